@@ -1,0 +1,56 @@
+"""Option objects. A field's help, default and limits are declared here once; the command line reads them from here."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from latentsync_trt.errors import InputError
+
+MODEL_FPS = 25
+"""Frames per second that LatentSync was trained at; the audio windows are cut for it."""
+
+Length = Literal["audio", "video", "shortest"]
+Extend = Literal["loop", "hold"]
+
+
+def option(default: Any, help_text: str, **limits: Any) -> Any:
+    """A dataclass field that carries its own help and limits (`minimum`, `maximum`, `choices`)."""
+    return field(default=default, metadata={"help": help_text, **limits})
+
+
+def check_limits(options: Any) -> None:
+    """Raises `InputError` if a field of the dataclass instance `options` breaks the limits it was declared with."""
+    for spec in fields(options):
+        value, limits = getattr(options, spec.name), spec.metadata
+        if value is None:
+            continue
+        name = spec.name.replace("_", "-")
+        if "choices" in limits and value not in limits["choices"]:
+            raise InputError(f"--{name} {value}: not one of {', '.join(limits['choices'])}")
+        if ("minimum" in limits and not value >= limits["minimum"]) or ("maximum" in limits and not value <= limits["maximum"]):
+            bounds = f"{limits.get('minimum', '-∞')} to {limits.get('maximum', '∞')}"
+            raise InputError(f"--{name} {value}: outside {bounds}")
+
+
+@dataclass(frozen=True, slots=True)
+class SyncOptions:
+    """How a video is lip-synced. Raises `InputError` on a value outside its limits."""
+
+    steps: int = option(20, "Denoising steps.", minimum=1, maximum=1000)
+    guidance: float = option(
+        1.5, "Classifier-free guidance scale; at 1 or below the unguided half is skipped.", minimum=0.0, maximum=20.0
+    )
+    seed: int = option(1247, "Seed of the noise every frame starts from.", minimum=0, maximum=2**63 - 1)
+    cache_interval: int = option(
+        3, "Run the whole network every N-th step and reuse its inner features between; 1 = every step.", minimum=1, maximum=20
+    )
+    crf: int = option(16, "H.264 quality: 0 is lossless, 51 worst.", minimum=0, maximum=51)
+    lossless: bool = option(False, "Write FFV1 RGB in .mkv instead of H.264.")
+    length: Length = option(
+        "audio", "How long the output lasts.", choices=("audio", "video", "shortest")
+    )
+    extend: Extend = option(
+        "loop", "What the picture does where the video ends first: start again, or hold its last frame.", choices=("loop", "hold")
+    )
+
+    def __post_init__(self) -> None:
+        check_limits(self)

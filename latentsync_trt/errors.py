@@ -1,0 +1,66 @@
+"""The exception tree. Every error this package raises on purpose is a `LatentSyncError`.
+
+    LatentSyncError
+    ├── InputError (ValueError)             the caller's file, array or option cannot be used
+    │   ├── MediaError                      a video or audio file cannot be read
+    │   └── NoFaceError                     a video in which no frame shows a usable face
+    ├── OutputError (OSError)               the result cannot be written
+    ├── CheckpointError (ValueError)        a weight file is not what it was given as
+    ├── BundleError (ValueError)            an exported model is damaged, edited, too new or incomplete
+    ├── ExportMismatch (ArithmeticError)    an exported graph does not reproduce the PyTorch network
+    ├── ProviderUnavailable (RuntimeError)  an execution provider that was asked for does not load
+    ├── EngineBuildError (RuntimeError)     a provider could not compile a graph
+    ├── InferenceError (RuntimeError)       a provider failed while running a graph
+    └── MissingDependency (ImportError)     an optional extra is not installed
+
+A message says what happened, where (file, frame, graph) and what to do.
+Exceptions of other libraries are translated once, where the library is called, and kept as `__cause__`.
+"""
+
+
+class LatentSyncError(Exception):
+    """Base of all errors raised on purpose by latentsync_trt."""
+
+
+class InputError(LatentSyncError, ValueError):
+    """A file, array or option given by the caller cannot be used."""
+
+
+class MediaError(InputError):
+    """A video or audio file cannot be read."""
+
+
+class NoFaceError(InputError):
+    """No frame of the video shows a face that can be aligned."""
+
+
+class OutputError(LatentSyncError, OSError):
+    """The result cannot be written."""
+
+
+class CheckpointError(LatentSyncError, ValueError):
+    """A weight file is missing, damaged or of another network than it was given as."""
+
+
+class BundleError(LatentSyncError, ValueError):
+    """An exported model is missing, damaged, edited or of a newer format."""
+
+
+class ExportMismatch(LatentSyncError, ArithmeticError):
+    """An exported graph differs from the PyTorch network by more than its precision allows."""
+
+
+class ProviderUnavailable(LatentSyncError, RuntimeError):
+    """An execution provider that was asked for does not load on this machine."""
+
+
+class EngineBuildError(LatentSyncError, RuntimeError):
+    """A provider could not turn a graph into a session or an engine."""
+
+
+class InferenceError(LatentSyncError, RuntimeError):
+    """A provider failed while running a graph."""
+
+
+class MissingDependency(LatentSyncError, ImportError):
+    """An optional extra is not installed; the message holds the line that installs it."""

@@ -1,0 +1,163 @@
+"""Frozen dataclasses that pass between the stages.
+
+Arrays: images are uint8 `(H, W, 3)` in RGB, row 0 at the top; geometry is in pixels with (x, y) order and the centre of
+the top-left pixel at (0, 0); times are exact seconds as `Fraction`.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+UInt8Array = NDArray[np.uint8]
+Float32Array = NDArray[np.float32]
+Float64Array = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class ColourTags:
+    """ITU-T H.273 code points of a stream, as containers and codecs store them; 2 means "not specified".
+
+    `full_range` is None where the source does not say.
+    """
+
+    primaries: int = 2
+    transfer: int = 2
+    matrix: int = 2
+    full_range: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VideoInfo:
+    """What a video stream says of itself. Sizes in pixels after rotation; rates in frames per second."""
+
+    width_px: int
+    height_px: int
+    frame_rate_fps: Fraction
+    duration_s: Fraction | None
+    codec: str
+    pixel_format: str
+    rotation_deg: int
+    colour: ColourTags
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class YuvPlanes:
+    """8-bit 4:2:0 picture: `y (H, W)`, `u` and `v` `(ceil(H/2), ceil(W/2))`, all uint8, coded as `colour` says."""
+
+    y: UInt8Array
+    u: UInt8Array
+    v: UInt8Array
+    colour: ColourTags
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """One picture of the output's time line.
+
+    `rgb` is what faces are searched and painted in. `planes` holds the same picture in the sampling that will be
+    encoded, so that pixels nobody touches are never converted; it is None where the output is RGB.
+    """
+
+    index: int
+    time_s: Fraction
+    rgb: UInt8Array
+    planes: YuvPlanes | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Patch:
+    """New pixels for one rectangle of a frame.
+
+    `x_px`, `y_px`: its top-left corner; `rgb (h, w, 3)` uint8; `changed (h, w)` bool: the pixels that differ in
+    intent from the frame's own. Everything else must reach the output untouched.
+    """
+
+    x_px: int
+    y_px: int
+    rgb: UInt8Array
+    changed: BoolArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Face:
+    """A face in a frame.
+
+    `box (4,)` float32: left, top, right, bottom in pixels. `points (3, 2)` float32: mean upper edge of the left
+    brow, of the right brow (left and right in the image), nose centre, in pixels. `score` in [0, 1].
+    """
+
+    box: Float32Array
+    points: Float32Array
+    score: float = 1.0
+
+
+class FaceDetector(Protocol):
+    """Finds the faces of one frame."""
+
+    def detect(self, frame: UInt8Array) -> list[Face]:
+        """Faces in `frame` (uint8 `(H, W, 3)` RGB), in no particular order; empty if there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AlignedFace:
+    """A face brought to the network's pose.
+
+    `image (H, H, 3)` uint8 RGB at the network's resolution; `matrix (2, 3)` float64 maps frame pixels to pixels of the
+    upright crop, whose size is `crop_size_px` = (width, height) before it is resized to H×H.
+    """
+
+    image: UInt8Array
+    matrix: Float64Array
+    crop_size_px: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AudioFeatures:
+    """Speech as the network hears it.
+
+    `features (T, L, D)` float32: hidden states of the audio encoder, 50 per second. `windows (n, S, D)` float32: what
+    video frame i attends to, n = ceil(duration × 25), S = 10·L tokens. `duration_s`: length of the recording.
+    """
+
+    features: Float32Array
+    windows: Float32Array
+    duration_s: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Seconds one stage was busy, and the frames it handled."""
+
+    stage: str
+    busy_s: float
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A running count for whoever shows it: `done` of `total` (None if not known) output frames have left `stage`."""
+
+    stage: str
+    done: int
+    total: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What a finished run did. Times in seconds of wall clock."""
+
+    output: str
+    bundle: str
+    provider: str
+    frames: int
+    frames_with_face: int
+    windows: int
+    duration_s: float
+    wall_s: float
+    stages: tuple[StageTime, ...]
+    notices: tuple[str, ...]
