@@ -26,7 +26,9 @@ def check_limits(options: Any) -> None:
         name = spec.name.replace("_", "-")
         if "choices" in limits and value not in limits["choices"]:
             raise InputError(f"--{name} {value}: not one of {', '.join(limits['choices'])}")
-        if ("minimum" in limits and not value >= limits["minimum"]) or ("maximum" in limits and not value <= limits["maximum"]):
+        if ("minimum" in limits and not value >= limits["minimum"]) or (
+            "maximum" in limits and not value <= limits["maximum"]
+        ):
             bounds = f"{limits.get('minimum', '-∞')} to {limits.get('maximum', '∞')}"
             raise InputError(f"--{name} {value}: outside {bounds}")
 
@@ -41,15 +43,18 @@ class SyncOptions:
     )
     seed: int = option(1247, "Seed of the noise every frame starts from.", minimum=0, maximum=2**63 - 1)
     cache_interval: int = option(
-        3, "Run the whole network every N-th step and reuse its inner features between; 1 = every step.", minimum=1, maximum=20
+        3,
+        "Run the whole network every N-th step and reuse its inner features between; 1 = every step.",
+        minimum=1,
+        maximum=20,
     )
     crf: int = option(16, "H.264 quality: 0 is lossless, 51 worst.", minimum=0, maximum=51)
     lossless: bool = option(False, "Write FFV1 RGB in .mkv instead of H.264.")
-    length: Length = option(
-        "audio", "How long the output lasts.", choices=("audio", "video", "shortest")
-    )
+    length: Length = option("audio", "How long the output lasts.", choices=("audio", "video", "shortest"))
     extend: Extend = option(
-        "loop", "What the picture does where the video ends first: start again, or hold its last frame.", choices=("loop", "hold")
+        "loop",
+        "What the picture does where the video ends first: start again, or hold its last frame.",
+        choices=("loop", "hold"),
     )
 
     def __post_init__(self) -> None:
