@@ -46,7 +46,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class GraphEntry:
-    """One graph: its `.onnx` file, the weights file it reads (a key of `Manifest.files`), inputs and outputs in order."""
+    """One graph: its `.onnx` file, the weights file it reads (both keys of `Manifest.files`), inputs, outputs."""
 
     file: str
     weights: str

@@ -59,7 +59,7 @@ class Session:
         self.path = path
         try:
             self.ort = ort.InferenceSession(str(path), options, providers=providers or [("CPUExecutionProvider", {})])
-        except Exception as error:  # noqa: BLE001 -- ORT raises bare RuntimeError subclasses that share no public base
+        except Exception as error:
             raise EngineBuildError(f"{path}: {last_line(error)}") from error
         self.inputs = tuple(_tensor_info(node) for node in self.ort.get_inputs())
         self.outputs = tuple(_tensor_info(node) for node in self.ort.get_outputs())
@@ -77,7 +77,7 @@ class Session:
         """
         try:
             return tuple(self.ort.run(None, dict(inputs)))
-        except Exception as error:  # noqa: BLE001 -- as above
+        except Exception as error:
             raise InferenceError(f"{self.path.name} on {self.provider}: {last_line(error)}") from error
 
 
