@@ -1,0 +1,49 @@
+"""Command-line flags made from an options dataclass: one flag a field, help and default declared there once."""
+
+import dataclasses
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def options_from(cls: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callable[[F], F]:
+    """A decorator that adds a click option for every field of the dataclass `cls` that carries a help text."""
+    hints = typing.get_type_hints(cls)
+
+    def decorate(function: F) -> F:
+        for spec in reversed(dataclasses.fields(cls)):
+            if "help" in spec.metadata and spec.name not in leave_out:
+                function = _click_option(spec, hints[spec.name])(function)
+        return function
+
+    return decorate
+
+
+def collect(cls: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Those of `values` that are fields of `cls`."""
+    names = {spec.name for spec in dataclasses.fields(cls)}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
+    flag = "--" + spec.name.replace("_", "-")
+    limits = spec.metadata
+    common = {"help": limits["help"], "default": spec.default, "show_default": spec.default is not None}
+    if hint is bool:
+        return click.option(f"{flag}/{limits['off']}" if "off" in limits else flag, is_flag=True, **common)
+    return click.option(flag, spec.name, type=_click_type(hint, limits), **common)
+
+
+def _click_type(hint: Any, limits: typing.Mapping[str, Any]) -> click.ParamType[Any]:
+    if "choices" in limits:
+        return click.Choice([str(choice) for choice in limits["choices"]])
+    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)] or [hint]
+    if float in kinds:
+        return click.FloatRange(limits.get("minimum"), limits.get("maximum"))
+    if int in kinds:
+        return click.IntRange(limits.get("minimum"), limits.get("maximum"))
+    return click.STRING
