@@ -1,0 +1,61 @@
+"""What a person sees while a run goes on and when it is done."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from latentsync_trt.pipeline import ProgressCallback
+from latentsync_trt.types import Progress as StageProgress
+from latentsync_trt.types import SyncReport
+
+
+class _RateColumn(ProgressColumn):
+    """Frames per second so far."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:.1f} frames/s" if task.speed else "", style="progress.data.speed")
+
+
+@contextmanager
+def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback | None]:
+    """A bar on stderr with stage, frames/s and time left; yields the callback that moves it, None if hidden."""
+    if hidden:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description:<12}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        _RateColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), expand=True, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def move(progress: StageProgress) -> None:
+            bar.update(task, description=progress.stage, completed=progress.done, total=progress.total)
+
+        yield move
+
+
+def show_report(report: SyncReport, *, quiet: bool, as_json: bool) -> None:
+    """Prints the closing lines: notices, what was written, and seconds per stage."""
+    if as_json:
+        click.echo(json.dumps(asdict(report)))
+        return
+    if quiet:
+        return
+    for notice in report.notices:
+        click.echo(f"note: {notice}", err=True)
+    rate = report.frames / report.wall_s if report.wall_s else 0.0
+    click.echo(
+        f"{report.output}: {report.frames} frames ({report.duration_s:.2f} s), face in {report.frames_with_face}, "
+        f"{report.wall_s:.1f} s ({rate:.1f} frames/s) with {report.bundle} on {report.provider}"
+    )
+    click.echo("busy: " + ", ".join(f"{time.stage} {time.busy_s:.1f} s" for time in report.stages))
