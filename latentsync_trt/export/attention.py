@@ -1,0 +1,108 @@
+"""Attention: the product itself, in the form each precision exports best, and the three kinds the U-Net uses."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from latentsync_trt.export.layers import Linear
+
+HEADS = 8
+"""Attention heads of the U-Net at every level."""
+
+_FUSED_HEAD_DIMS = range(16, 257, 8)
+"""Head widths that TensorRT takes for a whole `Attention` op, and that fused kernels cover."""
+
+
+def exports_whole(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether attention becomes the single ONNX `Attention` op; TensorRT takes it in half precision only."""
+    return dtype == torch.float16 and head_dim in _FUSED_HEAD_DIMS
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Softmax attention of `query (N, heads, T, d)` over `key`, `value (N, heads, S, d)` → `(N, heads, T, d)`."""
+    head_dim = query.shape[-1]
+    if exports_whole(query.dtype, head_dim):
+        return F.scaled_dot_product_attention(query, key, value)
+    # The query is scaled, not the product, and the softmax is float32: half precision would overflow in both.
+    logits = torch.matmul(query * head_dim**-0.5, key.transpose(-1, -2))
+    weights = torch.softmax(logits.float(), -1).to(value.dtype)
+    return torch.matmul(weights, value)
+
+
+def split_heads(x: Tensor, parts: int, heads: int) -> Tensor:
+    """`(N, T, parts·heads·d)` → `(parts, N, heads, T, d)`."""
+    count, length, width = x.shape
+    return x.reshape(count, length, parts, heads, width // parts // heads).permute(2, 0, 3, 1, 4)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """`(N, heads, T, d)` → `(N, T, heads·d)`."""
+    count, heads, length, head_dim = x.shape
+    return x.transpose(1, 2).reshape(count, length, heads * head_dim)
+
+
+class SelfAttention(nn.Module):
+    """Attention among the pixels of one frame, `(N, T, C)` → the same."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.to_qkv = Linear(width, 3 * width, bias=False, sources=("to_q", "to_k", "to_v"))
+        self.to_out = nn.ModuleList([Linear(width, width)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = split_heads(self.to_qkv(x), 3, HEADS)
+        out: Tensor = self.to_out[0](join_heads(attend(qkv[0], qkv[1], qkv[2])))
+        return out
+
+
+class AudioAttention(nn.Module):
+    """Attention from the pixels of each frame to that frame's audio tokens `(N, S, D)`."""
+
+    def __init__(self, width: int, audio_width: int) -> None:
+        super().__init__()
+        self.to_q = Linear(width, width, bias=False)
+        self.to_kv = Linear(audio_width, 2 * width, bias=False, sources=("to_k", "to_v"))
+        self.to_out = nn.ModuleList([Linear(width, width)])
+
+    def forward(self, x: Tensor, audio: Tensor) -> Tensor:
+        query = split_heads(self.to_q(x), 1, HEADS)
+        kv = split_heads(self.to_kv(audio), 2, HEADS)
+        out: Tensor = self.to_out[0](join_heads(attend(query[0], kv[0], kv[1])))
+        return out
+
+    def unheard(self) -> Tensor:
+        """What `forward` gives for all-zero audio: keys and values have no bias, so the output's bias `(C,)`."""
+        bias: Tensor = self.to_out[0].bias
+        return bias
+
+
+class PositionTable(nn.Module):
+    """The checkpoint's table of frame positions, `pe (1, P, C)`."""
+
+    pe: Tensor
+
+    def __init__(self, positions: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("pe", torch.empty(1, positions, width))
+
+
+class TemporalAttention(nn.Module):
+    """Attention among the frames of a window, for each pixel by itself; `(B·F, T, C)` → the same."""
+
+    def __init__(self, width: int, positions: int) -> None:
+        super().__init__()
+        self.to_qkv = Linear(width, 3 * width, bias=False, sources=("to_q", "to_k", "to_v"))
+        self.to_out = nn.ModuleList([Linear(width, width)])
+        self.pos_encoder = PositionTable(positions, width)
+
+    def forward(self, x: Tensor, frames: int) -> Tensor:
+        count, pixels, width = x.shape
+        positions = self.pos_encoder.pe[:, :frames].unsqueeze(2)
+        placed = x.reshape(-1, frames, pixels, width) + positions
+        # Splitting heads needs one transpose anyway; the same one moves the frames next to the head's channels.
+        packed = self.to_qkv(placed).reshape(-1, frames, pixels, 3, HEADS, width // HEADS)
+        qkv = packed.permute(3, 0, 2, 4, 1, 5).reshape(3, -1, HEADS, frames, width // HEADS)
+        attended = attend(qkv[0], qkv[1], qkv[2]).reshape(-1, pixels, HEADS, frames, width // HEADS)
+        joined = attended.permute(0, 3, 1, 2, 4).reshape(count, pixels, width)
+        out: Tensor = self.to_out[0](joined)
+        return out

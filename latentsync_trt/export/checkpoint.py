@@ -1,0 +1,163 @@
+"""Reading published weight files: what they are, what shape of network they hold, what they lack."""
+
+import pickle
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from latentsync_trt.errors import CheckpointError
+from latentsync_trt.export.attention import HEADS
+from latentsync_trt.export.layers import NORM_GROUPS
+from latentsync_trt.export.naming import Origin, origins
+from latentsync_trt.export.unet import INPUT_CHANNELS, UNet, UNetConfig
+from latentsync_trt.export.whisper import WhisperConfig, WhisperEncoder
+
+WHISPER_PREFIX = "encoder."
+_POSITIONS_WITHOUT_MOTION = 24
+_NAMED_AT_MOST = 3
+_WHISPER_DIMS = ("n_mels", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer")
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedUNet:
+    """A U-Net with its weights, and how many tensors of the file it had no use for."""
+
+    network: UNet
+    unused_tensors: int
+
+
+def load_unet(path: Path, dtype: torch.dtype) -> LoadedUNet:
+    """Reads `latentsync_unet.pt`; a tensor is copied only where its type or layout changes.
+
+    Raises:
+        CheckpointError: missing, damaged, not a LatentSync U-Net, or tensors missing or of other shapes.
+    """
+    content = read_file(path)
+    _refuse_whisper(path, content)
+    tensors = content.get("state_dict") if isinstance(content, dict) else None
+    if not isinstance(tensors, dict) or "conv_in.weight" not in tensors:
+        raise CheckpointError(f"{path}: not a LatentSync U-Net (no `state_dict` with conv_in.weight)")
+    config = infer_unet_config(path, tensors)
+    with torch.device("meta"):
+        network = UNet(config)
+    table = origins(network)
+    fill(path, network, table, tensors, dtype)
+    used = {name for origin in table.values() for name in origin.names}
+    return LoadedUNet(network, len(tensors.keys() - used))
+
+
+def load_whisper(path: Path, dtype: torch.dtype) -> WhisperEncoder:
+    """Reads the encoder from one of OpenAI's Whisper files.
+
+    Raises:
+        CheckpointError: missing, damaged, not a Whisper file, or tensors missing or of other shapes.
+    """
+    content = read_file(path)
+    if not _is_whisper(content):
+        kind = "a LatentSync U-Net" if isinstance(content, dict) and "state_dict" in content else "another file"
+        raise CheckpointError(f"{path}: {kind}, not one of OpenAI's Whisper models (no `dims`); give it as --whisper")
+    dims = content["dims"]
+    if not isinstance(dims, dict) or not all(isinstance(dims.get(name), int) for name in _WHISPER_DIMS):
+        raise CheckpointError(f"{path}: its `dims` lack one of {', '.join(_WHISPER_DIMS)}")
+    with torch.device("meta"):
+        network = WhisperEncoder(WhisperConfig(*(dims[name] for name in _WHISPER_DIMS)))
+    fill(path, network, origins(network, WHISPER_PREFIX), content["model_state_dict"], dtype)
+    return network
+
+
+def read_file(path: Path) -> Any:
+    """Unpickles tensors and plain containers only; large files are mapped, not read.
+
+    Raises:
+        CheckpointError: missing, not a file, damaged, or a pickle that holds anything else.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: damaged, or not a PyTorch weight file") from error
+
+
+def infer_unet_config(path: Path, tensors: Tensors) -> UNetConfig:
+    """Reads the shape of the U-Net from its tensors; `path` is for messages.
+
+    Raises:
+        CheckpointError: a shape that LatentSync's U-Net cannot have.
+    """
+    levels = _count(tensors, "down_blocks.{}.resnets.0.conv1.weight")
+    widths = tuple(tensors[f"down_blocks.{i}.resnets.0.conv1.weight"].shape[0] for i in range(levels))
+    spatial = "transformer_blocks.0.attn2.to_k.weight"
+    attention = tuple(f"down_blocks.{i}.attentions.0.{spatial}" in tensors for i in range(levels))
+    if levels == 0 or not attention[0]:
+        raise CheckpointError(f"{path}: not a LatentSync U-Net (no audio attention in its first block)")
+    tables = [tensor for name, tensor in tensors.items() if name.endswith("pos_encoder.pe")]
+    config = UNetConfig(
+        widths=widths,
+        layers=_count(tensors, "down_blocks.0.resnets.{}.conv1.weight"),
+        audio_width=tensors[f"down_blocks.0.attentions.0.{spatial}"].shape[1],
+        attention=attention,
+        motion_down=_motion(tensors, "down_blocks", levels),
+        motion_up=_motion(tensors, "up_blocks", levels),
+        positions=tables[0].shape[1] if tables else _POSITIONS_WITHOUT_MOTION,
+    )
+    for width in widths:
+        if width % NORM_GROUPS or width % HEADS:
+            raise CheckpointError(f"{path}: {width} channels do not divide into {NORM_GROUPS} groups and {HEADS} heads")
+    if tensors["conv_in.weight"].shape[1] != INPUT_CHANNELS:
+        channels = tensors["conv_in.weight"].shape[1]
+        raise CheckpointError(f"{path}: takes {channels} input channels, LatentSync {INPUT_CHANNELS}: another U-Net")
+    return config
+
+
+def fill(path: Path, network: nn.Module, table: Mapping[str, Origin], tensors: Tensors, dtype: torch.dtype) -> None:
+    """Gives `network` (on the meta device) its weights in `dtype`, ready for inference.
+
+    Raises:
+        CheckpointError: tensors missing or of other shapes; names the first of them.
+    """
+    _check(path, table.values(), tensors)
+    state = {key: origin.gather(tensors, dtype) for key, origin in table.items()}
+    network.load_state_dict(state, assign=True)
+    network.eval().requires_grad_(False)
+
+
+def _check(path: Path, table: Iterable[Origin], tensors: Tensors) -> None:
+    wanted = {name: origin.shape for origin in table for name in origin.names if name is not None}
+    missing = [name for name in wanted if not isinstance(tensors.get(name), Tensor)]
+    if missing:
+        named = ", ".join(missing[:_NAMED_AT_MOST]) + (", …" if len(missing) > _NAMED_AT_MOST else "")
+        raise CheckpointError(f"{path}: {len(missing)} of {len(wanted)} tensors missing: {named}")
+    wrong = [name for name, shape in wanted.items() if tuple(tensors[name].shape) != shape]
+    if wrong:
+        name = wrong[0]
+        found, expected = tuple(tensors[name].shape), wanted[name]
+        raise CheckpointError(f"{path}: {len(wrong)} tensors of another shape, first {name}: {found}, not {expected}")
+
+
+def _is_whisper(content: Any) -> bool:
+    return isinstance(content, dict) and "dims" in content and isinstance(content.get("model_state_dict"), dict)
+
+
+def _refuse_whisper(path: Path, content: Any) -> None:
+    if _is_whisper(content):
+        raise CheckpointError(f"{path}: a Whisper model, not a LatentSync U-Net; give it as --whisper")
+
+
+def _count(tensors: Tensors, pattern: str) -> int:
+    count = 0
+    while pattern.format(count) in tensors:
+        count += 1
+    return count
+
+
+def _motion(tensors: Tensors, blocks: str, levels: int) -> tuple[bool, ...]:
+    stem = "motion_modules.0.temporal_transformer.proj_in.weight"
+    return tuple(f"{blocks}.{i}.{stem}" in tensors for i in range(levels))

@@ -1,0 +1,136 @@
+"""Small layers of the networks, each one forward: projections, norms, the gated feed-forward.
+
+Activations are `(N, C, h, w)` or tokens `(N, T, C)`; N counts the frames of all windows, `N = B·F`.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+NORM_GROUPS = 32
+WINDOW_NORM_EPS = 1e-5
+FRAME_NORM_EPS = 1e-6
+LAYER_NORM_EPS = 1e-5
+
+
+class Linear(nn.Module):
+    """`x @ weight + bias` with the weight stored `(in, out)`, which exports as one MatMul without a Transpose.
+
+    Args:
+        sources: names of the checkpoint's modules, beside this one, whose outputs this one stacks; empty = its own.
+        unbiased: those of `sources` that have no bias in the checkpoint although this module has one.
+        kernel_dims: trailing size-1 dimensions of the checkpoint's weight (2 for a 1×1 convolution).
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        bias: bool = True,
+        sources: tuple[str, ...] = (),
+        unbiased: tuple[str, ...] = (),
+        kernel_dims: int = 0,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(inputs, outputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        self.sources = sources
+        self.unbiased = unbiased
+        self.kernel_dims = kernel_dims
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = torch.matmul(x, self.weight)
+        return product if self.bias is None else product + self.bias
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation of the last dimension."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, LAYER_NORM_EPS)
+
+
+class FrameNorm(nn.Module):
+    """Group normalisation of each frame by itself."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.group_norm(x, NORM_GROUPS, self.weight, self.bias, FRAME_NORM_EPS)
+
+
+class WindowNorm(nn.Module):
+    """Group normalisation with statistics across all frames and pixels of a window.
+
+    The statistics come from those of the single frames (law of total variance), so that frames stay folded into the
+    batch and nothing is transposed. They are float32 in every precision: a window has up to 10 M values a group.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor, frames: int) -> Tensor:
+        """`x (B·F, C, h, w)` → the same shape."""
+        _, width, height, breadth = x.shape
+        pixels = height * breadth
+        wide = x.float()
+        grouped = wide.reshape(-1, frames, NORM_GROUPS, width // NORM_GROUPS * pixels)
+        frame_mean = grouped.mean(3, keepdim=True)
+        frame_variance = (grouped - frame_mean).square().mean(3, keepdim=True)
+        mean = frame_mean.mean(1, keepdim=True)
+        variance = (frame_variance + (frame_mean - mean).square()).mean(1, keepdim=True)
+        per_group = (NORM_GROUPS, width // NORM_GROUPS)
+        scale = torch.rsqrt(variance + WINDOW_NORM_EPS) * self.weight.float().reshape(per_group)
+        shift = self.bias.float().reshape(per_group) - mean * scale
+        by_channel = wide.reshape(-1, frames, width, pixels)
+        normed = by_channel * scale.reshape(-1, 1, width, 1) + shift.reshape(-1, 1, width, 1)
+        return normed.to(x.dtype).reshape(x.shape)
+
+
+class GatedProjection(nn.Module):
+    """GEGLU: one projection to twice the width, half of which gates the other through an exact GELU."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.proj = Linear(inputs, 2 * outputs)
+        self.outputs = outputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        both: Tensor = self.proj(x)
+        return both[..., : self.outputs] * F.gelu(both[..., self.outputs :])
+
+
+class FeedForward(nn.Module):
+    """Gated projection to four times the width, and back."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        # Index 1 is the dropout of training; the checkpoint's names count it.
+        self.net = nn.ModuleList([GatedProjection(width, 4 * width), nn.Identity(), Linear(4 * width, width)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.net:
+            x = layer(x)
+        return x
+
+
+def to_tokens(x: Tensor) -> Tensor:
+    """`(N, C, h, w)` → `(N, h·w, C)`."""
+    return x.flatten(2).transpose(1, 2)
+
+
+def to_image(tokens: Tensor, like: Tensor) -> Tensor:
+    """`(N, h·w, C)` → `(N, C, h, w)` with the height and width of `like`."""
+    _, _, height, width = like.shape
+    return tokens.transpose(1, 2).reshape(-1, tokens.shape[2], height, width)

@@ -1,0 +1,67 @@
+"""How a network's parameters lie in a published checkpoint: names, stacking, transposition. One table, both ways."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from latentsync_trt.export.layers import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where one parameter comes from.
+
+    `names`: the checkpoint's tensors that it stacks along its outputs; None stands for zeros. `shape`: what each of
+    them must have. `transposed`: the checkpoint stores `(out, in)` and the network `(in, out)`.
+    """
+
+    names: tuple[str | None, ...]
+    shape: tuple[int, ...]
+    transposed: bool = False
+
+    def gather(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """The network's parameter from the checkpoint's tensors."""
+        parts = [torch.zeros(self.shape) if name is None else tensors[name] for name in self.names]
+        parts = [part.to(dtype) for part in parts]
+        if self.transposed:
+            return torch.cat([part.flatten(1).t() for part in parts], 1)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def scatter(self, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The checkpoint's tensors, with their names, from the network's parameter."""
+        parts = parameter.chunk(len(self.names), 1 if self.transposed else 0)
+        for name, part in zip(self.names, parts, strict=True):
+            if name is not None:
+                yield name, (part.t() if self.transposed else part).reshape(self.shape).clone()
+
+
+def origins(network: nn.Module, prefix: str = "") -> dict[str, Origin]:
+    """Parameter and buffer names of `network` → their origins; `prefix` goes before every name of the checkpoint."""
+    found = {name: Origin((prefix + name,), tuple(tensor.shape)) for name, tensor in network.state_dict().items()}
+    for path, module in network.named_modules():
+        if isinstance(module, Linear):
+            found.update(_linear_origins(path, module, prefix))
+    return found
+
+
+def _linear_origins(path: str, module: Linear, prefix: str) -> Iterator[tuple[str, Origin]]:
+    parent, _, own = path.rpartition(".")
+    stems = module.sources or (own,)
+    inputs, outputs = module.weight.shape
+    paths = {stem: f"{prefix}{parent}.{stem}" if parent else f"{prefix}{stem}" for stem in stems}
+    width = outputs // len(stems)
+    weights = tuple(f"{paths[stem]}.weight" for stem in stems)
+    yield f"{path}.weight", Origin(weights, (width, inputs, *[1] * module.kernel_dims), transposed=True)
+    if module.bias is not None:
+        biases = tuple(None if stem in module.unbiased else f"{paths[stem]}.bias" for stem in stems)
+        yield f"{path}.bias", Origin(biases, (width,))
+
+
+def checkpoint_tensors(network: nn.Module, prefix: str = "") -> dict[str, Tensor]:
+    """The network's parameters under the names and in the shapes of the published checkpoints."""
+    state = network.state_dict()
+    return {
+        name: part for key, origin in origins(network, prefix).items() for name, part in origin.scatter(state[key])
+    }

@@ -1,0 +1,177 @@
+"""LatentSync's U-Net: Stable Diffusion 1.5's, frame by frame, with audio cross-attention and temporal attention."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from latentsync_trt.export.layers import Linear, WindowNorm
+from latentsync_trt.export.unet_blocks import MidBlock, Stage, StepInputs, double
+
+INPUT_CHANNELS = 13
+"""4 noisy latents, 1 mask, 4 masked-image latents, 4 reference-image latents."""
+
+LATENT_CHANNELS = 4
+_LONGEST_PERIOD = 10000
+
+
+@dataclass(frozen=True, slots=True)
+class UNetConfig:
+    """The shape of a U-Net, top level first.
+
+    `widths`: channels by level. `layers`: resnets in a down stage (an up stage has one more). `audio_width`: width of
+    the audio tokens. `attention`: which levels have spatial transformers. `motion_down`, `motion_up`: which stages
+    have temporal modules, in order of execution. `positions`: longest window the temporal modules know.
+    """
+
+    widths: tuple[int, ...]
+    layers: int
+    audio_width: int
+    attention: tuple[bool, ...]
+    motion_down: tuple[bool, ...]
+    motion_up: tuple[bool, ...]
+    positions: int
+
+    @property
+    def time_width(self) -> int:
+        """Width of the time embedding."""
+        return 4 * self.widths[0]
+
+
+class TimeEmbedding(nn.Module):
+    """Sinusoid of the timestep (cosines first), then two projections; `()` → `(1, time_width)`."""
+
+    def __init__(self, config: UNetConfig) -> None:
+        super().__init__()
+        self.linear_1 = Linear(config.widths[0], config.time_width)
+        self.linear_2 = Linear(config.time_width, config.time_width)
+        self.half_width = config.widths[0] // 2
+
+    def forward(self, timestep: Tensor) -> Tensor:
+        steps = torch.arange(self.half_width, dtype=torch.float32, device=timestep.device)
+        frequencies = torch.exp(steps * (-math.log(_LONGEST_PERIOD) / self.half_width))
+        # float32 in every precision: half precision cannot tell neighbouring timesteps apart.
+        angles = (timestep.float() * frequencies)[None]
+        sinusoid = torch.cat([angles.cos(), angles.sin()], 1).to(self.linear_1.weight.dtype)
+        embedding: Tensor = self.linear_2(F.silu(self.linear_1(sinusoid)))
+        return embedding
+
+
+class UNet(nn.Module):
+    """Predicts the noise of windows of frames. Parameters are named as in the published checkpoints.
+
+    Stacked projections and transposed weights are described by `Linear`; `checkpoint` maps between the two.
+    """
+
+    def __init__(self, config: UNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.conv_in = nn.Conv2d(INPUT_CHANNELS, config.widths[0], 3, padding=1)
+        self.time_embedding = TimeEmbedding(config)
+        self.down_blocks = nn.ModuleList(_down_stages(config))
+        self.mid_block = MidBlock(config.widths[-1], config.time_width, config.audio_width)
+        self.up_blocks = nn.ModuleList(_up_stages(config))
+        self.conv_norm_out = WindowNorm(config.widths[0])
+        self.conv_out = nn.Conv2d(config.widths[0], LATENT_CHANNELS, 3, padding=1)
+
+    def forward(
+        self, sample: Tensor, timestep: Tensor, audio: Tensor, *, frames: int, guided: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """One prediction.
+
+        Args:
+            sample: `(B·F, 13, h, w)`.
+            timestep: `()` int64.
+            audio: `(B·F, S, D)`.
+            frames: F.
+            guided: also predict with all-zero audio; the outputs then hold 2·B·F frames, the unheard half first.
+
+        Returns:
+            noise `(B·F, 4, h, w)`, and the state entering the last layer, `(B·F, C, h, w)`, for `forward_cached`.
+        """
+        step = self._step(timestep, audio, frames, guided)
+        entry = self.conv_in(sample)
+        x, skips = self._descend(entry, step)
+        x = self.mid_block(x, step)
+        last = self.up_blocks[-1]
+        for stage in self.up_blocks:
+            for index in range(len(stage.resnets) - (stage is last)):
+                x = stage.layer(index, torch.cat([x, skips.pop()], 1), step)
+            for upsampler in stage.upsamplers:
+                x = upsampler(x)
+        return self._finish(x, entry, step), x
+
+    def forward_cached(
+        self, sample: Tensor, timestep: Tensor, audio: Tensor, hidden: Tensor, *, frames: int, guided: bool = False
+    ) -> Tensor:
+        """Noise `(B·F, 4, h, w)` from the last layer alone, `hidden` being what `forward` returned on an earlier step.
+
+        The other arguments are as in `forward`.
+        """
+        return self._finish(hidden, self.conv_in(sample), self._step(timestep, audio, frames, guided))
+
+    def _step(self, timestep: Tensor, audio: Tensor, frames: int, guided: bool) -> StepInputs:
+        return StepInputs(F.silu(self.time_embedding(timestep)), audio, frames, guided)
+
+    def _descend(self, x: Tensor, step: StepInputs) -> tuple[Tensor, list[Tensor]]:
+        """Runs the down stages; the skips leave out `conv_in`'s output, which only the last layer needs."""
+        skips = []
+        for depth, stage in enumerate(self.down_blocks):
+            for index in range(len(stage.resnets)):
+                x = stage.layer(index, x, step, fork=step.guided and depth == index == 0)
+                skips.append(x)
+            for downsampler in stage.downsamplers:
+                x = downsampler(x)
+                skips.append(x)
+        return x, skips
+
+    def _finish(self, hidden: Tensor, entry: Tensor, step: StepInputs) -> Tensor:
+        last = self.up_blocks[-1]
+        skip = double(entry) if step.guided else entry
+        x = last.layer(len(last.resnets) - 1, torch.cat([hidden, skip], 1), step)
+        noise: Tensor = self.conv_out(F.silu(self.conv_norm_out(x, step.frames)))
+        return noise
+
+
+def _down_stages(config: UNetConfig) -> Iterator[Stage]:
+    previous = config.widths[0]
+    for level, width in enumerate(config.widths):
+        yield Stage(
+            (previous, *[width] * (config.layers - 1)),
+            width,
+            time_width=config.time_width,
+            audio_width=config.audio_width if config.attention[level] else None,
+            positions=config.positions if config.motion_down[level] else None,
+            resample="down" if level < len(config.widths) - 1 else None,
+        )
+        previous = width
+
+
+def _skip_widths(config: UNetConfig) -> list[int]:
+    """Channels of the skip connections in the order in which they are made."""
+    widths = [config.widths[0]]
+    for level, width in enumerate(config.widths):
+        widths += [width] * (config.layers + (level < len(config.widths) - 1))
+    return widths
+
+
+def _up_stages(config: UNetConfig) -> Iterator[Stage]:
+    skips = _skip_widths(config)
+    previous = config.widths[-1]
+    for index, width in enumerate(reversed(config.widths)):
+        entering = (previous, *[width] * config.layers)
+        level = len(config.widths) - 1 - index
+        yield Stage(
+            tuple(inner + skips.pop() for inner in entering),
+            width,
+            time_width=config.time_width,
+            audio_width=config.audio_width if config.attention[level] else None,
+            positions=config.positions if config.motion_up[index] else None,
+            resample="up" if level > 0 else None,
+        )
+        previous = width
+
+

@@ -1,0 +1,211 @@
+"""Blocks of the U-Net. Activations are `(B·F, C, h, w)`: frames are folded into the batch throughout."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from latentsync_trt.export.attention import AudioAttention, SelfAttention, TemporalAttention
+from latentsync_trt.export.layers import FeedForward, FrameNorm, LayerNorm, Linear, WindowNorm, to_image, to_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What every block of one denoising step sees.
+
+    `time (1, E)`: activated time embedding. `audio (B·F, S, D)`. `frames`: F. `guided`: the audio is meant for the
+    second half of the batch only, and the first half hears silence (all-zero audio).
+    """
+
+    time: Tensor
+    audio: Tensor
+    frames: int
+    guided: bool
+
+
+class Resnet(nn.Module):
+    """Two normalised convolutions with the time embedding between them, and a residual."""
+
+    def __init__(self, inputs: int, outputs: int, time_width: int) -> None:
+        super().__init__()
+        self.norm1 = WindowNorm(inputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
+        self.time_emb_proj = Linear(time_width, outputs)
+        self.norm2 = WindowNorm(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.conv_shortcut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else None
+
+    def forward(self, x: Tensor, step: StepInputs) -> Tensor:
+        hidden = self.conv1(F.silu(self.norm1(x, step.frames)))
+        hidden = hidden + self.time_emb_proj(step.time)[:, :, None, None]
+        hidden = self.conv2(F.silu(self.norm2(hidden, step.frames)))
+        residual: Tensor = x if self.conv_shortcut is None else self.conv_shortcut(x)
+        return residual + hidden
+
+
+class SpatialBlock(nn.Module):
+    """Self-attention, audio cross-attention and feed-forward over the pixels of each frame, `(N, T, C)`."""
+
+    def __init__(self, width: int, audio_width: int) -> None:
+        super().__init__()
+        self.norm1 = LayerNorm(width)
+        self.attn1 = SelfAttention(width)
+        self.norm2 = LayerNorm(width)
+        self.attn2 = AudioAttention(width, audio_width)
+        self.norm3 = LayerNorm(width)
+        self.ff = FeedForward(width)
+
+    def forward(self, x: Tensor, step: StepInputs, fork: bool) -> Tensor:
+        x = x + self.attn1(self.norm1(x))
+        x = self._listen(x, step, fork)
+        hidden: Tensor = x + self.ff(self.norm3(x))
+        return hidden
+
+    def _listen(self, x: Tensor, step: StepInputs, fork: bool) -> Tensor:
+        if not step.guided:
+            plain: Tensor = x + self.attn2(self.norm2(x), step.audio)
+            return plain
+        count = step.audio.shape[0]
+        deaf, hearing = (x, x) if fork else (x[:count], x[count:])
+        return torch.cat([deaf + self.attn2.unheard(), hearing + self.attn2(self.norm2(hearing), step.audio)])
+
+
+class SpatialTransformer(nn.Module):
+    """Per-frame transformer with a residual.
+
+    With `fork` the input still holds one half, which both halves of the guided batch share up to the first time they
+    hear something different; the output holds both.
+    """
+
+    def __init__(self, width: int, audio_width: int) -> None:
+        super().__init__()
+        self.norm = FrameNorm(width)
+        self.proj_in = Linear(width, width, kernel_dims=2)
+        self.transformer_blocks = nn.ModuleList([SpatialBlock(width, audio_width)])
+        self.proj_out = Linear(width, width, kernel_dims=2)
+
+    def forward(self, x: Tensor, step: StepInputs, fork: bool = False) -> Tensor:
+        tokens = self.proj_in(to_tokens(self.norm(x)))
+        tokens = self.transformer_blocks[0](tokens, step, fork)
+        residual = double(x) if fork else x
+        return residual + to_image(self.proj_out(tokens), x)
+
+
+class TemporalBlock(nn.Module):
+    """Two attentions over the frames of a window and a feed-forward, `(B·F, T, C)`."""
+
+    def __init__(self, width: int, positions: int) -> None:
+        super().__init__()
+        self.attention_blocks = nn.ModuleList([TemporalAttention(width, positions) for _ in range(2)])
+        self.norms = nn.ModuleList([LayerNorm(width) for _ in range(2)])
+        self.ff = FeedForward(width)
+        self.ff_norm = LayerNorm(width)
+
+    def forward(self, x: Tensor, frames: int) -> Tensor:
+        for attention, norm in zip(self.attention_blocks, self.norms, strict=True):
+            x = x + attention(norm(x), frames)
+        hidden: Tensor = x + self.ff(self.ff_norm(x))
+        return hidden
+
+
+class TemporalTransformer(nn.Module):
+    """Transformer over the frames of a window, with a residual."""
+
+    def __init__(self, width: int, positions: int) -> None:
+        super().__init__()
+        self.norm = FrameNorm(width)
+        self.proj_in = Linear(width, width)
+        self.transformer_blocks = nn.ModuleList([TemporalBlock(width, positions)])
+        self.proj_out = Linear(width, width)
+
+    def forward(self, x: Tensor, frames: int) -> Tensor:
+        tokens = self.proj_in(to_tokens(self.norm(x)))
+        tokens = self.transformer_blocks[0](tokens, frames)
+        return x + to_image(self.proj_out(tokens), x)
+
+
+class MotionModule(nn.Module):
+    """The checkpoint's wrapper around a temporal transformer."""
+
+    def __init__(self, width: int, positions: int) -> None:
+        super().__init__()
+        self.temporal_transformer = TemporalTransformer(width, positions)
+
+    def forward(self, x: Tensor, frames: int) -> Tensor:
+        out: Tensor = self.temporal_transformer(x, frames)
+        return out
+
+
+class Resampler(nn.Module):
+    """A 3×3 convolution that halves the size (`up=False`), or follows a nearest-neighbour doubling."""
+
+    def __init__(self, width: int, *, up: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, stride=1 if up else 2, padding=1)
+        self.up = up
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest") if self.up else x)
+        return out
+
+
+class Stage(nn.Module):
+    """The layers of one resolution: each a resnet, then a spatial and a temporal transformer where the stage has them.
+
+    Args:
+        inputs: channels entering each layer's resnet.
+        outputs: channels leaving every layer.
+        audio_width: width of the audio tokens, or None without spatial transformers.
+        positions: length of the frame position tables, or None without temporal transformers.
+        resample: "down", "up" or None.
+    """
+
+    def __init__(
+        self,
+        inputs: tuple[int, ...],
+        outputs: int,
+        *,
+        time_width: int,
+        audio_width: int | None,
+        positions: int | None,
+        resample: str | None,
+    ) -> None:
+        super().__init__()
+        layers = range(len(inputs))
+        self.resnets = nn.ModuleList([Resnet(width, outputs, time_width) for width in inputs])
+        self.attentions = nn.ModuleList(
+            [SpatialTransformer(outputs, audio_width) for _ in layers] if audio_width else []
+        )
+        self.motion_modules = nn.ModuleList([MotionModule(outputs, positions) for _ in layers] if positions else [])
+        self.downsamplers = nn.ModuleList([Resampler(outputs, up=False)] if resample == "down" else [])
+        self.upsamplers = nn.ModuleList([Resampler(outputs, up=True)] if resample == "up" else [])
+
+    def layer(self, index: int, x: Tensor, step: StepInputs, fork: bool = False) -> Tensor:
+        """Runs layer `index`; `fork` as in `SpatialTransformer`."""
+        x = self.resnets[index](x, step)
+        if self.attentions:
+            x = self.attentions[index](x, step, fork)
+        if self.motion_modules:
+            x = self.motion_modules[index](x, step.frames)
+        return x
+
+
+class MidBlock(nn.Module):
+    """Resnet, spatial transformer, resnet at the lowest resolution."""
+
+    def __init__(self, width: int, time_width: int, audio_width: int) -> None:
+        super().__init__()
+        self.resnets = nn.ModuleList([Resnet(width, width, time_width) for _ in range(2)])
+        self.attentions = nn.ModuleList([SpatialTransformer(width, audio_width)])
+
+    def forward(self, x: Tensor, step: StepInputs) -> Tensor:
+        x = self.resnets[0](x, step)
+        x = self.attentions[0](x, step)
+        x = self.resnets[1](x, step)
+        return x
+
+
+def double(x: Tensor) -> Tensor:
+    """Both halves of a guided batch from the one they share."""
+    return torch.cat([x, x])

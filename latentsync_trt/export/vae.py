@@ -1,0 +1,102 @@
+"""diffusers' AutoencoderKL as two graphs: image → scaled latent, scaled latent → image."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor, nn
+
+from latentsync_trt.errors import CheckpointError
+from latentsync_trt.export.attention import attend
+
+LATENT_CHANNELS = 4
+PIXELS_PER_LATENT = 8
+
+
+class ImageAttention:
+    """Attention of the VAE's middle block, `(N, C, h, w)` → the same, through the same product as everywhere else."""
+
+    def __call__(self, attention: Any, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
+        """Called by diffusers' `Attention`, whose projections and norm it uses."""
+        count, width, _, _ = hidden_states.shape
+        tokens = attention.group_norm(hidden_states.flatten(2)).transpose(1, 2)
+        head_dim = width // attention.heads
+        projected = [projection(tokens) for projection in (attention.to_q, attention.to_k, attention.to_v)]
+        query, key, value = (
+            part.reshape(count, -1, attention.heads, head_dim).transpose(1, 2) for part in projected
+        )
+        joined = attend(query, key, value).transpose(1, 2).flatten(2)
+        out: Tensor = hidden_states + attention.to_out[0](joined).transpose(1, 2).reshape(hidden_states.shape)
+        return out
+
+
+class VaeEncoder(nn.Module):
+    """`image (N, 3, H, W)` in [−1, 1] → `latent (N, 4, H/8, W/8)`: posterior mode × scaling factor. float32 outside."""
+
+    def __init__(self, vae: Any) -> None:
+        super().__init__()
+        self.encoder, self.quant_conv = vae.encoder, vae.quant_conv
+        self.scale, self.shift = _scaling(vae)
+
+    def forward(self, image: Tensor) -> Tensor:
+        moments = self.encoder(image.to(self.encoder.conv_in.weight.dtype))
+        if self.quant_conv is not None:
+            moments = self.quant_conv(moments)
+        mode: Tensor = moments[:, :LATENT_CHANNELS].float()
+        return (mode - self.shift) * self.scale
+
+
+class VaeDecoder(nn.Module):
+    """`latent (N, 4, h, w)`, scaled → `image (N, 3, 8h, 8w)`, not clamped. float32 outside."""
+
+    def __init__(self, vae: Any) -> None:
+        super().__init__()
+        self.decoder, self.post_quant_conv = vae.decoder, vae.post_quant_conv
+        self.scale, self.shift = _scaling(vae)
+
+    def forward(self, latent: Tensor) -> Tensor:
+        unscaled = (latent / self.scale + self.shift).to(self.decoder.conv_in.weight.dtype)
+        if self.post_quant_conv is not None:
+            unscaled = self.post_quant_conv(unscaled)
+        image: Tensor = self.decoder(unscaled).float()
+        return image
+
+
+def _scaling(vae: Any) -> tuple[float, float]:
+    return float(vae.config.scaling_factor), float(vae.config.shift_factor or 0.0)
+
+
+def load_vae(folder: Path, dtype: torch.dtype) -> Any:
+    """diffusers' AutoencoderKL from `folder` (config.json and weights, old or new parameter names).
+
+    Raises:
+        CheckpointError: not such a folder, tensors missing, or another kind of autoencoder.
+    """
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder}: not a VAE folder in diffusers' layout (no config.json)")
+    _quieten_diffusers()
+    try:
+        vae, report = AutoencoderKL.from_pretrained(
+            folder, torch_dtype=dtype, local_files_only=True, low_cpu_mem_usage=False, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"{folder}: cannot be loaded as an AutoencoderKL ({reason})") from error
+    missing = report["missing_keys"]
+    if missing:
+        raise CheckpointError(f"{folder}: {len(missing)} tensors missing, first {missing[0]}")
+    levels = len(vae.config.block_out_channels)
+    if vae.config.latent_channels != LATENT_CHANNELS or 2 ** (levels - 1) != PIXELS_PER_LATENT:
+        raise CheckpointError(
+            f"{folder}: {vae.config.latent_channels} latent channels at 1/{2 ** (levels - 1)} size; "
+            f"LatentSync needs {LATENT_CHANNELS} at 1/{PIXELS_PER_LATENT}"
+        )
+    vae.set_attn_processor(ImageAttention())
+    return vae.eval().requires_grad_(False)
+
+
+def _quieten_diffusers() -> None:
+    """Its loader warns of the old parameter names that the published VAE has and that it converts itself."""
+    logging.getLogger("diffusers").setLevel(logging.ERROR)

@@ -1,0 +1,80 @@
+"""Whisper's encoder, giving the hidden states that LatentSync listens to."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from latentsync_trt.export.attention import attend, join_heads, split_heads
+from latentsync_trt.export.layers import LayerNorm, Linear
+
+
+@dataclass(frozen=True, slots=True)
+class WhisperConfig:
+    """The shape of an encoder: mel bands, positions (50 per second), width, attention heads, blocks."""
+
+    mels: int
+    positions: int
+    width: int
+    heads: int
+    blocks: int
+
+    @property
+    def layers(self) -> int:
+        """Hidden states that a feature stacks: before the first block and after each."""
+        return self.blocks + 1
+
+
+class WhisperAttention(nn.Module):
+    """Self-attention over the positions, `(N, T, D)` → the same. Keys have no bias."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.qkv = Linear(width, 3 * width, sources=("query", "key", "value"), unbiased=("key",))
+        self.out = Linear(width, width)
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = split_heads(self.qkv(x), 3, self.heads)
+        out: Tensor = self.out(join_heads(attend(qkv[0], qkv[1], qkv[2])))
+        return out
+
+
+class WhisperBlock(nn.Module):
+    """Attention and a four times wider feed-forward, each normalised first, with residuals."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attn = WhisperAttention(width, heads)
+        self.attn_ln = LayerNorm(width)
+        self.mlp = nn.ModuleList([Linear(width, 4 * width), nn.GELU(), Linear(4 * width, width)])
+        self.mlp_ln = LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.attn_ln(x))
+        hidden = self.mlp_ln(x)
+        for layer in self.mlp:
+            hidden = layer(hidden)
+        return x + hidden
+
+
+class WhisperEncoder(nn.Module):
+    """Log-mel segments → stacked hidden states, without the final normalisation."""
+
+    def __init__(self, config: WhisperConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.conv1 = nn.Conv1d(config.mels, config.width, 3, padding=1)
+        self.conv2 = nn.Conv1d(config.width, config.width, 3, stride=2, padding=1)
+        self.positional_embedding = nn.Parameter(torch.empty(config.positions, config.width))
+        self.blocks = nn.ModuleList([WhisperBlock(config.width, config.heads) for _ in range(config.blocks)])
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """`mel (N, 80, 3000)` float32 → `features (N, 1500, L, D)` float32, whatever the precision inside."""
+        x = F.gelu(self.conv1(mel.to(self.conv1.weight.dtype)))
+        x = F.gelu(self.conv2(x)).transpose(1, 2) + self.positional_embedding
+        states = [x]
+        for block in self.blocks:
+            states.append(block(states[-1]))
+        return torch.stack(states, 2).float()
