@@ -32,7 +32,11 @@ class ColourTags:
 
 @dataclass(frozen=True, slots=True)
 class VideoInfo:
-    """What a video stream says of itself. Sizes in pixels after rotation; rates in frames per second."""
+    """What a video stream says of itself. Sizes in pixels after rotation; rates in frames per second.
+
+    `rotation_deg`: clockwise turn in {0, 90, 180, 270} that makes the coded picture upright, after mirroring it left to
+    right if `mirrored`. `sample_aspect_ratio`: width over height of a pixel after rotation.
+    """
 
     width_px: int
     height_px: int
@@ -42,6 +46,9 @@ class VideoInfo:
     pixel_format: str
     rotation_deg: int
     colour: ColourTags
+    mirrored: bool = False
+    interlaced: bool = False
+    sample_aspect_ratio: Fraction = Fraction(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,111 @@
+"""The room's error boundary: what FFmpeg and the operating system say becomes one line of ours."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from stat import S_ISREG
+
+import av
+import av.error
+import av.logging
+from av.container import InputContainer
+
+from latentsync_trt.errors import MediaError, OutputError
+
+# Streams found inside a file must not make FFmpeg fetch anything else: a playlist named .mp4 could name a URL.
+_INPUT_OPTIONS = {"protocol_whitelist": "file"}
+
+
+def reason_of(error: Exception) -> str:
+    """FFmpeg's or the system's own words for `error`, without error numbers and internal function names.
+
+    The last line FFmpeg logged comes first where there is one: it is the more exact ("moov atom not found").
+    """
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    log = getattr(error, "log", None)
+    logged = log[1] if log else None
+    return f"{logged[2].strip()} ({text})" if logged else str(text)
+
+
+@contextmanager
+def reading(path: Path, doing: str = "cannot be read") -> Iterator[None]:
+    """Turns FFmpeg's and the system's errors inside the block into a `MediaError` that names `path`."""
+    try:
+        yield
+    except (av.error.FFmpegError, OSError) as error:
+        raise MediaError(f"{path}: {doing}: {reason_of(error)}") from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns FFmpeg's and the system's errors inside the block into an `OutputError` that names `path`."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except (av.error.FFmpegError, OSError) as error:
+        raise OutputError(f"{path}: cannot be written: {reason_of(error)}") from error
+
+
+@contextmanager
+def open_input(path: Path) -> Iterator[InputContainer]:
+    """Opens a local media file and closes it at the end of the block.
+
+    Raises:
+        MediaError: there is no such file, it is a folder, empty, cut off, or in no format FFmpeg knows.
+    """
+    size_bytes = _checked_size(path)
+    with _remembered_log(), reading(path, "is not a media file that can be read"):
+        container = av.open(ffmpeg_name(path), "r", options=_INPUT_OPTIONS)
+    with container:
+        _check_not_cut_off(path, container, size_bytes)
+        yield container
+
+
+def ffmpeg_name(path: Path) -> str:
+    """`path` as FFmpeg takes it for a file whatever its name: "a:b.mp4" alone would ask for the protocol "a"."""
+    return f"file:{path}"
+
+
+def _checked_size(path: Path) -> int | None:
+    """Size in bytes, None where the path is no regular file (a pipe) and has none."""
+    with reading(path):
+        status = path.stat()
+    if path.is_dir():
+        raise MediaError(f"{path}: is a folder; name a video or audio file in it")
+    if not S_ISREG(status.st_mode):
+        return None
+    if status.st_size == 0:
+        raise MediaError(f"{path}: is empty (0 bytes); it was perhaps not copied or downloaded to its end")
+    return status.st_size
+
+
+def _check_not_cut_off(path: Path, container: InputContainer, size_bytes: int | None) -> None:
+    """FFmpeg ends such a file early without a word; the index in front of the data knows better."""
+    for stream in container.streams:
+        entries = stream.index_entries
+        if size_bytes is None or not len(entries):
+            continue
+        last = entries[len(entries) - 1]
+        if last.pos + last.size > size_bytes:
+            raise MediaError(
+                f"{path}: is cut off: its index expects at least {last.pos + last.size} bytes, the file has {size_bytes}; "
+                "copy or download it again"
+            )
+
+
+@contextmanager
+def _remembered_log() -> Iterator[None]:
+    """Lets FFmpeg's errors reach `error.log` while a file is opened; nothing is shown.
+
+    Only there: the log callback takes the interpreter's lock, which a thread that frees a decoder holds while it waits
+    for the decoder's threads. A level that the host program has set stays.
+    """
+    if av.logging.get_level() is not None:
+        yield
+        return
+    av.logging.set_level(av.logging.PANIC)
+    try:
+        yield
+    finally:
+        av.logging.set_level(None)

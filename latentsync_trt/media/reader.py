@@ -1,0 +1,184 @@
+"""Video in: upright frames at a constant rate, one after the other, never the whole clip in memory."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import chain, repeat
+from pathlib import Path
+from typing import NamedTuple
+
+from av.container import InputContainer
+from av.stream import Disposition
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from latentsync_trt.config import MODEL_FPS, Extend
+from latentsync_trt.errors import InputError, MediaError
+from latentsync_trt.media.failures import open_input, reading
+from latentsync_trt.media.pictures import DIRECT_FORMATS, Orientation, PictureConverter, orientation_of, tags_of
+from latentsync_trt.media.timing import Stamped, at_constant_rate, on_own_clock
+from latentsync_trt.types import Frame, UInt8Array, VideoInfo, YuvPlanes
+
+_CONTAINER_TICKS_PER_S = 1_000_000
+_PROGRESSIVE_ORDERS = (0, 1)
+"""FFmpeg's field orders "unknown" and "progressive"; the rest name the field that comes first."""
+
+
+class _Picture(NamedTuple):
+    rgb: UInt8Array
+    planes: YuvPlanes | None
+
+
+def probe(path: Path) -> VideoInfo:
+    """What the first video stream of `path` says of itself; decodes one frame.
+
+    Raises:
+        MediaError: the file cannot be read or has no video stream with a picture that can be decoded.
+    """
+    with open_input(path) as container:
+        stream = _video_stream(path, container)
+        with reading(path, "its video stream cannot be decoded"):
+            frame = next(container.decode(stream), None)
+        if frame is None:
+            raise MediaError(f"{path}: its video stream holds no picture")
+        orientation = _orientation(path, frame)
+        width_px, height_px = frame.width, frame.height
+        aspect = stream.sample_aspect_ratio or Fraction(1)
+        if orientation.transpose:
+            width_px, height_px, aspect = height_px, width_px, 1 / aspect
+        return VideoInfo(
+            width_px=width_px,
+            height_px=height_px,
+            frame_rate_fps=1 / _period_s(stream),
+            duration_s=_duration_s(container, stream),
+            codec=stream.codec_context.name,
+            pixel_format=frame.format.name,
+            rotation_deg=orientation.clockwise_deg,
+            colour=tags_of(frame),
+            mirrored=orientation.mirrored,
+            interlaced=frame.interlaced_frame or stream.codec_context.field_order not in _PROGRESSIVE_ORDERS,
+            sample_aspect_ratio=aspect,
+        )
+
+
+def read_frames(
+    path: Path,
+    *,
+    fps: int = MODEL_FPS,
+    rgb_only: bool = False,
+    frame_count: int | None = None,
+    extend: Extend | None = None,
+) -> Iterator[Frame]:
+    """Frames of the first video stream, upright, at `fps` by the rule of `timing.at_constant_rate`.
+
+    Args:
+        path: the video file.
+        fps: frames per second of the result.
+        rgb_only: leave `Frame.planes` None and convert to RGB from the source's own format.
+        frame_count: stop after so many frames; None = at the end of the video.
+        extend: where the video ends before `frame_count`: "loop" starts it again, "hold" repeats its last frame (the
+            same arrays), None ends there.
+
+    Yields:
+        Frames with indices 0, 1, … and times index / fps. `planes` are the decoder's own bytes for 8-bit 4:2:0 sources,
+        `rgb` is computed from them. Treat the arrays as read-only: repeated frames share them.
+
+    Raises:
+        InputError: `extend` without a `frame_count`.
+        MediaError: the file cannot be read, has no picture, or breaks off; the message names the time.
+    """
+    if extend is not None and frame_count is None:
+        raise InputError("extending a video needs the number of frames to extend it to")
+    pictures = _extended(path, fps, rgb_only, extend)
+    for index, picture in enumerate(pictures):
+        if index == frame_count:
+            return
+        yield Frame(index, Fraction(index, fps), picture.rgb, picture.planes)
+
+
+def _extended(path: Path, fps: int, rgb_only: bool, extend: Extend | None) -> Iterator[_Picture]:
+    """The video's pictures, without end where `extend` is given."""
+    last = None
+    for last in _pictures(path, fps, rgb_only):
+        yield last
+    if last is None:
+        raise MediaError(f"{path}: its video stream holds no picture")
+    if extend == "hold":
+        yield from repeat(last)
+    while extend == "loop":
+        yield from _pictures(path, fps, rgb_only)
+
+
+def _pictures(path: Path, fps: int, rgb_only: bool) -> Iterator[_Picture]:
+    """One run through the video. A picture shown repeatedly is converted once."""
+    converter = PictureConverter()
+    with open_input(path) as container:
+        stream = _video_stream(path, container)
+        stream.thread_type = "AUTO"
+        decoded = on_own_clock(_decoded(path, container, stream), _period_s(stream))
+        frame, picture = None, None
+        for shown in at_constant_rate(decoded, fps):
+            if picture is None or shown is not frame:
+                frame, picture = shown, _convert(path, converter, shown, rgb_only)
+            yield picture
+
+
+def _decoded(path: Path, container: InputContainer, stream: VideoStream) -> Iterator[Stamped[VideoFrame]]:
+    """Decoded frames in presentation order with what they say of their times."""
+    size = None
+    frames = container.decode(stream)
+    time_s = Fraction(0)
+    while True:
+        with reading(path, f"its video breaks off after {float(time_s):.2f} s; repair or re-encode it"):
+            frame = next(frames, None)
+        if frame is None:
+            return
+        time_base = frame.time_base or stream.time_base or Fraction(1, _CONTAINER_TICKS_PER_S)
+        stamp_s = None if frame.pts is None else frame.pts * time_base
+        time_s = time_s if stamp_s is None else stamp_s
+        size = size or (frame.width, frame.height)
+        if size != (frame.width, frame.height):
+            raise MediaError(
+                f"{path}: its pictures change from {size[0]}×{size[1]} to {frame.width}×{frame.height} after "
+                f"{float(time_s):.2f} s; re-encode it at one size"
+            )
+        yield Stamped(stamp_s, frame.duration * time_base if frame.duration > 0 else None, frame)
+
+
+def _convert(path: Path, converter: PictureConverter, frame: VideoFrame, rgb_only: bool) -> _Picture:
+    orientation = _orientation(path, frame)
+    try:
+        if rgb_only and frame.format.name not in DIRECT_FORMATS:
+            return _Picture(converter.rgb(frame, orientation), None)
+        planes = converter.planes(frame, orientation)
+        return _Picture(converter.rgb_of_planes(planes), None if rgb_only else planes)
+    except InputError as error:
+        raise MediaError(f"{path}: {error}") from error
+
+
+def _orientation(path: Path, frame: VideoFrame) -> Orientation:
+    try:
+        return orientation_of(frame)
+    except InputError as error:
+        raise MediaError(f"{path}: {error}") from error
+
+
+def _video_stream(path: Path, container: InputContainer) -> VideoStream:
+    """The first video stream that is no cover picture."""
+    for stream in container.streams.video:
+        if not stream.disposition & Disposition.attached_pic:
+            return stream
+    kinds = sorted({stream.type for stream in chain(container.streams.audio, container.streams.subtitles)})
+    found = f"only {' and '.join(kinds)}" if kinds else "nothing that can be played"
+    raise MediaError(f"{path}: has no video stream, {found}")
+
+
+def _period_s(stream: VideoStream) -> Fraction:
+    """Seconds from one picture to the next where the pictures themselves do not say."""
+    rate = stream.average_rate or stream.guessed_rate or stream.base_rate
+    return 1 / Fraction(rate) if rate else Fraction(1, MODEL_FPS)
+
+
+def _duration_s(container: InputContainer, stream: VideoStream) -> Fraction | None:
+    if stream.duration is not None and stream.time_base is not None:
+        return stream.duration * stream.time_base
+    return None if container.duration is None else Fraction(container.duration, _CONTAINER_TICKS_PER_S)

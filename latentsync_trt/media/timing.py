@@ -1,0 +1,74 @@
+"""From the times pictures carry to a constant frame rate. Pure; all times are exact seconds.
+
+The rule of `at_constant_rate` is *nearest in time*: output picture k, due at k/fps, is the source picture whose time is
+nearest, the earlier of two that are equally near. The output lasts as long as the source, rounded to whole pictures.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+DISCONTINUITY_S = Fraction(1)
+"""A clock that steps back this far was reset (joined recordings); less is a picture out of place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped(Generic[T]):
+    """A picture as the decoder gives it: `time_s` on the stream's own clock, `duration_s`; either may be missing."""
+
+    time_s: Fraction | None
+    duration_s: Fraction | None
+    item: T
+
+
+@dataclass(frozen=True, slots=True)
+class Timed(Generic[T]):
+    """A picture on the video's own clock, which starts at 0 with its first picture."""
+
+    time_s: Fraction
+    duration_s: Fraction
+    item: T
+
+
+def on_own_clock(pictures: Iterable[Stamped[T]], period_s: Fraction) -> Iterator[Timed[T]]:
+    """Gives pictures in presentation order strictly increasing times from 0.
+
+    A missing time is one `period_s` after the previous picture's. A picture that is not later than the one before it is
+    never shown and is dropped. Where the clock steps back by `DISCONTINUITY_S` or more it has been reset: the video goes
+    on one period later.
+    """
+    origin_s: Fraction | None = None
+    last_s = -period_s
+    for picture in pictures:
+        due_s = last_s + period_s
+        if picture.time_s is not None:
+            if origin_s is None or picture.time_s - origin_s <= last_s - DISCONTINUITY_S:
+                origin_s = picture.time_s - due_s
+            due_s = picture.time_s - origin_s
+        if due_s <= last_s:
+            continue
+        last_s = due_s
+        yield Timed(due_s, picture.duration_s or period_s, picture.item)
+
+
+def at_constant_rate(pictures: Iterable[Timed[T]], fps: int) -> Iterator[T]:
+    """Repeats or drops pictures so that `fps` of them fill each second; at least one where there is any.
+
+    Holds two pictures at a time. Repeated pictures are the same object.
+    """
+    index = 0
+    current: Timed[T] | None = None
+    for following in pictures:
+        while current is not None and 2 * Fraction(index, fps) <= current.time_s + following.time_s:
+            yield current.item
+            index += 1
+        current = following
+    if current is None:
+        return
+    half_s = Fraction(1, 2 * fps)
+    while index == 0 or Fraction(index, fps) + half_s < current.time_s + current.duration_s:
+        yield current.item
+        index += 1
