@@ -1,104 +1,198 @@
-"""Bringing a face to the network's pose, and the way back. Pure.
+"""Brings a face to the pose the network knows, and its pixels back to the crop's size. Pure."""
 
-All matrices `(2, 3)` float64 map pixel centres (x, y): frame → upright crop of `crop_size(resolution)` pixels.
-"""
-
+from dataclasses import dataclass
 from functools import lru_cache
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import AlignedFace, BoolArray, Float32Array, Float64Array, UInt8Array
+from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, UInt8Array
+
+# The pose: left brow, right brow and nose in a 75×100 face, which is enlarged by 2.8 · resolution / 256.
+_TEMPLATE = np.array([[17.0, 20.0], [58.0, 20.0], [37.5, 40.0]])
+_TEMPLATE_SIZE = (75, 100)
+_ENLARGE_NUMERATOR, _ENLARGE_DENOMINATOR = 28, 10 * 256
+
+_NEW_BIAS_SHARE = 0.8
+"""Weight of the present frame in the running mean of the nose residual."""
 
 OUTSIDE = 127
-"""Grey that stands for what lies outside the frame."""
+"""Level of crop pixels that lie outside the frame."""
 
-_POINTS = ((17.0, 20.0), (58.0, 20.0), (37.5, 40.0))  # left brow, right brow, nose
-_SIZE = (75, 100)  # width, height of the crop that the points above are drawn in
-_ZOOM_AT_256 = 2.8
-_OLD_SHARE = 0.2
-"""Share of the previous frames in the smoothed nose offset."""
+# A bilinear sample needs one more pixel on each side; another covers rounding.
+_SAMPLE_MARGIN_PX = 2
 
 _BICUBIC_A = -0.5
-_BICUBIC_SUPPORT = 2.0
+_BICUBIC_RADIUS = 2
 
 
-def crop_size(resolution: int) -> tuple[int, int]:
-    """Width and height in pixels of the upright crop for a network of `resolution` pixels."""
-    zoom = resolution / 256 * _ZOOM_AT_256
-    return int(_SIZE[0] * zoom), int(_SIZE[1] * zoom)
+@dataclass(frozen=True, slots=True, eq=False)
+class AlignState:
+    """What alignment remembers of a track: `bias (2,)` float64, the smoothed nose residual in normalised units."""
+
+    bias: Float64Array
 
 
-def template(resolution: int) -> Float64Array:
-    """Where left brow, right brow and nose lie in the crop: `(3, 2)` pixels."""
-    return np.array(_POINTS) * (resolution / 256 * _ZOOM_AT_256)
+def crop_size_px(resolution: int) -> tuple[int, int]:
+    """Width and height of the upright crop that is resized to `resolution` squared."""
+    width, height = (side * _ENLARGE_NUMERATOR * resolution // _ENLARGE_DENOMINATOR for side in _TEMPLATE_SIZE)
+    return width, height
 
 
-def align(points: Float32Array, offset: Float64Array | None, resolution: int) -> tuple[Float64Array, Float64Array]:
-    """The similarity that brings `points` to the template, and the smoothed nose offset for the next frame.
+def align(
+    points: Float32Array, state: AlignState | None, resolution: int, *, whole_pixels: bool = True
+) -> tuple[Float64Array, AlignState]:
+    """The similarity that takes a face to the network's pose.
 
-    Orthogonal Procrustes (Schönemann 1966): both triangles are centred and scaled to unit deviation, the rotation comes
-    from the SVD of their covariance. What is left of the nose's residual, in units of the deviation, is averaged over
-    time and added to the translation in pixels, as LatentSync was trained with.
+    Orthogonal Procrustes: with both point sets centred and divided by their standard deviation, the rotation is U·Vᵀ of
+    the SVD of their covariance. The nose residual (template minus face, both normalised, before rotation) is averaged
+    over the track and added to the translation unscaled, as the networks' training data had it.
 
     Args:
-        points: `(3, 2)` float32 in frame pixels. offset: what the previous frame of the track returned, or None.
+        points: `(3, 2)` float32: left brow, right brow, nose, in frame pixels.
+        state: what the last frame of the same track returned; None at its start.
+        resolution: the network's H = W in pixels.
+        whole_pixels: round the points first, as the training data had them.
+
+    Returns:
+        `(2, 3)` float64, frame pixels → crop pixels, and the state for the next frame.
 
     Raises:
-        InputError: the points coincide.
+        InputError: the points coincide or are not finite.
     """
-    source, target = points.astype(np.float64), template(resolution)
-    source_centre, target_centre = source.mean(axis=0), target.mean(axis=0)
-    source_scale, target_scale = source.std(ddof=1), target.std(ddof=1)
-    if not source_scale > 0:
-        raise InputError("the face's points coincide; the detector gave no usable face")
-    source_shape = (source - source_centre) / source_scale
-    target_shape = (target - target_centre) / target_scale
-    u, _, vt = np.linalg.svd(source_shape.T @ target_shape)
-    rotation = (u @ vt).T
-    if np.linalg.det(rotation) < 0:
-        rotation[:, 1] = -rotation[:, 1]
-    linear = target_scale / source_scale * rotation
-    residual = target_shape[2] - source_shape[2]
-    smoothed = residual if offset is None else _OLD_SHARE * offset + (1.0 - _OLD_SHARE) * residual
-    translation = target_centre - linear @ source_centre + smoothed
-    return np.column_stack([linear, translation]), smoothed
+    rounded = np.rint(points) if whole_pixels else points
+    face, face_centre, face_spread = _normalised(np.asarray(rounded, np.float64))
+    pose, pose_centre, pose_spread = _normalised(_TEMPLATE * (_ENLARGE_NUMERATOR * resolution / _ENLARGE_DENOMINATOR))
+    residual = pose[2] - face[2]
+    bias = residual if state is None else (1 - _NEW_BIAS_SHARE) * state.bias + _NEW_BIAS_SHARE * residual
+    linear = _rotation(face, pose) * (pose_spread / face_spread)
+    translation = pose_centre - linear @ face_centre + bias
+    return np.column_stack([linear, translation]), AlignState(bias)
 
 
 def crop(frame: UInt8Array, matrix: Float64Array, resolution: int) -> AlignedFace:
-    """Cuts the face out of `frame` (uint8 `(H, W, 3)` RGB): bilinear to the upright crop, Lanczos to the network's."""
-    size = crop_size(resolution)
-    grey = (OUTSIDE, OUTSIDE, OUTSIDE)
-    upright = cv2.warpAffine(
-        frame, matrix, size, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_CONSTANT, borderValue=grey
-    )
+    """Cuts the face out of a frame, touching only the rectangle it lies in.
+
+    Args:
+        frame: uint8 `(H, W, 3)` RGB.
+        matrix: `(2, 3)` float64 from `align`.
+        resolution: the network's H = W in pixels.
+    """
+    size = crop_size_px(resolution)
+    left, top, right, bottom = frame_rectangle(matrix, size, frame.shape[:2], _SAMPLE_MARGIN_PX)
+    if left >= right or top >= bottom:
+        upright = np.full((size[1], size[0], 3), OUTSIDE, np.uint8)
+    else:
+        upright = cv2.warpAffine(
+            frame[top:bottom, left:right],
+            shifted(matrix, left, top),
+            size,
+            flags=cv2.INTER_LINEAR,
+            borderMode=cv2.BORDER_CONSTANT,
+            borderValue=(OUTSIDE, OUTSIDE, OUTSIDE),
+        ).astype(np.uint8, copy=False)
     image = cv2.resize(upright, (resolution, resolution), interpolation=cv2.INTER_LANCZOS4)
-    return AlignedFace(np.asarray(image, np.uint8), matrix, size)
+    return AlignedFace(image.astype(np.uint8, copy=False), matrix, size)
 
 
-def scale_of(matrix: Float64Array) -> float:
-    """Crop pixels per frame pixel."""
-    return float(np.sqrt(abs(np.linalg.det(matrix[:, :2]))))
+def inverse(matrix: Float64Array) -> Float64Array:
+    """The affine `(2, 3)` float64 that undoes `matrix (2, 3)`."""
+    linear = np.linalg.inv(matrix[:, :2])
+    return np.column_stack([linear, -linear @ matrix[:, 2]])
 
 
-def resize(image: Float32Array, size: tuple[int, int]) -> Float32Array:
-    """Resizes `(h, w, C)` float32 to `size` = (width, height): bicubic (a = −0.5), widened where it shrinks."""
-    rows = _weights(image.shape[0], size[1])
-    columns = _weights(image.shape[1], size[0])
-    narrow = np.tensordot(rows, image, axes=(1, 0))
-    return np.ascontiguousarray(np.tensordot(columns, narrow, axes=(1, 1)).transpose(1, 0, 2))
+def shifted(matrix: Float64Array, left_px: int, top_px: int) -> Float64Array:
+    """`matrix (2, 3)` for pixels counted from (`left_px`, `top_px`) of the frame instead of its corner."""
+    return np.column_stack([matrix[:, :2], matrix[:, :2] @ (left_px, top_px) + matrix[:, 2]])
 
 
-@lru_cache(maxsize=64)
-def _weights(source: int, target: int) -> Float32Array:
-    """Weights `(target, source)` of a resampling along one axis; each row sums to 1."""
-    scale = source / target
-    widening = max(scale, 1.0)
-    centres = (np.arange(target) + 0.5) * scale - 0.5
-    distance = np.abs(np.arange(source)[None, :] - centres[:, None]) / widening
-    near: BoolArray = distance < 1.0
-    inner = ((_BICUBIC_A + 2) * distance - (_BICUBIC_A + 3)) * distance**2 + 1
-    outer = _BICUBIC_A * (((distance - 5) * distance + 8) * distance - 4)
-    weights = np.where(near, inner, np.where(distance < _BICUBIC_SUPPORT, outer, 0.0))
-    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+def frame_corners(matrix: Float64Array, size_px: tuple[int, int]) -> Float64Array:
+    """Where the centres of a crop's corner pixels lie in the frame: `(4, 2)` float64 (x, y) in pixels.
+
+    Args:
+        matrix: `(2, 3)` frame → crop. size_px: width and height of the crop.
+    """
+    right, bottom = size_px[0] - 1, size_px[1] - 1
+    corners = np.array([(0, 0), (right, 0), (0, bottom), (right, bottom)], np.float64)
+    back = inverse(matrix)
+    return corners @ back[:, :2].T + back[:, 2]
+
+
+def frame_rectangle(
+    matrix: Float64Array, size_px: tuple[int, int], frame_shape: tuple[int, ...], margin_px: int
+) -> tuple[int, int, int, int]:
+    """Left, top, right, bottom (exclusive) of a crop's place in the frame, `margin_px` wider, cut at the frame's edges.
+
+    A crop that lies outside the frame gives an empty rectangle.
+    """
+    corners = frame_corners(matrix, size_px)
+    height, width = frame_shape[:2]
+    low = np.floor(corners.min(axis=0)) - margin_px
+    high = np.ceil(corners.max(axis=0)) + 1 + margin_px
+    left, right = np.clip((low[0], high[0]), 0, width).astype(int).tolist()
+    top, bottom = np.clip((low[1], high[1]), 0, height).astype(int).tolist()
+    return left, top, right, bottom
+
+
+def resize_antialiased(image: Float32Array, size_px: tuple[int, int]) -> Float32Array:
+    """Bicubic resize (a = −0.5) whose kernel widens when it shrinks, as PyTorch's `interpolate(antialias=True)`.
+
+    Args:
+        image: float32 `(H, W, C)`. size_px: width and height of the result.
+
+    Returns:
+        float32 `(height, width, C)`; values may overshoot the range of the input.
+    """
+    width, height = size_px
+    tall = _resize_rows(image, height)
+    return np.ascontiguousarray(_resize_rows(np.ascontiguousarray(tall.swapaxes(0, 1)), width).swapaxes(0, 1))
+
+
+def _normalised(points: Float64Array) -> tuple[Float64Array, Float64Array, float]:
+    """Points centred and divided by their spread; the centre; the spread (all coordinates together, n − 1)."""
+    centre = points.mean(axis=0)
+    spread = float((points - centre).std(ddof=1))
+    if not (np.isfinite(spread) and spread > 0):
+        raise InputError(f"face points {points.tolist()} span no face: they coincide or are not finite")
+    return (points - centre) / spread, centre, spread
+
+
+def _rotation(source: Float64Array, target: Float64Array) -> Float64Array:
+    """The rotation `(2, 2)`, without reflection, that brings `source (n, 2)` closest to `target (n, 2)`."""
+    u, _, vt = np.linalg.svd(target.T @ source)
+    handedness = np.sign(np.linalg.det(u @ vt))
+    rotation: Float64Array = u @ np.diag([1.0, handedness]) @ vt
+    return rotation
+
+
+def _resize_rows(image: Float32Array, rows: int) -> Float32Array:
+    """Resizes the first axis of `image` to `rows`."""
+    indices, weights = _taps(image.shape[0], rows)
+    result = np.zeros((rows, *image.shape[1:]), np.float32)
+    for index, weight in zip(indices, weights, strict=True):
+        result += weight[:, None, None] * image[index]
+    return result
+
+
+@lru_cache(maxsize=16)
+def _taps(source: int, target: int) -> tuple[NDArray[np.int64], Float32Array]:
+    """Which of `source` samples each of `target` samples mixes, and how much of each: both `(taps, target)`."""
+    step = source / target
+    stretch = max(step, 1.0)
+    centre = (np.arange(target) + 0.5) * step
+    first = np.floor(centre - _BICUBIC_RADIUS * stretch + 0.5).astype(np.int64)
+    index = first + np.arange(int(np.ceil(2 * _BICUBIC_RADIUS * stretch)) + 1)[:, None]
+    weight = _bicubic((index + 0.5 - centre) / stretch)
+    weight[(index < 0) | (index >= source)] = 0.0
+    weight /= weight.sum(axis=0)
+    return np.clip(index, 0, source - 1), weight.astype(np.float32)
+
+
+def _bicubic(x: Float64Array) -> Float64Array:
+    """Keys' cubic convolution kernel."""
+    x = np.abs(x)
+    near = ((_BICUBIC_A + 2) * x - (_BICUBIC_A + 3)) * x**2 + 1
+    far = _BICUBIC_A * (((x - 5) * x + 8) * x - 4)
+    return np.where(x < 1, near, np.where(x < _BICUBIC_RADIUS, far, 0.0))

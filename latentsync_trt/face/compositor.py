@@ -1,135 +1,148 @@
-"""Putting the painted face back: only the face's rectangle is touched, and in it only what was generated. Pure."""
+"""Puts a generated face back into its frame, computing only on the rectangle it lies in. Pure."""
 
-from dataclasses import dataclass
-from functools import lru_cache
+from math import isqrt
 
 import cv2
 import numpy as np
 
-from latentsync_trt.face.align import resize, scale_of
-from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.face.align import frame_rectangle, inverse, resize_antialiased, shifted
 from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, Patch, UInt8Array
 
-EDGE_ERODED_PX = 2
-EDGE_SHARE = 20
-"""The soft edge of the crop is 1/20 of the side of a square of its area."""
+_BORDER_EROSION_PX = 2
+_EDGE_DIVISOR = 20
+"""The soft edge is 1/20 of the pasted square's side wide."""
 
-FEATHER = 1 / 128
-"""Standard deviation of the mouth mask's soft outline, as a share of the face; it hides the step in the VAE's colours."""
+_FEATHER_DIVISOR = 80
+"""The mouth mask fades over 1/80 of the pasted square's side: a seam disappears, an old lip does not come back."""
 
-_LEAST_WEIGHT = 0.5 / 255
-"""A pixel with less of the new colour than this cannot change."""
+# Bilinear interpolation spreads a crop pixel by less than this.
+_WARP_MARGIN_PX = 2
 
-
-@dataclass(frozen=True, slots=True)
-class _Rectangle:
-    """A rectangle of the frame in pixels, perhaps partly outside it; right and bottom exclusive."""
-
-    left: int
-    top: int
-    right: int
-    bottom: int
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height."""
-        return self.right - self.left, self.bottom - self.top
+_VISIBLE = 0.5 / 255
+"""An opacity below this cannot move an 8-bit level."""
 
 
-def compose(frame: UInt8Array, face: AlignedFace, painted: Float32Array) -> Patch:
-    """The painted mouth as new pixels of `frame`.
+def composite(
+    frame: UInt8Array, face: AlignedFace, decoded: Float32Array, mask: Float32Array, *, whole_crop: bool = False
+) -> Patch:
+    """New pixels for the frame a face came from.
 
-    Only the generated region replaces the frame, softly at its outline and at the edge of the crop; the rest of the
-    face keeps the frame's own pixels, which LatentSync resamples twice.
+    Only the generated region replaces the frame, so that the skin around it keeps its own sharpness: the mask is warped
+    back like the picture, and fades inwards, so that no pixel it keeps is touched.
 
     Args:
-        frame: uint8 `(H, W, 3)` RGB, whole. face: as cut from it. painted: float32 `(R, R, 3)`, [−1, 1] (clipped).
+        frame: uint8 `(H, W, 3)` RGB, the frame `face` was cut from.
+        face: the aligned face; may lie partly outside the frame.
+        decoded: float32 `(R, R, 3)` RGB, the generated face, [−1, 1]; clipped to that range.
+        mask: float32 `(R, R)` in [0, 1], 1 = kept.
+        whole_crop: replace the whole crop instead, its kept part by the resampled aligned image, as the public
+            release does.
+
+    Returns:
+        The smallest rectangle that holds all changed pixels; 0×0 if none lies inside the frame.
     """
-    shrink = max(scale_of(face.matrix), 1.0)
-    # Where the face is smaller in the frame than in the crop, bilinear warping would alias; shrink it properly first.
-    size = (max(1, round(face.crop_size_px[0] / shrink)), max(1, round(face.crop_size_px[1] / shrink)))
-    colours = (np.clip(painted, -1, 1) + 1) * np.float32(127.5)
-    layers = np.dstack([resize(colours, size), _generated_share(painted.shape[0], size)])
-    return _paste(frame, layers, _rescaled(face, size))
+    levels = np.clip(decoded, -1, 1) * np.float32(127.5) + np.float32(127.5)
+    if whole_crop:
+        levels += mask[..., None] * (face.image.astype(np.float32) - levels)
+        return paste(frame, resize_antialiased(levels, face.crop_size_px), face.matrix)
+    size = _unaliased_size(face)
+    generated = np.clip(resize_antialiased(1 - mask[..., None], size)[..., 0], 0, 1)
+    return paste(frame, resize_antialiased(levels, size), _rescaled(face, size), generated)
 
 
-def paste_face(frame: UInt8Array, matrix: Float64Array, upright: Float32Array) -> Patch:
-    """The whole upright crop pasted as LatentSync does it: `upright (h, w, 3)` float32 in [0, 255], at crop size."""
-    whole = np.ones((*upright.shape[:2], 1), np.float32)
-    return _paste(frame, np.dstack([upright.astype(np.float32), whole]), matrix)
+def paste(frame: UInt8Array, crop: Float32Array, matrix: Float64Array, opacity: Float32Array | None = None) -> Patch:
+    """Warps an upright crop into the frame with a soft edge.
+
+    Args:
+        frame: uint8 `(H, W, 3)` RGB.
+        crop: float32 `(h, w, 3)` RGB, levels 0 to 255; clipped after interpolation.
+        matrix: `(2, 3)` float64, frame pixels → crop pixels.
+        opacity: float32 `(h, w)` in [0, 1], how much of the crop shows; None = all of it.
+    """
+    height, width = crop.shape[:2]
+    left, top, right, bottom = frame_rectangle(matrix, (width, height), frame.shape, _WARP_MARGIN_PX)
+    if left >= right or top >= bottom:
+        return _empty(left, top)
+    place = shifted(matrix, left, top)
+    size = (right - left, bottom - top)
+    warped = _warp(crop, place, size)
+    inside, side = _inside(_warp(np.ones((height, width), np.float32), place, size))
+    weight = _soft_edge(inside, side)
+    if opacity is not None:
+        weight *= _feathered(_warp(opacity, place, size), side)
+    changed = weight >= _VISIBLE
+    own = frame[top:bottom, left:right]
+    mixed = own + weight[..., None] * (warped - own)
+    rgb = np.where(changed[..., None], np.rint(np.clip(mixed, 0, 255)).astype(np.uint8), own)
+    return _trimmed(Patch(left, top, rgb, changed))
 
 
-def _paste(frame: UInt8Array, layers: Float32Array, matrix: Float64Array) -> Patch:
-    """Warps colours and weight `(h, w, 4)` of the upright crop into the frame and blends them."""
-    height, width = layers.shape[:2]
-    inverse = np.asarray(cv2.invertAffineTransform(matrix), np.float64)
-    place = _bounds(inverse, (width, height))
-    weight = _soft_edge(inverse, (width, height), place)
-    warped = _warp(layers, inverse, place, cv2.BORDER_REPLICATE)
-    weight = weight * warped[..., 3]
-    inside = _Rectangle(
-        max(place.left, 0), max(place.top, 0), min(place.right, frame.shape[1]), min(place.bottom, frame.shape[0])
+def _warp(image: Float32Array, matrix: Float64Array, size: tuple[int, int]) -> Float32Array:
+    """`image` as seen from a rectangle of `size` (width, height) whose pixels `matrix` takes to the image; 0 outside."""
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    return cv2.warpAffine(image, matrix, size, flags=flags, borderMode=cv2.BORDER_CONSTANT).astype(
+        np.float32, copy=False
     )
-    if inside.right <= inside.left or inside.bottom <= inside.top:
-        return Patch(0, 0, np.zeros((0, 0, 3), np.uint8), np.zeros((0, 0), np.bool_))
-    rows = slice(inside.top - place.top, inside.bottom - place.top)
-    columns = slice(inside.left - place.left, inside.right - place.left)
-    weight, colours = weight[rows, columns, None], warped[rows, columns, :3]
-    own = frame[inside.top : inside.bottom, inside.left : inside.right].astype(np.float32)
-    blended = np.clip(np.rint(own + weight * (colours - own)), 0, 255).astype(np.uint8)
-    return Patch(inside.left, inside.top, blended, weight[..., 0] >= _LEAST_WEIGHT)
 
 
-@lru_cache(maxsize=8)
-def _generated_share(resolution: int, size: tuple[int, int]) -> Float32Array:
-    """Share of the painted face at each pixel, `(h, w)` float32 in [0, 1]: the mask's inside, with a soft outline."""
-    generated = np.ascontiguousarray(1 - mouth_mask(resolution))
-    soft = np.asarray(cv2.GaussianBlur(generated, (0, 0), resolution * FEATHER), np.float32)
-    return np.clip(resize(soft[..., None], size)[..., 0], 0, 1)
+def _inside(coverage: Float32Array) -> tuple[Float32Array, int]:
+    """The crop's area in the frame without its interpolated border, and the side of a square as large, in pixels."""
+    eroded = _eroded(coverage, _BORDER_EROSION_PX)
+    return eroded, isqrt(int(eroded.sum(dtype=np.float64)))
+
+
+def _soft_edge(inside: Float32Array, side_px: int) -> Float32Array:
+    """Fades the crop's area out before its border; it stays full at the frame's own edges, where the face goes on."""
+    edge = side_px // _EDGE_DIVISOR
+    return _blurred(_eroded(inside, 2 * edge), edge)
+
+
+def _feathered(opacity: Float32Array, side_px: int) -> Float32Array:
+    """Fades a mask inwards: what was transparent stays so."""
+    radius = side_px // _FEATHER_DIVISOR
+    return _blurred(_eroded(opacity, 2 * radius + 1), radius)
+
+
+def _eroded(image: Float32Array, size_px: int) -> Float32Array:
+    """The minimum over a square of `size_px`; pixels beyond the rectangle take no part."""
+    if size_px < 1:
+        return image
+    return cv2.erode(image, np.ones((size_px, size_px), np.uint8)).astype(np.float32, copy=False)
+
+
+def _blurred(image: Float32Array, radius_px: int) -> Float32Array:
+    """Gaussian blur over 2·radius + 1 pixels, with the standard deviation that such a kernel holds well."""
+    if radius_px < 1:
+        return image
+    size = 2 * radius_px + 1
+    sigma = 0.3 * ((size - 1) / 2 - 1) + 0.8
+    return cv2.GaussianBlur(image, (size, size), sigma).astype(np.float32, copy=False)
+
+
+def _unaliased_size(face: AlignedFace) -> tuple[int, int]:
+    """The crop's size, or less where the frame shows the face smaller: a warp alone would skip pixels."""
+    shrink = min(1.0, float(np.sqrt(np.linalg.det(inverse(face.matrix)[:, :2]))))
+    width, height = (max(1, round(side * shrink)) for side in face.crop_size_px)
+    return width, height
 
 
 def _rescaled(face: AlignedFace, size: tuple[int, int]) -> Float64Array:
-    """The face's matrix for a crop of another size; pixel centres stay in proportion."""
-    factor = np.array(size) / np.array(face.crop_size_px)
-    matrix: Float64Array = face.matrix * factor[:, None]
-    matrix[:, 2] += (factor - 1) / 2
-    return matrix
+    """The face's matrix for a crop resized to `size`; pixel centres are half a pixel from the crop's edge in both."""
+    scale = np.array(size) / np.array(face.crop_size_px)
+    linear = face.matrix[:, :2] * scale[:, None]
+    return np.column_stack([linear, (face.matrix[:, 2] + 0.5) * scale - 0.5])
 
 
-def _bounds(inverse: Float64Array, size: tuple[int, int]) -> _Rectangle:
-    """What the crop covers of the frame, and a margin in which its edge can be eroded and blurred."""
-    width, height = size
-    corners = np.array([[0, 0, 1], [width, 0, 1], [0, height, 1], [width, height, 1]], np.float64)
-    (xs, ys) = inverse @ corners.T
-    margin = EDGE_ERODED_PX
-    return _Rectangle(
-        int(np.floor(xs.min())) - margin,
-        int(np.floor(ys.min())) - margin,
-        int(np.ceil(xs.max())) + margin,
-        int(np.ceil(ys.max())) + margin,
+def _trimmed(patch: Patch) -> Patch:
+    """The part of a patch that holds its changed pixels."""
+    rows, columns = np.flatnonzero(patch.changed.any(axis=1)), np.flatnonzero(patch.changed.any(axis=0))
+    if not rows.size:
+        return _empty(patch.x_px, patch.y_px)
+    tall, wide = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+    return Patch(
+        patch.x_px + int(columns[0]), patch.y_px + int(rows[0]), patch.rgb[tall, wide], patch.changed[tall, wide]
     )
 
 
-def _soft_edge(inverse: Float64Array, size: tuple[int, int], place: _Rectangle) -> Float32Array:
-    """1 in the middle of the crop, falling to 0 at its outline: float32, as large as `place`."""
-    solid = np.ones((size[1], size[0]), np.float32)
-    mask = _eroded(_warp(solid, inverse, place, cv2.BORDER_CONSTANT), EDGE_ERODED_PX)
-    edge_px = int(np.sqrt(mask.sum())) // EDGE_SHARE
-    if edge_px == 0:
-        return mask
-    blur_px = 2 * edge_px + 1
-    sigma = 0.3 * ((blur_px - 1) / 2 - 1) + 0.8
-    core = _eroded(mask, 2 * edge_px)
-    return mask * np.asarray(cv2.GaussianBlur(core, (blur_px, blur_px), sigma), np.float32)
-
-
-def _eroded(mask: Float32Array, side_px: int) -> Float32Array:
-    return np.asarray(cv2.erode(mask, np.ones((side_px, side_px), np.uint8)), np.float32)
-
-
-def _warp(image: Float32Array, inverse: Float64Array, place: _Rectangle, border: int) -> Float32Array:
-    """`image` of the crop as it appears in the frame's rectangle `place`, bilinear."""
-    shifted = inverse.copy()
-    shifted[:, 2] -= (place.left, place.top)
-    warped = cv2.warpAffine(image, shifted, place.size, flags=cv2.INTER_LINEAR, borderMode=border)
-    return np.asarray(warped, np.float32)
+def _empty(x_px: int, y_px: int) -> Patch:
+    return Patch(x_px, y_px, np.zeros((0, 0, 3), np.uint8), np.zeros((0, 0), np.bool_))

@@ -52,7 +52,7 @@ def latent_mask(resolution: int) -> Float32Array:
     That is the nearest-neighbour rule of the networks' training; a pixel on the outline counts as what most of it is.
     """
     nearest = mouth_mask(resolution)[::LATENT_SCALE, ::LATENT_SCALE]
-    return (nearest >= 0.5).astype(np.float32)
+    return np.asarray(nearest >= 0.5, np.float32)
 
 
 def _edge(
@@ -63,7 +63,7 @@ def _edge(
     t = np.linspace(0.0, 1.0, _ARC_SEGMENTS + 1)[:, None]
     arc = (1 - t) ** 3 * start + 3 * t * (1 - t) ** 2 * control_1 + 3 * t**2 * (1 - t) * control_2 + t**3 * end
     outline = np.concatenate([np.array(cheek[:-1]), arc])
-    return np.interp(y, outline[:, 1], outline[:, 0])
+    return np.asarray(np.interp(y, outline[:, 1], outline[:, 0]), np.float64)
 
 
 def _coverage(left: Float64Array, right: Float64Array, resolution: int) -> Float64Array:
