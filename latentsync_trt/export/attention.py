@@ -21,7 +21,8 @@ def exports_whole(dtype: torch.dtype, head_dim: int) -> bool:
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Softmax attention of `query (N, heads, T, d)` over `key`, `value (N, heads, S, d)` → `(N, heads, T, d)`."""
     head_dim = query.shape[-1]
-    if exports_whole(query.dtype, head_dim):
+    # Outside an export PyTorch's own product is the same and needs no memory for the whole matrix.
+    if exports_whole(query.dtype, head_dim) or not torch.compiler.is_exporting():
         return F.scaled_dot_product_attention(query, key, value)
     # The query is scaled, not the product, and the softmax is float32: half precision would overflow in both.
     logits = torch.matmul(query * head_dim**-0.5, key.transpose(-1, -2))

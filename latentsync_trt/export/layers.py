@@ -87,9 +87,9 @@ class WindowNorm(nn.Module):
         wide = x.float()
         grouped = wide.reshape(-1, frames, NORM_GROUPS, width // NORM_GROUPS * pixels)
         frame_mean = grouped.mean(3, keepdim=True)
-        frame_variance = (grouped - frame_mean).square().mean(3, keepdim=True)
+        frame_variance = _square(grouped - frame_mean).mean(3, keepdim=True)
         mean = frame_mean.mean(1, keepdim=True)
-        variance = (frame_variance + (frame_mean - mean).square()).mean(1, keepdim=True)
+        variance = (frame_variance + _square(frame_mean - mean)).mean(1, keepdim=True)
         per_group = (NORM_GROUPS, width // NORM_GROUPS)
         scale = torch.rsqrt(variance + WINDOW_NORM_EPS) * self.weight.float().reshape(per_group)
         shift = self.bias.float().reshape(per_group) - mean * scale
@@ -123,6 +123,11 @@ class FeedForward(nn.Module):
         for layer in self.net:
             x = layer(x)
         return x
+
+
+def _square(x: Tensor) -> Tensor:
+    # torch.square exports as a general Pow.
+    return x * x
 
 
 def to_tokens(x: Tensor) -> Tensor:

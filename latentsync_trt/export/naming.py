@@ -62,6 +62,4 @@ def _linear_origins(path: str, module: Linear, prefix: str) -> Iterator[tuple[st
 def checkpoint_tensors(network: nn.Module, prefix: str = "") -> dict[str, Tensor]:
     """The network's parameters under the names and in the shapes of the published checkpoints."""
     state = network.state_dict()
-    return {
-        name: part for key, origin in origins(network, prefix).items() for name, part in origin.scatter(state[key])
-    }
+    return {name: part for key, origin in origins(network, prefix).items() for name, part in origin.scatter(state[key])}

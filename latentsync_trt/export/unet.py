@@ -1,5 +1,6 @@
 """LatentSync's U-Net: Stable Diffusion 1.5's, frame by frame, with audio cross-attention and temporal attention."""
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ class UNet(nn.Module):
         self.conv_in = nn.Conv2d(INPUT_CHANNELS, config.widths[0], 3, padding=1)
         self.time_embedding = TimeEmbedding(config)
         self.down_blocks = nn.ModuleList(_down_stages(config))
-        self.mid_block = MidBlock(config.widths[-1], config.time_width, config.audio_width)
+        self.mid_block: nn.Module = MidBlock(config.widths[-1], config.time_width, config.audio_width)
         self.up_blocks = nn.ModuleList(_up_stages(config))
         self.conv_norm_out = WindowNorm(config.widths[0])
         self.conv_out = nn.Conv2d(config.widths[0], LATENT_CHANNELS, 3, padding=1)
@@ -112,6 +113,15 @@ class UNet(nn.Module):
         The other arguments are as in `forward`.
         """
         return self._finish(hidden, self.conv_in(sample), self._step(timestep, audio, frames, guided))
+
+    def tail(self) -> "UNet":
+        """This network with only the parts that `forward_cached` runs; parameters are shared and keep their names."""
+        part = copy.copy(self)
+        part._modules = dict(self._modules)
+        part.down_blocks = nn.ModuleList()
+        part.mid_block = nn.Identity()
+        part.up_blocks = nn.ModuleList([*(nn.Identity() for _ in self.up_blocks[:-1]), self.up_blocks[-1]])
+        return part
 
     def _step(self, timestep: Tensor, audio: Tensor, frames: int, guided: bool) -> StepInputs:
         return StepInputs(F.silu(self.time_embedding(timestep)), audio, frames, guided)
@@ -173,5 +183,3 @@ def _up_stages(config: UNetConfig) -> Iterator[Stage]:
             resample="up" if level > 0 else None,
         )
         previous = width
-
-

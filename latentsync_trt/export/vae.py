@@ -24,9 +24,7 @@ class ImageAttention:
         tokens = attention.group_norm(hidden_states.flatten(2)).transpose(1, 2)
         head_dim = width // attention.heads
         projected = [projection(tokens) for projection in (attention.to_q, attention.to_k, attention.to_v)]
-        query, key, value = (
-            part.reshape(count, -1, attention.heads, head_dim).transpose(1, 2) for part in projected
-        )
+        query, key, value = (part.reshape(count, -1, attention.heads, head_dim).transpose(1, 2) for part in projected)
         joined = attend(query, key, value).transpose(1, 2).flatten(2)
         out: Tensor = hidden_states + attention.to_out[0](joined).transpose(1, 2).reshape(hidden_states.shape)
         return out

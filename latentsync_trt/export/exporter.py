@@ -1,0 +1,182 @@
+"""The order of work of an export: load, build, verify, describe, and only then let the bundle appear."""
+
+import importlib.metadata
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+
+from latentsync_trt.bundle import (
+    MANIFEST_NAME,
+    DimensionRange,
+    FileEntry,
+    GraphEntry,
+    Manifest,
+    TensorEntry,
+    sha256_file,
+    write_manifest,
+)
+from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.export.graphs import OPSET, GraphPlan, build_graph
+from latentsync_trt.export.options import ExportOptions, Sources, find_sources
+from latentsync_trt.export.plans import Networks, load_networks, plan_graphs, source_file
+from latentsync_trt.export.verify import TOLERANCE, verify_graph
+from latentsync_trt.export.weights import WeightsFile
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and the part of the whole that is done, 0 to 1."""
+
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+_TOOLS = ("latentsync-trt", "torch", "onnx", "onnx-ir", "onnxscript", "diffusers")
+# Shares of an export's time, roughly: a whole U-Net graph takes as long as all the small graphs together.
+_WEIGHT = {"denoise_step": 5.0, "denoise_step_unguided": 5.0}
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """What the writing of the graphs found out."""
+
+    graphs: Mapping[str, GraphEntry]
+    ranges: Mapping[str, DimensionRange]
+
+
+class _Report:
+    """Counts finished work for the caller's progress callback."""
+
+    def __init__(self, callback: Progress | None, names: list[str], passes: int) -> None:
+        self._callback = callback
+        self._total = passes * sum(_WEIGHT.get(name, 1.0) for name in names)
+        self._done = 0.0
+
+    def start(self, stage: str) -> None:
+        if self._callback is not None:
+            self._callback(stage, min(self._done / self._total, 1.0))
+
+    def finish(self, name: str) -> None:
+        self._done += _WEIGHT.get(name, 1.0)
+
+
+def export_bundle(options: ExportOptions, progress: Progress | None = None) -> Path:
+    """Exports the checkpoints that `options` name; returns the bundle's folder.
+
+    The bundle appears by rename, complete and verified, or not at all. A bundle that was there before is replaced.
+
+    Raises:
+        CheckpointError: a source is missing or cannot be used.
+        InputError: the folder to write holds something else, or an option does not fit the checkpoint.
+        OutputError: the folder cannot be written.
+        ExportMismatch: a graph does not reproduce PyTorch.
+    """
+    sources = find_sources(options)
+    target = options.folder
+    _check_target(target)
+    if progress is not None:
+        progress("loading checkpoints", 0.0)
+    networks = load_networks(sources, options, _DTYPES[options.precision])
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
+            staged = Path(temporary) / "bundle"
+            staged.mkdir()
+            _fill(staged, networks, sources, options, progress)
+            if target.exists():
+                target.rename(Path(temporary) / "replaced")
+            staged.rename(target)
+    except OSError as error:
+        if isinstance(error, OutputError):
+            raise
+        raise OutputError(f"{target}: cannot be written ({error.strerror or error})") from error
+    if progress is not None:
+        progress("done", 1.0)
+    return target
+
+
+def _check_target(target: Path) -> None:
+    if target.is_file():
+        raise InputError(f"{target}: is a file; --out takes a folder")
+    if target.is_dir() and any(target.iterdir()) and not (target / MANIFEST_NAME).is_file():
+        raise InputError(f"{target}: holds something that is not a bundle; choose another folder for --out")
+
+
+def _fill(
+    folder: Path, networks: Networks, sources: Sources, options: ExportOptions, progress: Progress | None
+) -> None:
+    """Writes graphs, weights and manifest into `folder`."""
+    plans = plan_graphs(networks, options)
+    report = _Report(progress, [plan.name for plan in plans], passes=2 if options.verify else 1)
+    built = _write_graphs(folder, plans, report)
+    unet, whisper = networks.unet, networks.whisper.config
+    verification: dict[str, float] = {}
+    if options.verify:
+        truth = plans
+        if options.precision != "fp32":
+            del plans, networks
+            truth = plan_graphs(load_networks(sources, options, torch.float32), options)
+        for plan in truth:
+            report.start(f"verifying {plan.name}")
+            verification[plan.name] = verify_graph(
+                folder / built.graphs[plan.name].file, plan, TOLERANCE[options.precision]
+            )
+            report.finish(plan.name)
+    notes = (f"{unet.unused_tensors} tensors of the U-Net's file were not used",) if unet.unused_tensors else ()
+    manifest = Manifest(
+        name=options.folder.name,
+        model=options.model,
+        resolution_px=options.resolution_px,
+        frames=options.frames,
+        precision=options.precision,
+        shapes="dynamic" if options.dynamic else "static",
+        audio_layers=whisper.layers,
+        audio_width=whisper.width,
+        opset=OPSET,
+        unet=asdict(unet.network.config),
+        graphs=built.graphs,
+        files=_hash_files(folder),
+        ranges=built.ranges,
+        sources=_describe_sources(sources),
+        tools={tool: importlib.metadata.version(tool) for tool in _TOOLS},
+        verification=verification,
+        notes=notes,
+    )
+    write_manifest(folder, manifest)
+
+
+def _write_graphs(folder: Path, plans: list[GraphPlan], report: _Report) -> _Built:
+    graphs: dict[str, GraphEntry] = {}
+    ranges: dict[str, DimensionRange] = {}
+    for network in dict.fromkeys(plan.network for plan in plans):
+        with WeightsFile(folder / f"{network}.weights") as weights:
+            for plan in (plan for plan in plans if plan.network == network):
+                report.start(f"exporting {plan.name}")
+                model = build_graph(plan)
+                weights.move_out(model)
+                file = f"{plan.name}.onnx"
+                ir.save(model, folder / file)
+                graphs[plan.name] = GraphEntry(
+                    file, weights.path.name, _tensors(model.graph.inputs), _tensors(model.graph.outputs)
+                )
+                ranges.update(plan.ranges)
+                report.finish(plan.name)
+    return _Built(graphs, ranges)
+
+
+def _tensors(values: Iterable[ir.Value]) -> tuple[TensorEntry, ...]:
+    return tuple(
+        TensorEntry(
+            value.name,
+            value.dtype.numpy().name,
+            tuple(dimension if isinstance(dimension, int) else str(dimension) for dimension in value.shape),
+        )
+        for value in values
+    )
+
+
+def _hash_files(folder: Path) -> dict[str, FileEntry]:
+    return {path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in sorted(folder.iterdir())}
+
+
+def _describe_sources(sources: Sources) -> dict[str, dict[str, str]]:
+    return {role: {"name": path.name, "sha256": sha256_file(source_file(path))} for role, path in sources.items()}

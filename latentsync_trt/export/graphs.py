@@ -1,0 +1,106 @@
+"""A PyTorch module → an ONNX graph."""
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes import common as passes
+from onnxscript import optimizer
+from torch import Tensor, nn
+
+from latentsync_trt.bundle import DimensionRange
+
+OPSET = 23
+"""The first with `Attention`; it also has `GroupNormalization` and exact `Gelu`."""
+
+_GENERATED_PREFIX = "const"
+
+
+@dataclass(frozen=True)
+class GraphPlan:
+    """What to export.
+
+    `inputs`: name → example (order of `forward`). `outputs`: names. `network`: whose weights file it uses, e.g. "unet".
+    `dynamic`: input → {axis: dimension name}; `ranges`: dimension name → what it may be. `further_inputs`: of other
+    sizes within the ranges, for verification.
+    """
+
+    name: str
+    network: str
+    module: nn.Module
+    inputs: Mapping[str, Tensor]
+    outputs: tuple[str, ...]
+    dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    ranges: Mapping[str, DimensionRange] = field(default_factory=dict)
+    further_inputs: tuple[Mapping[str, Tensor], ...] = ()
+
+
+def build_graph(plan: GraphPlan) -> ir.Model:
+    """Traces `plan.module` and translates it; weights still refer to the module's tensors."""
+    dimensions = {
+        name: torch.export.Dim(name, min=span.minimum, max=span.maximum) for name, span in plan.ranges.items()
+    }
+    shapes = {
+        name: {axis: dimensions[dimension] for axis, dimension in plan.dynamic.get(name, {}).items()}
+        for name in plan.inputs
+    }
+    with _quiet_exporter():
+        program = torch.export.export(
+            plan.module, tuple(plan.inputs.values()), dynamic_shapes=tuple(shapes.values()) if dimensions else None
+        )
+        onnx_program: Any = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=list(plan.inputs),
+            output_names=list(plan.outputs),
+            optimize=False,
+            verbose=False,
+        )
+    return _simplify(onnx_program.model, plan.name)
+
+
+def _simplify(model: ir.Model, name: str) -> ir.Model:
+    # Without folding, shape arithmetic stays in the graph, some of it as ops that TensorRT refuses.
+    optimizer.fold_constants(model)
+    for tidy in (
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        passes.DeduplicateInitializersPass(),
+        passes.CommonSubexpressionEliminationPass(),
+        passes.RemoveUnusedNodesPass(),
+        passes.RemoveUnusedOpsetsPass(),
+    ):
+        tidy(model)
+    model.graph.name = name
+    model.producer_name = "latentsync_trt"
+    for node in model.graph:
+        node.metadata_props.clear()
+    _name_constants(model)
+    return model
+
+
+def _name_constants(model: ir.Model) -> None:
+    """Folded constants get short names in order; the tracer's own depend on its version."""
+    generated = [name for name in model.graph.initializers if "." not in name]
+    for index, name in enumerate(generated):
+        model.graph.initializers[name].name = f"{_GENERATED_PREFIX}_{index}"
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Silences what the exporter says of packages that are not there and of its own deprecated calls."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,171 @@
+"""Which graphs a bundle has, with example inputs of every size that is verified."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from latentsync_trt.bundle import DimensionRange
+from latentsync_trt.errors import CheckpointError, InputError
+from latentsync_trt.export.checkpoint import LoadedUNet, load_unet, load_whisper
+from latentsync_trt.export.graphs import GraphPlan
+from latentsync_trt.export.options import ExportOptions, Sources
+from latentsync_trt.export.step import HIDDEN, INPUTS, OUTPUTS, CachedDenoiseStep, DenoiseStep
+from latentsync_trt.export.unet import INPUT_CHANNELS, LATENT_CHANNELS, UNet
+from latentsync_trt.export.vae import PIXELS_PER_LATENT, VaeDecoder, VaeEncoder, load_vae
+from latentsync_trt.export.whisper import WhisperConfig, WhisperEncoder
+
+AUDIO_POSITIONS_PER_FRAME = 10
+_MOST_SEGMENTS = 8
+_SEED = 20
+_TIMESTEP = 501
+_GUIDANCE = 1.5
+_COEFFICIENTS = (1.02, -0.31, 0.12, 1.4, -0.9)
+"""Of a usual step's size, and all different and not zero, so that a mix-up shows."""
+
+Inputs = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Networks:
+    """The three networks in one precision."""
+
+    unet: LoadedUNet
+    vae: Any
+    whisper: WhisperEncoder
+
+
+def load_networks(sources: Sources, options: ExportOptions, dtype: torch.dtype) -> Networks:
+    """Reads all checkpoints, the small ones first, and sees that they fit together.
+
+    Raises:
+        CheckpointError: one of them cannot be used, or the audio encoder's width is not the U-Net's.
+        InputError: more frames than the U-Net knows positions for.
+    """
+    whisper = load_whisper(sources.whisper, dtype)
+    vae = load_vae(sources.vae, dtype)
+    unet = load_unet(sources.unet, dtype)
+    config = unet.network.config
+    if config.audio_width != whisper.config.width:
+        raise CheckpointError(
+            f"{sources.whisper}: gives features {whisper.config.width} wide, but {sources.unet} was trained for "
+            f"{config.audio_width} (384 goes with Whisper tiny, 768 with small)"
+        )
+    if options.frames > config.positions:
+        raise InputError(f"--frames {options.frames}: {sources.unet} knows windows of up to {config.positions} frames")
+    return Networks(unet, vae, whisper)
+
+
+def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
+    """All graphs of a bundle, network by network."""
+    return [
+        _audio_plan(networks.whisper, options),
+        *_vae_plans(networks.vae, options),
+        *_step_plans(networks, options),
+    ]
+
+
+def _audio_plan(whisper: WhisperEncoder, options: ExportOptions) -> GraphPlan:
+    config = whisper.config
+
+    def example(count: int) -> Inputs:
+        return {"mel": _random(count, config.mels, 2 * config.positions)}
+
+    spans = {"segments": DimensionRange(1, 1, _MOST_SEGMENTS)} if options.dynamic else {}
+    return _batched("audio_encoder", "audio_encoder", whisper, example, "features", spans, static_count=1)
+
+
+def _vae_plans(vae: Any, options: ExportOptions) -> list[GraphPlan]:
+    size_px = options.resolution_px
+    latent_px = size_px // PIXELS_PER_LATENT
+    spans = {"images": DimensionRange(1, options.frames, options.frames * options.max_windows)}
+
+    def image(count: int) -> Inputs:
+        return {"image": _random(count, 3, size_px, size_px).tanh()}
+
+    def latent(count: int) -> Inputs:
+        return {"latent": _random(count, LATENT_CHANNELS, latent_px, latent_px)}
+
+    used = spans if options.dynamic else {}
+    return [
+        _batched("vae_encoder", "vae", VaeEncoder(vae), image, "latent", used, static_count=options.frames),
+        _batched("vae_decoder", "vae", VaeDecoder(vae), latent, "image", used, static_count=options.frames),
+    ]
+
+
+def _batched(
+    name: str,
+    network: str,
+    module: torch.nn.Module,
+    example: Callable[[int], Inputs],
+    output: str,
+    ranges: Mapping[str, DimensionRange],
+    *,
+    static_count: int,
+) -> GraphPlan:
+    """A graph of one input whose first axis may vary."""
+    if not ranges:
+        return GraphPlan(name, network, module, example(static_count), (output,))
+    (dimension,) = ranges
+    dynamic = {next(iter(example(1))): {0: dimension}}
+    return GraphPlan(name, network, module, example(2), (output,), dynamic, ranges, (example(1), example(3)))
+
+
+def _step_plans(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
+    unet = networks.unet.network
+    return [
+        _step_plan(unet, networks.whisper.config, options, guided=guided, cached=cached)
+        for guided in (True, False)
+        for cached in (False, True)
+    ]
+
+
+def _step_plan(unet: UNet, whisper: WhisperConfig, options: ExportOptions, *, guided: bool, cached: bool) -> GraphPlan:
+    module = (CachedDenoiseStep if cached else DenoiseStep)(unet, guided=guided)
+    name = f"denoise_step{'' if guided else '_unguided'}{'_cached' if cached else ''}"
+
+    def example(windows: int) -> Inputs:
+        inputs = step_inputs(windows, options, unet, whisper, halves=2 if guided else 1)
+        return inputs if cached else {key: inputs[key] for key in INPUTS}
+
+    outputs = OUTPUTS if cached else (*OUTPUTS, HIDDEN)
+    if not options.dynamic:
+        return GraphPlan(name, "unet", module, example(1), outputs)
+    axes = {key: {0: "windows"} for key in ("latents", "conditioning", "audio", "history")}
+    if cached:
+        axes[HIDDEN] = {1: "windows"}
+    ranges = {"windows": DimensionRange(1, 1, options.max_windows)}
+    return GraphPlan(name, "unet", module, example(2), outputs, axes, ranges, (example(1),))
+
+
+def step_inputs(windows: int, options: ExportOptions, unet: UNet, whisper: WhisperConfig, *, halves: int) -> Inputs:
+    """Seeded inputs of a denoising step, in the graph's order, `hidden` last."""
+    size = (options.frames, *[options.resolution_px // PIXELS_PER_LATENT] * 2)
+    tokens = AUDIO_POSITIONS_PER_FRAME * whisper.layers
+    values = (
+        _random(windows, LATENT_CHANNELS, *size),
+        _random(windows, INPUT_CHANNELS - LATENT_CHANNELS, *size),
+        _random(windows, options.frames, tokens, whisper.width),
+        torch.tensor(_TIMESTEP),
+        torch.tensor(_GUIDANCE),
+        _random(windows, LATENT_CHANNELS, *size),
+        torch.tensor(_COEFFICIENTS),
+    )
+    frames, height, width = size
+    hidden_width = unet.config.widths[0]
+    hidden = _random(halves, windows, frames, hidden_width, height, width).to(unet.conv_in.weight.dtype)
+    return {**dict(zip(INPUTS, values, strict=True)), HIDDEN: hidden}
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(_SEED + len(shape)))
+
+
+def source_file(path: Path) -> Path:
+    """The file that holds the weights of a source: itself, or the largest of a VAE's folder."""
+    if path.is_file():
+        return path
+    return max((file for file in path.iterdir() if file.is_file()), key=lambda file: file.stat().st_size)

@@ -1,0 +1,104 @@
+"""The narrowest real networks, with seeded random weights, written as the checkpoints that users have."""
+
+import math
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor, nn
+
+from latentsync_trt.export.checkpoint import WHISPER_PREFIX
+from latentsync_trt.export.exporter import export_bundle
+from latentsync_trt.export.naming import checkpoint_tensors
+from latentsync_trt.export.options import ExportOptions, Sources
+from latentsync_trt.export.unet import UNet, UNetConfig
+from latentsync_trt.export.whisper import WhisperConfig, WhisperEncoder
+
+RESOLUTION_PX = 64
+FRAMES = 4
+SEED = 7
+
+AUDIO_WIDTH = 32
+UNET = UNetConfig(
+    widths=(32, 64),
+    layers=1,
+    audio_width=AUDIO_WIDTH,
+    attention=(True, False),
+    motion_down=(True, True),
+    motion_up=(True, True),
+    positions=24,
+)
+WHISPER = WhisperConfig(mels=80, positions=1500, width=AUDIO_WIDTH, heads=2, blocks=4)
+
+
+def randomise(network: nn.Module, seed: int = SEED) -> None:
+    """Gives every parameter and buffer seeded values that keep activations near one; norms near the identity."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in network.state_dict().items():
+            noise = torch.randn(tensor.shape, generator=generator)
+            if tensor.ndim == 1 and "norm" in name and name.endswith("weight"):
+                tensor.copy_(1 + 0.1 * noise)
+            elif tensor.ndim == 1 or name.endswith((".pe", "positional_embedding")):
+                tensor.copy_(0.1 * noise)
+            else:
+                tensor.copy_(noise / math.sqrt(tensor[0].numel() if tensor.ndim > 2 else tensor.shape[0]))
+
+
+def write_unet(path: Path, config: UNetConfig = UNET, extra: dict[str, Tensor] | None = None) -> Path:
+    """A `latentsync_unet.pt`."""
+    network = UNet(config)
+    randomise(network)
+    torch.save({"global_step": 0, "state_dict": checkpoint_tensors(network) | (extra or {})}, path)
+    return path
+
+
+def write_whisper(path: Path, config: WhisperConfig = WHISPER) -> Path:
+    """A Whisper `.pt`, encoder only."""
+    network = WhisperEncoder(config)
+    randomise(network)
+    dims = {
+        "n_mels": config.mels,
+        "n_audio_ctx": config.positions,
+        "n_audio_state": config.width,
+        "n_audio_head": config.heads,
+        "n_audio_layer": config.blocks,
+    }
+    torch.save({"dims": dims, "model_state_dict": checkpoint_tensors(network, WHISPER_PREFIX)}, path)
+    return path
+
+
+def write_vae(folder: Path) -> Path:
+    """A VAE folder in diffusers' layout."""
+    vae = AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=(8, 8, 16, 16),
+        layers_per_block=1,
+        norm_num_groups=8,
+        latent_channels=4,
+    )
+    randomise(vae)
+    vae.save_pretrained(folder)
+    return folder
+
+
+def write_sources(folder: Path, unet: UNetConfig = UNET) -> Sources:
+    """All three checkpoints below `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return Sources(
+        write_unet(folder / "latentsync_unet.pt", unet),
+        write_vae(folder / "vae"),
+        write_whisper(folder / "tiny.pt"),
+    )
+
+
+def narrow_options(sources: Sources, out: Path, **fields: object) -> ExportOptions:
+    """Export options for the narrow networks; `fields` as in `ExportOptions`."""
+    defaults = {"resolution": RESOLUTION_PX, "frames": FRAMES}
+    return ExportOptions(unet=sources.unet, vae=sources.vae, whisper=sources.whisper, out=out, **(defaults | fields))
+
+
+def export_narrow(folder: Path, **fields: object) -> Path:
+    """Writes the checkpoints and exports them; returns the bundle, `folder / "bundle"`."""
+    return export_bundle(narrow_options(write_sources(folder / "sources"), folder / "bundle", **fields))
