@@ -73,8 +73,7 @@ class AudioAttention(nn.Module):
 
     def unheard(self) -> Tensor:
         """What `forward` gives for all-zero audio: keys and values have no bias, so the output's bias `(C,)`."""
-        bias: Tensor = self.to_out[0].bias
-        return bias
+        return self.to_out[0].get_parameter("bias")
 
 
 class PositionTable(nn.Module):
@@ -85,6 +84,10 @@ class PositionTable(nn.Module):
     def __init__(self, positions: int, width: int) -> None:
         super().__init__()
         self.register_buffer("pe", torch.empty(1, positions, width))
+
+    def forward(self, frames: int) -> Tensor:
+        """Positions of the first `frames` frames, `(1, F, 1, C)`."""
+        return self.pe[:, :frames].unsqueeze(2)
 
 
 class TemporalAttention(nn.Module):
@@ -98,8 +101,7 @@ class TemporalAttention(nn.Module):
 
     def forward(self, x: Tensor, frames: int) -> Tensor:
         count, pixels, width = x.shape
-        positions = self.pos_encoder.pe[:, :frames].unsqueeze(2)
-        placed = x.reshape(-1, frames, pixels, width) + positions
+        placed = x.reshape(-1, frames, pixels, width) + self.pos_encoder(frames)
         # Splitting heads needs one transpose anyway; the same one moves the frames next to the head's channels.
         packed = self.to_qkv(placed).reshape(-1, frames, pixels, 3, HEADS, width // HEADS)
         qkv = packed.permute(3, 0, 2, 4, 1, 5).reshape(3, -1, HEADS, frames, width // HEADS)

@@ -19,7 +19,7 @@ from latentsync_trt.bundle import (
     sha256_file,
     write_manifest,
 )
-from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.errors import ExportMismatch, InputError, OutputError
 from latentsync_trt.export.graphs import OPSET, GraphPlan, build_graph
 from latentsync_trt.export.options import ExportOptions, Sources, find_sources
 from latentsync_trt.export.plans import Networks, load_networks, plan_graphs, source_file
@@ -164,14 +164,14 @@ def _write_graphs(folder: Path, plans: list[GraphPlan], report: _Report) -> _Bui
 
 
 def _tensors(values: Iterable[ir.Value]) -> tuple[TensorEntry, ...]:
-    return tuple(
-        TensorEntry(
-            value.name,
-            value.dtype.numpy().name,
-            tuple(dimension if isinstance(dimension, int) else str(dimension) for dimension in value.shape),
-        )
-        for value in values
-    )
+    return tuple(_tensor(value) for value in values)
+
+
+def _tensor(value: ir.Value) -> TensorEntry:
+    if value.name is None or value.dtype is None or value.shape is None:
+        raise ExportMismatch(f"the exporter left name, type or shape of {value} open")
+    shape = tuple(dimension if isinstance(dimension, int) else str(dimension) for dimension in value.shape)
+    return TensorEntry(value.name, value.dtype.numpy().name, shape)
 
 
 def _hash_files(folder: Path) -> dict[str, FileEntry]:

@@ -1,7 +1,7 @@
 """One denoising step as one module: guidance, the U-Net, the guided sum and the scheduler's update.
 
-Everything is float32 at the boundary but `timestep` (int64) and `hidden`, which has the network's own precision. B counts
-windows, F frames; `hidden (G, B, F, C, h, w)` has G = 2 halves with guidance (unheard first) and 1 without.
+Everything is float32 at the boundary but `timestep` (int64) and `hidden`, which has the network's own precision. B
+counts windows, F frames; `hidden (G, B, F, C, h, w)` has G = 2 halves with guidance (unheard first), 1 without.
 """
 
 import torch

@@ -97,9 +97,9 @@ class UNet(nn.Module):
         entry = self.conv_in(sample)
         x, skips = self._descend(entry, step)
         x = self.mid_block(x, step)
-        last = self.up_blocks[-1]
-        for stage in self.up_blocks:
-            for index in range(len(stage.resnets) - (stage is last)):
+        stages = _stages(self.up_blocks)
+        for stage in stages:
+            for index in range(len(stage.resnets) - (stage is stages[-1])):
                 x = stage.layer(index, torch.cat([x, skips.pop()], 1), step)
             for upsampler in stage.upsamplers:
                 x = upsampler(x)
@@ -129,7 +129,7 @@ class UNet(nn.Module):
     def _descend(self, x: Tensor, step: StepInputs) -> tuple[Tensor, list[Tensor]]:
         """Runs the down stages; the skips leave out `conv_in`'s output, which only the last layer needs."""
         skips = []
-        for depth, stage in enumerate(self.down_blocks):
+        for depth, stage in enumerate(_stages(self.down_blocks)):
             for index in range(len(stage.resnets)):
                 x = stage.layer(index, x, step, fork=step.guided and depth == index == 0)
                 skips.append(x)
@@ -139,11 +139,15 @@ class UNet(nn.Module):
         return x, skips
 
     def _finish(self, hidden: Tensor, entry: Tensor, step: StepInputs) -> Tensor:
-        last = self.up_blocks[-1]
+        last = _stages(self.up_blocks)[-1]
         skip = double(entry) if step.guided else entry
         x = last.layer(len(last.resnets) - 1, torch.cat([hidden, skip], 1), step)
         noise: Tensor = self.conv_out(F.silu(self.conv_norm_out(x, step.frames)))
         return noise
+
+
+def _stages(blocks: nn.ModuleList) -> list[Stage]:
+    return [block for block in blocks if isinstance(block, Stage)]
 
 
 def _down_stages(config: UNetConfig) -> Iterator[Stage]:

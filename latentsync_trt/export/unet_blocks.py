@@ -40,8 +40,8 @@ class Resnet(nn.Module):
         hidden = self.conv1(F.silu(self.norm1(x, step.frames)))
         hidden = hidden + self.time_emb_proj(step.time)[:, :, None, None]
         hidden = self.conv2(F.silu(self.norm2(hidden, step.frames)))
-        residual: Tensor = x if self.conv_shortcut is None else self.conv_shortcut(x)
-        return residual + hidden
+        out: Tensor = hidden + (x if self.conv_shortcut is None else self.conv_shortcut(x))
+        return out
 
 
 class SpatialBlock(nn.Module):
@@ -202,8 +202,8 @@ class MidBlock(nn.Module):
     def forward(self, x: Tensor, step: StepInputs) -> Tensor:
         x = self.resnets[0](x, step)
         x = self.attentions[0](x, step)
-        x = self.resnets[1](x, step)
-        return x
+        out: Tensor = self.resnets[1](x, step)
+        return out
 
 
 def double(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class ImageAttention:
 
     def __call__(self, attention: Any, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
         """Called by diffusers' `Attention`, whose projections and norm it uses."""
-        count, width, _, _ = hidden_states.shape
+        count, width = hidden_states.shape[:2]
         tokens = attention.group_norm(hidden_states.flatten(2)).transpose(1, 2)
         head_dim = width // attention.heads
         projected = [projection(tokens) for projection in (attention.to_q, attention.to_k, attention.to_v)]

@@ -39,7 +39,7 @@ class WeightsFile:
 
     def _place(self, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
         data = np.ascontiguousarray(tensor.numpy())
-        key = hashlib.sha256(data.view(np.uint8).reshape(-1)).hexdigest()
+        key = hashlib.sha256(data.data).hexdigest()
         if key not in self._known:
             self._known[key] = self._append(data)
         offset, length = self._known[key]
@@ -48,7 +48,7 @@ class WeightsFile:
             offset,
             length,
             tensor.dtype,
-            shape=ir.Shape(tensor.shape),
+            shape=ir.Shape(tensor.numpy().shape),
             name=tensor.name or "",
             base_dir=self.path.parent,
         )

@@ -56,7 +56,8 @@ class WhisperBlock(nn.Module):
         hidden = self.mlp_ln(x)
         for layer in self.mlp:
             hidden = layer(hidden)
-        return x + hidden
+        out: Tensor = x + hidden
+        return out
 
 
 class WhisperEncoder(nn.Module):
