@@ -1,0 +1,101 @@
+"""BlazeFace's arithmetic: anchors, boxes and non-maximum suppression. Pure.
+
+Coordinates are shares of the network's square input, x then y. After Bazarevsky et al. 2019 and MediaPipe's settings.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import exp
+
+import numpy as np
+
+from latentsync_trt.types import Float32Array
+
+_SAME_FACE_IOU = 0.3
+_LOGIT_LIMIT = 80.0
+"""Beyond it a probability is 0 or 1, and its exponential would overflow."""
+_KEYPOINTS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class BlazeModel:
+    """One of the two detectors: input side in pixels, `(stride, anchors per cell)` of its grids, least score."""
+
+    name: str
+    side_px: int
+    grids: tuple[tuple[int, int], ...]
+    least_score: float
+
+
+# Three of the short-range model's four levels share stride 16, so its cells there have 3 × 2 anchors.
+SHORT_RANGE = BlazeModel("blaze_short", 128, ((8, 2), (16, 6)), 0.5)
+FULL_RANGE = BlazeModel("blaze_full", 192, ((4, 1),), 0.6)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A detected face. `box (4,)`: left, top, right, bottom; `eyes (2, 2)`: left then right in the image."""
+
+    score: float
+    box: Float32Array
+    eyes: Float32Array
+
+
+@lru_cache(maxsize=2)
+def anchors(model: BlazeModel) -> Float32Array:
+    """Centres of the anchors, float32 `(n, 2)`, row by row."""
+    grids = []
+    for stride, count in model.grids:
+        side = model.side_px // stride
+        centres = (np.arange(side) + 0.5) / side
+        x, y = np.meshgrid(centres, centres)
+        grids.append(np.repeat(np.stack([x, y], axis=-1).reshape(-1, 2), count, axis=0))
+    return np.concatenate(grids).astype(np.float32)
+
+
+def decode(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> list[Candidate]:
+    """Faces in one image, best first.
+
+    Args:
+        boxes: `(n, 16)` raw: centre, size, then six key points, in input pixels relative to the anchor's centre.
+        scores: `(n,)` logits.
+    """
+    probabilities = np.array([sigmoid(score) for score in scores.tolist()], np.float32)
+    found = np.flatnonzero(probabilities >= model.least_score)
+    found = found[np.argsort(-probabilities[found], kind="stable")]
+    points = boxes[found].reshape(len(found), 2 + _KEYPOINTS, 2) / np.float32(model.side_px)
+    middle = anchors(model)[found]
+    centre, half = points[:, 0] + middle, points[:, 1] / 2
+    corners = np.concatenate([centre - half, centre + half], axis=1)
+    eyes = points[:, 2:4] + middle[:, None]
+    return _suppressed(probabilities[found], corners, eyes)
+
+
+def sigmoid(logit: float) -> float:
+    """The probability in [0, 1] that `logit` stands for."""
+    return 1 / (1 + exp(-min(max(logit, -_LOGIT_LIMIT), _LOGIT_LIMIT)))
+
+
+def _suppressed(scores: Float32Array, boxes: Float32Array, eyes: Float32Array) -> list[Candidate]:
+    """Merges overlapping boxes into their mean weighted by score; `scores` descend."""
+    candidates, left = [], np.arange(len(scores))
+    while left.size:
+        same = iou(boxes[left[0]], boxes[left]) > _SAME_FACE_IOU
+        same[0] = True
+        group = left[same]
+        weights = scores[group] / scores[group].sum()
+        box = np.tensordot(weights, boxes[group], 1).astype(np.float32)
+        candidates.append(
+            Candidate(float(scores[group[0]]), box, np.tensordot(weights, eyes[group], 1).astype(np.float32))
+        )
+        left = left[~same]
+    return candidates
+
+
+def iou(box: Float32Array, boxes: Float32Array) -> Float32Array:
+    """Intersection over union of `box (4,)` with each of `boxes (n, 4)`: float32 `(n,)`."""
+    low = np.maximum(box[:2], boxes[:, :2])
+    high = np.minimum(box[2:], boxes[:, 2:])
+    shared = np.prod(np.maximum(high - low, 0), axis=1)
+    area = np.prod(box[2:] - box[:2]) + np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) - shared
+    return np.asarray(shared / np.maximum(area, np.finfo(np.float32).tiny), np.float32)

@@ -1,0 +1,83 @@
+"""Faces by MediaPipe's BlazeFace and FaceMesh, on sessions of our own."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from latentsync_trt.face.blaze import FULL_RANGE, SHORT_RANGE, BlazeModel, Candidate, decode, iou, sigmoid
+from latentsync_trt.face.mesh import Region, cut, face_of, region_around, region_of, to_frame
+from latentsync_trt.runtime.session import Session
+from latentsync_trt.types import Face, Float32Array, UInt8Array
+
+_ASSETS = Path(__file__).resolve().parents[1] / "assets" / "face"
+
+LEAST_MESH_SCORE = 0.5
+MAX_FACES = 4
+"""Candidates looked at closely in one frame, best first."""
+
+_SAME_FACE_IOU = 0.4
+
+
+class MediaPipeDetector:
+    """BlazeFace finds faces, full range first; FaceMesh finds their points. On the CPU; safe to share by threads."""
+
+    def __init__(self, threads: int = 1) -> None:
+        """`threads`: CPU threads for one graph; one is enough and leaves the rest to the other stages."""
+        self._blaze = {
+            model: Session(_ASSETS / f"{model.name}.onnx", intra_op_threads=threads)
+            for model in (FULL_RANGE, SHORT_RANGE)
+        }
+        self._mesh = Session(_ASSETS / "face_mesh.onnx", intra_op_threads=threads)
+
+    def detect(self, frame: UInt8Array) -> list[Face]:
+        """Faces in `frame`, uint8 `(H, W, 3)` RGB; every one was confirmed by its mesh."""
+        faces: list[Face] = []
+        for model in (FULL_RANGE, SHORT_RANGE):
+            for candidate in self._candidates(frame, model)[:MAX_FACES]:
+                face = self._confirmed(frame, candidate)
+                if face is not None and not _known(face, faces):
+                    faces.append(face)
+            if faces:
+                break
+        return faces
+
+    def follow(self, frame: UInt8Array, previous: Face) -> Face | None:
+        """The face near where `previous` was one frame ago; None if there is none any more."""
+        found = self.mesh(frame, region_around(previous))
+        return None if found is None else face_of(*found)
+
+    def mesh(self, frame: UInt8Array, region: Region) -> tuple[Float32Array, float] | None:
+        """The mesh `(468, 3)` float32 (x, y, depth in pixels) of the face in `region` and its score, or None."""
+        landmarks, logit = self._mesh.run({"image": cut(frame, region)})
+        score = sigmoid(logit.item())
+        return (to_frame(landmarks, region), score) if score >= LEAST_MESH_SCORE else None
+
+    def _candidates(self, frame: UInt8Array, model: BlazeModel) -> list[Candidate]:
+        """Detections in frame pixels."""
+        height, width = frame.shape[:2]
+        side = max(height, width)
+        scale = model.side_px / side
+        size = (max(1, round(width * scale)), max(1, round(height * scale)))
+        small = cv2.resize(frame, size, interpolation=cv2.INTER_AREA)
+        square = np.zeros((model.side_px, model.side_px, 3), np.float32)
+        left, top = (model.side_px - size[0]) // 2, (model.side_px - size[1]) // 2
+        square[top : top + size[1], left : left + size[0]] = small
+        image = np.ascontiguousarray(square.transpose(2, 0, 1)[None]) / np.float32(127.5) - np.float32(1)
+        boxes, scores = self._blaze[model].run({"image": image})
+        offset = np.array([left, top], np.float32) / model.side_px
+        return [
+            Candidate(c.score, (c.box - np.tile(offset, 2)) * side, (c.eyes - offset) * side)
+            for c in decode(model, boxes[0], scores[0, :, 0])
+        ]
+
+    def _confirmed(self, frame: UInt8Array, candidate: Candidate) -> Face | None:
+        found = self.mesh(frame, region_of(candidate.box, candidate.eyes[0], candidate.eyes[1]))
+        if found is None:
+            return None
+        # Once more from the mesh's own region, as in every later frame: detection boxes are looser.
+        return self.follow(frame, face_of(*found))
+
+
+def _known(face: Face, faces: list[Face]) -> bool:
+    return bool(faces) and bool((iou(face.box, np.stack([other.box for other in faces])) > _SAME_FACE_IOU).any())

@@ -1,0 +1,91 @@
+"""FaceMesh's geometry: where to look, what its points mean. Pure."""
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from latentsync_trt.types import Face, Float32Array, Float64Array, UInt8Array
+
+SIDE_PX = 192
+POINTS = 468
+
+_LEFT_BROW = (70, 63, 105, 66, 107)
+_RIGHT_BROW = (300, 293, 334, 296, 336)
+_NOSE = (5, 64, 294, 1)
+_REGION_SCALE = 1.5
+"""The region is a square this much larger than the face's longer side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A turned square of a frame: centre and side in pixels, clockwise turn of the face in radians."""
+
+    x_px: float
+    y_px: float
+    side_px: float
+    angle: float
+
+    def to_frame(self) -> Float64Array:
+        """`(2, 3)`: pixels of the network's input → pixels of the frame."""
+        scale = self.side_px / SIDE_PX
+        cos, sin = np.cos(self.angle) * scale, np.sin(self.angle) * scale
+        middle = (SIDE_PX - 1) / 2
+        x = self.x_px - cos * middle + sin * middle
+        y = self.y_px - sin * middle - cos * middle
+        return np.array([[cos, -sin, x], [sin, cos, y]])
+
+
+def region_of(box: Float32Array, left: Float32Array, right: Float32Array) -> Region:
+    """The region of a face with `box (4,)`, upright when the line from `left` to `right (2,)` is level; pixels."""
+    angle = float(np.arctan2(right[1] - left[1], right[0] - left[0]))
+    side = float(max(box[2] - box[0], box[3] - box[1])) * _REGION_SCALE
+    return Region(float(box[0] + box[2]) / 2, float(box[1] + box[3]) / 2, side, angle)
+
+
+def region_around(face: Face) -> Region:
+    """Where `face` will be in the next frame: around where it was."""
+    return region_of(face.box, face.points[0], face.points[1])
+
+
+def cut(frame: UInt8Array, region: Region) -> Float32Array:
+    """The region as the network's input: float32 `(1, 3, 192, 192)` in [0, 1], black outside the frame."""
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    shrink = int(region.side_px // SIDE_PX)
+    scaled, matrix = frame, region.to_frame()
+    if shrink >= 2:  # bilinear warping skips pixels from here on
+        scaled, matrix = _shrunk(frame, region, matrix, shrink)
+    image = cv2.warpAffine(scaled, matrix, (SIDE_PX, SIDE_PX), flags=flags, borderMode=cv2.BORDER_CONSTANT)
+    return np.ascontiguousarray(image.transpose(2, 0, 1)[None], np.float32) / np.float32(255)
+
+
+def _shrunk(frame: UInt8Array, region: Region, matrix: Float64Array, shrink: int) -> tuple[UInt8Array, Float64Array]:
+    """The part of the frame around the region, averaged over `shrink`² pixels, and the matrix into it."""
+    reach = region.side_px * 0.75  # half a square's diagonal, and some
+    left, top = max(int(region.x_px - reach), 0), max(int(region.y_px - reach), 0)
+    part = frame[top : int(region.y_px + reach), left : int(region.x_px + reach)]
+    size = (part.shape[1] // shrink, part.shape[0] // shrink)
+    if min(size) < 1:
+        return frame, matrix
+    small = cv2.resize(part[: size[1] * shrink, : size[0] * shrink], size, interpolation=cv2.INTER_AREA)
+    moved = matrix / shrink
+    moved[:, 2] = (matrix[:, 2] - (left, top) + 0.5) / shrink - 0.5
+    return np.asarray(small, np.uint8), moved
+
+
+def to_frame(landmarks: Float32Array, region: Region) -> Float32Array:
+    """The network's `(1, 1404, 1, 1)` output as the mesh `(468, 3)` float32: x, y, depth in frame pixels."""
+    mesh = landmarks.reshape(POINTS, 3).astype(np.float64)
+    matrix = region.to_frame()
+    # The network counts from the corner of its image, not from the centre of the first pixel.
+    planar = (mesh[:, :2] - 0.5) @ matrix[:, :2].T + matrix[:, 2]
+    depth = mesh[:, 2:] * (region.side_px / SIDE_PX)
+    return np.concatenate([planar, depth], axis=1).astype(np.float32)
+
+
+def face_of(mesh: Float32Array, score: float) -> Face:
+    """Box and the three alignment points of a mesh `(468, 3)` in frame pixels."""
+    planar = mesh[:, :2]
+    box = np.concatenate([planar.min(axis=0), planar.max(axis=0)])
+    points = np.stack([planar[list(group)].mean(axis=0) for group in (_LEFT_BROW, _RIGHT_BROW, _NOSE)])
+    return Face(box.astype(np.float32), points.astype(np.float32), score)

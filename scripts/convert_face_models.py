@@ -1,0 +1,304 @@
+"""Converts MediaPipe's face networks from TFLite to ONNX: latentsync_trt/assets/face/*.onnx.
+
+    pip install "latentsync-trt[convert]"
+    pip download --no-deps --python-version 3.11 --only-binary=:all: mediapipe==0.10.21
+    python scripts/convert_face_models.py mediapipe-0.10.21-*.whl [--check]
+
+The networks are Google's, Apache-2.0 (see NOTICE). Inside, everything becomes channels-first float32; weights stay in
+the half precision they are published in and are cast when the graph is loaded. `--check` compares each graph with the
+TFLite interpreter (package ai-edge-litert) on random input and prints the largest difference.
+"""
+
+import argparse
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import tflite
+from onnx import TensorProto, helper, numpy_helper
+
+OUTPUT = Path(__file__).resolve().parents[1] / "latentsync_trt" / "assets" / "face"
+OPSET = 17
+IR_VERSION = 8
+
+NETWORKS = {
+    "blaze_short": ("mediapipe/modules/face_detection/face_detection_short_range.tflite", ("boxes", "scores")),
+    "blaze_full": ("mediapipe/modules/face_detection/face_detection_full_range_sparse.tflite", ("boxes", "scores")),
+    "face_mesh": ("mediapipe/modules/face_landmark/face_landmark.tflite", ("landmarks", "score")),
+}
+NUMPY_TYPES = {
+    tflite.TensorType.FLOAT32: np.float32,
+    tflite.TensorType.FLOAT16: np.float16,
+    tflite.TensorType.INT32: np.int32,
+}
+OPERATORS = {value: name for name, value in vars(tflite.BuiltinOperator).items() if isinstance(value, int)}
+NHWC_TO_NCHW = (0, 3, 1, 2)
+CHECK_SEED = 7
+
+
+@dataclass
+class Converter:
+    """One TFLite graph on its way to ONNX. Tensors are named `t<index>`; those of rank 4 are channels-first."""
+
+    model: Any
+    constants: dict[int, np.ndarray] = field(default_factory=dict)
+    nodes: list[Any] = field(default_factory=list)
+    initializers: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.graph = self.model.Subgraphs(0)
+
+    def convert(self, name: str, outputs: tuple[str, ...]) -> onnx.ModelProto:
+        """The whole graph as a checked ONNX model with the input `image (1, 3, H, W)`."""
+        for index in range(self.graph.OperatorsLength()):
+            self.operator(self.graph.Operators(index))
+        source = int(self.graph.Inputs(0))
+        shape = self.shape(source)
+        image = helper.make_tensor_value_info(f"t{source}", TensorProto.FLOAT, [shape[axis] for axis in NHWC_TO_NCHW])
+        results = []
+        for position, result in enumerate(outputs):
+            index = int(self.graph.Outputs(position))
+            self.node("Identity", [f"t{index}"], result)
+            results.append(helper.make_tensor_value_info(result, TensorProto.FLOAT, self.nchw_shape(index)))
+        graph = helper.make_graph(self.nodes, name, [image], results, list(self.initializers.values()))
+        for node in graph.node:
+            for position, used in enumerate(node.input):
+                if used == f"t{source}":
+                    node.input[position] = "image"
+        graph.input[0].name = "image"
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="latentsync_trt"
+        )
+        onnx.checker.check_model(model, full_check=True)
+        return model
+
+    def operator(self, operator: Any) -> None:
+        """Adds the ONNX nodes of one TFLite operator, or remembers what it computes from constants."""
+        code = self.model.OperatorCodes(operator.OpcodeIndex())
+        name = OPERATORS[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())]
+        translate: Callable[..., None] | None = getattr(self, name.lower(), None)
+        if translate is None:
+            sys.exit(f"operator {name} is not known")
+        inputs = [int(index) for index in operator.InputsAsNumpy()]
+        translate(inputs, int(operator.Outputs(0)), operator.BuiltinOptions())
+
+    # Constants -------------------------------------------------------------------------------------------------------
+
+    def shape(self, index: int) -> list[int]:
+        return [int(size) for size in self.graph.Tensors(index).ShapeAsNumpy()]
+
+    def nchw_shape(self, index: int) -> list[int]:
+        shape = self.shape(index)
+        return [shape[axis] for axis in NHWC_TO_NCHW] if len(shape) == 4 else shape
+
+    def constant(self, index: int) -> np.ndarray | None:
+        """The value of a constant tensor in TFLite's own layout; None if it is computed from the image."""
+        if index not in self.constants:
+            tensor = self.graph.Tensors(index)
+            data = self.model.Buffers(tensor.Buffer()).DataAsNumpy()
+            if isinstance(data, int) or tensor.Sparsity() is not None:
+                return None
+            self.constants[index] = data.view(NUMPY_TYPES[tensor.Type()]).reshape(self.shape(index))
+        return self.constants[index]
+
+    def dequantize(self, inputs: list[int], output: int, _: Any) -> None:
+        value = self.constant(inputs[0])
+        if value is None:
+            sys.exit("only constants are dequantised")
+        self.constants[output] = value
+
+    def densify(self, inputs: list[int], output: int, _: Any) -> None:
+        tensor = self.graph.Tensors(inputs[0])
+        values = self.model.Buffers(tensor.Buffer()).DataAsNumpy().view(NUMPY_TYPES[tensor.Type()])
+        self.constants[output] = dense(values, self.shape(inputs[0]), tensor.Sparsity())
+
+    def weights(self, name: str, value: np.ndarray) -> str:
+        """Adds an initialiser; half-precision ones are stored so and cast."""
+        stored = np.ascontiguousarray(value)
+        if stored.dtype == np.float16:
+            self.initializers[name] = numpy_helper.from_array(stored, f"{name}_half")
+            self.nodes.append(helper.make_node("Cast", [f"{name}_half"], [name], to=TensorProto.FLOAT))
+        else:
+            self.initializers[name] = numpy_helper.from_array(stored, name)
+        return name
+
+    # Operators -------------------------------------------------------------------------------------------------------
+
+    def node(self, kind: str, inputs: list[str], output: str, **attributes: Any) -> None:
+        self.nodes.append(helper.make_node(kind, inputs, [output], **attributes))
+
+    def activated(self, output: int, activation: int) -> str:
+        """Name for an operator's own result, and the node of its fused activation after it."""
+        if activation == tflite.ActivationFunctionType.NONE:
+            return f"t{output}"
+        if activation != tflite.ActivationFunctionType.RELU:
+            sys.exit(f"fused activation {activation} is not known")
+        return f"t{output}_linear"
+
+    def finish(self, output: int, activation: int) -> None:
+        if activation == tflite.ActivationFunctionType.RELU:
+            self.node("Relu", [f"t{output}_linear"], f"t{output}")
+
+    def window(self, index: int, kernel: tuple[int, int], options: Any) -> dict[str, Any]:
+        """Strides and explicit pads; TensorFlow's SAME puts the odd pixel at the end."""
+        strides = (options.StrideH(), options.StrideW())
+        pads = [0, 0, 0, 0]
+        if options.Padding() == tflite.Padding.SAME:
+            for axis in range(2):
+                size = self.shape(index)[1 + axis]
+                total = max((-(-size // strides[axis]) - 1) * strides[axis] + kernel[axis] - size, 0)
+                pads[axis], pads[2 + axis] = total // 2, total - total // 2
+        return {"strides": strides, "pads": pads, "kernel_shape": kernel}
+
+    def convolution(self, inputs: list[int], output: int, options: Any, kernel: np.ndarray, group: int) -> None:
+        bias = self.constant(inputs[2])
+        names = [f"t{inputs[0]}", self.weights(f"w{output}", kernel), self.weights(f"b{output}", bias)]
+        attributes = self.window(inputs[0], kernel.shape[2:], options)
+        activation = options.FusedActivationFunction()
+        self.node("Conv", names, self.activated(output, activation), group=group, **attributes)
+        self.finish(output, activation)
+
+    def conv_2d(self, inputs: list[int], output: int, options: Any) -> None:
+        settings = tflite.Conv2DOptions()
+        settings.Init(options.Bytes, options.Pos)
+        self.convolution(inputs, output, settings, self.constant(inputs[1]).transpose(0, 3, 1, 2), 1)
+
+    def depthwise_conv_2d(self, inputs: list[int], output: int, options: Any) -> None:
+        settings = tflite.DepthwiseConv2DOptions()
+        settings.Init(options.Bytes, options.Pos)
+        channels = self.shape(inputs[0])[3]
+        self.convolution(inputs, output, settings, self.constant(inputs[1]).transpose(3, 0, 1, 2), channels)
+
+    def max_pool_2d(self, inputs: list[int], output: int, options: Any) -> None:
+        settings = tflite.Pool2DOptions()
+        settings.Init(options.Bytes, options.Pos)
+        kernel = (settings.FilterHeight(), settings.FilterWidth())
+        self.node("MaxPool", [f"t{inputs[0]}"], f"t{output}", **self.window(inputs[0], kernel, settings))
+
+    def add(self, inputs: list[int], output: int, options: Any) -> None:
+        settings = tflite.AddOptions()
+        settings.Init(options.Bytes, options.Pos)
+        activation = settings.FusedActivationFunction()
+        self.node("Add", [f"t{index}" for index in inputs], self.activated(output, activation))
+        self.finish(output, activation)
+
+    def relu(self, inputs: list[int], output: int, _: Any) -> None:
+        self.node("Relu", [f"t{inputs[0]}"], f"t{output}")
+
+    def prelu(self, inputs: list[int], output: int, _: Any) -> None:
+        slope = self.constant(inputs[1]).reshape(-1, 1, 1)
+        self.node("PRelu", [f"t{inputs[0]}", self.weights(f"w{output}", slope)], f"t{output}")
+
+    def pad(self, inputs: list[int], output: int, _: Any) -> None:
+        amounts = self.constant(inputs[1])[list(NHWC_TO_NCHW)]
+        pads = self.weights(f"p{output}", amounts.T.reshape(-1).astype(np.int64))
+        self.node("Pad", [f"t{inputs[0]}", pads], f"t{output}")
+
+    def resize_bilinear(self, inputs: list[int], output: int, options: Any) -> None:
+        settings = tflite.ResizeBilinearOptions()
+        settings.Init(options.Bytes, options.Pos)
+        mode = "half_pixel" if settings.HalfPixelCenters() else "asymmetric"
+        if settings.AlignCorners():
+            mode = "align_corners"
+        sizes = self.weights(f"s{output}", np.array(self.nchw_shape(output), np.int64))
+        names = [f"t{inputs[0]}", "", "", sizes]
+        self.node("Resize", names, f"t{output}", mode="linear", coordinate_transformation_mode=mode)
+
+    def depth_to_space(self, inputs: list[int], output: int, options: Any) -> None:
+        settings = tflite.DepthToSpaceOptions()
+        settings.Init(options.Bytes, options.Pos)
+        self.node("DepthToSpace", [f"t{inputs[0]}"], f"t{output}", blocksize=settings.BlockSize(), mode="DCR")
+
+    def reshape(self, inputs: list[int], output: int, _: Any) -> None:
+        # A reshape reads memory in order, so the channels have to be last again.
+        self.node("Transpose", [f"t{inputs[0]}"], f"t{output}_last", perm=(0, 2, 3, 1))
+        shape = self.weights(f"s{output}", np.array(self.shape(output), np.int64))
+        self.node("Reshape", [f"t{output}_last", shape], f"t{output}")
+
+    def concatenation(self, inputs: list[int], output: int, options: Any) -> None:
+        settings = tflite.ConcatenationOptions()
+        settings.Init(options.Bytes, options.Pos)
+        self.node("Concat", [f"t{index}" for index in inputs], f"t{output}", axis=settings.Axis())
+
+
+def dense(values: np.ndarray, shape: list[int], sparsity: Any) -> np.ndarray:
+    """Writes out a tensor in TFLite's sparse form: per dimension, in traversal order, dense or compressed rows."""
+    order = sparsity.TraversalOrderAsNumpy()
+    if sparsity.BlockMapLength():
+        sys.exit("block-sparse tensors are not known")
+    result = np.zeros(shape, values.dtype)
+    taken = iter(values)
+
+    def visit(level: int, place: list[int], position: int) -> None:
+        if level == len(order):
+            result[tuple(place)] = next(taken)
+            return
+        metadata = sparsity.DimMetadata(level)
+        if metadata.Format() == tflite.DimensionType.DENSE:
+            size = metadata.DenseSize()
+            steps = [(index, position * size + index) for index in range(size)]
+        else:
+            segments, indices = vector(metadata, "Segments"), vector(metadata, "Indices")
+            steps = [(int(indices[at]), at) for at in range(int(segments[position]), int(segments[position + 1]))]
+        for index, at in steps:
+            place[order[level]] = index
+            visit(level + 1, place, at)
+
+    visit(0, [0] * len(shape), 0)
+    return result
+
+
+def vector(metadata: Any, part: str) -> np.ndarray:
+    """ArraySegments or ArrayIndices of a compressed dimension, whichever integer width they are stored in."""
+    kinds = {
+        tflite.SparseIndexVector.Int32Vector: tflite.Int32Vector,
+        tflite.SparseIndexVector.Uint16Vector: tflite.Uint16Vector,
+        tflite.SparseIndexVector.Uint8Vector: tflite.Uint8Vector,
+    }
+    table = kinds[getattr(metadata, f"Array{part}Type")()]()
+    union = getattr(metadata, f"Array{part}")()
+    table.Init(union.Bytes, union.Pos)
+    return table.ValuesAsNumpy()
+
+
+def check(source: bytes, model: onnx.ModelProto) -> float:
+    """The largest difference to the TFLite interpreter on one random image."""
+    import onnxruntime
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_content=source)
+    interpreter.allocate_tensors()
+    detail = interpreter.get_input_details()[0]
+    image = np.random.default_rng(CHECK_SEED).uniform(0, 1, detail["shape"]).astype(np.float32)
+    interpreter.set_tensor(detail["index"], image)
+    interpreter.invoke()
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    results = session.run(None, {"image": image.transpose(NHWC_TO_NCHW)})
+    wanted = [interpreter.get_tensor(output["index"]) for output in interpreter.get_output_details()]
+    return max(
+        float(np.abs(ours.reshape(-1) - theirs.reshape(-1)).max()) for ours, theirs in zip(results, wanted, strict=True)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("wheel", type=Path, help="mediapipe-0.10.21-*.whl")
+    parser.add_argument("--check", action="store_true", help="compare with the TFLite interpreter")
+    arguments = parser.parse_args()
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(arguments.wheel) as wheel:
+        for name, (member, outputs) in NETWORKS.items():
+            source = wheel.read(member)
+            model = Converter(tflite.Model.GetRootAsModel(source, 0)).convert(name, outputs)
+            (OUTPUT / f"{name}.onnx").write_bytes(model.SerializeToString())
+            difference = f", largest difference {check(source, model):.2e}" if arguments.check else ""
+            print(f"{name}.onnx: {len(model.SerializeToString()) / 1e6:.2f} MB{difference}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Faces found on real pictures, and the arithmetic behind them."""
+
+import json
+from pathlib import Path
+
+import av
+import cv2
+import numpy as np
+import pytest
+import skimage.data
+
+from latentsync_trt.face.blaze import FULL_RANGE, SHORT_RANGE, anchors, decode, iou
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.mesh import POINTS, region_around
+from latentsync_trt.face.tracker import FaceTracker
+from latentsync_trt.types import Face, UInt8Array
+
+MEDIAN_SHARE_OF_BROWS = 0.03
+"""Allowed median distance to the recorded points, as a share of the distance between the brows."""
+
+ASTRONAUT_POINTS = np.array([[207.0, 88.0], [247.0, 91.0], [226.0, 126.0]])
+"""Left brow, right brow and nose of the portrait, read off the picture by eye."""
+BY_EYE_PX = 8.0
+
+
+@pytest.fixture(scope="module")
+def detector() -> MediaPipeDetector:
+    return MediaPipeDetector()
+
+
+@pytest.fixture(scope="module")
+def portrait() -> UInt8Array:
+    return np.asarray(skimage.data.astronaut(), np.uint8)
+
+
+def only(faces: list[Face]) -> Face:
+    assert len(faces) == 1
+    return faces[0]
+
+
+def test_finds_the_portrait_where_it_is(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
+    face = only(detector.detect(portrait))
+    assert np.abs(face.points - ASTRONAUT_POINTS).max() < BY_EYE_PX
+    assert face.points.dtype == np.float32
+    assert face.box[0] < face.points[:, 0].min() < face.points[:, 0].max() < face.box[2]
+    assert face.score > 0.9
+
+
+@pytest.mark.parametrize("angle_deg", [-30, 30])
+def test_points_turn_with_the_head(detector: MediaPipeDetector, portrait: UInt8Array, angle_deg: float) -> None:
+    upright = only(detector.detect(portrait))
+    turn = cv2.getRotationMatrix2D((226, 110), angle_deg, 1)
+    turned = only(detector.detect(np.asarray(cv2.warpAffine(portrait, turn, (512, 512)), np.uint8)))
+    expected = upright.points @ turn[:, :2].T + turn[:, 2]
+    brows_px = np.linalg.norm(upright.points[0] - upright.points[1])
+    assert np.linalg.norm(turned.points - expected, axis=1).max() < 0.15 * brows_px
+
+
+def test_finds_a_face_of_100_px_in_full_hd(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
+    frame = np.full((1920, 1080, 3), 90, np.uint8)
+    frame[1200:1712, 300:812] = portrait
+    face = only(detector.detect(frame))
+    assert np.abs(face.points - (ASTRONAUT_POINTS + (300, 1200))).max() < BY_EYE_PX
+    assert face.box[2] - face.box[0] < 110
+
+
+def test_finds_both_of_two_faces(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
+    frame = np.concatenate([portrait[:300, 80:380], portrait[:300, 80:380][:, ::-1]], axis=1)
+    faces = sorted(detector.detect(frame), key=lambda face: float(face.box[0]))
+    assert len(faces) == 2
+    assert faces[0].box[2] < 300 < faces[1].box[0]
+
+
+def test_finds_a_face_at_the_edge(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
+    face = only(detector.detect(np.ascontiguousarray(portrait[:, 185:])))
+    assert np.abs(face.points - (ASTRONAUT_POINTS - (185, 0))).max() < BY_EYE_PX
+
+
+def test_finds_a_face_without_colour(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
+    grey = np.repeat(portrait.mean(axis=2, keepdims=True).astype(np.uint8), 3, axis=2)
+    assert np.abs(only(detector.detect(grey)).points - ASTRONAUT_POINTS).max() < BY_EYE_PX
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 200), (240, 320), (1080, 1920)])
+def test_finds_nothing_in_noise(detector: MediaPipeDetector, size: tuple[int, int]) -> None:
+    noise = np.random.default_rng(3).integers(0, 256, (*size, 3), np.uint8)
+    assert detector.detect(noise) == []
+    assert detector.detect(np.zeros((*size, 3), np.uint8)) == []
+
+
+def test_a_large_picture_gives_the_same_points(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
+    small = only(detector.detect(portrait))
+    large = only(detector.detect(np.asarray(cv2.resize(portrait, None, fx=6, fy=6, interpolation=cv2.INTER_CUBIC))))
+    brows_px = np.linalg.norm(small.points[0] - small.points[1])
+    assert np.abs((large.points + 0.5) / 6 - 0.5 - small.points).max() < 0.05 * brows_px
+
+
+def test_mesh_has_all_points_inside_the_box(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
+    face = only(detector.detect(portrait))
+    found = detector.mesh(portrait, region_around(face))
+    assert found is not None
+    mesh, _ = found
+    assert mesh.shape == (POINTS, 3)
+    assert np.linalg.norm(mesh[13, :2] - (228, 147)) < BY_EYE_PX  # middle of the upper lip
+    assert mesh[152, 1] > mesh[13, 1] > mesh[10, 1]  # chin below lip below forehead
+
+
+@pytest.mark.parametrize(("model", "count"), [(SHORT_RANGE, 896), (FULL_RANGE, 2304)])
+def test_anchors_cover_the_square(model: object, count: int) -> None:
+    centres = anchors(model)  # type: ignore[arg-type]
+    assert centres.shape == (count, 2)
+    assert centres.min() > 0
+    assert centres.max() < 1
+
+
+def test_overlapping_boxes_are_merged_by_score() -> None:
+    boxes = np.zeros((2304, 16), np.float32)
+    scores = np.full(2304, -10, np.float32)
+    cell = 48 * 24 + 24
+    boxes[[cell, cell + 1, 0], 2:4] = 60
+    scores[[cell, cell + 1, 0]] = 2, 2, 1
+    both = decode(FULL_RANGE, boxes, scores)
+    assert len(both) == 2
+    assert np.isclose((both[0].box[0] + both[0].box[2]) / 2, (anchors(FULL_RANGE)[[cell, cell + 1], 0]).mean())
+
+
+def test_iou_of_known_boxes() -> None:
+    box = np.array([0, 0, 2, 2], np.float32)
+    others = np.array([[0, 0, 2, 2], [1, 0, 3, 2], [5, 5, 6, 6]], np.float32)
+    assert np.allclose(iou(box, others), [1, 1 / 3, 0])
+
+
+@pytest.mark.parametrize("clip", ["demo1", "demo2", "demo3"])
+def test_points_agree_with_the_recorded_ones(
+    assets: Path, reference: Path, detector: MediaPipeDetector, clip: str
+) -> None:
+    recorded = json.loads((reference / "demo_landmarks3.json").read_text())[clip]
+    tracker, distances = FaceTracker(detector), []
+    with av.open(str(assets / f"{clip}_video.mp4")) as container:
+        for frame, points in zip(container.decode(video=0), recorded, strict=False):
+            tracked = tracker.update(frame.to_ndarray(format="rgb24"))
+            assert tracked is not None, f"no face in frame {len(distances)}"
+            if points is not None:
+                wanted = np.array(points)
+                brows_px = np.linalg.norm(wanted[0] - wanted[1])
+                distances.append(np.linalg.norm(tracked.face.points - wanted, axis=1) / brows_px)
+    assert np.median(distances) < MEDIAN_SHARE_OF_BROWS
+    assert tracked is not None
+    assert tracked.track_id == 0

@@ -1,0 +1,87 @@
+"""Staying with one face."""
+
+import numpy as np
+import pytest
+
+from latentsync_trt.face.tracker import FaceTracker, usable
+from latentsync_trt.types import Face, UInt8Array
+
+FRAME = np.zeros((4, 4, 3), np.uint8)
+
+
+def face_at(left: float, top: float = 100.0, width: float = 100.0, height: float = 130.0) -> Face:
+    box = np.array([left, top, left + width, top + height], np.float32)
+    points = np.array([[left + 20, top + 20], [left + 80, top + 20], [left + 50, top + 70]], np.float32)
+    return Face(box, points)
+
+
+class Searching:
+    """A detector that only searches; gives out prepared faces frame by frame."""
+
+    def __init__(self, frames: list[list[Face]]) -> None:
+        self.frames = iter(frames)
+        self.searches = 0
+
+    def detect(self, frame: UInt8Array) -> list[Face]:
+        self.searches += 1
+        return next(self.frames)
+
+
+class Following(Searching):
+    """Also follows, until told that the face is lost."""
+
+    def __init__(self, frames: list[list[Face]], followed: list[Face | None]) -> None:
+        super().__init__(frames)
+        self.followed = iter(followed)
+
+    def follow(self, frame: UInt8Array, previous: Face) -> Face | None:
+        return next(self.followed)
+
+
+def ids(tracker: FaceTracker, count: int) -> list[int | None]:
+    tracked = [tracker.update(FRAME) for _ in range(count)]
+    return [None if face is None else face.track_id for face in tracked]
+
+
+def test_starts_with_the_largest_and_stays_with_it() -> None:
+    growing = [
+        [face_at(500, width=100 + 5 * i, height=130 + 5 * i), face_at(100 + i, width=120, height=150)]
+        for i in range(10)
+    ]
+    tracker = FaceTracker(Searching(growing))
+    boxes = [tracker.update(FRAME) for _ in growing]
+    assert all(box is not None and box.track_id == 0 and box.face.box[0] < 200 for box in boxes)
+
+
+def test_a_gap_starts_a_new_track() -> None:
+    assert ids(FaceTracker(Searching([[face_at(100)], [], [face_at(100)]])), 3) == [0, None, 1]
+
+
+def test_a_cut_starts_a_new_track() -> None:
+    assert ids(FaceTracker(Searching([[face_at(100)], [face_at(600)], [face_at(605)]])), 3) == [0, 1, 1]
+
+
+def test_follows_without_searching() -> None:
+    detector = Following([[face_at(100)]], [face_at(102), face_at(104)])
+    assert ids(FaceTracker(detector), 3) == [0, 0, 0]
+    assert detector.searches == 1
+
+
+def test_searches_again_when_lost() -> None:
+    detector = Following([[face_at(100)], [face_at(700), face_at(110)], []], [None, None])
+    assert ids(FaceTracker(detector), 3) == [0, 0, None]
+    assert detector.searches == 3
+
+
+def test_searches_when_following_jumps() -> None:
+    detector = Following([[face_at(100)], [face_at(104)]], [face_at(500)])
+    assert ids(FaceTracker(detector), 2) == [0, 0]
+    assert detector.searches == 2
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "fine"),
+    [(50, 80, True), (49, 80, False), (60, 79, False), (151, 100, False), (150, 100, True), (60, 301, False)],
+)
+def test_small_and_turned_faces_are_ignored(width: float, height: float, fine: bool) -> None:
+    assert usable(face_at(0, width=width, height=height)) is fine
