@@ -1,0 +1,127 @@
+"""A bundle is refused unless it is whole."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from latentsync_trt.bundle import (
+    CHECKPOINTS_VARIABLE,
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    REQUIRED_GRAPHS,
+    Bundle,
+    DimensionRange,
+    FileEntry,
+    GraphEntry,
+    Manifest,
+    TensorEntry,
+    demo_folder,
+    find_bundle,
+    read_manifest,
+    sha256_file,
+    write_manifest,
+)
+from latentsync_trt.errors import BundleError
+
+
+def make_bundle(folder: Path) -> Bundle:
+    """A bundle whose graphs are a few bytes each: enough for everything that never runs them."""
+    folder.mkdir(parents=True)
+    (folder / "net.weights").write_bytes(bytes(range(256)))
+    graphs = {}
+    for name in REQUIRED_GRAPHS:
+        (folder / f"{name}.onnx").write_text(name)
+        tensors = (TensorEntry("x", "float32", ("windows", 4)),)
+        graphs[name] = GraphEntry(f"{name}.onnx", "net.weights", tensors, tensors)
+    files = {path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in sorted(folder.iterdir())}
+    manifest = Manifest(
+        name="small",
+        model="1.6",
+        resolution_px=64,
+        frames=16,
+        precision="fp32",
+        shapes="dynamic",
+        audio_layers=5,
+        audio_width=64,
+        opset=23,
+        unet={"widths": [32, 32]},
+        graphs=graphs,
+        files=files,
+        ranges={"windows": DimensionRange(1, 2, 4)},
+        notes=("made by a test",),
+    )
+    write_manifest(folder, manifest)
+    return Bundle.load(folder)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return make_bundle(tmp_path / "bündle with spaces")
+
+
+def test_what_was_written_is_read_back(bundle: Bundle) -> None:
+    again = Bundle.load(bundle.folder)
+    assert again.manifest == bundle.manifest
+    assert again.manifest.graphs["denoise_step"].inputs[0].shape == ("windows", 4)
+    assert again.manifest.latent_px == 8
+    assert again.graph_path("vae_encoder").read_text() == "vae_encoder"
+
+
+def test_a_changed_byte_is_noticed(bundle: Bundle) -> None:
+    weights = bundle.folder / "net.weights"
+    weights.write_bytes(b"\xff" + weights.read_bytes()[1:])
+    with pytest.raises(BundleError, match=r"net\.weights: damaged or edited"):
+        Bundle.load(bundle.folder)
+
+
+@pytest.mark.parametrize(("damage", "message"), [("unlink", "missing"), ("truncate", "the manifest says 256")])
+def test_a_lost_or_cut_file_is_noticed_without_hashing(bundle: Bundle, damage: str, message: str) -> None:
+    weights = bundle.folder / "net.weights"
+    weights.unlink() if damage == "unlink" else weights.write_bytes(b"short")
+    with pytest.raises(BundleError, match=message):
+        Bundle.load(bundle.folder, verify=False)
+
+
+def test_an_edited_manifest_is_noticed(bundle: Bundle) -> None:
+    path = bundle.folder / MANIFEST_NAME
+    path.write_text(path.read_text().replace('"resolution_px": 64', '"resolution_px": 128'))
+    with pytest.raises(BundleError, match="edited or damaged"):
+        read_manifest(bundle.folder)
+
+
+def test_a_newer_format_is_refused_by_name(bundle: Bundle) -> None:
+    path = bundle.folder / MANIFEST_NAME
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"format_version": FORMAT_VERSION + 1}))
+    with pytest.raises(BundleError, match=f"format {FORMAT_VERSION + 1}, this version reads up to {FORMAT_VERSION}"):
+        read_manifest(bundle.folder)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format_version": "1"}', "\x00\x01"])
+def test_what_is_no_manifest_is_refused(bundle: Bundle, content: str) -> None:
+    (bundle.folder / MANIFEST_NAME).write_text(content)
+    with pytest.raises(BundleError):
+        read_manifest(bundle.folder)
+
+
+def test_a_folder_without_manifest_is_no_bundle(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="not a bundle"):
+        Bundle.load(tmp_path)
+
+
+def test_graph_hash_covers_graph_and_weights(bundle: Bundle) -> None:
+    hashes = {bundle.graph_hash(name) for name in REQUIRED_GRAPHS}
+    assert len(hashes) == len(REQUIRED_GRAPHS)
+
+
+def test_finding_by_path_name_and_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(tmp_path))
+    assert find_bundle(None) == (demo_folder(), "built in; no exported bundle found")
+    older, newer = make_bundle(tmp_path / "older"), make_bundle(tmp_path / "newer")
+    assert find_bundle(None)[0] == newer.folder
+    assert find_bundle("older")[0] == older.folder
+    assert find_bundle(str(older.folder))[0] == older.folder
+    assert find_bundle("demo")[0] == demo_folder()
+    with pytest.raises(BundleError, match="found: demo, newer, older"):
+        find_bundle("nothing")
