@@ -1,7 +1,7 @@
-"""Whisper's log-mel spectrogram, block by block. Pure.
+"""Whisper's log-mel spectrogram, computed in blocks. Pure.
 
-Whisper clamps to 8 below the maximum of the whole recording, so a long one is read twice: once for the maximum, once
-for the values. Nothing but a block is in memory.
+Whisper cuts a recording off 8 decades below its loudest value, so a long one is gone through twice: once for that value
+(`log_power_blocks`), once for the spectrogram (`scaled`). Nothing but a block needs to be in memory.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,87 +9,112 @@ from functools import lru_cache
 
 import numpy as np
 from librosa.filters import mel as mel_filters
-from numpy.lib.stride_tricks import sliding_window_view
 
+from latentsync_trt.errors import InputError
 from latentsync_trt.types import Float32Array
 
-SAMPLE_RATE_HZ = 16_000
-N_FFT = 400  # 25 ms
-HOP = 160  # 10 ms
+SAMPLE_RATE_HZ = 16000
 MEL_BANDS = 80
-MEL_FPS = SAMPLE_RATE_HZ // HOP
+_HOP = 160
+_FFT = 400
+_HALF = _FFT // 2
 
-_PAD = N_FFT // 2
-# Two spectrogram frames make one feature; a shorter recording is followed by silence up to here.
-_MIN_SAMPLES = 2 * HOP
-_BLOCK_FRAMES = 3000
+MEL_FRAMES_PER_S = SAMPLE_RATE_HZ // _HOP
+
 _POWER_FLOOR = 1e-10
-_LOG_RANGE = 8.0
+_DYNAMIC_RANGE = 8.0
+"""Decades below the loudest value of the recording at which the spectrogram is cut off."""
+
+# 30 s of frames: their spectra take 5 MB, whatever the length of the recording.
+_BLOCK_FRAMES = 30 * MEL_FRAMES_PER_S
+_BLOCK_SAMPLES = _BLOCK_FRAMES * _HOP
 
 
-def log_power_blocks(samples: Iterable[Float32Array]) -> Iterator[Float32Array]:
-    """log10 of the mel power, floored at 1e-10, not yet clamped: blocks `(80, k)` float32.
-
-    Frame i covers samples 160·i − 200 … 160·i + 199, reflected at both ends; n samples give n // 160 frames (Whisper
-    drops the last), at least 2.
+def log_mel(samples: Float32Array) -> Float32Array:
+    """Log-mel spectrogram of a recording in memory, float32 `(80, n)`, n = max(samples, 400) // 160: 100 a second.
 
     Args:
-        samples: 16 kHz mono float32 in [−1, 1], in pieces of any length.
+        samples: float32 `(samples,)`, mono, 16 kHz, full scale ±1.
+
+    Raises:
+        InputError: there are no samples, or some are not finite, or they are not mono.
     """
-    emitted = 0
-    for padded, count in _padded(samples):
-        frames = (len(padded) - N_FFT) // HOP + 1 if count is None else count // HOP - emitted
-        for first in range(0, frames, _BLOCK_FRAMES):
-            last = min(first + _BLOCK_FRAMES, frames)
-            yield _log_power(padded[first * HOP : (last - 1) * HOP + N_FFT])
-        emitted += frames
-
-
-def _padded(samples: Iterable[Float32Array]) -> Iterator[tuple[Float32Array, int | None]]:
-    """Pieces that begin at the next frame to make, each overlapping the one before; the last with the sample count."""
-    held: list[Float32Array] = []
-    count, buffered = 0, np.zeros(0, np.float32)
-    for piece in samples:
-        held.append(piece)
-        count += len(piece)
-        if sum(map(len, held)) + len(buffered) < _BLOCK_FRAMES * HOP:
-            continue
-        if count - sum(map(len, held)) == 0:
-            joined = np.concatenate(held)
-            buffered = np.pad(joined, (_PAD, 0), "reflect")
-        else:
-            buffered = np.concatenate([buffered, *held])
-        held.clear()
-        # The last _PAD samples stay behind: should the recording end here, they are needed for the reflection.
-        frames = (len(buffered) - _PAD - N_FFT) // HOP + 1
-        yield buffered[: (frames - 1) * HOP + N_FFT], None
-        buffered = buffered[frames * HOP :]
-    first = count == sum(map(len, held))
-    tail = np.concatenate([buffered, *held])
-    if count < _MIN_SAMPLES:
-        tail, count = np.pad(tail, (0, _MIN_SAMPLES - count)), _MIN_SAMPLES
-    yield np.pad(tail, (_PAD if first else 0, _PAD), "reflect"), count
-
-
-def _log_power(samples: Float32Array) -> Float32Array:
-    frames = sliding_window_view(samples, N_FFT)[::HOP] * _hann()
-    power = np.abs(np.fft.rfft(frames)).astype(np.float32) ** 2
-    mel: Float32Array = np.maximum(_filters() @ power.T, np.float32(_POWER_FLOOR))
-    return np.log10(mel)
+    if samples.ndim != 1 or not samples.size:
+        raise InputError(f"audio of shape {samples.shape}: a mono recording with at least one sample is needed")
+    if not np.isfinite(samples).all():
+        raise InputError("the audio has samples that are not finite (NaN or infinity)")
+    log_power = np.concatenate(list(log_power_blocks([samples])), axis=1)
+    return scaled(log_power, float(log_power.max()))
 
 
 def scaled(log_power: Float32Array, peak: float) -> Float32Array:
-    """Whisper's input values: `log_power` clamped to 8 below `peak`, the recording's maximum; then (x + 4) / 4."""
-    return (np.maximum(log_power, np.float32(peak - _LOG_RANGE)) + np.float32(4)) / np.float32(4)
+    """The network's input: `log_power` cut off 8 decades below `peak`, the recording's maximum, then (x + 4) / 4."""
+    return (np.maximum(log_power, np.float32(peak - _DYNAMIC_RANGE)) + np.float32(4)) / np.float32(4)
+
+
+def log_power_blocks(pieces: Iterable[Float32Array]) -> Iterator[Float32Array]:
+    """log10 of the mel power, at least 1e-10, before it is cut off: float32 `(80, k)`, k up to 3000.
+
+    A recording shorter than one analysis window (25 ms) is followed by silence up to its length.
+
+    Args:
+        pieces: float32 `(samples,)` each, of any lengths: mono, 16 kHz, full scale ±1.
+    """
+    made = 0
+    for stretch, count in _stretches(pieces):
+        frames = (len(stretch) - _FFT) // _HOP + 1 if count is None else count // _HOP - made
+        for start in range(0, frames, _BLOCK_FRAMES):
+            end = min(start + _BLOCK_FRAMES, frames)
+            yield _log_power(stretch[start * _HOP : (end - 1) * _HOP + _FFT])
+        made += frames
+
+
+def _stretches(pieces: Iterable[Float32Array]) -> Iterator[tuple[Float32Array, int | None]]:
+    """Overlapping stretches of the recording, reflected at its ends; each begins with the next frame's window.
+
+    With the last comes the number of samples of the recording.
+    """
+    held: list[Float32Array] = []
+    length, count = 0, 0
+    for piece in pieces:
+        held.append(piece)
+        length, count = length + len(piece), count + len(piece)
+        if length < _BLOCK_SAMPLES + _FFT:
+            continue
+        joined = np.concatenate(held)
+        if length == count:
+            joined = np.pad(joined, (_HALF, 0), "reflect")
+        # Half a window stays behind: should the recording end here, the reflection needs it.
+        frames = (len(joined) - _HALF - _FFT) // _HOP + 1
+        yield joined[: (frames - 1) * _HOP + _FFT], None
+        rest = joined[frames * _HOP :]
+        held, length = [rest], len(rest)
+    if not count:
+        return
+    rest = np.concatenate(held)
+    before = _HALF if length == count else 0
+    if count < _FFT:
+        rest, count = np.pad(rest, (0, _FFT - count)), _FFT
+    yield np.pad(rest, (before, _HALF), "reflect"), count
+
+
+def _log_power(samples: Float32Array) -> Float32Array:
+    """log10 of the mel power of all windows in `samples`: `((n − 1)·160 + 400,)` → `(80, n)`."""
+    windows = np.lib.stride_tricks.sliding_window_view(samples, _FFT)[::_HOP]
+    spectrum = np.fft.rfft(windows * _hann(), axis=1)
+    power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32)
+    mel = _filterbank() @ power.T
+    return np.log10(np.maximum(mel, np.float32(_POWER_FLOOR)))
 
 
 @lru_cache(maxsize=1)
 def _hann() -> Float32Array:
-    """Periodic Hann window."""
-    return np.hanning(N_FFT + 1)[:-1].astype(np.float32)
+    """Periodic Hann window: one sample longer than it is used."""
+    return np.hanning(_FFT + 1)[:-1].astype(np.float32)
 
 
 @lru_cache(maxsize=1)
-def _filters() -> Float32Array:
-    """Slaney's mel filters `(80, 201)`."""
-    return np.asarray(mel_filters(sr=SAMPLE_RATE_HZ, n_fft=N_FFT, n_mels=MEL_BANDS), np.float32)
+def _filterbank() -> Float32Array:
+    """Slaney's mel bands, float32 `(80, 201)`."""
+    bands: Float32Array = mel_filters(sr=SAMPLE_RATE_HZ, n_fft=_FFT, n_mels=MEL_BANDS)
+    return bands

@@ -1,17 +1,45 @@
-"""What of the speech each video frame hears. Pure."""
+"""What each video frame hears of the audio features. Pure."""
+
+from fractions import Fraction
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.errors import InputError
+from latentsync_trt.types import Float32Array
 
 FEATURES_PER_S = 50
-POSITIONS_BEFORE, POSITIONS_AFTER = 4, 5
-POSITIONS = POSITIONS_BEFORE + 1 + POSITIONS_AFTER
-_STRIDE = FEATURES_PER_S // MODEL_FPS
+_PER_FRAME = FEATURES_PER_S // MODEL_FPS
+_BEFORE, _AFTER = 4, 6
+"""A frame hears the features from 4 before its own position to 5 after: 10, or 200 ms."""
+
+POSITIONS = _BEFORE + _AFTER
 
 
-def window_positions(frame: int, total: int) -> NDArray[np.int64]:
-    """The 10 feature positions that video frame `frame` hears: 2i − 4 … 2i + 5, clamped to the `total` there are."""
-    centre = frame * _STRIDE
-    return np.clip(np.arange(centre - POSITIONS_BEFORE, centre + POSITIONS_AFTER + 1), 0, total - 1)
+def frame_count(duration_s: Fraction) -> int:
+    """Video frames at the model's rate that cover `duration_s` seconds."""
+    return ceil(duration_s * MODEL_FPS)
+
+
+def heard_positions(frames: NDArray[np.int64], total: int) -> NDArray[np.int64]:
+    """The features that `frames (n,)` hear, `(n, 10)`: 2i − 4 to 2i + 5, those outside the `total` repeat the ends."""
+    positions = _PER_FRAME * frames[:, None] + np.arange(-_BEFORE, _AFTER)
+    return np.clip(positions, 0, total - 1)
+
+
+def audio_windows(features: Float32Array, duration_s: Fraction) -> Float32Array:
+    """Windows for all frames of a recording, float32 `(n, 10·L, D)`, n = ceil(duration × 25).
+
+    Args:
+        features: float32 `(T, L, D)`, 50 per second. duration_s: length of the recording.
+
+    Raises:
+        InputError: there are no features.
+    """
+    if not len(features):
+        raise InputError("audio without features cannot be cut into windows")
+    frames = np.arange(frame_count(duration_s))
+    heard = features[heard_positions(frames, len(features))]
+    return np.ascontiguousarray(heard.reshape(len(frames), POSITIONS * features.shape[1], features.shape[2]))

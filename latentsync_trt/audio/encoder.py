@@ -1,0 +1,114 @@
+"""From samples to what the network hears, through the audio encoder's graph, in segments of 30 s."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from latentsync_trt.audio.mel import MEL_BANDS, MEL_FRAMES_PER_S, SAMPLE_RATE_HZ, log_power_blocks, scaled
+from latentsync_trt.audio.windows import FEATURES_PER_S, audio_windows, frame_count, heard_positions
+from latentsync_trt.errors import InputError
+from latentsync_trt.runtime.session import Session
+from latentsync_trt.types import AudioFeatures, Float32Array
+
+SEGMENT_FRAMES = 30 * MEL_FRAMES_PER_S
+"""Mel frames the encoder takes at once: 30 s."""
+
+_MEL_FRAMES_PER_FEATURE = MEL_FRAMES_PER_S // FEATURES_PER_S
+_SEGMENT_FEATURES = SEGMENT_FRAMES // _MEL_FRAMES_PER_FEATURE
+
+# A frame's 200 ms reach over at most one border between segments.
+_SEGMENTS_KEPT = 2
+
+OpenPieces = Callable[[], Iterable[Float32Array]]
+
+
+class SpeechStream:
+    """What video frames hear of a recording, each segment encoded when the first frame needs it.
+
+    Memory does not grow with the recording's length: it is gone through twice instead of kept.
+
+    Args:
+        open_pieces: opens the recording: float32 `(samples,)` pieces, mono, 16 kHz, full scale ±1. Called twice.
+        session: `audio_encoder.onnx`: `mel (1, 80, 3000)` → `features (1, 1500, L, D)`.
+
+    Raises:
+        InputError: the recording has no samples.
+    """
+
+    def __init__(self, open_pieces: OpenPieces, session: Session) -> None:
+        pieces = _Counted(open_pieces())
+        peak, mel_frames = float("-inf"), 0
+        for block in log_power_blocks(pieces):
+            peak, mel_frames = max(peak, float(block.max())), mel_frames + block.shape[1]
+        if not pieces.samples:
+            raise InputError("the recording has no samples")
+        self.duration_s = Fraction(pieces.samples, SAMPLE_RATE_HZ)
+        self.feature_count = mel_frames // _MEL_FRAMES_PER_FEATURE
+        self._session = session
+        self._segments = _segments(scaled(block, peak) for block in log_power_blocks(open_pieces()))
+        self._features: dict[int, Float32Array] = {}
+
+    @property
+    def frame_count(self) -> int:
+        """Video frames that cover the recording."""
+        return frame_count(self.duration_s)
+
+    def windows(self, frames: Sequence[int]) -> Float32Array:
+        """What the video frames with these indices hear, float32 `(n, 10·L, D)`; frames after the end hear the end.
+
+        Frames may go back by up to 30 s, not more.
+
+        Raises:
+            InferenceError: the graph failed.
+        """
+        positions = heard_positions(np.asarray(frames, np.int64), self.feature_count)
+        return np.stack([np.concatenate([self._feature(position) for position in row]) for row in positions.tolist()])
+
+    def all_features(self) -> Float32Array:
+        """The features of the whole recording, float32 `(T, L, D)`; instead of `windows`, not beside it."""
+        segments = range(0, self.feature_count, _SEGMENT_FEATURES)
+        parts = [self._segment(start // _SEGMENT_FEATURES)[: self.feature_count - start] for start in segments]
+        return np.concatenate(parts, dtype=np.float32)
+
+    def _feature(self, position: int) -> Float32Array:
+        return self._segment(position // _SEGMENT_FEATURES)[position % _SEGMENT_FEATURES]
+
+    def _segment(self, index: int) -> Float32Array:
+        while index not in self._features:
+            newest = max(self._features, default=-1) + 1
+            self._features[newest] = self._session.run({"mel": next(self._segments)[None]})[0][0]
+            self._features.pop(newest - _SEGMENTS_KEPT, None)
+        return self._features[index]
+
+
+def encode_audio(open_pieces: OpenPieces, session: Session) -> AudioFeatures:
+    """Features and per-frame windows of a whole recording at once; arguments and errors as `SpeechStream`."""
+    stream = SpeechStream(open_pieces, session)
+    features = stream.all_features()
+    return AudioFeatures(features, audio_windows(features, stream.duration_s), stream.duration_s)
+
+
+class _Counted:
+    """Hands pieces on and counts their samples."""
+
+    def __init__(self, pieces: Iterable[Float32Array]) -> None:
+        self._pieces = pieces
+        self.samples = 0
+
+    def __iter__(self) -> Iterator[Float32Array]:
+        for piece in self._pieces:
+            self.samples += piece.size
+            yield piece
+
+
+def _segments(blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
+    """Regroups spectrogram blocks `(80, k)` into segments `(80, 3000)`, the last filled up with zeros."""
+    held = np.zeros((MEL_BANDS, 0), np.float32)
+    for block in blocks:
+        held = np.concatenate([held, block], axis=1)
+        while held.shape[1] >= SEGMENT_FRAMES:
+            yield np.ascontiguousarray(held[:, :SEGMENT_FRAMES])
+            held = held[:, SEGMENT_FRAMES:]
+    if held.shape[1]:
+        yield np.pad(held, ((0, 0), (0, SEGMENT_FRAMES - held.shape[1])))

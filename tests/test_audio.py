@@ -1,0 +1,150 @@
+"""Speech features: Whisper's spectrogram in blocks, segments on demand, windows, and the recorded numbers."""
+
+import wave
+from fractions import Fraction
+from pathlib import Path
+
+import librosa
+import numpy as np
+import pytest
+
+from latentsync_trt.audio.encoder import SEGMENT_FRAMES, SpeechStream, encode_audio
+from latentsync_trt.audio.mel import log_mel, log_power_blocks
+from latentsync_trt.audio.windows import audio_windows
+from latentsync_trt.errors import InputError
+from latentsync_trt.types import Float32Array
+
+BLOCKS_AGREE = 1e-4  # log10 of float32 powers summed in another order
+FEATURES_AGREE = 1e-3  # relative, to the public release's float32 features
+LAYERS, WIDTH = 3, 4
+
+
+class Echo:
+    """Stands in for the audio encoder: every feature tells the segment's mel frame it stands at and its level."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def run(self, inputs: dict[str, Float32Array]) -> tuple[Float32Array]:
+        (mel,) = inputs["mel"]
+        assert mel.shape == (80, SEGMENT_FRAMES)
+        features = np.zeros((1, SEGMENT_FRAMES // 2, LAYERS, WIDTH), np.float32)
+        features[0, :, :, 0] = (self.runs * SEGMENT_FRAMES // 2 + np.arange(SEGMENT_FRAMES // 2))[:, None]
+        features[0, :, :, 1] = mel.mean(axis=0)[::2, None]
+        self.runs += 1
+        return (features,)
+
+
+def noise(samples: int) -> Float32Array:
+    return np.random.default_rng(samples).standard_normal(samples).astype(np.float32) * np.float32(0.1)
+
+
+def whole_spectrogram(samples: Float32Array) -> Float32Array:
+    """The same from librosa's own transform, in one piece, before Whisper's scale."""
+    spectrum = librosa.stft(samples, n_fft=400, hop_length=160, window="hann", center=True, pad_mode="reflect")
+    power = np.abs(spectrum[:, :-1]) ** 2
+    mel = librosa.filters.mel(sr=16000, n_fft=400, n_mels=80) @ power
+    return np.log10(np.maximum(mel, 1e-10)).astype(np.float32)
+
+
+@pytest.mark.parametrize("samples", [400, 5000, 480_000, 480_001, 480_199, 480_400, 976_000, 1_000_007])
+@pytest.mark.parametrize("piece", [4096, 77_777, 10**7])
+def test_blocks_join_to_the_whole_spectrogram(samples: int, piece: int) -> None:
+    recording = noise(samples)
+    pieces = [recording[start : start + piece] for start in range(0, samples, piece)]
+    joined = np.concatenate(list(log_power_blocks(pieces)), axis=1)
+    whole = whole_spectrogram(recording)
+    assert joined.shape == whole.shape
+    assert np.abs(joined - whole).max() < BLOCKS_AGREE
+
+
+def test_whispers_scale_follows_the_loudest_moment() -> None:
+    recording = np.concatenate([noise(16000) * np.float32(1e-6), noise(16000)])
+    mel = log_mel(recording)
+    assert mel.shape == (80, 200)
+    assert np.isclose(mel.max() - mel.min(), 8 / 4)
+
+
+def test_silence_is_flat() -> None:
+    assert np.allclose(log_mel(np.zeros(16000, np.float32)), (-10 + 4) / 4)
+
+
+@pytest.mark.parametrize("samples", [1, 160, 399])
+def test_a_recording_shorter_than_a_window_is_followed_by_silence(samples: int) -> None:
+    assert log_mel(noise(samples)).shape == (80, 2)
+
+
+@pytest.mark.parametrize(
+    "samples", [np.zeros(0, np.float32), np.zeros((2, 5), np.float32), np.array([0, np.nan], np.float32)]
+)
+def test_what_is_no_recording_is_refused(samples: Float32Array) -> None:
+    with pytest.raises(InputError):
+        log_mel(samples)
+
+
+@pytest.mark.parametrize(
+    ("samples", "runs", "features", "frames"),
+    [
+        (300, 1, 1, 1),
+        (480_000, 1, 1500, 750),
+        (480_001, 1, 1500, 751),
+        (480_640, 2, 1502, 751),
+        (976_000, 3, 3050, 1525),
+    ],
+)
+def test_lengths(samples: int, runs: int, features: int, frames: int) -> None:
+    session = Echo()
+    heard = encode_audio(lambda: [noise(samples)], session)  # type: ignore[arg-type]
+    assert session.runs == runs
+    assert heard.features.shape == (features, LAYERS, WIDTH)
+    assert heard.windows.shape == (frames, 10 * LAYERS, WIDTH)
+    assert heard.duration_s == Fraction(samples, 16000)
+
+
+def test_frames_hear_around_themselves_and_the_ends_repeat() -> None:
+    features = np.arange(100, dtype=np.float32)[:, None, None]
+    windows = audio_windows(features, Fraction(2))[..., 0]
+    assert windows.shape == (50, 10)
+    assert windows[20].tolist() == list(range(36, 46))
+    assert windows[0].tolist() == [0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
+    assert windows[49].tolist() == [94, 95, 96, 97, 98, 99, 99, 99, 99, 99]
+
+
+def test_windows_on_demand_are_those_of_the_whole() -> None:
+    recording = noise(16000 * 65)
+    whole = encode_audio(lambda: [recording], Echo())  # type: ignore[arg-type]
+    session = Echo()
+    stream = SpeechStream(lambda: [recording], session)  # type: ignore[arg-type]
+    assert session.runs == 0
+    for start in range(0, stream.frame_count, 16):
+        frames = [min(start + offset, stream.frame_count - 1) for offset in range(16)]
+        assert np.array_equal(stream.windows(frames), whole.windows[frames])
+    assert session.runs == 3
+    assert np.array_equal(stream.windows([10**6])[0], stream.windows([stream.frame_count + 5])[0])
+
+
+def test_no_samples_are_refused() -> None:
+    with pytest.raises(InputError, match="no samples"):
+        SpeechStream(list, Echo())  # type: ignore[arg-type]
+
+
+def test_features_of_real_speech(assets: Path, reference: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from latentsync_trt.export.checkpoint import load_whisper
+
+    network = load_whisper(reference / "small" / "whisper.pt", torch.float32)
+
+    class Encoder:
+        def run(self, inputs: dict[str, Float32Array]) -> tuple[Float32Array]:
+            with torch.no_grad():
+                return (network(torch.from_numpy(inputs["mel"])).numpy(),)
+
+    with wave.open(str(assets / "demo1_audio.wav")) as recording:
+        samples = np.frombuffer(recording.readframes(recording.getnframes()), np.int16) / np.float32(32768)
+    heard = encode_audio(lambda: [samples.astype(np.float32)], Encoder())  # type: ignore[arg-type]
+    recorded = np.load(reference / "small" / "whisper_io.npz")
+    assert heard.features.shape == recorded["features"].shape
+    scale = np.abs(recorded["features"]).max()
+    assert np.abs(heard.features - recorded["features"]).max() / scale < FEATURES_AGREE
+    assert heard.windows.shape[0] == 240
+    assert np.abs(heard.windows[:8] - recorded["chunks_first_40"]).max() / scale < FEATURES_AGREE
