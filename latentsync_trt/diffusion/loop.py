@@ -1,5 +1,6 @@
-"""The denoising loop over anything that can do one step. Pure."""
+"""The denoising loop over whatever runs a step."""
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -12,18 +13,23 @@ LATENT_CHANNELS = 4
 
 
 class Denoiser(Protocol):
-    """Holds the latents of a batch of windows and moves them one step at a time; see `runtime.denoiser`."""
+    """Keeps the latents of one batch of windows and moves them along, step by step."""
 
     def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
-        """Takes in noise `(B, 4, F, h, w)`, conditioning `(B, 9, F, h, w)`, audio `(B, F, S, D)` and the scale."""
+        """Takes a batch of windows.
+
+        Args:
+            latents: float32 `(B, 4, F, h, w)`. conditioning: float32 `(B, 9, F, h, w)`. audio: float32 `(B, F, S, D)`.
+            guidance: scale; at 1 or below there is no unconditional half.
+        """
         ...
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool) -> None:
-        """Replaces the latents by the next ones; `cached` reuses inner features of the last step that did not."""
+        """One update with the coefficients `(5,)` of `Step`; `cached` reuses features of the last full step."""
         ...
 
     def latents(self) -> Float32Array:
-        """The current latents `(B, 4, F, h, w)`."""
+        """The latents now, float32 `(B, 4, F, h, w)`."""
         ...
 
 
@@ -33,43 +39,57 @@ def denoise(
     conditioning: Float32Array,
     audio: Float32Array,
     guidance: float,
-    schedule: tuple[Step, ...],
-    plan: tuple[bool, ...],
+    schedule: Sequence[Step],
+    plan: Sequence[bool],
+    on_step: Callable[[int, int], None] | None = None,
 ) -> Float32Array:
-    """Denoised latents, float32 `(B, 4, F, h, w)`.
+    """Turns noise into latents, float32 `(B, 4, F, h, w)`.
 
     Args:
-        noise: `(1, 4, 1, h, w)`, repeated over windows and frames. conditioning: `(B, 9, F, h, w)`.
-        audio: `(B, F, S, D)`. guidance: scale. schedule: the steps. plan: True where the whole network runs.
+        denoiser: runs the steps.
+        noise: float32 `(1, 4, 1, h, w)`, repeated over windows and frames.
+        conditioning: float32 `(B, 9, F, h, w)`. audio: float32 `(B, F, S, D)`.
+        guidance: classifier-free guidance scale.
+        schedule: the steps. plan: for each, whether the whole network runs.
+        on_step: told how many steps of how many are done, after each.
 
     Raises:
-        InputError: the plan is of another length than the schedule or starts with a cached step, or shapes do not fit.
+        InputError: the plan does not fit the schedule, starts with a cached step, or shapes disagree.
     """
-    if len(plan) != len(schedule) or not plan or not plan[0]:
-        raise InputError(f"a plan of {len(plan)} steps, first full: {plan[:1]}, for a schedule of {len(schedule)}")
-    windows, _, frames, height, width = conditioning.shape
-    if noise.shape != (1, LATENT_CHANNELS, 1, height, width):
-        raise InputError(f"noise {noise.shape}: the model needs {(1, LATENT_CHANNELS, 1, height, width)}")
-    start = np.broadcast_to(noise, (windows, LATENT_CHANNELS, frames, height, width))
-    denoiser.begin(np.ascontiguousarray(start, np.float32), conditioning, audio, guidance)
-    for step, full in zip(schedule, plan, strict=True):
+    if len(plan) != len(schedule):
+        raise InputError(f"the cache plan has {len(plan)} entries for {len(schedule)} steps")
+    if not plan or not plan[0]:
+        raise InputError("the first denoising step must run the whole network: there is nothing to reuse yet")
+    batch, _, frames, height, width = conditioning.shape
+    if noise.shape != (1, LATENT_CHANNELS, 1, height, width) or audio.shape[:2] != (batch, frames):
+        raise InputError(f"noise {noise.shape}, conditioning {conditioning.shape} and audio {audio.shape} do not fit")
+    repeated = np.broadcast_to(noise, (batch, LATENT_CHANNELS, frames, height, width))
+    denoiser.begin(np.ascontiguousarray(repeated, np.float32), conditioning, audio, guidance)
+    for done, (step, full) in enumerate(zip(schedule, plan, strict=True), start=1):
         denoiser.step(step.timestep, step.coefficients, cached=not full)
+        if on_step is not None:
+            on_step(done, len(schedule))
     return denoiser.latents()
 
 
-def initial_noise(seed: int, latent_px: int) -> Float32Array:
-    """Standard normal noise `(1, 4, 1, h, w)` float32 from NumPy's PCG64, the same on any machine."""
+def initial_noise(seed: int, height: int, width: int) -> Float32Array:
+    """The one noise latent of a run, float32 `(1, 4, 1, height, width)`, standard normal, from PCG64(`seed`).
+
+    Drawn in double precision and rounded, so that the values do not hang on NumPy's float32 sampler.
+    """
     generator = np.random.Generator(np.random.PCG64(seed))
-    return generator.standard_normal((1, LATENT_CHANNELS, 1, latent_px, latent_px), np.float32)
+    return generator.standard_normal((1, LATENT_CHANNELS, 1, height, width)).astype(np.float32)
 
 
-def conditioning(mask: Float32Array, masked: Float32Array, reference: Float32Array) -> Float32Array:
-    """What the U-Net sees beside the noise, float32 `(B, 9, F, h, w)`: mask, masked latents, reference latents.
+def conditioning(latent_mask: Float32Array, masked: Float32Array, reference: Float32Array) -> Float32Array:
+    """What the network is told of each frame besides the sound: float32 `(B, 9, F, h, w)`.
 
     Args:
-        mask: `(h, w)`, 1 = kept. masked, reference: latents of the faces with and without mask, `(B, F, 4, h, w)`.
+        latent_mask: float32 `(h, w)`, 1 = kept.
+        masked: float32 `(B, F, 4, h, w)`, scaled latents of the masked images.
+        reference: float32 `(B, F, 4, h, w)`, scaled latents of the whole images.
     """
-    windows, frames, _, height, width = masked.shape
-    planes = np.broadcast_to(mask, (windows, frames, 1, height, width))
-    stacked = np.concatenate([planes, masked, reference], axis=2, dtype=np.float32)
+    batch, frames, _, height, width = masked.shape
+    mask = np.broadcast_to(latent_mask, (batch, frames, 1, height, width))
+    stacked = np.concatenate([mask, masked, reference], axis=2, dtype=np.float32)
     return np.ascontiguousarray(stacked.transpose(0, 2, 1, 3, 4))

@@ -1,14 +1,14 @@
-"""Which steps run the whole network and which reuse the inner features of the last whole one. Pure."""
+"""Which steps run the whole network and which reuse its inner features. Pure."""
 
 from latentsync_trt.errors import InputError
 
 
 def cache_plan(steps: int, interval: int) -> tuple[bool, ...]:
-    """One bool a step, True = the whole network: steps 0, interval, 2·interval, …; interval 1 = every step.
+    """For each of `steps` steps: True = the whole network runs. Every `interval`-th does, from the first on.
 
     Raises:
         InputError: `interval` is below 1.
     """
     if interval < 1:
-        raise InputError(f"cache interval {interval}: at least 1 is needed")
-    return tuple(index % interval == 0 for index in range(steps))
+        raise InputError(f"cache interval {interval}: the whole network must run every N-th step, N at least 1")
+    return tuple(step % interval == 0 for step in range(steps))

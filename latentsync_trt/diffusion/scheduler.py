@@ -1,4 +1,4 @@
-"""A sampler as coefficients: every step is linear in the latents, the guided noise prediction and one memory. Pure."""
+"""Which noise levels the sampler visits, and the linear update of each step. Pure."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -8,18 +8,20 @@ import numpy as np
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import Float32Array, Float64Array
 
-TRAIN_STEPS = 1000
-BETA_START, BETA_END = 0.00085, 0.012
-STEPS_OFFSET = 1
-"""With leading spacing the smallest timestep is this, not 0."""
+TRAINING_STEPS = 1000
+_BETA_FIRST, _BETA_LAST = 0.00085, 0.012
+_STEPS_OFFSET = 1
+
+MAX_STEPS = TRAINING_STEPS - _STEPS_OFFSET
+"""With the offset, one step more would ask for a noise level beyond the last one trained."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One denoising step.
+    """One update of the sampler.
 
-    `coefficients (5,)` float32 = c_x, c_eps, c_history, d_x, d_eps: the step computes
-    `next = c_x·latents + c_eps·eps + c_history·history` and `next_history = d_x·latents + d_eps·eps`.
+    `timestep` is the training step whose noise level the latents have before it. `coefficients (5,)` float32 are c_x,
+    c_eps, c_history, d_x, d_eps: `next = c_x·x + c_eps·eps + c_history·history`, `next_history = d_x·x + d_eps·eps`.
     """
 
     timestep: int
@@ -28,39 +30,44 @@ class Step:
 
 @lru_cache(maxsize=1)
 def alphas_cumprod() -> Float64Array:
-    """ᾱ_t of the training schedule, float64 `(1000,)`: betas whose square roots are evenly spaced ("scaled linear")."""
-    roots = np.linspace(BETA_START**0.5, BETA_END**0.5, TRAIN_STEPS, dtype=np.float64)
-    return np.cumprod(1.0 - roots**2, dtype=np.float64)
+    """Share of signal variance left after each training step: float64 `(1000,)`, falling, read-only.
+
+    The betas are linear in their square root ("scaled linear").
+    """
+    betas = np.linspace(_BETA_FIRST**0.5, _BETA_LAST**0.5, TRAINING_STEPS) ** 2
+    signal = np.cumprod(1.0 - betas, dtype=np.float64)
+    signal.flags.writeable = False
+    return signal
 
 
-def leading_timesteps(steps: int) -> list[int]:
-    """`steps` timesteps from high to low: multiples of 1000 // steps, plus the offset.
+def timesteps(steps: int) -> tuple[int, ...]:
+    """The training steps that `steps` sampling steps visit, noisiest first ("leading" spacing, offset 1).
 
     Raises:
-        InputError: fewer than 1 step or more than the schedule has.
+        InputError: `steps` is outside 1 to 999.
     """
-    if not 1 <= steps <= TRAIN_STEPS:
-        raise InputError(f"{steps} steps: the schedule has 1 to {TRAIN_STEPS}")
-    spacing = TRAIN_STEPS // steps
-    highest = TRAIN_STEPS - 1
-    return [min(index * spacing + STEPS_OFFSET, highest) for index in reversed(range(steps))]
+    if not 1 <= steps <= MAX_STEPS:
+        raise InputError(f"{steps} denoising steps: the noise schedule has room for 1 to {MAX_STEPS}")
+    spacing = TRAINING_STEPS // steps
+    return tuple(i * spacing + _STEPS_OFFSET for i in reversed(range(steps)))
 
 
 def ddim_schedule(steps: int) -> tuple[Step, ...]:
-    """DDIM with η = 0 (Song et al. 2021, eq. 12), epsilon prediction, no clipping.
+    """The updates of deterministic DDIM (Song et al., "Denoising Diffusion Implicit Models", equation 12, σ = 0).
 
-    x' = √ᾱ' · (x − √(1−ᾱ)·ε) / √ᾱ + √(1−ᾱ') · ε, where ᾱ' belongs to the timestep 1000 // steps lower, and is ᾱ_0
-    below zero. Nothing is remembered: c_history, d_x and d_eps are 0.
+    With ā the signal share now and ā' at the next visited level:
+    x₀ = (x − √(1 − ā)·eps) / √ā and next = √ā'·x₀ + √(1 − ā')·eps. The last step goes to training step 0, not to a
+    clean image. DDIM remembers nothing, so the three coefficients of the history are 0.
 
     Raises:
-        InputError: as `leading_timesteps`.
+        InputError: `steps` is outside 1 to 999.
     """
-    alphas = alphas_cumprod()
-    spacing = TRAIN_STEPS // steps if steps else 0
-    schedule = []
-    for timestep in leading_timesteps(steps):
-        alpha, previous = alphas[timestep], alphas[max(timestep - spacing, 0)]
-        c_x = (previous / alpha) ** 0.5
-        c_eps = (1.0 - previous) ** 0.5 - c_x * (1.0 - alpha) ** 0.5
-        schedule.append(Step(timestep, np.array([c_x, c_eps, 0.0, 0.0, 0.0], np.float32)))
-    return tuple(schedule)
+    visited = timesteps(steps)
+    spacing = TRAINING_STEPS // steps
+    signal = alphas_cumprod()
+    return tuple(Step(t, _ddim_coefficients(signal[t], signal[max(t - spacing, 0)])) for t in visited)
+
+
+def _ddim_coefficients(now: float, then: float) -> Float32Array:
+    to_clean = (then / now) ** 0.5
+    return np.array([to_clean, (1 - then) ** 0.5 - to_clean * (1 - now) ** 0.5, 0.0, 0.0, 0.0], np.float32)

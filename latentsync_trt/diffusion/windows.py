@@ -1,65 +1,73 @@
-"""Cutting the frames of face tracks into windows of fixed length, one frame at a time. Pure."""
+"""Cuts a stream of frames into windows of one face track. Pure."""
 
-from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from latentsync_trt.errors import InputError
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Window(Generic[T]):
-    """Exactly F items of one track in time order; the results of `items[first_new : first_new + new]` are to be used.
+    """F frames for the network, some of which may have been used before or stand in for missing ones.
 
-    What comes before `first_new` was in an earlier window; what comes after the new ones mirrors them.
+    `items` is F long. Positions `first_new` to `first_new + count_new − 1` are to be used; the others only give the
+    network its full window. A mirrored position is the item itself, so that it hears what that frame hears.
     """
 
     items: tuple[T, ...]
     first_new: int
-    new: int
+    count_new: int
+
+    @property
+    def used(self) -> range:
+        """Positions inside the window whose result is wanted."""
+        return range(self.first_new, self.first_new + self.count_new)
 
 
 class WindowPlanner(Generic[T]):
-    """Gives each item to exactly one window as a new one, in order; keeps at most 2·F items.
+    """Gives a window as soon as it is complete; keeps fewer than 2F items.
 
-    A window is F consecutive items of one track. What is left at the end of a track makes one more window: shifted back
-    to hold the last F items, or, where the track is shorter than F, filled up by mirroring it in time.
+    A track is a run of consecutive items with one track id. Its leftover frames get a window that is shifted back over
+    frames already used, or, in a track shorter than F, mirrored in time (a b c → a b c b a b …).
     """
 
     def __init__(self, frames: int) -> None:
+        """`frames`: F, the length of a window. Raises `InputError` below 1."""
+        if frames < 1:
+            raise InputError(f"a window of {frames} frames")
         self._frames = frames
-        self._track: int | None = None
-        self._before: deque[T] = deque(maxlen=frames)
-        self._waiting: list[T] = []
+        self._track: Hashable = None
+        self._last: list[T] = []
+        self._pending: list[T] = []
 
-    def push(self, item: T, track_id: int) -> list[Window[T]]:
-        """Takes the next item; returns the windows that are complete now, also those of a track that ended."""
-        windows = self.finish() if track_id != self._track else []
+    def push(self, item: T, track_id: Hashable) -> list[Window[T]]:
+        """Takes the next frame; `track_id` None = no face in it. Returns the windows it completes, in order."""
+        ready = self.finish() if track_id != self._track else []
         self._track = track_id
-        self._waiting.append(item)
-        if len(self._waiting) == self._frames:
-            windows.append(Window(tuple(self._waiting), 0, self._frames))
-            self._before.extend(self._waiting)
-            self._waiting.clear()
-        return windows
+        if track_id is not None:
+            self._pending.append(item)
+        if len(self._pending) == self._frames:
+            ready.append(Window(tuple(self._pending), 0, self._frames))
+            self._last, self._pending = self._pending, []
+        return ready
 
     def finish(self) -> list[Window[T]]:
-        """Ends the track; returns the window of what was left, if anything was."""
-        waiting, before = self._waiting, list(self._before)
-        self._track, self._waiting = None, []
-        self._before.clear()
-        if not waiting:
+        """Ends the present track; returns the window of its leftover frames, if there are any."""
+        last, pending = self._last, self._pending
+        self._track, self._last, self._pending = None, [], []
+        if not pending:
             return []
-        if before:
-            kept = self._frames - len(waiting)
-            return [Window((*before[-kept:], *waiting), kept, len(waiting))]
-        mirrored = tuple(waiting[_reflected(index, len(waiting))] for index in range(self._frames))
-        return [Window(mirrored, 0, len(waiting))]
+        if last:
+            return [Window((*last[len(pending) :], *pending), self._frames - len(pending), len(pending))]
+        mirrored = tuple(pending[_reflected(position, len(pending))] for position in range(self._frames))
+        return [Window(mirrored, 0, len(pending))]
 
 
-def _reflected(index: int, length: int) -> int:
-    """Position in a sequence played forwards and backwards without repeating its ends: a b c b a b c …"""
-    if length == 1:
-        return 0
-    position = index % (2 * length - 2)
-    return min(position, 2 * length - 2 - position)
+def _reflected(position: int, length: int) -> int:
+    """Walks to and fro over `length` items without repeating the ends."""
+    period = max(2 * (length - 1), 1)
+    position %= period
+    return min(position, period - position)

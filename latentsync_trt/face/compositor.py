@@ -78,7 +78,7 @@ def paste(frame: UInt8Array, crop: Float32Array, matrix: Float64Array, opacity: 
 
 
 def _warp(image: Float32Array, matrix: Float64Array, size: tuple[int, int]) -> Float32Array:
-    """`image` as seen from a rectangle of `size` (width, height) whose pixels `matrix` takes to the image; 0 outside."""
+    """`image` in a rectangle of `size` (width, height) whose pixels `matrix` takes to those of the image; 0 outside."""
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     return cv2.warpAffine(image, matrix, size, flags=flags, borderMode=cv2.BORDER_CONSTANT).astype(
         np.float32, copy=False
