@@ -23,7 +23,7 @@ from latentsync_trt.errors import ExportMismatch, InputError, OutputError
 from latentsync_trt.export.graphs import OPSET, GraphPlan, build_graph
 from latentsync_trt.export.options import ExportOptions, Sources, find_sources
 from latentsync_trt.export.plans import Networks, load_networks, plan_graphs, source_file
-from latentsync_trt.export.verify import TOLERANCE, verify_graph
+from latentsync_trt.export.verify import TOLERANCE, check_memory, verify_graph
 from latentsync_trt.export.weights import WeightsFile
 
 Progress = Callable[[str, float], None]
@@ -66,13 +66,16 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
 
     Raises:
         CheckpointError: a source is missing or cannot be used.
-        InputError: the folder to write holds something else, or an option does not fit the checkpoint.
+        InputError: the folder to write holds something else, an option does not fit the checkpoint, or there is too
+            little memory to verify.
         OutputError: the folder cannot be written.
         ExportMismatch: a graph does not reproduce PyTorch.
     """
     sources = find_sources(options)
     target = options.folder
     _check_target(target)
+    if options.verify:
+        check_memory(options)
     if progress is not None:
         progress("loading checkpoints", 0.0)
     networks = load_networks(sources, options, _DTYPES[options.precision])

@@ -1,6 +1,7 @@
 """A PyTorch module → an ONNX graph."""
 
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -62,7 +63,30 @@ def build_graph(plan: GraphPlan) -> ir.Model:
             optimize=False,
             verbose=False,
         )
-    return _simplify(onnx_program.model, plan.name)
+    model: ir.Model = onnx_program.model
+    _name_dimensions(model, plan)
+    return _simplify(model, plan.name)
+
+
+def _name_dimensions(model: ir.Model, plan: GraphPlan) -> None:
+    """Replaces the tracer's symbols, in whole or inside expressions, by the names of the plan's dimensions."""
+    values = {value.name: value for value in model.graph.inputs}
+    names = {}
+    for name, axes in plan.dynamic.items():
+        shape = values[name].shape
+        for axis, dimension in axes.items():
+            if shape is not None:
+                names[str(shape[axis])] = dimension
+    if not names:
+        return
+    symbols = re.compile("|".join(rf"\b{re.escape(symbol)}\b" for symbol in names))
+    produced = (value for node in model.graph for value in node.outputs)
+    for value in (*model.graph.inputs, *produced):
+        if value.shape is not None:
+            value.shape = ir.Shape(
+                size if isinstance(size, int) else symbols.sub(lambda found: names[found[0]], str(size))
+                for size in value.shape
+            )
 
 
 def _simplify(model: ir.Model, name: str) -> ir.Model:

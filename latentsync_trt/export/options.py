@@ -14,8 +14,9 @@ RESOLUTION_STEP_PX = 64
 """The VAE and the U-Net each halve the picture three times."""
 
 DEFAULT_RESOLUTION_PX: dict[str, int] = {"1.6": 512, "1.5": 256}
+FEWEST_FRAMES = 2
 LONGEST_WINDOW = 24
-"""Frame positions in the published checkpoints."""
+"""Frame positions in the published checkpoints; below two frames there is nothing temporal to attend to."""
 
 _VAE_REPOSITORY = "stabilityai/sd-vae-ft-mse"
 _VAE_FOLDER = "sd-vae-ft-mse"
@@ -39,11 +40,15 @@ class ExportOptions:
     resolution: int | None = option(
         None, "Face resolution in pixels, divisible by 64.  [default: the model's own]", minimum=64, maximum=2048
     )
-    frames: int = option(16, "Frames in a window; the models were trained at 16.", minimum=1, maximum=LONGEST_WINDOW)
+    frames: int = option(
+        16, "Frames in a window; the models were trained at 16.", minimum=FEWEST_FRAMES, maximum=LONGEST_WINDOW
+    )
     precision: Literal["fp32", "fp16"] = option(
         "fp32", "Weights and arithmetic inside the graphs.", choices=("fp32", "fp16")
     )
-    dynamic: bool = option(False, "Shapes: windows may vary from run to run, or are fixed (fastest).", off="--static")
+    dynamic: bool = option(
+        False, "Shapes: numbers of windows and frames may vary from run to run, or are fixed (fastest).", off="--static"
+    )
     max_windows: int = option(4, "With --dynamic, most windows in one run.", minimum=2, maximum=64)
     verify: bool = option(True, "Compare every graph with PyTorch before the bundle appears.", off="--no-verify")
 

@@ -12,7 +12,7 @@ from latentsync_trt.bundle import DimensionRange
 from latentsync_trt.errors import CheckpointError, InputError
 from latentsync_trt.export.checkpoint import LoadedUNet, load_unet, load_whisper
 from latentsync_trt.export.graphs import GraphPlan
-from latentsync_trt.export.options import ExportOptions, Sources
+from latentsync_trt.export.options import FEWEST_FRAMES, ExportOptions, Sources
 from latentsync_trt.export.step import HIDDEN, INPUTS, OUTPUTS, CachedDenoiseStep, DenoiseStep
 from latentsync_trt.export.unet import INPUT_CHANNELS, LATENT_CHANNELS, UNet
 from latentsync_trt.export.vae import PIXELS_PER_LATENT, VaeDecoder, VaeEncoder, load_vae
@@ -127,36 +127,43 @@ def _step_plan(unet: UNet, whisper: WhisperConfig, options: ExportOptions, *, gu
     module = (CachedDenoiseStep if cached else DenoiseStep)(unet, guided=guided)
     name = f"denoise_step{'' if guided else '_unguided'}{'_cached' if cached else ''}"
 
-    def example(windows: int) -> Inputs:
-        inputs = step_inputs(windows, options, unet, whisper, halves=2 if guided else 1)
+    def example(windows: int, frames: int = options.frames) -> Inputs:
+        inputs = step_inputs(windows, frames, options, unet, whisper, halves=2 if guided else 1)
         return inputs if cached else {key: inputs[key] for key in INPUTS}
 
     outputs = OUTPUTS if cached else (*OUTPUTS, HIDDEN)
     if not options.dynamic:
         return GraphPlan(name, "unet", module, example(1), outputs)
-    axes = {key: {0: "windows"} for key in ("latents", "conditioning", "audio", "history")}
+    axes = {key: {0: "windows", 2: "frames"} for key in ("latents", "conditioning", "history")}
+    axes["audio"] = {0: "windows", 1: "frames"}
     if cached:
-        axes[HIDDEN] = {1: "windows"}
-    ranges = {"windows": DimensionRange(1, 1, options.max_windows)}
-    return GraphPlan(name, "unet", module, example(2), outputs, axes, ranges, (example(1),))
+        axes[HIDDEN] = {1: "windows", 2: "frames"}
+    ranges = {
+        "windows": DimensionRange(1, 1, options.max_windows),
+        "frames": DimensionRange(FEWEST_FRAMES, options.frames, unet.config.positions),
+    }
+    another = options.frames + (1 if options.frames < unet.config.positions else -1)
+    further = (example(1), example(1, another), example(1, FEWEST_FRAMES))
+    return GraphPlan(name, "unet", module, example(2), outputs, axes, ranges, further)
 
 
-def step_inputs(windows: int, options: ExportOptions, unet: UNet, whisper: WhisperConfig, *, halves: int) -> Inputs:
+def step_inputs(
+    windows: int, frames: int, options: ExportOptions, unet: UNet, whisper: WhisperConfig, *, halves: int
+) -> Inputs:
     """Seeded inputs of a denoising step, in the graph's order, `hidden` last."""
-    size = (options.frames, *[options.resolution_px // PIXELS_PER_LATENT] * 2)
+    size = (frames, *[options.resolution_px // PIXELS_PER_LATENT] * 2)
     tokens = AUDIO_POSITIONS_PER_FRAME * whisper.layers
     values = (
         _random(windows, LATENT_CHANNELS, *size),
         _random(windows, INPUT_CHANNELS - LATENT_CHANNELS, *size),
-        _random(windows, options.frames, tokens, whisper.width),
+        _random(windows, frames, tokens, whisper.width),
         torch.tensor(_TIMESTEP),
         torch.tensor(_GUIDANCE),
         _random(windows, LATENT_CHANNELS, *size),
         torch.tensor(_COEFFICIENTS),
     )
-    frames, height, width = size
     hidden_width = unet.config.widths[0]
-    hidden = _random(halves, windows, frames, hidden_width, height, width).to(unet.conv_in.weight.dtype)
+    hidden = _random(halves, windows, *size[:1], hidden_width, *size[1:]).to(unet.conv_in.weight.dtype)
     return {**dict(zip(INPUTS, values, strict=True)), HIDDEN: hidden}
 
 

@@ -1,17 +1,52 @@
 """Does an exported graph compute what PyTorch computes? Names, then shapes, then values."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from latentsync_trt.errors import ExportMismatch
+from latentsync_trt.errors import ExportMismatch, InputError
+from latentsync_trt.export.attention import HEADS
 from latentsync_trt.export.graphs import GraphPlan
+from latentsync_trt.export.options import ExportOptions
+from latentsync_trt.export.vae import PIXELS_PER_LATENT
 from latentsync_trt.runtime.session import Array, Session
 
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2}
 """Largest relative difference to float32 PyTorch. float32 graphs stay near 1e-6; of half precision's 1e-3 for a single
 rounding, a whole U-Net makes less than 1e-2."""
+
+
+_FLOAT32_BYTES = 4
+_GUIDED_HALVES = 2
+_MEMORY_FILE = Path("/proc/meminfo")
+
+
+def check_memory(options: ExportOptions) -> None:
+    """Sees to it that verification does not end hours into an export for want of memory.
+
+    On a CPU ONNX Runtime holds the attention matrix of all frames and heads at once, and its softmax. Where the system
+    does not tell what is free, nothing is checked.
+
+    Raises:
+        InputError: the machine has too little free memory.
+    """
+    free_bytes = _free_bytes()
+    pixels = (options.resolution_px // PIXELS_PER_LATENT) ** 2
+    needed_bytes = 2 * _FLOAT32_BYTES * _GUIDED_HALVES * options.frames * HEADS * pixels**2
+    if free_bytes is not None and needed_bytes > free_bytes:
+        raise InputError(
+            f"verifying {options.frames} frames at {options.resolution_px} px on the CPU needs about "
+            f"{needed_bytes / 1e9:.0f} GB of memory, {free_bytes / 1e9:.0f} are free; add --no-verify"
+        )
+
+
+def _free_bytes() -> int | None:
+    if not _MEMORY_FILE.is_file():
+        return None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _MEMORY_FILE.read_text(encoding="ascii"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
 
 
 def verify_graph(path: Path, plan: GraphPlan, tolerance: float) -> float:

@@ -159,7 +159,9 @@ def test_resolution_must_divide_by_64(resolution: int, nearest: str) -> None:
 
 def test_a_missing_default_checkpoint_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATENTSYNC_TRT_CHECKPOINTS", str(tmp_path))
-    with pytest.raises(CheckpointError, match=r"`hf download ByteDance/LatentSync-1\.5 latentsync_unet\.pt --local-dir"):
+    with pytest.raises(
+        CheckpointError, match=r"`hf download ByteDance/LatentSync-1\.5 latentsync_unet\.pt --local-dir"
+    ):
         export_bundle(ExportOptions(model="1.5"))
 
 

@@ -1,0 +1,58 @@
+"""`latentsync-trt export`: published checkpoints in, a bundle of ONNX graphs out."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import click
+
+from latentsync_trt.cli.options import collect, options_from
+from latentsync_trt.errors import MissingDependency
+from latentsync_trt.export.options import ExportOptions
+
+_NEEDED = ("torch", "diffusers", "onnx", "onnxscript", "safetensors")
+
+
+@click.command("export")
+@options_from(ExportOptions)
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
+def command(quiet: bool, **fields: Any) -> None:
+    """Export LatentSync's checkpoints to a bundle that `sync` runs without PyTorch."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise MissingDependency(f"export needs {', '.join(missing)}: pip install 'latentsync-trt[export]'")
+    from latentsync_trt.bundle import read_manifest
+    from latentsync_trt.export.exporter import export_bundle
+
+    options = ExportOptions(**collect(ExportOptions, fields))
+    with _progress_bar(hidden=quiet) as on_progress:
+        folder = export_bundle(options, on_progress)
+    if quiet:
+        return
+    manifest = read_manifest(folder)
+    size_bytes = sum(entry.bytes for entry in manifest.files.values())
+    worst = max(manifest.verification.values(), default=None)
+    verdict = "not verified" if worst is None else f"within {worst:.1e} of PyTorch"
+    click.echo(f"{folder}: {len(manifest.graphs)} graphs, {manifest.precision}, {size_bytes / 1e9:.2f} GB, {verdict}")
+    for note in manifest.notes:
+        click.echo(f"note: {note}", err=True)
+
+
+@contextmanager
+def _progress_bar(*, hidden: bool) -> Iterator[Callable[[str, float], None] | None]:
+    """A bar on stderr with what is being done; yields the callback that moves it, None if hidden."""
+    if hidden:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:<40}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=1.0)
+
+        def move(stage: str, fraction: float) -> None:
+            bar.update(task, description=stage, completed=fraction)
+
+        yield move

@@ -1,0 +1,121 @@
+"""The exported graphs against the public release: single networks, and the whole 20-step guided loop."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from latentsync_trt.diffusion.loop import denoise
+from latentsync_trt.diffusion.plan import cache_plan
+from latentsync_trt.diffusion.scheduler import ddim_schedule
+from latentsync_trt.export.graphs import build_graph
+from latentsync_trt.export.options import ExportOptions, Sources
+from latentsync_trt.export.plans import load_networks, plan_graphs
+from latentsync_trt.export.weights import WeightsFile
+from latentsync_trt.runtime.denoiser import GraphDenoiser
+from latentsync_trt.runtime.session import Session
+
+pytestmark = pytest.mark.slow
+
+RESOLUTION_PX = 128
+NETWORK_TOLERANCE = 1e-4
+"""float32 sums in another order."""
+LOOP_TOLERANCE = 1e-3
+"""The same, grown over 20 guided steps."""
+HALF_PRECISION_DB = 40.0
+"""Least signal-to-noise ratio of float16 graphs to the float32 release after the whole loop."""
+SCALING_FACTOR = 0.18215
+
+Graphs = dict[str, Session]
+
+
+def relative(found: np.ndarray, wanted: np.ndarray) -> float:
+    assert found.shape == wanted.shape
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+def _export(reference: Path, folder: Path, precision: str, wanted: Callable[[str], bool]) -> Graphs:
+    """Those graphs of the recorded networks that are `wanted`."""
+    small = reference / "small"
+    sources = Sources(small / "unet.pt", small / "vae", small / "whisper.pt")
+    options = ExportOptions(resolution=RESOLUTION_PX, precision=precision)
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}[precision]
+    sessions = {}
+    for plan in plan_graphs(load_networks(sources, options, dtype), options):
+        if wanted(plan.name):
+            model = build_graph(plan)
+            with WeightsFile(folder / f"{plan.name}.weights") as weights:
+                weights.move_out(model)
+            ir.save(model, folder / f"{plan.name}.onnx")
+            sessions[plan.name] = Session(folder / f"{plan.name}.onnx")
+    return sessions
+
+
+@pytest.fixture(scope="module")
+def single(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Graphs:
+    return _export(reference, tmp_path_factory.mktemp("fp32"), "fp32", lambda name: "unguided" not in name)
+
+
+@pytest.fixture(scope="module")
+def half(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Graphs:
+    steps = ("denoise_step", "denoise_step_cached")
+    return _export(reference, tmp_path_factory.mktemp("fp16"), "fp16", lambda name: name in steps)
+
+
+def _loop(reference: Path, graphs: Graphs, interval: int) -> np.ndarray:
+    recorded = np.load(reference / "small" / "loop_20steps.npz")
+    steps = int(recorded["steps"])
+    return denoise(
+        GraphDenoiser(lambda name: graphs[name]),
+        recorded["noise"],
+        recorded["conditioning"],
+        recorded["audio"][None],
+        float(recorded["guidance"]),
+        ddim_schedule(steps),
+        cache_plan(steps, interval),
+    )
+
+
+@pytest.mark.parametrize(("interval", "recording"), [(1, "final"), (3, "final_cache_interval3")])
+def test_the_loop_reproduces_the_release(reference: Path, single: Graphs, interval: int, recording: str) -> None:
+    wanted = np.load(reference / "small" / "loop_20steps.npz")[recording]
+    assert relative(_loop(reference, single, interval), wanted) <= LOOP_TOLERANCE
+
+
+@pytest.mark.parametrize(("interval", "recording"), [(1, "final"), (3, "final_cache_interval3")])
+def test_half_precision_stays_near_the_release(reference: Path, half: Graphs, interval: int, recording: str) -> None:
+    wanted = np.load(reference / "small" / "loop_20steps.npz")[recording].astype(np.float64)
+    error = _loop(reference, half, interval) - wanted
+    assert 10 * np.log10(np.mean(wanted**2) / np.mean(error**2)) >= HALF_PRECISION_DB
+
+
+def test_the_vae_graphs_reproduce_the_release(reference: Path, single: Graphs) -> None:
+    recorded = np.load(reference / "small" / "vae_io.npz")
+    latent = recorded["latent_mode_unscaled"] * np.float32(SCALING_FACTOR)
+    repeats = single["vae_encoder"].inputs[0].shape[0] // len(latent)
+    images = np.tile(recorded["image"], (repeats, 1, 1, 1))
+    (encoded,) = single["vae_encoder"].run({"image": images})
+    (decoded,) = single["vae_decoder"].run({"latent": np.tile(latent, (repeats, 1, 1, 1))})
+    assert relative(encoded, np.tile(latent, (repeats, 1, 1, 1))) <= NETWORK_TOLERANCE
+    assert relative(decoded, np.tile(recorded["decoded"], (repeats, 1, 1, 1))) <= NETWORK_TOLERANCE
+
+
+def test_one_guided_prediction_reproduces_the_release(reference: Path, single: Graphs) -> None:
+    recorded = np.load(reference / "small" / "unet_io.npz")
+    sample, audio = recorded["sample"][1:], recorded["audio"][1:]
+    inputs = {
+        "latents": np.ascontiguousarray(sample[:, :4]),
+        "conditioning": np.ascontiguousarray(sample[:, 4:]),
+        "audio": audio,
+        "timestep": recorded["timestep"],
+        "guidance": np.float32(1.0),
+        "history": np.zeros_like(sample[:, :4]),
+        # next_latents = eps, and at guidance 1 eps is the prediction with audio.
+        "coefficients": np.array([0, 1, 0, 0, 0], np.float32),
+    }
+    arrays = {name: np.asarray(value) for name, value in inputs.items()}
+    noise, _, _ = single["denoise_step"].run(arrays)
+    assert relative(noise, recorded["output"][1:]) <= NETWORK_TOLERANCE
