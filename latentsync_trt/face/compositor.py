@@ -15,6 +15,9 @@ _EDGE_DIVISOR = 20
 _FEATHER_DIVISOR = 80
 """The mouth mask fades over 1/80 of the pasted square's side: a seam disappears, an old lip does not come back."""
 
+_SPREAD_PX = 1
+"""How far resizing and warping smear the mask's outline, in frame pixels."""
+
 # Bilinear interpolation spreads a crop pixel by less than this.
 _WARP_MARGIN_PX = 2
 
@@ -98,9 +101,9 @@ def _soft_edge(inside: Float32Array, side_px: int) -> Float32Array:
 
 
 def _feathered(opacity: Float32Array, side_px: int) -> Float32Array:
-    """Fades a mask inwards: what was transparent stays so."""
+    """Fades a mask inwards: what was transparent before it was resized and warped is so again."""
     radius = side_px // _FEATHER_DIVISOR
-    return _blurred(_eroded(opacity, 2 * radius + 1), radius)
+    return _blurred(_eroded(opacity, 2 * (radius + _SPREAD_PX) + 1), radius)
 
 
 def _eroded(image: Float32Array, size_px: int) -> Float32Array:

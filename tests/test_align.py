@@ -1,0 +1,148 @@
+"""Faces come to the network's pose as the public release brings them there."""
+
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from latentsync_trt.errors import InputError
+from latentsync_trt.face.align import (
+    OUTSIDE,
+    AlignState,
+    align,
+    crop,
+    crop_size_px,
+    frame_corners,
+    frame_rectangle,
+    inverse,
+    resize_antialiased,
+    shifted,
+)
+
+MATRIX_TOLERANCE_PX = 0.05
+"""The recordings hold float32 and were made on another SVD; a twentieth of a pixel cannot be seen."""
+CROP_TOLERANCE_LEVELS = 2
+"""The release cuts fractions of a level off, we round: one level; the Lanczos filter can add another."""
+EXACT_PX = 1e-6
+RESIZE_TOLERANCE = 5e-4
+"""PyTorch computes its float32 weights in float32, we in float64."""
+
+TEMPLATE_AT_256 = np.array([[47.6, 56.0], [162.4, 56.0], [105.0, 112.0]])
+
+
+@pytest.fixture(scope="module")
+def recorded(reference: Path) -> dict[str, np.ndarray]:
+    with np.load(reference / "small" / "align.npz") as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def frames(assets: Path) -> dict[int, np.ndarray]:
+    with av.open(str(assets / "demo1_video.mp4")) as container:
+        pictures = zip(range(34), container.decode(video=0), strict=False)
+        return {index: picture.to_ndarray(format="rgb24") for index, picture in pictures if index in (0, 33)}
+
+
+def turned(points: np.ndarray, angle: float, scale: float, offset: tuple[float, float]) -> np.ndarray:
+    rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    return (scale * points @ rotation.T + offset).astype(np.float32)
+
+
+@pytest.mark.parametrize("resolution", [256, 512])
+def test_track_matches_the_release(recorded, resolution):
+    size, state, worst_px = crop_size_px(resolution), None, 0.0
+    assert size == tuple(recorded[f"face_size{resolution}"])
+    for points, wanted in zip(recorded["landmarks3"], recorded[f"matrices{resolution}"], strict=True):
+        matrix, state = align(points, state, resolution)
+        apart = frame_corners(matrix, size) - frame_corners(wanted.astype(np.float64), size)
+        worst_px = max(worst_px, np.linalg.norm(apart, axis=1).max())
+    assert worst_px <= MATRIX_TOLERANCE_PX
+
+
+@pytest.mark.parametrize("resolution", [256, 512])
+@pytest.mark.parametrize("index", [0, 33])
+def test_crop_matches_the_release(recorded, frames, resolution, index):
+    matrix = recorded[f"matrices{resolution}"][index].astype(np.float64)
+    face = crop(frames[index], matrix, resolution)
+    apart = face.image.astype(int) - recorded[f"crop{resolution}_frame{index}"]
+    assert face.image.shape == (resolution, resolution, 3)
+    assert np.abs(apart).max() <= CROP_TOLERANCE_LEVELS
+
+
+@pytest.mark.parametrize("angle", [0.0, 0.4, -2.8])
+def test_a_turned_template_comes_back_exactly(angle):
+    points = turned(TEMPLATE_AT_256, angle, 0.7, (300.0, 120.0))
+    matrix, state = align(points, None, 256, whole_pixels=False)
+    back = points @ matrix[:, :2].T + matrix[:, 2]
+    # The points are float32. The residual is 0 only for an upright face: it is taken before the rotation.
+    assert np.allclose(back - state.bias, TEMPLATE_AT_256, atol=1e-4)
+    assert np.isclose(np.linalg.det(matrix[:, :2]), 0.7**-2)
+
+
+def test_a_mirrored_face_is_turned_not_mirrored():
+    points = (TEMPLATE_AT_256 * (-1, 1) + (400, 50)).astype(np.float32)
+    matrix, _ = align(points, None, 256)
+    assert np.linalg.det(matrix[:, :2]) > 0
+
+
+def test_state_is_averaged_towards_the_present_frame():
+    old, points = AlignState(np.array([1.0, -1.0])), turned(TEMPLATE_AT_256, 0.3, 1.0, (90.0, 80.0))
+    fresh, own = align(points, None, 256)
+    smoothed, state = align(points, old, 256)
+    assert np.allclose(state.bias, 0.2 * old.bias + 0.8 * own.bias)
+    assert np.allclose(smoothed[:, 2] - fresh[:, 2], state.bias - own.bias)
+    assert np.array_equal(smoothed[:, :2], fresh[:, :2])
+
+
+def test_whole_pixels_round_the_points():
+    points = turned(TEMPLATE_AT_256, 0.1, 1.0, (90.3, 80.4))
+    rounded, _ = align(points, None, 256)
+    assert np.array_equal(rounded, align(np.rint(points), None, 256, whole_pixels=False)[0])
+    assert not np.allclose(rounded, align(points, None, 256, whole_pixels=False)[0])
+
+
+@pytest.mark.parametrize("points", [np.full((3, 2), 7.0), np.array([[1, 2], [3, np.nan], [5, 6]])])
+def test_impossible_points_are_refused(points):
+    with pytest.raises(InputError, match="span no face"):
+        align(points.astype(np.float32), None, 256)
+
+
+def test_inverse_and_shift_undo_themselves():
+    matrix, _ = align(turned(TEMPLATE_AT_256, 0.6, 1.3, (200.0, 300.0)), None, 256)
+    point = np.array([333.0, 222.0])
+    there = matrix[:, :2] @ point + matrix[:, 2]
+    back = inverse(matrix)
+    assert np.allclose(back[:, :2] @ there + back[:, 2], point, atol=EXACT_PX)
+    moved = shifted(matrix, 40, 50)
+    assert np.allclose(moved[:, :2] @ (point - (40, 50)) + moved[:, 2], there, atol=EXACT_PX)
+
+
+def test_crop_is_grey_outside_the_frame():
+    frame = np.full((200, 200, 3), 255, np.uint8)
+    half_out = align(TEMPLATE_AT_256.astype(np.float32) - (105, 0), None, 256)[0]
+    image = crop(frame, half_out, 256).image
+    assert (image[:128, :100] == OUTSIDE).all()
+    assert (image[:128, 156:] == 255).all()
+    far_out = align(TEMPLATE_AT_256.astype(np.float32) + 5000, None, 256)[0]
+    assert (crop(frame, far_out, 256).image == OUTSIDE).all()
+
+
+def test_crop_of_a_rectangle_equals_crop_of_the_frame():
+    frame = np.random.default_rng(5).integers(0, 256, (700, 900, 3), np.uint8)
+    matrix, _ = align(turned(TEMPLATE_AT_256, 0.3, 1.1, (400.0, 200.0)), None, 256)
+    left, top, right, bottom = frame_rectangle(matrix, crop_size_px(256), frame.shape, 3)
+    cut = crop(frame[top:bottom, left:right], shifted(matrix, left, top), 256).image
+    # Noise is the worst case for the interpolation tables of OpenCV, which have steps of 1/32 px in some versions.
+    assert np.abs(cut.astype(int) - crop(frame, matrix, 256).image).mean() < 1.0
+
+
+@pytest.mark.parametrize("size", [(210, 280), (93, 70), (256, 256), (300, 257)])
+def test_resize_equals_pytorch(size):
+    torch = pytest.importorskip("torch")
+    image = np.random.default_rng(6).standard_normal((256, 256, 3)).astype(np.float32)
+    channels_first = torch.from_numpy(image).permute(2, 0, 1)[None]
+    wanted = torch.nn.functional.interpolate(channels_first, size=size[::-1], mode="bicubic", antialias=True)
+    found = resize_antialiased(image, size)
+    assert found.shape == (size[1], size[0], 3)
+    assert np.abs(found - wanted[0].permute(1, 2, 0).numpy()).max() <= RESIZE_TOLERANCE

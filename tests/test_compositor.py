@@ -1,0 +1,168 @@
+"""Generated faces go back into their frames, and nothing else changes."""
+
+import tracemalloc
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from latentsync_trt.face.align import align, crop
+from latentsync_trt.face.compositor import composite, paste
+from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.types import AlignedFace, Patch
+
+LEAST_PSNR_DB = 45.0
+"""Ours rounds where the release cuts off: half a level on average, 52 dB."""
+PEAK_BYTES = 32 * 2**20
+"""A face of 210×280 px in float32, several times over; a frame of 20,000×20,000 px would be 1.2 GB."""
+WHITE, BLACK = np.ones((256, 256, 3), np.float32), -np.ones((256, 256, 3), np.float32)
+POINTS = np.array([[47.6, 56.0], [162.4, 56.0], [105.0, 112.0]], np.float32)
+
+
+@pytest.fixture(scope="module")
+def recorded(reference: Path) -> dict[str, np.ndarray]:
+    with np.load(reference / "small" / "align.npz") as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def last_frame(assets: Path) -> np.ndarray:
+    with av.open(str(assets / "demo1_video.mp4")) as container:
+        *_, (_, picture) = zip(range(34), container.decode(video=0), strict=False)
+        return picture.to_ndarray(format="rgb24")
+
+
+@pytest.fixture(scope="module")
+def picture() -> np.ndarray:
+    return np.random.default_rng(3).integers(60, 200, (400, 420, 3), np.uint8)
+
+
+def face_at(frame: np.ndarray, x: float, y: float, scale: float = 1.0) -> AlignedFace:
+    return crop(frame, align(scale * POINTS + np.float32([x, y]), None, 256)[0], 256)
+
+
+def applied(frame: np.ndarray, patch: Patch) -> np.ndarray:
+    result = frame.copy()
+    height, width = patch.changed.shape
+    place = result[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width]
+    assert place.shape == patch.rgb.shape
+    assert np.array_equal(place[~patch.changed], patch.rgb[~patch.changed])
+    place[patch.changed] = patch.rgb[patch.changed]
+    return result
+
+
+@pytest.mark.parametrize("resolution", [256, 512])
+def test_paste_matches_the_release(recorded, last_frame, resolution):
+    upright = recorded[f"paste{resolution}_face"].astype(np.float32) * 127.5 + 127.5
+    matrix = recorded[f"matrices{resolution}"][33].astype(np.float64)
+    found = applied(last_frame, paste(last_frame, upright, matrix))
+    top, bottom, left, right = recorded[f"paste{resolution}_box"]
+    apart = found[top:bottom, left:right].astype(np.float64) - recorded[f"paste{resolution}_result"]
+    assert 10 * np.log10(255**2 / (apart**2).mean()) >= LEAST_PSNR_DB
+    found[top:bottom, left:right] = last_frame[top:bottom, left:right]
+    assert np.array_equal(found, last_frame)
+
+
+def test_only_the_generated_region_changes(picture):
+    before = picture.copy()
+    face = face_at(picture, 90, 70)
+    patch = composite(picture, face, WHITE, mouth_mask(256))
+    result = applied(picture, patch)
+    assert np.array_equal(picture, before)
+    differs = (result != picture).any(axis=-1, keepdims=True)
+    kept = crop(np.where(differs, np.uint8(255), np.uint8(0)).repeat(3, axis=2), face.matrix, 256)
+    touched = kept.image[..., 0] > 127
+    generated = mouth_mask(256) < 1
+    assert touched.any()
+    assert not (touched & ~generated).any()
+    # The mouth itself is replaced whole.
+    mouth_x, mouth_y = 105 + 90, 165 + 70
+    assert (result[mouth_y, mouth_x] == 255).all()
+    assert patch.changed.any(axis=0).all() and patch.changed.any(axis=1).all()
+
+
+def test_whole_crop_resamples_what_the_mask_keeps(picture):
+    face, mask = face_at(picture, 90, 70), mouth_mask(256)
+    ours, whole = (composite(picture, face, WHITE, mask, whole_crop=flag) for flag in (False, True))
+    assert whole.changed.sum() > ours.changed.sum()
+    forehead = (slice(95, 110), slice(180, 220))
+    assert (applied(picture, whole)[forehead] != picture[forehead]).any()
+    assert np.array_equal(applied(picture, ours)[forehead], picture[forehead])
+
+
+def test_seam_is_soft():
+    frame = np.zeros((400, 420, 3), np.uint8)
+    patch = composite(frame, face_at(frame, 90, 70), WHITE, mouth_mask(256))
+    column = applied(frame, patch)[:, 195, 0].astype(int)
+    # Down through the nose: black, a ramp of a few pixels, white, and down through the chin back to black.
+    assert column[0] == column[-1] == 0
+    assert column.max() == 255
+    assert np.abs(np.diff(column)).max() < 128
+    assert 4 <= ((column > 0) & (column < 255)).sum() <= 60
+
+
+@pytest.mark.parametrize("resolution", [256, 512])
+@pytest.mark.parametrize("scale", [0.15, 1.0, 3.0])
+def test_geometry_returns_to_where_it_came_from(resolution, scale):
+    """A generated face equal to the aligned image gives the frame back, at any size of the face and the network."""
+    y, x = np.mgrid[0:900, 0:900].astype(np.float32)
+    frame = np.stack([x / 4, y / 4, (x + y) / 8], axis=-1).astype(np.uint8)
+    matrix, _ = align(scale * POINTS + np.float32([120, 100]), None, resolution)
+    face = crop(frame, matrix, resolution)
+    painted = face.image.astype(np.float32) / 127.5 - 1
+    result = applied(frame, composite(frame, face, painted, mouth_mask(resolution)))
+    assert np.abs(result.astype(int) - frame).max() <= 2
+
+
+def test_a_small_face_is_shrunk_without_aliasing():
+    frame = np.full((200, 200, 3), 127, np.uint8)
+    stripes = np.where(np.arange(256) % 2, 1.0, -1.0).astype(np.float32)
+    painted = np.broadcast_to(stripes[:, None, None], (256, 256, 3)).copy()
+    patch = composite(frame, face_at(frame, 80, 80, scale=0.2), painted, mouth_mask(256))
+    assert patch.changed.any()
+    assert np.abs(patch.rgb.astype(int) - 127).max() <= 10
+
+
+@pytest.mark.parametrize("offset", [(-110, 60), (330, 60), (90, -130), (90, 260), (-110, -130)])
+def test_a_face_partly_outside_is_pasted_up_to_the_border(offset):
+    frame = np.zeros((400, 420, 3), np.uint8)
+    patch = composite(frame, face_at(frame, *offset), WHITE, mouth_mask(256))
+    height, width = patch.changed.shape
+    assert height and width
+    assert 0 <= patch.x_px <= 420 - width and 0 <= patch.y_px <= 400 - height
+    edges = {
+        "left": patch.x_px == 0,
+        "right": patch.x_px + width == 420,
+        "bottom": patch.y_px + height == 400,
+    }
+    expected = {"left": offset[0] < 0, "right": offset[0] > 300, "bottom": offset[1] > 200}
+    assert edges == expected
+    border = {"left": patch.rgb[:, 0], "right": patch.rgb[:, -1], "bottom": patch.rgb[-1]}
+    # The picture is cut there, the face is not: no fading towards the border.
+    assert all(border[side].max() == 255 for side, cut in expected.items() if cut)
+
+
+def test_a_face_outside_changes_nothing():
+    frame = np.zeros((100, 100, 3), np.uint8)
+    patch = composite(frame, face_at(frame, 900, 900), WHITE, mouth_mask(256))
+    assert patch.rgb.shape == (0, 0, 3)
+    assert patch.changed.shape == (0, 0)
+
+
+def test_work_does_not_grow_with_the_frame():
+    """The frame is one pixel that poses as 400 million: whatever reads or copies all of it shows in the memory."""
+    huge = np.broadcast_to(np.full((1, 1, 3), 80, np.uint8), (20_000, 20_000, 3))
+    face = face_at(huge, 9000, 9000)
+    tracemalloc.start()
+    try:
+        far = composite(huge, face, BLACK, mouth_mask(256))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < PEAK_BYTES
+    small = np.full((600, 600, 3), 80, np.uint8)
+    near = composite(small, face_at(small, 100, 100), BLACK, mouth_mask(256))
+    assert (far.x_px - near.x_px, far.y_px - near.y_px) == (8900, 8900)
+    assert np.array_equal(far.changed, near.changed)
+    assert np.abs(far.rgb.astype(int) - near.rgb).max() <= 1

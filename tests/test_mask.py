@@ -1,0 +1,69 @@
+"""The drawn mouth mask is the one the networks were trained with."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from latentsync_trt.face.mask import LATENT_SCALE, latent_mask, mouth_mask
+
+LEAST_IOU = 0.995
+CONSISTENCY = 5e-3
+"""Two sizes of one outline differ by how finely their sub-rows cut it."""
+LATENT_MISMATCHES = {256: 4, 512: 6}
+"""Latent pixels (of 1024 and 4096) whose corner lies on the outline, within half a pixel of the drawing."""
+
+
+@pytest.fixture(scope="module")
+def recorded(reference: Path) -> np.ndarray:
+    return cv2.imread(str(reference / "mask_256.png"), cv2.IMREAD_GRAYSCALE)
+
+
+def resized(recorded: np.ndarray, resolution: int) -> np.ndarray:
+    """The release's own rule; at 256 it is the picture itself."""
+    return cv2.resize(recorded, (resolution, resolution), interpolation=cv2.INTER_LANCZOS4) / np.float32(255)
+
+
+def iou(found: np.ndarray, wanted: np.ndarray) -> float:
+    a, b = found < 0.5, wanted < 0.5
+    return float((a & b).sum() / (a | b).sum())
+
+
+@pytest.mark.parametrize("resolution", [256, 512])
+def test_generated_region_matches_the_release(recorded, resolution):
+    assert iou(mouth_mask(resolution), resized(recorded, resolution)) >= LEAST_IOU
+
+
+@pytest.mark.parametrize("resolution", [256, 512])
+def test_latent_mask_follows_the_nearest_rule(recorded, resolution):
+    nearest = resized(recorded, resolution)[::LATENT_SCALE, ::LATENT_SCALE]
+    found = latent_mask(resolution)
+    assert found.shape == (resolution // LATENT_SCALE,) * 2
+    assert set(np.unique(found)) == {0.0, 1.0}
+    assert (found != (nearest >= 0.5)).sum() <= LATENT_MISMATCHES[resolution]
+
+
+@pytest.mark.parametrize("resolution", [64, 128, 512, 768])
+def test_sizes_agree(resolution):
+    mask = mouth_mask(resolution)
+    assert mask.shape == (resolution, resolution)
+    assert mask.dtype == np.float32
+    assert mask.min() == 0
+    assert mask.max() == 1
+    assert abs(mask.mean() - mouth_mask(256).mean()) < CONSISTENCY
+    # The middle of the mouth is generated; forehead, nose and corners are kept.
+    unit = resolution // 64
+    assert mask[40 * unit, 32 * unit] == 0
+    kept = mask[[10 * unit, 28 * unit, 0, resolution - 1], [32 * unit, 32 * unit, 0, resolution - 1]]
+    assert (kept == 1).all()
+
+
+def test_outline_is_antialiased():
+    mask = mouth_mask(256)
+    assert 0.001 < ((mask > 0) & (mask < 1)).mean() < 0.01
+
+
+def test_mask_cannot_be_changed_by_a_caller():
+    with pytest.raises(ValueError, match="read-only"):
+        mouth_mask(256)[0, 0] = 0
