@@ -82,7 +82,9 @@ def read_audio_blocks(path: Path, rate_hz: int = SPEECH_RATE_HZ) -> Iterator[Flo
             finite = np.isfinite(block)
             if not finite.all():
                 time_s = (position + int(finite.argmin())) / rate_hz
-                raise InputError(f"{path}: holds samples that are not numbers (NaN or infinite), first after {time_s:.3f} s")
+                raise InputError(
+                    f"{path}: holds samples that are no numbers (NaN or infinite), first after {time_s:.3f} s"
+                )
             position += block.size
             yield block
 
@@ -130,7 +132,8 @@ def _mono(path: Path, frames: Iterator[AudioFrame], rate_hz: int) -> Iterator[Au
             if resampler is None or signature != current:
                 if resampler is not None:
                     yield from resampler.resample(None)
-                resampler, current = AudioResampler("flt", AudioLayout("mono"), rate_hz, options=_MIX_OPTIONS), signature
+                resampler = AudioResampler("flt", AudioLayout("mono"), rate_hz, options=_MIX_OPTIONS)
+                current = signature
             # Their own times would make the resampler fill gaps; positions are counted in samples.
             frame.pts = None
             yield from resampler.resample(frame)

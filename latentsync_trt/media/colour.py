@@ -13,7 +13,7 @@ UNSPECIFIED = 2
 _FCC, _BT470BG, _SMPTE170M, _SMPTE240M, _BT2020_NCL, _BT2020_CL = 4, 5, 6, 7, 9, 10
 
 HD_SIDE_PX = 720
-"""Pictures without a matrix tag are BT.709 from this length of the shorter side on (so that rotation changes nothing)."""
+"""Pictures without a matrix tag are BT.709 from this length of the shorter side on, which rotation leaves as it is."""
 
 _LUMA_WEIGHTS: dict[int, tuple[float, float]] = {
     BT709: (0.2126, 0.0722),

@@ -22,9 +22,8 @@ def reason_of(error: Exception) -> str:
     The last line FFmpeg logged comes first where there is one: it is the more exact ("moov atom not found").
     """
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    log = getattr(error, "log", None)
-    logged = log[1] if log else None
-    return f"{logged[2].strip()} ({text})" if logged else str(text)
+    log = getattr(error, "log", None)  # level, part of FFmpeg, message
+    return f"{log[2].strip()} ({text})" if log else str(text)
 
 
 @contextmanager
@@ -89,8 +88,8 @@ def _check_not_cut_off(path: Path, container: InputContainer, size_bytes: int | 
         last = entries[len(entries) - 1]
         if last.pos + last.size > size_bytes:
             raise MediaError(
-                f"{path}: is cut off: its index expects at least {last.pos + last.size} bytes, the file has {size_bytes}; "
-                "copy or download it again"
+                f"{path}: is cut off: its index expects at least {last.pos + last.size} bytes, "
+                f"the file has {size_bytes}; copy or download it again"
             )
 
 

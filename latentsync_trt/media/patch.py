@@ -30,7 +30,7 @@ def apply_patch(planes: YuvPlanes, patch: Patch) -> YuvPlanes:
     they changed and of its old value where they did not. Every other byte stays as it is.
 
     Raises:
-        InputError: the patch does not lie inside the picture, its arrays do not fit each other, or the matrix is unknown.
+        InputError: the patch leaves the picture, its arrays do not fit each other, or the matrix is unknown.
     """
     height_px, width_px = planes.y.shape
     rows, columns = _place(patch, width_px, height_px)
@@ -66,9 +66,11 @@ def _blend_chroma(plane: UInt8Array, chroma: Float32Array, patch: Patch, size: t
     sums = _quads(np.pad(np.where(patch.changed, chroma, np.float32(0)), margins))
     first_row, first_column = patch.y_px // 2, patch.x_px // 2
     target = plane[first_row : first_row + changed.shape[0], first_column : first_column + changed.shape[1]]
-    pixels = np.outer(
-        _pixels_per_sample(first_row, target.shape[0], size[0]), _pixels_per_sample(first_column, target.shape[1], size[1])
+    rows, columns = (
+        _pixels_per_sample(first, count, length)
+        for first, count, length in zip((first_row, first_column), target.shape, size, strict=True)
     )
+    pixels = np.outer(rows, columns)
     mean = (sums + (pixels - changed) * target) / pixels
     np.copyto(target, np.clip(np.rint(mean), 0, 255).astype(np.uint8), where=changed > 0)
 

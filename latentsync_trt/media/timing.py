@@ -36,9 +36,9 @@ class Timed(Generic[T]):
 def on_own_clock(pictures: Iterable[Stamped[T]], period_s: Fraction) -> Iterator[Timed[T]]:
     """Gives pictures in presentation order strictly increasing times from 0.
 
-    A missing time is one `period_s` after the previous picture's. A picture that is not later than the one before it is
-    never shown and is dropped. Where the clock steps back by `DISCONTINUITY_S` or more it has been reset: the video goes
-    on one period later.
+    A missing time is one `period_s` after the previous picture's. A picture that is not later than the one before it
+    is never shown and is dropped. Where the clock steps back by `DISCONTINUITY_S` or more it has been reset: the video
+    goes on one period later.
     """
     origin_s: Fraction | None = None
     last_s = -period_s
@@ -72,3 +72,8 @@ def at_constant_rate(pictures: Iterable[Timed[T]], fps: int) -> Iterator[T]:
     while index == 0 or Fraction(index, fps) + half_s < current.time_s + current.duration_s:
         yield current.item
         index += 1
+
+
+def frames_in(duration_s: Fraction | None, fps: int) -> int | None:
+    """How many pictures `at_constant_rate` makes of a video of `duration_s`; None where that is None."""
+    return None if duration_s is None else max(1, round(duration_s * fps))

@@ -1,0 +1,52 @@
+"""The built-in clip: a public-domain portrait filmed by a moving camera, and a sentence of synthetic speech."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from math import ceil, pi, sin
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.errors import InputError
+from latentsync_trt.types import UInt8Array
+
+ASSETS = Path(__file__).parent / "assets" / "demo"
+SPEECH = ASSETS / "speech.flac"
+SENTENCE = "My lips follow these words. Papa, mama, and the boats by the pier."
+
+SIDE_PX = 480
+_FACE_PX = (224.0, 125.0)  # the middle of the face in the portrait, and of the camera's path
+_ZOOM = 1.7
+_ZOOM_SWAY, _PAN_SWAY_PX, _TURN_SWAY_DEG = 0.06, 7.0, 2.5
+_PERIODS_S = (3.1, 4.3, 5.7)  # of zoom, pan and turn: no common multiple within a clip
+
+
+def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
+    """Frames of the clip, uint8 `(480, 480, 3)` RGB at the model's rate, long enough for `duration_s`.
+
+    Raises:
+        InputError: the package lacks its portrait.
+    """
+    portrait = cv2.imread(str(ASSETS / "portrait.jpg"))
+    if portrait is None:
+        raise InputError(f"{ASSETS / 'portrait.jpg'}: missing; install latentsync-trt again")
+    rgb = cv2.cvtColor(portrait, cv2.COLOR_BGR2RGB)
+    for index in range(ceil(duration_s * MODEL_FPS)):
+        matrix = _camera(index / MODEL_FPS)
+        frame = cv2.warpAffine(
+            rgb, matrix, (SIDE_PX, SIDE_PX), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REFLECT_101
+        )
+        yield np.asarray(frame, np.uint8)
+
+
+def _camera(time_s: float) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
+    """Where the camera stands: the matrix `(2, 3)` from portrait to frame pixels."""
+    zoom_phase, pan_phase, turn_phase = (2 * pi * time_s / period_s for period_s in _PERIODS_S)
+    zoom = _ZOOM * (1 + _ZOOM_SWAY * sin(zoom_phase))
+    matrix = np.asarray(cv2.getRotationMatrix2D(_FACE_PX, _TURN_SWAY_DEG * sin(turn_phase), zoom), np.float64)
+    x, y = SIDE_PX / 2 - _FACE_PX[0], SIDE_PX * 0.45 - _FACE_PX[1]
+    matrix[0, 2] += x + _PAN_SWAY_PX * sin(pan_phase)
+    matrix[1, 2] += y + _PAN_SWAY_PX * sin(pan_phase / 2)
+    return matrix

@@ -1,0 +1,178 @@
+"""The original sound in the output: its packets as they are where the container takes them, else AAC."""
+
+# PyAV's Packet is generic for type checkers only.
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from fractions import Fraction
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from av.audio.codeccontext import AudioCodecContext
+from av.audio.frame import AudioFrame
+from av.audio.resampler import AudioResampler
+from av.audio.stream import AudioStream
+from av.container import InputContainer, OutputContainer
+from av.packet import Packet
+
+from latentsync_trt.media.audio import audio_stream, decoded_audio
+from latentsync_trt.media.failures import open_input, reading
+
+COPIED_CODECS: dict[str, tuple[str, ...]] = {
+    ".mp4": ("aac", "mp3", "ac3", "eac3", "alac", "opus", "flac"),
+    ".mov": ("aac", "mp3", "ac3", "eac3", "alac", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_f32le"),
+    ".mkv": (
+        *("aac", "mp3", "ac3", "eac3", "alac", "opus", "flac", "vorbis", "dts", "truehd"),
+        *("pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_f32le", "pcm_u8"),
+    ),
+}
+"""What common players play from each container; FFmpeg would write more."""
+
+AAC_BITS_PER_S = 192_000
+"""For up to two channels; more channels get as much again for each pair."""
+
+_AAC_RATES_HZ = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000)
+_FALLBACK_RATE_HZ = 48000
+_LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 8: "7.1"}
+
+
+class _Source(Protocol):
+    """Where packets for the output come from."""
+
+    def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
+        """The next packets, up to the time `until_s` of the output."""
+        ...
+
+    def finish(self) -> Iterator[Packet[Any]]:
+        """What is still inside an encoder."""
+        ...
+
+
+class Soundtrack:
+    """Adds the first audio stream of `source` to an open output. Use as a context manager.
+
+    Its first sample plays with the first picture. `copied` says whether the packets are the source's own.
+
+    Raises:
+        MediaError: the source cannot be read, has no audio stream, or breaks off.
+    """
+
+    def __init__(self, source: Path, output: OutputContainer, suffix: str) -> None:
+        self._path = source
+        self._opened: AbstractContextManager[InputContainer] = open_input(source)
+        container = self._opened.__enter__()
+        try:
+            stream = audio_stream(source, container)
+            self.copied = stream.codec_context.name in COPIED_CODECS[suffix]
+            kind = _Copied if self.copied else _Encoded
+            self._source: _Source = kind(source, container, stream, output)
+        except BaseException:
+            self._opened.__exit__(None, None, None)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.__exit__(None, None, None)
+
+    def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
+        """Packets that play before `until_s`, each once."""
+        return self._source.packets(until_s)
+
+    def finish(self, end_s: Fraction) -> Iterator[Packet[Any]]:
+        """The rest up to the output's end at `end_s`."""
+        return chain(self._source.packets(end_s), self._source.finish())
+
+
+class _Copied:
+    def __init__(self, path: Path, container: InputContainer, stream: AudioStream, output: OutputContainer) -> None:
+        self._path = path
+        self._stream = output.add_stream_from_template(stream)
+        self._packets = container.demux(stream)
+        self._time_base = Fraction(stream.time_base or Fraction(1, stream.codec_context.sample_rate))
+        # A start after 0 is an encoder's delay, or silence that the speech model did not hear either.
+        self._start = max(stream.start_time or 0, 0)
+        self._held: Packet[Any] | None = None
+
+    def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
+        while True:
+            packet = self._held or self._next()
+            if packet is None:
+                return
+            if packet.pts is not None and packet.pts * self._time_base >= until_s:
+                self._held = packet
+                return
+            self._held = None
+            packet.stream = self._stream
+            yield packet
+
+    def _next(self) -> Packet[Any] | None:
+        with reading(self._path, "its audio cannot be read"):
+            packet = next(self._packets, None)
+        if packet is None or packet.size == 0:  # the demuxer ends with an empty packet
+            return None
+        if packet.pts is not None:
+            packet.pts -= self._start
+        if packet.dts is not None:
+            packet.dts -= self._start
+        return packet
+
+    def finish(self) -> Iterator[Packet[Any]]:
+        return iter(())
+
+
+class _Encoded:
+    def __init__(self, path: Path, container: InputContainer, stream: AudioStream, output: OutputContainer) -> None:
+        source: AudioCodecContext = stream.codec_context
+        self._rate_hz = source.sample_rate if source.sample_rate in _AAC_RATES_HZ else _FALLBACK_RATE_HZ
+        self._frames = decoded_audio(path, container, stream)
+        pairs = -(-source.channels // 2)
+        layout = _named_layout(source)
+        self._stream = output.add_stream("aac", rate=self._rate_hz, layout=layout)
+        self._stream.bit_rate = AAC_BITS_PER_S * pairs
+        self._resampler = AudioResampler("fltp", layout, self._rate_hz)
+        self._pieces = self._resampled()
+        self._position = 0
+        self._held: AudioFrame | None = None
+
+    def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
+        until = int(until_s * self._rate_hz)
+        while self._position < until:
+            piece = self._held or next(self._pieces, None)
+            if piece is None:
+                return
+            piece, self._held = _split(piece, until - self._position)
+            piece.pts, piece.time_base = self._position, Fraction(1, self._rate_hz)
+            self._position += piece.samples
+            yield from self._stream.encode(piece)
+
+    def finish(self) -> Iterator[Packet[Any]]:
+        yield from self._stream.encode(None)
+
+    def _resampled(self) -> Iterator[AudioFrame]:
+        for frame in self._frames:
+            frame.pts = None
+            yield from self._resampler.resample(frame)
+        yield from self._resampler.resample(None)
+
+
+def _named_layout(source: AudioCodecContext) -> str:
+    """The source's channel layout; a usual one where the file gives a number of channels only."""
+    name = source.layout.name
+    return _LAYOUTS.get(source.channels, name) if name.endswith(" channels") else name
+
+
+def _split(frame: AudioFrame, samples: int) -> tuple[AudioFrame, AudioFrame | None]:
+    """The first `samples` samples of a planar float frame, and the rest if there is any."""
+    if frame.samples <= samples:
+        return frame, None
+    array = frame.to_ndarray()
+    parts = []
+    for part in (array[:, :samples], array[:, samples:]):
+        piece = AudioFrame.from_ndarray(part.copy(), format=frame.format.name, layout=frame.layout.name)
+        piece.sample_rate = frame.sample_rate
+        parts.append(piece)
+    return parts[0], parts[1]

@@ -1,0 +1,43 @@
+"""What `import latentsync_trt` gives and what it does not load."""
+
+import subprocess
+import sys
+
+import pytest
+
+import latentsync_trt
+
+PUBLIC = [
+    "AudioFeatures",
+    "Face",
+    "FaceDetector",
+    "LatentSyncError",
+    "LipSync",
+    "SyncOptions",
+    "SyncReport",
+    "__version__",
+]
+
+
+def test_public_names_are_these() -> None:
+    assert sorted(latentsync_trt.__all__) == PUBLIC
+    assert all(hasattr(latentsync_trt, name) for name in PUBLIC)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = latentsync_trt.nothing
+
+
+@pytest.mark.parametrize("module", ["latentsync_trt", "latentsync_trt.cli", "latentsync_trt.bundle"])
+def test_importing_loads_nothing_heavy(module: str) -> None:
+    heavy = "torch", "onnxruntime", "cv2", "av", "librosa"
+    code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_running_needs_no_torch() -> None:
+    code = "import sys, latentsync_trt.pipeline; print([n for n in ('torch', 'onnx', 'diffusers') if n in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
