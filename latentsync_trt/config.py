@@ -37,7 +37,7 @@ def check_limits(options: Any) -> None:
 class SyncOptions:
     """How a video is lip-synced. Raises `InputError` on a value outside its limits."""
 
-    steps: int = option(20, "Denoising steps.", minimum=1, maximum=1000)
+    steps: int = option(20, "Denoising steps.", minimum=1, maximum=999)
     guidance: float = option(
         1.5, "Classifier-free guidance scale; at 1 or below the unguided half is skipped.", minimum=0.0, maximum=20.0
     )
