@@ -7,7 +7,6 @@ from stat import S_ISREG
 
 import av
 import av.error
-import av.logging
 from av.container import InputContainer
 
 from latentsync_trt.errors import MediaError, OutputError
@@ -17,13 +16,8 @@ _INPUT_OPTIONS = {"protocol_whitelist": "file"}
 
 
 def reason_of(error: Exception) -> str:
-    """FFmpeg's or the system's own words for `error`, without error numbers and internal function names.
-
-    The last line FFmpeg logged comes first where there is one: it is the more exact ("moov atom not found").
-    """
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    log = getattr(error, "log", None)  # level, part of FFmpeg, message
-    return f"{log[2].strip()} ({text})" if log else str(text)
+    """FFmpeg's or the system's own words for `error`, without error numbers and internal function names."""
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
 @contextmanager
@@ -54,7 +48,9 @@ def open_input(path: Path) -> Iterator[InputContainer]:
         MediaError: there is no such file, it is a folder, empty, cut off, or in no format FFmpeg knows.
     """
     size_bytes = _checked_size(path)
-    with _remembered_log(), reading(path, "is not a media file that can be read"):
+    # FFmpeg's log stays off: its callback takes the interpreter's lock, which a thread that frees a decoder holds while
+    # it waits for the decoder's own threads. Two open files are then enough for a deadlock.
+    with reading(path, "is not a media file that can be read"):
         container = av.open(ffmpeg_name(path), "r", options=_INPUT_OPTIONS)
     with container:
         _check_not_cut_off(path, container, size_bytes)
@@ -91,20 +87,3 @@ def _check_not_cut_off(path: Path, container: InputContainer, size_bytes: int | 
                 f"{path}: is cut off: its index expects at least {last.pos + last.size} bytes, "
                 f"the file has {size_bytes}; copy or download it again"
             )
-
-
-@contextmanager
-def _remembered_log() -> Iterator[None]:
-    """Lets FFmpeg's errors reach `error.log` while a file is opened; nothing is shown.
-
-    Only there: the log callback takes the interpreter's lock, which a thread that frees a decoder holds while it waits
-    for the decoder's threads. A level that the host program has set stays.
-    """
-    if av.logging.get_level() is not None:
-        yield
-        return
-    av.logging.set_level(av.logging.PANIC)
-    try:
-        yield
-    finally:
-        av.logging.set_level(None)

@@ -8,7 +8,7 @@ import numpy as np
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.colour import chroma_of, coding_of, luma_of
-from latentsync_trt.types import Float32Array, Patch, UInt8Array, YuvPlanes
+from latentsync_trt.types import ColourTags, Float32Array, Patch, UInt8Array, YuvPlanes
 
 
 def paint(rgb: UInt8Array, patch: Patch) -> UInt8Array:
@@ -42,6 +42,14 @@ def apply_patch(planes: YuvPlanes, patch: Patch) -> YuvPlanes:
     _blend_chroma(u, blue, patch, (height_px, width_px))
     _blend_chroma(v, red, patch, (height_px, width_px))
     return YuvPlanes(y, u, v, planes.colour)
+
+
+def planes_of(rgb: UInt8Array, colour: ColourTags) -> YuvPlanes:
+    """A whole picture `rgb (H, W, 3)` as 8-bit 4:2:0 planes, coded as `colour` says."""
+    height, width = rgb.shape[:2]
+    half = ((height + 1) // 2, (width + 1) // 2)
+    blank = YuvPlanes(np.zeros((height, width), np.uint8), np.zeros(half, np.uint8), np.zeros(half, np.uint8), colour)
+    return apply_patch(blank, Patch(0, 0, rgb, np.ones((height, width), np.bool_)))
 
 
 def _place(patch: Patch, width_px: int, height_px: int) -> tuple[slice, slice]:

@@ -26,6 +26,9 @@ SUFFIXES = (".mp4", ".mov", ".mkv")
 LOSSLESS_SUFFIX = ".mkv"
 TEMPORARY_PREFIX = ".latentsync-"
 
+_LOSSLESS_FORMAT = "bgr0"
+"""8-bit RGB as FFV1 takes it."""
+
 # Among x264's presets at one crf, quality hardly changes and size by about a tenth; this one keeps up with a GPU.
 _X264_PRESET = "veryfast"
 
@@ -137,7 +140,7 @@ class VideoWriter:
         height, width = frame.rgb.shape[:2]
         if self._lossless:
             stream = container.add_stream("ffv1", rate=self._fps)
-            stream.pix_fmt = "gbrp"
+            stream.pix_fmt = _LOSSLESS_FORMAT
         else:
             stream = container.add_stream(
                 "libx264", rate=self._fps, options={"crf": str(self._crf), "preset": _X264_PRESET}
@@ -161,7 +164,7 @@ class VideoWriter:
     def _picture(self, frame: Frame, patch: Patch | None) -> VideoFrame:
         if self._lossless or frame.planes is None:
             rgb = frame.rgb if patch is None else paint(frame.rgb, patch)
-            return VideoFrame.from_ndarray(rgb, format="rgb24").reformat(format="gbrp")
+            return VideoFrame.from_ndarray(rgb, format="rgb24").reformat(format=_LOSSLESS_FORMAT)
         planes = frame.planes if patch is None else apply_patch(frame.planes, patch)
         picture = frame_of_planes(planes, even=True)
         picture.color_range = _range(planes.colour)

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import narrow
 from latentsync_trt.errors import CheckpointError, InputError
 from latentsync_trt.export.checkpoint import load_unet, load_whisper
 from latentsync_trt.export.exporter import export_bundle
 from latentsync_trt.export.naming import checkpoint_tensors
 from latentsync_trt.export.options import ExportOptions, Sources
 from latentsync_trt.export.vae import load_vae
+from tests import narrow
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
 def test_audio_width_must_fit(sources: Sources, tmp_path: Path) -> None:
     wide = narrow.write_whisper(tmp_path / "small.pt", dataclasses.replace(narrow.WHISPER, width=64))
     options = narrow.narrow_options(dataclasses.replace(sources, whisper=wide), tmp_path / "bundle")
-    with pytest.raises(CheckpointError, match="gives features 64 wide, but .* was trained for 32"):
+    with pytest.raises(CheckpointError, match=r"gives features 64 wide, but .* was trained for 32"):
         export_bundle(options)
     assert [path.name for path in tmp_path.iterdir()] == ["small.pt"]
 

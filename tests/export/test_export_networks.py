@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-import narrow
 from latentsync_trt.audio.mel import log_mel
 from latentsync_trt.export.checkpoint import load_unet, load_whisper
 from latentsync_trt.export.unet import UNet
 from latentsync_trt.export.vae import VaeDecoder, VaeEncoder, load_vae
+from tests import narrow
 
 NETWORK_TOLERANCE = 1e-4
 """float32 sums in another order."""

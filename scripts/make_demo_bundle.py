@@ -1,0 +1,51 @@
+"""Makes the small model that `latentsync-trt demo` runs: latentsync_trt/assets/demo_bundle.
+
+    python scripts/make_demo_bundle.py        # needs the export extra
+
+Real networks of small widths with seeded random weights: it shows the way of the data, not speech, and its manifest
+says so.
+"""
+
+import shutil
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from latentsync_trt.bundle import MANIFEST_NAME, read_manifest, write_manifest  # noqa: E402
+from latentsync_trt.export.exporter import export_bundle  # noqa: E402
+from tests import narrow  # noqa: E402
+
+TARGET = ROOT / "latentsync_trt" / "assets" / "demo_bundle"
+RESOLUTION_PX = 128
+FRAMES = 16
+UNTRAINED = "untrained: random weights, so the mouth shows noise, not speech"
+
+UNET = replace(
+    narrow.UNET,
+    widths=(32, 32, 32, 32),
+    attention=(True, True, True, False),
+    motion_down=(True,) * 4,
+    motion_up=(True,) * 4,
+)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        sources = narrow.write_sources(Path(folder) / "sources", UNET)
+        options = narrow.narrow_options(sources, Path(folder) / "demo", resolution=RESOLUTION_PX, frames=FRAMES)
+        bundle = export_bundle(options, lambda stage, done: print(f"{100 * done:3.0f} % {stage}"))
+        manifest = read_manifest(bundle)
+        (bundle / MANIFEST_NAME).unlink()
+        write_manifest(bundle, replace(manifest, name="demo", model="demo", notes=(UNTRAINED,)))
+        if TARGET.exists():
+            shutil.rmtree(TARGET)
+        shutil.copytree(bundle, TARGET)
+    print(f"{TARGET}: {sum(path.stat().st_size for path in TARGET.iterdir()) / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Small clips that tests make themselves: frames that can be told apart, a face, clicks."""
+
+from collections.abc import Iterable
+from fractions import Fraction
+from itertools import islice
+from pathlib import Path
+
+import av
+import numpy as np
+
+from latentsync_trt.demo import camera_frames
+from latentsync_trt.types import UInt8Array
+
+CLICK_RATE_HZ = 48000
+
+
+def write_video(
+    path: Path,
+    frames: Iterable[UInt8Array],
+    fps: int | Fraction = 25,
+    *,
+    codec: str = "libx264",
+    pixel_format: str = "yuv420p",
+    times: list[int] | None = None,
+    options: dict[str, str] | None = None,
+) -> Path:
+    """Writes RGB frames; `times` in units of 1/1000 s make the rate variable."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=fps, options=options or {"crf": "8", "preset": "ultrafast"})
+        stream.pix_fmt = pixel_format
+        if times is not None:
+            stream.time_base = stream.codec_context.time_base = Fraction(1, 1000)
+        for index, rgb in enumerate(frames):
+            if index == 0:
+                stream.height, stream.width = rgb.shape[:2]
+            frame = av.VideoFrame.from_ndarray(rgb, format="rgb24")
+            frame.pts = index if times is None else times[index]
+            frame.time_base = 1 / Fraction(fps) if times is None else Fraction(1, 1000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return path
+
+
+def numbered(count: int, height: int = 64, width: int = 96) -> Iterable[UInt8Array]:
+    """Frames whose number is written in eight black or white columns."""
+    for number in range(count):
+        frame = np.zeros((height, width, 3), np.uint8)
+        for bit in range(8):
+            frame[:, bit * width // 8 : (bit + 1) * width // 8] = 255 * (number >> bit & 1)
+        yield frame
+
+
+def number_of(rgb: UInt8Array) -> int:
+    """The number that `numbered` wrote."""
+    width = rgb.shape[1]
+    levels = [rgb[:, bit * width // 8 + 2 : (bit + 1) * width // 8 - 2].mean() for bit in range(8)]
+    return sum((level > 127) << bit for bit, level in enumerate(levels))
+
+
+def write_face(path: Path, count: int, *, blank: Iterable[int] = (), fps: int = 25) -> Path:
+    """The demo's portrait; the frames in `blank` are grey."""
+    hidden = set(blank)
+    frames = islice(camera_frames(Fraction(count, 25)), count)
+    return write_video(
+        path, (np.full_like(frame, 128) if i in hidden else frame for i, frame in enumerate(frames)), fps
+    )
+
+
+def write_sound(
+    path: Path,
+    duration_s: float,
+    *,
+    rate_hz: int = 16000,
+    layout: str = "mono",
+    codec: str = "pcm_s16le",
+    clicks_s: tuple[float, ...] = (),
+) -> Path:
+    """Quiet noise with a loud click of 1 ms at each of `clicks_s`."""
+    channels = {"mono": 1, "stereo": 2, "5.1": 6}[layout]
+    samples = np.random.default_rng(5).normal(0, 0.01, (channels, round(duration_s * rate_hz))).astype(np.float32)
+    for click_s in clicks_s:
+        start = round(click_s * rate_hz)
+        samples[:, start : start + rate_hz // 1000] = 0.9
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=rate_hz, layout=layout)
+        resampler = av.AudioResampler(stream.codec_context.format, layout, rate_hz)
+        frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout=layout)
+        frame.sample_rate = rate_hz
+        fifo = av.AudioFifo()
+        for piece in [*resampler.resample(frame), *resampler.resample(None)]:
+            piece.pts = None
+            fifo.write(piece)
+        size = stream.codec_context.frame_size or 1024
+        while (piece := fifo.read(size, partial=True)) is not None:
+            container.mux(stream.encode(piece))
+        container.mux(stream.encode(None))
+    return path
+
+
+def decoded(path: Path) -> list[UInt8Array]:
+    """All frames as RGB."""
+    with av.open(str(path)) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
+
+def heard(path: Path) -> tuple[UInt8Array, int]:
+    """All samples of the first channel as float, placed by their times, and the rate."""
+    pieces, rate, at = [], 0, 0
+    with av.open(str(path)) as container:
+        for frame in container.decode(audio=0):
+            rate = frame.sample_rate
+            start = round(float(frame.pts * frame.time_base) * rate)
+            array = frame.to_ndarray()
+            mono = array.reshape(-1, len(frame.layout.channels))[:, 0] if not frame.format.is_planar else array[0]
+            scale = np.iinfo(mono.dtype).max if mono.dtype.kind == "i" else 1.0
+            if start > at:
+                pieces.append(np.zeros(start - at))
+            pieces.append((mono / scale)[max(at - start, 0) :])
+            at = start + len(mono)
+    return np.concatenate(pieces), rate
+
+
+def click_times(path: Path) -> list[float]:
+    """When the clicks of `write_sound` are heard, in seconds."""
+    samples, rate = heard(path)
+    loud = np.flatnonzero(np.abs(samples) > 0.4)
+    starts = loud[np.diff(loud, prepend=-rate) > rate // 20]
+    return [start / rate for start in starts.tolist()]

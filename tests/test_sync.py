@@ -1,0 +1,332 @@
+"""A clip through the whole pipeline on the built-in model, and everything that can be wrong with it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.bundle import demo_folder
+from latentsync_trt.cli import main
+from latentsync_trt.errors import InputError, MediaError, NoFaceError, OutputError
+from latentsync_trt.media.reader import read_frames
+from latentsync_trt.types import Face, Progress, UInt8Array
+from tests.clips import click_times, decoded, numbered, write_face, write_sound, write_video
+
+QUICK = SyncOptions(steps=2, cache_interval=2)
+UNTOUCHED_DB = 38.0
+"""PSNR of pixels nobody touched after one encode at crf 16; a second encode or a colour shift costs more."""
+
+
+@pytest.fixture(scope="session")
+def lip_sync() -> LipSync:
+    return LipSync.from_bundle(demo_folder(), "cpu")
+
+
+@pytest.fixture(scope="session")
+def face_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20 frames of a face; 20 is not a multiple of the window."""
+    return write_face(tmp_path_factory.mktemp("clips") / "face.mp4", 20)
+
+
+@pytest.fixture(scope="session")
+def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sound(tmp_path_factory.mktemp("sound") / "speech.wav", 0.8, clicks_s=(0.1, 0.5))
+
+
+def psnr(a: UInt8Array, b: UInt8Array) -> float:
+    return float(10 * np.log10(255**2 / np.mean((a.astype(float) - b) ** 2)))
+
+
+def left_behind(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_paints_the_mouth_and_nothing_else(lip_sync: LipSync, face_clip: Path, speech: Path, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    report = lip_sync.sync(face_clip, speech, tmp_path / "out.mp4", QUICK, on_progress=seen.append)
+    assert (report.frames, report.frames_with_face, report.windows) == (20, 20, 2)
+    assert (report.provider, report.duration_s) == ("cpu", 0.8)
+    assert {stage.stage for stage in report.stages} == {"hear", "decode", "face", "paint", "compose", "encode"}
+    assert [progress.done for progress in seen[:-1]] == list(range(1, 21))
+    assert {progress.total for progress in seen} == {20}
+    before, after = decoded(face_clip), decoded(tmp_path / "out.mp4")
+    assert len(after) == 20
+    for own, new in zip(before, after, strict=True):
+        assert psnr(own[:120], new[:120]) > UNTOUCHED_DB  # hair and background
+        assert psnr(own[430:], new[430:]) > UNTOUCHED_DB  # the suit
+        assert np.abs(own[220:290, 190:290].astype(int) - new[220:290, 190:290]).mean() > 10  # the mouth
+    assert left_behind(tmp_path) == ["out.mp4"]
+
+
+def test_sound_is_in_time_and_whole(lip_sync: LipSync, face_clip: Path, speech: Path, tmp_path: Path) -> None:
+    lip_sync.sync(face_clip, speech, tmp_path / "out.mkv", QUICK)
+    assert np.allclose(click_times(tmp_path / "out.mkv"), (0.1, 0.5), atol=0.002)
+    with av.open(str(tmp_path / "out.mkv")) as container:
+        assert container.streams.audio[0].codec_context.name == "pcm_s16le"
+
+
+def test_the_same_seed_gives_the_same_picture(lip_sync: LipSync, face_clip: Path, speech: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        options = SyncOptions(steps=1, seed=seed, lossless=True)
+        lip_sync.sync(face_clip, speech, tmp_path / f"{name}.mkv", options)
+    a, b, c = (np.stack(decoded(tmp_path / f"{name}.mkv")) for name in "abc")
+    assert np.array_equal(a, b)
+    assert not np.array_equal(a, c)
+
+
+def test_lossless_keeps_every_other_pixel(lip_sync: LipSync, face_clip: Path, speech: Path, tmp_path: Path) -> None:
+    lip_sync.sync(face_clip, speech, tmp_path / "out.mkv", SyncOptions(steps=1, lossless=True))
+    with av.open(str(tmp_path / "out.mkv")) as container:
+        assert container.streams.video[0].codec_context.name == "ffv1"
+    before = [frame.rgb for frame in read_frames(face_clip, rgb_only=True)]
+    rows = np.r_[0:120, 430:480]
+    for own, new in zip(before, decoded(tmp_path / "out.mkv"), strict=True):
+        assert np.array_equal(own[rows], new[rows])
+
+
+def test_frames_without_a_face_pass_through(lip_sync: LipSync, speech: Path, tmp_path: Path) -> None:
+    clip = write_face(tmp_path / "gap.mp4", 20, blank=range(6, 9))
+    report = lip_sync.sync(clip, speech, tmp_path / "out.mp4", QUICK)
+    assert (report.frames, report.frames_with_face, report.windows) == (20, 17, 2)
+    before, after = decoded(clip), decoded(tmp_path / "out.mp4")
+    assert all(psnr(before[i], after[i]) > UNTOUCHED_DB for i in range(6, 9))
+    assert all(psnr(before[i][220:290, 190:290], after[i][220:290, 190:290]) < 25 for i in (5, 9))
+
+
+def test_no_face_anywhere_is_an_error(lip_sync: LipSync, speech: Path, tmp_path: Path) -> None:
+    clip = write_video(tmp_path / "none.mp4", numbered(20, 240, 320))
+    with pytest.raises(NoFaceError, match="no face in any of its 20 frames"):
+        lip_sync.sync(clip, speech, tmp_path / "out.mp4", QUICK)
+    assert left_behind(tmp_path) == ["none.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("length", "extend", "audio_s", "frames"),
+    [
+        ("audio", "loop", 1.2, 30),
+        ("audio", "hold", 1.2, 30),
+        ("shortest", "loop", 1.2, 20),
+        ("video", "loop", 0.4, 20),
+        ("audio", "loop", 0.4, 10),
+    ],
+)
+def test_length(
+    lip_sync: LipSync, face_clip: Path, tmp_path: Path, length: str, extend: str, audio_s: float, frames: int
+) -> None:
+    sound = write_sound(tmp_path / "speech.wav", audio_s)
+    options = SyncOptions(steps=1, length=length, extend=extend)  # type: ignore[arg-type]
+    report = lip_sync.sync(face_clip, sound, tmp_path / "out.mp4", options)
+    assert report.frames == frames
+    after = decoded(tmp_path / "out.mp4")
+    assert len(after) == frames
+    with av.open(str(tmp_path / "out.mp4")) as container:
+        stream = container.streams.audio[0]
+        assert float(stream.duration * stream.time_base) <= frames / 25 + 0.07  # an AAC frame of 16 kHz lasts 64 ms
+    if frames == 30:
+        again = decoded(face_clip)[0 if extend == "loop" else 19]
+        assert psnr(again[:120], after[20][:120]) > UNTOUCHED_DB
+        assert any("the picture" in notice for notice in report.notices)
+
+
+def test_another_frame_rate_becomes_25(lip_sync: LipSync, speech: Path, tmp_path: Path) -> None:
+    clip = write_face(tmp_path / "fast.mp4", 40, fps=50)
+    report = lip_sync.sync(clip, speech, tmp_path / "out.mp4", QUICK)
+    assert report.frames == 20
+    before, after = decoded(clip), decoded(tmp_path / "out.mp4")
+    assert all(psnr(before[2 * i][:120], after[i][:120]) > UNTOUCHED_DB for i in range(20))
+
+
+def test_a_detector_and_noise_of_ones_own(lip_sync: LipSync, face_clip: Path, speech: Path, tmp_path: Path) -> None:
+    points = np.array([[200, 200], [280, 200], [240, 250]], np.float32)
+
+    class Fixed:
+        def detect(self, frame: UInt8Array) -> list[Face]:
+            assert frame.dtype == np.uint8
+            assert frame.shape == (480, 480, 3)
+            return [Face(np.array([180, 170, 300, 330], np.float32), points)]
+
+    noise = np.zeros((1, 4, 1, 16, 16), np.float32)
+    options = SyncOptions(steps=1)
+    report = lip_sync.sync(face_clip, speech, tmp_path / "a.mp4", options, detector=Fixed(), noise=noise)
+    assert report.frames_with_face == 20
+    with pytest.raises(InputError, match="noise"):
+        lip_sync.sync(face_clip, speech, tmp_path / "b.mp4", options, noise=noise[..., :8])
+    assert left_behind(tmp_path) == ["a.mp4"]
+
+
+def test_encode_audio_has_a_window_for_every_frame(lip_sync: LipSync, speech: Path) -> None:
+    heard = lip_sync.encode_audio(speech)
+    assert heard.duration_s == Fraction(4, 5)
+    assert heard.features.shape == (40, 5, 32)
+    assert heard.windows.shape == (20, 50, 32)
+
+
+# Bad input, on the command line: one line, exit 1 (2 for wrong usage), nothing left.
+
+
+def run(*arguments: str | Path) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def damaged(folder: Path, name: str, clip: Path) -> Path:
+    path = folder / name
+    data = clip.read_bytes()
+    makers: dict[str, Callable[[], object]] = {
+        "missing.mp4": lambda: None,
+        "folder.mp4": path.mkdir,
+        "empty.mp4": lambda: path.write_bytes(b""),
+        "text.mp4": lambda: path.write_text("not a video at all\n" * 50),
+        "cut.mp4": lambda: path.write_bytes(data[: len(data) // 2]),
+    }
+    makers[name]()
+    return path
+
+
+@pytest.mark.parametrize("name", ["missing.mp4", "folder.mp4", "empty.mp4", "text.mp4", "cut.mp4"])
+@pytest.mark.parametrize("role", ["video", "audio"])
+def test_a_bad_file_is_named(face_clip: Path, speech: Path, tmp_path: Path, name: str, role: str) -> None:
+    bad = damaged(tmp_path, name, face_clip)
+    files = {"video": face_clip, "audio": speech} | {role: bad}
+    before = left_behind(tmp_path)
+    code, out, err = run("sync", "--video", files["video"], "--audio", files["audio"], "-o", tmp_path / "o.mp4", "-q")
+    assert (code, out) == (1, "")
+    assert len(err.strip().splitlines()) == 1
+    assert err.startswith(f"error: {bad}: ")
+    assert left_behind(tmp_path) == before
+
+
+def test_streams_that_are_not_there(lip_sync: LipSync, face_clip: Path, speech: Path, tmp_path: Path) -> None:
+    with pytest.raises(MediaError, match="has no video stream"):
+        lip_sync.sync(speech, speech, tmp_path / "o.mp4")
+    with pytest.raises(MediaError, match="has no audio stream"):
+        lip_sync.sync(face_clip, face_clip, tmp_path / "o.mp4")
+    with pytest.raises(MediaError, match="holds no samples"):
+        lip_sync.sync(face_clip, write_sound(tmp_path / "none.wav", 0), tmp_path / "o.mp4")
+
+
+def test_samples_that_are_no_numbers(lip_sync: LipSync, face_clip: Path, tmp_path: Path) -> None:
+    path = write_sound(tmp_path / "nan.wav", 0.5, codec="pcm_f32le")
+    data = bytearray(path.read_bytes())
+    data[-4000:-3996] = np.float32(np.nan).tobytes()
+    path.write_bytes(bytes(data))
+    with pytest.raises(InputError, match=r"nan\.wav.*no numbers"):
+        lip_sync.sync(face_clip, path, tmp_path / "o.mp4")
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [("clip.avi", "cannot write .avi"), ("clip", "without ending"), ("gone/clip.mp4", "no such folder")],
+)
+def test_an_output_that_cannot_be(face_clip: Path, speech: Path, tmp_path: Path, output: str, message: str) -> None:
+    code, _, err = run("sync", "--video", face_clip, "--audio", speech, "-o", tmp_path / output, "-q")
+    assert code == 1
+    assert message in err
+    assert left_behind(tmp_path) == []
+
+
+def test_an_input_is_never_overwritten(lip_sync: LipSync, speech: Path, tmp_path: Path) -> None:
+    clip = write_face(tmp_path / "clip.mp4", 3)
+    data = clip.read_bytes()
+    link = tmp_path / "link.mp4"
+    link.symlink_to(clip)
+    for output in (clip, tmp_path / "." / "clip.mp4", link):
+        with pytest.raises(InputError, match="also an input"):
+            lip_sync.sync(clip, speech, output)
+    assert clip.read_bytes() == data
+
+
+def test_lossless_needs_mkv(lip_sync: LipSync, face_clip: Path, speech: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"ends in \.mkv"):
+        lip_sync.sync(face_clip, speech, tmp_path / "o.mp4", SyncOptions(lossless=True))
+
+
+@pytest.mark.parametrize("flags", [["--steps", "0"], ["--crf", "52"], ["--length", "never"], ["--unknown"], []])
+def test_wrong_usage_exits_with_2(flags: list[str]) -> None:
+    assert run("sync", *flags)[0] == 2
+
+
+def test_json_is_one_object(face_clip: Path, speech: Path, tmp_path: Path) -> None:
+    arguments = ("sync", "--video", face_clip, "--audio", speech, "-o", tmp_path / "o.mp4", "--steps", "1")
+    code, out, err = run(*arguments, "--bundle", "demo", "--json")
+    assert (code, err) == (0, "")
+    report = json.loads(out)
+    assert (report["frames"], report["frames_with_face"]) == (20, 20)
+    code, out, _ = run(*arguments, "--bundle", "no-such-bundle", "--json")
+    assert code == 1
+    assert "no-such-bundle" in json.loads(out)["error"]
+
+
+def test_an_existing_output_survives_a_failure(
+    lip_sync: LipSync, face_clip: Path, speech: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "out.mp4"
+    target.write_text("precious")
+
+    def fail(progress: Progress) -> None:
+        if progress.done == 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lip_sync.sync(face_clip, speech, target, QUICK, on_progress=fail)
+    assert target.read_text() == "precious"
+    assert left_behind(tmp_path) == ["out.mp4"]
+
+
+def start_long_run(tmp_path: Path, speech: Path) -> "subprocess.Popen[str]":
+    clip = write_face(tmp_path / "clip.mp4", 5)
+    sound = write_sound(tmp_path / "long.wav", 60)
+    command = [sys.executable, "-m", "latentsync_trt", "sync", "--video", clip, "--audio", sound, "--bundle", "demo"]
+    process = subprocess.Popen(
+        [*map(str, command), "-o", str(tmp_path / "out.mp4"), "-q"], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not any(path.name.startswith(".latentsync-") for path in tmp_path.iterdir()):
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(1)
+    return process
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows delivers Ctrl-C to whole process groups only")
+def test_ctrl_c_says_so_and_leaves_nothing(tmp_path: Path, speech: Path) -> None:
+    process = start_long_run(tmp_path, speech)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert err.strip() == "error: interrupted; no output was written"
+    assert left_behind(tmp_path) == ["clip.mp4", "long.wav"]
+
+
+def test_a_killed_run_leaves_no_torn_output(tmp_path: Path, speech: Path) -> None:
+    process = start_long_run(tmp_path, speech)
+    process.kill()
+    process.communicate(timeout=30)
+    assert "out.mp4" not in left_behind(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir() or os.geteuid() != 0, reason="needs the right to mount a tmpfs")
+def test_a_full_disk_is_named(lip_sync: LipSync, face_clip: Path, speech: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("may not mount a tmpfs here")
+    try:
+        with pytest.raises(OutputError, match="No space left"):
+            lip_sync.sync(face_clip, speech, small / "out.mp4", SyncOptions(steps=1, crf=0))
+        assert left_behind(small) == []
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
