@@ -1,5 +1,6 @@
 """Small clips that tests make themselves: frames that can be told apart, a face, clicks."""
 
+import wave
 from collections.abc import Iterable
 from fractions import Fraction
 from itertools import islice
@@ -76,6 +77,12 @@ def write_sound(
     clicks_s: tuple[float, ...] = (),
 ) -> Path:
     """Quiet noise with a loud click of 1 ms at each of `clicks_s`."""
+    if duration_s == 0:
+        with wave.open(str(path), "wb") as empty:
+            empty.setnchannels(1)
+            empty.setsampwidth(2)
+            empty.setframerate(rate_hz)
+        return path
     channels = {"mono": 1, "stereo": 2, "5.1": 6}[layout]
     samples = np.random.default_rng(5).normal(0, 0.01, (channels, round(duration_s * rate_hz))).astype(np.float32)
     for click_s in clicks_s:

@@ -172,6 +172,28 @@ def test_encode_audio_has_a_window_for_every_frame(lip_sync: LipSync, speech: Pa
     assert heard.windows.shape == (20, 50, 32)
 
 
+PEAK_MEMORY = """
+import resource, sys
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.bundle import demo_folder
+video, audio, output = sys.argv[1:]
+LipSync.from_bundle(demo_folder(), "cpu").sync(video, audio, output, SyncOptions(steps=1, guidance=1.0))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of resident memory as Linux reports it")
+def test_memory_does_not_grow_with_length(tmp_path: Path) -> None:
+    clip = write_face(tmp_path / "clip.mp4", 50)
+    peaks_kib = []
+    for duration_s in (20, 60):
+        sound = write_sound(tmp_path / f"{duration_s}.wav", duration_s)
+        command = [sys.executable, "-c", PEAK_MEMORY, str(clip), str(sound), str(tmp_path / f"{duration_s}.mp4")]
+        peaks_kib.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    assert peaks_kib[1] - peaks_kib[0] < 50 * 1024
+
+
 # Bad input, on the command line: one line, exit 1 (2 for wrong usage), nothing left.
 
 

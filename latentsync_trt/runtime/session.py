@@ -54,6 +54,8 @@ class Session:
     ) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 3
+        # Waiting threads that spin take the cores that decoding, face work and encoding need at the same time.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if intra_op_threads is not None:
             options.intra_op_num_threads = intra_op_threads
         self.path = path
