@@ -101,11 +101,12 @@ class TemporalAttention(nn.Module):
 
     def forward(self, x: Tensor, frames: int) -> Tensor:
         count, pixels, width = x.shape
-        placed = x.reshape(-1, frames, pixels, width) + self.pos_encoder(frames)
+        windows = count // frames
+        placed = x.reshape(windows, frames, pixels, width) + self.pos_encoder(frames)
         # Splitting heads needs one transpose anyway; the same one moves the frames next to the head's channels.
-        packed = self.to_qkv(placed).reshape(-1, frames, pixels, 3, HEADS, width // HEADS)
-        qkv = packed.permute(3, 0, 2, 4, 1, 5).reshape(3, -1, HEADS, frames, width // HEADS)
-        attended = attend(qkv[0], qkv[1], qkv[2]).reshape(-1, pixels, HEADS, frames, width // HEADS)
+        packed = self.to_qkv(placed).reshape(windows, frames, pixels, 3, HEADS, width // HEADS)
+        qkv = packed.permute(3, 0, 2, 4, 1, 5).reshape(3, windows * pixels, HEADS, frames, width // HEADS)
+        attended = attend(qkv[0], qkv[1], qkv[2]).reshape(windows, pixels, HEADS, frames, width // HEADS)
         joined = attended.permute(0, 3, 1, 2, 4).reshape(count, pixels, width)
         out: Tensor = self.to_out[0](joined)
         return out

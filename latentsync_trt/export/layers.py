@@ -82,10 +82,11 @@ class WindowNorm(nn.Module):
 
     def forward(self, x: Tensor, frames: int) -> Tensor:
         """`x (B·F, C, h, w)` → the same shape."""
-        _, width, height, breadth = x.shape
+        count, width, height, breadth = x.shape
+        windows = count // frames
         pixels = height * breadth
         wide = x.float()
-        grouped = wide.reshape(-1, frames, NORM_GROUPS, width // NORM_GROUPS * pixels)
+        grouped = wide.reshape(windows, frames, NORM_GROUPS, width // NORM_GROUPS * pixels)
         frame_mean = grouped.mean(3, keepdim=True)
         frame_variance = _square(grouped - frame_mean).mean(3, keepdim=True)
         mean = frame_mean.mean(1, keepdim=True)
@@ -93,8 +94,8 @@ class WindowNorm(nn.Module):
         per_group = (NORM_GROUPS, width // NORM_GROUPS)
         scale = torch.rsqrt(variance + WINDOW_NORM_EPS) * self.weight.float().reshape(per_group)
         shift = self.bias.float().reshape(per_group) - mean * scale
-        by_channel = wide.reshape(-1, frames, width, pixels)
-        normed = by_channel * scale.reshape(-1, 1, width, 1) + shift.reshape(-1, 1, width, 1)
+        by_channel = wide.reshape(windows, frames, width, pixels)
+        normed = by_channel * scale.reshape(windows, 1, width, 1) + shift.reshape(windows, 1, width, 1)
         return normed.to(x.dtype).reshape(x.shape)
 
 
@@ -138,4 +139,4 @@ def to_tokens(x: Tensor) -> Tensor:
 def to_image(tokens: Tensor, like: Tensor) -> Tensor:
     """`(N, h·w, C)` → `(N, C, h, w)` with the height and width of `like`."""
     _, _, height, width = like.shape
-    return tokens.transpose(1, 2).reshape(-1, tokens.shape[2], height, width)
+    return tokens.transpose(1, 2).reshape(tokens.shape[0], tokens.shape[2], height, width)

@@ -64,7 +64,7 @@ class DenoiseStep(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Guided sum and update, in float32."""
         batch, channels, frames, height, width = latents.shape
-        halves = noise.float().reshape(-1, batch, frames, channels, height, width)
+        halves = noise.float().reshape(2 if self.guided else 1, batch, frames, channels, height, width)
         eps = halves[0]
         if self.guided:
             eps = eps + guidance * (halves[1] - eps)
