@@ -65,7 +65,8 @@ class Soundtrack:
         container = self._opened.__enter__()
         try:
             stream = audio_stream(source, container)
-            self.copied = stream.codec_context.name in COPIED_CODECS[suffix]
+            # The decoder may go by another name than the codec: mp3float.
+            self.copied = stream.codec_context.codec.canonical_name in COPIED_CODECS[suffix]
             kind = _Copied if self.copied else _Encoded
             self._source: _Source = kind(source, container, stream, output)
         except BaseException:

@@ -1,0 +1,294 @@
+"""Media in and out: exact times, untouched bytes, sound in time."""
+
+import os
+from fractions import Fraction
+from itertools import islice
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.errors import InputError, MediaError, OutputError
+from latentsync_trt.media.audio import probe_audio, read_audio_mono
+from latentsync_trt.media.patch import apply_patch, planes_of
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.support import missing_codecs
+from latentsync_trt.media.timing import Stamped, at_constant_rate, on_own_clock
+from latentsync_trt.media.writer import VideoWriter, check_output_path
+from latentsync_trt.types import ColourTags, Frame, Patch, YuvPlanes
+from tests.clips import click_times, decoded, number_of, numbered, write_sound, write_video
+
+SOUND_IN_TIME_S = 0.011
+"""Allowed shift of a click: AAC smears it over a quarter of its 43 ms blocks; a lost priming would cost 20 to 64 ms."""
+
+RGB_ROUND_TRIP = 3
+"""Largest change of an 8-bit RGB level by going to 4:2:0 and back where colours are flat."""
+
+
+def numbers(path: Path, **options: object) -> list[int]:
+    return [number_of(frame.rgb) for frame in read_frames(path, **options)]  # type: ignore[arg-type]
+
+
+def nearest(times_s: list[Fraction], count: int) -> list[int]:
+    """Which source frame is nearest to each of `count` output times; the earlier of two that are equally near."""
+    return [min(range(len(times_s)), key=lambda i: abs(times_s[i] - Fraction(k, MODEL_FPS))) for k in range(count)]
+
+
+@pytest.mark.parametrize("fps", [25, 30, 24, 50, 60, 10, Fraction(30000, 1001)])
+def test_any_constant_rate_becomes_25(tmp_path: Path, fps: int | Fraction) -> None:
+    clip = write_video(tmp_path / "clip.mp4", numbered(48), fps)
+    found = numbers(clip)
+    assert found == nearest([i / Fraction(fps) for i in range(48)], len(found))
+    assert abs(len(found) - 48 / fps * MODEL_FPS) <= 1
+
+
+def test_a_variable_rate_is_read_by_its_times(tmp_path: Path) -> None:
+    times = [0, 40, 80, 500, 510, 520, 530, 900, 1000, 1040]
+    clip = write_video(tmp_path / "clip.mkv", numbered(10), 25, times=times)
+    found = numbers(clip)
+    assert found == nearest([Fraction(time, 1000) for time in times], len(found))
+    assert len(found) == 27
+
+
+def test_times_that_are_missing_or_go_back() -> None:
+    period = Fraction(1, 25)
+    stamps = [None, period, None, period, 3 * period, Fraction(-10)]
+    timed = list(on_own_clock([Stamped(stamp, None, i) for i, stamp in enumerate(stamps)], period))
+    assert [picture.time_s / period for picture in timed] == [0, 1, 2, 3, 4]
+    assert [picture.item for picture in timed] == [0, 1, 2, 4, 5]
+    assert list(at_constant_rate(timed, 25)) == [0, 1, 2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("extend", "expected"),
+    [("loop", [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]), ("hold", [0, 1, 2] + 7 * [3]), (None, [0, 1, 2, 3])],
+)
+def test_extending(tmp_path: Path, extend: str | None, expected: list[int]) -> None:
+    clip = write_video(tmp_path / "clip.mp4", numbered(4))
+    assert numbers(clip, frame_count=10, extend=extend) == expected
+    assert numbers(clip, frame_count=3, extend=extend) == expected[:3]
+
+
+def test_decoder_planes_are_kept_to_the_byte(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (5, 48, 80, 3), np.uint8)
+    clip = write_video(tmp_path / "clip.mp4", noise)
+    with av.open(str(clip)) as container:
+        planes = [frame.to_ndarray() for frame in container.decode(video=0)]  # (H · 3/2, W), Y then U then V
+    for frame, expected in zip(read_frames(clip), planes, strict=True):
+        assert frame.planes is not None
+        assert np.array_equal(frame.planes.y, expected[:48])
+        packed = np.concatenate([frame.planes.u.reshape(-1), frame.planes.v.reshape(-1)])
+        assert np.array_equal(packed, expected[48:].reshape(-1))
+
+
+@pytest.mark.parametrize("pixel_format", ["yuv420p10le", "yuv422p", "yuv444p"])
+def test_other_samplings_are_converted_once(tmp_path: Path, pixel_format: str) -> None:
+    codec = "libx265" if pixel_format.endswith("10le") else "libx264"
+    options = {"preset": "ultrafast"} | ({"x265-params": "log-level=none"} if codec == "libx265" else {"crf": "4"})
+    flat = np.full((3, 64, 64, 3), (200, 120, 40), np.uint8)
+    clip = write_video(tmp_path / "clip.mkv", flat, codec=codec, pixel_format=pixel_format, options=options)
+    for frame in read_frames(clip):
+        assert frame.planes is not None
+        assert frame.planes.y.shape == (64, 64)
+        assert frame.planes.u.shape == (32, 32)
+        assert np.abs(frame.rgb.astype(int) - flat[0]).max() <= 2 * RGB_ROUND_TRIP
+
+
+def test_a_picture_of_odd_size_grows_by_its_edge(tmp_path: Path) -> None:
+    clip = write_video(tmp_path / "clip.mkv", numbered(3, 65, 97), codec="ffv1", pixel_format="bgr0", options={})
+    info = probe(clip)
+    assert (info.width_px, info.height_px) == (97, 65)
+    with VideoWriter(tmp_path / "out.mp4", info) as writer:
+        for frame in read_frames(clip):
+            writer.write(frame)
+    assert decoded(tmp_path / "out.mp4")[0].shape == (66, 98, 3)
+    assert "97×65 to 98×66" in writer.notices[0]
+
+
+def test_written_frames_come_back_with_tags_and_times(tmp_path: Path) -> None:
+    colour = ColourTags(9, 14, 9, full_range=False)  # BT.2020
+    frames = [Frame(i, Fraction(i, 25), rgb, planes_of(rgb, colour)) for i, rgb in enumerate(numbered(30, 64, 96))]
+    source = write_video(tmp_path / "source.mp4", numbered(2))
+    with VideoWriter(tmp_path / "out.mp4", probe(source), crf=12) as writer:
+        for frame in frames:
+            writer.write(frame)
+    info = probe(tmp_path / "out.mp4")
+    assert info.colour == colour
+    assert (info.frame_rate_fps, info.pixel_format, info.codec) == (25, "yuv420p", "h264")
+    with av.open(str(tmp_path / "out.mp4")) as container:
+        times = [frame.pts * frame.time_base for frame in container.decode(video=0)]
+    assert times == [Fraction(i, 25) for i in range(30)]
+    assert numbers(tmp_path / "out.mp4") == list(range(30))
+
+
+def test_a_patch_changes_what_it_says_and_nothing_else() -> None:
+    rng = np.random.default_rng(1)
+    colour = ColourTags(1, 1, 1, full_range=False)
+    planes = planes_of(rng.integers(0, 256, (40, 60, 3), np.uint8), colour)
+    changed = rng.random((11, 17)) < 0.5
+    patch = Patch(13, 7, np.full((11, 17, 3), (255, 0, 0), np.uint8), changed)
+    painted = apply_patch(planes, patch)
+    luma = np.zeros((40, 60), np.bool_)
+    luma[7:18, 13:30] = changed
+    assert np.array_equal(painted.y[~luma], planes.y[~luma])
+    assert np.all(painted.y[luma] == 63)  # red in limited BT.709: 16 + 219 × 0.2126
+    chroma = luma.reshape(20, 2, 30, 2).any(axis=(1, 3))
+    for new, old in ((painted.u, planes.u), (painted.v, planes.v)):
+        assert np.array_equal(new[~chroma], old[~chroma])
+    whole = luma.reshape(20, 2, 30, 2).all(axis=(1, 3))
+    assert np.all(painted.v[whole] == 240)
+
+
+@pytest.mark.parametrize("full_range", [True, False])
+@pytest.mark.parametrize("matrix", [1, 5, 6, 9])
+def test_colours_survive_the_way_to_yuv_and_back(tmp_path: Path, matrix: int, full_range: bool) -> None:
+    colour = ColourTags(1, 1, matrix, full_range=full_range)
+    rgb = np.repeat(np.repeat(np.random.default_rng(2).integers(16, 240, (4, 6, 3), np.uint8), 16, 0), 16, 1)
+    frame = Frame(0, Fraction(0), rgb, planes_of(rgb, colour))
+    source = write_video(tmp_path / "source.mp4", numbered(1))
+    with VideoWriter(tmp_path / "out.mkv", probe(source), crf=0) as writer:
+        writer.write(frame)
+    (back,) = read_frames(tmp_path / "out.mkv")
+    inner = np.abs(back.rgb.astype(int) - rgb).reshape(4, 16, 6, 16, 3)[:, 4:12, :, 4:12]
+    assert inner.max() <= RGB_ROUND_TRIP
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "rate_hz", "layout", "container", "kept"),
+    [
+        ("a.wav", "pcm_s16le", 16000, "mono", "mp4", "aac"),
+        ("a.wav", "pcm_s16le", 44100, "stereo", "mp4", "aac"),
+        ("a.wav", "pcm_s16le", 96000, "5.1", "mp4", "aac"),
+        ("a.wav", "pcm_s16le", 44100, "stereo", "mov", "pcm_s16le"),
+        ("a.wav", "pcm_s24le", 48000, "stereo", "mkv", "pcm_s24le"),
+        ("a.m4a", "aac", 44100, "stereo", "mp4", "aac"),
+        ("a.m4a", "aac", 48000, "mono", "mkv", "aac"),
+        ("a.mp3", "libmp3lame", 44100, "stereo", "mp4", "mp3"),
+        ("a.flac", "flac", 48000, "stereo", "mp4", "flac"),
+        ("a.ogg", "libopus", 48000, "stereo", "mp4", "opus"),
+        ("a.mp3", "libmp3lame", 44100, "stereo", "mkv", "mp3"),
+        ("a.mp3", "libmp3lame", 44100, "stereo", "mov", "mp3"),
+        ("a.wav", "pcm_f32le", 22050, "mono", "mp4", "aac"),
+    ],
+)
+def test_sound_keeps_its_time_rate_and_channels(
+    tmp_path: Path, name: str, codec: str, rate_hz: int, layout: str, container: str, kept: str
+) -> None:
+    clicks = (0.2, 1.0, 1.7)
+    sound = write_sound(tmp_path / name, 2.2, rate_hz=rate_hz, layout=layout, codec=codec, clicks_s=clicks)
+    clip = write_video(tmp_path / "clip.mp4", numbered(50))
+    output = tmp_path / f"out.{container}"
+    with VideoWriter(output, probe(clip), audio=sound) as writer:
+        for frame in read_frames(clip):
+            writer.write(frame)
+    with av.open(str(output)) as opened:
+        stream = opened.streams.audio[0]
+        assert stream.codec_context.codec.canonical_name == kept
+        assert stream.codec_context.sample_rate == rate_hz
+        assert len(stream.layout.channels) == {"mono": 1, "stereo": 2, "5.1": 6}[layout]
+        assert 1.9 < float(opened.duration / av.time_base) < 2.1  # the video's 2 s
+        start_s = float(next(opened.decode(video=0)).time)
+    # In time with the picture, as the network heard it: some files delay their sound by their encoder's priming.
+    loud = np.flatnonzero(np.abs(read_audio_mono(sound)) > 0.4) / 16000
+    heard_s = loud[np.diff(loud, prepend=-1) > 0.1]
+    assert len(heard_s) == len(clicks)
+    assert np.allclose(np.array(click_times(output)) - start_s, heard_s, atol=SOUND_IN_TIME_S)
+
+
+def test_speech_is_read_as_it_is(tmp_path: Path) -> None:
+    sound = write_sound(tmp_path / "a.wav", 1.5, clicks_s=(0.5,))
+    samples = read_audio_mono(sound)
+    with av.open(str(sound)) as container:
+        raw = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
+    assert np.array_equal(samples, raw / np.float32(32768))
+    assert probe_audio(sound).duration_s == Fraction(3, 2)
+
+
+def test_speech_of_other_rates_is_resampled_in_time(tmp_path: Path) -> None:
+    sound = write_sound(tmp_path / "a.wav", 1.5, rate_hz=44100, layout="stereo", clicks_s=(0.5,))
+    samples = read_audio_mono(sound)
+    assert abs(len(samples) - 24000) <= 1
+    assert abs(np.flatnonzero(np.abs(samples) > 0.4)[0] / 16000 - 0.5) < 0.001
+
+
+@pytest.mark.parametrize("turn", [90, 180, 270])
+def test_rotation_is_applied(tmp_path: Path, turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = write_video(tmp_path / "clip.mp4", numbered(3, 64, 96))
+    data = bytearray(clip.read_bytes())
+    # The display matrix of the track header (ISO 14496-12): identity a b u, c d v, x y w in 16.16 and 2.30 fixed point.
+    identity = np.array([1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30], ">i4").tobytes()
+    a, b = {90: (0, 1), 180: (-1, 0), 270: (0, -1)}[turn]
+    turned = np.array([a << 16, b << 16, 0, -b << 16, a << 16, 0, 0, 0, 1 << 30], ">i4").tobytes()
+    header = data.index(b"tkhd")
+    at = data.index(identity, header)
+    data[at : at + len(identity)] = turned
+    clip.write_bytes(bytes(data))
+    info = probe(clip)
+    assert info.rotation_deg == turn
+    assert (info.width_px, info.height_px) == ((64, 96) if turn != 180 else (96, 64))
+    upright = list(numbered(3, 64, 96))
+    for frame, coded in zip(read_frames(clip), upright, strict=True):
+        expected = np.rot90(coded, -turn // 90)
+        assert frame.planes is not None
+        assert frame.planes.y.shape == expected.shape[:2] == frame.rgb.shape[:2]
+        assert np.abs(frame.rgb.astype(int) - expected).mean() < 2
+
+
+def test_nothing_is_left_when_writing_fails(tmp_path: Path) -> None:
+    clip = write_video(tmp_path / "clip.mp4", numbered(2))
+    with pytest.raises(ZeroDivisionError), VideoWriter(tmp_path / "out.mp4", probe(clip)) as writer:
+        for frame in read_frames(clip):
+            writer.write(frame)
+        _ = 1 / 0
+    with pytest.raises(OutputError, match="no frame"), VideoWriter(tmp_path / "out.mp4", probe(clip)):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["clip.mp4"]
+
+
+def test_a_video_that_breaks_off_says_where(tmp_path: Path) -> None:
+    clip = write_video(
+        tmp_path / "clip.mp4",
+        np.random.default_rng(4).integers(0, 256, (50, 64, 96, 3), np.uint8),
+        options={"crf": "20"},
+    )
+    data = clip.read_bytes()
+    moved = tmp_path / "fast.mp4"
+    with av.open(str(clip)) as source, av.open(str(moved), "w", options={"movflags": "+faststart"}) as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = stream
+                target.mux(packet)
+    moved.write_bytes(moved.read_bytes()[: len(data) // 2])
+    with pytest.raises(MediaError, match=r"fast\.mp4: is cut off"):
+        list(read_frames(moved))
+
+
+def test_output_paths_are_checked_before_any_work(tmp_path: Path) -> None:
+    check_output_path(tmp_path / "ok.MP4", lossless=False)
+    with pytest.raises(InputError, match="cannot write"):
+        check_output_path(tmp_path / "x.webm", lossless=False)
+    with pytest.raises(OutputError, match="is a folder"):
+        (tmp_path / "folder.mp4").mkdir()
+        check_output_path(tmp_path / "folder.mp4", lossless=False)
+
+
+def test_a_folder_that_is_not_writable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root, who runs many CIs, may write everywhere
+    with pytest.raises(OutputError, match="not writable"):
+        check_output_path(tmp_path / "x.mp4", lossless=False)
+
+
+def test_every_needed_codec_is_linked() -> None:
+    assert missing_codecs() == ()
+
+
+def test_a_real_clip_of_30_fps(assets: Path) -> None:
+    clip = assets / "demo3_video.mp4"
+    info = probe(clip)
+    assert (info.width_px, info.height_px, info.frame_rate_fps, info.codec) == (1080, 1920, 30, "hevc")
+    frames = list(islice(read_frames(clip), 30))
+    assert [frame.time_s for frame in frames] == [Fraction(i, 25) for i in range(30)]
+    assert isinstance(frames[0].planes, YuvPlanes)
