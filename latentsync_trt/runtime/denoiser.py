@@ -89,7 +89,8 @@ class GraphDenoiser:
 
     def latents(self) -> Float32Array:
         """Downloads the current latents, float32 `(B, 4, F, h, w)`."""
-        return np.asarray(self._states[self._current]["latents"].numpy(), np.float32)
+        # A copy: on the CPU the array is a view of a buffer that goes with this object.
+        return np.array(self._states[self._current]["latents"].numpy(), np.float32)
 
     def _upload(self, array: Array) -> Any:
         # `.copy()`: on the CPU an OrtValue is a view of the array it is made from, and would change the caller's data.
