@@ -185,9 +185,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of resident memory as Linux reports it")
 def test_memory_does_not_grow_with_length(tmp_path: Path) -> None:
-    clip = write_face(tmp_path / "clip.mp4", 50)
     peaks_kib = []
     for duration_s in (20, 60):
+        clip = write_face(tmp_path / f"clip{duration_s}.mp4", duration_s * 25)
         sound = write_sound(tmp_path / f"{duration_s}.wav", duration_s)
         command = [sys.executable, "-c", PEAK_MEMORY, str(clip), str(sound), str(tmp_path / f"{duration_s}.mp4")]
         peaks_kib.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))

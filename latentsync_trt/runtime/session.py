@@ -1,5 +1,6 @@
 """One ONNX graph on one execution provider: the only way the other rooms run a graph."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from latentsync_trt.errors import EngineBuildError, InferenceError
 
 Array = NDArray[Any]
+
+_AS_REQUESTED = 1
 
 _NUMPY_TYPES: dict[str, type[np.generic]] = {
     "tensor(float)": np.float32,
@@ -54,6 +57,8 @@ class Session:
     ) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 3
+        _share_cpu_memory()
+        options.add_session_config_entry("session.use_env_allocators", "1")
         # Waiting threads that spin take the cores that decoding, face work and encoding need at the same time.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if intra_op_threads is not None:
@@ -81,6 +86,14 @@ class Session:
             return tuple(self.ort.run(None, dict(inputs)))
         except Exception as error:
             raise InferenceError(f"{self.path.name} on {self.provider}: {last_line(error)}") from error
+
+
+@functools.cache
+def _share_cpu_memory() -> None:
+    """Gives all sessions one pool of host memory that grows by what is asked for; each would keep its own peak."""
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    settings = ort.OrtArenaCfg({"arena_extend_strategy": _AS_REQUESTED})
+    ort.create_and_register_allocator(memory, settings)
 
 
 def _tensor_info(node: Any) -> TensorInfo:
