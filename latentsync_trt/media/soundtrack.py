@@ -17,6 +17,7 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer, OutputContainer
 from av.packet import Packet
 
+from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import audio_stream, decoded_audio
 from latentsync_trt.media.failures import open_input, reading
 
@@ -35,7 +36,8 @@ AAC_BITS_PER_S = 192_000
 
 _AAC_RATES_HZ = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000)
 _FALLBACK_RATE_HZ = 48000
-_LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 8: "7.1"}
+_LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
+_AAC_CHANNELS = max(_LAYOUTS)
 
 
 class _Source(Protocol):
@@ -128,13 +130,19 @@ class _Copied:
 class _Encoded:
     def __init__(self, path: Path, container: InputContainer, stream: AudioStream, output: OutputContainer) -> None:
         source: AudioCodecContext = stream.codec_context
+        if source.channels > _AAC_CHANNELS:
+            raise MediaError(
+                f"{path}: its sound has {source.channels} channels, AAC takes {_AAC_CHANNELS}; "
+                "mix it down or choose an output that takes its codec as it is (.mkv, .mov)"
+            )
         self._rate_hz = source.sample_rate if source.sample_rate in _AAC_RATES_HZ else _FALLBACK_RATE_HZ
         self._frames = decoded_audio(path, container, stream)
         pairs = -(-source.channels // 2)
         layout = _named_layout(source)
         self._stream = output.add_stream("aac", rate=self._rate_hz, layout=layout)
         self._stream.bit_rate = AAC_BITS_PER_S * pairs
-        self._resampler = AudioResampler("fltp", layout, self._rate_hz)
+        # Packed: PyAV reads beyond the planes of a planar frame of eight channels.
+        self._resampler = AudioResampler("flt", layout, self._rate_hz)
         self._pieces = self._resampled()
         self._position = 0
         self._held: AudioFrame | None = None
@@ -167,12 +175,13 @@ def _named_layout(source: AudioCodecContext) -> str:
 
 
 def _split(frame: AudioFrame, samples: int) -> tuple[AudioFrame, AudioFrame | None]:
-    """The first `samples` samples of a planar float frame, and the rest if there is any."""
+    """The first `samples` samples of a packed float frame, and the rest if there is any."""
     if frame.samples <= samples:
         return frame, None
     array = frame.to_ndarray()
+    cut = samples * frame.layout.nb_channels
     parts = []
-    for part in (array[:, :samples], array[:, samples:]):
+    for part in (array[:, :cut], array[:, cut:]):
         piece = AudioFrame.from_ndarray(part.copy(), format=frame.format.name, layout=frame.layout.name)
         piece.sample_rate = frame.sample_rate
         parts.append(piece)

@@ -10,6 +10,7 @@ from typing import Self
 
 import av
 from av.container import OutputContainer
+from av.video.format import VideoFormat
 from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange
 from av.video.stream import VideoStream
@@ -31,6 +32,9 @@ _LOSSLESS_FORMAT = "bgr0"
 
 # Among x264's presets at one crf, quality hardly changes and size by about a tenth; this one keeps up with a GPU.
 _X264_PRESET = "veryfast"
+
+# Left alone, x264 starts 1.5 threads a core, each with frames of its own: gigabytes on a large server, and no faster.
+_ENCODER_THREADS = min(16, os.cpu_count() or 1)
 
 
 def check_output_path(output: Path, *inputs: Path, lossless: bool) -> None:
@@ -88,7 +92,7 @@ class VideoWriter:
         self._stream: VideoStream | None = None
         self._sound: Soundtrack | None = None
         self._count = 0
-        self.notices: tuple[str, ...] = ()
+        self.notices = _losses(info)
 
     def __enter__(self) -> Self:
         with writing(self._output):
@@ -134,6 +138,8 @@ class VideoWriter:
             self._stream = self._add_video(self._container, frame)
             if self._audio is not None:
                 self._sound = Soundtrack(self._audio, self._container, self._output.suffix.lower())
+                if not self._sound.copied:
+                    self.notices += (f"{self._output.suffix} does not take the sound as it is: encoded as AAC",)
         return self._container, self._stream
 
     def _add_video(self, container: OutputContainer, frame: Frame) -> VideoStream:
@@ -150,6 +156,7 @@ class VideoWriter:
             if frame.planes is not None:
                 _tag(stream, frame.planes.colour)
         stream.width, stream.height = width, height
+        stream.thread_count = _ENCODER_THREADS
         stream.time_base = Fraction(1, self._fps)
         stream.codec_context.sample_aspect_ratio = self._info.sample_aspect_ratio
         return stream
@@ -192,6 +199,17 @@ class VideoWriter:
                 self._container.close()
         if self._folder is not None:
             self._folder.cleanup()
+
+
+def _losses(info: VideoInfo) -> tuple[str, ...]:
+    """What of the source the output cannot hold."""
+    losses = []
+    bits = max((component.bits for component in VideoFormat(info.pixel_format).components), default=8)
+    if bits > 8:
+        losses.append(f"the picture has {bits} bits a channel ({info.pixel_format}); 8 are written")
+    if info.interlaced:
+        losses.append("the picture is interlaced; its fields are kept together and not separated")
+    return tuple(losses)
 
 
 def _tag(stream: VideoStream, colour: ColourTags) -> None:

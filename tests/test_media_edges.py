@@ -1,0 +1,233 @@
+"""Rarer media: mirrored and odd pictures, anamorphic and deep video, surround sound, sound without priming."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from latentsync_trt.errors import InputError, MediaError
+from latentsync_trt.media.audio import read_audio_mono
+from latentsync_trt.media.colour import coding_of
+from latentsync_trt.media.failures import open_input
+from latentsync_trt.media.patch import apply_patch, paint
+from latentsync_trt.media.pictures import Orientation, PictureConverter, orientation_of
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.writer import VideoWriter, check_output_path
+from latentsync_trt.types import ColourTags, Float64Array, Patch, UInt8Array, YuvPlanes
+from tests.clips import numbered, write_sound, write_video
+
+ONE_CODE = 1
+"""8-bit arithmetic rounds once; a second rounding may fall on the other side."""
+
+
+def random_planes(width: int, height: int, colour: ColourTags) -> YuvPlanes:
+    """Noise in the range of codes whose RGB does not clip in any matrix."""
+    rng = np.random.default_rng(3)
+    half = (-(-height // 2), -(-width // 2))
+    luma = rng.integers(90, 160, (height, width), np.uint8)
+    return YuvPlanes(luma, rng.integers(110, 146, half, np.uint8), rng.integers(110, 146, half, np.uint8), colour)
+
+
+def rgb_by_formula(planes: YuvPlanes) -> Float64Array:
+    """R'G'B' of BT.601/709/2020's defining equations in float64, chroma repeated over its 2×2 pixels."""
+    height, width = planes.y.shape
+    coding = coding_of(planes.colour, width, height)
+    luma = (planes.y - coding.luma_offset) / coding.luma_scale
+    blue, red = (
+        ((plane.astype(np.float64) - 128) / coding.chroma_scale).repeat(2, 0).repeat(2, 1)[:height, :width]
+        for plane in (planes.u, planes.v)
+    )
+    r = luma + 2 * (1 - coding.kr) * red
+    b = luma + 2 * (1 - coding.kb) * blue
+    g = (luma - coding.kr * r - coding.kb * b) / (1 - coding.kr - coding.kb)
+    return 255 * np.stack([r, g, b], -1)
+
+
+@pytest.mark.parametrize("size", [(64, 48), (63, 47)])
+@pytest.mark.parametrize(
+    ("matrix", "full_range"), [(1, False), (5, True), (6, None), (7, False), (9, False), (2, None)]
+)
+def test_rgb_of_planes_rounds_and_comes_back(size: tuple[int, int], matrix: int, full_range: bool | None) -> None:
+    planes = random_planes(*size, ColourTags(1, 1, matrix, full_range))
+    rgb = PictureConverter().rgb_of_planes(planes)
+    assert np.abs(rgb - rgb_by_formula(planes)).max() <= ONE_CODE
+    back = apply_patch(planes, Patch(0, 0, rgb, np.ones(planes.y.shape, np.bool_)))
+    for name in ("y", "u", "v"):
+        assert np.abs(getattr(back, name).astype(int) - getattr(planes, name)).max() <= ONE_CODE
+
+
+def test_a_matrix_that_is_not_known_is_refused() -> None:
+    with pytest.raises(InputError, match="colour matrix 8"):
+        PictureConverter().rgb_of_planes(random_planes(16, 16, ColourTags(1, 1, 8, full_range=False)))
+
+
+@pytest.mark.parametrize(
+    ("rotation", "mirrored", "expected"),
+    [
+        ((0, False, False), False, lambda image: image),
+        ((90, False, False), False, lambda image: np.rot90(image)),
+        ((180, False, False), False, lambda image: np.rot90(image, 2)),
+        ((270, False, False), False, lambda image: np.rot90(image, 3)),
+        ((0, True, False), True, np.fliplr),
+        ((0, False, True), True, np.flipud),
+    ],
+)
+def test_display_matrices_turn_and_mirror(
+    tmp_path: Path,
+    rotation: tuple[int, bool, bool],
+    mirrored: bool,
+    expected: Callable[[UInt8Array], UInt8Array],
+) -> None:
+    clip = tmp_path / "clip.mov"
+    with av.open(str(clip), "w") as container:
+        stream = container.add_stream("libx264", rate=25, options={"crf": "0", "preset": "ultrafast"})
+        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+        stream.set_display_rotation(*rotation)
+        noise = np.random.default_rng(1).integers(0, 256, (32, 48, 3), np.uint8)
+        frame = av.VideoFrame.from_ndarray(noise, format="rgb24").reformat(format="yuv420p")
+        coded = frame.to_ndarray()[:32].copy()
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    (upright,) = read_frames(clip)
+    assert upright.planes is not None
+    assert np.array_equal(upright.planes.y, expected(coded))
+    info = probe(clip)
+    assert info.mirrored == mirrored
+    assert (info.width_px, info.height_px) == upright.planes.y.shape[::-1]
+    # Mirroring first and turning clockwise then is what `rotation_deg` promises.
+    picture = np.fliplr(coded) if info.mirrored else coded
+    assert np.array_equal(np.rot90(picture, -info.rotation_deg // 90), upright.planes.y)
+
+
+def test_every_orientation_is_a_mirroring_and_a_turn() -> None:
+    image = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    for bits in range(8):
+        orientation = Orientation(bool(bits & 4), bool(bits & 2), bool(bits & 1))
+        picture = np.fliplr(image) if orientation.mirrored else image
+        assert np.array_equal(orientation.apply(image), np.rot90(picture, -orientation.clockwise_deg // 90))
+
+
+def test_a_slanted_display_matrix_is_refused(tmp_path: Path) -> None:
+    clip = tmp_path / "clip.mov"
+    with av.open(str(clip), "w") as container:
+        stream = container.add_stream("libx264", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+        stream.set_display_rotation(30)
+        container.mux(stream.encode(av.VideoFrame(48, 32, "yuv420p")))
+        container.mux(stream.encode(None))
+    with open_input(clip) as opened, pytest.raises(InputError, match="multiple of 90"):
+        orientation_of(next(opened.decode(video=0)))
+    with pytest.raises(MediaError, match=r"clip\.mov"):
+        probe(clip)
+
+
+def test_painting_touches_changed_pixels_only() -> None:
+    rgb = np.random.default_rng(2).integers(0, 256, (20, 30, 3), np.uint8)
+    changed = np.zeros((5, 7), np.bool_)
+    changed[1:3, 2:6] = True
+    painted = paint(rgb, Patch(3, 4, np.full((5, 7, 3), 9, np.uint8), changed))
+    expected = rgb.copy()
+    expected[5:7, 5:9] = 9
+    assert np.array_equal(painted, expected)
+    with pytest.raises(InputError, match="outside the 30×20 picture"):
+        paint(rgb, Patch(24, 4, np.zeros((5, 7, 3), np.uint8), changed))
+    with pytest.raises(InputError, match="mask of changes"):
+        paint(rgb, Patch(0, 0, np.zeros((5, 6, 3), np.uint8), changed))
+
+
+def test_lossless_is_lossless_and_odd_sizes_stay(tmp_path: Path) -> None:
+    noise = np.random.default_rng(4).integers(0, 256, (3, 33, 47, 3), np.uint8)
+    clip = write_video(tmp_path / "clip.mkv", noise, codec="ffv1", pixel_format="bgr0", options={})
+    with VideoWriter(tmp_path / "out.mkv", probe(clip), lossless=True) as writer:
+        for frame in read_frames(clip, rgb_only=True):
+            assert frame.planes is None
+            assert np.array_equal(frame.rgb, noise[frame.index])
+            writer.write(frame)
+    found = [frame.rgb for frame in read_frames(tmp_path / "out.mkv", rgb_only=True)]
+    assert np.array_equal(found, noise)
+
+
+def test_pixel_aspect_is_kept_and_losses_are_told(tmp_path: Path) -> None:
+    options = {"preset": "ultrafast", "x265-params": "log-level=none"}
+    clip = write_video(tmp_path / "clip.mkv", numbered(3), codec="libx265", pixel_format="yuv420p10le", options=options)
+    info = replace(probe(clip), sample_aspect_ratio=Fraction(4, 3))
+    with VideoWriter(tmp_path / "out.mp4", info, audio=write_sound(tmp_path / "a.wav", 0.2)) as writer:
+        for frame in read_frames(clip):
+            writer.write(frame)
+    assert probe(tmp_path / "out.mp4").sample_aspect_ratio == Fraction(4, 3)
+    depth, sound = writer.notices
+    assert "10 bits" in depth
+    assert "AAC" in sound
+
+
+def surround(path: Path, channels: int) -> Path:
+    """A second of silence in plain PCM, which names no speaker positions, with a click at 0.5 s in all channels."""
+    samples = np.zeros((48000, channels), np.int16)
+    samples[24000:24048] = 29000
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=48000, layout=f"{channels}c")
+        frame = av.AudioFrame.from_ndarray(samples.reshape(1, -1), format="s16", layout=f"{channels}c")
+        frame.sample_rate = 48000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return path
+
+
+@pytest.mark.parametrize("channels", [3, 4, 7, 8])
+def test_surround_sound_is_encoded_with_all_channels(tmp_path: Path, channels: int) -> None:
+    clip, output = write_video(tmp_path / "clip.mp4", numbered(20)), tmp_path / "out.mp4"
+    with VideoWriter(output, probe(clip), audio=surround(tmp_path / "a.wav", channels)) as writer:
+        for frame in read_frames(clip):
+            writer.write(frame)
+    with av.open(str(output)) as container:
+        assert container.streams.audio[0].channels == channels
+    # All channels carry the click; AAC smears it by less than half of one of its short blocks of 128 samples.
+    assert abs(np.abs(read_audio_mono(output)).argmax() / 16000 - 0.5) < 64 / 48000
+
+
+def test_more_channels_than_aac_has_are_refused(tmp_path: Path) -> None:
+    clip = write_video(tmp_path / "clip.mp4", numbered(2))
+    sound = surround(tmp_path / "a.wav", 10)
+    with (
+        pytest.raises(MediaError, match="10 channels"),
+        VideoWriter(tmp_path / "o.mp4", probe(clip), audio=sound) as out,
+    ):
+        for frame in read_frames(clip):
+            out.write(frame)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.wav", "clip.mp4"]
+
+
+def test_stereo_is_heard_as_the_mean_of_both(tmp_path: Path) -> None:
+    samples = np.random.default_rng(5).integers(-30000, 30000, (4000, 2), np.int16)
+    with av.open(str(tmp_path / "a.wav"), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=16000, layout="stereo")
+        frame = av.AudioFrame.from_ndarray(samples.reshape(1, -1), format="s16", layout="stereo")
+        frame.sample_rate = 16000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    heard = read_audio_mono(tmp_path / "a.wav")
+    assert np.allclose(heard, samples.mean(axis=1) / 32768, atol=np.finfo(np.float32).eps)
+
+
+def test_the_output_is_known_as_an_input_by_any_name(tmp_path: Path) -> None:
+    clip = write_video(tmp_path / "clip.mp4", numbered(2))
+    link = tmp_path / "link.mp4"
+    link.symlink_to(clip)
+    (tmp_path / "sub").mkdir()
+    for name in (link, tmp_path / "sub" / ".." / "clip.mp4"):
+        with pytest.raises(InputError, match="is also an input"):
+            check_output_path(name, clip, lossless=False)
+
+
+def test_names_are_never_taken_for_protocols_or_playlists(tmp_path: Path) -> None:
+    clip = write_video(tmp_path / "clip.mp4", numbered(2))
+    odd = clip.rename(tmp_path / "concat:a|b %d.mp4")
+    assert probe(odd).width_px == 96
+    playlist = tmp_path / "list.mp4"
+    playlist.write_text("#EXTM3U\n#EXT-X-TARGETDURATION:5\n#EXTINF:5,\nhttp://127.0.0.1:9/a.ts\n#EXT-X-ENDLIST\n")
+    with pytest.raises(MediaError, match=r"list\.mp4"):
+        probe(playlist)
