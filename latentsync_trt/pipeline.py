@@ -250,6 +250,7 @@ class _Run:
     def _notices(self) -> list[str]:
         """What the run does to the caller's material that the caller might not expect."""
         notices = [f"{name} was passed over: {reason}" for name, reason in self._networks.selection.passed_over]
+        notices += [f"the model: {note}" for note in self._networks.bundle.manifest.notes]
         of_video, of_audio = frames_in(self._info.duration_s, MODEL_FPS), self._speech.frame_count
         if self._options.length == "audio" and of_video is not None and of_video < of_audio:
             verb = "starts again" if self._options.extend == "loop" else "holds its last frame"
@@ -260,7 +261,7 @@ class _Run:
     def _report(self, frames: int, wall_s: float, notices: tuple[str, ...]) -> SyncReport:
         return SyncReport(
             output=str(self._output),
-            bundle=self._networks.bundle.folder.name,
+            bundle=self._networks.bundle.manifest.name,
             provider=self._networks.selection.name,
             frames=frames,
             frames_with_face=self._frames_with_face,

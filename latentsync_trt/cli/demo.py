@@ -13,7 +13,7 @@ import click
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
 def command(out: Path, audio: Path | None, bundle: str, quiet: bool) -> None:
     """Lip-sync a built-in clip on the CPU: writes source.mp4 and out.mp4 to the folder."""
-    from latentsync_trt.bundle import find_bundle, read_manifest
+    from latentsync_trt.bundle import find_bundle
     from latentsync_trt.cli.show import progress_bar, show_report
     from latentsync_trt.demo import SENTENCE, SPEECH
     from latentsync_trt.errors import OutputError
@@ -32,8 +32,6 @@ def command(out: Path, audio: Path | None, bundle: str, quiet: bool) -> None:
     if not quiet:
         click.echo(f"{source}: a portrait of {float(duration_s):.1f} s")
         click.echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
-        for note in read_manifest(folder).notes:
-            click.echo(click.style(f"note: the model is {note}", fg="yellow"))
     with progress_bar(hidden=quiet) as on_progress:
         report = LipSync.from_bundle(folder, "cpu").sync(source, speech, out / "out.mp4", on_progress=on_progress)
     show_report(report, quiet=quiet, as_json=False)

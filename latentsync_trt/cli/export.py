@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from latentsync_trt.cli.options import collect, options_from
+from latentsync_trt.cli.options import build, options_from
 from latentsync_trt.errors import MissingDependency
 from latentsync_trt.export.options import ExportOptions
 
@@ -25,7 +25,7 @@ def command(quiet: bool, **fields: Any) -> None:
     from latentsync_trt.bundle import read_manifest
     from latentsync_trt.export.exporter import export_bundle
 
-    options = ExportOptions(**collect(ExportOptions, fields))
+    options = build(ExportOptions, fields)
     with _progress_bar(hidden=quiet) as on_progress:
         folder = export_bundle(options, on_progress)
     if quiet:

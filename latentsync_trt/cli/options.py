@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from latentsync_trt.errors import InputError
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -23,10 +25,18 @@ def options_from(cls: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callable
     return decorate
 
 
-def collect(cls: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+def _fields_of(cls: type[Any], values: dict[str, Any]) -> dict[str, Any]:
     """Those of `values` that are fields of `cls`."""
     names = {spec.name for spec in dataclasses.fields(cls)}
     return {name: value for name, value in values.items() if name in names}
+
+
+def build(cls: type[Any], values: dict[str, Any]) -> Any:
+    """An instance of the options dataclass `cls`; what it refuses is wrong usage, exit code 2."""
+    try:
+        return cls(**_fields_of(cls, values))
+    except InputError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from latentsync_trt.cli.options import collect, options_from
+from latentsync_trt.cli.options import build, options_from
 from latentsync_trt.config import SyncOptions
 
 PROVIDER_CHOICES = ("auto", "tensorrt", "cuda", "cpu")
@@ -46,7 +46,7 @@ def command(
     from latentsync_trt.cli.show import progress_bar, show_report
     from latentsync_trt.pipeline import LipSync
 
-    options = SyncOptions(**collect(SyncOptions, fields))
+    options = build(SyncOptions, fields)
     target = output or default_output(video, lossless=options.lossless)
     folder, why = find_bundle(bundle)
     if not (quiet or as_json):

@@ -1,0 +1,120 @@
+"""The command line: what it lists, how it fails, what doctor and demo say."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from latentsync_trt.cli import COMMANDS, main
+from latentsync_trt.cli.sync import default_output
+from latentsync_trt.errors import BundleError, ProviderUnavailable
+from latentsync_trt.runtime.providers import select_provider, why_unavailable
+from latentsync_trt.runtime.session import Session
+from tests.clips import decoded, write_sound
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, list(arguments))
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    code, out, _ = run(command, "--help")
+    assert code == 0
+    assert out.startswith(f"Usage: main {command}")
+    assert command in run("--help")[1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["unknown"], ["export", "--resolution", "500"], ["export", "--model", "2"], ["sync", "--video", "x.mp4"]],
+)
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
+    assert run(*arguments)[0] == 2
+
+
+def test_missing_checkpoints_say_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATENTSYNC_TRT_CHECKPOINTS", str(tmp_path))
+    code, _, err = run("export", "--model", "1.6", "-q")
+    assert code == 1
+    assert "hf download ByteDance/LatentSync-1.6" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_outputs_are_named_after_the_video() -> None:
+    assert default_output(Path("a") / "clip.mov", lossless=False) == Path("a") / "clip-synced.mp4"
+    assert default_output(Path("clip.mov"), lossless=True) == Path("clip-synced.mkv")
+
+
+def test_doctor_names_what_it_found() -> None:
+    code, out, _ = run("doctor", "--json")
+    assert code == 0
+    findings = json.loads(out)["findings"]
+    assert {finding["section"] for finding in findings} == {
+        "system", "packages", "providers", "media", "folders", "bundles"
+    }  # fmt: skip
+    by_text = {finding["text"]: finding for finding in findings}
+    assert by_text["cpu runs (a session was made with it)"]["level"] == "ok"
+    assert all(
+        finding["cure"] for finding in findings if finding["level"] == "missing" and "no NVIDIA" not in finding["text"]
+    )
+    assert "providers" in run("doctor")[1]
+
+
+def test_auto_says_why_better_providers_do_not_run() -> None:
+    selection = select_provider("auto")
+    assert [name for name, _ in selection.passed_over] == {
+        "tensorrt": [],
+        "cuda": ["tensorrt"],
+        "cpu": ["tensorrt", "cuda"],
+    }[selection.name]
+    assert all(reason for _, reason in selection.passed_over)
+
+
+def test_a_named_provider_is_a_demand() -> None:
+    if why_unavailable("cuda") is None:
+        pytest.skip("CUDA runs here")
+    with pytest.raises(ProviderUnavailable, match="cuda: "):
+        select_provider("cuda")
+    code, _, err = run("sync", "--video", "a.mp4", "--audio", "b.wav", "--bundle", "demo", "--provider", "cuda", "-q")
+    assert code == 1
+    assert "pip install" in err
+
+
+def test_an_unknown_provider_is_refused() -> None:
+    with pytest.raises(ProviderUnavailable, match="not a provider"):
+        select_provider("npu")
+
+
+def test_demo_writes_source_and_result(tmp_path: Path) -> None:
+    speech = write_sound(tmp_path / "short.wav", 0.4)
+    code, out, err = run("demo", "--out", str(tmp_path / "demo"), "--audio", str(speech))
+    assert code == 0, err
+    assert "face in 10" in out
+    assert "random weights" in err  # until the built-in model is trained
+    assert len(decoded(tmp_path / "demo" / "source.mp4")) == 10
+    assert len(decoded(tmp_path / "demo" / "out.mp4")) == 10
+
+
+def test_demo_says_when_its_folder_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = run("demo", "--out", str(tmp_path / "file" / "demo"))
+    assert code == 1
+    assert "cannot be created" in err
+
+
+def test_a_graph_that_is_none_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(b"nothing")
+    with pytest.raises(Exception, match=r"broken\.onnx"):
+        Session(path)
+
+
+def test_an_edited_bundle_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    code, _, err = run("sync", "--video", "a.mp4", "--audio", "b.wav", "--bundle", str(tmp_path), "-q")
+    assert code == 1
+    assert "not a manifest" in err
+    assert issubclass(BundleError, ValueError)
