@@ -1,0 +1,112 @@
+"""Runs a bundle's denoising loop and VAE on two providers with the same inputs and prints how far apart they are.
+
+    python scripts/compare_providers.py BUNDLE [--provider cuda] [--reference cpu] [--steps 20] [--json FILE]
+
+Random inputs, never zeros. The row it writes holds versions, GPU, distances in dB and relative, and median times.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from latentsync_trt.bundle import Bundle
+from latentsync_trt.diffusion.loop import denoise, initial_noise
+from latentsync_trt.diffusion.plan import cache_plan
+from latentsync_trt.diffusion.scheduler import ddim_schedule
+from latentsync_trt.runtime.networks import Networks
+from latentsync_trt.runtime.providers import select_provider
+
+SEED = 11
+GUIDANCE = 1.5
+REPEATS = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--provider", default="cuda")
+    parser.add_argument("--reference", default="cpu")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    bundle = Bundle.load(arguments.bundle)
+    results = {
+        name: results_of(Networks(bundle, select_provider(name)), arguments.steps)
+        for name in (arguments.reference, arguments.provider)
+    }
+    reference, ours = results[arguments.reference], results[arguments.provider]
+    row = {
+        "bundle": bundle.manifest.name,
+        "resolution_px": bundle.manifest.resolution_px,
+        "precision": bundle.manifest.precision,
+        "provider": arguments.provider,
+        "reference": arguments.reference,
+        "steps": arguments.steps,
+        "onnxruntime": onnxruntime.__version__,
+        "python": platform.python_version(),
+        "gpu": gpu_name(),
+        "distances": {name: distance(reference[0][name], ours[0][name]) for name in reference[0]},
+        "median_ms": {arguments.reference: reference[1], arguments.provider: ours[1]},
+    }
+    print(json.dumps(row, indent=2))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(row, indent=2) + "\n")
+
+
+def results_of(networks: Networks, steps: int) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Outputs by name, and median milliseconds by what was timed."""
+    manifest = networks.bundle.manifest
+    rng = np.random.default_rng(SEED)
+    side, frames = manifest.latent_px, manifest.frames
+    images = rng.uniform(-1, 1, (frames, 3, manifest.resolution_px, manifest.resolution_px)).astype(np.float32)
+    conditioning = rng.standard_normal((1, 9, frames, side, side)).astype(np.float32)
+    audio = rng.standard_normal((1, frames, 10 * manifest.audio_layers, manifest.audio_width)).astype(np.float32)
+    denoiser, outputs, times = networks.denoiser(), {}, {}
+    calls: dict[str, Any] = {"encode": lambda: networks.encode(images)}
+    for name, interval, guidance in (("loop", 1, GUIDANCE), ("loop_cached_3", 3, GUIDANCE), ("loop_unguided", 1, 1.0)):
+        schedule, plan = ddim_schedule(steps), cache_plan(steps, interval)
+        calls[name] = lambda schedule=schedule, plan=plan, guidance=guidance: denoise(
+            denoiser, initial_noise(SEED, side, side), conditioning, audio, guidance, schedule, plan
+        )
+    calls["decode"] = lambda: networks.decode(conditioning[0, :4].transpose(1, 0, 2, 3).copy())
+    for name, call in calls.items():
+        outputs[name] = call()
+        durations = []
+        for _ in range(REPEATS):
+            start = time.perf_counter()
+            again = call()
+            durations.append(1000 * (time.perf_counter() - start))
+        if not np.allclose(again, outputs[name], rtol=0, atol=1e-2 * np.abs(again).max()):
+            raise SystemExit(f"{name}: the second run differs from the first")
+        times[name] = statistics.median(durations)
+    return outputs, times
+
+
+def distance(reference: np.ndarray, ours: np.ndarray) -> dict[str, float]:
+    """Signal-to-noise ratio in dB and the largest difference relative to the largest value."""
+    error = ours - reference
+    power = float(np.mean(error**2))
+    return {
+        "snr_db": float("inf") if power == 0 else float(10 * np.log10(np.mean(reference**2) / power)),
+        "relative": float(np.abs(error).max() / np.abs(reference).max()),
+    }
+
+
+def gpu_name() -> str:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "none"
+
+
+if __name__ == "__main__":
+    main()
