@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 
 from latentsync_trt.audio.encoder import SpeechStream, encode_audio
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle import DEMO_NAME, Bundle
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.diffusion.inpainting import Inpainter
 from latentsync_trt.diffusion.loop import initial_noise
@@ -250,7 +250,8 @@ class _Run:
     def _notices(self) -> list[str]:
         """What the run does to the caller's material that the caller might not expect."""
         notices = [f"{name} was passed over: {reason}" for name, reason in self._networks.selection.passed_over]
-        notices += [f"the model: {note}" for note in self._networks.bundle.manifest.notes]
+        if self._networks.bundle.manifest.model == DEMO_NAME:
+            notices += [f"the built-in model is {note}" for note in self._networks.bundle.manifest.notes]
         of_video, of_audio = frames_in(self._info.duration_s, MODEL_FPS), self._speech.frame_count
         if self._options.length == "audio" and of_video is not None and of_video < of_audio:
             verb = "starts again" if self._options.extend == "loop" else "holds its last frame"

@@ -23,7 +23,7 @@ from latentsync_trt.errors import ExportMismatch, InputError, OutputError
 from latentsync_trt.export.graphs import OPSET, GraphPlan, build_graph
 from latentsync_trt.export.options import ExportOptions, Sources, find_sources
 from latentsync_trt.export.plans import Networks, load_networks, plan_graphs, source_file
-from latentsync_trt.export.verify import TOLERANCE, check_memory, verify_graph
+from latentsync_trt.export.verify import TOLERANCE, affordable, needed_bytes, open_checked, verify_graph
 from latentsync_trt.export.weights import WeightsFile
 
 Progress = Callable[[str, float], None]
@@ -33,6 +33,7 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 _TOOLS = ("latentsync-trt", "torch", "onnx", "onnx-ir", "onnxscript", "diffusers")
 # Shares of an export's time, roughly: a whole U-Net graph takes as long as all the small graphs together.
 _WEIGHT = {"denoise_step": 5.0, "denoise_step_unguided": 5.0}
+_PROVED_SMALLER = "comparing at {} px takes {:.0f} GB of memory; the same networks were compared at {} px instead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,7 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
     sources = find_sources(options)
     target = options.folder
     _check_target(target)
-    if options.verify:
-        check_memory(options)
+    proof = affordable(options) if options.verify else None
     if progress is not None:
         progress("loading checkpoints", 0.0)
     networks = load_networks(sources, options, _DTYPES[options.precision])
@@ -84,7 +84,7 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
             staged = Path(temporary) / "bundle"
             staged.mkdir()
-            _fill(staged, networks, sources, options, progress)
+            _fill(staged, networks, sources, options, proof, progress)
             if target.exists():
                 target.rename(Path(temporary) / "replaced")
             staged.rename(target)
@@ -105,26 +105,32 @@ def _check_target(target: Path) -> None:
 
 
 def _fill(
-    folder: Path, networks: Networks, sources: Sources, options: ExportOptions, progress: Progress | None
+    folder: Path,
+    networks: Networks,
+    sources: Sources,
+    options: ExportOptions,
+    proof: ExportOptions | None,
+    progress: Progress | None,
 ) -> None:
-    """Writes graphs, weights and manifest into `folder`."""
+    """Writes graphs, weights and manifest into `folder`; `proof` as in `affordable`, None to skip verification."""
     plans = plan_graphs(networks, options)
-    report = _Report(progress, [plan.name for plan in plans], passes=2 if options.verify else 1)
+    passes = 1 if proof is None else 2 if proof is options else 3
+    report = _Report(progress, [plan.name for plan in plans], passes)
     built = _write_graphs(folder, plans, report)
     unet, whisper = networks.unet, networks.whisper.config
+    notes: tuple[str, ...] = (
+        (f"{unet.unused_tensors} tensors of the U-Net's file were not used",) if unet.unused_tensors else ()
+    )
     verification: dict[str, float] = {}
-    if options.verify:
-        truth = plans
-        if options.precision != "fp32":
-            del plans, networks
-            truth = plan_graphs(load_networks(sources, options, torch.float32), options)
-        for plan in truth:
-            report.start(f"verifying {plan.name}")
-            verification[plan.name] = verify_graph(
-                folder / built.graphs[plan.name].file, plan, TOLERANCE[options.precision]
-            )
-            report.finish(plan.name)
-    notes = (f"{unet.unused_tensors} tensors of the U-Net's file were not used",) if unet.unused_tensors else ()
+    if proof is not None and proof is not options:
+        notes += (_PROVED_SMALLER.format(options.resolution_px, needed_bytes(options) / 1e9, proof.resolution_px),)
+        for plan in plans:
+            open_checked(folder / built.graphs[plan.name].file, plan)
+        with tempfile.TemporaryDirectory(prefix="proof-", dir=folder.parent) as smaller:
+            _write_graphs(Path(smaller), plan_graphs(networks, proof), report)
+            verification = _verify(Path(smaller), networks, sources, proof, report)
+    elif proof is not None:
+        verification = _verify(folder, networks, sources, proof, report)
     manifest = Manifest(
         name=options.folder.name,
         model=options.model,
@@ -145,6 +151,19 @@ def _fill(
         notes=notes,
     )
     write_manifest(folder, manifest)
+
+
+def _verify(
+    folder: Path, networks: Networks, sources: Sources, options: ExportOptions, report: _Report
+) -> dict[str, float]:
+    """Compares the graphs in `folder` with float32 PyTorch; returns the largest relative difference of each."""
+    truth = networks if options.precision == "fp32" else load_networks(sources, options, torch.float32)
+    found: dict[str, float] = {}
+    for plan in plan_graphs(truth, options):
+        report.start(f"verifying {plan.name}")
+        found[plan.name] = verify_graph(folder / f"{plan.name}.onnx", plan, TOLERANCE[options.precision])
+        report.finish(plan.name)
+    return found
 
 
 def _write_graphs(folder: Path, plans: list[GraphPlan], report: _Report) -> _Built:

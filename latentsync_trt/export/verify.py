@@ -1,6 +1,7 @@
 """Does an exported graph compute what PyTorch computes? Names, then shapes, then values."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,29 +18,39 @@ TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2}
 """Largest relative difference to float32 PyTorch. float32 graphs stay near 1e-6; of half precision's 1e-3 for a single
 rounding, a whole U-Net makes less than 1e-2."""
 
+PROOF_RESOLUTION_PX = 128
+"""Where memory is short, the same networks are exported once more at this resolution and compared there."""
 
 _FLOAT32_BYTES = 4
 _GUIDED_HALVES = 2
 _MEMORY_FILE = Path("/proc/meminfo")
 
 
-def check_memory(options: ExportOptions) -> None:
-    """Sees to it that verification does not end hours into an export for want of memory.
+def affordable(options: ExportOptions) -> ExportOptions:
+    """The export whose graphs can be run for verification here: `options`, or the same at a lower resolution.
 
     On a CPU ONNX Runtime holds the attention matrix of all frames and heads at once, and its softmax. Where the system
     does not tell what is free, nothing is checked.
 
     Raises:
-        InputError: the machine has too little free memory.
+        InputError: the machine has too little free memory for the lower resolution too.
     """
     free_bytes = _free_bytes()
-    pixels = (options.resolution_px // PIXELS_PER_LATENT) ** 2
-    needed_bytes = 2 * _FLOAT32_BYTES * _GUIDED_HALVES * options.frames * HEADS * pixels**2
-    if free_bytes is not None and needed_bytes > free_bytes:
+    if free_bytes is None or needed_bytes(options) <= free_bytes:
+        return options
+    smaller = replace(options, resolution=min(PROOF_RESOLUTION_PX, options.resolution_px))
+    if needed_bytes(smaller) > free_bytes:
         raise InputError(
-            f"verifying {options.frames} frames at {options.resolution_px} px on the CPU needs about "
-            f"{needed_bytes / 1e9:.0f} GB of memory, {free_bytes / 1e9:.0f} are free; add --no-verify"
+            f"verifying {options.frames} frames at {smaller.resolution_px} px on the CPU needs about "
+            f"{needed_bytes(smaller) / 1e9:.1f} GB of memory, {free_bytes / 1e9:.1f} are free; add --no-verify"
         )
+    return smaller
+
+
+def needed_bytes(options: ExportOptions) -> int:
+    """Memory that the largest attention of a denoising step takes on the CPU."""
+    pixels = (options.resolution_px // PIXELS_PER_LATENT) ** 2
+    return 2 * _FLOAT32_BYTES * _GUIDED_HALVES * options.frames * HEADS * pixels**2
 
 
 def _free_bytes() -> int | None:
@@ -58,13 +69,7 @@ def verify_graph(path: Path, plan: GraphPlan, tolerance: float) -> float:
     Raises:
         ExportMismatch: other names or shapes, a value that is not finite, or a difference above `tolerance`.
     """
-    session = Session(path)
-    for kind, found, wanted in (
-        ("inputs", [tensor.name for tensor in session.inputs], list(plan.inputs)),
-        ("outputs", [tensor.name for tensor in session.outputs], list(plan.outputs)),
-    ):
-        if found != wanted:
-            raise ExportMismatch(f"{path.name}: its {kind} are {found}, not {wanted}")
+    session = open_checked(path, plan)
     worst = 0.0
     for inputs in (plan.inputs, *plan.further_inputs):
         dtypes = {tensor.name: tensor.dtype for tensor in session.inputs}
@@ -75,6 +80,18 @@ def verify_graph(path: Path, plan: GraphPlan, tolerance: float) -> float:
         for name, output, truth in zip(plan.outputs, outputs, truths, strict=True):
             worst = max(worst, _compare(f"{path.name}, output {name}", output, truth.numpy(), tolerance))
     return worst
+
+
+def open_checked(path: Path, plan: GraphPlan) -> Session:
+    """Loads the graph on the CPU; raises `ExportMismatch` if its inputs or outputs have other names than planned."""
+    session = Session(path)
+    for kind, found, wanted in (
+        ("inputs", [tensor.name for tensor in session.inputs], list(plan.inputs)),
+        ("outputs", [tensor.name for tensor in session.outputs], list(plan.outputs)),
+    ):
+        if found != wanted:
+            raise ExportMismatch(f"{path.name}: its {kind} are {found}, not {wanted}")
+    return session
 
 
 def _compare(what: str, output: Array, truth: Array, tolerance: float) -> float:

@@ -140,11 +140,30 @@ def test_verification_sees_other_weights(narrow_bundle: Path, tmp_path: Path) ->
 
 def test_too_little_memory_is_said_before_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 9000000 kB\nMemAvailable:    8000000 kB\n", encoding="ascii")
+    meminfo.write_text("MemTotal: 9000000 kB\nMemAvailable:    8000 kB\n", encoding="ascii")
     monkeypatch.setattr(verify, "_MEMORY_FILE", meminfo)
     options = narrow.narrow_options(narrow.write_sources(tmp_path / "sources"), tmp_path / "bundle", resolution=512)
-    with pytest.raises(InputError, match=r"needs about 9 GB of memory, 8 are free; add --no-verify"):
+    with pytest.raises(InputError, match=r"at 128 px .* needs about 0\.0 GB of memory, 0\.0 are free; add --no-verify"):
         exporter.export_bundle(options)
+
+
+@pytest.mark.slow
+def test_short_of_memory_the_networks_are_compared_at_a_lower_resolution(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = narrow.narrow_options(narrow.write_sources(tmp_path / "sources"), tmp_path / "bundle", resolution=192)
+    lower = dataclasses.replace(options, resolution=128)
+    free_bytes = (verify.needed_bytes(options) + verify.needed_bytes(lower)) // 2
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(f"MemAvailable: {free_bytes // 1024} kB\n", encoding="ascii")
+    monkeypatch.setattr(verify, "_MEMORY_FILE", meminfo)
+    manifest = Bundle.load(exporter.export_bundle(options)).manifest
+    assert manifest.resolution_px == 192
+    assert manifest.graphs["vae_encoder"].inputs[0].shape[2:] == (192, 192)
+    assert manifest.verification.keys() == manifest.graphs.keys()
+    assert max(manifest.verification.values()) <= verify.TOLERANCE["fp32"]
+    assert any("compared at 128 px instead" in note for note in manifest.notes)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "meminfo", "sources"]
 
 
 @pytest.mark.slow
