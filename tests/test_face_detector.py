@@ -11,16 +11,25 @@ import skimage.data
 
 from latentsync_trt.face.blaze import FULL_RANGE, SHORT_RANGE, anchors, decode, iou
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.mesh import POINTS, region_around
+from latentsync_trt.face.mesh import POINTS, Region, at_rest, face_of, region_around
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.types import Face, UInt8Array
 
 MEDIAN_SHARE_OF_BROWS = 0.03
-"""Allowed median distance to the recorded points, as a share of the distance between the brows."""
+"""Allowed median distance to the recorded points, as a share of the distance between the brows.
+
+1.3 % is measured, nearly all of it MediaPipe's own shift by half a network pixel. The recording of demo3 begins with
+nine frames in which MediaPipe was still on its way to the face, hence the median.
+"""
 
 ASTRONAUT_POINTS = np.array([[200.0, 87.0], [252.0, 90.0], [223.0, 127.0]])
 """Left brow, right brow and nose of the portrait, read off the picture by eye."""
 BY_EYE_PX = 5.0
+
+TURNED_SHARE_OF_BROWS = 0.08
+"""Most that a turned head's points are off: twice what is measured; a mesh beside the face is off by 0.3 and more."""
+MIRRORED_SHARE_OF_PIXEL = 0.25
+"""Of a network pixel: noise of the mean over many regions. Counting from the wrong place is half a pixel off."""
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +55,51 @@ def test_finds_the_portrait_where_it_is(detector: MediaPipeDetector, portrait: U
     assert face.score > 0.9
 
 
-@pytest.mark.parametrize("angle_deg", [-30, 30])
+def turned(portrait: UInt8Array, angle_deg: float) -> tuple[UInt8Array, UInt8Array]:
+    """The portrait turned counter-clockwise around its nose and moved to the middle; the 2×3 matrix that did it."""
+    turn = cv2.getRotationMatrix2D((226, 110), angle_deg, 0.6)
+    turn[:, 2] += (30, 146)
+    return np.asarray(cv2.warpAffine(portrait, turn, (512, 512)), np.uint8), turn
+
+
+@pytest.mark.parametrize("angle_deg", [-90, -45, -30, 30, 45, 90])
 def test_points_turn_with_the_head(detector: MediaPipeDetector, portrait: UInt8Array, angle_deg: float) -> None:
     upright = only(detector.detect(portrait))
-    turn = cv2.getRotationMatrix2D((226, 110), angle_deg, 1)
-    turned = only(detector.detect(np.asarray(cv2.warpAffine(portrait, turn, (512, 512)), np.uint8)))
+    picture, turn = turned(portrait, angle_deg)
     expected = upright.points @ turn[:, :2].T + turn[:, 2]
-    brows_px = np.linalg.norm(upright.points[0] - upright.points[1])
-    assert np.linalg.norm(turned.points - expected, axis=1).max() < 0.15 * brows_px
+    brows_px = np.linalg.norm(expected[0] - expected[1])
+    found = only(detector.detect(picture))
+    assert np.linalg.norm(found.points - expected, axis=1).max() < TURNED_SHARE_OF_BROWS * brows_px
+
+
+def test_looks_until_it_has_arrived_at_the_face(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
+    picture, turn = turned(portrait, -45)
+    x_px, y_px = turn @ (226, 110, 1)
+    start = Region(x_px + 6, y_px + 6, 90, 0)
+    first = detector.mesh(picture, start)
+    assert first is not None
+    assert first[1] > 0.9, "a mesh on its way to the face is sure of itself"
+    assert not at_rest(start, region_around(face_of(*first)))
+    arrived = detector.landmarks(picture, start)
+    assert arrived is not None
+    expected = ASTRONAUT_POINTS @ turn[:, :2].T + turn[:, 2]
+    assert np.abs(arrived.points - expected).max() < BY_EYE_PX
+
+
+def test_points_of_a_mirrored_picture_are_mirrored(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
+    around = region_around(only(detector.detect(portrait)))
+    mirrored, last = np.ascontiguousarray(portrait[:, ::-1]), portrait.shape[1] - 1
+    offsets = []
+    for step in np.linspace(-0.5, 0.5, 9):
+        for scale in (0.9, 1.0, 1.1):
+            region = Region(around.x_px + step, around.y_px - step, around.side_px * scale, around.angle)
+            other = Region(last - region.x_px, region.y_px, region.side_px, -region.angle)
+            here, there = detector.mesh(portrait, region), detector.mesh(mirrored, other)
+            assert here is not None
+            assert there is not None
+            apart = face_of(*here).points[:, 0] - (last - face_of(*there).points[[1, 0, 2], 0])
+            offsets.append(apart / 2 / (region.side_px / 192))
+    assert abs(np.mean(offsets)) < MIRRORED_SHARE_OF_PIXEL
 
 
 def test_finds_a_face_of_100_px_in_full_hd(detector: MediaPipeDetector, portrait: UInt8Array) -> None:

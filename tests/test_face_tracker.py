@@ -1,9 +1,12 @@
 """Staying with one face."""
 
+import cv2
 import numpy as np
 import pytest
+import skimage.data
 
-from latentsync_trt.face.tracker import FaceTracker, usable
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.tracker import PATIENCE_FRAMES, FaceTracker, usable
 from latentsync_trt.types import Face, UInt8Array
 
 FRAME = np.zeros((4, 4, 3), np.uint8)
@@ -77,6 +80,51 @@ def test_searches_when_following_jumps() -> None:
     detector = Following([[face_at(100)], [face_at(104)]], [face_at(500)])
     assert ids(FaceTracker(detector), 2) == [0, 0]
     assert detector.searches == 2
+
+
+def test_a_bystander_does_not_take_over() -> None:
+    me, other = face_at(100), face_at(600, width=140, height=170)
+    frames = [[me, face_at(600)], [other], [other], [face_at(110), other], [face_at(112), other]]
+    assert ids(FaceTracker(Searching(frames)), 5) == [0, None, None, 1, 1]
+
+
+def test_a_bystander_is_recognised_by_a_look_at_the_frame_before() -> None:
+    me, other = face_at(100), face_at(600)
+    detector = Following([[me, other], [other], [face_at(110), other]], [None, other])
+    assert ids(FaceTracker(detector), 3) == [0, None, 1]
+
+
+def test_a_cut_is_recognised_by_a_look_at_the_frame_before() -> None:
+    detector = Following([[face_at(100)], [face_at(600)]], [None, None, face_at(602)])
+    assert ids(FaceTracker(detector), 3) == [0, 1, 1]
+
+
+def test_patience_with_a_lost_face_ends() -> None:
+    me, other = face_at(100, width=150, height=190), face_at(600)
+    frames = [[me, other]] + [[other]] * (PATIENCE_FRAMES + 1)
+    found = ids(FaceTracker(Searching(frames)), len(frames))
+    assert found == [0] + [None] * PATIENCE_FRAMES + [1]
+
+
+def test_after_a_gap_the_same_place_is_preferred() -> None:
+    me, larger = face_at(100), face_at(600, width=200, height=260)
+    tracker = FaceTracker(Searching([[me], [], [larger, face_at(105)]]))
+    boxes = [tracker.update(FRAME) for _ in range(3)]
+    assert boxes[2] is not None
+    assert (boxes[2].track_id, float(boxes[2].face.box[0])) == (1, 105.0)
+
+
+def test_waits_for_a_real_face_that_is_covered() -> None:
+    portrait = np.asarray(skimage.data.astronaut()[:300, 80:380], np.uint8)
+    both = np.full((420, 760, 3), 80, np.uint8)
+    both[:, :420] = cv2.resize(portrait, (420, 420))
+    both[100:400, 440:740] = portrait[:, ::-1]
+    covered = both.copy()
+    covered[:, :420] = 80
+    tracker = FaceTracker(MediaPipeDetector())
+    tracked = [tracker.update(frame) for frame in (both, both, covered, covered, both, both)]
+    assert [None if face is None else face.track_id for face in tracked] == [0, 0, None, None, 1, 1]
+    assert all(face.face.box[2] < 420 for face in tracked if face is not None)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 
 from latentsync_trt.face.blaze import FULL_RANGE, SHORT_RANGE, BlazeModel, Candidate, decode, iou, sigmoid
-from latentsync_trt.face.mesh import Region, cut, face_of, region_around, region_of, to_frame
+from latentsync_trt.face.mesh import Region, at_rest, cut, face_of, region_around, region_of, to_frame
 from latentsync_trt.runtime.session import Session
 from latentsync_trt.types import Face, Float32Array, UInt8Array
 
@@ -17,6 +17,8 @@ MAX_FACES = 4
 """Candidates looked at closely in one frame, best first."""
 
 _SAME_FACE_IOU = 0.4
+_MOST_LOOKS = 8
+"""From BlazeFace's box of a head turned by 45° to 90°, the mesh needs up to seven looks to arrive at the face."""
 
 
 class MediaPipeDetector:
@@ -35,7 +37,7 @@ class MediaPipeDetector:
         faces: list[Face] = []
         for model in (FULL_RANGE, SHORT_RANGE):
             for candidate in self._candidates(frame, model)[:MAX_FACES]:
-                face = self._confirmed(frame, candidate)
+                face = self.landmarks(frame, region_of(candidate.box, candidate.eyes[0], candidate.eyes[1]))
                 if face is not None and not _known(face, faces):
                     faces.append(face)
             if faces:
@@ -44,8 +46,23 @@ class MediaPipeDetector:
 
     def follow(self, frame: UInt8Array, previous: Face) -> Face | None:
         """The face near where `previous` was one frame ago; None if there is none any more."""
-        found = self.mesh(frame, region_around(previous))
-        return None if found is None else face_of(*found)
+        return self.landmarks(frame, region_around(previous))
+
+    def landmarks(self, frame: UInt8Array, region: Region) -> Face | None:
+        """The face in or near `region`, looked at until its own region is the one it is seen in; None if there is none.
+
+        A mesh that is still on its way to the face has a score of 1 and points beside it.
+        """
+        for _ in range(_MOST_LOOKS):
+            found = self.mesh(frame, region)
+            if found is None:
+                return None
+            face = face_of(*found)
+            own = region_around(face)
+            if at_rest(region, own):
+                return face
+            region = own
+        return None
 
     def mesh(self, frame: UInt8Array, region: Region) -> tuple[Float32Array, float] | None:
         """The mesh `(468, 3)` float32 (x, y, depth in pixels) of the face in `region` and its score, or None."""
@@ -70,13 +87,6 @@ class MediaPipeDetector:
             Candidate(c.score, (c.box - np.tile(offset, 2)) * side, (c.eyes - offset) * side)
             for c in decode(model, boxes[0], scores[0, :, 0])
         ]
-
-    def _confirmed(self, frame: UInt8Array, candidate: Candidate) -> Face | None:
-        found = self.mesh(frame, region_of(candidate.box, candidate.eyes[0], candidate.eyes[1]))
-        if found is None:
-            return None
-        # Once more from the mesh's own region, as in every later frame: detection boxes are looser.
-        return self.follow(frame, face_of(*found))
 
 
 def _known(face: Face, faces: list[Face]) -> bool:

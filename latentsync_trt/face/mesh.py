@@ -1,6 +1,7 @@
 """FaceMesh's geometry: where to look, what its points mean. Pure."""
 
 from dataclasses import dataclass
+from math import hypot, pi, radians, remainder
 
 import cv2
 import numpy as np
@@ -15,6 +16,10 @@ _RIGHT_BROW = (300, 293, 334, 296, 336)
 _NOSE = (5, 64, 294, 1)
 _REGION_SCALE = 1.5
 """The region is a square this much larger than the face's longer side."""
+
+_REST_SHIFT = 0.02
+"""Share of its side that a region at rest moves when looked at again; from frame to frame, talking heads move less."""
+_REST_TURN = radians(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,13 @@ def region_around(face: Face) -> Region:
     return region_of(face.box, face.points[0], face.points[1])
 
 
+def at_rest(seen: Region, own: Region) -> bool:
+    """Whether a face looked at in the region `seen` has nearly the same as its `own`: its points can be trusted."""
+    shift_px = hypot(own.x_px - seen.x_px, own.y_px - seen.y_px)
+    turn = abs(remainder(own.angle - seen.angle, 2 * pi))
+    return shift_px < _REST_SHIFT * seen.side_px and turn < _REST_TURN
+
+
 def cut(frame: UInt8Array, region: Region) -> Float32Array:
     """The region as the network's input: float32 `(1, 3, 192, 192)` in [0, 1], black outside the frame."""
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
@@ -77,7 +89,8 @@ def to_frame(landmarks: Float32Array, region: Region) -> Float32Array:
     """The network's `(1, 1404, 1, 1)` output as the mesh `(468, 3)` float32: x, y, depth in frame pixels."""
     mesh = landmarks.reshape(POINTS, 3).astype(np.float64)
     matrix = region.to_frame()
-    # The network counts from the corner of its image, not from the centre of the first pixel.
+    # The network counts from the corner of its image, not from the centre of the first pixel: so counted, points of a
+    # mirrored picture are the mirrored points. MediaPipe's own are half a network pixel further right and down.
     planar = (mesh[:, :2] - 0.5) @ matrix[:, :2].T + matrix[:, 2]
     depth = mesh[:, 2:] * (region.side_px / SIDE_PX)
     return np.concatenate([planar, depth], axis=1).astype(np.float32)
