@@ -1,20 +1,23 @@
 """Converts MediaPipe's face networks from TFLite to ONNX: latentsync_trt/assets/face/*.onnx.
 
     pip install "latentsync-trt[convert]"
-    pip download --no-deps --python-version 3.11 --only-binary=:all: mediapipe==0.10.21
-    python scripts/convert_face_models.py mediapipe-0.10.21-*.whl [--check]
+    python scripts/convert_face_models.py [mediapipe-0.10.21-*.whl] [--check] [--record FILE]
 
-The networks are Google's, Apache-2.0 (see NOTICE). Inside, everything becomes channels-first float32; weights stay in
-the half precision they are published in and are cast when the graph is loaded. `--check` compares each graph with the
-TFLite interpreter (package ai-edge-litert) on random input and prints the largest difference.
+Without a wheel, pip downloads it. The networks are Google's, Apache-2.0 (see NOTICE). Inside, everything becomes
+channels-first float32; weights stay in the half precision they are published in and are cast when the graph is loaded.
+`--check` compares each graph with the TFLite interpreter (package ai-edge-litert) on random input and prints the
+largest difference; `--record` writes what the interpreter makes of a portrait (package scikit-image), for the tests.
 """
 
 import argparse
+import hashlib
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -26,10 +29,39 @@ OUTPUT = Path(__file__).resolve().parents[1] / "latentsync_trt" / "assets" / "fa
 OPSET = 17
 IR_VERSION = 8
 
+PACKAGE = "mediapipe==0.10.21"
+WHEEL_OF = ("--python-version", "3.11", "--platform", "manylinux_2_28_x86_64", "--only-binary", ":all:", "--no-deps")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A TFLite file in the wheel, its SHA-256, names for its outputs, and the range of the pixels it takes."""
+
+    member: str
+    sha256: str
+    outputs: tuple[str, ...]
+    pixel_range: tuple[float, float]
+
+
 NETWORKS = {
-    "blaze_short": ("mediapipe/modules/face_detection/face_detection_short_range.tflite", ("boxes", "scores")),
-    "blaze_full": ("mediapipe/modules/face_detection/face_detection_full_range_sparse.tflite", ("boxes", "scores")),
-    "face_mesh": ("mediapipe/modules/face_landmark/face_landmark.tflite", ("landmarks", "score")),
+    "blaze_short": Network(
+        "mediapipe/modules/face_detection/face_detection_short_range.tflite",
+        "bbff11cebd1eb27a1e004cae0b0e63ec8c551cbf34a4451148b4908b8db3eca8",
+        ("boxes", "scores"),
+        (-1, 1),
+    ),
+    "blaze_full": Network(
+        "mediapipe/modules/face_detection/face_detection_full_range_sparse.tflite",
+        "2c3728e6da56f21e21a320433396fb06d40d9088f2247c05e5635a688d45dfe1",
+        ("boxes", "scores"),
+        (-1, 1),
+    ),
+    "face_mesh": Network(
+        "mediapipe/modules/face_landmark/face_landmark.tflite",
+        "1055cb9d4a9ca8b8c688902a3a5194311138ba256bcc94e336d8373a5f30c814",
+        ("landmarks", "score"),
+        (0, 1),
+    ),
 }
 NUMPY_TYPES = {
     tflite.TensorType.FLOAT32: np.float32,
@@ -39,6 +71,10 @@ NUMPY_TYPES = {
 OPERATORS = {value: name for name, value in vars(tflite.BuiltinOperator).items() if isinstance(value, int)}
 NHWC_TO_NCHW = (0, 3, 1, 2)
 CHECK_SEED = 7
+PORTRAIT_PART = (slice(20, 212, 3), slice(130, 322, 3))
+"""64×64 pixels of `skimage.data.astronaut`, her face in the middle; whole multiples of it are every network's input."""
+RECORDED_ANCHORS = slice(None, None, 5)
+"""Of each detector's boxes, to keep the record small; no grid's rows are a multiple of five long."""
 
 
 @dataclass
@@ -266,38 +302,82 @@ def vector(metadata: Any, part: str) -> np.ndarray:
     return table.ValuesAsNumpy()
 
 
-def check(source: bytes, model: onnx.ModelProto) -> float:
-    """The largest difference to the TFLite interpreter on one random image."""
-    import onnxruntime
+def interpret(source: bytes, image: np.ndarray) -> list[np.ndarray]:
+    """What the TFLite interpreter makes of `image (1, H, W, 3)` float32; the network's outputs in order."""
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_content=source)
     interpreter.allocate_tensors()
-    detail = interpreter.get_input_details()[0]
-    image = np.random.default_rng(CHECK_SEED).uniform(0, 1, detail["shape"]).astype(np.float32)
-    interpreter.set_tensor(detail["index"], image)
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], image)
     interpreter.invoke()
+    return [interpreter.get_tensor(output["index"]) for output in interpreter.get_output_details()]
+
+
+def check(source: bytes, model: onnx.ModelProto, network: Network) -> float:
+    """The largest difference to the TFLite interpreter on one random image."""
+    import onnxruntime
+
+    shape = [size.dim_value for size in model.graph.input[0].type.tensor_type.shape.dim]
+    image = np.random.default_rng(CHECK_SEED).uniform(*network.pixel_range, shape).astype(np.float32)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    results = session.run(None, {"image": image.transpose(NHWC_TO_NCHW)})
-    wanted = [interpreter.get_tensor(output["index"]) for output in interpreter.get_output_details()]
+    results = session.run(None, {"image": image})
+    wanted = interpret(source, np.ascontiguousarray(image.transpose(0, 2, 3, 1)))
     return max(
         float(np.abs(ours.reshape(-1) - theirs.reshape(-1)).max()) for ours, theirs in zip(results, wanted, strict=True)
     )
 
 
+def record(sources: dict[str, bytes], path: Path) -> None:
+    """Writes the portrait and the interpreter's outputs: `picture (64, 64, 3)` uint8, `<network>_<output>` float32."""
+    import skimage.data
+
+    picture = np.asarray(skimage.data.astronaut())[PORTRAIT_PART]
+    recorded = {"picture": picture}
+    for name, source in sources.items():
+        network, graph = NETWORKS[name], tflite.Model.GetRootAsModel(source, 0).Subgraphs(0)
+        times = int(graph.Tensors(int(graph.Inputs(0))).ShapeAsNumpy()[1]) // len(picture)
+        low, high = network.pixel_range
+        image = picture.repeat(times, axis=0).repeat(times, axis=1)[None].astype(np.float32) / 255 * (high - low) + low
+        results = interpret(source, image.astype(np.float32))
+        for output, value in zip(network.outputs, results, strict=True):
+            recorded[f"{name}_{output}"] = value[:, RECORDED_ANCHORS] if output == "boxes" else value
+    np.savez_compressed(path, **recorded)
+
+
+def read_sources(wheel: Path) -> dict[str, bytes]:
+    """The TFLite files in the wheel, exactly those that NOTICE names."""
+    sources = {}
+    with zipfile.ZipFile(wheel) as archive:
+        for name, network in NETWORKS.items():
+            sources[name] = archive.read(network.member)
+            if hashlib.sha256(sources[name]).hexdigest() != network.sha256:
+                sys.exit(f"{wheel}: {network.member} is not the file of {PACKAGE}")
+    return sources
+
+
+def download(folder: Path) -> Path:
+    """The wheel, fetched by pip into `folder`."""
+    subprocess.run([sys.executable, "-m", "pip", "download", *WHEEL_OF, "--dest", str(folder), PACKAGE], check=True)
+    return next(folder.glob("*.whl"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("wheel", type=Path, help="mediapipe-0.10.21-*.whl")
+    parser.add_argument("wheel", type=Path, nargs="?", help="mediapipe-0.10.21-*.whl; downloaded if not given")
     parser.add_argument("--check", action="store_true", help="compare with the TFLite interpreter")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the interpreter's outputs (.npz)")
     arguments = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        sources = read_sources(arguments.wheel or download(Path(folder)))
     OUTPUT.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(arguments.wheel) as wheel:
-        for name, (member, outputs) in NETWORKS.items():
-            source = wheel.read(member)
-            model = Converter(tflite.Model.GetRootAsModel(source, 0)).convert(name, outputs)
-            (OUTPUT / f"{name}.onnx").write_bytes(model.SerializeToString())
-            difference = f", largest difference {check(source, model):.2e}" if arguments.check else ""
-            print(f"{name}.onnx: {len(model.SerializeToString()) / 1e6:.2f} MB{difference}")
+    for name, source in sources.items():
+        network = NETWORKS[name]
+        model = Converter(tflite.Model.GetRootAsModel(source, 0)).convert(name, network.outputs)
+        (OUTPUT / f"{name}.onnx").write_bytes(model.SerializeToString())
+        difference = f", largest difference {check(source, model, network):.2e}" if arguments.check else ""
+        print(f"{name}.onnx: {len(model.SerializeToString()) / 1e6:.2f} MB{difference}")
+    if arguments.record:
+        record(sources, arguments.record)
 
 
 if __name__ == "__main__":
