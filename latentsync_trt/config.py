@@ -1,6 +1,7 @@
 """Option objects. A field's help, default and limits are declared here once; the command line reads them from here."""
 
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from latentsync_trt.errors import InputError
@@ -10,6 +11,7 @@ MODEL_FPS = 25
 
 Length = Literal["audio", "video", "shortest"]
 Extend = Literal["loop", "hold"]
+Build = Literal["now", "background"]
 
 
 def option(default: Any, help_text: str, **limits: Any) -> Any:
@@ -56,6 +58,47 @@ class SyncOptions:
         "What the picture does where the video ends first: start again, or hold its last frame.",
         choices=("loop", "hold"),
     )
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeOptions:
+    """How engines are made, kept and run. Raises `InputError` on a value outside its limits.
+
+    The fields up to `cuda_graph` are part of what an engine is: changing one makes another engine.
+    """
+
+    dynamic: bool | None = option(
+        None, "Engines for all shapes the bundle allows, or for one (fastest).  [default: as exported]", off="--static"
+    )
+    max_windows: int | None = option(
+        None, "With --dynamic, most windows in one run.  [default: as exported]", minimum=1, maximum=64
+    )
+    device: int = option(0, "Which GPU, as CUDA numbers them.", minimum=0, maximum=63)
+    workspace_gb: float | None = option(
+        None,
+        "Most GPU memory TensorRT may use for scratch in an engine.  [default: no limit]",
+        minimum=0.1,
+        maximum=512,
+    )
+    optimization_level: int = option(
+        3, "How hard TensorRT searches for fast kernels; higher builds longer.", minimum=0, maximum=5
+    )
+    cuda_graph: bool | None = option(
+        None, "Replay a recorded CUDA graph; fixed shapes only.  [default: where it pays]", off="--no-cuda-graph"
+    )
+    build: Build = option(
+        "now",
+        "Missing engines: build before the run, or run on the next provider until they are ready.",
+        choices=("now", "background"),
+    )
+    low_memory: bool = option(False, "Keep one network on the GPU at a time.")
+    engine_cache: str | Path | None = option(
+        None, "Folder of built engines.  [default: $LATENTSYNC_TRT_CACHE_DIR, engine_cache/ here, or the user's cache]"
+    )
+    profile: str | Path | None = option(None, "Folder to write a table of times and a Chrome trace to.")
 
     def __post_init__(self) -> None:
         check_limits(self)

@@ -43,7 +43,7 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
     flag = "--" + spec.name.replace("_", "-")
     limits = spec.metadata
     common = {"help": limits["help"], "default": spec.default, "show_default": spec.default is not None}
-    if hint is bool:
+    if bool in {hint, *typing.get_args(hint)}:
         return click.option(f"{flag}/{limits['off']}" if "off" in limits else flag, is_flag=True, **common)
     return click.option(flag, spec.name, type=_click_type(hint, limits), **common)
 

@@ -1,0 +1,86 @@
+"""Which shapes an engine is made for. Pure.
+
+A bundle exported with `--dynamic` names its variable dimensions (windows, frames, images, segments) and their ranges.
+A *dynamic* engine covers them, a *static* one takes each at its usual value. A bundle exported with `--static` has no
+variable dimension, so nothing but static engines can be made of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from latentsync_trt.bundle import DimensionRange, GraphEntry, Manifest
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.errors import InputError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InputShapes:
+    """Smallest, usual and largest shape of one input, as TensorRT's optimisation profiles take them."""
+
+    minimum: Shape
+    optimum: Shape
+    maximum: Shape
+
+
+def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, DimensionRange]:
+    """Range of each variable dimension of the bundle; of a single value each for static engines.
+
+    Raises:
+        InputError: dynamic engines of a static bundle, or more windows than it was exported for.
+    """
+    dynamic = manifest.shapes == "dynamic" if options.dynamic is None else options.dynamic
+    if options.max_windows is not None and not dynamic:
+        raise InputError("--max-windows goes with --dynamic")
+    if not dynamic:
+        return {name: _fixed(span) for name, span in manifest.ranges.items()}
+    if manifest.shapes == "static":
+        raise InputError(f"bundle {manifest.name} has fixed shapes; export it with --dynamic, or leave --dynamic out")
+    if options.max_windows is None:
+        return dict(manifest.ranges)
+    return _narrowed(manifest, options.max_windows)
+
+
+def _fixed(span: DimensionRange) -> DimensionRange:
+    return DimensionRange(span.optimum, span.optimum, span.optimum)
+
+
+def _narrowed(manifest: Manifest, max_windows: int) -> dict[str, DimensionRange]:
+    """The bundle's ranges for at most `max_windows` windows, and as many images as those hold."""
+    windows = manifest.ranges["windows"]
+    if max_windows > windows.maximum:
+        raise InputError(
+            f"--max-windows {max_windows}: bundle {manifest.name} was exported for {windows.minimum} to "
+            f"{windows.maximum}; export it with --dynamic --max-windows {max_windows}"
+        )
+    images = manifest.ranges["images"]
+    return {
+        **manifest.ranges,
+        "windows": replace(windows, maximum=max_windows),
+        "images": replace(images, maximum=max(images.optimum, max_windows * manifest.frames)),
+    }
+
+
+def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dict[str, InputShapes]:
+    """Shapes of those inputs of a graph that have a variable dimension; empty for a graph of fixed shapes."""
+    return {
+        tensor.name: InputShapes(
+            *(tuple(_size(ranges, size, end) for size in tensor.shape) for end in ("minimum", "optimum", "maximum"))
+        )
+        for tensor in entry.inputs
+        if any(isinstance(size, str) for size in tensor.shape)
+    }
+
+
+def _size(ranges: Mapping[str, DimensionRange], size: int | str, end: str) -> int:
+    return size if isinstance(size, int) else int(getattr(ranges[size], end))
+
+
+def check_sizes(ranges: Mapping[str, DimensionRange], sizes: Mapping[str, int]) -> None:
+    """Raises `InputError`, naming the range, if a dimension is asked for that the engines do not cover."""
+    for name, size in sizes.items():
+        span = ranges.get(name)
+        if span is not None and not span.minimum <= size <= span.maximum:
+            allowed = f"{span.minimum}" if span.minimum == span.maximum else f"{span.minimum} to {span.maximum}"
+            raise InputError(f"{size} {name}: the engines take {allowed}; build or export for a wider range")
