@@ -11,6 +11,7 @@
     ├── ProviderUnavailable (RuntimeError)  an execution provider that was asked for does not load
     ├── EngineBuildError (RuntimeError)     a provider could not compile a graph
     ├── InferenceError (RuntimeError)       a provider failed while running a graph
+    ├── OutOfMemory (MemoryError)           the device or the host has too little memory for a graph
     └── MissingDependency (ImportError)     an optional extra is not installed
 
 A message says what happened, where (file, frame, graph) and what to do.
@@ -60,6 +61,10 @@ class EngineBuildError(LatentSyncError, RuntimeError):
 
 class InferenceError(LatentSyncError, RuntimeError):
     """A provider failed while running a graph."""
+
+
+class OutOfMemory(LatentSyncError, MemoryError):
+    """The device or the host has too little memory to open or run a graph; the message says what to lower."""
 
 
 class MissingDependency(LatentSyncError, ImportError):

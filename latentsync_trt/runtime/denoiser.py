@@ -1,28 +1,41 @@
 """The denoising step on device buffers: inputs go up once a window, latents come back once, nothing in between."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
 from latentsync_trt.errors import InferenceError
-from latentsync_trt.runtime.session import Array, Session, last_line
+from latentsync_trt.runtime.session import Array, Session, SessionSettings
 from latentsync_trt.types import Float32Array
 
-_FIXED_INPUTS = ("conditioning", "audio", "timestep", "guidance", "coefficients")
+_COPY_GRAPH = Path(__file__).parent.parent / "assets" / "graphs" / "copy.onnx"
+_STATE = ("latents", "history")
 
 
 class GraphDenoiser:
-    """Runs the full and the cached step graph by I/O binding; two pairs of state buffers are swapped between steps.
+    """Runs the full and the cached step graph by I/O binding.
+
+    Two pairs of state buffers are swapped between steps. A recorded CUDA graph knows only the addresses it was recorded
+    with, so there the new state is copied back on the device instead.
 
     Args:
         open_session: gives the session of a graph by name; asked only for graphs that are needed.
         device: "cpu" or "cuda", where the sessions' provider keeps its buffers.
         device_id: which GPU.
+        cuda_graph: the sessions replay CUDA graphs.
     """
 
-    def __init__(self, open_session: Callable[[str], Session], device: str = "cpu", device_id: int = 0) -> None:
+    def __init__(
+        self,
+        open_session: Callable[[str], Session],
+        device: str = "cpu",
+        device_id: int = 0,
+        *,
+        cuda_graph: bool = False,
+    ) -> None:
         self._open = open_session
         self._device = device
         self._device_id = device_id
@@ -31,7 +44,8 @@ class GraphDenoiser:
         self._current = 0
         self._hidden: Any = None
         self._suffix = ""
-        self._bindings: dict[tuple[str, int], Any] = {}
+        self._bindings: dict[tuple[str, int], tuple[Session, Any]] = {}
+        self._copier = _Copier(device_id) if cuda_graph else None
 
     def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
         """Uploads a batch of windows.
@@ -53,12 +67,9 @@ class GraphDenoiser:
             for name, array in fixed.items():
                 self._values[name].update_inplace(np.ascontiguousarray(array))
         else:
+            self.unbind()
             self._values = {name: self._upload(array) for name, array in fixed.items()}
-            self._states = [
-                {"latents": self._upload(np.zeros_like(latents)), "history": self._upload(np.zeros_like(latents))}
-                for _ in range(2)
-            ]
-            self._bindings.clear()
+            self._states = [{name: self._upload(np.zeros_like(latents)) for name in _STATE} for _ in range(2)]
             self._hidden, self._suffix = None, suffix
         self._current = 0
         self._states[0]["latents"].update_inplace(np.ascontiguousarray(latents))
@@ -69,6 +80,7 @@ class GraphDenoiser:
 
         Raises:
             InferenceError: the provider failed, or a cached step came before a full one.
+            OutOfMemory: the device's memory is short.
         """
         if cached and self._hidden is None:
             raise InferenceError("a cached step needs a full step before it")
@@ -77,20 +89,24 @@ class GraphDenoiser:
         self._values["timestep"].update_inplace(np.array(timestep, np.int64))
         self._values["coefficients"].update_inplace(coefficients)
         binding = self._binding(graph, session)
-        try:
-            session.ort.run_with_iobinding(binding)
-        except Exception as error:
-            raise InferenceError(f"{session.path.name} on {session.provider}: {last_line(error)}") from error
+        session.run_bound(binding)
         if not cached and self._hidden is None:
-            # The first full step let the provider allocate `hidden`, whose shape may be known only to the graph.
-            self._hidden = binding.get_outputs()[self._output_index(session, "hidden")]
-            self._bindings.clear()
-        self._current = 1 - self._current
+            # The first full step let the provider allocate `hidden`, whose shape only the graph knows.
+            self._hidden = binding.get_outputs()[_names(session.outputs).index("hidden")]
+            self.unbind()
+        if self._copier is None:
+            self._current = 1 - self._current
+        else:
+            self._copier.copy(self._states[1], self._states[0])
 
     def latents(self) -> Float32Array:
         """Downloads the current latents, float32 `(B, 4, F, h, w)`."""
         # A copy: on the CPU the array is a view of a buffer that goes with this object.
         return np.array(self._states[self._current]["latents"].numpy(), np.float32)
+
+    def unbind(self) -> None:
+        """Lets go of the sessions, so that their memory can be freed; the buffers stay."""
+        self._bindings.clear()
 
     def _upload(self, array: Array) -> Any:
         # `.copy()`: on the CPU an OrtValue is a view of the array it is made from, and would change the caller's data.
@@ -98,28 +114,58 @@ class GraphDenoiser:
 
     def _binding(self, graph: str, session: Session) -> Any:
         key = (graph, self._current)
-        if key not in self._bindings:
-            self._bindings[key] = self._bind(session)
-        return self._bindings[key]
+        bound_to, binding = self._bindings.get(key, (None, None))
+        if bound_to is not session:
+            binding = self._bind(session)
+            self._bindings[key] = session, binding
+        return binding
 
     def _bind(self, session: Session) -> Any:
         source, target = self._states[self._current], self._states[1 - self._current]
+        if self._hidden is None:
+            self._hidden = self._allocate_hidden(session)
         binding = session.ort.io_binding()
-        names = {tensor.name for tensor in session.inputs}
         available = self._values | source | ({} if self._hidden is None else {"hidden": self._hidden})
-        for name in names:
+        for name in _names(session.inputs):
             binding.bind_ortvalue_input(name, available[name])
         # Outputs in the graph's own order: the binding returns them in the order they were bound.
-        for tensor in session.outputs:
-            if tensor.name == "hidden":
-                if self._hidden is None:
-                    binding.bind_output("hidden", self._device, self._device_id)
-                else:
-                    binding.bind_ortvalue_output("hidden", self._hidden)
+        for name in _names(session.outputs):
+            if name != "hidden":
+                binding.bind_ortvalue_output(name, target[name.removeprefix("next_")])
+            elif self._hidden is None:
+                binding.bind_output(name, self._device, self._device_id)
             else:
-                binding.bind_ortvalue_output(tensor.name, target[tensor.name.removeprefix("next_")])
+                binding.bind_ortvalue_output(name, self._hidden)
         return binding
 
-    @staticmethod
-    def _output_index(session: Session, name: str) -> int:
-        return [tensor.name for tensor in session.outputs].index(name)
+    def _allocate_hidden(self, session: Session) -> Any:
+        """A buffer for `hidden` where the graph says its shape; None where only a run can tell."""
+        info = next((tensor for tensor in session.outputs if tensor.name == "hidden"), None)
+        if info is None or not all(isinstance(size, int) for size in info.shape):
+            return None
+        return ort.OrtValue.ortvalue_from_shape_and_type(info.shape, info.dtype, self._device, self._device_id)
+
+
+class _Copier:
+    """Copies state buffers on the GPU, for ONNX Runtime's Python interface has no such call for CUDA."""
+
+    def __init__(self, device_id: int) -> None:
+        cuda = ("CUDAExecutionProvider", {"device_id": str(device_id)})
+        self._session = Session(_COPY_GRAPH, SessionSettings(providers=(cuda, ("CPUExecutionProvider", {}))))
+        self._binding: Any = None
+        self._bound: tuple[int, ...] = ()
+
+    def copy(self, source: dict[str, Any], target: dict[str, Any]) -> None:
+        """Copies `source`'s tensors over `target`'s."""
+        addresses = tuple(value.data_ptr() for state in (source, target) for value in state.values())
+        if addresses != self._bound:
+            self._binding = self._session.ort.io_binding()
+            for name in _STATE:
+                self._binding.bind_ortvalue_input(name, source[name])
+                self._binding.bind_ortvalue_output(f"{name}_copy", target[name])
+            self._bound = addresses
+        self._session.run_bound(self._binding)
+
+
+def _names(tensors: Any) -> list[str]:
+    return [tensor.name for tensor in tensors]

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,12 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from latentsync_trt.errors import EngineBuildError, InferenceError
+from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError, OutOfMemory
 
 Array = NDArray[Any]
+Providers = tuple[tuple[str, Mapping[str, str]], ...]
+
+CPU: Providers = (("CPUExecutionProvider", {}),)
 
 _AS_REQUESTED = 1
 
@@ -26,6 +29,17 @@ _NUMPY_TYPES: dict[str, type[np.generic]] = {
     "tensor(bool)": np.bool_,
 }
 
+# What ONNX Runtime's arena, the CUDA runtime, cuDNN, cuBLAS and TensorRT write when memory is short.
+_OUT_OF_MEMORY = (
+    "failed to allocate memory",
+    "out of memory",
+    "cudnn_status_alloc_failed",
+    "cublas_status_alloc_failed",
+    "outofmemory",
+    "is smaller than requested bytes",
+    "bad allocation",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
@@ -36,38 +50,55 @@ class TensorInfo:
     dtype: np.dtype[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """How a graph is opened.
+
+    Args:
+        providers: ONNX Runtime provider names with their option dictionaries, best first.
+        plugin_devices: devices of a plug-in provider, instead of `providers`; `plugin_options` are its options.
+        dimensions: values for variable dimensions, which makes their shapes fixed.
+        weights_folder: where the graph's external weights lie, if not beside it.
+        config: further ONNX Runtime session entries.
+        optimised_copy: where to write the graph as the provider will run it, None for nowhere.
+        profile_prefix: where to write a trace of every operator, None for no trace.
+        intra_op_threads: CPU threads for one operator; None = one per physical core.
+    """
+
+    providers: Providers = CPU
+    plugin_devices: tuple[Any, ...] = ()
+    plugin_options: Mapping[str, str] = field(default_factory=dict)
+    dimensions: Mapping[str, int] = field(default_factory=dict)
+    weights_folder: Path | None = None
+    config: Mapping[str, str] = field(default_factory=dict)
+    optimised_copy: Path | None = None
+    profile_prefix: Path | None = None
+    intra_op_threads: int | None = None
+
+
 class Session:
     """A graph, loaded. Thread-safe: ONNX Runtime allows concurrent runs of one session.
 
     Args:
-        path: the `.onnx` file; external weights lie beside it.
-        providers: ONNX Runtime provider names with their option dictionaries, best first.
-        intra_op_threads: CPU threads for one operator; None = one per physical core.
+        path: the `.onnx` file; external weights lie beside it or where `settings` say.
 
     Raises:
-        EngineBuildError: the graph cannot be loaded or compiled.
+        EngineBuildError: the graph cannot be loaded or compiled. OutOfMemory: there is too little memory to.
     """
 
     def __init__(
-        self,
-        path: Path,
-        providers: list[tuple[str, dict[str, str]]] | None = None,
-        *,
-        intra_op_threads: int | None = None,
+        self, path: Path, settings: SessionSettings | None = None, *, intra_op_threads: int | None = None
     ) -> None:
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        _share_cpu_memory()
-        options.add_session_config_entry("session.use_env_allocators", "1")
-        # Waiting threads that spin take the cores that decoding, face work and encoding need at the same time.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if intra_op_threads is not None:
-            options.intra_op_num_threads = intra_op_threads
+        settings = settings or SessionSettings(intra_op_threads=intra_op_threads)
         self.path = path
+        self.settings = settings
+        options = _ort_options(settings)
         try:
-            self.ort = ort.InferenceSession(str(path), options, providers=providers or [("CPUExecutionProvider", {})])
+            # An explicit list without fallback: ONNX Runtime's own only prints a line and goes on with less.
+            providers = None if settings.plugin_devices else [(name, dict(o)) for name, o in settings.providers]
+            self.ort = ort.InferenceSession(_model(path, settings), options, providers=providers, enable_fallback=0)
         except Exception as error:
-            raise EngineBuildError(f"{path}: {last_line(error)}") from error
+            raise _translated(error, f"{path}", EngineBuildError) from error
         self.inputs = tuple(_tensor_info(node) for node in self.ort.get_inputs())
         self.outputs = tuple(_tensor_info(node) for node in self.ort.get_outputs())
 
@@ -81,11 +112,82 @@ class Session:
 
         Raises:
             InferenceError: an input has the wrong name, shape or type, or the provider failed.
+            OutOfMemory: there is too little memory.
         """
         try:
             return tuple(self.ort.run(None, dict(inputs)))
         except Exception as error:
-            raise InferenceError(f"{self.path.name} on {self.provider}: {last_line(error)}") from error
+            raise self.failure(error) from error
+
+    def run_bound(self, binding: Any) -> None:
+        """Runs the graph on bound device buffers; errors as `run`."""
+        try:
+            self.ort.run_with_iobinding(binding)
+        except Exception as error:
+            raise self.failure(error) from error
+
+    def close(self) -> None:
+        """Frees the graph and its memory; nothing runs after it. Ends a trace."""
+        if self.settings.profile_prefix is not None:
+            self.trace = Path(self.ort.end_profiling())
+        del self.ort
+
+    def failure(self, error: Exception) -> LatentSyncError:
+        """What a failure while running means."""
+        return _translated(error, f"{self.path.name} on {self.provider}", InferenceError)
+
+    def nodes_by_provider(self) -> dict[str, int]:
+        """How many nodes each provider was given; only if opened with `record_assignment`."""
+        counts: dict[str, int] = {}
+        for part in self.ort.get_provider_graph_assignment_info():
+            counts[part.ep_name] = counts.get(part.ep_name, 0) + len(part.get_nodes())
+        return counts
+
+
+def compile_graph(path: Path, settings: SessionSettings, target: Path) -> None:
+    """Writes an EP-context model of a graph to `target`; for plug-in providers. Errors as `Session`."""
+    try:
+        ort.ModelCompiler(_ort_options(settings), str(path)).compile_to_file(str(target))
+    except Exception as error:
+        raise _translated(error, f"{path}", EngineBuildError) from error
+
+
+RECORD_ASSIGNMENT = {"session.record_ep_graph_assignment_info": "1"}
+"""Session entry that makes `Session.nodes_by_provider` work."""
+
+
+def _ort_options(settings: SessionSettings) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    _share_cpu_memory()
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    # Waiting threads that spin take the cores that decoding, face work and encoding need at the same time.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for name, value in settings.config.items():
+        options.add_session_config_entry(name, value)
+    for name, size in settings.dimensions.items():
+        options.add_free_dimension_override_by_name(name, size)
+    if settings.plugin_devices:
+        options.add_provider_for_devices(list(settings.plugin_devices), dict(settings.plugin_options))
+    if settings.weights_folder is not None:
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(settings.weights_folder.resolve())
+        )
+    if settings.optimised_copy is not None:
+        # Beyond "extended" come layouts of one processor, whose reordered weights would be copied into the file.
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.optimized_model_filepath = str(settings.optimised_copy)
+    if settings.profile_prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(settings.profile_prefix)
+    if settings.intra_op_threads is not None:
+        options.intra_op_num_threads = settings.intra_op_threads
+    return options
+
+
+def _model(path: Path, settings: SessionSettings) -> str | bytes:
+    """The path, or the graph's bytes where weights lie elsewhere: ONNX Runtime looks beside a path and nowhere else."""
+    return str(path) if settings.weights_folder is None else path.read_bytes()
 
 
 @functools.cache
@@ -98,6 +200,16 @@ def _share_cpu_memory() -> None:
 
 def _tensor_info(node: Any) -> TensorInfo:
     return TensorInfo(node.name, tuple(node.shape), np.dtype(_NUMPY_TYPES[node.type]))
+
+
+def _translated(error: Exception, where: str, otherwise: type[LatentSyncError]) -> LatentSyncError:
+    text = str(error).lower()
+    if isinstance(error, MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY):
+        return OutOfMemory(
+            f"{where}: out of memory ({last_line(error)}); use --low-memory, a bundle of a lower --resolution or "
+            "--precision fp16, or close other programs on this GPU"
+        )
+    return otherwise(f"{where}: {last_line(error)}")
 
 
 def last_line(error: Exception) -> str:

@@ -1,0 +1,201 @@
+"""The engines of one bundle on one provider: found in the cache, or built, opened, and looked at before they count."""
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from latentsync_trt.bundle import Bundle, DimensionRange
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.errors import EngineBuildError, InputError, OutputError
+from latentsync_trt.runtime.cache import Engine, EngineCache
+from latentsync_trt.runtime.keys import EngineKey
+from latentsync_trt.runtime.libraries import rtx_version, tensorrt_version
+from latentsync_trt.runtime.options import CudaOptions, RtxOptions, TensorRTOptions
+from latentsync_trt.runtime.profiles import InputShapes, dimension_ranges, input_shapes
+from latentsync_trt.runtime.providers import ORT_NAMES, Selection, rtx_devices
+from latentsync_trt.runtime.recipes import OptimisedGraph, Place, Recipe, RtxEngine, TensorRTEngine
+from latentsync_trt.runtime.session import Session
+
+Notice = Callable[[str], None]
+
+SHARED_FOLDER = ".shared"
+"""Below the cache: kernel timings, which outlive engines and are of use to all of one GPU."""
+
+PLACED_FLOOR = {"tensorrt": 0.9, "rtx": 0.9, "cuda": 0.9, "cpu": 1.0}
+"""Smallest share of a graph's nodes that must be on the provider which was chosen. Below it the run would be slower
+than its name says: copies between devices cost more than the nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedEngine:
+    """A session, the share of its nodes on the chosen provider, and whether it had to be built."""
+
+    session: Session
+    placed: float
+    built: bool
+    build_s: float
+
+
+class Engines:
+    """Finds, builds and opens the engines of a bundle.
+
+    Args:
+        selection: the provider. options: see `RuntimeOptions`. cache: where engines are kept.
+        on_notice: told, in a sentence, about builds, waits and what is discarded.
+
+    Raises:
+        InputError: the options ask for shapes that the bundle does not have, or for what the provider cannot do.
+    """
+
+    def __init__(
+        self, bundle: Bundle, selection: Selection, options: RuntimeOptions, cache: EngineCache, on_notice: Notice
+    ) -> None:
+        self.bundle = bundle
+        self.selection = selection
+        self.options = options
+        self.cache = cache
+        self.ranges = dimension_ranges(bundle.manifest, options)
+        self.cuda_graph = self._uses_cuda_graph()
+        self._notice = on_notice
+
+    @property
+    def fixed(self) -> bool:
+        """Whether every dimension has one value."""
+        return all(span.minimum == span.maximum for span in self.ranges.values())
+
+    def key(self, graph: str) -> EngineKey:
+        """What an engine of `graph` is found by."""
+        recipe, gpu = self._recipe(graph), self.selection.gpu
+        return EngineKey(
+            bundle=self.bundle.manifest.name,
+            graph=graph,
+            graph_sha256=self.bundle.graph_hash(graph),
+            provider=self.selection.name,
+            options=recipe.options(),
+            precision=self.bundle.manifest.precision,
+            profile={
+                name: (span.minimum, span.optimum, span.maximum) for name, span in sorted(self._spans(graph).items())
+            },
+            versions=recipe.versions(),
+            gpu=gpu.name if gpu else platform.processor() or platform.machine(),
+            compute_capability=gpu.compute_capability if gpu else "",
+        )
+
+    def missing(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of `graphs` that have no engine in the cache."""
+        return tuple(graph for graph in graphs if self.cache.find(self.key(graph)) is None)
+
+    def build(self, graph: str, *, force: bool = False) -> Engine:
+        """Builds the engine of a graph unless the cache has it; `force` builds anyway.
+
+        Raises:
+            EngineBuildError, OutOfMemory: the provider cannot compile the graph. OutputError: the cache cannot be
+            written.
+        """
+        key, recipe = self.key(graph), self._recipe(graph)
+        place = self._place(graph, key)
+        return self.cache.obtain(key, lambda folder: recipe.make(place, folder), force=force)
+
+    def open(self, graph: str, profile_prefix: Path | None = None) -> OpenedEngine:
+        """A session of a graph, built first if the cache lacks it.
+
+        Where the cache cannot be written the engine is built in memory, for this run only, with a notice.
+
+        Raises:
+            EngineBuildError: the provider cannot compile the graph, or leaves too much of it to another.
+            OutOfMemory: there is too little memory.
+        """
+        key, recipe = self.key(graph), self._recipe(graph)
+        place = self._place(graph, key, profile_prefix)
+        try:
+            engine, session = self.cache.load(
+                key, lambda folder: recipe.make(place, folder), lambda folder: recipe.open(place, folder)
+            )
+        except OutputError as error:
+            self._notice(f"{error}; {graph} is built for this run only")
+            return OpenedEngine(recipe_session := recipe.open(place, None), self._placed(recipe_session), True, 0.0)
+        return OpenedEngine(session, self._placed(session), engine.built, engine.build_s)
+
+    def _placed(self, session: Session) -> float:
+        """Share of nodes on the chosen provider.
+
+        Raises:
+            EngineBuildError: another provider runs the session, or the share is below the floor.
+        """
+        name = self.selection.name
+        wanted = ORT_NAMES[name]
+        counts = session.nodes_by_provider()
+        total = sum(counts.values())
+        share = counts.get(wanted, 0) / total if total else 1.0
+        if wanted not in session.ort.get_providers() or share < PLACED_FLOOR[name]:
+            where = ", ".join(f"{count} on {provider}" for provider, count in sorted(counts.items()))
+            raise EngineBuildError(
+                f"{session.path.name}: {name} runs {share:.0%} of its nodes, and at least {PLACED_FLOOR[name]:.0%} are "
+                f"expected ({where}); export the model again with this version, or choose another --provider"
+            )
+        return share
+
+    def _place(self, graph: str, key: EngineKey, profile_prefix: Path | None = None) -> Place:
+        names = {size for tensor in self.bundle.manifest.graphs[graph].inputs for size in tensor.shape}
+        return Place(
+            graph=self.bundle.graph_path(graph),
+            prefix=key.digest,
+            shared=self.cache.folder / SHARED_FOLDER / _machine_digest(key),
+            dimensions={
+                name: span.optimum
+                for name, span in self.ranges.items()
+                if name in names and span.minimum == span.maximum
+            },
+            profile_prefix=profile_prefix,
+        )
+
+    def _spans(self, graph: str) -> dict[str, DimensionRange]:
+        names = {size for tensor in self.bundle.manifest.graphs[graph].inputs for size in tensor.shape}
+        return {name: span for name, span in self.ranges.items() if name in names}
+
+    def _shapes(self, graph: str) -> dict[str, InputShapes]:
+        """Profile of a graph's inputs; empty if all are fixed."""
+        entry = self.bundle.manifest.graphs[graph]
+        spans = self._spans(graph)
+        return (
+            {}
+            if all(span.minimum == span.maximum for span in spans.values())
+            else input_shapes(entry, spans)
+        )
+
+    def _recipe(self, graph: str) -> Recipe:
+        options, name = self.options, self.selection.name
+        if name == "tensorrt":
+            made = TensorRTOptions(
+                device=options.device,
+                shapes=self._shapes(graph),
+                workspace_gb=options.workspace_gb,
+                optimization_level=options.optimization_level,
+                cuda_graph=self.cuda_graph and graph.startswith("denoise_step"),
+            )
+            return TensorRTEngine(made, tensorrt_version())
+        if name == "rtx":
+            rtx = RtxOptions(shapes=self._shapes(graph), workspace_gb=options.workspace_gb)
+            return RtxEngine(rtx, tuple(rtx_devices(options.device)), rtx_version())
+        if name == "cuda":
+            graphs = self.cuda_graph and graph.startswith("denoise_step")
+            return OptimisedGraph(ORT_NAMES[name], CudaOptions(options.device, cuda_graph=graphs))
+        return OptimisedGraph(ORT_NAMES[name])
+
+    def _uses_cuda_graph(self) -> bool:
+        """TensorRT replays a graph where shapes are fixed; CUDA only if asked, as it gained nothing when measured."""
+        asked, name = self.options.cuda_graph, self.selection.name
+        if asked and name not in ("tensorrt", "cuda"):
+            raise InputError(f"--cuda-graph: not with provider {name}; tensorrt and cuda have it")
+        if asked and not self.fixed:
+            raise InputError("--cuda-graph goes with fixed shapes: use --static")
+        return self.fixed and (name == "tensorrt" if asked is None else asked)
+
+
+def _machine_digest(key: EngineKey) -> str:
+    """A name for what all engines of one provider, GPU and version share."""
+    content = json.dumps([key.provider, key.gpu, key.compute_capability, dict(key.versions)], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]

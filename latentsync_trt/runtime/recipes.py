@@ -1,0 +1,213 @@
+"""How each provider makes something of a graph that a later start need not make again, and opens it.
+
+    cpu, cuda    the graph after ONNX Runtime's optimisers; its weights stay in the bundle
+    tensorrt     an engine and an EP-context model that names it: a warm start neither parses nor builds
+    rtx          an EP-context model from ONNX Runtime's compile interface
+"""
+
+import importlib.metadata
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from latentsync_trt.errors import EngineBuildError
+from latentsync_trt.runtime.options import (
+    CONTEXT_ENGINE_FOLDER,
+    CpuOptions,
+    CudaOptions,
+    ProviderOptions,
+    RtxOptions,
+    TensorRTOptions,
+)
+from latentsync_trt.runtime.session import RECORD_ASSIGNMENT, Providers, Session, SessionSettings, compile_graph
+
+OPTIMISED_GRAPH = "graph.onnx"
+CONTEXT_MODEL = "context.onnx"
+
+_CPU_PROVIDER = ("CPUExecutionProvider", CpuOptions().to_ort())
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a graph and what becomes of it lie.
+
+    `graph`: the bundle's `.onnx` file. `prefix`: a name no other engine has. `shared`: a folder that outlives engines
+    and may change at any time, for kernel timings. `dimensions`: values that make variable dimensions fixed.
+    `profile_prefix`: where to write a trace, None for none.
+    """
+
+    graph: Path
+    prefix: str
+    shared: Path
+    dimensions: Mapping[str, int] = field(default_factory=dict)
+    profile_prefix: Path | None = None
+
+    def settings(self, **fields: Any) -> SessionSettings:
+        """Session settings for this graph."""
+        return SessionSettings(
+            dimensions=self.dimensions,
+            config=RECORD_ASSIGNMENT,
+            profile_prefix=self.profile_prefix,
+            **fields,
+        )
+
+
+class Recipe(Protocol):
+    """One provider's way."""
+
+    def options(self) -> dict[str, str]:
+        """What shapes the engine, for its key; paths are left out."""
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the libraries that make the engine."""
+
+    def make(self, place: Place, folder: Path) -> None:
+        """Builds into `folder`, whose name will change.
+
+        Raises:
+            EngineBuildError: the provider cannot compile the graph. OutOfMemory: too little memory to.
+        """
+
+    def open(self, place: Place, folder: Path | None) -> Session:
+        """Opens what `make` left in `folder`; None opens the graph itself, building in memory. Errors as `make`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimisedGraph:
+    """CUDA and CPU."""
+
+    provider: str
+    provider_options: ProviderOptions = field(default_factory=CpuOptions)
+
+    def options(self) -> dict[str, str]:
+        """What shapes the engine."""
+        return self.provider_options.to_ort()
+
+    def versions(self) -> dict[str, str]:
+        """ONNX Runtime's."""
+        return {"onnxruntime": _onnxruntime_version()}
+
+    def make(self, place: Place, folder: Path) -> None:
+        """Writes the optimised graph; weights stay where they are."""
+        quiet = replace(place, profile_prefix=None)
+        Session(
+            place.graph, quiet.settings(providers=self._providers(), optimised_copy=folder / OPTIMISED_GRAPH)
+        ).close()
+
+    def open(self, place: Place, folder: Path | None) -> Session:
+        """Opens the optimised graph with the bundle's weights."""
+        if folder is None:
+            return Session(place.graph, place.settings(providers=self._providers()))
+        settings = place.settings(providers=self._providers(), weights_folder=place.graph.parent)
+        return Session(folder / OPTIMISED_GRAPH, settings)
+
+    def _providers(self) -> Providers:
+        first = (self.provider, self.provider_options.to_ort())
+        return (first,) if self.provider == _CPU_PROVIDER[0] else (first, _CPU_PROVIDER)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRTEngine:
+    """TensorRT; what it does not take runs on CUDA."""
+
+    provider_options: TensorRTOptions
+    version: str
+
+    def options(self) -> dict[str, str]:
+        """What shapes the engine."""
+        return self.provider_options.to_ort()
+
+    def versions(self) -> dict[str, str]:
+        """ONNX Runtime's and TensorRT's: an engine serves the version that built it and no other."""
+        return {"onnxruntime": _onnxruntime_version(), "tensorrt": self.version}
+
+    def make(self, place: Place, folder: Path) -> None:
+        """Builds the engine; kernel timings of earlier builds shorten it."""
+        (folder / CONTEXT_ENGINE_FOLDER).mkdir()
+        timing = folder / "timing"
+        _copy_files(place.shared, timing)
+        options = replace(
+            self.provider_options,
+            prefix=place.prefix,
+            engine_folder=CONTEXT_ENGINE_FOLDER,
+            context_model=str(folder / CONTEXT_MODEL),
+            timing_folder=str(timing),
+        )
+        quiet = replace(place, profile_prefix=None)
+        Session(place.graph, quiet.settings(providers=self._providers(options))).close()
+        # Another build may write there at the same time, and the provider would write in place.
+        _copy_files(timing, place.shared)
+        shutil.rmtree(timing)
+        if not any((folder / CONTEXT_ENGINE_FOLDER).iterdir()):
+            raise EngineBuildError(f"{place.graph}: TensorRT built no engine; see `latentsync-trt check`")
+
+    def open(self, place: Place, folder: Path | None) -> Session:
+        """Opens the EP-context model, or the graph with the built engines where TensorRT took only parts of it."""
+        if folder is None:
+            return Session(place.graph, place.settings(providers=self._providers(self.provider_options)))
+        if (folder / CONTEXT_MODEL).is_file():
+            # Its engine has fixed its shapes: there are no dimensions left to set.
+            settings = replace(place, dimensions={}).settings(providers=self._providers(self.provider_options))
+            return Session(folder / CONTEXT_MODEL, settings)
+        options = replace(
+            self.provider_options, prefix=place.prefix, engine_folder=str(folder / CONTEXT_ENGINE_FOLDER)
+        )
+        return Session(place.graph, place.settings(providers=self._providers(options)))
+
+    def _providers(self, options: TensorRTOptions) -> Providers:
+        cuda = CudaOptions(device=options.device).to_ort()
+        return ("TensorrtExecutionProvider", options.to_ort()), ("CUDAExecutionProvider", cuda), _CPU_PROVIDER
+
+
+@dataclass(frozen=True, slots=True)
+class RtxEngine:
+    """NVIDIA's plug-in for RTX cards."""
+
+    provider_options: RtxOptions
+    devices: tuple[Any, ...]
+    version: str
+
+    def options(self) -> dict[str, str]:
+        """What shapes the engine."""
+        return self.provider_options.to_ort()
+
+    def versions(self) -> dict[str, str]:
+        """ONNX Runtime's and the plug-in's."""
+        return {"onnxruntime": _onnxruntime_version(), "onnxruntime-ep-nv-tensorrt-rtx": self.version}
+
+    def make(self, place: Place, folder: Path) -> None:
+        """Compiles ahead of time, as far as the plug-in does without running."""
+        quiet = replace(place, profile_prefix=None)
+        compile_graph(place.graph, self._settings(quiet, self.provider_options), folder / CONTEXT_MODEL)
+
+    def open(self, place: Place, folder: Path | None) -> Session:
+        """Opens the EP-context model; kernels compiled on the card are kept in the shared folder."""
+        if folder is None:
+            return Session(place.graph, self._settings(place, self.provider_options))
+        place.shared.mkdir(parents=True, exist_ok=True)
+        options = replace(self.provider_options, runtime_cache_folder=str(place.shared))
+        return Session(folder / CONTEXT_MODEL, self._settings(replace(place, dimensions={}), options))
+
+    def _settings(self, place: Place, options: RtxOptions) -> SessionSettings:
+        return place.settings(plugin_devices=self.devices, plugin_options=options.to_ort())
+
+
+def _copy_files(source: Path, target: Path) -> None:
+    """Copies the plain files of a folder that may not exist; each appears whole."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.glob("*"):
+        if path.is_file():
+            staged = target / f".{path.name}.new"
+            shutil.copyfile(path, staged)
+            staged.replace(target / path.name)
+
+
+def _onnxruntime_version() -> str:
+    for name in ("onnxruntime-gpu", "onnxruntime"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
