@@ -1,34 +1,41 @@
 """Which execution provider runs the graphs, and why a better one does not.
 
 `onnxruntime.get_available_providers()` lists what the wheel was built with, not what loads. So a provider counts only
-when its library loads and a session made with it really uses it.
+when its libraries load and a session made with it really uses it.
 """
 
-import contextlib
-import ctypes
 import functools
-import io
-import sys
+import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import onnxruntime as ort
 
-from latentsync_trt.errors import ProviderUnavailable
+from latentsync_trt.errors import InputError, ProviderUnavailable
+from latentsync_trt.runtime import gpu as driver
+from latentsync_trt.runtime import libraries, reasons
+from latentsync_trt.runtime.gpu import Gpu
+from latentsync_trt.runtime.reasons import INSTALL_LINES, Obstacle
 from latentsync_trt.runtime.session import last_line
 
-ProviderName = Literal["tensorrt", "cuda", "cpu"]
-PREFERENCE: tuple[ProviderName, ...] = ("tensorrt", "cuda", "cpu")
+ProviderName = Literal["tensorrt", "rtx", "cuda", "cpu"]
+PREFERENCE: tuple[ProviderName, ...] = ("tensorrt", "rtx", "cuda", "cpu")
 ORT_NAMES: dict[str, str] = {
     "tensorrt": "TensorrtExecutionProvider",
+    "rtx": "NvTensorRTRTXExecutionProvider",
     "cuda": "CUDAExecutionProvider",
     "cpu": "CPUExecutionProvider",
 }
-INSTALL_LINES: dict[str, str] = {
-    "tensorrt": 'pip install "latentsync-trt[tensorrt]"',
-    "cuda": 'pip install "latentsync-trt[cuda]"',
-}
+
+# Providers that start without a build of minutes, best first.
+_AT_ONCE: tuple[ProviderName, ...] = ("cuda", "cpu")
+
+# The first GPUs that CUDA 13 has code for; CUDA 12 still had it for Maxwell.
+_LEAST_CAPABILITY = {12: (5, 0), 13: (7, 5)}
+
+# What the plug-in's `IsComputeCapabilitySupported` accepts.
+_RTX_CAPABILITIES = ((8, 6), (8, 9))
+_RTX_ANY_FROM = (12, 0)
 
 # A one-node ONNX model, y = Identity(x), float32 (1): enough to make a session with.
 _IDENTITY_MODEL = (
@@ -39,42 +46,94 @@ _IDENTITY_MODEL = (
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The provider that runs, and the better ones passed over with the reason for each."""
+    """The provider that runs, the better ones passed over with the reason for each, and the GPU (None on the CPU)."""
 
     name: ProviderName
     passed_over: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def ort_providers(self) -> list[tuple[str, dict[str, str]]]:
-        """What a session is created with; CPU last takes what the first one does not support."""
-        names = (
-            [self.name] if self.name == "cpu" else [self.name, *(["cuda"] if self.name == "tensorrt" else []), "cpu"]
-        )
-        return [(ORT_NAMES[name], {}) for name in names]
+    gpu: Gpu | None = None
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
         """Where the provider keeps its buffers."""
         return "cpu" if self.name == "cpu" else "cuda"
 
+    @property
+    def device_id(self) -> int:
+        """Index of the GPU; 0 on the CPU."""
+        return self.gpu.index if self.gpu else 0
 
-def select_provider(request: str = "auto") -> Selection:
-    """Chooses a provider: "auto" takes the best that loads, a name is a demand.
+
+def select_provider(request: str = "auto", device: int = 0) -> Selection:
+    """Chooses a provider on GPU `device`: "auto" takes the best that loads, a name is a demand.
 
     Raises:
-        ProviderUnavailable: the named provider does not load; the message holds the reason and the cure.
+        ProviderUnavailable: the named provider does not load, or is none; the message holds the reason and the cure.
+        InputError: there is no such GPU.
     """
-    if request != "auto":
-        name = _known(request)
-        reason = why_unavailable(name)
-        if reason is not None:
-            raise ProviderUnavailable(f"{request}: {reason}")
-        return Selection(name)
+    if request == "auto":
+        return _best(PREFERENCE, device)
+    name = _known(request)
+    if name != "cpu":
+        _check_device(device)
+    reason = why_unavailable(name, device)
+    if reason is not None:
+        raise ProviderUnavailable(f"{request}: {reason}")
+    return Selection(name, (), _gpu_of(name, device))
+
+
+def next_provider(selection: Selection) -> Selection:
+    """The best provider after the selected one that loads and starts at once, to run on while engines are built.
+
+    Raises:
+        ProviderUnavailable: there is none after it.
+    """
+    after = PREFERENCE[PREFERENCE.index(selection.name) + 1 :]
+    left = tuple(name for name in _AT_ONCE if name in after)
+    if not left:
+        raise ProviderUnavailable(reasons.NOTHING_AFTER.format(name=selection.name))
+    return _best(left, selection.device_id)
+
+
+def why_unavailable(name: ProviderName, device: int = 0) -> str | None:
+    """Tries a provider on GPU `device`; None if it runs there, else the reason and the cure in one sentence."""
+    obstacle = examine(name, device)
+    return None if obstacle is None else str(obstacle)
+
+
+def examine(name: ProviderName, device: int = 0) -> Obstacle | None:
+    """As `why_unavailable`, with reason and cure apart. Checks from the driver upwards; the first obstacle counts."""
+    if name == "rtx":
+        return _why_no_gpu(name, device) or _why_no_plugin(device) or _why_no_session(name, device)
+    if ORT_NAMES[name] not in ort.get_available_providers():
+        text = reasons.CPU_BUILD.format(version=ort.__version__, provider=ORT_NAMES[name])
+        return Obstacle(text, reasons.gpu_build_line())
+    if name == "cpu":
+        return _why_no_session(name, device)
+    return _why_no_gpu(name, device) or _why_no_libraries(name) or _why_no_session(name, device)
+
+
+def rtx_devices(index: int) -> list[Any]:
+    """What the TensorRT-RTX plug-in offers for GPU `index`, as `onnxruntime.OrtEpDevice`; empty if it offers nothing.
+
+    Raises:
+        ProviderUnavailable: the plug-in is not installed or does not load.
+    """
+    problem = _register_plugin()
+    if problem is not None:
+        raise ProviderUnavailable(f"rtx: {problem}")
+    return [
+        found for found in ort.get_ep_devices() if found.ep_name == ORT_NAMES["rtx"] and _cuda_index(found) == index
+    ]
+
+
+def _best(names: tuple[ProviderName, ...], device: int) -> Selection:
+    if device != 0 or driver.gpus():
+        _check_device(device)
     passed_over: list[tuple[str, str]] = []
-    for name in PREFERENCE:
-        reason = why_unavailable(name)
+    for name in names:
+        reason = why_unavailable(name, device)
         if reason is None:
-            return Selection(name, tuple(passed_over))
+            return Selection(name, tuple(passed_over), _gpu_of(name, device))
         passed_over.append((name, reason))
     raise ProviderUnavailable("; ".join(f"{name}: {reason}" for name, reason in passed_over))
 
@@ -83,44 +142,142 @@ def _known(request: str) -> ProviderName:
     for name in PREFERENCE:
         if request == name:
             return name
-    raise ProviderUnavailable(f"{request}: not a provider; choose auto, {', '.join(PREFERENCE)}")
+    choices = ", ".join(("auto", *PREFERENCE))
+    raise ProviderUnavailable(reasons.NOT_A_PROVIDER.format(request=request, choices=choices))
 
 
-def why_unavailable(name: ProviderName) -> str | None:
-    """Makes a session with the provider; returns None if it really runs there, else the reason and the cure."""
-    ort_name = ORT_NAMES[name]
-    if ort_name not in ort.get_available_providers():
-        return f"this build of onnxruntime has no {ort_name}; install onnxruntime-gpu"
-    if name != "cpu":
-        reason = _why_library_fails(name)
-        if reason is not None:
-            return f"{reason}; {INSTALL_LINES[name]}"
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    try:
-        session = ort.InferenceSession(_IDENTITY_MODEL, options, providers=[ort_name], enable_fallback=0)
-    except Exception as error:  # noqa: BLE001 -- ORT's errors share no public base; the reason is the answer
-        return last_line(error)
-    if ort_name not in session.get_providers():
-        return "the library loads but finds no usable GPU (see nvidia-smi for the driver)"
+def _check_device(device: int) -> None:
+    found = driver.gpus()
+    if device == 0 and not found:
+        return  # said better by what is wrong with the driver
+    if not 0 <= device < len(found):
+        existing = f"there are {', '.join(map(str, found))}" if found else "this machine shows none"
+        raise InputError(reasons.NO_SUCH_GPU.format(device=device, existing=existing))
+
+
+def _gpu_of(name: ProviderName, device: int) -> Gpu | None:
+    return None if name == "cpu" else driver.gpus()[device]
+
+
+def _why_no_gpu(name: ProviderName, device: int) -> Obstacle | None:
+    """What is wrong with the driver, or with the GPU for the CUDA version that the provider was built for."""
+    major = (libraries.rtx_cuda_major() if name == "rtx" else libraries.cuda_major()) or 0
+    problem, supported = driver.driver_problem(), driver.driver_cuda()
+    if problem is not None and supported is None:
+        return Obstacle(reasons.NO_DRIVER.format(problem=problem), reasons.driver_line(major))
+    if supported is not None and supported < (major, 0):
+        return Obstacle(
+            reasons.DRIVER_TOO_OLD.format(
+                found=driver.driver_version() or "it", supported=".".join(map(str, supported)), needed=major
+            ),
+            reasons.driver_line(major),
+        )
+    if problem is not None:
+        cure = "look at the output of nvidia-smi; after an update of the driver, restart the machine"
+        return Obstacle(reasons.DRIVER_FAILS.format(problem=problem), cure)
+    return _why_not_this_gpu(device, major)
+
+
+def _why_not_this_gpu(device: int, cuda_major: int) -> Obstacle | None:
+    found = driver.gpus()
+    if not 0 <= device < len(found):
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hidden = "" if visible is None else f' ($CUDA_VISIBLE_DEVICES is "{visible}")'
+        return Obstacle(reasons.NO_GPU.format(hidden=hidden), "look at the output of nvidia-smi for what there is")
+    least = _LEAST_CAPABILITY.get(cuda_major, (0, 0))
+    if found[device].capability < least:
+        text = reasons.GPU_TOO_OLD.format(gpu=found[device], major=cuda_major, least=".".join(map(str, least)))
+        return Obstacle(text, "use --provider cpu, or a newer GPU")
     return None
+
+
+def _why_no_libraries(name: ProviderName) -> Obstacle | None:
+    """Loads all that the provider needs, as onnxruntime will, to learn the name of what is missing."""
+    libraries.preload()
+    for file in libraries.needed_libraries(name):
+        problem = libraries.load_problem(file)
+        if problem is not None:
+            return _missing(name, file, problem)
+    for part in ("shared", name):
+        path = libraries.provider_library(part)
+        problem = libraries.load_problem(str(path))
+        if problem is not None:
+            text = reasons.LIBRARY_BROKEN.format(file=path.name, problem=problem)
+            return Obstacle(text, INSTALL_LINES[name])
+    return None
+
+
+def _missing(name: ProviderName, file: str, problem: str) -> Obstacle:
+    """Tells a library that is not there from one of the wrong version and from one that is there and broken."""
+    if file not in problem or not _not_found(problem):
+        return Obstacle(reasons.LIBRARY_BROKEN.format(file=file, problem=problem), INSTALL_LINES[name])
+    if "nvinfer" in file or "nvonnxparser" in file:
+        needed, found = libraries.tensorrt_major(), libraries.installed_tensorrt()
+        template = reasons.WRONG_TENSORRT
+    else:
+        needed, found = libraries.cuda_major(), libraries.installed_cuda()
+        template = reasons.WRONG_CUDA
+    others = [one for one in found if one.major != needed]
+    if others and len(others) == len(found):
+        text = template.format(file=file, found=others[0].version, place=others[0].place, needed=needed)
+        return Obstacle(text, INSTALL_LINES[name])
+    return Obstacle(reasons.LIBRARY_MISSING.format(file=file), INSTALL_LINES[name])
+
+
+def _not_found(problem: str) -> bool:
+    return any(sign in problem for sign in ("No such file", "Could not find module", "image not found"))
+
+
+def _why_no_plugin(device: int) -> Obstacle | None:
+    found = driver.gpus()[device]
+    if found.capability not in _RTX_CAPABILITIES and found.capability < _RTX_ANY_FROM:
+        return Obstacle(reasons.RTX_GPU.format(gpu=found), "use --provider tensorrt or cuda")
+    if libraries.package_folder(libraries.RTX_PACKAGE) is None:
+        return Obstacle(reasons.PLUGIN_ABSENT, INSTALL_LINES["rtx"])
+    problem = _register_plugin()
+    if problem is None and not rtx_devices(device):
+        text = reasons.PLUGIN_WITHOUT_DEVICE.format(gpu=found)
+        problem = Obstacle(text, "in a container, give it the GPU's /dev/dri too; else use --provider tensorrt or cuda")
+    return problem
 
 
 @functools.cache
-def _preload_pip_libraries() -> None:
-    """Makes CUDA and cuDNN from pip visible to the dynamic loader, without the lines onnxruntime prints meanwhile."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        ort.preload_dlls()
-
-
-def _why_library_fails(name: ProviderName) -> str | None:
-    """Loads the provider's own library, as onnxruntime will, to learn the name of what is missing."""
-    _preload_pip_libraries()
-    folder = Path(ort.__file__).parent / "capi"
-    prefix, suffix = ("", ".dll") if sys.platform == "win32" else ("lib", ".so")
+def _register_plugin() -> Obstacle | None:
+    """Makes the plug-in known to onnxruntime; once, as a second time is an error."""
     try:
-        ctypes.CDLL(str(folder / f"{prefix}onnxruntime_providers_shared{suffix}"), mode=ctypes.RTLD_GLOBAL)
-        ctypes.CDLL(str(folder / f"{prefix}onnxruntime_providers_{name}{suffix}"))
-    except OSError as error:
-        return str(error).removeprefix(f"{folder}/")
+        path = libraries.rtx_library()
+        ort.register_execution_provider_library(ORT_NAMES["rtx"], str(path))
+    except Exception as error:  # noqa: BLE001 -- ORT's errors share no public base; the reason is the answer
+        return Obstacle(reasons.PLUGIN_FAILS.format(problem=last_line(error)), INSTALL_LINES["rtx"])
     return None
+
+
+def _cuda_index(device: Any) -> int | None:
+    """CUDA's number of a device that the plug-in offers: its memory carries it."""
+    memory = device.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
+    return None if memory is None else int(memory.device_id)
+
+
+def _why_no_session(name: ProviderName, device: int) -> Obstacle | None:
+    """Makes a session with the provider and looks whether it uses it: CUDA's goes on without, after a warning."""
+    cure = "look at the output of nvidia-smi; try --provider cpu meanwhile"
+    try:
+        actual = _probe(name, device).get_providers()
+    except Exception as error:  # noqa: BLE001 -- as above
+        return Obstacle(reasons.SESSION_FAILS.format(problem=last_line(error)), cure)
+    if ORT_NAMES[name] not in actual:
+        return Obstacle(reasons.SESSION_ELSEWHERE.format(actual=actual[0]), cure)
+    return None
+
+
+def _probe(name: ProviderName, device: int) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    if name == "rtx":
+        options.add_provider_for_devices(rtx_devices(device), {})
+        return ort.InferenceSession(_IDENTITY_MODEL, options, enable_fallback=0)
+    own = {} if name == "cpu" else {"device_id": str(device)}
+    if name == "tensorrt":
+        # Else it would load its builder and build an engine, which takes seconds at every start.
+        own["trt_op_types_to_exclude"] = "Identity"
+    return ort.InferenceSession(_IDENTITY_MODEL, options, providers=[(ORT_NAMES[name], own)], enable_fallback=0)

@@ -1,0 +1,242 @@
+"""The shared libraries that GPU providers need: which ones, where they are, which versions, and getting pip's loaded.
+
+pip puts CUDA, cuDNN and TensorRT into folders that the loader of the operating system does not search. A library that
+is already in the process counts as found, so they are loaded here, by path, before a provider asks for them by name.
+"""
+
+import contextlib
+import ctypes
+import ctypes.util
+import functools
+import importlib.metadata
+import importlib.util
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+RTX_PACKAGE = "onnxruntime_ep_nv_tensorrt_rtx"
+
+UNKNOWN = "unknown"
+
+_WINDOWS = sys.platform == "win32"
+
+_RTX_DISTRIBUTIONS = {13: "onnxruntime-ep-nv-tensorrt-rtx-cu13", 12: "onnxruntime-ep-nv-tensorrt-rtx-cu12"}
+_TENSORRT_DISTRIBUTIONS = ("tensorrt-cu13", "tensorrt-cu12", "tensorrt")
+_TENSORRT_PACKAGE = "tensorrt_libs"
+# In this order each finds what it needs: the plug-ins and the parser are linked with nvinfer.
+_TENSORRT_LIBRARIES = ("nvinfer", "nvinfer_plugin", "nvonnxparser")
+_TENSORRT_NEEDED = ("nvinfer", "nvonnxparser")
+
+# cuDNN is opened at the first convolution, not with the provider: without this list it would be missed until then.
+_CUDA_LIBRARIES = ("cudart", "cublasLt", "cublas", "cudnn")
+_CUDNN_MAJOR = 9
+
+_SYSTEM_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+    "/usr/local/tensorrt/lib",
+    "/usr/local/cuda/lib64",
+    "/opt/tensorrt/lib",
+)
+
+# From this major on, versions are major·10000 + minor·100 + patch; before, major·1000 + minor·100 + patch.
+_WIDE_VERSION = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A library that was found: its version, "10.14.1.48" or only "10", and the package or folder it is in."""
+
+    version: str
+    place: str
+
+    @property
+    def major(self) -> int:
+        """First part of the version."""
+        return int(self.version.partition(".")[0])
+
+
+def cuda_major() -> int | None:
+    """CUDA's major version that this onnxruntime was built for; None for a build without CUDA."""
+    digits = re.match(r"\d+", str(getattr(ort, "cuda_version", "")))
+    return int(digits[0]) if digits else None
+
+
+@functools.cache
+def tensorrt_major() -> int | None:
+    """TensorRT's major version that this onnxruntime loads, read from its provider; None if it has no such provider."""
+    try:
+        content = provider_library("tensorrt").read_bytes()
+    except OSError:
+        return None
+    found = re.search(rb"nvinfer(?:\.so\.|_)(\d+)", content)
+    return int(found[1]) if found else None
+
+
+def provider_library(name: str) -> Path:
+    """The file that onnxruntime loads for a provider ("cuda", "tensorrt"), or for all of them ("shared")."""
+    return Path(ort.__file__).parent / "capi" / _plain_name(f"onnxruntime_providers_{name}")
+
+
+def needed_libraries(name: str) -> tuple[str, ...]:
+    """File names of the libraries that a provider needs besides the driver."""
+    cuda = tuple(_cuda_file(library) for library in _CUDA_LIBRARIES)
+    if name != "tensorrt":
+        return cuda
+    return (*cuda, *(versioned_name(library, tensorrt_major() or 0) for library in _TENSORRT_NEEDED))
+
+
+def versioned_name(library: str, major: int) -> str:
+    """File name of TensorRT's `library` in a major version: "libnvinfer.so.10", on Windows "nvinfer_10.dll"."""
+    return f"{library}_{major}.dll" if _WINDOWS else f"lib{library}.so.{major}"
+
+
+def load_problem(library: str) -> str | None:
+    """Loads a library by name or path for the whole process; None if that works, else what the loader says."""
+    try:
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        return str(error)
+    return None
+
+
+@functools.cache
+def preload() -> None:
+    """Loads what pip has installed of CUDA, cuDNN and TensorRT; what is not there is left to the loader."""
+    # onnxruntime prints a line for every file it does not find.
+    with contextlib.redirect_stdout(io.StringIO()):
+        ort.preload_dlls()
+    folder = package_folder(_TENSORRT_PACKAGE)
+    major = tensorrt_major()
+    if folder is None or major is None:
+        return
+    for library in _TENSORRT_LIBRARIES:
+        path = folder / versioned_name(library, major)
+        if path.is_file():
+            load_problem(str(path))
+
+
+def package_folder(package: str) -> Path | None:
+    """Folder of an installed Python package, which is not imported; None if there is none."""
+    spec = importlib.util.find_spec(package)
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(places[0]) if places else None
+
+
+def installed_tensorrt() -> tuple[Installed, ...]:
+    """Every TensorRT that can be found, of any major version: pip's first, then the system's."""
+    distributions = [
+        Installed(version, name) for name in _TENSORRT_DISTRIBUTIONS if (version := distribution_version(name))
+    ]
+    return (*distributions, *_in_folders("nvinfer"))
+
+
+def installed_cuda() -> tuple[Installed, ...]:
+    """Every CUDA runtime that can be found: pip's first, then the system's."""
+    runtimes = [
+        Installed(version, name)
+        for name in ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12")
+        if (version := distribution_version(name))
+    ]
+    return (*runtimes, *_in_folders("cudart"))
+
+
+def tensorrt_version() -> str:
+    """Full version of the TensorRT that onnxruntime loads here, e.g. "10.14.1.48"; "unknown" where it does not load."""
+    preload()
+    try:
+        library = ctypes.CDLL(versioned_name("nvinfer", tensorrt_major() or 0))
+    except OSError:
+        return UNKNOWN
+    return library_version(library)
+
+
+def library_version(library: Any) -> str:
+    """Version of a loaded TensorRT library, by the functions that it exports."""
+    parts = [getattr(library, f"getInferLib{part}Version", None) for part in ("Major", "Minor", "Patch", "Build")]
+    if all(parts):
+        return ".".join(str(part()) for part in parts if part is not None)
+    if not hasattr(library, "getInferLibVersion"):
+        return UNKNOWN
+    number = int(library.getInferLibVersion())
+    major, rest = divmod(number, 10_000 if number >= _WIDE_VERSION else 1_000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def rtx_version() -> str:
+    """Version of NVIDIA's TensorRT-RTX plug-in; "unknown" if it is not installed."""
+    return next((version for name in _RTX_DISTRIBUTIONS.values() if (version := distribution_version(name))), UNKNOWN)
+
+
+def rtx_cuda_major() -> int:
+    """CUDA's major version that the installed plug-in was built for, or the one pip would install."""
+    majors = list(_RTX_DISTRIBUTIONS)
+    return next((major for major in majors if distribution_version(_RTX_DISTRIBUTIONS[major])), majors[0])
+
+
+@functools.cache
+def rtx_library() -> Path:
+    """The plug-in's library, with what it needs loaded.
+
+    Raises:
+        ImportError: the plug-in is not installed. OSError: its package lacks the library.
+    """
+    preload()
+    package = importlib.import_module(RTX_PACKAGE)
+    library = Path(package.get_library_path())
+    # It is linked with a CUDA runtime by its short name, and carries one under its full name.
+    for runtime in library.parent.glob("libcudart.so.*"):
+        load_problem(str(runtime))
+    return library
+
+
+def distribution_version(name: str) -> str | None:
+    """Version of a distribution that pip has installed; None if it has not."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _plain_name(library: str) -> str:
+    return f"{library}.dll" if _WINDOWS else f"lib{library}.so"
+
+
+def _cuda_file(library: str) -> str:
+    major = _CUDNN_MAJOR if library == "cudnn" else cuda_major()
+    return f"{library}64_{major}.dll" if _WINDOWS else f"lib{library}.so.{major}"
+
+
+def _in_folders(library: str) -> Iterator[Installed]:
+    """Versions of a library in the folders that the loader searches; each version once."""
+    pattern = re.compile(rf"{library}(?:64)?_(\d+)\.dll" if _WINDOWS else rf"lib{library}\.so\.(\d+)")
+    seen: set[str] = set()
+    for folder in _loader_folders():
+        for path in sorted(folder.glob(f"*{library}*")):
+            match = pattern.fullmatch(path.name)
+            if match and match[1] not in seen:
+                seen.add(match[1])
+                yield Installed(_file_version(path) or match[1], str(folder))
+
+
+def _loader_folders() -> list[Path]:
+    variable = "PATH" if _WINDOWS else "LD_LIBRARY_PATH"
+    named = [entry for entry in os.environ.get(variable, "").split(os.pathsep) if entry]
+    folders = [Path(entry) for entry in (*named, *(() if _WINDOWS else _SYSTEM_FOLDERS))]
+    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
+
+
+def _file_version(path: Path) -> str | None:
+    """The version that a link's target carries in its name, as in libnvinfer.so.10 → libnvinfer.so.10.14.1."""
+    match = re.search(r"\.so\.(\d+\.[\d.]*\d)$", path.resolve().name)
+    return match[1] if match else None
