@@ -64,7 +64,7 @@ def write_record(folder: Path, record: Record) -> None:
         "built_at": record.built_at.isoformat(),
     }
     path = folder / RECORD_NAME
-    text = json.dumps({**content, "sha256": _seal(content)}, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps({**content, "sha256": _seal(content)}, indent=2) + "\n"
     path.write_text(text, encoding="utf-8")
     _write_through(path)
     if sys.platform != "win32":  # Windows opens no folders, and writes names through by itself
