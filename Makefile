@@ -4,12 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 
-.PHONY: help demo test quick lint clean
+# Published sizes with random weights: compiled, not run.
+FULL := build/check-full
+FULL_RESOLUTIONS_PX := 512 256
+
+.PHONY: help demo test quick lint check-full clean
 
 help:
 	@echo "make demo    install, and lip-sync a built-in clip to demo/out.mp4"
 	@echo "make test    everything that CI checks: lint, types, import rules, tests"
 	@echo "make quick   lint and the tests that take under a minute"
+	@echo "make check-full   compile the published architecture with TensorRT for RTX (12 GB memory, 12 GB disk, no GPU)"
 	@echo "make clean   remove what these targets made"
 
 $(STAMPS)/run: pyproject.toml
@@ -17,10 +22,10 @@ $(STAMPS)/run: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@mkdir -p $(STAMPS) && touch $@
 
-# torch is pinned in the `export` extra, which the tests need to make their bundles.
+# torch is pinned in the `export` extra, which the tests need to make their bundles; `check` compiles them.
 $(STAMPS)/dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[export,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[export,dev,check]"
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/run
 
 demo: $(STAMPS)/run
@@ -37,6 +42,20 @@ test: lint
 
 quick: lint
 	$(BIN)/pytest -m "not slow"
+
+check-full: $(FULL_RESOLUTIONS_PX:%=check-full-%)
+
+check-full-%: $(FULL)/%/manifest.json
+	$(BIN)/latentsync-trt check --bundle $(FULL)/$* --json > $(FULL)/$*.json || { cat $(FULL)/$*.json; exit 1; }
+	cp $(FULL)/$*.json benchmarks/check-full-fp16-$*.json
+
+.PRECIOUS: $(FULL)/%/manifest.json
+$(FULL)/%/manifest.json: | $(FULL)/checkpoints/random_checkpoints.json
+	LATENTSYNC_TRT_CHECKPOINTS=$(FULL)/checkpoints $(BIN)/latentsync-trt export \
+		--resolution $* --precision fp16 --no-verify --out $(FULL)/$*
+
+$(FULL)/checkpoints/random_checkpoints.json: | $(STAMPS)/dev
+	$(BIN)/python scripts/make_random_checkpoints.py --out $(FULL)/checkpoints --precision fp16
 
 clean:
 	rm -rf $(VENV) demo build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -11,6 +11,8 @@ from latentsync_trt.cli.errors import CleanErrors
 COMMANDS = {
     "sync": "sync",
     "export": "export",
+    "build": "build",
+    "check": "check",
     "demo": "demo",
     "doctor": "doctor",
 }
