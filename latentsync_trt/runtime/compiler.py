@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import latentsync_trt
 from latentsync_trt.bundle import Manifest, Shapes
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, MissingDependency, OutOfMemory
@@ -157,7 +156,7 @@ def _target_name(compute_capability: str) -> str:
 
 def _run_worker(order: str) -> "subprocess.CompletedProcess[str]":
     # The child must load this very package, whatever folder it is started in, and nothing else from that folder.
-    root = str(Path(latentsync_trt.__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         return subprocess.run(
