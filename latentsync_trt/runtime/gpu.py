@@ -20,7 +20,10 @@ _CAPABILITY_MINOR = 76
 
 _NAME_LENGTH = 256
 _PCI_ADDRESS_LENGTH = 32
+
+# `CUresult` of cuda.h.
 _SUCCESS = 0
+_NO_DEVICE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def _driver() -> tuple[Any, str | None]:
     except OSError as error:
         return None, str(error)
     code = driver.cuInit(0)
-    return driver, None if code == _SUCCESS else f"cuInit: {_error_name(driver, code)}"
+    return driver, None if code in (_SUCCESS, _NO_DEVICE) else f"cuInit: {_error_name(driver, code)}"
 
 
 def _error_name(driver: Any, code: int) -> str:

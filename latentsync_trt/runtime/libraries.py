@@ -49,6 +49,9 @@ _SYSTEM_FOLDERS = (
     "/opt/tensorrt/lib",
 )
 
+# LOAD_WITH_ALTERED_SEARCH_PATH of Windows; it goes with absolute paths only.
+_BESIDE_IT = 0x8
+
 # From this major on, versions are major·10000 + minor·100 + patch; before, major·1000 + minor·100 + patch.
 _WIDE_VERSION = 100_000
 
@@ -104,10 +107,15 @@ def versioned_name(library: str, major: int) -> str:
 def load_problem(library: str) -> str | None:
     """Loads a library by name or path for the whole process; None if that works, else what the loader says."""
     try:
-        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+        _load(library)
     except OSError as error:
         return str(error)
     return None
+
+
+def _load(library: str) -> ctypes.CDLL:
+    # On Windows, search as onnxruntime does: $PATH, which Python leaves out, and beside a library given by its path.
+    return ctypes.CDLL(library, ctypes.RTLD_GLOBAL, winmode=_BESIDE_IT if Path(library).is_absolute() else 0)
 
 
 @functools.cache
@@ -120,6 +128,8 @@ def preload() -> None:
     major = tensorrt_major()
     if folder is None or major is None:
         return
+    if _WINDOWS:  # the builder's own libraries, which it opens by name at the first build
+        os.environ["PATH"] = os.pathsep.join((str(folder), os.environ.get("PATH", "")))
     for library in _TENSORRT_LIBRARIES:
         path = folder / versioned_name(library, major)
         if path.is_file():
@@ -155,10 +165,30 @@ def tensorrt_version() -> str:
     """Full version of the TensorRT that onnxruntime loads here, e.g. "10.14.1.48"; "unknown" where it does not load."""
     preload()
     try:
-        library = ctypes.CDLL(versioned_name("nvinfer", tensorrt_major() or 0))
+        return library_version(_load(versioned_name("nvinfer", tensorrt_major() or 0)))
     except OSError:
         return UNKNOWN
-    return library_version(library)
+
+
+def cuda_version() -> str:
+    """Version of the CUDA runtime that loads here, e.g. "13.0"; "unknown" where none does."""
+    preload()
+    number = ctypes.c_int()
+    try:
+        _load(_cuda_file("cudart")).cudaRuntimeGetVersion(ctypes.byref(number))
+    except OSError:
+        return UNKNOWN
+    return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+
+def cudnn_version() -> str:
+    """Version of the cuDNN that loads here, e.g. "9.19.0"; "unknown" where none does."""
+    preload()
+    try:
+        number = int(_load(_cuda_file("cudnn")).cudnnGetVersion())
+    except OSError:
+        return UNKNOWN
+    return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
 
 
 def library_version(library: Any) -> str:
@@ -180,8 +210,12 @@ def rtx_version() -> str:
 
 def rtx_cuda_major() -> int:
     """CUDA's major version that the installed plug-in was built for, or the one pip would install."""
-    majors = list(_RTX_DISTRIBUTIONS)
-    return next((major for major in majors if distribution_version(_RTX_DISTRIBUTIONS[major])), majors[0])
+    return next((major for major, name in _RTX_DISTRIBUTIONS.items() if distribution_version(name)), 13)
+
+
+def rtx_distribution() -> str:
+    """The plug-in's distribution on the package index."""
+    return _RTX_DISTRIBUTIONS[rtx_cuda_major()]
 
 
 @functools.cache

@@ -1,47 +1,29 @@
-"""Which execution provider runs the graphs, and why a better one does not.
+"""Which execution provider runs the graphs, and why a better one does not."""
 
-`onnxruntime.get_available_providers()` lists what the wheel was built with, not what loads. So a provider counts only
-when its libraries load and a session made with it really uses it.
-"""
-
-import functools
-import os
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import onnxruntime as ort
+from typing import Literal
 
 from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.runtime import gpu as driver
-from latentsync_trt.runtime import libraries, reasons
+from latentsync_trt.runtime import reasons
+from latentsync_trt.runtime.diagnosis import ORT_NAMES, ProviderName, examine, rtx_devices
 from latentsync_trt.runtime.gpu import Gpu
-from latentsync_trt.runtime.reasons import INSTALL_LINES, Obstacle
-from latentsync_trt.runtime.session import last_line
 
-ProviderName = Literal["tensorrt", "rtx", "cuda", "cpu"]
+__all__ = [
+    "ORT_NAMES",
+    "PREFERENCE",
+    "ProviderName",
+    "Selection",
+    "next_provider",
+    "rtx_devices",
+    "select_provider",
+    "why_unavailable",
+]
+
 PREFERENCE: tuple[ProviderName, ...] = ("tensorrt", "rtx", "cuda", "cpu")
-ORT_NAMES: dict[str, str] = {
-    "tensorrt": "TensorrtExecutionProvider",
-    "rtx": "NvTensorRTRTXExecutionProvider",
-    "cuda": "CUDAExecutionProvider",
-    "cpu": "CPUExecutionProvider",
-}
 
 # Providers that start without a build of minutes, best first.
 _AT_ONCE: tuple[ProviderName, ...] = ("cuda", "cpu")
-
-# The first GPUs that CUDA 13 has code for; CUDA 12 still had it for Maxwell.
-_LEAST_CAPABILITY = {12: (5, 0), 13: (7, 5)}
-
-# What the plug-in's `IsComputeCapabilitySupported` accepts.
-_RTX_CAPABILITIES = ((8, 6), (8, 9))
-_RTX_ANY_FROM = (12, 0)
-
-# A one-node ONNX model, y = Identity(x), float32 (1): enough to make a session with.
-_IDENTITY_MODEL = (
-    b'\x08\x08:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01pZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
-    b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x11"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,32 +82,6 @@ def why_unavailable(name: ProviderName, device: int = 0) -> str | None:
     return None if obstacle is None else str(obstacle)
 
 
-def examine(name: ProviderName, device: int = 0) -> Obstacle | None:
-    """As `why_unavailable`, with reason and cure apart. Checks from the driver upwards; the first obstacle counts."""
-    if name == "rtx":
-        return _why_no_gpu(name, device) or _why_no_plugin(device) or _why_no_session(name, device)
-    if ORT_NAMES[name] not in ort.get_available_providers():
-        text = reasons.CPU_BUILD.format(version=ort.__version__, provider=ORT_NAMES[name])
-        return Obstacle(text, reasons.gpu_build_line())
-    if name == "cpu":
-        return _why_no_session(name, device)
-    return _why_no_gpu(name, device) or _why_no_libraries(name) or _why_no_session(name, device)
-
-
-def rtx_devices(index: int) -> list[Any]:
-    """What the TensorRT-RTX plug-in offers for GPU `index`, as `onnxruntime.OrtEpDevice`; empty if it offers nothing.
-
-    Raises:
-        ProviderUnavailable: the plug-in is not installed or does not load.
-    """
-    problem = _register_plugin()
-    if problem is not None:
-        raise ProviderUnavailable(f"rtx: {problem}")
-    return [
-        found for found in ort.get_ep_devices() if found.ep_name == ORT_NAMES["rtx"] and _cuda_index(found) == index
-    ]
-
-
 def _best(names: tuple[ProviderName, ...], device: int) -> Selection:
     if device != 0 or driver.gpus():
         _check_device(device)
@@ -157,127 +113,3 @@ def _check_device(device: int) -> None:
 
 def _gpu_of(name: ProviderName, device: int) -> Gpu | None:
     return None if name == "cpu" else driver.gpus()[device]
-
-
-def _why_no_gpu(name: ProviderName, device: int) -> Obstacle | None:
-    """What is wrong with the driver, or with the GPU for the CUDA version that the provider was built for."""
-    major = (libraries.rtx_cuda_major() if name == "rtx" else libraries.cuda_major()) or 0
-    problem, supported = driver.driver_problem(), driver.driver_cuda()
-    if problem is not None and supported is None:
-        return Obstacle(reasons.NO_DRIVER.format(problem=problem), reasons.driver_line(major))
-    if supported is not None and supported < (major, 0):
-        return Obstacle(
-            reasons.DRIVER_TOO_OLD.format(
-                found=driver.driver_version() or "it", supported=".".join(map(str, supported)), needed=major
-            ),
-            reasons.driver_line(major),
-        )
-    if problem is not None:
-        cure = "look at the output of nvidia-smi; after an update of the driver, restart the machine"
-        return Obstacle(reasons.DRIVER_FAILS.format(problem=problem), cure)
-    return _why_not_this_gpu(device, major)
-
-
-def _why_not_this_gpu(device: int, cuda_major: int) -> Obstacle | None:
-    found = driver.gpus()
-    if not 0 <= device < len(found):
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        hidden = "" if visible is None else f' ($CUDA_VISIBLE_DEVICES is "{visible}")'
-        return Obstacle(reasons.NO_GPU.format(hidden=hidden), "look at the output of nvidia-smi for what there is")
-    least = _LEAST_CAPABILITY.get(cuda_major, (0, 0))
-    if found[device].capability < least:
-        text = reasons.GPU_TOO_OLD.format(gpu=found[device], major=cuda_major, least=".".join(map(str, least)))
-        return Obstacle(text, "use --provider cpu, or a newer GPU")
-    return None
-
-
-def _why_no_libraries(name: ProviderName) -> Obstacle | None:
-    """Loads all that the provider needs, as onnxruntime will, to learn the name of what is missing."""
-    libraries.preload()
-    for file in libraries.needed_libraries(name):
-        problem = libraries.load_problem(file)
-        if problem is not None:
-            return _missing(name, file, problem)
-    for part in ("shared", name):
-        path = libraries.provider_library(part)
-        problem = libraries.load_problem(str(path))
-        if problem is not None:
-            text = reasons.LIBRARY_BROKEN.format(file=path.name, problem=problem)
-            return Obstacle(text, INSTALL_LINES[name])
-    return None
-
-
-def _missing(name: ProviderName, file: str, problem: str) -> Obstacle:
-    """Tells a library that is not there from one of the wrong version and from one that is there and broken."""
-    if file not in problem or not _not_found(problem):
-        return Obstacle(reasons.LIBRARY_BROKEN.format(file=file, problem=problem), INSTALL_LINES[name])
-    if "nvinfer" in file or "nvonnxparser" in file:
-        needed, found = libraries.tensorrt_major(), libraries.installed_tensorrt()
-        template = reasons.WRONG_TENSORRT
-    else:
-        needed, found = libraries.cuda_major(), libraries.installed_cuda()
-        template = reasons.WRONG_CUDA
-    others = [one for one in found if one.major != needed]
-    if others and len(others) == len(found):
-        text = template.format(file=file, found=others[0].version, place=others[0].place, needed=needed)
-        return Obstacle(text, INSTALL_LINES[name])
-    return Obstacle(reasons.LIBRARY_MISSING.format(file=file), INSTALL_LINES[name])
-
-
-def _not_found(problem: str) -> bool:
-    return any(sign in problem for sign in ("No such file", "Could not find module", "image not found"))
-
-
-def _why_no_plugin(device: int) -> Obstacle | None:
-    found = driver.gpus()[device]
-    if found.capability not in _RTX_CAPABILITIES and found.capability < _RTX_ANY_FROM:
-        return Obstacle(reasons.RTX_GPU.format(gpu=found), "use --provider tensorrt or cuda")
-    if libraries.package_folder(libraries.RTX_PACKAGE) is None:
-        return Obstacle(reasons.PLUGIN_ABSENT, INSTALL_LINES["rtx"])
-    problem = _register_plugin()
-    if problem is None and not rtx_devices(device):
-        text = reasons.PLUGIN_WITHOUT_DEVICE.format(gpu=found)
-        problem = Obstacle(text, "in a container, give it the GPU's /dev/dri too; else use --provider tensorrt or cuda")
-    return problem
-
-
-@functools.cache
-def _register_plugin() -> Obstacle | None:
-    """Makes the plug-in known to onnxruntime; once, as a second time is an error."""
-    try:
-        path = libraries.rtx_library()
-        ort.register_execution_provider_library(ORT_NAMES["rtx"], str(path))
-    except Exception as error:  # noqa: BLE001 -- ORT's errors share no public base; the reason is the answer
-        return Obstacle(reasons.PLUGIN_FAILS.format(problem=last_line(error)), INSTALL_LINES["rtx"])
-    return None
-
-
-def _cuda_index(device: Any) -> int | None:
-    """CUDA's number of a device that the plug-in offers: its memory carries it."""
-    memory = device.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
-    return None if memory is None else int(memory.device_id)
-
-
-def _why_no_session(name: ProviderName, device: int) -> Obstacle | None:
-    """Makes a session with the provider and looks whether it uses it: CUDA's goes on without, after a warning."""
-    cure = "look at the output of nvidia-smi; try --provider cpu meanwhile"
-    try:
-        actual = _probe(name, device).get_providers()
-    except Exception as error:  # noqa: BLE001 -- as above
-        return Obstacle(reasons.SESSION_FAILS.format(problem=last_line(error)), cure)
-    if ORT_NAMES[name] not in actual:
-        return Obstacle(reasons.SESSION_ELSEWHERE.format(actual=actual[0]), cure)
-    return None
-
-
-def _probe(name: ProviderName, device: int) -> Any:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    if name == "rtx":
-        options.add_provider_for_devices(rtx_devices(device), {})
-        return ort.InferenceSession(_IDENTITY_MODEL, options, enable_fallback=0)
-    own = {} if name == "cpu" else {"device_id": str(device)}
-    if name == "tensorrt":
-        # Else it would load its builder and build an engine, which takes seconds at every start.
-        own["trt_op_types_to_exclude"] = "Identity"
-    return ort.InferenceSession(_IDENTITY_MODEL, options, providers=[(ORT_NAMES[name], own)], enable_fallback=0)
