@@ -1,10 +1,20 @@
 """Fixtures shared by all tests."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def engine_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where all tests, and the processes they start, keep engines: never in the cache of whoever runs them."""
+    folder = tmp_path_factory.mktemp("engines")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LATENTSYNC_TRT_CACHE_DIR", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")

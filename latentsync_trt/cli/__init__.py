@@ -13,6 +13,7 @@ COMMANDS = {
     "export": "export",
     "build": "build",
     "check": "check",
+    "cache": "cache",
     "demo": "demo",
     "doctor": "doctor",
 }
