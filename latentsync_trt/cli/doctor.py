@@ -1,44 +1,48 @@
 """`latentsync-trt doctor`: what this machine has, what is missing, and the line that installs it."""
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
 import shutil
-import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
 import click
 
 from latentsync_trt import __version__
+from latentsync_trt.cli.findings import Finding, Level
 
-Level = Literal["ok", "missing", "problem", "info"]
 _MARKS: dict[Level, str] = {"ok": "✓", "missing": "–", "problem": "✗", "info": " "}
 _STYLES: dict[Level, str] = {"ok": "green", "missing": "yellow", "problem": "red", "info": "white"}
-_RUN_PACKAGES = ("numpy", "opencv-python-headless", "librosa", "av", "click", "rich")
+_RUN_PACKAGES = (
+    "numpy",
+    "opencv-python-headless",
+    "librosa",
+    "av",
+    "click",
+    "rich",
+    "filelock",
+    "platformdirs",
+    "nvidia-ml-py",
+)
+_REINSTALL_LINE = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
 _EXPORT_PACKAGES = ("torch", "diffusers", "onnx", "onnxscript", "safetensors")
-_NVIDIA_SMI_FIELDS = "name,driver_version,memory.total,compute_cap"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the examination. `cure` is what to run; empty where nothing is wrong."""
-
-    section: str
-    level: Level
-    text: str
-    cure: str = ""
 
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
 def command(as_json: bool) -> None:
     """Say what works here and, for everything missing, the line that installs it."""
-    findings = [*_system(), *_packages(), *_providers(), *_codecs(), *_folders(), *_bundles()]
+    findings = [
+        *_system(),
+        *_packages(),
+        *_runtime(),
+        *_codecs(),
+        *_folders(),
+        *_bundles(),
+    ]
     if as_json:
         click.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
@@ -61,19 +65,6 @@ def _show(findings: list[Finding]) -> None:
 def _system() -> Iterator[Finding]:
     yield Finding("system", "info", f"latentsync-trt {__version__}, Python {platform.python_version()}")
     yield Finding("system", "info", f"{platform.platform()}, {os.cpu_count()} CPU threads")
-    smi = shutil.which("nvidia-smi")
-    if smi is None:
-        yield Finding("system", "missing", "no NVIDIA driver (nvidia-smi not found): graphs run on the CPU")
-        return
-    query = [smi, f"--query-gpu={_NVIDIA_SMI_FIELDS}", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, check=False)
-    if answer.returncode != 0:
-        last_words = (answer.stdout + answer.stderr).strip().splitlines() or ["no answer"]
-        yield Finding("system", "problem", f"nvidia-smi: {last_words[-1]}", "reinstall the NVIDIA driver")
-        return
-    for index, line in enumerate(answer.stdout.strip().splitlines()):
-        name, driver, memory, capability = (part.strip() for part in line.split(","))
-        yield Finding("system", "ok", f"GPU {index}: {name}, {memory}, compute {capability}, driver {driver}")
 
 
 def _packages() -> Iterator[Finding]:
@@ -89,7 +80,7 @@ def _packages() -> Iterator[Finding]:
             "packages",
             "problem",
             "onnxruntime and onnxruntime-gpu overwrite each other's files",
-            "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu",
+            _REINSTALL_LINE,
         )
     absent = [name for name in _EXPORT_PACKAGES if not _version(name)]
     if absent:
@@ -106,16 +97,16 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _providers() -> Iterator[Finding]:
-    from latentsync_trt.runtime.providers import PREFERENCE, why_unavailable
-
-    for name in PREFERENCE:
-        reason = why_unavailable(name)
-        if reason is None:
-            yield Finding("providers", "ok", f"{name} runs (a session was made with it)")
-        else:
-            text, _, cure = reason.rpartition("; ")
-            yield Finding("providers", "problem" if name == "cpu" else "missing", f"{name}: {text or cure}", cure)
+def _runtime() -> Iterator[Finding]:
+    try:
+        from latentsync_trt.cli import doctor_gpu
+    except ImportError as error:
+        yield Finding("packages", "problem", f"onnxruntime does not load: {error}", _REINSTALL_LINE)
+        return
+    yield from doctor_gpu.driver()
+    yield from doctor_gpu.shared_libraries()
+    yield from doctor_gpu.providers()
+    yield from doctor_gpu.engines()
 
 
 def _codecs() -> Iterator[Finding]:

@@ -69,6 +69,11 @@ class Installed:
         return int(self.version.partition(".")[0])
 
 
+def onnxruntime_version() -> str:
+    """Version of the onnxruntime that is loaded, e.g. "1.31.1"."""
+    return str(ort.__version__)
+
+
 def cuda_major() -> int | None:
     """CUDA's major version that this onnxruntime was built for; None for a build without CUDA."""
     digits = re.match(r"\d+", str(getattr(ort, "cuda_version", "")))
