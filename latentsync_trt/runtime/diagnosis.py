@@ -100,18 +100,18 @@ def _why_not_this_gpu(device: int, cuda_major: int) -> Obstacle | None:
 
 
 def _why_no_libraries(name: ProviderName) -> Obstacle | None:
-    """Loads all that the provider needs, as onnxruntime will, to learn the name of what is missing."""
+    """Loads all that the provider needs, as onnxruntime will, to learn the names of what is missing."""
     libraries.preload()
-    for file in libraries.needed_libraries(name):
-        problem = libraries.load_problem(file)
-        if problem is not None:
-            return _missing(name, file, problem)
+    problems = {file: libraries.load_problem(file) for file in libraries.needed_libraries(name)}
+    missing = {file: problem for file, problem in problems.items() if problem and _is_absence(file, problem)}
+    if missing:
+        return _missing(name, missing)
     for part in ("shared", name):
         path = libraries.provider_library(part)
-        problem = libraries.load_problem(str(path))
+        problems[path.name] = libraries.load_problem(str(path))
+    for file, problem in problems.items():
         if problem is not None:
-            text = reasons.LIBRARY_BROKEN.format(file=path.name, problem=problem)
-            return Obstacle(text, INSTALL_LINES[name])
+            return Obstacle(reasons.LIBRARY_BROKEN.format(file=file, problem=problem), INSTALL_LINES[name])
     return _why_too_old() if name == "tensorrt" else None
 
 
@@ -124,27 +124,27 @@ def _why_too_old() -> Obstacle | None:
     return None
 
 
-def _missing(name: ProviderName, file: str, problem: str) -> Obstacle:
-    """Tells a library that is not there from one of the wrong version and from one that is there and broken."""
-    if file not in problem or not _not_found(problem):
-        return Obstacle(reasons.LIBRARY_BROKEN.format(file=file, problem=problem), INSTALL_LINES[name])
-    if "nvinfer" in file or "nvonnxparser" in file:
-        needed, found = libraries.tensorrt_major(), libraries.installed_tensorrt()
-        template = reasons.WRONG_TENSORRT
-    else:
-        needed, found = libraries.cuda_major(), libraries.installed_cuda()
-        template = reasons.WRONG_CUDA
-    others = [one for one in found if one.major != needed]
-    if others and len(others) == len(found):
-        text = template.format(file=file, found=others[0].version, place=others[0].place, needed=needed)
-        return Obstacle(text, INSTALL_LINES[name])
-    # Windows does not tell the one from the other.
-    or_part = ", or a library that it needs" if "dependencies" in problem else ""
-    return Obstacle(reasons.LIBRARY_MISSING.format(file=file, or_part=or_part), INSTALL_LINES[name])
+def _missing(name: ProviderName, missing: dict[str, str]) -> Obstacle:
+    """Tells libraries that are not there at all from those of which there is another major version."""
+    files = ", ".join(missing)
+    # Windows does not tell a library that is missing from one that lacks what it needs itself.
+    or_part = ", or what they need" if any("dependencies" in problem for problem in missing.values()) else ""
+    text = reasons.LIBRARY_MISSING.format(files=files, or_part=or_part)
+    of_tensorrt = {file for file in missing if "nvinfer" in file or "nvonnxparser" in file}
+    for concerned, template, needed, search in (
+        (of_tensorrt, reasons.WRONG_TENSORRT, libraries.tensorrt_major(), libraries.installed_tensorrt),
+        (missing.keys() - of_tensorrt, reasons.WRONG_CUDA, libraries.cuda_major(), libraries.installed_cuda),
+    ):
+        found = search() if concerned else ()
+        if found and all(one.major != needed for one in found):
+            text = template.format(files=files, found=found[0].version, place=found[0].place, needed=needed)
+            break
+    return Obstacle(text, INSTALL_LINES[name])
 
 
-def _not_found(problem: str) -> bool:
-    return any(sign in problem for sign in ("No such file", "Could not find module", "image not found"))
+def _is_absence(file: str, problem: str) -> bool:
+    """Whether the loader's words mean that `file` itself is not there, not that it is broken."""
+    return problem.startswith(f"{file}: cannot open shared object file") or "Could not find module" in problem
 
 
 def _why_no_plugin(device: int) -> Obstacle | None:
@@ -168,6 +168,8 @@ def _register_plugin() -> Obstacle | None:
         ort.register_execution_provider_library(ORT_NAMES["rtx"], str(path))
     except Exception as error:  # noqa: BLE001 -- ORT's errors share no public base; the reason is the answer
         cure = f"pip install --force-reinstall {libraries.rtx_distribution()}"
+        if "libnvidia-ml" in str(error):
+            cure = "in a container, start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility; else reinstall the driver"
         return Obstacle(reasons.PLUGIN_FAILS.format(problem=last_line(error)), cure)
     return None
 

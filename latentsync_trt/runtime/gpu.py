@@ -103,11 +103,15 @@ def free_memory_bytes(index: int) -> int | None:
 def _driver() -> tuple[Any, str | None]:
     """The driver's library, or None, and what is wrong with it."""
     try:
-        driver = ctypes.CDLL(DRIVER_LIBRARY)
+        driver = _open_driver()
     except OSError as error:
         return None, str(error)
     code = driver.cuInit(0)
     return driver, None if code in (_SUCCESS, _NO_DEVICE) else f"cuInit: {_error_name(driver, code)}"
+
+
+def _open_driver() -> Any:
+    return ctypes.CDLL(DRIVER_LIBRARY)
 
 
 def _error_name(driver: Any, code: int) -> str:

@@ -17,12 +17,14 @@ DRIVER_FAILS = "the NVIDIA driver is installed but does not start ({problem})"
 NO_GPU = "the NVIDIA driver shows no GPU{hidden}"
 DRIVER_TOO_OLD = "the NVIDIA driver is too old: {found} supports CUDA {supported}, and this build needs CUDA {needed}"
 GPU_TOO_OLD = "{gpu} is too old for CUDA {major}, which starts at compute capability {least}"
-LIBRARY_MISSING = "{file} is missing{or_part}"
+LIBRARY_MISSING = "libraries not found: {files}{or_part}"
 LIBRARY_BROKEN = "{file} is there but does not load ({problem})"
-WRONG_CUDA = "{file} is missing: CUDA {found} is installed ({place}), but this onnxruntime is built for CUDA {needed}"
+WRONG_CUDA = (
+    "libraries not found: {files}; CUDA {found} is installed ({place}), but this onnxruntime needs CUDA {needed}"
+)
 WRONG_TENSORRT = (
-    "{file} is missing: TensorRT {found} is installed ({place}), the wrong major version: this onnxruntime loads "
-    "TensorRT {needed} only"
+    "libraries not found: {files}; TensorRT {found} is installed ({place}), which is the wrong major version: this "
+    "onnxruntime loads TensorRT {needed} only"
 )
 TENSORRT_TOO_OLD = "TensorRT {found} is too old: its ONNX parser knows the graphs' operators from {least} on"
 SESSION_FAILS = "its libraries load, but no session can be made with it ({problem})"
