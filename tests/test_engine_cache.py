@@ -1,0 +1,182 @@
+"""The engine cache: one build a key, whoever asks, and an engine that fits or none."""
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from latentsync_trt.errors import EngineBuildError, OutOfMemory
+from latentsync_trt.runtime.cache import CACHE_VARIABLE, EngineCache, cache_folder
+from latentsync_trt.runtime.keys import EngineKey
+from latentsync_trt.runtime.upkeep import clear, survey
+from tests.cache_worker import KEY, engine_key, never, until, write_engine
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+RACERS = 20
+
+
+def start_worker(cache: Path, signals: Path, mode: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.cache_worker", str(cache), str(signals), mode]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def notices() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def cache(tmp_path: Path, notices: list[str]) -> EngineCache:
+    return EngineCache(tmp_path / "cache", notices.append)
+
+
+def test_an_engine_is_built_once_and_found_again(cache: EngineCache) -> None:
+    first = cache.obtain(KEY, write_engine)
+    assert first.built
+    assert first.waited_s == 0
+    again = EngineCache(cache.folder).obtain(KEY, never)
+    assert (again.folder, again.built, again.build_s) == (first.folder, False, first.build_s)
+    assert (first.folder / "engine.bin").read_bytes() == b"engine"
+    assert EngineCache(cache.folder).find(KEY) == first.folder
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"graph": "vae_encoder"},
+        {"graph_sha256": "cd" * 32},
+        {"provider": "cuda"},
+        {"options": {}},
+        {"precision": "fp32"},
+        {"profile": {"windows": (1, 2, 8), "height": (64, 64, 64)}},
+        {"versions": {"onnxruntime": "1.31.1", "tensorrt": "10.15.0"}},
+        {"gpu": "NVIDIA GeForce RTX 4080"},
+        {"compute_capability": "9.0"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_an_engine_of_anything_else_is_not_found(cache: EngineCache, changes: dict[str, object]) -> None:
+    cache.obtain(KEY, write_engine)
+    assert cache.find(engine_key(**changes)) is None
+
+
+def test_equal_graphs_of_two_bundles_share_an_engine(cache: EngineCache) -> None:
+    assert cache.obtain(KEY, write_engine).folder == cache.find(engine_key(bundle="another"))
+
+
+def test_a_key_comes_back_from_json() -> None:
+    assert EngineKey.from_json(json.loads(json.dumps(KEY.to_json()))) == KEY
+
+
+def test_twenty_processes_for_one_key_build_it_once(tmp_path: Path) -> None:
+    signals = tmp_path / "signals"
+    signals.mkdir()
+    workers = [start_worker(tmp_path / "cache", signals, f"race-{RACERS - 1}") for _ in range(RACERS)]
+    answers = [json.loads(worker.communicate()[0]) for worker in workers]
+    assert sum(answer["built"] for answer in answers) == 1
+    assert len(list(signals.glob("builds-*"))) == 1
+    assert len({answer["folder"] for answer in answers}) == 1
+    for answer in answers:
+        if not answer["built"]:
+            assert answer["waited_s"] > 0
+            assert "being built by another process; waiting" in answer["notices"][0]
+
+
+def test_a_killed_build_leaves_nothing_that_is_trusted(tmp_path: Path, cache: EngineCache) -> None:
+    signals = tmp_path / "signals"
+    signals.mkdir()
+    worker = start_worker(cache.folder, signals, "hang")
+    try:
+        until(lambda: list(signals.glob("builds-*")))
+        assert [item.state for item in survey(cache.folder)] == ["building"]
+        assert [choice.reason for choice in clear(cache.folder).kept] == ["is being built"]
+    finally:
+        worker.kill()
+        worker.communicate()
+    assert cache.find(KEY) is None
+    assert [item.state for item in survey(cache.folder)] == ["abandoned"]
+    assert cache.obtain(KEY, write_engine).built
+    assert [item.state for item in survey(cache.folder)] == ["ready"]
+
+
+def test_force_builds_again_and_removes_the_old(cache: EngineCache) -> None:
+    first = cache.obtain(KEY, write_engine)
+    second = cache.obtain(KEY, write_engine, force=True)
+    assert second.built
+    assert [item.folder for item in survey(cache.folder)] == [second.folder]
+    assert first.folder != second.folder
+
+
+def test_two_who_force_at_once_share_one_build(cache: EngineCache, notices: list[str]) -> None:
+    old = cache.obtain(KEY, write_engine)
+
+    def build(folder: Path) -> None:
+        until(lambda: notices)
+        write_engine(folder)
+
+    with ThreadPoolExecutor(2) as pool:
+        engines = list(pool.map(lambda _: cache.obtain(KEY, build, force=True), range(2)))
+    assert sorted(engine.built for engine in engines) == [False, True]
+    assert engines[0].folder == engines[1].folder != old.folder
+
+
+@pytest.mark.parametrize("error", [EngineBuildError("no"), KeyboardInterrupt(), ValueError("no")])
+def test_a_failed_build_leaves_nothing(cache: EngineCache, error: BaseException) -> None:
+    def build(folder: Path) -> None:
+        write_engine(folder)
+        raise error
+
+    with pytest.raises(type(error)):
+        cache.obtain(KEY, build)
+    assert survey(cache.folder) == ()
+    assert cache.obtain(KEY, write_engine).built
+
+
+def test_a_build_that_writes_nothing_is_an_error(cache: EngineCache) -> None:
+    with pytest.raises(EngineBuildError, match="denoise_step of demo for tensorrt: the build wrote no file"):
+        cache.obtain(KEY, lambda folder: None)
+
+
+def test_an_engine_that_its_provider_refuses_is_made_again(cache: EngineCache, notices: list[str]) -> None:
+    old = cache.obtain(KEY, write_engine)
+
+    def load(folder: Path) -> str:
+        if folder == old.folder:
+            raise EngineBuildError("made by another driver")
+        return "session"
+
+    engine, session = cache.load(KEY, write_engine, load)
+    assert session == "session"
+    assert engine.built
+    assert "does not open (made by another driver); making it again" in notices[0]
+
+
+def test_an_engine_is_kept_where_opening_it_fails_for_other_reasons(cache: EngineCache) -> None:
+    def load(folder: Path) -> None:
+        raise OutOfMemory("too little")
+
+    with pytest.raises(OutOfMemory):
+        cache.load(KEY, write_engine, load)
+    with pytest.raises(OutOfMemory):
+        cache.load(KEY, never, load)
+
+    def refuse(folder: Path) -> None:
+        raise EngineBuildError("broken graph")
+
+    with pytest.raises(EngineBuildError):  # one that was built just now gets no better by building it again
+        cache.load(engine_key(graph="vae_encoder"), write_engine, refuse)
+
+
+def test_where_engines_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(CACHE_VARIABLE, "named")
+    assert cache_folder("given") == Path("given")
+    assert cache_folder() == Path("named")
+    monkeypatch.delenv(CACHE_VARIABLE)
+    assert cache_folder().is_absolute()
+    assert "latentsync-trt" in cache_folder().parts
+    (tmp_path / "engine_cache").mkdir()
+    assert cache_folder() == Path("engine_cache")

@@ -1,0 +1,256 @@
+"""The engine cache where things go wrong: damaged engines, full, protected and vanishing folders."""
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from latentsync_trt.errors import EngineBuildError, OutputError
+from latentsync_trt.runtime import store
+from latentsync_trt.runtime.cache import EngineCache
+from latentsync_trt.runtime.record import RECORD_NAME
+from latentsync_trt.runtime.store import Store
+from latentsync_trt.runtime.upkeep import survey
+from tests.cache_worker import KEY, engine_key, never, until, write_engine
+
+DISC_MB = 24
+"""More than the cache wants left free, and little to fill."""
+
+
+@pytest.fixture
+def notices() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def cache(tmp_path: Path, notices: list[str]) -> EngineCache:
+    return EngineCache(tmp_path / "cache", notices.append)
+
+
+@pytest.fixture
+def small_disc(tmp_path: Path) -> Iterator[Path]:
+    """A file system of `DISC_MB` of its own."""
+    disc = tmp_path / "disc"
+    disc.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISC_MB}m", "none", str(disc)]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount a small file system")
+    yield disc
+    subprocess.run(["umount", str(disc)], check=True)
+
+
+def cut_short(entry: Path) -> None:
+    os.truncate(entry / "context" / "timing.bin", 999)
+
+
+def edit(entry: Path) -> None:
+    (entry / "engine.bin").write_bytes(b"Engine")
+
+
+def lose_a_file(entry: Path) -> None:
+    (entry / "engine.bin").unlink()
+
+
+def lose_the_record(entry: Path) -> None:
+    (entry / RECORD_NAME).unlink()
+
+
+def cut_the_record(entry: Path) -> None:
+    os.truncate(entry / RECORD_NAME, 100)
+
+
+def empty_the_record(entry: Path) -> None:
+    (entry / RECORD_NAME).write_text("[]")
+
+
+def edit_the_record(entry: Path) -> None:
+    text = (entry / RECORD_NAME).read_text(encoding="utf-8")
+    (entry / RECORD_NAME).write_text(text.replace("4090", "4080"), encoding="utf-8")
+
+
+def put_another_engine_there(entry: Path) -> None:
+    other = EngineCache(entry.parent).obtain(engine_key(gpu="another"), write_engine)
+    shutil.rmtree(entry)
+    shutil.copytree(other.folder, entry)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (cut_short, "999 bytes instead of 1000"),
+        (edit, "SHA-256 differs"),
+        (lose_a_file, "engine.bin is missing"),
+        (lose_the_record, "engine.json is missing"),
+        (cut_the_record, "cut short or no record"),
+        (empty_the_record, "cut short or no record"),
+        (edit_the_record, "edited or damaged"),
+        (put_another_engine_there, "belongs to another engine"),
+    ],
+)
+def test_a_damaged_engine_is_discarded_and_built_again(
+    cache: EngineCache, notices: list[str], damage: Callable[[Path], None], words: str
+) -> None:
+    first = cache.obtain(KEY, write_engine)
+    damage(first.folder)
+    again = EngineCache(cache.folder, notices.append).obtain(KEY, write_engine)
+    assert again.built
+    assert not first.folder.exists()
+    assert len(notices) == 1
+    assert words in notices[0]
+    assert notices[0].endswith("discarded")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a right that Windows users lack")
+def test_an_entry_does_not_reach_outside(cache: EngineCache, notices: list[str], tmp_path: Path) -> None:
+    entry = cache.obtain(KEY, write_engine).folder
+    outside = (entry / "context").rename(tmp_path / "outside")
+    (entry / "context").symlink_to(outside, target_is_directory=True)
+    assert EngineCache(cache.folder, notices.append).find(KEY) is None
+    assert "context/timing.bin lies outside the entry; discarded" in notices[0]
+    assert (outside / "timing.bin").exists()
+
+
+def test_an_engine_deleted_while_it_is_opened_is_made_again(cache: EngineCache, notices: list[str]) -> None:
+    def load(folder: Path) -> bytes:
+        if not notices:
+            notices.append("deleted")
+            shutil.rmtree(cache.folder)
+        return (folder / "engine.bin").read_bytes()
+
+    engine, content = cache.load(KEY, write_engine, load)
+    assert engine.built
+    assert content == b"engine"
+    assert "was deleted while it was opened; making it again" in notices[1]
+
+
+@pytest.mark.parametrize("writes_on", [True, False])
+def test_a_cache_deleted_during_a_build_is_said(cache: EngineCache, writes_on: bool) -> None:
+    def build(folder: Path) -> None:
+        write_engine(folder)
+        shutil.rmtree(folder if sys.platform == "win32" else cache.folder)  # Windows keeps a locked file
+        if writes_on:
+            (folder / "engine.bin").write_bytes(b"more")
+
+    with pytest.raises(OutputError, match="was deleted while an engine was built in it; run again"):
+        cache.obtain(KEY, build)
+    assert cache.obtain(KEY, write_engine).built
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not delete a file that is locked")
+def test_locks_deleted_while_they_are_waited_for_let_the_next_one_build(cache: EngineCache, notices: list[str]) -> None:
+    taken_over = threading.Event()
+
+    def first(folder: Path) -> None:
+        until(lambda: notices)
+        shutil.rmtree(cache.folder / ".locks")
+        assert taken_over.wait(60)
+        write_engine(folder)
+
+    def second(folder: Path) -> None:
+        write_engine(folder)
+        taken_over.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        loser = pool.submit(cache.obtain, KEY, first)
+        until(lambda: list(cache.folder.glob(".building-*")))
+        winner = pool.submit(cache.obtain, KEY, second)
+        assert winner.result().built
+        with pytest.raises(OutputError, match="was deleted while an engine was built"):
+            loser.result()
+    assert cache.find(KEY) == winner.result().folder
+
+
+def test_a_path_with_spaces_and_other_letters(tmp_path: Path) -> None:
+    folder = tmp_path / "engine cache für Ženy 引擎"
+    key = engine_key(bundle="été 引擎", gpu="Grafikkarte ß")
+    engine = EngineCache(folder).obtain(key, write_engine)
+    assert EngineCache(folder).find(key) == engine.folder
+    (item,) = survey(folder, hashes=True)
+    assert item.state == "ready"
+    assert item.record is not None
+    assert item.record.key == key
+
+
+def test_a_file_in_the_place_of_the_cache_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "cache"):
+        for action in (EngineCache(folder).find, lambda key, at=folder: EngineCache(at).obtain(key, write_engine)):
+            with pytest.raises(OutputError, match="a file is in the place of the engine cache; choose another place"):
+                action(KEY)
+
+
+def full(folder: Path) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def fail(folder: Path) -> None:
+    raise EngineBuildError("serialising failed")
+
+
+@pytest.mark.parametrize("build", [full, fail, write_engine], ids=["says so", "says anything", "says nothing"])
+def test_a_full_disc_is_recognised(
+    cache: EngineCache, monkeypatch: pytest.MonkeyPatch, build: Callable[[Path], None]
+) -> None:
+    usage = shutil.disk_usage(cache.folder.parent)
+    if build is not full:
+        monkeypatch.setattr(store.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+    with pytest.raises(OutputError, match=r"the disc is full \(\d+ MB free\); make room, .* cache prune"):
+        cache.obtain(KEY, build)
+    assert survey(cache.folder) == ()
+
+
+def test_a_disc_that_is_really_full(small_disc: Path) -> None:
+    def build(folder: Path) -> None:
+        (folder / "engine.bin").write_bytes(bytes(2 * DISC_MB * 1024**2))
+
+    cache = EngineCache(small_disc / "cache")
+    with pytest.raises(OutputError, match="the disc is full"):
+        cache.obtain(KEY, build)
+    assert survey(cache.folder) == ()
+    assert cache.obtain(KEY, write_engine).built
+
+
+def test_a_read_only_cache_is_read_but_not_written(small_disc: Path) -> None:
+    cache = EngineCache(small_disc / "cache")
+    engine = cache.obtain(KEY, write_engine)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disc)], check=True)
+    assert EngineCache(cache.folder).obtain(KEY, never).folder == engine.folder
+    with pytest.raises(OutputError, match=r"cannot be used .*choose another place with --engine-cache"):
+        cache.obtain(engine_key(gpu="another"), write_engine)
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="permissions bind neither Windows nor root")
+def test_a_protected_cache_is_read_but_not_written(cache: EngineCache) -> None:
+    engine = cache.obtain(KEY, write_engine)
+    paths = [cache.folder, *cache.folder.rglob("*")]
+    for path in paths:
+        path.chmod(path.stat().st_mode & ~0o222)
+    assert EngineCache(cache.folder).obtain(KEY, never).folder == engine.folder
+    with pytest.raises(OutputError, match=r"cannot be used .*Permission denied"):
+        cache.obtain(engine_key(gpu="another"), write_engine)
+    for path in paths:
+        path.chmod(path.stat().st_mode | 0o200)
+
+
+def test_what_cannot_be_removed_is_said(
+    cache: EngineCache, notices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = cache.obtain(KEY, write_engine)
+
+    def in_use(self: Store, path: Path) -> None:
+        raise PermissionError(errno.EACCES, "used by another process")
+
+    monkeypatch.setattr(Store, "remove", in_use)
+    assert cache.obtain(KEY, write_engine, force=True).folder != old.folder
+    assert "replaced, but still in use (used by another process)" in notices[0]
+    assert sorted(item.state for item in survey(cache.folder)) == ["ready", "replaced"]
+    (old.folder / "engine.bin").write_bytes(b"torn")
+    assert EngineCache(cache.folder, notices.append).find(KEY) is not None
+    assert "not used, and it cannot be deleted" in notices[1]
