@@ -1,0 +1,278 @@
+"""`latentsync-trt cache`: what it shows, and what it removes."""
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from latentsync_trt.cli import main
+from latentsync_trt.cli.cache import size_text
+from latentsync_trt.runtime import upkeep
+from latentsync_trt.runtime.cache import EngineCache
+from latentsync_trt.runtime.machine import Machine, this_machine
+from latentsync_trt.runtime.record import RECORD_NAME
+from latentsync_trt.runtime.store import SHARED_FOLDER, Store
+from latentsync_trt.runtime.upkeep import Item, Limits, clear, prune, select, survey
+from tests.cache_worker import KEY, engine_key
+
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+SIZE_BYTES = 1_000_000
+
+
+def run(place: Path, *arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, ["cache", *arguments, "--engine-cache", str(place)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def add(place: Path, graph: str, used_days_ago: float = 0.0) -> Path:
+    """An engine of a little more than `SIZE_BYTES`."""
+    key = engine_key(graph=graph)
+    folder = EngineCache(place).obtain(key, lambda aside: _fill(aside / "engine.bin")).folder
+    used_s = (datetime.now(UTC) - timedelta(days=used_days_ago)).timestamp()
+    os.utime(folder / RECORD_NAME, (used_s, used_s))
+    return folder
+
+
+def _fill(path: Path) -> None:
+    path.write_bytes(bytes(SIZE_BYTES))
+
+
+def damage(folder: Path) -> None:
+    (folder / "engine.bin").write_bytes(b"torn")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A cache of three engines, used two, forty and zero days ago, and of kernel timings."""
+    folder = tmp_path / "cache"
+    for graph, days in (("vae_encoder", 2.0), ("vae_decoder", 40.0), ("denoise_step", 0.0)):
+        add(folder, graph, days)
+    timings = folder / SHARED_FOLDER / "0123456789abcdef"
+    timings.mkdir(parents=True)
+    _fill(timings / "timing.cache")
+    return folder
+
+
+def graphs_in(folder: Path) -> list[str]:
+    return [item.record.key.graph for item in survey(folder) if item.record]
+
+
+def test_ls_shows_what_each_engine_is(place: Path) -> None:
+    code, out, _ = run(place, "ls")
+    assert code == 0
+    row = next(line for line in out.splitlines() if "denoise_step" in line)
+    for cell in ("demo", "tensorrt", "NVIDIA GeForce RTX 4090 (8.9)", "fp16", "windows 1-4, height 64", "ready"):
+        assert cell in row
+    assert f"3 engines and 1 other, {size_text(upkeep.total_bytes(survey(place)))} in {place}" in out
+    assert out.index("denoise_step") < out.index("vae_encoder") < out.index("vae_decoder") < out.index("kernel timings")
+
+
+def test_ls_in_json(place: Path) -> None:
+    content = json.loads(run(place, "ls", "--json")[1])
+    assert content["place"] == str(place)
+    assert content["total_bytes"] == sum(item["size_bytes"] for item in content["items"])
+    assert content["total_bytes"] > 4 * SIZE_BYTES
+    first = content["items"][0]
+    assert (first["graph"], first["state"], first["versions"]) == ("denoise_step", "ready", KEY.versions)
+    assert [item["kind"] for item in content["items"]] == ["engine"] * 3 + ["timings"]
+
+
+@pytest.mark.parametrize("command", [["ls"], ["verify"], ["prune", "--stale"], ["clear", "--yes"]])
+def test_a_cache_that_does_not_exist_is_empty(tmp_path: Path, command: list[str]) -> None:
+    code, out, err = run(tmp_path / "none", *command)
+    assert (code, err) == (0, "")
+    assert "0 engines" in out
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("command", [["ls"], ["verify"], ["prune", "--max-gb", "1"], ["clear", "--yes"]])
+def test_a_file_in_the_place_of_the_cache_is_an_error(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = run(tmp_path / "file", *command)
+    assert code == 1
+    assert "a file is in the place of the engine cache" in err
+
+
+def test_the_variable_names_the_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATENTSYNC_TRT_CACHE_DIR", str(place))
+    assert str(place) in CliRunner().invoke(main, ["cache", "ls"]).stdout
+
+
+def test_verify_reads_every_byte(place: Path) -> None:
+    assert run(place, "verify")[0] == 0
+    engine = survey(place)[0].folder / "engine.bin"
+    engine.write_bytes(b"\1" + bytes(SIZE_BYTES - 1))
+    assert run(place, "ls")[1].count("damaged") == 0  # the size is right
+    code, out, _ = run(place, "verify")
+    assert code == 1
+    assert "engine.bin was changed" in out
+    states = [item["state"] for item in json.loads(run(place, "verify", "--json")[1])["items"]]
+    assert states == ["damaged", "ready", "ready", "ready"]
+    assert engine.exists()
+
+
+def test_prune_asks_for_a_limit(place: Path) -> None:
+    code, _, err = run(place, "prune")
+    assert code == 2
+    assert "--max-gb, --unused-days or --stale" in err
+
+
+def test_prune_removes_what_was_used_least_recently(place: Path) -> None:
+    two_and_timings_gb = 3.1 * SIZE_BYTES / 1e9
+    code, out, _ = run(place, "prune", "--max-gb", str(two_and_timings_gb), "--dry-run")
+    assert code == 0
+    assert "vae_decoder of demo for tensorrt (1 MB): more than 0.0031 GB in all" in out
+    assert "would remove 1 engine, 1 MB" in out
+    assert len(graphs_in(place)) == 3
+    assert run(place, "prune", "--max-gb", str(two_and_timings_gb))[0] == 0
+    assert graphs_in(place) == ["denoise_step", "vae_encoder"]
+    run(place, "prune", "--max-gb", str(1.1 * SIZE_BYTES / 1e9))
+    assert [item.kind for item in survey(place)] == ["timings"]
+    run(place, "prune", "--max-gb", "0")
+    assert survey(place) == ()
+
+
+def test_prune_removes_what_was_not_used_for_long(place: Path) -> None:
+    content = json.loads(run(place, "prune", "--unused-days", "30", "--json")[1])
+    assert [item["graph"] for item in content["removed"]] == ["vae_decoder"]
+    assert content["removed"][0]["reason"] == "not used for 40 days"
+    assert SIZE_BYTES < content["freed_bytes"] < SIZE_BYTES + 10_000
+    assert graphs_in(place) == ["denoise_step", "vae_encoder"]
+
+
+def test_an_engine_that_is_found_counts_as_used(place: Path) -> None:
+    EngineCache(place).find(engine_key(graph="vae_decoder"))
+    prune(place, Limits(unused_for=timedelta(days=1)))
+    assert graphs_in(place) == ["vae_decoder", "denoise_step"]
+
+
+def test_prune_stale_removes_what_nobody_can_use(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    damage(next(item.folder for item in survey(place) if item.record and item.record.key.graph == "vae_decoder"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "remove", _refuse)
+        EngineCache(place, lambda _: None).obtain(
+            engine_key(graph="vae_encoder"), lambda aside: _fill(aside / "engine.bin"), force=True
+        )
+    (place / f".building-{KEY.digest}-01234567").mkdir()
+    (place / ".old-01234567").mkdir()
+    outcome = prune(place, Limits(stale=True))
+    assert sorted(choice.reason for choice in outcome.removed) == [
+        "engine.bin has 4 bytes instead of 1000000",
+        "left behind by a process that was ended",
+        "left behind by a process that was ended",
+        "there is a newer build of it",
+    ]
+    assert sorted(graphs_in(place)) == ["denoise_step", "vae_encoder"]
+    assert all(item.state == "ready" for item in survey(place))
+
+
+def _refuse(self: Store, path: Path) -> None:
+    raise PermissionError(errno.EACCES, "used by another process")
+
+
+@pytest.mark.parametrize(
+    ("machine", "reason"),
+    [
+        (Machine(), ""),
+        (Machine(KEY.versions, frozenset([KEY.gpu])), ""),
+        (Machine({"tensorrt": "10.16.1"}), "made with tensorrt 10.14.1, and here is 10.16.1"),
+        (Machine({"tensorrt": ""}), "made with tensorrt 10.14.1, and here is none"),
+        (Machine({"something else": "1"}), ""),
+        (
+            Machine(gpus=frozenset(["NVIDIA H100"])),
+            "made for NVIDIA GeForce RTX 4090, which is not in this machine",
+        ),
+    ],
+)
+def test_what_this_machine_cannot_use_is_stale(tmp_path: Path, machine: Machine, reason: str) -> None:
+    add(tmp_path, "denoise_step")
+    outcome = prune(tmp_path, Limits(stale=True, machine=machine), dry_run=True)
+    assert [choice.reason for choice in outcome.removed] == ([reason] if reason else [])
+
+
+def test_an_engine_of_the_cpu_is_of_no_gpu() -> None:
+    cpu = engine_key(provider="cpu", gpu="x86_64", compute_capability="", versions={})
+    assert Machine(gpus=frozenset()).foreign(cpu) == ""
+
+
+def test_this_machine_knows_its_onnxruntime() -> None:
+    import onnxruntime
+
+    assert this_machine().versions["onnxruntime"] == onnxruntime.__version__
+
+
+def test_clear_removes_everything_that_is_the_caches(place: Path) -> None:
+    (place / "README.md").write_text("mine")
+    code, out, _ = run(place, "clear", "--yes")
+    assert code == 0
+    assert "removed 3 engines and 1 other, 4 MB" in out
+    assert survey(place) == ()
+    assert (place / "README.md").exists()
+
+
+def test_clear_asks_a_person_and_never_hangs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, err = run(place, "clear")
+    assert code == 2
+    assert "--yes" in err
+    monkeypatch.setattr("latentsync_trt.cli.cache.is_terminal", lambda: True)
+    for answer, code, left in (("n\n", 1, 3), ("y\n", 0, 0)):
+        result = CliRunner().invoke(main, ["cache", "clear", "--engine-cache", str(place)], input=answer)
+        assert "Remove 3 engines and 1 other (4 MB)" in result.stderr
+        assert (result.exit_code, len(graphs_in(place))) == (code, left)
+
+
+@pytest.mark.parametrize("remove", [lambda place: prune(place, Limits(max_bytes=0)), clear], ids=["prune", "clear"])
+def test_what_is_being_built_stays(place: Path, remove: Callable[[Path], upkeep.Outcome]) -> None:
+    def build(aside: Path) -> None:
+        (aside / "engine.bin").write_bytes(b"half")
+        outcome = remove(place)
+        kept = {choice.item.kind: choice.reason for choice in outcome.kept}
+        assert kept["engine"] == "an engine of its kind is being built"
+        assert kept["timings"] == "an engine is being built, which may be reading them"
+        assert {choice.item.kind for choice in outcome.removed} == {"engine"}
+
+    engine = EngineCache(place).obtain(engine_key(graph="denoise_step"), build, force=True)
+    assert graphs_in(place) == ["denoise_step"]
+    assert (engine.folder / "engine.bin").read_bytes() == b"half"
+    assert [item.kind for item in survey(place)] == ["engine", "timings"]
+
+
+def test_what_cannot_be_removed_is_a_failure(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "remove", _refuse)
+    code, out, err = run(place, "clear", "--yes")
+    assert code == 1
+    assert "removed 0 engines, 0 bytes" in out
+    assert err.count("stays: in use, or write-protected (used by another process)") == 4
+
+
+def test_leftovers_go_first_then_engines_then_timings() -> None:
+    def item(kind: upkeep.Kind, state: upkeep.State, days: int) -> Item:
+        return Item(kind, Path(f"{kind}-{state}-{days}"), state, 10, NOW - timedelta(days=days))
+
+    items = [
+        item("timings", "ready", 50),
+        item("engine", "ready", 1),
+        item("engine", "ready", 3),
+        item("build", "abandoned", 0),
+        item("build", "building", 9),
+    ]
+
+    def order(max_bytes: int) -> list[str]:
+        return [choice.item.folder.name for choice in select(items, Limits(max_bytes), NOW)]
+
+    assert order(50) == []
+    assert order(49) == ["build-abandoned-0"]
+    assert order(21) == ["build-abandoned-0", "engine-ready-3", "engine-ready-1"]
+    assert order(0) == ["build-abandoned-0", "engine-ready-3", "engine-ready-1", "timings-ready-50"]
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1_250_000, "1.25 MB"), (2_570_000_000, "2.57 GB")]
+)
+def test_sizes_for_people(size_bytes: int, text: str) -> None:
+    assert size_text(size_bytes) == text
