@@ -13,6 +13,9 @@ Length = Literal["audio", "video", "shortest"]
 Extend = Literal["loop", "hold"]
 Build = Literal["now", "background"]
 
+PROVIDER_CHOICES = ("auto", "tensorrt", "rtx", "cuda", "cpu")
+"""What `--provider` takes: best first, after the choice to leave it to us."""
+
 
 def option(default: Any, help_text: str, **limits: Any) -> Any:
     """A dataclass field that carries its own help and limits (`minimum`, `maximum`, `choices`)."""
@@ -25,14 +28,33 @@ def check_limits(options: Any) -> None:
         value, limits = getattr(options, spec.name), spec.metadata
         if value is None:
             continue
-        name = spec.name.replace("_", "-")
+        name = flag_name(spec.name)
         if "choices" in limits and value not in limits["choices"]:
-            raise InputError(f"--{name} {value}: not one of {', '.join(limits['choices'])}")
+            raise InputError(f"{name} {value}: not one of {', '.join(limits['choices'])}")
         if ("minimum" in limits and not value >= limits["minimum"]) or (
             "maximum" in limits and not value <= limits["maximum"]
         ):
             bounds = f"{limits.get('minimum', '-∞')} to {limits.get('maximum', '∞')}"
-            raise InputError(f"--{name} {value}: outside {bounds}")
+            raise InputError(f"{name} {value}: outside {bounds}")
+
+
+def flag_name(field_name: str) -> str:
+    """The command line's name of an option, e.g. "--max-windows"."""
+    return "--" + field_name.replace("_", "-")
+
+
+def command_line(options: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]:
+    """The flags that give the dataclass instance `options` again; what has its default is left out."""
+    words: list[str] = []
+    for spec in fields(options):
+        value = getattr(options, spec.name)
+        if spec.name in leave_out or value == spec.default:
+            continue
+        if isinstance(value, bool):
+            words.append(flag_name(spec.name) if value else spec.metadata["off"])
+        else:
+            words += [flag_name(spec.name), str(value)]
+    return words
 
 
 @dataclass(frozen=True, slots=True)

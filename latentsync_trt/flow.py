@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from queue import Empty, Full, Queue
 from typing import TypeVar
 
@@ -76,10 +77,25 @@ def _get(queue: Queue[T | _End], thread: threading.Thread) -> T | _End:
                 return _End()
 
 
-class StageClock:
-    """Seconds each stage was busy. Stages run in threads of their own, so their times overlap and do not add up."""
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One time that a stage was busy; `start_s` on `time.perf_counter`'s scale."""
 
-    def __init__(self) -> None:
+    stage: str
+    thread: str
+    start_s: float
+    busy_s: float
+
+
+class StageClock:
+    """Seconds each stage was busy. Stages run in threads of their own, so their times overlap and do not add up.
+
+    Args:
+        on_span: told of every single time, from the stage's own thread.
+    """
+
+    def __init__(self, on_span: Callable[[Span], None] | None = None) -> None:
+        self._on_span = on_span
         self._busy_s: dict[str, float] = {}
         self._frames: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -95,6 +111,8 @@ class StageClock:
             with self._lock:
                 self._busy_s[stage] = self._busy_s.get(stage, 0.0) + elapsed
                 self._frames[stage] = self._frames.get(stage, 0) + frames
+            if self._on_span is not None:
+                self._on_span(Span(stage, threading.current_thread().name, start, elapsed))
 
     def measured(self, stage: str, source: Iterable[T]) -> Generator[T, None, None]:
         """Counts the time `source` takes to make each item for `stage`."""

@@ -5,7 +5,8 @@ depends on the size of a picture and of a window, not on the length of the clip.
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 
 from latentsync_trt.audio.encoder import SpeechStream, encode_audio
 from latentsync_trt.bundle import DEMO_NAME, Bundle
-from latentsync_trt.config import MODEL_FPS, SyncOptions
+from latentsync_trt.config import MODEL_FPS, RuntimeOptions, SyncOptions
 from latentsync_trt.diffusion.inpainting import Inpainter
 from latentsync_trt.diffusion.loop import initial_noise
 from latentsync_trt.diffusion.plan import cache_plan
@@ -33,7 +34,7 @@ from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import frames_in
 from latentsync_trt.media.writer import VideoWriter, check_output_path
-from latentsync_trt.runtime.networks import Networks
+from latentsync_trt.runtime.networks import Networks, graphs_for
 from latentsync_trt.runtime.providers import select_provider
 from latentsync_trt.types import (
     AlignedFace,
@@ -52,6 +53,9 @@ ProgressCallback = Callable[[Progress], None]
 # Pictures that wait between two stages: enough to even out their pace, few enough for 4K in little memory.
 _QUEUE_DEPTH = 4
 
+# Where networks take turns in memory, each stays for so many windows before the next is loaded.
+_WINDOWS_IN_TURN = 4
+
 
 @dataclass(slots=True, eq=False)
 class _Job:
@@ -68,20 +72,66 @@ class _Job:
 
 
 class LipSync:
-    """A bundle on a provider, ready to sync any number of clips; sessions open once and stay."""
+    """A bundle on a provider, ready to sync any number of clips; sessions open once and stay until `close`."""
 
     def __init__(self, networks: Networks) -> None:
         self._networks = networks
         self._own_detector: FaceDetector | None = None
 
     @classmethod
-    def from_bundle(cls, path: str | Path, provider: str = "auto") -> Self:
-        """Opens the bundle in folder `path` on `provider` ("auto", "tensorrt", "cuda", "cpu").
+    def from_bundle(
+        cls,
+        path: str | Path,
+        provider: str = "auto",
+        options: RuntimeOptions | None = None,
+        *,
+        on_notice: Callable[[str], None] | None = None,
+    ) -> Self:
+        """Opens the bundle in folder `path`.
+
+        Args:
+            provider: "tensorrt", "rtx", "cuda" or "cpu" is a demand; "auto" takes the best that can run the bundle.
+            options: how engines are made, kept and run.
+            on_notice: told at once, in a sentence, what else only the report would say: engines being built and the
+                like. Called from any thread.
 
         Raises:
             BundleError: damaged, edited, incomplete or too new. ProviderUnavailable: a named provider does not load.
+            InputError: `options` ask for what bundle or provider do not have. OutputError: no folder for the profile.
         """
-        return cls(Networks(Bundle.load(Path(path)), select_provider(provider)))
+        options = options or RuntimeOptions()
+        selection = select_provider(provider, options.device)
+        bundle = Bundle.load(Path(path))
+        return cls(Networks(bundle, selection, options, may_pass_over=provider == "auto", on_notice=on_notice))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> tuple[Path, ...]:
+        """Frees all sessions and ends a build in the background; returns the files of the profile, if any.
+
+        Raises:
+            OutputError: the profile cannot be written.
+        """
+        return self._networks.close()
+
+    def warm_up(self, options: SyncOptions | None = None) -> None:
+        """Builds and opens what clips with `options` need, and runs each network once. Raises as `sync`."""
+        graphs = _graphs_for(options or SyncOptions())
+        self._networks.prepare(graphs)
+        self._networks.warm_up(graphs)
+
+    @property
+    def building(self) -> bool:
+        """Whether engines are being built in the background."""
+        return self._networks.building
+
+    def wait_for_build(self) -> str:
+        """Waits for engines that are built in the background; returns what went wrong, empty if nothing."""
+        return self._networks.wait_for_build()
 
     def encode_audio(self, path: str | Path) -> AudioFeatures:
         """What the network hears of a whole recording; see `AudioFeatures`.
@@ -89,7 +139,7 @@ class LipSync:
         Raises:
             MediaError: the file has no sound that can be read. InputError: its samples are not finite numbers.
         """
-        return encode_audio(lambda: read_audio_blocks(Path(path)), self._networks.session("audio_encoder"))
+        return encode_audio(lambda: read_audio_blocks(Path(path)), self._networks.hear)
 
     def sync(
         self,
@@ -111,6 +161,7 @@ class LipSync:
         Raises:
             InputError: a file or option cannot be used. NoFaceError: no face in the whole video.
             OutputError: the result cannot be written. InferenceError, EngineBuildError: the provider failed.
+            OutOfMemory: even one network alone is too much for the device.
             Whatever is raised, no output is left behind.
         """
         run = _Run(self._networks, Path(video), Path(audio), Path(output), options or SyncOptions())
@@ -132,11 +183,11 @@ class _Run:
         self._options = options
         self._info: VideoInfo = probe(video)
         self._mask = mouth_mask(networks.bundle.manifest.resolution_px)
-        self._clock = StageClock()
-        with self._clock.measure("hear", frames=0):
-            self._speech = SpeechStream(lambda: read_audio_blocks(audio), networks.session("audio_encoder"))
+        self._clock = StageClock(networks.on_span)
+        self._speech = self._open_networks_and_listen()
         self._frames_with_face = 0
         self._windows = 0
+        self._waiting: list[Window[_Job]] = []
 
     def execute(self, detector: FaceDetector, noise: Float32Array | None, on_progress: ProgressCallback) -> SyncReport:
         """Runs all stages; the last one, encoding, in this thread."""
@@ -158,7 +209,19 @@ class _Run:
                     "and be at least 50 px wide and 80 px high"
                 )
             on_progress(Progress("finishing", count, total))
-        return self._report(count, perf_counter() - start, (*notices, *writer.notices))
+        return self._report(count, perf_counter() - start, (*notices, *self._networks.take_notices(), *writer.notices))
+
+    def _open_networks_and_listen(self) -> SpeechStream:
+        with ThreadPoolExecutor(1, thread_name_prefix="open") as opener:
+            opening = opener.submit(self._open_networks)
+            with self._clock.measure("hear", frames=0):
+                speech = SpeechStream(lambda: read_audio_blocks(self._audio), self._networks.hear)
+            opening.result()
+        return speech
+
+    def _open_networks(self) -> None:
+        with self._clock.measure("open", frames=0):
+            self._networks.prepare(_graphs_for(self._options))
 
     def _read(self) -> Generator[Frame, None, None]:
         frames = read_frames(
@@ -196,18 +259,28 @@ class _Run:
             for job in jobs:
                 queue.append(job)
                 job.done = job.track_id is None
-                self._paint_windows(planner.push(job, job.track_id), inpainter)
+                self._waiting += planner.push(job, job.track_id)
+                if len(self._waiting) >= (_WINDOWS_IN_TURN if self._networks.low_memory else 1):
+                    self._paint_waiting(inpainter)
                 yield from _ready(queue)
-            self._paint_windows(planner.finish(), inpainter)
+            self._waiting += planner.finish()
+            self._paint_waiting(inpainter)
             yield from _ready(queue)
 
-    def _paint_windows(self, windows: Iterable[Window[_Job]], inpainter: Inpainter) -> None:
-        for window in windows:
-            with self._clock.measure("paint", frames=window.count_new):
-                faces = np.stack([job.face.image for job in window.items if job.face is not None])
-                heard = self._speech.windows([job.frame.index for job in window.items])
-                painted = inpainter.paint(faces, heard)
-            self._windows += 1
+    def _paint_waiting(self, inpainter: Inpainter) -> None:
+        windows, self._waiting = self._waiting, []
+        self._networks.between_windows()
+        with self._clock.measure("paint", frames=sum(window.count_new for window in windows)):
+            inputs = [
+                (
+                    np.stack([job.face.image for job in window.items if job.face is not None]),
+                    self._speech.windows([job.frame.index for job in window.items]),
+                )
+                for window in windows
+            ]
+            results = inpainter.paint(inputs)
+        self._windows += len(windows)
+        for window, painted in zip(windows, results, strict=True):
             for position in window.used:
                 window.items[position].painted = painted[position]
                 window.items[position].done = True
@@ -270,8 +343,13 @@ class _Run:
             duration_s=frames / MODEL_FPS,
             wall_s=wall_s,
             stages=self._clock.times(),
+            engines=self._networks.times(),
             notices=notices,
         )
+
+
+def _graphs_for(options: SyncOptions) -> tuple[str, ...]:
+    return graphs_for(guidance=options.guidance, full_steps_only=options.cache_interval == 1)
 
 
 def _ready(queue: deque[_Job]) -> Generator[_Job, None, None]:

@@ -146,6 +146,26 @@ class StageTime:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineTime:
+    """What one engine cost since it was opened.
+
+    `placed`: share of the graph's nodes that run on `provider`; `build_s`: seconds that building took, now (`built`) or
+    when it was put into the cache; `open_s`: seconds until it was ready, without building; `first_ms`, `mean_ms`: the
+    first run, and the mean of all others (of the first, where there are none).
+    """
+
+    graph: str
+    provider: str
+    placed: float
+    built: bool
+    build_s: float
+    open_s: float
+    runs: int
+    first_ms: float
+    mean_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """A running count for whoever shows it: `done` of `total` (None if not known) output frames have left `stage`."""
 
@@ -167,4 +187,5 @@ class SyncReport:
     duration_s: float
     wall_s: float
     stages: tuple[StageTime, ...]
+    engines: tuple[EngineTime, ...]
     notices: tuple[str, ...]

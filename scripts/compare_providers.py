@@ -1,8 +1,10 @@
 """Runs a bundle's denoising loop and VAE on two providers with the same inputs and prints how far apart they are.
 
-    python scripts/compare_providers.py BUNDLE [--provider cuda] [--reference cpu] [--steps 20] [--json FILE]
+    python scripts/compare_providers.py BUNDLE [--provider cuda] [--reference cpu] [--reference-bundle FP32_BUNDLE]
+        [--steps 20] [--repeats 5] [--json FILE]
 
-Random inputs, never zeros. The row it writes holds versions, GPU, distances in dB and relative, and median times.
+Random inputs, never zeros. The reference may be another bundle of the same networks, in float32 as a rule. The row it
+writes holds versions, GPU, distances in dB and relative, and median times.
 """
 
 import argparse
@@ -26,7 +28,6 @@ from latentsync_trt.runtime.providers import select_provider
 
 SEED = 11
 GUIDANCE = 1.5
-REPEATS = 5
 
 
 def main() -> None:
@@ -34,34 +35,34 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--provider", default="cuda")
     parser.add_argument("--reference", default="cpu")
+    parser.add_argument("--reference-bundle", type=Path)
+    parser.add_argument("--repeats", type=int, default=5, help="timed runs of --provider; the reference runs once")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     bundle = Bundle.load(arguments.bundle)
-    results = {
-        name: results_of(Networks(bundle, select_provider(name)), arguments.steps)
-        for name in (arguments.reference, arguments.provider)
-    }
-    reference, ours = results[arguments.reference], results[arguments.provider]
+    other = Bundle.load(arguments.reference_bundle) if arguments.reference_bundle else bundle
+    reference = results_of(Networks(other, select_provider(arguments.reference)), arguments.steps, 0)
+    ours = results_of(Networks(bundle, select_provider(arguments.provider)), arguments.steps, arguments.repeats)
     row = {
         "bundle": bundle.manifest.name,
         "resolution_px": bundle.manifest.resolution_px,
         "precision": bundle.manifest.precision,
         "provider": arguments.provider,
-        "reference": arguments.reference,
+        "reference": f"{arguments.reference} {other.manifest.precision}",
         "steps": arguments.steps,
         "onnxruntime": onnxruntime.__version__,
         "python": platform.python_version(),
         "gpu": gpu_name(),
         "distances": {name: distance(reference[0][name], ours[0][name]) for name in reference[0]},
-        "median_ms": {arguments.reference: reference[1], arguments.provider: ours[1]},
+        "median_ms": ours[1],
     }
     print(json.dumps(row, indent=2))
     if arguments.json:
         arguments.json.write_text(json.dumps(row, indent=2) + "\n")
 
 
-def results_of(networks: Networks, steps: int) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+def results_of(networks: Networks, steps: int, repeats: int) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """Outputs by name, and median milliseconds by what was timed."""
     manifest = networks.bundle.manifest
     rng = np.random.default_rng(SEED)
@@ -80,13 +81,14 @@ def results_of(networks: Networks, steps: int) -> tuple[dict[str, np.ndarray], d
     for name, call in calls.items():
         outputs[name] = call()
         durations = []
-        for _ in range(REPEATS):
+        for _ in range(repeats):
             start = time.perf_counter()
             again = call()
             durations.append(1000 * (time.perf_counter() - start))
-        if not np.allclose(again, outputs[name], rtol=0, atol=1e-2 * np.abs(again).max()):
-            raise SystemExit(f"{name}: the second run differs from the first")
-        times[name] = statistics.median(durations)
+            if not np.allclose(again, outputs[name], rtol=0, atol=1e-2 * np.abs(again).max()):
+                raise SystemExit(f"{name}: another run differs from the first")
+        if durations:
+            times[name] = statistics.median(durations)
     return outputs, times
 
 

@@ -25,14 +25,14 @@ class Echo:
     def __init__(self) -> None:
         self.runs = 0
 
-    def run(self, inputs: dict[str, Float32Array]) -> tuple[Float32Array]:
-        (mel,) = inputs["mel"]
+    def __call__(self, segment: Float32Array) -> Float32Array:
+        (mel,) = segment
         assert mel.shape == (80, SEGMENT_FRAMES)
         features = np.zeros((1, SEGMENT_FRAMES // 2, LAYERS, WIDTH), np.float32)
         features[0, :, :, 0] = (self.runs * SEGMENT_FRAMES // 2 + np.arange(SEGMENT_FRAMES // 2))[:, None]
         features[0, :, :, 1] = mel.mean(axis=0)[::2, None]
         self.runs += 1
-        return (features,)
+        return features
 
 
 def noise(samples: int) -> Float32Array:
@@ -93,9 +93,9 @@ def test_what_is_no_recording_is_refused(samples: Float32Array) -> None:
     ],
 )
 def test_lengths(samples: int, runs: int, features: int, frames: int) -> None:
-    session = Echo()
-    heard = encode_audio(lambda: [noise(samples)], session)  # type: ignore[arg-type]
-    assert session.runs == runs
+    hear = Echo()
+    heard = encode_audio(lambda: [noise(samples)], hear)
+    assert hear.runs == runs
     assert heard.features.shape == (features, LAYERS, WIDTH)
     assert heard.windows.shape == (frames, 10 * LAYERS, WIDTH)
     assert heard.duration_s == Fraction(samples, 16000)
@@ -112,20 +112,20 @@ def test_frames_hear_around_themselves_and_the_ends_repeat() -> None:
 
 def test_windows_on_demand_are_those_of_the_whole() -> None:
     recording = noise(16000 * 65)
-    whole = encode_audio(lambda: [recording], Echo())  # type: ignore[arg-type]
-    session = Echo()
-    stream = SpeechStream(lambda: [recording], session)  # type: ignore[arg-type]
-    assert session.runs == 0
+    whole = encode_audio(lambda: [recording], Echo())
+    hear = Echo()
+    stream = SpeechStream(lambda: [recording], hear)
+    assert hear.runs == 0
     for start in range(0, stream.frame_count, 16):
         frames = [min(start + offset, stream.frame_count - 1) for offset in range(16)]
         assert np.array_equal(stream.windows(frames), whole.windows[frames])
-    assert session.runs == 3
+    assert hear.runs == 3
     assert np.array_equal(stream.windows([10**6])[0], stream.windows([stream.frame_count + 5])[0])
 
 
 def test_no_samples_are_refused() -> None:
     with pytest.raises(InputError, match="no samples"):
-        SpeechStream(list, Echo())  # type: ignore[arg-type]
+        SpeechStream(list, Echo())
 
 
 def test_features_of_real_speech(assets: Path, reference: Path) -> None:
@@ -134,14 +134,13 @@ def test_features_of_real_speech(assets: Path, reference: Path) -> None:
 
     network = load_whisper(reference / "small" / "whisper.pt", torch.float32)
 
-    class Encoder:
-        def run(self, inputs: dict[str, Float32Array]) -> tuple[Float32Array]:
-            with torch.no_grad():
-                return (network(torch.from_numpy(inputs["mel"])).numpy(),)
+    def hear(mel: Float32Array) -> Float32Array:
+        with torch.no_grad():
+            return np.asarray(network(torch.from_numpy(mel)).numpy())
 
     with wave.open(str(assets / "demo1_audio.wav")) as recording:
         samples = np.frombuffer(recording.readframes(recording.getnframes()), np.int16) / np.float32(32768)
-    heard = encode_audio(lambda: [samples.astype(np.float32)], Encoder())  # type: ignore[arg-type]
+    heard = encode_audio(lambda: [samples.astype(np.float32)], hear)
     recorded = np.load(reference / "small" / "whisper_io.npz")
     assert heard.features.shape == recorded["features"].shape
     scale = np.abs(recorded["features"]).max()

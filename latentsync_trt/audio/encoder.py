@@ -8,7 +8,6 @@ import numpy as np
 from latentsync_trt.audio.mel import MEL_BANDS, MEL_FRAMES_PER_S, SAMPLE_RATE_HZ, log_power_blocks, scaled
 from latentsync_trt.audio.windows import FEATURES_PER_S, audio_windows, frame_count, heard_positions
 from latentsync_trt.errors import InputError
-from latentsync_trt.runtime.session import Session
 from latentsync_trt.types import AudioFeatures, Float32Array
 
 SEGMENT_FRAMES = 30 * MEL_FRAMES_PER_S
@@ -21,6 +20,7 @@ _SEGMENT_FEATURES = SEGMENT_FRAMES // _MEL_FRAMES_PER_FEATURE
 _SEGMENTS_KEPT = 2
 
 OpenPieces = Callable[[], Iterable[Float32Array]]
+Hear = Callable[[Float32Array], Float32Array]
 
 
 class SpeechStream:
@@ -30,13 +30,13 @@ class SpeechStream:
 
     Args:
         open_pieces: opens the recording: float32 `(samples,)` pieces, mono, 16 kHz, full scale ±1. Called twice.
-        session: `audio_encoder.onnx`: `mel (1, 80, 3000)` → `features (1, 1500, L, D)`.
+        hear: the audio encoder: `mel (1, 80, 3000)` → `features (1, 1500, L, D)`, float32.
 
     Raises:
         InputError: the recording has no samples.
     """
 
-    def __init__(self, open_pieces: OpenPieces, session: Session) -> None:
+    def __init__(self, open_pieces: OpenPieces, hear: Hear) -> None:
         pieces = _Counted(open_pieces())
         peak, mel_frames = float("-inf"), 0
         for block in log_power_blocks(pieces):
@@ -45,7 +45,7 @@ class SpeechStream:
             raise InputError("the recording has no samples")
         self.duration_s = Fraction(pieces.samples, SAMPLE_RATE_HZ)
         self.feature_count = mel_frames // _MEL_FRAMES_PER_FEATURE
-        self._session = session
+        self._hear = hear
         self._segments = _segments(scaled(block, peak) for block in log_power_blocks(open_pieces()))
         self._features: dict[int, Float32Array] = {}
 
@@ -77,14 +77,14 @@ class SpeechStream:
     def _segment(self, index: int) -> Float32Array:
         while index not in self._features:
             newest = max(self._features, default=-1) + 1
-            self._features[newest] = self._session.run({"mel": next(self._segments)[None]})[0][0]
+            self._features[newest] = self._hear(next(self._segments)[None])[0]
             self._features.pop(newest - _SEGMENTS_KEPT, None)
         return self._features[index]
 
 
-def encode_audio(open_pieces: OpenPieces, session: Session) -> AudioFeatures:
+def encode_audio(open_pieces: OpenPieces, hear: Hear) -> AudioFeatures:
     """Features and per-frame windows of a whole recording at once; arguments and errors as `SpeechStream`."""
-    stream = SpeechStream(open_pieces, session)
+    stream = SpeechStream(open_pieces, hear)
     features = stream.all_features()
     return AudioFeatures(features, audio_windows(features, stream.duration_s), stream.duration_s)
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from latentsync_trt.config import PROVIDER_CHOICES, flag_name
 from latentsync_trt.errors import InputError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -25,6 +26,24 @@ def options_from(cls: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callable
     return decorate
 
 
+def bundle_option(function: F) -> F:
+    """`--bundle`, as every command means it."""
+    return click.option(
+        "--bundle", help="An exported model: path, name below checkpoints/, or demo.  [default: newest, else demo]"
+    )(function)
+
+
+def provider_option(function: F) -> F:
+    """`--provider`, as every command means it."""
+    return click.option(
+        "--provider",
+        type=click.Choice(PROVIDER_CHOICES),
+        default="auto",
+        show_default=True,
+        help="What runs the graphs; a named one is a demand.",
+    )(function)
+
+
 def _fields_of(cls: type[Any], values: dict[str, Any]) -> dict[str, Any]:
     """Those of `values` that are fields of `cls`."""
     names = {spec.name for spec in dataclasses.fields(cls)}
@@ -40,7 +59,7 @@ def build(cls: type[Any], values: dict[str, Any]) -> Any:
 
 
 def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
-    flag = "--" + spec.name.replace("_", "-")
+    flag = flag_name(spec.name)
     limits = spec.metadata
     common = {"help": limits["help"], "default": spec.default, "show_default": spec.default is not None}
     if bool in {hint, *typing.get_args(hint)}:

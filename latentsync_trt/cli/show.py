@@ -22,6 +22,14 @@ class _RateColumn(ProgressColumn):
         return Text(f"{task.speed:.1f} frames/s" if task.speed else "", style="progress.data.speed")
 
 
+STDERR = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """A line on stderr, above a progress bar if one is shown. Any thread may call it."""
+    STDERR.print(text, markup=False)
+
+
 @contextmanager
 def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback | None]:
     """A bar on stderr with stage, frames/s and time left; yields the callback that moves it, None if hidden."""
@@ -35,7 +43,7 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback | None]:
         _RateColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), expand=True, transient=True) as bar:
+    with Progress(*columns, console=STDERR, expand=True, transient=True) as bar:
         task = bar.add_task("starting", total=None)
 
         def move(progress: StageProgress) -> None:

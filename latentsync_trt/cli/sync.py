@@ -1,14 +1,15 @@
 """`latentsync-trt sync`: a video and a recording in, the lip-synced video out."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from latentsync_trt.cli.options import build, options_from
-from latentsync_trt.config import SyncOptions
+from latentsync_trt.cli.options import build, bundle_option, options_from, provider_option
+from latentsync_trt.config import RuntimeOptions, SyncOptions
 
-PROVIDER_CHOICES = ("auto", "tensorrt", "cuda", "cpu")
+if TYPE_CHECKING:
+    from latentsync_trt.pipeline import LipSync
 
 
 @click.command("sync")
@@ -22,13 +23,10 @@ PROVIDER_CHOICES = ("auto", "tensorrt", "cuda", "cpu")
     type=click.Path(path_type=Path),
     help="Where to write (.mp4, .mov, .mkv).  [default: <video>-synced beside the video]",
 )
-@click.option(
-    "--bundle", help="An exported model: path, name below checkpoints/, or demo.  [default: newest, else demo]"
-)
-@click.option(
-    "--provider", type=click.Choice(PROVIDER_CHOICES), default="auto", show_default=True, help="What runs the graphs."
-)
+@bundle_option
+@provider_option
 @options_from(SyncOptions)
+@options_from(RuntimeOptions)
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the report, or the error, to stdout.")
 def command(
@@ -43,18 +41,35 @@ def command(
 ) -> None:
     """Lip-sync VIDEO to AUDIO."""
     from latentsync_trt.bundle import find_bundle
-    from latentsync_trt.cli.show import progress_bar, show_report
+    from latentsync_trt.cli.show import progress_bar, say, show_report
     from latentsync_trt.pipeline import LipSync
 
-    options = build(SyncOptions, fields)
+    options, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
     target = output or default_output(video, lossless=options.lossless)
     folder, why = find_bundle(bundle)
-    if not (quiet or as_json):
-        click.echo(f"bundle {folder.name} ({why})", err=True)
-    with progress_bar(hidden=quiet or as_json) as on_progress:
-        lip_sync = LipSync.from_bundle(folder, provider)
-        report = lip_sync.sync(video, audio, target, options, on_progress=on_progress)
-    show_report(report, quiet=quiet, as_json=as_json)
+    silent = quiet or as_json
+    if not silent:
+        say(f"bundle {folder.name} ({why})")
+    on_notice = None if silent else say
+    with LipSync.from_bundle(folder, provider, runtime, on_notice=on_notice) as lip_sync:
+        with progress_bar(hidden=silent) as on_progress:
+            report = lip_sync.sync(video, audio, target, options, on_progress=on_progress)
+        show_report(report, quiet=quiet, as_json=as_json)
+        _wait_for_build(lip_sync, silent=silent)
+        for path in lip_sync.close():
+            if not silent:
+                say(f"profile: {path}")
+
+
+def _wait_for_build(lip_sync: "LipSync", *, silent: bool) -> None:
+    """The next run is to start with the engines that this one began to build."""
+    from latentsync_trt.cli.show import say
+
+    if lip_sync.building and not silent:
+        say("engines for the next run are still being built; Ctrl-C stops that, the output is complete")
+    problem = lip_sync.wait_for_build()
+    if problem and not silent:
+        say(f"building engines failed: {problem}")
 
 
 def default_output(video: Path, *, lossless: bool) -> Path:

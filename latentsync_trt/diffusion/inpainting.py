@@ -1,5 +1,6 @@
-"""What happens to one window of faces: encode, denoise, decode."""
+"""What happens to windows of faces: encode, denoise, decode."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,7 +25,7 @@ class ImageCodec(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inpainter:
-    """Paints the mouths of a window of aligned faces to go with its speech.
+    """Paints the mouths of aligned faces to go with their speech.
 
     `mask (H, W)` float32, 1 = kept; `latent_mask (h, w)` float32; `noise (1, 4, 1, h, w)` float32, the same for every
     window of a run; `schedule` and `plan` (True = full step) as long as there are steps.
@@ -39,23 +40,27 @@ class Inpainter:
     schedule: tuple[Step, ...]
     plan: tuple[bool, ...]
 
-    def paint(self, faces: UInt8Array, audio: Float32Array) -> Float32Array:
-        """Generated faces, float32 `(F, H, W, 3)`, about [−1, 1].
+    def paint(self, windows: Sequence[tuple[UInt8Array, Float32Array]]) -> list[Float32Array]:
+        """Generated faces of each window, float32 `(F, H, W, 3)`, about [−1, 1].
+
+        All windows go through one network before any goes through the next, so that networks can take turns in memory.
 
         Args:
-            faces: uint8 `(F, H, W, 3)` RGB, aligned. audio: float32 `(F, S, D)`, what each frame hears.
+            windows: aligned faces, uint8 `(F, H, W, 3)` RGB, and what each frame hears, float32 `(F, S, D)`.
         """
+        told = [self._conditioning(faces) for faces, _ in windows]
+        latents = [self._denoise(known, audio) for known, (_, audio) in zip(told, windows, strict=True)]
+        return [self._decode(window) for window in latents]
+
+    def _conditioning(self, faces: UInt8Array) -> Float32Array:
         images = np.ascontiguousarray(faces.transpose(0, 3, 1, 2), np.float32) / np.float32(127.5) - np.float32(1)
         masked = self.codec.encode(images * self.mask)
         reference = self.codec.encode(images)
-        latents = denoise(
-            self.denoiser,
-            self.noise,
-            conditioning(self.latent_mask, masked[None], reference[None]),
-            audio[None],
-            self.guidance,
-            self.schedule,
-            self.plan,
-        )
+        return conditioning(self.latent_mask, masked[None], reference[None])
+
+    def _denoise(self, known: Float32Array, audio: Float32Array) -> Float32Array:
+        return denoise(self.denoiser, self.noise, known, audio[None], self.guidance, self.schedule, self.plan)
+
+    def _decode(self, latents: Float32Array) -> Float32Array:
         decoded = self.codec.decode(np.ascontiguousarray(latents[0].transpose(1, 0, 2, 3)))
         return decoded.transpose(0, 2, 3, 1)

@@ -20,6 +20,10 @@ from latentsync_trt.export.whisper import WhisperConfig, WhisperEncoder
 
 AUDIO_POSITIONS_PER_FRAME = 10
 _MOST_SEGMENTS = 8
+
+# The VAE's features of one image at 512 px take half a gigabyte in half precision; more images at once are not faster.
+_MOST_IMAGES = 4
+
 _SEED = 20
 _TIMESTEP = 501
 _GUIDANCE = 1.5
@@ -81,7 +85,8 @@ def _audio_plan(whisper: WhisperEncoder, options: ExportOptions) -> GraphPlan:
 def _vae_plans(vae: Any, options: ExportOptions) -> list[GraphPlan]:
     size_px = options.resolution_px
     latent_px = size_px // PIXELS_PER_LATENT
-    spans = {"images": DimensionRange(1, options.frames, options.frames * options.max_windows)}
+    usual = _images_at_once(options.frames)
+    spans = {"images": DimensionRange(1, usual, options.frames * options.max_windows)}
 
     def image(count: int) -> Inputs:
         return {"image": _random(count, 3, size_px, size_px).tanh()}
@@ -91,9 +96,14 @@ def _vae_plans(vae: Any, options: ExportOptions) -> list[GraphPlan]:
 
     used = spans if options.dynamic else {}
     return [
-        _batched("vae_encoder", "vae", VaeEncoder(vae), image, "latent", used, static_count=options.frames),
-        _batched("vae_decoder", "vae", VaeDecoder(vae), latent, "image", used, static_count=options.frames),
+        _batched("vae_encoder", "vae", VaeEncoder(vae), image, "latent", used, static_count=usual),
+        _batched("vae_decoder", "vae", VaeDecoder(vae), latent, "image", used, static_count=usual),
     ]
+
+
+def _images_at_once(frames: int) -> int:
+    """The largest part of a window that is no more than `_MOST_IMAGES`, so that windows divide without a rest."""
+    return max(count for count in range(1, _MOST_IMAGES + 1) if frames % count == 0)
 
 
 def _batched(

@@ -67,10 +67,10 @@ class GraphDenoiser:
             for name, array in fixed.items():
                 self._values[name].update_inplace(np.ascontiguousarray(array))
         else:
-            self.unbind()
+            self.release()
             self._values = {name: self._upload(array) for name, array in fixed.items()}
             self._states = [{name: self._upload(np.zeros_like(latents)) for name in _STATE} for _ in range(2)]
-            self._hidden, self._suffix = None, suffix
+            self._suffix = suffix
         self._current = 0
         self._states[0]["latents"].update_inplace(np.ascontiguousarray(latents))
         self._states[0]["history"].update_inplace(np.zeros_like(latents))
@@ -93,7 +93,7 @@ class GraphDenoiser:
         if not cached and self._hidden is None:
             # The first full step let the provider allocate `hidden`, whose shape only the graph knows.
             self._hidden = binding.get_outputs()[_names(session.outputs).index("hidden")]
-            self.unbind()
+            self._bindings.clear()
         if self._copier is None:
             self._current = 1 - self._current
         else:
@@ -104,9 +104,10 @@ class GraphDenoiser:
         # A copy: on the CPU the array is a view of a buffer that goes with this object.
         return np.array(self._states[self._current]["latents"].numpy(), np.float32)
 
-    def unbind(self) -> None:
-        """Lets go of the sessions, so that their memory can be freed; the buffers stay."""
+    def release(self) -> None:
+        """Lets go of the sessions and of what lies in their memory, so that it can be freed; `begin` comes next."""
         self._bindings.clear()
+        self._hidden = None
 
     def _upload(self, array: Array) -> Any:
         # `.copy()`: on the CPU an OrtValue is a view of the array it is made from, and would change the caller's data.

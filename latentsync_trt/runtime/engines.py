@@ -3,26 +3,30 @@
 import hashlib
 import json
 import platform
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from latentsync_trt.bundle import Bundle, DimensionRange
+from latentsync_trt.bundle import Bundle, DimensionRange, Manifest
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutputError
 from latentsync_trt.runtime.cache import Engine, EngineCache
 from latentsync_trt.runtime.keys import EngineKey
 from latentsync_trt.runtime.libraries import rtx_version, tensorrt_version
 from latentsync_trt.runtime.options import CudaOptions, RtxOptions, TensorRTOptions
-from latentsync_trt.runtime.profiles import InputShapes, dimension_ranges, input_shapes
+from latentsync_trt.runtime.profiles import InputShapes, check_sizes, dimension_ranges, input_shapes
 from latentsync_trt.runtime.providers import ORT_NAMES, Selection, rtx_devices
 from latentsync_trt.runtime.recipes import OptimisedGraph, Place, Recipe, RtxEngine, TensorRTEngine
 from latentsync_trt.runtime.session import Session
+from latentsync_trt.runtime.store import SHARED_FOLDER
+from latentsync_trt.types import EngineTime
 
 Notice = Callable[[str], None]
 
-SHARED_FOLDER = ".shared"
-"""Below the cache: kernel timings, which outlive engines and are of use to all of one GPU."""
+COMPILING_PROVIDERS = ("tensorrt", "rtx")
+"""Those whose builds take minutes."""
 
 PLACED_FLOOR = {"tensorrt": 0.9, "rtx": 0.9, "cuda": 0.9, "cpu": 1.0}
 """Smallest share of a graph's nodes that must be on the provider which was chosen. Below it the run would be slower
@@ -31,12 +35,31 @@ than its name says: copies between devices cost more than the nodes."""
 
 @dataclass(frozen=True, slots=True)
 class OpenedEngine:
-    """A session, the share of its nodes on the chosen provider, and whether it had to be built."""
+    """A session, the share of its nodes on the chosen provider, whether it was built for this, and the seconds that
+    building (then or earlier) and opening took; `size_bytes` of its files, 0 if it was kept nowhere."""
 
     session: Session
     placed: float
     built: bool
     build_s: float
+    open_s: float
+    size_bytes: int
+
+    def times(self, graph: str, provider: str) -> EngineTime:
+        """What it cost so far."""
+        session = self.session
+        later = session.runs - 1
+        return EngineTime(
+            graph=graph,
+            provider=provider,
+            placed=self.placed,
+            built=self.built,
+            build_s=self.build_s,
+            open_s=self.open_s,
+            runs=session.runs,
+            first_ms=1000 * session.first_run_s,
+            mean_ms=1000 * (session.later_runs_s / later if later > 0 else session.first_run_s),
+        )
 
 
 class Engines:
@@ -60,6 +83,7 @@ class Engines:
         self.ranges = dimension_ranges(bundle.manifest, options)
         self.cuda_graph = self._uses_cuda_graph()
         self._notice = on_notice
+        self._building = threading.Lock()
 
     @property
     def fixed(self) -> bool:
@@ -95,12 +119,11 @@ class Engines:
             EngineBuildError, OutOfMemory: the provider cannot compile the graph. OutputError: the cache cannot be
             written.
         """
-        key, recipe = self.key(graph), self._recipe(graph)
-        place = self._place(graph, key)
-        return self.cache.obtain(key, lambda folder: recipe.make(place, folder), force=force)
+        key = self.key(graph)
+        return self.cache.obtain(key, self._maker(graph, key), force=force)
 
-    def open(self, graph: str, profile_prefix: Path | None = None) -> OpenedEngine:
-        """A session of a graph, built first if the cache lacks it.
+    def open(self, graph: str, *, force: bool = False, profile_prefix: Path | None = None) -> OpenedEngine:
+        """A session of a graph, built first if the cache lacks it; `force` builds anyway.
 
         Where the cache cannot be written the engine is built in memory, for this run only, with a notice.
 
@@ -110,14 +133,40 @@ class Engines:
         """
         key, recipe = self.key(graph), self._recipe(graph)
         place = self._place(graph, key, profile_prefix)
+        start_s = time.perf_counter()
         try:
             engine, session = self.cache.load(
-                key, lambda folder: recipe.make(place, folder), lambda folder: recipe.open(place, folder)
+                key, self._maker(graph, key), lambda folder: recipe.open(place, folder), force=force
             )
         except OutputError as error:
             self._notice(f"{error}; {graph} is built for this run only")
-            return OpenedEngine(recipe_session := recipe.open(place, None), self._placed(recipe_session), True, 0.0)
-        return OpenedEngine(session, self._placed(session), engine.built, engine.build_s)
+            session = recipe.open(place, None)
+            open_s = time.perf_counter() - start_s
+            return OpenedEngine(session, self._placed(session), built=True, build_s=open_s, open_s=open_s, size_bytes=0)
+        open_s = time.perf_counter() - start_s - (engine.build_s if engine.built else 0.0)
+        size_bytes = sum(path.stat().st_size for path in engine.folder.rglob("*") if path.is_file())
+        return OpenedEngine(session, self._placed(session), engine.built, engine.build_s, open_s, size_bytes)
+
+    def check(self, **sizes: int) -> None:
+        """Raises `InputError`, naming what the engines take, if a run is to have other `windows` or `frames`."""
+        check_sizes(self.ranges or _sizes_of(self.bundle.manifest), sizes)
+
+    def _maker(self, graph: str, key: EngineKey) -> Callable[[Path], None]:
+        """Builds into the folder it is given, one graph at a time: timing kernels side by side misleads TensorRT."""
+
+        def make(folder: Path) -> None:
+            with self._building:
+                self._notice_of_build(f"{graph}: no engine for {self.selection.name} yet; building it, once")
+                start_s = time.perf_counter()
+                self._recipe(graph).make(self._place(graph, key), folder)
+                self._notice_of_build(f"{graph}: built in {time.perf_counter() - start_s:.1f} s")
+
+        return make
+
+    def _notice_of_build(self, text: str) -> None:
+        """Tells of builds that take minutes; those of ONNX Runtime's own providers take less than telling is worth."""
+        if self.selection.name in COMPILING_PROVIDERS:
+            self._notice(text)
 
     def _placed(self, session: Session) -> float:
         """Share of nodes on the chosen provider.
@@ -160,11 +209,7 @@ class Engines:
         """Profile of a graph's inputs; empty if all are fixed."""
         entry = self.bundle.manifest.graphs[graph]
         spans = self._spans(graph)
-        return (
-            {}
-            if all(span.minimum == span.maximum for span in spans.values())
-            else input_shapes(entry, spans)
-        )
+        return {} if all(span.minimum == span.maximum for span in spans.values()) else input_shapes(entry, spans)
 
     def _recipe(self, graph: str) -> Recipe:
         options, name = self.options, self.selection.name
@@ -193,6 +238,13 @@ class Engines:
         if asked and not self.fixed:
             raise InputError("--cuda-graph goes with fixed shapes: use --static")
         return self.fixed and (name == "tensorrt" if asked is None else asked)
+
+
+def _sizes_of(manifest: Manifest) -> dict[str, DimensionRange]:
+    """What the graphs of a bundle with fixed shapes take."""
+    latents = next(tensor for tensor in manifest.graphs["denoise_step"].inputs if tensor.name == "latents")
+    windows, frames = int(latents.shape[0]), int(latents.shape[2])
+    return {"windows": DimensionRange(windows, windows, windows), "frames": DimensionRange(frames, frames, frames)}
 
 
 def _machine_digest(key: EngineKey) -> str:

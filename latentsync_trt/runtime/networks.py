@@ -1,36 +1,167 @@
-"""The networks of one bundle on one provider; sessions open when first needed."""
+"""The networks of one bundle on one provider: audio encoder, image codec and denoiser over the pool of sessions."""
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 
 from latentsync_trt.bundle import Bundle
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.errors import EngineBuildError, OutputError, ProviderUnavailable
+from latentsync_trt.flow import Span
+from latentsync_trt.runtime.background import BackgroundBuild
+from latentsync_trt.runtime.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.denoiser import GraphDenoiser
-from latentsync_trt.runtime.providers import Selection
+from latentsync_trt.runtime.engines import Engines
+from latentsync_trt.runtime.pool import SessionPool
+from latentsync_trt.runtime.providers import Selection, next_provider
 from latentsync_trt.runtime.session import Session
-from latentsync_trt.types import Float32Array
+from latentsync_trt.runtime.trace import write_profile
+from latentsync_trt.types import EngineTime, Float32Array
+
+Notice = Callable[[str], None]
 
 
 class Networks:
-    """Image codec, audio encoder and denoiser of `bundle`, run by the selected provider."""
+    """Image codec, audio encoder and denoiser of `bundle`, run by the selected provider.
 
-    def __init__(self, bundle: Bundle, selection: Selection) -> None:
+    Args:
+        may_pass_over: another provider may be taken where the selected one cannot make the engines; it is told.
+        on_notice: told, in a sentence, about builds, waits, and whatever makes a run slower than expected.
+
+    Raises:
+        InputError: `options` ask for shapes that the bundle does not have, or for what the provider cannot do.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        selection: Selection,
+        options: RuntimeOptions | None = None,
+        *,
+        may_pass_over: bool = False,
+        on_notice: Notice | None = None,
+    ) -> None:
         self.bundle = bundle
-        self.selection = selection
-        self._sessions: dict[str, Session] = {}
-        self._lock = threading.Lock()
+        self.options = options or RuntimeOptions()
+        self._on_notice = on_notice
+        self._notices: list[str] = []
+        self._may_pass_over = may_pass_over
+        self._cache = EngineCache(cache_folder(self.options.engine_cache), self._notice)
+        self._denoisers: WeakSet[PooledDenoiser] = WeakSet()
+        self._needed: tuple[str, ...] = ()
+        self._build: BackgroundBuild | None = None
+        self._build_wanted = self.options.build == "background"
+        self._profile = _profile_folder(self.options)
+        self._spans: list[Span] = []
+        self._pool = SessionPool(
+            self._engines(selection),
+            low_memory=self.options.low_memory,
+            trace_folder=self._profile,
+            on_notice=self._notice,
+            on_close=self._release_buffers,
+        )
+
+    @property
+    def selection(self) -> Selection:
+        """The provider that runs now."""
+        return self._pool.engines.selection
+
+    @property
+    def low_memory(self) -> bool:
+        """Whether one network at a time is kept on the device: by request, or since memory ran out."""
+        return self._pool.low_memory
+
+    @property
+    def on_span(self) -> Callable[[Span], None] | None:
+        """Takes the times of stages for the profile; None if there is to be none."""
+        return None if self._profile is None else self._spans.append
+
+    def times(self) -> tuple[EngineTime, ...]:
+        """What each engine cost so far."""
+        return self._pool.times()
+
+    def take_notices(self) -> tuple[str, ...]:
+        """What was noticed since the last call."""
+        notices, self._notices = self._notices, []
+        return tuple(notices)
 
     def session(self, graph: str) -> Session:
-        """The session of a graph, opened at the first call."""
-        with self._lock:
-            if graph not in self._sessions:
-                self._sessions[graph] = Session(self.bundle.graph_path(graph), self.selection.ort_providers)
-            return self._sessions[graph]
+        """The session of a graph, opened at the first call; valid until another network is used."""
+        return self._pool.session(graph)
 
-    def denoiser(self) -> GraphDenoiser:
+    def prepare(self, graphs: Iterable[str]) -> None:
+        """Builds and opens what a run needs, before it begins.
+
+        Raises:
+            EngineBuildError: the provider, or every provider that may be taken, cannot compile a graph.
+            OutOfMemory: there is too little memory.
+        """
+        self._needed = graphs = tuple(graphs)
+        if self._build_wanted:
+            self._build_wanted = False
+            self._start_build(graphs)
+        while True:
+            try:
+                return self._pool.prepare(graphs)
+            except EngineBuildError as error:
+                self._pass_over(error)
+
+    def warm_up(self, graphs: Iterable[str]) -> None:
+        """Runs each graph once on zeros, so that the first clip does not pay for what providers do at a first run."""
+        for graph in graphs:
+            session = self.session(graph)
+            session.run(
+                {tensor.name: np.zeros(self._usual_shape(tensor.shape), tensor.dtype) for tensor in session.inputs}
+            )
+
+    def between_windows(self) -> None:
+        """Changes to the engines that were built in the background, once they are ready."""
+        if self._build is None or not self._build.done:
+            return
+        build, self._build = self._build, None
+        if build.error:
+            self._notice(f"building in the background failed, going on with {self.selection.name}: {build.error}")
+            return
+        name = build.engines.selection.name
+        self._notice(f"engines for {name} are ready after {build.elapsed_s:.0f} s; changing to them")
+        self._pool.switch(build.engines)
+        self._pool.prepare(self._needed)
+
+    def wait_for_build(self) -> str:
+        """Waits for engines that are built in the background; returns what went wrong, empty if nothing."""
+        return "" if self._build is None else self._build.wait()
+
+    @property
+    def building(self) -> bool:
+        """Whether engines are being built in the background."""
+        return self._build is not None and not self._build.done
+
+    def close(self) -> tuple[Path, ...]:
+        """Frees everything, stops a build in the background; writes the profile, if one was asked for: its files.
+
+        Raises:
+            OutputError: the profile cannot be written.
+        """
+        if self._build is not None:
+            self._build.stop()
+        self._pool.close()
+        if self._profile is None or not self._pool.closed:
+            return ()
+        closed, self._pool.closed = self._pool.closed, []
+        spans, self._spans = self._spans, []
+        return write_profile(self._profile, closed, spans)
+
+    def denoiser(self) -> "PooledDenoiser":
         """A denoiser with buffers of its own."""
-        return GraphDenoiser(self.session, self.selection.device)
+        denoiser = PooledDenoiser(self._pool)
+        self._denoisers.add(denoiser)
+        return denoiser
+
+    def hear(self, mel: Float32Array) -> Float32Array:
+        """Log mel spectrogram `(1, 80, 3000)` → features `(1, 1500, L, D)`."""
+        return self.session("audio_encoder").run({"mel": mel})[0]
 
     def encode(self, images: Float32Array) -> Float32Array:
         """Images `(N, 3, H, W)` in [−1, 1] → scaled latents `(N, 4, h, w)`, any N."""
@@ -41,11 +172,106 @@ class Networks:
         return self._in_batches("vae_decoder", "latent", latents)
 
     def _in_batches(self, graph: str, name: str, array: Float32Array) -> Float32Array:
-        session = self.session(graph)
-        size = session.inputs[0].shape[0]
-        if not isinstance(size, int):
-            size = self.bundle.manifest.frames
-        return np.concatenate([session.run({name: batch})[0][:used] for batch, used in _padded_batches(array, size)])
+        size = self._usual_shape(self.session(graph).inputs[0].shape)[0]
+        return np.concatenate(
+            [self.session(graph).run({name: batch})[0][:used] for batch, used in _padded_batches(array, size)]
+        )
+
+    def _usual_shape(self, shape: tuple[int | str, ...]) -> tuple[int, ...]:
+        ranges = self._pool.engines.ranges
+        return tuple(size if isinstance(size, int) else ranges[size].optimum for size in shape)
+
+    def _notice(self, text: str) -> None:
+        self._notices.append(text)
+        if self._on_notice is not None:
+            self._on_notice(text)
+
+    def _engines(self, selection: Selection) -> Engines:
+        return Engines(self.bundle, selection, self.options, self._cache, self._notice)
+
+    def _start_build(self, graphs: tuple[str, ...]) -> None:
+        """Builds what is missing in a process of its own, and runs on the next provider meanwhile."""
+        engines = self._pool.engines
+        missing = engines.missing(graphs)
+        if not missing:
+            return
+        try:
+            meanwhile = next_provider(engines.selection)
+        except ProviderUnavailable as error:
+            self._notice(f"nothing to run on while engines are built, so the run waits for them: {error}")
+            return
+        self._build = BackgroundBuild(engines, missing)
+        self._pool.switch(self._engines(meanwhile))
+        name = engines.selection.name
+        self._notice(f"{len(missing)} engines for {name} are being built; running on {meanwhile.name} meanwhile")
+
+    def _pass_over(self, error: EngineBuildError) -> None:
+        """Goes on with the next provider, saying why; raises `error` where a provider was demanded or none is left."""
+        if not self._may_pass_over:
+            raise error
+        try:
+            following = next_provider(self.selection)
+        except ProviderUnavailable:
+            raise error from None
+        self._notice(f"{self.selection.name} cannot run this bundle, going on with {following.name}: {error}")
+        self._pool.switch(self._engines(following))
+
+    def _release_buffers(self) -> None:
+        for denoiser in self._denoisers:
+            denoiser.release()
+
+
+class PooledDenoiser:
+    """A `GraphDenoiser` on whatever engines the pool has when a batch of windows begins."""
+
+    def __init__(self, pool: SessionPool) -> None:
+        self._pool = pool
+        self._engines: Engines | None = None
+        self._denoiser: GraphDenoiser
+
+    def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
+        """As `GraphDenoiser.begin`; raises `InputError` where the engines do not take so many windows or frames."""
+        engines = self._pool.engines
+        engines.check(windows=latents.shape[0], frames=latents.shape[2])
+        if engines is not self._engines:
+            selection = engines.selection
+            self._denoiser = GraphDenoiser(
+                self._pool.session, selection.device, selection.device_id, cuda_graph=engines.cuda_graph
+            )
+            self._engines = engines
+        self._denoiser.begin(latents, conditioning, audio, guidance)
+
+    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool) -> None:
+        """As `GraphDenoiser.step`."""
+        self._denoiser.step(timestep, coefficients, cached=cached)
+
+    def latents(self) -> Float32Array:
+        """As `GraphDenoiser.latents`."""
+        return self._denoiser.latents()
+
+    def release(self) -> None:
+        """As `GraphDenoiser.release`."""
+        if self._engines is not None:
+            self._denoiser.release()
+
+
+def graphs_for(*, guidance: float, full_steps_only: bool) -> tuple[str, ...]:
+    """The graphs that a run of these settings uses, in the order it uses them."""
+    step = "denoise_step" if guidance > 1.0 else "denoise_step_unguided"
+    steps = (step,) if full_steps_only else (step, f"{step}_cached")
+    return ("audio_encoder", "vae_encoder", *steps, "vae_decoder")
+
+
+def _profile_folder(options: RuntimeOptions) -> Path | None:
+    """The folder of the profile, made if need be; raises `OutputError` if it cannot be."""
+    if options.profile is None:
+        return None
+    folder = Path(options.profile)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be created ({error.strerror})") from error
+    return folder.resolve()
 
 
 def _padded_batches(array: Float32Array, size: int) -> Iterator[tuple[Float32Array, int]]:

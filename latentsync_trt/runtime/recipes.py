@@ -1,8 +1,8 @@
 """How each provider makes something of a graph that a later start need not make again, and opens it.
 
-    cpu, cuda    the graph after ONNX Runtime's optimisers; its weights stay in the bundle
-    tensorrt     an engine and an EP-context model that names it: a warm start neither parses nor builds
-    rtx          an EP-context model from ONNX Runtime's compile interface
+cpu, cuda    the graph after ONNX Runtime's optimisers; its weights stay in the bundle
+tensorrt     an engine and an EP-context model that names it: a warm start neither parses nor builds
+rtx          an EP-context model from ONNX Runtime's compile interface
 """
 
 import importlib.metadata
@@ -151,9 +151,7 @@ class TensorRTEngine:
             # Its engine has fixed its shapes: there are no dimensions left to set.
             settings = replace(place, dimensions={}).settings(providers=self._providers(self.provider_options))
             return Session(folder / CONTEXT_MODEL, settings)
-        options = replace(
-            self.provider_options, prefix=place.prefix, engine_folder=str(folder / CONTEXT_ENGINE_FOLDER)
-        )
+        options = replace(self.provider_options, prefix=place.prefix, engine_folder=str(folder / CONTEXT_ENGINE_FOLDER))
         return Session(place.graph, place.settings(providers=self._providers(options)))
 
     def _providers(self, options: TensorRTOptions) -> Providers:

@@ -1,7 +1,8 @@
 """One ONNX graph on one execution provider: the only way the other rooms run a graph."""
 
 import functools
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,10 @@ class SessionSettings:
 class Session:
     """A graph, loaded. Thread-safe: ONNX Runtime allows concurrent runs of one session.
 
+    `relieve` is called when memory is short; it says whether it freed some, and then the run is tried again.
+    `opened_at_s`, on `time.perf_counter`'s scale, is where a trace begins. `runs` counts runs; the first, which warms
+    up, is timed apart from the sum of all later ones.
+
     Args:
         path: the `.onnx` file; external weights lie beside it or where `settings` say.
 
@@ -93,6 +98,7 @@ class Session:
         self.path = path
         self.settings = settings
         options = _ort_options(settings)
+        self.opened_at_s = time.perf_counter()
         try:
             # An explicit list without fallback: ONNX Runtime's own only prints a line and goes on with less.
             providers = None if settings.plugin_devices else [(name, dict(o)) for name, o in settings.providers]
@@ -101,6 +107,8 @@ class Session:
             raise _translated(error, f"{path}", EngineBuildError) from error
         self.inputs = tuple(_tensor_info(node) for node in self.ort.get_inputs())
         self.outputs = tuple(_tensor_info(node) for node in self.ort.get_outputs())
+        self.relieve: Callable[[], bool] = lambda: False
+        self.runs, self.first_run_s, self.later_runs_s = 0, 0.0, 0.0
 
     @property
     def provider(self) -> str:
@@ -112,29 +120,39 @@ class Session:
 
         Raises:
             InferenceError: an input has the wrong name, shape or type, or the provider failed.
-            OutOfMemory: there is too little memory.
+            OutOfMemory: there is too little memory, and nothing that `relieve` could free.
         """
-        try:
-            return tuple(self.ort.run(None, dict(inputs)))
-        except Exception as error:
-            raise self.failure(error) from error
+        feed = dict(inputs)
+        return tuple(self._attempt(lambda: self.ort.run(None, feed)))
 
     def run_bound(self, binding: Any) -> None:
         """Runs the graph on bound device buffers; errors as `run`."""
+        self._attempt(lambda: self.ort.run_with_iobinding(binding))
+
+    def _attempt(self, run: Callable[[], Any]) -> Any:
+        start_s = time.perf_counter()
         try:
-            self.ort.run_with_iobinding(binding)
+            result = run()
         except Exception as error:
-            raise self.failure(error) from error
+            failure = _translated(error, f"{self.path.name} on {self.provider}", InferenceError)
+            if isinstance(failure, OutOfMemory) and self.relieve():
+                return self._attempt(run)
+            raise failure from error
+        self._count(time.perf_counter() - start_s)
+        return result
 
-    def close(self) -> None:
-        """Frees the graph and its memory; nothing runs after it. Ends a trace."""
-        if self.settings.profile_prefix is not None:
-            self.trace = Path(self.ort.end_profiling())
+    def _count(self, run_s: float) -> None:
+        if self.runs:
+            self.later_runs_s += run_s
+        else:
+            self.first_run_s = run_s
+        self.runs += 1
+
+    def close(self) -> Path | None:
+        """Frees the graph and its memory; nothing runs after it. Returns the trace, if one was asked for."""
+        trace = None if self.settings.profile_prefix is None else Path(self.ort.end_profiling())
         del self.ort
-
-    def failure(self, error: Exception) -> LatentSyncError:
-        """What a failure while running means."""
-        return _translated(error, f"{self.path.name} on {self.provider}", InferenceError)
+        return trace
 
     def nodes_by_provider(self) -> dict[str, int]:
         """How many nodes each provider was given; only if opened with `record_assignment`."""
