@@ -226,17 +226,29 @@ def test_a_read_only_cache_is_read_but_not_written(small_disc: Path) -> None:
         cache.obtain(engine_key(gpu="another"), write_engine)
 
 
-@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="permissions bind neither Windows nor root")
-def test_a_protected_cache_is_read_but_not_written(cache: EngineCache) -> None:
+@pytest.fixture
+def protect() -> Iterator[Callable[[Path], None]]:
+    """Takes the right to write from all below a folder, until the test ends."""
+    changed: list[Path] = []
+
+    def protect(folder: Path) -> None:
+        changed.extend([folder, *folder.rglob("*")])
+        for path in changed:
+            path.chmod(path.stat().st_mode & ~0o222)
+        if os.access(folder, os.W_OK):
+            pytest.skip("permissions of folders bind neither Windows nor root")
+
+    yield protect
+    for path in changed:
+        path.chmod(path.stat().st_mode | 0o200)
+
+
+def test_a_protected_cache_is_read_but_not_written(cache: EngineCache, protect: Callable[[Path], None]) -> None:
     engine = cache.obtain(KEY, write_engine)
-    paths = [cache.folder, *cache.folder.rglob("*")]
-    for path in paths:
-        path.chmod(path.stat().st_mode & ~0o222)
+    protect(cache.folder)
     assert EngineCache(cache.folder).obtain(KEY, never).folder == engine.folder
     with pytest.raises(OutputError, match=r"cannot be used .*Permission denied"):
         cache.obtain(engine_key(gpu="another"), write_engine)
-    for path in paths:
-        path.chmod(path.stat().st_mode | 0o200)
 
 
 def test_what_cannot_be_removed_is_said(

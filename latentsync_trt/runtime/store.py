@@ -204,7 +204,10 @@ class Store:
             return self._full()
         if error.errno in _NO_FOLDER:
             return OutputError(f"{self.folder}: a file is in the place of the engine cache; {_ELSEWHERE}")
-        return OutputError(f"{self.folder}: the engine cache cannot be used ({error}); {_ELSEWHERE}")
+        where = f": {error.filename}" if error.filename else ""
+        return OutputError(
+            f"{self.folder}: the engine cache cannot be used ({error.strerror or error}{where}); {_ELSEWHERE}"
+        )
 
 
 def digest_of(path: Path) -> str:
