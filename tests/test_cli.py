@@ -1,6 +1,5 @@
-"""The command line: what it lists, how it fails, what doctor and demo say."""
+"""The command line: what it lists, how it fails, what demo says."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -48,31 +47,6 @@ def test_outputs_are_named_after_the_video() -> None:
     assert default_output(Path("clip.mov"), lossless=True) == Path("clip-synced.mkv")
 
 
-def test_doctor_names_what_it_found() -> None:
-    code, out, _ = run("doctor", "--json")
-    assert code == 0
-    findings = json.loads(out)["findings"]
-    assert {finding["section"] for finding in findings} == {
-        "system", "packages", "providers", "media", "folders", "bundles"
-    }  # fmt: skip
-    by_text = {finding["text"]: finding for finding in findings}
-    assert by_text["cpu runs (a session was made with it)"]["level"] == "ok"
-    assert all(
-        finding["cure"] for finding in findings if finding["level"] == "missing" and "no NVIDIA" not in finding["text"]
-    )
-    assert "providers" in run("doctor")[1]
-
-
-def test_auto_says_why_better_providers_do_not_run() -> None:
-    selection = select_provider("auto")
-    assert [name for name, _ in selection.passed_over] == {
-        "tensorrt": [],
-        "cuda": ["tensorrt"],
-        "cpu": ["tensorrt", "cuda"],
-    }[selection.name]
-    assert all(reason for _, reason in selection.passed_over)
-
-
 def test_a_named_provider_is_a_demand() -> None:
     if why_unavailable("cuda") is None:
         pytest.skip("CUDA runs here")
@@ -80,12 +54,7 @@ def test_a_named_provider_is_a_demand() -> None:
         select_provider("cuda")
     code, _, err = run("sync", "--video", "a.mp4", "--audio", "b.wav", "--bundle", "demo", "--provider", "cuda", "-q")
     assert code == 1
-    assert "pip install" in err
-
-
-def test_an_unknown_provider_is_refused() -> None:
-    with pytest.raises(ProviderUnavailable, match="not a provider"):
-        select_provider("npu")
+    assert "install" in err
 
 
 def test_demo_writes_source_and_result(tmp_path: Path) -> None:

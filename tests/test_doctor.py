@@ -1,0 +1,185 @@
+"""`latentsync-trt doctor` on this machine and on simulated ones."""
+
+import json
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from latentsync_trt.cli import doctor_gpu, main
+from latentsync_trt.cli.findings import Finding
+from latentsync_trt.errors import OutputError
+from latentsync_trt.runtime import diagnosis, gpu, libraries
+from latentsync_trt.runtime.gpu import Gpu
+from latentsync_trt.runtime.libraries import Installed
+from latentsync_trt.runtime.providers import select_provider
+from latentsync_trt.runtime.reasons import Obstacle
+
+ADA = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 25_757_220_864, "0000:01:00.0")
+
+
+def doctor(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["doctor", *arguments], catch_exceptions=False)
+    return result.exit_code, result.stdout
+
+
+def the(findings: Iterator[Finding], part: str) -> Finding:
+    found = [finding for finding in findings if part in finding.text]
+    assert len(found) == 1, found
+    return found[0]
+
+
+@pytest.fixture
+def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "driver_problem", lambda: None)
+    monkeypatch.setattr(gpu, "driver_cuda", lambda: (13, 0))
+    monkeypatch.setattr(gpu, "driver_version", lambda: "580.65.06")
+    monkeypatch.setattr(gpu, "gpus", lambda: (ADA,))
+    monkeypatch.setattr(gpu, "free_memory_bytes", lambda index: 20_000_000_000)
+    monkeypatch.setattr(libraries, "cuda_major", lambda: 13)
+    monkeypatch.setattr(libraries, "tensorrt_major", lambda: 10)
+
+
+def test_doctor_names_what_it_found() -> None:
+    code, out = doctor("--json")
+    assert code == 0
+    findings = json.loads(out)["findings"]
+    sections = list(dict.fromkeys(finding["section"] for finding in findings))
+    assert sections == ["system", "packages", "gpu", "libraries", "providers", "engines", "media", "folders", "bundles"]
+    by_text = {finding["text"]: finding for finding in findings}
+    assert by_text["cpu runs (a session was made with it)"]["level"] == "ok"
+    assert f"--provider auto takes {select_provider().name}" in by_text
+    assert all(finding["cure"] for finding in findings if finding["level"] in ("missing", "problem"))
+
+
+def test_doctor_reads_well_on_a_screen() -> None:
+    code, out = doctor()
+    assert code == 0
+    assert "✓ cpu runs (a session was made with it)" in out
+    assert "\nengines\n" in out
+    assert "→ " in out
+
+
+def test_the_driver_and_each_gpu(with_gpu: None) -> None:
+    first, second = doctor_gpu.driver()
+    assert first == Finding("gpu", "ok", "NVIDIA driver 580.65.06, for CUDA up to 13.0")
+    assert second.text == "GPU 0 (NVIDIA GeForce RTX 4090, compute capability 8.9), 25.8 GB memory, 20.0 GB free"
+
+
+def test_a_driver_that_is_too_old_is_a_problem(with_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "driver_cuda", lambda: (12, 4))
+    finding = the(doctor_gpu.driver(), "this onnxruntime needs CUDA 13")
+    assert finding.level == "problem"
+    assert "580" in finding.cure
+
+
+def test_a_driver_that_does_not_start_is_a_problem(with_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "driver_problem", lambda: "cuInit: CUDA_ERROR_UNKNOWN")
+    assert the(doctor_gpu.driver(), "does not start (cuInit: CUDA_ERROR_UNKNOWN)").level == "problem"
+
+
+def test_no_gpu_is_said(with_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "gpus", lambda: ())
+    assert the(doctor_gpu.driver(), "shows no GPU").level == "missing"
+
+
+def test_libraries_that_load_are_shown_with_their_versions(with_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "load_problem", lambda name: None)
+    monkeypatch.setattr(libraries, "cuda_version", lambda: "13.0")
+    monkeypatch.setattr(libraries, "cudnn_version", lambda: "9.19.0")
+    monkeypatch.setattr(libraries, "tensorrt_version", lambda: "10.14.1.48")
+    monkeypatch.setattr(libraries, "rtx_version", lambda: "0.5.0")
+    assert {finding.text: finding.level for finding in doctor_gpu.shared_libraries()} == {
+        f"onnxruntime {libraries.onnxruntime_version()} is built for CUDA 13 and TensorRT 10": "info",
+        "CUDA 13.0, cuDNN 9.19.0": "ok",
+        "TensorRT 10.14.1.48": "ok",
+        f"TensorRT-RTX plug-in 0.5.0, for CUDA {libraries.rtx_cuda_major()}": "ok",
+    }
+
+
+def test_libraries_that_do_not_load_are_shown_with_what_is_there(
+    with_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries, "load_problem", lambda name: "no" if "cudnn" in name else None)
+    monkeypatch.setattr(libraries, "installed_cuda", lambda: (Installed("12.8", "nvidia-cuda-runtime-cu12"),))
+    monkeypatch.setattr(libraries, "tensorrt_version", lambda: libraries.UNKNOWN)
+    monkeypatch.setattr(libraries, "installed_tensorrt", lambda: (Installed("11.4.0.106", "tensorrt-cu13"),))
+    findings = list(doctor_gpu.shared_libraries())
+    missing = the(iter(findings), "not found")
+    assert missing.level == "missing"
+    assert "found CUDA runtime 12.8 (nvidia-cuda-runtime-cu12)" in missing.text
+    assert missing.cure == 'pip install "latentsync-trt[cuda]"'
+    wrong = the(iter(findings), "TensorRT 11.4.0.106 (tensorrt-cu13): the wrong major version")
+    assert wrong.cure == 'pip install "latentsync-trt[tensorrt]"'
+    monkeypatch.setattr(libraries, "installed_tensorrt", tuple)
+    assert the(doctor_gpu.shared_libraries(), "TensorRT 10 is not installed").level == "missing"
+
+
+def test_a_build_without_cuda_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "cuda_major", lambda: None)
+    (finding,) = doctor_gpu.shared_libraries()
+    assert "is a build without CUDA" in finding.text
+    assert finding.cure
+
+
+def test_each_provider_with_reason_and_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    obstacles = {"tensorrt": Obstacle("no TensorRT", "install it"), "rtx": Obstacle("no plug-in", "install that")}
+    monkeypatch.setattr(diagnosis, "examine", obstacles.get)
+    assert list(doctor_gpu.providers()) == [
+        Finding("providers", "missing", "tensorrt: no TensorRT", "install it"),
+        Finding("providers", "missing", "rtx: no plug-in", "install that"),
+        Finding("providers", "ok", "cuda runs (a session was made with it)"),
+        Finding("providers", "ok", "cpu runs (a session was made with it)"),
+        Finding("providers", "info", "--provider auto takes cuda"),
+    ]
+
+
+def test_no_provider_at_all_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "examine", lambda name: Obstacle("broken", "reinstall"))
+    code, out = doctor()
+    assert code == 1
+    assert "✗ cpu: broken" in out
+    assert "auto takes" not in out
+
+
+def test_the_engine_cache_with_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATENTSYNC_TRT_CACHE_DIR", str(tmp_path))
+    items: list[Any] = [
+        types.SimpleNamespace(kind="engine", state="ready", size_bytes=2_000_000_000),
+        types.SimpleNamespace(kind="timings", state="ready", size_bytes=500_000_000),
+        types.SimpleNamespace(kind="build", state="abandoned", size_bytes=1_000_000_000),
+    ]
+    monkeypatch.setattr(doctor_gpu, "survey", lambda folder: tuple(items))
+    findings = list(doctor_gpu.engines())
+    assert the(iter(findings), "cache: ").text == f"cache: {tmp_path} (1 engines, 3.5 GB)"
+    assert the(iter(findings), "1 damaged").cure == "latentsync-trt cache prune --stale"
+
+
+def test_a_cache_that_cannot_be_listed_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folder: Path) -> None:
+        raise OutputError(f"{folder}: a file is in the place of the engine cache")
+
+    monkeypatch.setattr(doctor_gpu, "survey", fail)
+    assert the(doctor_gpu.engines(), "a file is in the place").level == "problem"
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_whether_check_can_run(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
+    monkeypatch.setattr(libraries, "distribution_version", lambda name: "1.7.1.116" if installed else None)
+    finding = the(doctor_gpu.engines(), "check: ")
+    assert finding.level == ("ok" if installed else "missing")
+    assert finding.cure == ("" if installed else 'pip install "latentsync-trt[check]"')
+
+
+def test_an_onnxruntime_that_does_not_load_is_a_finding_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "latentsync_trt.cli.doctor_gpu")
+    monkeypatch.delattr("latentsync_trt.cli.doctor_gpu", raising=False)
+    monkeypatch.setitem(sys.modules, "latentsync_trt.cli.doctor_gpu", None)
+    code, out = doctor()
+    assert code == 1
+    assert "✗ onnxruntime does not load: " in out
+    assert "every codec that is needed is there" in out
