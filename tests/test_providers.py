@@ -86,6 +86,10 @@ class Machine:
     missing: set[str] = field(default_factory=set)
     used: dict[str, list[str]] = field(default_factory=dict)
 
+    def session(self, name: str) -> Any:
+        actual = self.used.get(name, [ORT_NAMES[name], "CPUExecutionProvider"])
+        return types.SimpleNamespace(get_providers=lambda: actual, run=lambda outputs, inputs: [])
+
     def driver(self, *devices: Any, **fields: Any) -> None:
         fake = FakeDriver(list(devices), **fields)
         self.monkeypatch.setattr(gpu, "_open_driver", lambda: fake)
@@ -118,11 +122,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     )
     monkeypatch.setattr(diagnosis, "_register_plugin", lambda: None)
     monkeypatch.setattr(diagnosis.ort, "get_ep_devices", lambda: [plugin_device(0), plugin_device(1)])
-    monkeypatch.setattr(
-        diagnosis, "_probe", lambda name, device: types.SimpleNamespace(
-            get_providers=lambda: made.used.get(name, [ORT_NAMES[name], "CPUExecutionProvider"])
-        )
-    )  # fmt: skip
+    monkeypatch.setattr(diagnosis, "_trial_session", lambda name, device: made.session(name))
     yield made
     for cached in (gpu.gpus, gpu._driver):
         cached.cache_clear()
@@ -314,7 +314,7 @@ def test_on_windows_the_missing_file_is_named_too(machine: Machine, monkeypatch:
 
 def test_a_session_that_runs_elsewhere_is_no_success(machine: Machine) -> None:
     machine.used["cuda"] = ["CPUExecutionProvider"]
-    assert "a session asked to use it runs on CPUExecutionProvider" in str(why_unavailable("cuda"))
+    assert "a trial session made with it runs on CPUExecutionProvider" in str(why_unavailable("cuda"))
 
 
 def test_a_session_that_cannot_be_made_gives_the_words_of_onnxruntime(
@@ -323,8 +323,8 @@ def test_a_session_that_cannot_be_made_gives_the_words_of_onnxruntime(
     def fail(name: str, device: int) -> None:
         raise RuntimeError("first line\n  CUDA failure 35: driver insufficient")
 
-    monkeypatch.setattr(diagnosis, "_probe", fail)
-    assert "no session can be made with it (CUDA failure 35: driver insufficient)" in str(why_unavailable("cuda"))
+    monkeypatch.setattr(diagnosis, "_trial_session", fail)
+    assert "a trial session fails (CUDA failure 35: driver insufficient)" in str(why_unavailable("cuda"))
 
 
 def test_the_plug_in_is_absent(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,6 +368,24 @@ def test_the_next_provider_is_one_that_starts_at_once(
     following = next_provider(Selection(name, (), gpu.gpus()[1]))
     assert following.name == after
     assert following.device_id == (1 if after == "cuda" else 0)
+
+
+def test_the_next_provider_may_be_one_that_builds_too(machine: Machine) -> None:
+    assert next_provider(Selection("tensorrt", (), gpu.gpus()[0]), at_once=False).name == "rtx"
+    following = next_provider(Selection("tensorrt", (), gpu.gpus()[1]), at_once=False)
+    assert following.name == "cuda"
+    assert [name for name, _ in following.passed_over] == ["rtx"]
+
+
+def test_a_gpu_without_kernels_in_the_provider_is_found_out_before_the_run(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(outputs: Any, inputs: Any) -> None:
+        raise RuntimeError("no kernel image is available for execution on the device")
+
+    broken = types.SimpleNamespace(run=run, get_providers=lambda: GPU_BUILD)
+    monkeypatch.setattr(diagnosis, "_trial_session", lambda name, device: broken)
+    assert "a trial session fails (no kernel image is available" in str(why_unavailable("cuda"))
 
 
 def test_nothing_comes_after_the_cpu(machine: Machine) -> None:

@@ -8,6 +8,7 @@ import functools
 import os
 from typing import Any, Literal
 
+import numpy as np
 import onnxruntime as ort
 
 from latentsync_trt.errors import ProviderUnavailable
@@ -34,9 +35,9 @@ _LEAST_TENSORRT = (10, 14)
 _RTX_CAPABILITIES = ((8, 6), (8, 9))
 _RTX_ANY_FROM = (12, 0)
 
-# A one-node ONNX model, y = Identity(x), float32 (1): enough to make a session with.
-_IDENTITY_MODEL = (
-    b'\x08\x08:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01pZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
+# A one-node ONNX model, y = Neg(x), float32 (1): enough to make a session with, and to need a kernel.
+_TRIAL_MODEL = (
+    b'\x08\x08:2\n\x0b\n\x01x\x12\x01y"\x03Neg\x12\x01pZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
     b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x11"
 )
 
@@ -182,24 +183,27 @@ def _cuda_index(device: Any) -> int | None:
 
 def _why_no_session(name: ProviderName, device: int) -> Obstacle | None:
     """Makes a session with the provider and looks whether it uses it: CUDA's goes on without, after a warning."""
-    cure = "look at the output of nvidia-smi; try --provider cpu meanwhile"
+    cure = "look at the output of nvidia-smi, and in docs/providers.md; --provider cpu runs meanwhile"
     try:
-        actual = _probe(name, device).get_providers()
+        session = _trial_session(name, device)
+        # A provider without code for this generation of GPU is found out by a kernel, not before.
+        session.run(None, {"x": np.ones(1, np.float32)})
     except Exception as error:  # noqa: BLE001 -- as above
         return Obstacle(reasons.SESSION_FAILS.format(problem=last_line(error)), cure)
+    actual = session.get_providers()
     if ORT_NAMES[name] not in actual:
         return Obstacle(reasons.SESSION_ELSEWHERE.format(actual=actual[0]), cure)
     return None
 
 
-def _probe(name: ProviderName, device: int) -> Any:
+def _trial_session(name: ProviderName, device: int) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     if name == "rtx":
         options.add_provider_for_devices(rtx_devices(device), {})
-        return ort.InferenceSession(_IDENTITY_MODEL, options, enable_fallback=0)
+        return ort.InferenceSession(_TRIAL_MODEL, options, enable_fallback=0)
     own = {} if name == "cpu" else {"device_id": str(device)}
     if name == "tensorrt":
         # Else it would load its builder and build an engine, which takes seconds at every start.
-        own["trt_op_types_to_exclude"] = "Identity"
-    return ort.InferenceSession(_IDENTITY_MODEL, options, providers=[(ORT_NAMES[name], own)], enable_fallback=0)
+        own["trt_op_types_to_exclude"] = "Neg"
+    return ort.InferenceSession(_TRIAL_MODEL, options, providers=[(ORT_NAMES[name], own)], enable_fallback=0)

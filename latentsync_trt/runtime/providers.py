@@ -22,8 +22,8 @@ __all__ = [
 
 PREFERENCE: tuple[ProviderName, ...] = ("tensorrt", "rtx", "cuda", "cpu")
 
-# Providers that start without a build of minutes, best first.
-_AT_ONCE: tuple[ProviderName, ...] = ("cuda", "cpu")
+# Providers that start without a build of minutes.
+_AT_ONCE = frozenset({"cuda", "cpu"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ def select_provider(request: str = "auto", device: int = 0) -> Selection:
     return Selection(name, (), _gpu_of(name, device))
 
 
-def next_provider(selection: Selection) -> Selection:
-    """The best provider after the selected one that loads and starts at once, to run on while engines are built.
+def next_provider(selection: Selection, *, at_once: bool = True) -> Selection:
+    """The best provider after the selected one that loads; `at_once`: one that also starts without a build.
 
     Raises:
         ProviderUnavailable: there is none after it.
     """
     after = PREFERENCE[PREFERENCE.index(selection.name) + 1 :]
-    left = tuple(name for name in _AT_ONCE if name in after)
+    left = tuple(name for name in after if name in _AT_ONCE or not at_once)
     if not left:
         raise ProviderUnavailable(reasons.NOTHING_AFTER.format(name=selection.name))
     return _best(left, selection.device_id)

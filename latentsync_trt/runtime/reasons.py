@@ -27,8 +27,8 @@ WRONG_TENSORRT = (
     "onnxruntime loads TensorRT {needed} only"
 )
 TENSORRT_TOO_OLD = "TensorRT {found} is too old: its ONNX parser knows the graphs' operators from {least} on"
-SESSION_FAILS = "its libraries load, but no session can be made with it ({problem})"
-SESSION_ELSEWHERE = "its libraries load, but a session asked to use it runs on {actual}"
+SESSION_FAILS = "its libraries load, but a trial session fails ({problem})"
+SESSION_ELSEWHERE = "its libraries load, but a trial session made with it runs on {actual}"
 PLUGIN_ABSENT = "NVIDIA's TensorRT-RTX plug-in is not installed"
 PLUGIN_FAILS = "NVIDIA's TensorRT-RTX plug-in does not load ({problem})"
 RTX_GPU = "{gpu} is none that TensorRT-RTX runs on: those have compute capability 8.6, 8.9, or 12.0 and newer"
