@@ -26,7 +26,7 @@ _SM = "SM"
 _KILLED = -9
 """Exit code of a process that POSIX systems end for memory."""
 _OUT_OF_MEMORY = ("bad_alloc", "out of memory", "outofmemory", "memoryerror", "insufficient memory")
-_MEMORY_CURE = "close other programs; the published U-Net at 512 px takes about 10 GB"
+_MEMORY_CURE = "close other programs; the published U-Net at 512 px takes about 9 GB"
 
 
 @dataclass(frozen=True, slots=True)

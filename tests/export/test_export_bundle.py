@@ -167,9 +167,8 @@ def test_short_of_memory_the_networks_are_compared_at_a_lower_resolution(
 
 
 @pytest.mark.slow
-def test_dynamic_half_precision(tmp_path: Path) -> None:
-    bundle = Bundle.load(narrow.export_narrow(tmp_path, dynamic=True, precision="fp16"))
-    manifest = bundle.manifest
+def test_dynamic_half_precision(dynamic_half_bundle: Path) -> None:
+    manifest = Bundle.load(dynamic_half_bundle).manifest
     assert manifest.ranges.keys() == {"segments", "images", "windows", "frames"}
     assert manifest.graphs["denoise_step_cached"].inputs[-1].shape[:3] == (2, "windows", "frames")
     assert manifest.graphs["denoise_step_cached"].inputs[-1].dtype == "float16"

@@ -1,0 +1,267 @@
+"""NVIDIA's compiler, for real: what it takes, what it refuses and why, and what the command makes of it."""
+
+import collections
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper
+
+from latentsync_trt.bundle import Bundle, FileEntry, demo_folder, read_manifest, sha256_file, write_manifest
+from latentsync_trt.cli import main
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.errors import InputError, MissingDependency, OutOfMemory
+from latentsync_trt.runtime.compiler import compile_graph, compiler_version, plan_trials
+from latentsync_trt.runtime.profiles import InputShapes
+
+pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")
+
+COMPILERS = 2
+"""Compilations at once; each takes one core."""
+WEIGHTS_KEPT = 0.9
+"""Of the weights file, the part that an engine surely holds: the compiler folds some constants away."""
+STARTED_S = 2.0
+"""Loading the compiler takes half a second, compiling the demo's step many."""
+ENDED_S = 5.0
+
+SMALL_GRAPH = "vae_encoder"
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, ["check", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def write_graph(path: Path, *nodes: onnx.NodeProto, shape: tuple[int | str, ...] = (2, 3), domain: str = "") -> Path:
+    """A graph from `x` float32 through `nodes` to `z`."""
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    outputs = [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)]
+    opsets = [helper.make_opsetid("", 23), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    graph = helper.make_graph(list(nodes), "small", inputs, outputs)
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    return path
+
+
+def refused_graph(path: Path) -> Path:
+    """A graph with an operation that TensorRT lacks."""
+    return write_graph(
+        path,
+        helper.make_node("Relu", ["x"], ["y"], name="first"),
+        helper.make_node("Bernoulli", ["y"], ["z"], name="odd"),
+    )
+
+
+def bundle_with(folder: Path, graph: str, source: Path) -> Path:
+    """A copy of the demo bundle whose `graph` is the file `source`."""
+    shutil.copytree(demo_folder(), folder)
+    manifest = read_manifest(folder)
+    file = manifest.graphs[graph].file
+    shutil.copyfile(source, folder / file)
+    entry = FileEntry(sha256_file(source), source.stat().st_size)
+    write_manifest(folder, dataclasses.replace(manifest, files={**manifest.files, file: entry}))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fixture", "shapes"),
+    [
+        ("narrow_bundle", {"static"}),
+        ("dynamic_single_bundle", {"static", "dynamic"}),
+        ("dynamic_half_bundle", {"static", "dynamic"}),
+    ],
+)
+def test_every_graph_compiles(fixture: str, shapes: set[str], request: pytest.FixtureRequest) -> None:
+    bundle = Bundle.load(request.getfixturevalue(fixture))
+    trials = plan_trials(bundle.manifest, (), RuntimeOptions())
+    assert collections.Counter(trial.graph for trial in trials) == dict.fromkeys(bundle.manifest.graphs, len(shapes))
+    assert {trial.shapes for trial in trials} == shapes
+    with ThreadPoolExecutor(COMPILERS) as pool:
+        verdicts = list(pool.map(lambda trial: compile_graph(bundle.graph_path(trial.graph), trial.profile), trials))
+    assert [verdict for verdict in verdicts if not verdict.accepted] == []
+    for verdict in verdicts:
+        assert verdict.reason == ""
+        assert verdict.layers > 0
+        assert verdict.seconds > 0
+        if verdict.graph == "denoise_step":
+            assert verdict.engine_bytes > WEIGHTS_KEPT * bundle.manifest.files["unet.weights"].bytes
+
+
+@pytest.mark.slow
+def test_half_precision_is_compiled_with_whole_attention_and_in_parts(dynamic_half_bundle: Path) -> None:
+    graph = onnx.load(dynamic_half_bundle / "denoise_step.onnx", load_external_data=False).graph
+    operations = collections.Counter(node.op_type for node in graph.node)
+    assert operations["Attention"] > 0
+    assert operations["Softmax"] > 0
+
+
+def test_an_operation_that_tensorrt_lacks_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    verdict = compile_graph(refused_graph(tmp_path / "with space ü.onnx"), {})
+    assert (verdict.graph, verdict.accepted) == ("with space ü", False)
+    assert verdict.reason == "Bernoulli (node odd): TensorRT has no such operation"
+    assert (verdict.layers, verdict.engine_bytes) == (0, 0)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_all_refused_operations_are_named_once(tmp_path: Path) -> None:
+    path = write_graph(
+        tmp_path / "odd.onnx",
+        helper.make_node("Bernoulli", ["x"], ["a"], name="one"),
+        helper.make_node("Bernoulli", ["a"], ["b"], name="two"),
+        helper.make_node("Nonsense", ["b"], ["z"], name="three", domain="our.own"),
+        domain="our.own",
+    )
+    wanted = ["Bernoulli (node one): TensorRT has no such operation", "Nonsense (node three): TensorRT has no such"]
+    assert compile_graph(path, {}).reason == f"{'; '.join(wanted)} operation"
+
+
+def test_the_builder_s_refusal_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    nodes = [helper.make_node(kind, ["x"], [part]) for kind, part in (("Relu", "q"), ("Neg", "k"), ("Abs", "v"))]
+    path = write_graph(
+        tmp_path / "attention.onnx", *nodes, helper.make_node("Attention", ["q", "k", "v"], ["z"]), shape=(1, 2, 8, 8)
+    )
+    verdict = compile_graph(path, {})
+    assert not verdict.accepted
+    assert "Attention operation was not supported by a dedicated kernel" in verdict.reason
+    assert "CUDA driver" not in verdict.reason
+    assert verdict.layers > 0
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_profile_reaches_the_compiler(tmp_path: Path) -> None:
+    path = write_graph(tmp_path / "any.onnx", helper.make_node("Relu", ["x"], ["z"]), shape=("n", 3))
+    for profile in ({"x": InputShapes((1, 3), (2, 3), (4, 3))}, {"x": InputShapes((2, 3), (2, 3), (2, 3))}):
+        assert compile_graph(path, profile).accepted
+    assert "no optimization profile" in compile_graph(path, {}).reason
+
+
+def test_a_graph_without_its_weights_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / f"{SMALL_GRAPH}.onnx"
+    shutil.copyfile(demo_folder() / path.name, path)
+    verdict = compile_graph(path, {})
+    assert not verdict.accepted
+    assert "Failed to import initializer" in verdict.reason
+
+
+def test_no_file_and_no_such_gpu_are_wrong_input(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        compile_graph(tmp_path / "none.onnx", {})
+    for wrong in ("9.0", "89", "x"):
+        with pytest.raises(InputError, match=rf"--compute-capability {wrong}: .* compiles for .*8\.6, 8\.9, .*12\.0"):
+            compile_graph(refused_graph(tmp_path / "odd.onnx"), {}, wrong)
+
+
+def test_without_the_extra_its_install_line_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
+    with pytest.raises(MissingDependency, match=r'pip install "latentsync-trt\[check\]"'):
+        compiler_version()
+    code, _, err = run("--bundle", "demo")
+    assert code == 1
+    assert 'pip install "latentsync-trt[check]"' in err
+
+
+def test_a_compiler_that_crashes_has_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tensorrt_rtx.py").write_text("raise RuntimeError('broken install')", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    verdict = compile_graph(refused_graph(tmp_path / "odd.onnx"), {})
+    assert not verdict.accepted
+    assert verdict.reason == "the compiler crashed (exit code 1): RuntimeError: broken install"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "raise MemoryError",
+        pytest.param(
+            "import os; os.kill(os.getpid(), 9)",
+            marks=pytest.mark.skipif(os.name == "nt", reason="Windows kills nobody for memory"),
+        ),
+    ],
+)
+def test_a_compiler_without_memory_has_not_refused(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tensorrt_rtx.py").write_text(end, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(OutOfMemory, match=r"odd\.onnx: the compiler was killed"):
+        compile_graph(refused_graph(tmp_path / "odd.onnx"), {})
+
+
+def test_trials_follow_the_bundle_and_the_flags() -> None:
+    manifest = read_manifest(demo_folder())
+    assert [trial.graph for trial in plan_trials(manifest, ("vae_decoder",), RuntimeOptions())] == ["vae_decoder"]
+    assert {trial.shapes for trial in plan_trials(manifest, (), RuntimeOptions())} == {"static"}
+    with pytest.raises(InputError, match=r"--graph vae: .* only audio_encoder, vae_encoder"):
+        plan_trials(manifest, ("vae",), RuntimeOptions())
+    with pytest.raises(InputError, match="fixed shapes"):
+        plan_trials(manifest, (), RuntimeOptions(dynamic=True))
+
+
+@pytest.mark.slow
+def test_a_dynamic_bundle_is_tried_as_asked(dynamic_single_bundle: Path) -> None:
+    manifest = read_manifest(dynamic_single_bundle)
+    images = manifest.ranges["images"].optimum
+    fixed, free = plan_trials(manifest, (SMALL_GRAPH,), RuntimeOptions(max_windows=2))
+    assert (fixed.shapes, free.shapes) == ("static", "dynamic")
+    assert {sizes[0] for sizes in dataclasses.astuple(fixed.profile["image"])} == {images}
+    assert free.profile["image"].maximum[0] == 2 * manifest.frames
+    (only,) = plan_trials(manifest, (SMALL_GRAPH,), RuntimeOptions(dynamic=False))
+    assert only == fixed
+
+
+def test_the_command_shows_a_table() -> None:
+    code, out, err = run("--bundle", "demo", "--graph", SMALL_GRAPH, "--compute-capability", "12.0")
+    assert code == 0, err
+    assert "bundle demo_bundle" in err
+    row = next(line for line in out.splitlines() if line.startswith(SMALL_GRAPH))
+    assert row.split()[1] == "static"
+    assert row.split()[-1] == "accepted"
+    assert f"{compiler_version()} accepts 1 of 1 for compute capability 12.0" in out
+
+
+def test_the_command_tells_a_refusal_and_fails(tmp_path: Path) -> None:
+    odd = refused_graph(tmp_path / "odd.onnx")
+    bundle = bundle_with(tmp_path / "bundle", SMALL_GRAPH, odd)
+    arguments = ("--bundle", str(bundle), "--graph", SMALL_GRAPH, "--graph", "vae_decoder")
+    code, out, _ = run(*arguments, "--json")
+    assert code == 1
+    report = json.loads(out)
+    assert report["accepted"] is False
+    assert [(entry["graph"], entry["accepted"]) for entry in report["graphs"]] == [
+        (SMALL_GRAPH, False),
+        ("vae_decoder", True),
+    ]
+    assert report["graphs"][0]["reason"].startswith("Bernoulli (node odd)")
+    assert report["graphs"][1]["engine_bytes"] > 0
+    code, out, _ = run(*arguments[:4])
+    assert code == 1
+    assert "Bernoulli" in out
+    assert "accepts 0 of 1" in out
+
+
+def test_wrong_values_are_one_line() -> None:
+    for arguments in (("--graph", "vae"), ("--compute-capability", "9.0"), ("--dynamic",), ("--max-windows", "2")):
+        code, out, err = run("--bundle", "demo", *arguments)
+        assert (code, out) == (1, "")
+        assert err.splitlines()[-1].startswith("error: ")
+    assert run("--max-windows", "0")[0] == 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a console's Ctrl-C cannot be sent to one process")
+def test_ctrl_c_ends_a_compilation() -> None:
+    arguments = [sys.executable, "-m", "latentsync_trt", "check", "--bundle", "demo", "--graph", "denoise_step"]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        time.sleep(STARTED_S)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(ENDED_S) == 1
+        assert "interrupted" in process.stderr.read()
