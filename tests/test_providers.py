@@ -365,6 +365,7 @@ def test_the_next_provider_is_one_that_starts_at_once(
     machine: Machine, name: Any, missing: set[str], after: str
 ) -> None:
     machine.missing = missing
+    machine.driver(AMPERE_A100, ADA)  # the second is one that the plug-in would take
     following = next_provider(Selection(name, (), gpu.gpus()[1]))
     assert following.name == after
     assert following.device_id == (1 if after == "cuda" else 0)
