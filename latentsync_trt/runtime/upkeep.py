@@ -1,5 +1,7 @@
 """Looking through the engine cache, and removing from it what is not wanted any more."""
 
+import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -208,12 +210,14 @@ def _timings(store: Store) -> Iterator[Item]:
 def _measure(path: Path) -> tuple[int, datetime | None]:
     """Size of a folder's files or of a file, and when something in it changed last; None if it is gone."""
     size_bytes, latest = 0, _modified_at(path)
-    for inner in path.rglob("*") if path.is_dir() else [path]:
+    # os.walk passes over folders that are deleted meanwhile, where Path.rglob raises.
+    inner = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+    for file in inner or [path]:
         try:
-            status = inner.stat()
-        except OSError:  # deleted meanwhile
+            status = file.lstat()
+        except OSError:
             continue
-        if not inner.is_dir():
+        if not stat.S_ISDIR(status.st_mode):
             size_bytes += status.st_size
             changed_at = datetime.fromtimestamp(status.st_mtime, UTC)
             latest = max(latest or changed_at, changed_at)
