@@ -72,6 +72,14 @@ def test_ls_shows_what_each_engine_is(place: Path) -> None:
     assert out.index("denoise_step") < out.index("vae_encoder") < out.index("vae_decoder") < out.index("kernel timings")
 
 
+def test_ls_fits_a_narrow_terminal(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("latentsync_trt.cli.cache._WIDE", 80)
+    lines = run(place, "ls")[1].splitlines()
+    assert max(len(line) for line in lines[:-1]) <= 80
+    row = next(index for index, line in enumerate(lines) if "denoise_step" in line)
+    assert lines[row + 1].split()[0] == "demo"
+
+
 def test_ls_in_json(place: Path) -> None:
     content = json.loads(run(place, "ls", "--json")[1])
     assert content["place"] == str(place)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
@@ -21,9 +22,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 _BYTES_PER_GB = 10**9
 _UNITS = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 
-# Where the table goes to a file or a pipe, there is no screen that it must fit.
+# Where the table goes to a file or a pipe, there is no screen that it must fit. Below the second width its columns are
+# set in pairs, one above the other.
 _WIDE = 240
+_NARROW = 150
 
+_FOLDING = ("graph", "bundle", "provider", "GPU", "precision", "profile")
 _COLUMNS = (
     "graph",
     "bundle",
@@ -168,18 +172,26 @@ def _print_table(items: tuple[Item, ...]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right" if name in ("size", "build") else "left", overflow="fold")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDE
+    arrange = _stacked if width < _NARROW else tuple
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), leading=int(arrange is _stacked))
+    for name in arrange(_COLUMNS):
+        folds = name.startswith(_FOLDING)
+        table.add_column(name, justify="right" if "size" in name else "left", overflow="fold", no_wrap=not folds)
     for item in items:
-        table.add_row(*_row(item))
+        table.add_row(*arrange(_row(item)))
     # Names come from files of others: no markup in them.
-    width = None if sys.stdout.isatty() else _WIDE
     Console(markup=False, highlight=False, emoji=False, width=width).print(table)
 
 
+def _stacked(cells: Iterable[str]) -> tuple[str, ...]:
+    """Two cells above each other, but for the last, which has no partner."""
+    *paired, last = cells
+    return (*(f"{upper}\n{lower}" for upper, lower in zip(paired[::2], paired[1::2], strict=True)), last)
+
+
 def _row(item: Item) -> tuple[str, ...]:
-    size, used = size_text(item.size_bytes), _time_text(item.last_used_at)
+    size, used = size_text(item.size_bytes), _day(item.last_used_at)
     if item.record is None:
         name = "kernel timings" if item.kind == "timings" else item.folder.name
         return name, *[""] * 5, size, "", "", used, item.state
@@ -193,7 +205,7 @@ def _row(item: Item) -> tuple[str, ...]:
         _profile_text(key),
         size,
         f"{item.record.build_s:.1f} s",
-        _time_text(item.record.built_at),
+        _day(item.record.built_at),
         used,
         item.state,
     )
@@ -212,8 +224,8 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes} bytes"
 
 
-def _time_text(moment: datetime) -> str:
-    return moment.astimezone().strftime("%Y-%m-%d %H:%M")
+def _day(moment: datetime) -> str:
+    return moment.astimezone().date().isoformat()
 
 
 def _count(items: Iterable[Item]) -> str:
