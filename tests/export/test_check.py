@@ -74,16 +74,18 @@ def bundle_with(folder: Path, graph: str, source: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fixture", "shapes"),
+    ("fixture", "dynamic", "shapes"),
     [
-        ("narrow_bundle", {"static"}),
-        ("dynamic_single_bundle", {"static", "dynamic"}),
-        ("dynamic_half_bundle", {"static", "dynamic"}),
+        ("narrow_bundle", None, {"static"}),
+        ("dynamic_single_bundle", True, {"dynamic"}),
+        ("dynamic_half_bundle", None, {"static", "dynamic"}),
     ],
 )
-def test_every_graph_compiles(fixture: str, shapes: set[str], request: pytest.FixtureRequest) -> None:
+def test_every_graph_compiles(
+    fixture: str, dynamic: bool | None, shapes: set[str], request: pytest.FixtureRequest
+) -> None:
     bundle = Bundle.load(request.getfixturevalue(fixture))
-    trials = plan_trials(bundle.manifest, (), RuntimeOptions())
+    trials = plan_trials(bundle.manifest, (), RuntimeOptions(dynamic=dynamic))
     assert collections.Counter(trial.graph for trial in trials) == dict.fromkeys(bundle.manifest.graphs, len(shapes))
     assert {trial.shapes for trial in trials} == shapes
     with ThreadPoolExecutor(COMPILERS) as pool:
