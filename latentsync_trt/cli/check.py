@@ -12,7 +12,7 @@ import click
 from latentsync_trt import __version__
 from latentsync_trt.bundle import Bundle, Manifest, find_bundle
 from latentsync_trt.cli.errors import FAILED
-from latentsync_trt.cli.options import build, options_from
+from latentsync_trt.cli.options import build, bundle_option, options_from
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.compiler import (
     DEFAULT_COMPUTE_CAPABILITY,
@@ -28,10 +28,8 @@ Results = list[tuple[Trial, GraphVerdict]]
 
 
 @click.command("check")
-@click.option(
-    "--bundle", help="An exported model: path, name below checkpoints/, or demo.  [default: newest, else demo]"
-)
-@click.option("--graph", "graphs", multiple=True, metavar="NAME", help="Only this graph; may be repeated.")
+@bundle_option
+@click.option("--graph", "graphs", multiple=True, help="Only this graph; may be given several times.  [default: all]")
 @click.option(
     "--compute-capability",
     default=DEFAULT_COMPUTE_CAPABILITY,

@@ -62,7 +62,7 @@ def compile_order(path: str, profile: Mapping[str, Sequence[Sequence[int]]], tar
         "reason": reason,
         "layers": 0 if parser.num_errors else network.num_layers,
         "engine_bytes": 0 if engine is None else engine.nbytes,
-        "seconds": time.perf_counter() - started_s,
+        "seconds": round(time.perf_counter() - started_s, 3),
     }
 
 
