@@ -322,7 +322,7 @@ class _Run:
 
     def _notices(self) -> list[str]:
         """What the run does to the caller's material that the caller might not expect."""
-        notices = [f"{name} was passed over: {reason}" for name, reason in self._networks.selection.passed_over]
+        notices = self._networks.selection.notices()
         if self._networks.bundle.manifest.model == DEMO_NAME:
             notices += [f"the built-in model is {note}" for note in self._networks.bundle.manifest.notes]
         of_video, of_audio = frames_in(self._info.duration_s, MODEL_FPS), self._speech.frame_count

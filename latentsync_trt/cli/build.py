@@ -71,8 +71,8 @@ def command(
     notice = _ignore if silent else say
     cache = EngineCache(cache_folder(options.engine_cache), notice)
     engines = Engines(loaded, select_provider(provider, options.device), options, cache, notice)
-    for name, reason in engines.selection.passed_over:
-        notice(f"{name} was passed over: {reason}")
+    for text in engines.selection.notices():
+        notice(text)
     for graph in graphs:
         loaded.graph_path(graph)
     wanted = graphs or tuple(loaded.manifest.graphs)
@@ -138,9 +138,8 @@ def _progress(total: int, *, hidden: bool) -> Iterator[Callable[[Built], None]]:
 
         def done(row: Built) -> None:
             what = f"built in {row.build_s:.1f} s" if row.built else "found in the cache"
-            say(
-                f"{row.graph}: {what}, opened in {row.open_s:.2f} s, {row.bytes / 1e6:.1f} MB, {row.placed:.0%} of nodes"
-            )
+            size = f"{row.bytes / 1e6:.1f} MB, {row.placed:.0%} of nodes"
+            say(f"{row.graph}: {what}, opened in {row.open_s:.2f} s, {size}")
             bar.advance(task)
 
         yield done

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import platform
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,7 +82,6 @@ class Engines:
         self.ranges = dimension_ranges(bundle.manifest, options)
         self.cuda_graph = self._uses_cuda_graph()
         self._notice = on_notice
-        self._building = threading.Lock()
 
     @property
     def fixed(self) -> bool:
@@ -104,7 +102,8 @@ class Engines:
                 name: (span.minimum, span.optimum, span.maximum) for name, span in sorted(self._spans(graph).items())
             },
             versions=recipe.versions(),
-            gpu=gpu.name if gpu else platform.processor() or platform.machine(),
+            # What is kept for CPUs does not depend on their instruction set; see `SessionSettings.optimised_copy`.
+            gpu=gpu.name if gpu else platform.machine(),
             compute_capability=gpu.compute_capability if gpu else "",
         )
 
@@ -152,14 +151,13 @@ class Engines:
         check_sizes(self.ranges or _sizes_of(self.bundle.manifest), sizes)
 
     def _maker(self, graph: str, key: EngineKey) -> Callable[[Path], None]:
-        """Builds into the folder it is given, one graph at a time: timing kernels side by side misleads TensorRT."""
+        """Builds into the folder it is given, and says so."""
 
         def make(folder: Path) -> None:
-            with self._building:
-                self._notice_of_build(f"{graph}: no engine for {self.selection.name} yet; building it, once")
-                start_s = time.perf_counter()
-                self._recipe(graph).make(self._place(graph, key), folder)
-                self._notice_of_build(f"{graph}: built in {time.perf_counter() - start_s:.1f} s")
+            self._notice_of_build(f"{graph}: no engine for {self.selection.name} yet; building it, once")
+            start_s = time.perf_counter()
+            self._recipe(graph).make(self._place(graph, key), folder)
+            self._notice_of_build(f"{graph}: built in {time.perf_counter() - start_s:.1f} s")
 
         return make
 

@@ -32,10 +32,10 @@ class Machine:
 def this_machine() -> Machine:
     """The libraries of this environment and the GPUs of this machine. Loads onnxruntime and the driver."""
     from latentsync_trt.runtime.gpu import driver_problem, gpus
-    from latentsync_trt.runtime.libraries import UNKNOWN, distribution_version, rtx_version, tensorrt_version
+    from latentsync_trt.runtime.libraries import UNKNOWN, onnxruntime_version, rtx_version, tensorrt_version
 
     versions = {
-        "onnxruntime": distribution_version("onnxruntime-gpu") or distribution_version("onnxruntime"),
+        "onnxruntime": onnxruntime_version(),
         "tensorrt": tensorrt_version(),
         "onnxruntime-ep-nv-tensorrt-rtx": rtx_version(),
     }

@@ -210,7 +210,7 @@ class Networks:
         if not self._may_pass_over:
             raise error
         try:
-            following = next_provider(self.selection)
+            following = next_provider(self.selection, at_once=False)
         except ProviderUnavailable:
             raise error from None
         self._notice(f"{self.selection.name} cannot run this bundle, going on with {following.name}: {error}")

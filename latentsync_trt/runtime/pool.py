@@ -3,9 +3,10 @@
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
-from latentsync_trt.errors import OutOfMemory
+from latentsync_trt.errors import OutOfMemory, OutputError
 from latentsync_trt.runtime.engines import Engines, Notice, OpenedEngine
 from latentsync_trt.runtime.session import Session
 from latentsync_trt.runtime.trace import Trace
@@ -62,10 +63,15 @@ class SessionPool:
             return self._opened[graph].session
 
     def prepare(self, graphs: Iterable[str]) -> None:
-        """Opens all of `graphs`, several at once; in low memory only builds what is missing. Errors as `session`."""
-        if self.low_memory:
-            for graph in graphs:
+        """Builds what is missing, one by one, as builds time kernels; then opens all of `graphs` side by side.
+
+        Where memory is low they are opened only when their turn comes. Errors as `session`.
+        """
+        graphs = tuple(graphs)
+        with suppress(OutputError):  # opening tells of a cache that cannot be written, and builds for this run only
+            for graph in self.engines.missing(graphs):
                 self.engines.build(graph)
+        if self.low_memory:
             return
         with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as openers:
             list(openers.map(self.session, graphs))

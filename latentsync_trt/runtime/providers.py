@@ -34,6 +34,13 @@ class Selection:
     passed_over: tuple[tuple[str, str], ...] = ()
     gpu: Gpu | None = None
 
+    def notices(self) -> list[str]:
+        """What to tell of the providers passed over, those with the same reason together."""
+        names: dict[str, list[str]] = {}
+        for name, reason in self.passed_over:
+            names.setdefault(reason, []).append(name)
+        return [f"passed over {', '.join(group)}: {reason}" for reason, group in names.items()]
+
     @property
     def device(self) -> Literal["cpu", "cuda"]:
         """Where the provider keeps its buffers."""

@@ -5,14 +5,16 @@ tensorrt     an engine and an EP-context model that names it: a warm start neith
 rtx          an EP-context model from ONNX Runtime's compile interface
 """
 
-import importlib.metadata
+import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from latentsync_trt.errors import EngineBuildError
+from latentsync_trt.runtime.libraries import onnxruntime_version
 from latentsync_trt.runtime.options import (
     CONTEXT_ENGINE_FOLDER,
     CpuOptions,
@@ -87,7 +89,7 @@ class OptimisedGraph:
 
     def versions(self) -> dict[str, str]:
         """ONNX Runtime's."""
-        return {"onnxruntime": _onnxruntime_version()}
+        return {"onnxruntime": onnxruntime_version()}
 
     def make(self, place: Place, folder: Path) -> None:
         """Writes the optimised graph; weights stay where they are."""
@@ -121,12 +123,13 @@ class TensorRTEngine:
 
     def versions(self) -> dict[str, str]:
         """ONNX Runtime's and TensorRT's: an engine serves the version that built it and no other."""
-        return {"onnxruntime": _onnxruntime_version(), "tensorrt": self.version}
+        return {"onnxruntime": onnxruntime_version(), "tensorrt": self.version}
 
     def make(self, place: Place, folder: Path) -> None:
         """Builds the engine; kernel timings of earlier builds shorten it."""
         (folder / CONTEXT_ENGINE_FOLDER).mkdir()
         timing = folder / "timing"
+        timing.mkdir()
         _copy_files(place.shared, timing)
         options = replace(
             self.provider_options,
@@ -173,7 +176,7 @@ class RtxEngine:
 
     def versions(self) -> dict[str, str]:
         """ONNX Runtime's and the plug-in's."""
-        return {"onnxruntime": _onnxruntime_version(), "onnxruntime-ep-nv-tensorrt-rtx": self.version}
+        return {"onnxruntime": onnxruntime_version(), "onnxruntime-ep-nv-tensorrt-rtx": self.version}
 
     def make(self, place: Place, folder: Path) -> None:
         """Compiles ahead of time, as far as the plug-in does without running."""
@@ -193,19 +196,10 @@ class RtxEngine:
 
 
 def _copy_files(source: Path, target: Path) -> None:
-    """Copies the plain files of a folder that may not exist; each appears whole."""
-    target.mkdir(parents=True, exist_ok=True)
+    """Copies the plain files of a folder that may not exist, or may be cleared meanwhile; each appears whole."""
     for path in source.glob("*"):
-        if path.is_file():
-            staged = target / f".{path.name}.new"
+        with suppress(FileNotFoundError):
+            target.mkdir(parents=True, exist_ok=True)
+            staged = target / f".{path.name}.{os.getpid()}"
             shutil.copyfile(path, staged)
             staged.replace(target / path.name)
-
-
-def _onnxruntime_version() -> str:
-    for name in ("onnxruntime-gpu", "onnxruntime"):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "unknown"

@@ -18,7 +18,12 @@ Providers = tuple[tuple[str, Mapping[str, str]], ...]
 
 CPU: Providers = (("CPUExecutionProvider", {}),)
 
-_AS_REQUESTED = 1
+# Grow by what is asked for; doubling would hold gigabytes that nothing uses.
+_CPU_ARENA = {"arena_extend_strategy": 1}
+_GPU_ARENA = {"arena_extend_strategy": 1}
+
+# Its warnings, of plug-in devices that nobody asked for, would land between the lines of the command.
+ort.set_default_logger_severity(4)
 
 _NUMPY_TYPES: dict[str, type[np.generic]] = {
     "tensor(float)": np.float32,
@@ -177,8 +182,8 @@ RECORD_ASSIGNMENT = {"session.record_ep_graph_assignment_info": "1"}
 def _ort_options(settings: SessionSettings) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    _share_cpu_memory()
-    options.add_session_config_entry("session.use_env_allocators", "1")
+    if _share_memory(settings.providers):
+        options.add_session_config_entry("session.use_env_allocators", "1")
     # Waiting threads that spin take the cores that decoding, face work and encoding need at the same time.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     for name, value in settings.config.items():
@@ -208,12 +213,31 @@ def _model(path: Path, settings: SessionSettings) -> str | bytes:
     return str(path) if settings.weights_folder is None else path.read_bytes()
 
 
+def _share_memory(providers: Providers) -> bool:
+    """Lets all sessions on the CPU, or on one GPU, take turns with the same memory; each would keep its own peak.
+
+    Not with TensorRT, which brings its own memory, nor where recorded CUDA graphs hold on to addresses.
+    """
+    name, own = providers[0]
+    if name == "CUDAExecutionProvider" and own.get("enable_cuda_graph") != "1":
+        _share_gpu_memory(int(own.get("device_id", "0")))
+    elif name != "CPUExecutionProvider":
+        return False
+    _share_cpu_memory()
+    return True
+
+
 @functools.cache
 def _share_cpu_memory() -> None:
-    """Gives all sessions one pool of host memory that grows by what is asked for; each would keep its own peak."""
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    settings = ort.OrtArenaCfg({"arena_extend_strategy": _AS_REQUESTED})
-    ort.create_and_register_allocator(memory, settings)
+    ort.create_and_register_allocator(memory, ort.OrtArenaCfg(_CPU_ARENA))
+
+
+@functools.cache
+def _share_gpu_memory(device: int) -> None:
+    memory = ort.OrtMemoryInfo("Cuda", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, device, ort.OrtMemType.DEFAULT)
+    options = {"device_id": str(device)}
+    ort.create_and_register_allocator_v2("CUDAExecutionProvider", memory, options, ort.OrtArenaCfg(_GPU_ARENA))
 
 
 def _tensor_info(node: Any) -> TensorInfo:
