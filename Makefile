@@ -54,9 +54,8 @@ check-full-%: $(FULL)/%/manifest.json
 $(FULL)/fp16-%/manifest.json: | $(FULL)/checkpoints/random_checkpoints.json
 	$(FULL_EXPORT) --resolution $* --out $(FULL)/fp16-$*
 
-# Three windows: 64 images of 512 px, what four windows hold, have 2^31 elements in the VAE, more than can be indexed.
 $(FULL)/fp16-%-dynamic/manifest.json: | $(FULL)/checkpoints/random_checkpoints.json
-	$(FULL_EXPORT) --resolution $* --dynamic --max-windows 3 --out $(FULL)/fp16-$*-dynamic
+	$(FULL_EXPORT) --resolution $* --dynamic --out $(FULL)/fp16-$*-dynamic
 
 $(FULL)/checkpoints/random_checkpoints.json: | $(STAMPS)/dev
 	$(BIN)/python scripts/make_random_checkpoints.py --out $(FULL)/checkpoints --precision fp16

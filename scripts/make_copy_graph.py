@@ -1,6 +1,6 @@
 """Writes the graph that copies the denoiser's state from one pair of device buffers to another.
 
-    python scripts/make_copy_graph.py
+python scripts/make_copy_graph.py
 """
 
 from pathlib import Path

@@ -86,7 +86,7 @@ def _vae_plans(vae: Any, options: ExportOptions) -> list[GraphPlan]:
     size_px = options.resolution_px
     latent_px = size_px // PIXELS_PER_LATENT
     usual = _images_at_once(options.frames)
-    spans = {"images": DimensionRange(1, usual, options.frames * options.max_windows)}
+    spans = {"images": DimensionRange(1, usual, _MOST_IMAGES)}
 
     def image(count: int) -> Inputs:
         return {"image": _random(count, 3, size_px, size_px).tanh()}

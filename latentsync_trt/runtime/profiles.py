@@ -47,19 +47,14 @@ def _fixed(span: DimensionRange) -> DimensionRange:
 
 
 def _narrowed(manifest: Manifest, max_windows: int) -> dict[str, DimensionRange]:
-    """The bundle's ranges for at most `max_windows` windows, and as many images as those hold."""
+    """The bundle's ranges for at most `max_windows` windows."""
     windows = manifest.ranges["windows"]
     if max_windows > windows.maximum:
         raise InputError(
             f"--max-windows {max_windows}: bundle {manifest.name} was exported for {windows.minimum} to "
             f"{windows.maximum}; export it with --dynamic --max-windows {max_windows}"
         )
-    images = manifest.ranges["images"]
-    return {
-        **manifest.ranges,
-        "windows": replace(windows, maximum=max_windows),
-        "images": replace(images, maximum=max(images.optimum, max_windows * manifest.frames)),
-    }
+    return {**manifest.ranges, "windows": replace(windows, maximum=max_windows)}
 
 
 def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dict[str, InputShapes]:
