@@ -13,7 +13,7 @@ import click
 from latentsync_trt.cli.options import build as build_options
 from latentsync_trt.cli.options import bundle_option, options_from, provider_option
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError
+from latentsync_trt.errors import EngineBuildError, InputError
 
 if TYPE_CHECKING:
     from latentsync_trt.runtime.engines import Engines
@@ -69,12 +69,14 @@ def command(
     loaded = Bundle.load(folder)
     silent = quiet or as_json
     notice = _ignore if silent else say
+    unknown = ", ".join(graph for graph in graphs if graph not in loaded.manifest.graphs)
+    if unknown:
+        known = ", ".join(loaded.manifest.graphs)
+        raise InputError(f"--graph {unknown}: bundle {loaded.manifest.name} has no such graph, only {known}")
     cache = EngineCache(cache_folder(options.engine_cache), notice)
     engines = Engines(loaded, select_provider(provider, options.device), options, cache, notice)
     for text in engines.selection.notices():
         notice(text)
-    for graph in graphs:
-        loaded.graph_path(graph)
     wanted = graphs or tuple(loaded.manifest.graphs)
     notice(f"bundle {folder.name} ({why}), provider {engines.selection.name}, cache {cache.folder}")
     rows = []
@@ -104,11 +106,11 @@ def _build_all(engines: "Engines", graphs: tuple[str, ...], *, force: bool, jobs
 
 def _build_here(engines: "Engines", graph: str, *, force: bool) -> Built:
     """Builds and opens a graph: only an open session shows where its nodes run."""
-    opened = engines.open(graph, force=force)
+    built = engines.build(graph, force=force).built
+    opened = engines.open(graph)
     opened.session.close()
-    return Built(
-        graph, opened.built, round(opened.build_s, 2), round(opened.open_s, 2), opened.size_bytes, opened.placed
-    )
+    seconds = round(opened.build_s, 2), round(opened.open_s, 2)
+    return Built(graph, built or opened.built, *seconds, opened.size_bytes, opened.placed)
 
 
 def _build_elsewhere(engines: "Engines", graph: str, *, force: bool) -> Built:

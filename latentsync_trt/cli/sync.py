@@ -67,7 +67,10 @@ def _wait_for_build(lip_sync: "LipSync", *, silent: bool) -> None:
 
     if lip_sync.building and not silent:
         say("engines for the next run are still being built; Ctrl-C stops that, the output is complete")
-    problem = lip_sync.wait_for_build()
+    try:
+        problem = lip_sync.wait_for_build()
+    except KeyboardInterrupt:
+        problem = "interrupted"
     if problem and not silent:
         say(f"building engines failed: {problem}")
 

@@ -121,8 +121,8 @@ class Engines:
         key = self.key(graph)
         return self.cache.obtain(key, self._maker(graph, key), force=force)
 
-    def open(self, graph: str, *, force: bool = False, profile_prefix: Path | None = None) -> OpenedEngine:
-        """A session of a graph, built first if the cache lacks it; `force` builds anyway.
+    def open(self, graph: str, *, profile_prefix: Path | None = None) -> OpenedEngine:
+        """A session of a graph, built first if the cache lacks it.
 
         Where the cache cannot be written the engine is built in memory, for this run only, with a notice.
 
@@ -134,9 +134,7 @@ class Engines:
         place = self._place(graph, key, profile_prefix)
         start_s = time.perf_counter()
         try:
-            engine, session = self.cache.load(
-                key, self._maker(graph, key), lambda folder: recipe.open(place, folder), force=force
-            )
+            engine, session = self.cache.load(key, self._maker(graph, key), lambda folder: recipe.open(place, folder))
         except OutputError as error:
             self._notice(f"{error}; {graph} is built for this run only")
             session = recipe.open(place, None)
@@ -178,6 +176,7 @@ class Engines:
         total = sum(counts.values())
         share = counts.get(wanted, 0) / total if total else 1.0
         if wanted not in session.ort.get_providers() or share < PLACED_FLOOR[name]:
+            session.close()
             where = ", ".join(f"{count} on {provider}" for provider, count in sorted(counts.items()))
             raise EngineBuildError(
                 f"{session.path.name}: {name} runs {share:.0%} of its nodes, and at least {PLACED_FLOOR[name]:.0%} are "

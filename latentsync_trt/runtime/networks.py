@@ -1,19 +1,21 @@
 """The networks of one bundle on one provider: audio encoder, image codec and denoiser over the pool of sessions."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from weakref import WeakSet
 
 import numpy as np
 
 from latentsync_trt.bundle import Bundle
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, OutputError, ProviderUnavailable
+from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory, OutputError, ProviderUnavailable
 from latentsync_trt.flow import Span
 from latentsync_trt.runtime.background import BackgroundBuild
 from latentsync_trt.runtime.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.denoiser import GraphDenoiser
-from latentsync_trt.runtime.engines import Engines
+from latentsync_trt.runtime.engines import COMPILING_PROVIDERS, Engines
 from latentsync_trt.runtime.pool import SessionPool
 from latentsync_trt.runtime.providers import Selection, next_provider
 from latentsync_trt.runtime.session import Session
@@ -121,13 +123,14 @@ class Networks:
         if self._build is None or not self._build.done:
             return
         build, self._build = self._build, None
-        if build.error:
-            self._notice(f"building in the background failed, going on with {self.selection.name}: {build.error}")
+        meanwhile = self._pool.engines
+        problem = build.error or self._change_to_built(build)
+        if not problem:
             return
-        name = build.engines.selection.name
-        self._notice(f"engines for {name} are ready after {build.elapsed_s:.0f} s; changing to them")
-        self._pool.switch(build.engines)
-        self._pool.prepare(self._needed)
+        self._notice(f"building in the background failed, going on with {meanwhile.selection.name}: {problem}")
+        if self._pool.engines is not meanwhile:
+            self._pool.switch(meanwhile)
+            self._pool.prepare(self._needed)
 
     def wait_for_build(self) -> str:
         """Waits for engines that are built in the background; returns what went wrong, empty if nothing."""
@@ -182,6 +185,8 @@ class Networks:
         return tuple(size if isinstance(size, int) else ranges[size].optimum for size in shape)
 
     def _notice(self, text: str) -> None:
+        if text in self._notices:  # networks that take turns meet the same trouble at every turn
+            return
         self._notices.append(text)
         if self._on_notice is not None:
             self._on_notice(text)
@@ -192,18 +197,37 @@ class Networks:
     def _start_build(self, graphs: tuple[str, ...]) -> None:
         """Builds what is missing in a process of its own, and runs on the next provider meanwhile."""
         engines = self._pool.engines
-        missing = engines.missing(graphs)
+        name = engines.selection.name
+        # Elsewhere building takes less than a window does on the next provider.
+        missing = self._missing(graphs) if name in COMPILING_PROVIDERS else ()
         if not missing:
             return
         try:
-            meanwhile = next_provider(engines.selection)
-        except ProviderUnavailable as error:
+            meanwhile = self._engines(next_provider(engines.selection))
+        except (ProviderUnavailable, InputError) as error:
             self._notice(f"nothing to run on while engines are built, so the run waits for them: {error}")
             return
+        self._pool.switch(meanwhile)
         self._build = BackgroundBuild(engines, missing)
-        self._pool.switch(self._engines(meanwhile))
-        name = engines.selection.name
-        self._notice(f"{len(missing)} engines for {name} are being built; running on {meanwhile.name} meanwhile")
+        running = meanwhile.selection.name
+        self._notice(f"{len(missing)} engines for {name} are being built; running on {running} meanwhile")
+
+    def _missing(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of `graphs` that a build would leave in the cache; none where the cache cannot even be read."""
+        with suppress(OutputError):  # opening tells of it, and builds for this run only
+            return self._pool.engines.missing(graphs)
+        return ()
+
+    def _change_to_built(self, build: BackgroundBuild) -> str:
+        """Opens the engines that were built; what went wrong, empty if nothing."""
+        name = build.engines.selection.name
+        self._notice(f"engines for {name} are ready after {build.elapsed_s:.0f} s; changing to them")
+        self._pool.switch(build.engines)
+        try:
+            self._pool.prepare(self._needed)
+        except (EngineBuildError, OutOfMemory) as error:
+            return str(error)
+        return ""
 
     def _pass_over(self, error: EngineBuildError) -> None:
         """Goes on with the next provider, saying why; raises `error` where a provider was demanded or none is left."""
@@ -216,9 +240,11 @@ class Networks:
         self._notice(f"{self.selection.name} cannot run this bundle, going on with {following.name}: {error}")
         self._pool.switch(self._engines(following))
 
-    def _release_buffers(self) -> None:
-        for denoiser in self._denoisers:
-            denoiser.release()
+    def _release_buffers(self, graphs: tuple[str, ...]) -> None:
+        # Where others make room for a denoiser's step, that step goes on with what it has.
+        if any(graph.startswith("denoise_step") for graph in graphs):
+            for denoiser in self._denoisers:
+                denoiser.release()
 
 
 class PooledDenoiser:
@@ -263,7 +289,7 @@ def graphs_for(*, guidance: float, full_steps_only: bool) -> tuple[str, ...]:
 
 
 def _profile_folder(options: RuntimeOptions) -> Path | None:
-    """The folder of the profile, made if need be; raises `OutputError` if it cannot be."""
+    """The folder of the profile, made if need be; raises `OutputError` if it cannot be, or takes no files."""
     if options.profile is None:
         return None
     folder = Path(options.profile)
@@ -271,6 +297,10 @@ def _profile_folder(options: RuntimeOptions) -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{folder}: cannot be created ({error.strerror})") from error
+    try:
+        TemporaryFile(dir=folder).close()  # known now, not after the run; permissions alone do not tell
+    except OSError as error:
+        raise OutputError(f"{folder}: the profile cannot be written ({error.strerror})") from error
     return folder.resolve()
 
 

@@ -4,7 +4,9 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from latentsync_trt.errors import OutOfMemory, OutputError
 from latentsync_trt.runtime.engines import Engines, Notice, OpenedEngine
@@ -12,19 +14,21 @@ from latentsync_trt.runtime.session import Session
 from latentsync_trt.runtime.trace import Trace
 from latentsync_trt.types import EngineTime
 
+T = TypeVar("T")
+
 # Opening reads, verifies and uploads weights; more at once than this only wait for the disk.
 _OPENERS = 3
 
 
 class SessionPool:
-    """Sessions of the graphs of `engines`' bundle.
+    """Sessions of the graphs of `engines`' bundle. They are run by one thread at a time.
 
     Args:
         engines: find, build and open.
         low_memory: keeps one network's sessions open at a time. Set when memory runs out, too.
         trace_folder: where sessions write traces of every operator, None for no traces.
         on_notice: told when memory runs out.
-        on_close: called before sessions close, for those who hold buffers bound to them.
+        on_close: told, before sessions close, of which graphs, for those who hold buffers bound to them.
     """
 
     def __init__(
@@ -34,7 +38,7 @@ class SessionPool:
         low_memory: bool,
         trace_folder: Path | None,
         on_notice: Notice,
-        on_close: Callable[[], None],
+        on_close: Callable[[tuple[str, ...]], None],
     ) -> None:
         self.engines = engines
         self.low_memory = low_memory
@@ -42,6 +46,7 @@ class SessionPool:
         self._notice = on_notice
         self._on_close = on_close
         self._opened: dict[str, OpenedEngine] = {}
+        self._built: set[str] = set()
         self._lock = threading.RLock()
         self._one_at_a_time = {graph: threading.Lock() for graph in engines.bundle.manifest.graphs}
         self.closed: list[tuple[EngineTime, Trace | None]] = []
@@ -57,24 +62,22 @@ class SessionPool:
             if graph not in self._opened:
                 if self.low_memory:
                     self._close_others(graph)
-                opened = self._open(graph)
-                with self._lock:
-                    self._opened[graph] = opened
+                self._with_relief(graph, lambda: self._open(graph))
             return self._opened[graph].session
 
     def prepare(self, graphs: Iterable[str]) -> None:
         """Builds what is missing, one by one, as builds time kernels; then opens all of `graphs` side by side.
 
-        Where memory is low they are opened only when their turn comes. Errors as `session`.
+        Where memory is low they are opened in turn, which shows at once whether each can be. Errors as `session`.
         """
         graphs = tuple(graphs)
         with suppress(OutputError):  # opening tells of a cache that cannot be written, and builds for this run only
             for graph in self.engines.missing(graphs):
-                self.engines.build(graph)
-        if self.low_memory:
+                self._build(graph)
+        if not self.low_memory and self._open_side_by_side(graphs):
             return
-        with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as openers:
-            list(openers.map(self.session, graphs))
+        for graph in graphs:
+            self.session(graph)
 
     def times(self) -> tuple[EngineTime, ...]:
         """What the sessions cost so far, closed ones too, in the order they were opened."""
@@ -85,45 +88,79 @@ class SessionPool:
     def switch(self, engines: Engines) -> None:
         """Closes everything; sessions come from `engines` from now on."""
         self.close()
+        self._built.clear()
         self.engines = engines
 
     def close(self) -> None:
         """Closes all sessions; the next call of `session` opens again."""
         self._close(tuple(self._opened))
 
-    def _open(self, graph: str) -> OpenedEngine:
-        prefix = None if self._trace_folder is None else self._trace_folder / f"{graph}-{len(self.closed)}"
+    def _build(self, graph: str) -> None:
+        if self.low_memory:
+            self._close_others(graph)
+        if self._with_relief(graph, lambda: self.engines.build(graph)).built:
+            self._built.add(graph)
+
+    def _open_side_by_side(self, graphs: tuple[str, ...]) -> bool:
+        """False if that takes too much memory; then none is open, and from now on there is one network at a time."""
         try:
-            opened = self.engines.open(graph, profile_prefix=prefix)
+            with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as openers:
+                list(openers.map(self._open_if_closed, graphs))
+        except OutOfMemory:
+            self.close()
+            self._turn_low()
+            return False
+        return True
+
+    def _open_if_closed(self, graph: str) -> None:
+        with self._one_at_a_time[graph]:
+            if graph not in self._opened:
+                self._open(graph)
+
+    def _open(self, graph: str) -> None:
+        prefix = None if self._trace_folder is None else self._trace_folder / f"{graph}-{len(self.closed)}"
+        opened = self.engines.open(graph, profile_prefix=prefix)
+        opened.session.relieve = lambda: self._relieve(graph)
+        with self._lock:
+            # `prepare` builds first, so opening finds an engine that is as new as the run.
+            built = opened.built or graph in self._built
+            self._built.discard(graph)
+            self._opened[graph] = replace(opened, built=built)
+
+    def _with_relief(self, graph: str, action: Callable[[], T]) -> T:
+        """`action`, which is for `graph`; tried again where closing the other networks freed memory for it."""
+        try:
+            return action()
         except OutOfMemory:
             if not self._relieve(graph):
                 raise
-            opened = self.engines.open(graph, profile_prefix=prefix)
-        opened.session.relieve = lambda: self._relieve(graph)
-        return opened
+        return action()
 
     def _relieve(self, graph: str) -> bool:
         """Closes the other networks' sessions; says whether there were any."""
         if not self._close_others(graph):
             return False
-        if not self.low_memory:
-            self.low_memory = True
-            self._notice(
-                "memory of the device is short: from here on one network at a time is kept on it, which is slower"
-            )
+        self._turn_low()
         return True
+
+    def _turn_low(self) -> None:
+        if self.low_memory:
+            return
+        self.low_memory = True
+        self._notice("memory of the device is short: from here on one network at a time is kept on it, which is slower")
 
     def _close_others(self, graph: str) -> bool:
         graphs = self.engines.bundle.manifest.graphs
         network = graphs[graph].weights
-        others = tuple(name for name in self._opened if graphs[name].weights != network)
+        with self._lock:
+            others = tuple(name for name in self._opened if graphs[name].weights != network)
         self._close(others)
         return bool(others)
 
     def _close(self, graphs: tuple[str, ...]) -> None:
         if not graphs:
             return
-        self._on_close()
+        self._on_close(graphs)
         with self._lock:
             for graph in graphs:
                 opened = self._opened.pop(graph)

@@ -196,9 +196,12 @@ class RtxEngine:
 
 
 def _copy_files(source: Path, target: Path) -> None:
-    """Copies the plain files of a folder that may not exist, or may be cleared meanwhile; each appears whole."""
-    for path in source.glob("*"):
-        with suppress(FileNotFoundError):
+    """Copies the plain files of a folder that may not exist, or may be cleared meanwhile; each appears whole.
+
+    A file that another process holds is left out: it only saves time.
+    """
+    for path in source.glob("[!.]*"):
+        with suppress(FileNotFoundError, PermissionError):
             target.mkdir(parents=True, exist_ok=True)
             staged = target / f".{path.name}.{os.getpid()}"
             shutil.copyfile(path, staged)

@@ -37,17 +37,19 @@ def write_profile(
     Raises:
         OutputError: the folder cannot be written.
     """
+    closed = tuple(closed)
     times = [engine for engine, _ in closed]
-    events = {trace: _events(trace) for _, trace in closed if trace is not None}
     table, merged = folder / TABLE_NAME, folder / TRACE_NAME
     try:
+        events = {trace: _events(trace) for _, trace in closed if trace is not None}
         table.write_text(_table(times, _operators(events)), encoding="utf-8")
         with merged.open("w", encoding="utf-8") as file:
             json.dump({"traceEvents": [*_stage_events(spans), *_engine_events(events)]}, file)
         for trace in events:
             trace.path.unlink()
-    except OSError as error:
-        raise OutputError(f"{folder}: the profile cannot be written ({error.strerror})") from error
+    except (OSError, ValueError) as error:  # the latter where the disc was full while the run wrote its traces
+        reason = error.strerror if isinstance(error, OSError) else f"a trace is cut short: {error}"
+        raise OutputError(f"{folder}: the profile cannot be written ({reason})") from error
     return table, merged
 
 
