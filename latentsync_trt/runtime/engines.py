@@ -82,6 +82,7 @@ class Engines:
         self.ranges = dimension_ranges(bundle.manifest, options)
         self.cuda_graph = self._uses_cuda_graph()
         self._notice = on_notice
+        self._unwritable: OutputError | None = None
 
     @property
     def fixed(self) -> bool:
@@ -119,7 +120,11 @@ class Engines:
             written.
         """
         key = self.key(graph)
-        return self.cache.obtain(key, self._maker(graph, key), force=force)
+        try:
+            return self.cache.obtain(key, self._maker(graph, key), force=force)
+        except OutputError as error:
+            self._unwritable = error
+            raise
 
     def open(self, graph: str, *, profile_prefix: Path | None = None) -> OpenedEngine:
         """A session of a graph, built first if the cache lacks it.
@@ -134,8 +139,10 @@ class Engines:
         place = self._place(graph, key, profile_prefix)
         start_s = time.perf_counter()
         try:
+            self._check_writable(key)
             engine, session = self.cache.load(key, self._maker(graph, key), lambda folder: recipe.open(place, folder))
         except OutputError as error:
+            self._unwritable = error
             self._notice(f"{error}; {graph} is built for this run only")
             session = recipe.open(place, None)
             open_s = time.perf_counter() - start_s
@@ -143,6 +150,11 @@ class Engines:
         open_s = time.perf_counter() - start_s - (engine.build_s if engine.built else 0.0)
         size_bytes = sum(path.stat().st_size for path in engine.folder.rglob("*") if path.is_file())
         return OpenedEngine(session, self._placed(session), engine.built, engine.build_s, open_s, size_bytes)
+
+    def _check_writable(self, key: EngineKey) -> None:
+        """Raises what kept an earlier build out of the cache, if a build would now be lost the same way."""
+        if self._unwritable is not None and self.cache.find(key) is None:
+            raise self._unwritable
 
     def check(self, **sizes: int) -> None:
         """Raises `InputError`, naming what the engines take, if a run is to have other `windows` or `frames`."""

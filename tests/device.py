@@ -1,0 +1,108 @@
+"""A device with room for so many networks, and watched: what ONNX Runtime says and does where memory is short."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import onnxruntime as ort
+import pytest
+
+from latentsync_trt.runtime.engines import Engines
+from latentsync_trt.types import EngineTime
+
+PLENTY = 99
+
+RealSession = ort.InferenceSession
+
+
+class Device:
+    """Counts the networks whose sessions are alive.
+
+    Set `room` to how many may be open, `room_to_run` to how many while one runs; `opened` lists graphs in their order.
+    """
+
+    def __init__(self) -> None:
+        self.room = self.room_to_run = PLENTY
+        self.opened: list[str] = []
+        self.most_networks = 0
+        self._alive: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._here = threading.local()
+        self._lock = threading.Lock()
+
+    def networks(self) -> set[str]:
+        """Weights of the networks on the device."""
+        with self._lock:
+            return set(self._alive.values())
+
+    def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of `Engines` that takes a graph, which tells the device which."""
+
+        def call(engines: Engines, graph: str, **options: Any) -> Any:
+            self._here.network = engines.bundle.manifest.graphs[graph].weights
+            if method.__name__ == "open":
+                self.opened.append(graph)
+            try:
+                return method(engines, graph, **options)
+            finally:
+                self._here.network = None
+
+        return call
+
+    def admit(self, session: Any) -> None:
+        """Counts a session of an engine; raises as ONNX Runtime does where there is no room for its network."""
+        network = getattr(self._here, "network", None)
+        if network is None:
+            return
+        with self._lock:
+            self._alive[session] = network
+            count = len(set(self._alive.values()))
+            if count > self.room:
+                del self._alive[session]
+        if count > self.room:
+            raise out_of_memory()
+        self.most_networks = max(self.most_networks, count)
+
+    def check_run(self, session: Any) -> None:
+        """Raises where there is no room for what a run of an engine needs."""
+        if session in self._alive and len(self.networks()) > self.room_to_run:
+            raise out_of_memory()
+
+
+def out_of_memory() -> RuntimeError:
+    """What ONNX Runtime raises."""
+    return RuntimeError(
+        "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: bfc_arena.cc:359 "
+        "void* onnxruntime::BFCArena::AllocateRawInternal(size_t, bool) "
+        "Failed to allocate memory for requested buffer of size 1073741824"
+    )
+
+
+def watched_device(patch: pytest.MonkeyPatch) -> Device:
+    """Puts a device of much room in the place of memory, until `patch` is undone."""
+    device = Device()
+
+    class Watched(RealSession):  # type: ignore[misc, valid-type]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            device.admit(self)
+            super().__init__(*arguments, **options)
+
+        def run(self, *arguments: Any, **options: Any) -> Any:
+            device.check_run(self)
+            return super().run(*arguments, **options)
+
+        def run_with_iobinding(self, *arguments: Any, **options: Any) -> None:
+            device.check_run(self)
+            super().run_with_iobinding(*arguments, **options)
+
+    patch.setattr(ort, "InferenceSession", Watched)
+    patch.setattr(Engines, "open", device.watched(Engines.open))
+    patch.setattr(Engines, "build", device.watched(Engines.build))
+    return device
+
+
+def by_graph(times: tuple[EngineTime, ...]) -> dict[str, EngineTime]:
+    """Times by graph; fails where a graph was opened twice."""
+    found = {time.graph: time for time in times}
+    assert len(found) == len(times)
+    return found
