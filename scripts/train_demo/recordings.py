@@ -1,0 +1,161 @@
+"""Recordings: somebody says things, with pauses, in a room, through a microphone; every one follows from its seed."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.types import Float32Array
+from scripts.train_demo.espeak import Phoneme, Speaker, Voice
+from scripts.train_demo.texts import HELD_OUT, TRAINING, draw_text
+from scripts.train_demo.visemes import MouthTrack, mouth_track
+
+Split = Literal["train", "held-out"]
+
+SAMPLES_PER_FRAME = SAMPLE_RATE_HZ // MODEL_FPS
+
+TRAINING_VARIANTS = (
+    *("f1", "f2", "f4", "f5", "m1", "m2", "m3", "m4", "m5", "m7", "m8", "klatt", "klatt2", "klatt3"),
+    *("Andy", "Annie", "Alicia", "Gene", "Lee", "Mario", "Michael", "linda", "john", "max", "quincy", "steph"),
+)
+HELD_OUT_VARIANTS = ("f3", "m6", "belinda", "paul")
+
+_LENGTH_S = (5.0, 24.0)
+_PAUSE_S = (0.12, 1.4)
+_WORDS_PER_MINUTE = (110, 230)
+_PITCH = (15, 85)
+_PITCH_RANGE = (25, 80)
+_SILENT_SHARE = 0.04
+"""Recordings in which nobody says anything: only the room is heard, and the mouth stays shut."""
+
+_PEAK = 0.5
+_GAIN_DB = (-18.0, 4.0)
+_NOISE_DB = (-55.0, -18.0)
+_NOISY_SHARE, _ROOM_SHARE, _COLOURED_SHARE = 0.6, 0.4, 0.6
+_ROOM_S = (0.05, 0.35)
+_COLOUR_DB, _COLOUR_POINTS = 10.0, 7
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """`samples (n,)` float32 at 16 kHz, whole frames long; what a mouth does meanwhile; who said which sentence when."""
+
+    samples: Float32Array
+    track: MouthTrack
+    voice: Voice
+    phonemes: tuple[Phoneme, ...]
+
+
+def record(speaker: Speaker, seed: int, split: Split) -> Recording:
+    """The recording with this seed; those of one split share no sentence, voice variant or seed with the other."""
+    generator = np.random.Generator(np.random.PCG64([seed, int(split == "held-out")]))
+    voice = _draw_voice(generator, split)
+    length_s = generator.uniform(*_LENGTH_S)
+    if generator.random() < _SILENT_SHARE:
+        dry, phonemes = np.zeros(int(length_s * SAMPLE_RATE_HZ), np.float32), []
+    else:
+        dry, phonemes = _converse(speaker, generator, voice, split, length_s)
+    frames = -(-len(dry) // SAMPLES_PER_FRAME)
+    dry = np.pad(dry, (0, frames * SAMPLES_PER_FRAME - len(dry)))
+    track = mouth_track(phonemes, frames / MODEL_FPS)
+    return Recording(_heard(generator, dry), track, voice, tuple(phonemes))
+
+
+def say(speaker: Speaker, text: str, voice: Voice, *, pause_s: float = 0.2) -> Recording:
+    """One sentence in a silent room, with a pause before and after it."""
+    samples, phonemes = _utter(speaker, text, voice, pause_s)
+    rest = np.zeros(round(pause_s * SAMPLE_RATE_HZ), np.float32)
+    dry = np.concatenate([rest, samples, rest])
+    frames = -(-len(dry) // SAMPLES_PER_FRAME)
+    dry = np.pad(dry, (0, frames * SAMPLES_PER_FRAME - len(dry)))
+    return Recording(dry, mouth_track(phonemes, frames / MODEL_FPS), voice, tuple(phonemes))
+
+
+def _draw_voice(generator: np.random.Generator, split: Split) -> Voice:
+    texts = TRAINING if split == "train" else HELD_OUT
+    variants = TRAINING_VARIANTS if split == "train" else HELD_OUT_VARIANTS
+    return Voice(
+        str(generator.choice(list(texts))),
+        str(generator.choice(variants)),
+        int(generator.integers(*_WORDS_PER_MINUTE)),
+        int(generator.integers(*_PITCH)),
+        int(generator.integers(*_PITCH_RANGE)),
+    )
+
+
+def _converse(
+    speaker: Speaker, generator: np.random.Generator, voice: Voice, split: Split, length_s: float
+) -> tuple[Float32Array, list[Phoneme]]:
+    """Sentences with pauses between them until `length_s` is reached, at `_PEAK`."""
+    pieces: list[Float32Array] = []
+    phonemes: list[Phoneme] = []
+    time_s = 0.0
+    while time_s < length_s:
+        pause = np.zeros(round(generator.uniform(*_PAUSE_S) * SAMPLE_RATE_HZ), np.float32)
+        if split == "train":
+            text = draw_text(generator, voice.language)
+        else:
+            text = str(generator.choice(HELD_OUT[voice.language]))
+        samples, said = _utter(speaker, text, voice, time_s + len(pause) / SAMPLE_RATE_HZ)
+        pieces += [pause, samples]
+        phonemes += said
+        time_s += (len(pause) + len(samples)) / SAMPLE_RATE_HZ
+    pieces.append(np.zeros(round(generator.uniform(*_PAUSE_S) * SAMPLE_RATE_HZ), np.float32))
+    return np.concatenate(pieces), phonemes
+
+
+def _utter(speaker: Speaker, text: str, voice: Voice, start_s: float) -> tuple[Float32Array, list[Phoneme]]:
+    said = speaker.say(text, voice)
+    samples = _resampled(said.samples, said.rate_hz)
+    samples *= np.float32(_PEAK) / max(float(np.abs(samples).max()), 1e-6)
+    phonemes = [Phoneme(p.symbol, p.start_s + start_s, p.end_s + start_s) for p in said.phonemes]
+    return samples.astype(np.float32), phonemes
+
+
+def _resampled(samples: Float32Array, rate_hz: int) -> Float32Array:
+    """At 16 kHz, by leaving out the upper end of the spectrum; silence at both ends keeps them apart."""
+    margin = rate_hz // 10
+    length = -(-(len(samples) + margin) // rate_hz) * rate_hz
+    size = length * SAMPLE_RATE_HZ // rate_hz
+    spectrum = np.fft.rfft(np.pad(samples, (0, length - len(samples))))[: size // 2 + 1]
+    whole = np.fft.irfft(spectrum, size) * (size / length)
+    return whole[: len(samples) * SAMPLE_RATE_HZ // rate_hz].astype(np.float32)
+
+
+def _heard(generator: np.random.Generator, dry: Float32Array) -> Float32Array:
+    """What a microphone in a room makes of `dry`; nothing is delayed."""
+    sound = dry
+    if generator.random() < _ROOM_SHARE:
+        sound = _in_room(generator, sound)
+    if generator.random() < _COLOURED_SHARE:
+        sound = _coloured(generator, sound, _COLOUR_DB)
+    sound = sound * np.float32(10 ** (generator.uniform(*_GAIN_DB) / 20))
+    noisy = generator.random() < _NOISY_SHARE
+    level_db = generator.uniform(*_NOISE_DB) if noisy else _NOISE_DB[0] - 25
+    noise = _coloured(generator, generator.standard_normal(len(sound)).astype(np.float32), 2 * _COLOUR_DB)
+    loudness = float(np.abs(sound).max()) or _PEAK
+    scale = loudness * 10 ** (level_db / 20) / max(float(noise.std()), 1e-9)
+    return np.clip(sound + np.float32(scale) * noise, -1, 1).astype(np.float32)
+
+
+def _in_room(generator: np.random.Generator, sound: Float32Array) -> Float32Array:
+    """With an exponentially decaying echo after the direct sound."""
+    decay_s = generator.uniform(*_ROOM_S)
+    time = np.arange(int(2 * decay_s * SAMPLE_RATE_HZ)) / SAMPLE_RATE_HZ
+    echo = generator.standard_normal(len(time)) * np.exp(-3 * time / decay_s)
+    echo *= generator.uniform(0.1, 0.6) / np.sqrt((echo**2).sum())
+    echo[0] = 1.0
+    size = 1 << (len(sound) + len(echo) - 1).bit_length()
+    product = np.fft.irfft(np.fft.rfft(sound, size) * np.fft.rfft(echo, size), size)
+    return product[: len(sound)].astype(np.float32)
+
+
+def _coloured(generator: np.random.Generator, sound: Float32Array, spread_db: float) -> Float32Array:
+    """Through a smooth random filter without delay."""
+    size = 1 << (len(sound) - 1).bit_length()
+    place = np.linspace(0, 1, size // 2 + 1) ** 0.5 * (_COLOUR_POINTS - 1)
+    gain_db = np.interp(place, np.arange(_COLOUR_POINTS), generator.normal(0, spread_db / 2, _COLOUR_POINTS))
+    filtered = np.fft.irfft(np.fft.rfft(sound, size) * 10 ** (gain_db / 20), size)
+    return filtered[: len(sound)].astype(np.float32)

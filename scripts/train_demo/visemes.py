@@ -1,0 +1,200 @@
+"""From phonemes to what a mouth does: opening, width and rounding at 25 frames a second, lips really shut for m, b, p.
+
+Neighbouring phonemes pull at the mouth at once, each by its dominance, which decays with the distance from it (after
+Cohen and Massaro's model of co-articulation). Shut lips are not blended: nothing can be said through them, so they
+multiply the blend to zero and open around it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.types import BoolArray, Float32Array, Float64Array
+from scripts.train_demo.espeak import Phoneme
+
+FINE_HZ = 200
+"""Rate at which phonemes are blended, before the frames are picked."""
+
+_REACH_S = 0.045
+_SMOOTH_S = 0.02
+_SHORTEST_PAUSE_S = 0.06
+_PAUSE_MARGIN_S = 0.09
+"""The mouth closes after the last sound, and opens before the first, within this time."""
+
+_RAMP_S = 0.055
+"""Shut lips part, and come together, over this time."""
+
+_LEAST_CLOSURE_S = 0.05
+"""Longer than a frame, so that at least one frame shows every closure."""
+
+_RELEASE_S = 0.012
+_VOICELESS_HOLD_S = 0.05
+"""espeak-ng places p at its burst; the lips are together in the silence before."""
+
+_NASAL_OR_VOICED, _VOICELESS = "mb", "p"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a sound wants: `opening` and `rounding` in [0, 1], `width` in [−1, 1], and how strongly."""
+
+    opening: float
+    width: float
+    rounding: float
+    dominance: float
+
+
+_SILENCE = Shape(0.0, 0.0, 0.0, 1.5)
+_GROUPS: tuple[tuple[str, Shape], ...] = (
+    ("aɑ", Shape(0.95, 0.0, 0.0, 1.0)),
+    ("æ", Shape(0.9, 0.25, 0.0, 1.0)),
+    ("ɐʌ", Shape(0.7, 0.0, 0.0, 0.9)),
+    ("ɛ", Shape(0.6, 0.3, 0.0, 0.9)),
+    ("e", Shape(0.45, 0.45, 0.0, 0.9)),
+    ("i", Shape(0.25, 0.8, 0.0, 1.0)),
+    ("ɪᵻɨɯ", Shape(0.3, 0.45, 0.0, 0.8)),
+    ("əɚ", Shape(0.35, 0.0, 0.1, 0.5)),
+    ("ɜɝɤ", Shape(0.4, -0.15, 0.3, 0.8)),
+    ("ɔɒ", Shape(0.65, -0.45, 0.6, 1.0)),
+    ("oø", Shape(0.42, -0.7, 0.85, 1.0)),
+    ("œ", Shape(0.5, -0.5, 0.6, 1.0)),
+    ("uyʉɵ", Shape(0.2, -0.95, 1.0, 1.1)),
+    ("ʊʏ", Shape(0.26, -0.6, 0.7, 0.9)),
+    ("w", Shape(0.12, -1.0, 1.0, 1.1)),
+    ("fvʋβɱ", Shape(0.07, 0.1, 0.0, 1.4)),
+    ("sz", Shape(0.13, 0.2, 0.0, 1.0)),
+    ("ʃʒɕʑʂʐ", Shape(0.14, -0.4, 0.6, 1.0)),
+    ("θð", Shape(0.2, 0.1, 0.0, 0.7)),
+    ("tdnɾɲɟɽʈɖɳ", Shape(0.2, 0.1, 0.0, 0.6)),
+    ("lɫʎɬɭ", Shape(0.3, 0.05, 0.0, 0.5)),
+    ("rɹʁʀɻ", Shape(0.25, -0.3, 0.4, 0.6)),
+    ("kɡgŋxɣçhʔcqχħɦʝɰ", Shape(0.28, 0.0, 0.0, 0.25)),
+    ("j", Shape(0.25, 0.6, 0.0, 0.7)),
+    ("mbp", Shape(0.0, 0.0, 0.1, 1.2)),
+)
+SHAPES = {symbol: shape for symbols, shape in _GROUPS for symbol in symbols}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MouthTrack:
+    """A mouth at 25 frames a second; frame i is at i/25 s. All `(n,)`.
+
+    `opening`, `rounding` float32 in [0, 1], `width` float32 in [−1, 1]; `shut`: lips together for m, b or p; `silent`:
+    nothing is said, nor about to be.
+    """
+
+    opening: Float32Array
+    width: Float32Array
+    rounding: Float32Array
+    shut: BoolArray
+    silent: BoolArray
+
+    def __len__(self) -> int:
+        return len(self.opening)
+
+    def values(self) -> Float32Array:
+        """Opening, width and rounding as `(n, 3)`."""
+        return np.stack([self.opening, self.width, self.rounding], axis=1)
+
+
+def mouth_track(phonemes: Sequence[Phoneme], duration_s: float) -> MouthTrack:
+    """What the mouth does while `phonemes` are heard; silence before, between and after them.
+
+    Raises:
+        ValueError: a phoneme has no symbol that is known.
+    """
+    spoken = [part for phoneme in phonemes for part in _parts(phoneme)]
+    pauses = list(_pauses(spoken, duration_s))
+    time = np.arange(ceil(duration_s * FINE_HZ) + 1) / FINE_HZ
+    targets = [(SHAPES[part.symbol], part) for part in spoken]
+    targets += [(_SILENCE, pause) for pause in pauses]
+    blend = _smoothed(_blended(targets, time))
+    lips = list(_closures(phonemes))
+    gate = _gate(time, lips) * _gate(time, _quiet(pauses))
+    blend[:, 0] *= gate
+    frames = np.arange(ceil(duration_s * MODEL_FPS)) / MODEL_FPS
+    opening, width, rounding = (np.interp(frames, time, blend[:, index]) for index in range(3))
+    shut, silent = _within(frames, lips), _within(frames, _quiet(pauses))
+    opening[shut | silent] = 0.0
+    return MouthTrack(*(part.astype(np.float32) for part in (opening, width, rounding)), shut, silent)
+
+
+def _parts(phoneme: Phoneme) -> Iterator[Phoneme]:
+    """The sounds of a phoneme one after the other: a diphthong has two; a pause none."""
+    known = [symbol for symbol in phoneme.symbol if symbol in SHAPES]
+    if phoneme.symbol and not known and phoneme.symbol != "ʲ":
+        raise ValueError(f"phoneme {phoneme.symbol!r} has no mouth shape")
+    edges = np.linspace(phoneme.start_s, phoneme.end_s, len(known) + 1).tolist()
+    for symbol, start, end in zip(known, edges, edges[1:], strict=False):
+        yield Phoneme(symbol, start, end)
+
+
+def _pauses(spoken: Sequence[Phoneme], duration_s: float) -> Iterator[Phoneme]:
+    """Stretches without sounds that are long enough to be more than the end of one."""
+    edges = [(0.0, 0.0), *((part.start_s, part.end_s) for part in spoken), (duration_s, duration_s)]
+    for (_, end), (start, _) in zip(edges, edges[1:], strict=False):
+        if start - end >= _SHORTEST_PAUSE_S:
+            yield Phoneme("", end, start)
+
+
+def _quiet(pauses: Iterable[Phoneme]) -> list[tuple[float, float]]:
+    """Where in the pauses the mouth has come to rest."""
+    margin = _PAUSE_MARGIN_S
+    stretches = [(pause.start_s + margin * (pause.start_s > 0), pause.end_s - margin) for pause in pauses]
+    return [(start, end) for start, end in stretches if end > start]
+
+
+def _closures(phonemes: Iterable[Phoneme]) -> Iterator[tuple[float, float]]:
+    """Start and end, in seconds, of each time that the lips are together."""
+    for phoneme in phonemes:
+        if any(symbol in phoneme.symbol for symbol in _NASAL_OR_VOICED):
+            start, end = phoneme.start_s, phoneme.end_s - _RELEASE_S
+        elif _VOICELESS in phoneme.symbol:
+            start, end = phoneme.start_s - _VOICELESS_HOLD_S, phoneme.start_s + _RELEASE_S
+        else:
+            continue
+        lacking = max(0.0, _LEAST_CLOSURE_S - (end - start))
+        yield start - lacking / 2, end + lacking / 2
+
+
+def _blended(targets: Sequence[tuple[Shape, Phoneme]], time: Float64Array) -> Float64Array:
+    """Opening, width and rounding at each of `time`: `(n, 3)`."""
+    total = np.zeros((len(time), 3))
+    weights = np.full((len(time), 1), 1e-9)
+    for shape, part in targets:
+        centre, hold = (part.start_s + part.end_s) / 2, (part.end_s - part.start_s) / 3
+        first, last = np.searchsorted(time, (part.start_s - 0.4, part.end_s + 0.4))
+        distance = np.maximum(np.abs(time[first:last] - centre) - hold, 0.0)
+        pull = shape.dominance * np.exp(-distance / _REACH_S)[:, None]
+        total[first:last] += pull * (shape.opening, shape.width, shape.rounding)
+        weights[first:last] += pull
+    return total / weights
+
+
+def _smoothed(values: Float64Array) -> Float64Array:
+    """A Gaussian along time: lips have mass."""
+    reach = ceil(3 * _SMOOTH_S * FINE_HZ)
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / (_SMOOTH_S * FINE_HZ)) ** 2)
+    padded = np.pad(values, ((reach, reach), (0, 0)), "edge")
+    return np.stack([np.convolve(column, kernel / kernel.sum(), "valid") for column in padded.T], axis=1)
+
+
+def _gate(time: Float64Array, closed: Iterable[tuple[float, float]]) -> Float64Array:
+    """0 inside the stretches `closed`, 1 away from them, a smooth step between."""
+    gate = np.ones(len(time))
+    for start, end in closed:
+        first, last = np.searchsorted(time, (start - _RAMP_S, end + _RAMP_S))
+        inner = time[first:last]
+        outside = np.clip(np.maximum(start - inner, inner - end) / _RAMP_S, 0.0, 1.0)
+        gate[first:last] *= outside * outside * (3 - 2 * outside)
+    return gate
+
+
+def _within(time: Float64Array, stretches: Iterable[tuple[float, float]]) -> BoolArray:
+    inside = np.zeros(len(time), np.bool_)
+    for start, end in stretches:
+        inside |= (time >= start) & (time <= end)
+    return inside
