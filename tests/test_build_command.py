@@ -1,0 +1,143 @@
+"""`latentsync-trt build`: engines ahead of time."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from latentsync_trt.bundle import Bundle, demo_folder
+from latentsync_trt.cli import main
+from latentsync_trt.runtime.providers import why_unavailable
+from latentsync_trt.runtime.upkeep import survey
+
+GRAPHS = tuple(Bundle.load(demo_folder(), verify=False).manifest.graphs)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "engine cache für Ženy 引擎"
+
+
+def build(cache: Path, *words: str, bundle: str | Path = "demo") -> Result:
+    arguments = ["build", "--bundle", str(bundle), "--provider", "cpu", "--engine-cache", str(cache), *words]
+    return CliRunner().invoke(main, arguments)
+
+
+def report(result: Result) -> dict[str, dict[str, object]]:
+    """The rows of `--json` by graph."""
+    assert (result.exit_code, result.stderr) == (0, "")
+    found = json.loads(result.stdout)
+    assert found["provider"] == "cpu"
+    return {row["graph"]: row for row in found["engines"]}
+
+
+def test_all_graphs_and_a_second_call_finds_them(cache: Path) -> None:
+    first = build(cache)
+    assert first.exit_code == 0
+    assert f"7 of {len(GRAPHS)} engines built in " in first.stdout
+    for graph in GRAPHS:
+        assert f"{graph}: built in " in first.stderr
+    assert len(first.stdout.splitlines()) == 1
+    items = survey(cache, hashes=True)
+    assert {item.record.key.graph for item in items if item.record} == set(GRAPHS)
+    assert {item.state for item in items} == {"ready"}
+    second = build(cache)
+    assert f"0 of {len(GRAPHS)} engines built in 0.0 s" in second.stdout
+    assert second.stderr.count("found in the cache") == len(GRAPHS)
+    assert [item.folder for item in survey(cache)] == [item.folder for item in items]
+
+
+def test_json_names_what_each_engine_cost(cache: Path) -> None:
+    built = report(build(cache, "--graph", "vae_decoder", "--graph", "vae_encoder", "--json"))
+    assert list(built) == ["vae_decoder", "vae_encoder"]
+    row = built["vae_decoder"]
+    assert set(row) == {"graph", "built", "build_s", "open_s", "bytes", "placed"}
+    assert row["built"] is True
+    assert row["placed"] == 1.0
+    sizes = {item.record.key.graph: item.size_bytes for item in survey(cache) if item.record}
+    assert row["bytes"] == sizes["vae_decoder"]
+    again = report(build(cache, "--graph", "vae_decoder", "--json"))["vae_decoder"]
+    assert again["built"] is False
+    assert again["build_s"] == row["build_s"]
+
+
+def test_force_builds_again(cache: Path) -> None:
+    build(cache, "--graph", "vae_encoder")
+    (old,) = survey(cache)
+    assert report(build(cache, "--graph", "vae_encoder", "--force", "--json"))["vae_encoder"]["built"] is True
+    (new,) = survey(cache)
+    assert new.folder != old.folder
+
+
+def test_several_at_once_are_built_by_processes_of_their_own(cache: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle für Ženy"
+    shutil.copytree(demo_folder(), bundle)
+    words = ("--graph", "vae_encoder", "--graph", "vae_decoder", "--jobs", "2", "--json")
+    built = report(build(cache, *words, bundle=bundle))
+    assert [(name, row["built"]) for name, row in built.items()] == [("vae_encoder", True), ("vae_decoder", True)]
+    assert len(survey(cache)) == 2
+    forced = report(build(cache, *words, "--force", bundle=bundle))
+    assert all(row["built"] for row in forced.values())
+
+
+def test_quiet_prints_nothing(cache: Path) -> None:
+    result = build(cache, "--graph", "vae_encoder", "--quiet")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+    assert len(survey(cache)) == 1
+
+
+def test_an_unknown_graph_is_refused_with_those_there_are(cache: Path) -> None:
+    result = build(cache, "--graph", "vae_encoder", "--graph", "upscaler", "-q")
+    assert result.exit_code == 1
+    wanted = f"error: --graph upscaler: bundle demo has no such graph, only {', '.join(GRAPHS)}\n"
+    assert result.stderr == wanted
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("words", [["--jobs", "0"], ["--jobs", "17"], ["--low-memory"], ["--device", "x"]])
+def test_wrong_usage_exits_with_2(cache: Path, words: list[str]) -> None:
+    assert build(cache, *words).exit_code == 2
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_cache_that_takes_nothing_is_an_error(tmp_path: Path, jobs: str) -> None:
+    (tmp_path / "file").write_text("")
+    graphs = ("--graph", "vae_encoder", "--graph", "vae_decoder")
+    result = build(tmp_path / "file", *graphs, "--jobs", jobs, "-q")
+    assert result.exit_code == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert "a file is in the place of the engine cache; choose another place with --engine-cache" in result.stderr
+
+
+def test_an_edited_bundle_is_refused(cache: Path, tmp_path: Path) -> None:
+    shutil.copytree(demo_folder(), tmp_path / "bundle")
+    os.truncate(tmp_path / "bundle" / "vae.weights", 100)
+    result = build(cache, "--json", bundle=tmp_path / "bundle")
+    assert result.exit_code == 1
+    assert "100 bytes, the manifest says" in json.loads(result.stdout)["error"]
+
+
+def test_a_graph_that_does_not_compile_is_named(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bundle, "check_files", lambda self, hashes: None)
+    shutil.copytree(demo_folder(), tmp_path / "bundle")
+    (tmp_path / "bundle" / "vae_encoder.onnx").write_bytes(b"no graph")
+    result = build(cache, "--graph", "vae_encoder", "-q", bundle=tmp_path / "bundle")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {tmp_path / 'bundle' / 'vae_encoder.onnx'}: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert survey(cache) == ()
+
+
+@pytest.mark.skipif(why_unavailable("tensorrt") is None, reason="here TensorRT runs")
+def test_tensorrt_where_it_does_not_run(cache: Path) -> None:
+    command = [sys.executable, "-m", "latentsync_trt", "build", "--bundle", "demo", "--provider", "tensorrt"]
+    done = subprocess.run([*command, "--engine-cache", str(cache)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: tensorrt: {why_unavailable('tensorrt')}\n"
+    assert "install" in done.stderr
+    assert not cache.exists()
