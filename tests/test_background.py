@@ -1,0 +1,279 @@
+"""Engines built by a process of its own while the run goes on. Here the slow provider and the other are both the CPU,
+with a cache each."""
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.bundle import Bundle, demo_folder
+from latentsync_trt.cli import main
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.errors import EngineBuildError, ProviderUnavailable
+from latentsync_trt.runtime import background, networks
+from latentsync_trt.runtime.background import failure_of
+from latentsync_trt.runtime.cache import EngineCache, cache_folder
+from latentsync_trt.runtime.engines import Engines, OpenedEngine
+from latentsync_trt.runtime.networks import Networks, graphs_for
+from latentsync_trt.runtime.providers import Selection
+from latentsync_trt.runtime.upkeep import survey
+from latentsync_trt.types import Progress, SyncReport
+from tests.cache_worker import until
+from tests.clips import decoded, write_face, write_sound
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+GRAPHS = graphs_for(guidance=1.5, full_steps_only=False)
+QUICK = SyncOptions(steps=2, cache_interval=2, lossless=True)
+FRAMES, WINDOWS = 36, 3
+
+
+@dataclass
+class Setting:
+    """A cold cache, a clip, and what is told."""
+
+    cold: Path
+    video: Path
+    audio: Path
+    output: Path
+    notices: list[str] = field(default_factory=list)
+
+    def networks(self) -> Networks:
+        """On the demo bundle."""
+        options = RuntimeOptions(build="background", engine_cache=self.cold)
+        return Networks(Bundle.load(demo_folder()), Selection("cpu"), options, on_notice=self.notices.append)
+
+    def sync(self, lip_sync: LipSync) -> SyncReport:
+        """One clip; its second window is painted after the build has ended."""
+
+        def wait(progress: Progress) -> None:
+            # Painting stands still meanwhile: the queue from there holds fewer frames than a window.
+            lip_sync.wait_for_build()
+
+        return lip_sync.sync(self.video, self.audio, self.output, QUICK, on_progress=wait)
+
+    def told(self, words: str) -> str:
+        """The one notice with these words."""
+        (notice,) = (notice for notice in self.notices if words in notice)
+        return notice
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("clip")
+    return write_face(folder / "face.mp4", FRAMES), write_sound(folder / "speech.wav", FRAMES / 25)
+
+
+@pytest.fixture(scope="module")
+def usual(clip: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """What a run without any of this makes of the clip; it also builds the engines to run on meanwhile."""
+    target = tmp_path_factory.mktemp("usual") / "out.mkv"
+    with LipSync.from_bundle(demo_folder(), "cpu") as lip_sync:
+        lip_sync.sync(*clip, target, QUICK)
+    return np.stack(decoded(target))
+
+
+@pytest.fixture
+def setting(
+    clip: tuple[Path, Path], usual: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Setting]:
+    """The CPU counts as slow to build, and after it comes the CPU, whose engines are in the usual cache."""
+    monkeypatch.setattr(networks, "COMPILING_PROVIDERS", ("cpu",))
+    monkeypatch.setattr(networks, "next_provider", lambda selection: Selection("cpu"))
+    engines_of, calls = Networks._engines, itertools.count()
+
+    def engines(self: Networks, selection: Selection) -> Engines:
+        if next(calls) == 0:
+            return engines_of(self, selection)
+        return Engines(self.bundle, selection, self.options, EngineCache(cache_folder()), self._notice)
+
+    monkeypatch.setattr(Networks, "_engines", engines)
+    return Setting(tmp_path / "cold für Ženy", *clip, tmp_path / "out.mkv")
+
+
+def python(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Puts a line of Python in the place of the command that builds."""
+    monkeypatch.setattr(background, "build_command", lambda engines, graphs: [sys.executable, "-c", code])
+
+
+def test_a_run_starts_at_once_and_changes_between_two_windows(setting: Setting, usual: np.ndarray) -> None:
+    with LipSync(setting.networks()) as lip_sync:
+        report = setting.sync(lip_sync)
+        assert not lip_sync.building
+        assert lip_sync.wait_for_build() == ""
+    assert (report.frames, report.windows) == (FRAMES, WINDOWS)
+    assert np.array_equal(np.stack(decoded(setting.output)), usual)
+    assert setting.told("being built") == f"{len(GRAPHS)} engines for cpu are being built; running on cpu meanwhile"
+    assert setting.told("are ready after").endswith(" s; changing to them")
+    assert len(setting.notices) == 2
+    assert [notice for notice in report.notices if notice in setting.notices] == setting.notices
+    runs: dict[str, list[int]] = {graph: [] for graph in GRAPHS}
+    for engine in report.engines:
+        assert not engine.built  # not by this process
+        runs[engine.graph].append(engine.runs)
+    assert runs["denoise_step"] == [1, WINDOWS - 1]  # a full step a window, before and after the change
+    assert {item.state for item in survey(setting.cold, hashes=True)} == {"ready"}
+
+
+def test_with_engines_in_the_cache_there_is_nothing_to_build(setting: Setting) -> None:
+    warm = Engines(
+        Bundle.load(demo_folder()),
+        Selection("cpu"),
+        RuntimeOptions(),
+        EngineCache(setting.cold),
+        setting.notices.append,
+    )
+    for graph in GRAPHS:
+        warm.build(graph)
+    made = setting.networks()
+    made.prepare(GRAPHS)
+    assert not made.building
+    assert setting.notices == []
+    made.close()
+
+
+@pytest.mark.parametrize("trouble", ["says why", "says nothing", "cannot write"])
+def test_a_build_that_fails_leaves_the_run_going(
+    setting: Setting, usual: np.ndarray, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    if trouble == "says why":
+        python(monkeypatch, 'import sys; print(\'{"error": "no kernel image"}\'); sys.exit(1)')
+    elif trouble == "says nothing":
+        python(monkeypatch, "import os; os._exit(9)")
+    else:
+        setting.cold.mkdir()
+        (setting.cold / ".locks").write_text("")
+    with LipSync(setting.networks()) as lip_sync:
+        report = setting.sync(lip_sync)
+    reason = {"says why": "no kernel image", "says nothing": "it ended with code 9", "cannot write": "a file is in"}
+    told = setting.told("building in the background failed, going on with cpu: ")
+    assert reason[trouble] in told
+    assert told in report.notices
+    assert np.array_equal(np.stack(decoded(setting.output)), usual)
+
+
+def test_engines_that_do_not_open_leave_the_run_going(
+    setting: Setting, usual: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_engine = Engines.open
+
+    def refuse(self: Engines, graph: str, **options: Path | None) -> OpenedEngine:
+        if self.cache.folder == setting.cold.absolute() and graph == "vae_decoder":
+            raise EngineBuildError("made by another driver")
+        return open_engine(self, graph, **options)
+
+    monkeypatch.setattr(Engines, "open", refuse)
+    with LipSync(setting.networks()) as lip_sync:
+        setting.sync(lip_sync)
+    assert setting.told("failed, going on").endswith("going on with cpu: made by another driver")
+    assert np.array_equal(np.stack(decoded(setting.output)), usual)
+
+
+def test_closing_stops_the_build_and_nothing_half_built_is_trusted(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signals = tmp_path / "signals"
+    signals.mkdir()
+    python(
+        monkeypatch,
+        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
+        "from pathlib import Path; from tests.cache_worker import main\n"
+        f"main(Path({str(setting.cold)!r}), Path({str(signals)!r}), 'hang')",
+    )
+    made = setting.networks()
+    made.prepare(GRAPHS)
+    assert made.building
+    until(lambda: list(signals.glob("builds-*")))
+    assert [item.state for item in survey(setting.cold)] == ["building"]
+    start_s = time.monotonic()
+    made.close()
+    assert time.monotonic() - start_s < background._STOP_S  # asked once, it ends
+    assert not made.building
+    assert [item.state for item in survey(setting.cold)] == ["abandoned"]
+    made.close()
+
+
+def test_with_nothing_to_run_on_the_run_waits_and_says_so(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(selection: Selection) -> Selection:
+        raise ProviderUnavailable("cuda: no NVIDIA driver")
+
+    monkeypatch.setattr(networks, "next_provider", none)
+    made = setting.networks()
+    made.prepare(GRAPHS)
+    assert not made.building
+    reason = "cuda: no NVIDIA driver"
+    assert setting.notices == [f"nothing to run on while engines are built, so the run waits for them: {reason}"]
+    assert {time.built for time in made.times()} == {True}
+    made.close()
+
+
+def test_providers_that_build_in_no_time_just_build(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    made = setting.networks()
+    made.prepare(GRAPHS[:2])
+    assert not made.building
+    assert setting.notices == []
+    assert {time.built for time in made.times()} == {True}
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "wanted"),
+    [
+        (json.dumps({"error": "too little memory"}), "Traceback\n", "too little memory"),
+        ("", "Traceback (most recent call last):\n  ...\nImportError: av\n\n", "ImportError: av"),
+        ('{"engines": []}', "", "it ended with code -9"),
+        ("[]", "", "it ended with code -9"),
+    ],
+)
+def test_why_a_build_failed(out: str, err: str, wanted: str) -> None:
+    assert failure_of(out.encode(), err.encode(), -9) == wanted
+
+
+# On the command line.
+
+
+def sync_command(setting: Setting, *words: str) -> tuple[int, str, str]:
+    arguments = ["--video", setting.video, "--audio", setting.audio, "-o", setting.output.with_suffix(".mp4")]
+    options = ["--bundle", "demo", "--provider", "cpu", "--steps", "1", "--build", "background"]
+    result = CliRunner().invoke(
+        main, ["sync", *map(str, arguments), *options, "--engine-cache", str(setting.cold), *words]
+    )
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_command_waits_so_that_the_next_run_is_fast(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, built = setting.output.with_suffix(".mp4"), tmp_path / "built"
+    python(
+        monkeypatch,
+        "import time; from pathlib import Path\n"
+        f"while not Path({str(target)!r}).exists(): time.sleep(0.05)\n"
+        f"time.sleep(1); Path({str(built)!r}).touch()",
+    )
+    code, _, err = sync_command(setting)
+    assert code == 0
+    assert "engines for the next run are still being built; Ctrl-C stops that, the output is complete" in err
+    assert built.exists()
+
+
+def test_ctrl_c_while_waiting_loses_nothing(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    python(monkeypatch, "import time; time.sleep(600)")
+
+    def interrupt(self: background.BackgroundBuild) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(background.BackgroundBuild, "wait", interrupt)
+    code, out, err = sync_command(setting)
+    assert code == 0
+    assert "building engines failed: interrupted" in err
+    assert f"{FRAMES} frames" in out
+    assert setting.output.with_suffix(".mp4").is_file()
