@@ -1,0 +1,273 @@
+"""Draws the portrait's mouth in any pose: lips and chin by warping the photograph, what is behind them by painting.
+
+Everything is in pixels of the rectangle `AREA` of the photograph, enlarged by `ENLARGE`. The mouth has axes of its own:
+`along` from its left to its right corner, `down` across.
+"""
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from latentsync_trt.types import Float32Array, Float64Array, UInt8Array
+from scripts.train_demo.warp import PlateWarp
+
+ENLARGE = 2
+AREA = (160, 96, 288, 204)
+"""Left, top, right, bottom in the photograph, in pixels; nothing outside it moves."""
+
+_UPPER_INNER = (78, 191, 80, 81, 82, 13, 312, 311, 310, 415, 308)
+_LOWER_INNER = (78, 95, 88, 178, 87, 14, 317, 402, 318, 324, 308)
+_UPPER_OUTER = (61, 185, 40, 39, 37, 0, 267, 269, 270, 409, 291)
+_LOWER_OUTER = (61, 146, 91, 181, 84, 17, 314, 405, 321, 375, 291)
+_JAW = (136, 150, 149, 176, 148, 152, 377, 400, 378, 379, 365)
+_CHIN = (32, 208, 199, 428, 262)
+_STILL = (1, 2, 98, 327, 64, 294, 129, 358, 50, 280, 123, 352, 205, 425, 147, 376)
+_CHEEK = (212, 432, 57, 287, 216, 436)
+
+# Shares of half the photographed mouth's width.
+_HALF_WIDTH, _SPREAD, _PURSE = 0.9, 0.1, 0.3
+_GAP = 0.66
+"""The gap between the lips of a mouth that is open as far as it goes."""
+
+_UPPER_SHARE = 0.16
+"""What of the gap the upper lip makes; the jaw makes the rest."""
+
+_JAW_SHARE = 0.62
+"""How far the chin goes down with the lower lip."""
+
+_LINE = 0.38
+"""Where lips that are shut meet, between the photographed upper and lower lip."""
+
+_CORNER_DROP = 0.05
+_SHADOW, _SHADOW_UNTIL = 0.75, 0.15
+_DARK_LEVEL, _CORNERS_FROM = 150, 0.62
+_POUT = 0.12
+_CORNER_SHIFT = 0.03
+_FLATTEN = 0.75
+"""How much of the photographed smile pursed lips lose."""
+
+_FOLLOW = 0.72
+"""How far the outer edge of a lip follows its inner edge: lips get thinner when they part."""
+
+_CLOSED_JAW = -0.09
+"""Where the chin is when the lips are shut, from where it was photographed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MouthPose:
+    """`opening` and `rounding` in [0, 1], `width` in [−1, 1]; see `visemes`."""
+
+    opening: float
+    width: float
+    rounding: float
+
+
+class Mouth:
+    """The photograph's mouth.
+
+    Args:
+        photograph: uint8 `(H, W, 3)` RGB.
+        mesh: FaceMesh's points in it, `(468, 3)`, in pixels.
+    """
+
+    def __init__(self, photograph: UInt8Array, mesh: Float32Array) -> None:
+        left, top, right, bottom = AREA
+        part = photograph[top:bottom, left:right]
+        self.size_px = ((right - left) * ENLARGE, (bottom - top) * ENLARGE)
+        self.picture = np.asarray(cv2.resize(part, self.size_px, interpolation=cv2.INTER_CUBIC), np.uint8)
+        self._points = (mesh[:, :2].astype(np.float64) - (left, top) + 0.5) * ENLARGE - 0.5
+        first, last = self._points[78], self._points[308]
+        self._centre = (first + last) / 2
+        self._half = float(np.linalg.norm(last - first)) / 2
+        along = (last - first) / (2 * self._half)
+        self._axes = np.stack([along, (-along[1], along[0])])
+        self._local = (self._points - self._centre) @ self._axes.T / self._half
+        self._sources = self._points.copy()
+        # The photographed corners are dark beyond FaceMesh's inner points: lips begin at its outer ones.
+        for inner, outer, sign in ((78, 61, -1.0), (308, 291, 1.0)):
+            self._sources[inner] = self._points[outer] + sign * _CORNER_SHIFT * self._half * along
+            self._sources[outer] = self._points[outer] + sign * 3 * _CORNER_SHIFT * self._half * along
+        self._edge = self._rectangle()
+        self._teeth = self._photographed_teeth()
+        self._skin = self._without_corners()
+        self._fade = _fade(self.size_px)
+
+    def draw(self, pose: MouthPose) -> UInt8Array:
+        """The area with the mouth in `pose`, uint8 `(height, width, 3)` RGB; its border is as photographed."""
+        upper_inner, lower_inner, upper_outer, lower_outer, rest, kept = self._targets(pose)
+        upper = self._warped(_UPPER_INNER, upper_inner, _UPPER_OUTER, upper_outer, rest, kept)
+        lower = self._warped(_LOWER_INNER, lower_inner, _LOWER_OUTER, lower_outer, rest, kept)
+        upper_line, lower_line = self._pixels(upper_inner), self._pixels(lower_inner)
+        inside = self._inside(upper_line, lower_line, pose)
+        hole = _polygon(np.concatenate([upper_line, lower_line[::-1]]), self.size_px, grow_px=1.5)
+        result = _mix(lower, inside, hole)
+        result = _mix(result, lower, self._beyond(lower_line, 1.0))
+        result = _mix(result, upper, self._beyond(upper_line, -1.0))
+        result *= self._contact_shadow(upper_line, lower_line, pose)[..., None]
+        result = _mix(self.picture.astype(np.float32), result, self._fade)
+        return np.rint(result.clip(0, 255)).astype(np.uint8)
+
+    def _targets(self, pose: MouthPose) -> tuple[Float64Array, ...]:
+        """Inner and outer lips, other moved points, in the mouth's axes; and the indices of those other points."""
+        local = self._local
+        width = _HALF_WIDTH + (_SPREAD * pose.width if pose.width > 0 else _PURSE * pose.width)
+        gap = _GAP * pose.opening
+        lines = []
+        for inner, outer, sign, share in (
+            (_UPPER_INNER, _UPPER_OUTER, -1.0, _UPPER_SHARE),
+            (_LOWER_INNER, _LOWER_OUTER, 1.0, 1 - _UPPER_SHARE),
+        ):
+            across = np.linspace(-1, 1, len(inner))
+            across = np.sign(across) * np.abs(across) ** 0.85
+            closed = self._lip_line(across, pose.rounding)
+            bow = np.sqrt((1 - across**2).clip(0)) ** (1.0 + 0.25 * (1 - pose.rounding))
+            edge = np.stack([across * width, closed + sign * share * gap * bow], axis=1)
+            moved = edge - local[list(inner)]
+            outer_edge = local[list(outer)] + (1, _FOLLOW) * moved
+            outer_edge[:, 1] += sign * _POUT * pose.rounding * bow
+            lines.append((edge, outer_edge))
+        (upper_inner, upper_outer), (lower_inner, lower_outer) = lines
+        drop = _CLOSED_JAW + _JAW_SHARE * (1 - _UPPER_SHARE) * gap
+        kept = np.array([*_JAW, *_CHIN, *_CHEEK])
+        rest = local[kept].copy()
+        reach = np.exp(-((rest[:, 0] / 1.5) ** 2) * 1.2)
+        rest[: len(_JAW), 1] += drop * reach[: len(_JAW)]
+        chin = slice(len(_JAW), len(_JAW) + len(_CHIN))
+        rest[chin, 1] += drop * reach[chin]
+        cheek = slice(len(_JAW) + len(_CHIN), None)
+        rest[cheek] += np.stack([rest[cheek, 0] * (width - 1) * 0.3, np.full(len(_CHEEK), 0.25 * drop)], axis=1)
+        return upper_inner, lower_inner, upper_outer, lower_outer, rest, kept
+
+    def _lip_line(self, across: Float64Array, rounding: float) -> Float64Array:
+        """Where the lips meet, at shares `across` of the half width."""
+        upper = np.interp(across, self._local[list(_UPPER_INNER), 0], self._local[list(_UPPER_INNER), 1])
+        lower = np.interp(across, self._local[list(_LOWER_INNER), 0], self._local[list(_LOWER_INNER), 1])
+        line = upper + _LINE * (lower - upper) + _CORNER_DROP * across**2
+        return line + _FLATTEN * rounding * (line.mean() - line)
+
+    def _warped(
+        self,
+        inner: tuple[int, ...],
+        inner_at: Float64Array,
+        outer: tuple[int, ...],
+        outer_at: Float64Array,
+        rest_at: Float64Array,
+        rest: Float64Array,
+    ) -> Float32Array:
+        still = self._points[list(_STILL)]
+        targets = np.concatenate([self._pixels(np.concatenate([inner_at, outer_at, rest_at])), still, self._edge])
+        moved = self._sources[[*inner, *outer, *rest.tolist()]]
+        return PlateWarp(targets, np.concatenate([moved, still, self._edge]), self.size_px)(self._skin)
+
+    def _without_corners(self) -> UInt8Array:
+        """The picture with lips where the photographed corners are dark, for lips that are bent there."""
+        outer = self._points[[*_UPPER_OUTER, *_LOWER_OUTER[::-1]]]
+        away = np.abs(np.arange(self.size_px[0]) - self._centre[0]) / self._half
+        dark = (self.picture.max(axis=2) < _DARK_LEVEL) & (away > _CORNERS_FROM)
+        dark &= _polygon(outer, self.size_px, grow_px=5.0) > 0
+        mask = cv2.dilate(dark.astype(np.uint8), np.ones((3, 3), np.uint8))
+        return np.asarray(cv2.inpaint(self.picture, mask, 3, cv2.INPAINT_TELEA), np.uint8)
+
+    def _pixels(self, local: Float64Array) -> Float64Array:
+        return local * self._half @ self._axes + self._centre
+
+    def _beyond(self, line: Float64Array, sign: float) -> Float32Array:
+        """What lies below (`sign` 1) or above (−1) a lip's inner edge, which goes on straight beyond the corners."""
+        width, height = self.size_px
+        far = height * 2.0 if sign > 0 else -float(height)
+        left, right = (-10.0, line[0, 1] + sign * 2), (width + 10.0, line[-1, 1] + sign * 2)
+        outline = np.array([(-10.0, far), left, *line, right, (width + 10.0, far)])
+        return _polygon(outline, self.size_px)
+
+    def _inside(self, upper: Float64Array, lower: Float64Array, pose: MouthPose) -> Float32Array:
+        """Cavity, tongue and teeth, float32 `(height, width, 3)`; lips will cover what does not show."""
+        width, height = self.size_px
+        rows = np.arange(height, dtype=np.float32)[:, None]
+        columns = np.arange(width, dtype=np.float32)
+        ceiling = np.interp(columns, upper[:, 0], upper[:, 1]).astype(np.float32)
+        floor = np.interp(columns, lower[:, 0], lower[:, 1]).astype(np.float32)
+        depth = ((rows - ceiling) / np.maximum(floor - ceiling, 1.0)).clip(0, 1)
+        away = np.abs(columns - float(self._centre[0])) / self._half
+        side = np.float32(1) - np.float32(0.55) * (away**2).clip(0, 1)
+        cavity = np.array([62.0, 24.0, 22.0], np.float32) * (0.75 + 0.25 * depth[..., None])
+        tongue_top = lower[len(lower) // 2, 1] - self._half * (0.2 + 0.1 * (1 - pose.opening))
+        tongue = _soft((rows - tongue_top - 6 * away**2) / 3.0) * (away < 0.62)
+        result = _mix(np.broadcast_to(cavity, (height, width, 3)), np.array([150.0, 78.0, 76.0], np.float32), tongue)
+        result = self._with_lower_teeth(result, lower)
+        colours, opacity = self._teeth
+        result = _mix(result, colours, opacity)
+        shade = 0.62 + 0.38 * _soft((rows - ceiling - 1.0) / 3.0)
+        return np.asarray(result * (shade * side)[..., None], np.float32)
+
+    def _contact_shadow(self, upper: Float64Array, lower: Float64Array, pose: MouthPose) -> Float32Array:
+        """The line between lips that touch; gone when they part."""
+        canvas = np.zeros(self.size_px[::-1], np.uint8)
+        line = np.rint((upper + lower) / 2 * 16).astype(np.int32)
+        cv2.polylines(canvas, [line], False, 255, 1, cv2.LINE_AA, 4)
+        strength = _SHADOW * max(0.0, 1 - pose.opening / _SHADOW_UNTIL)
+        blurred = cv2.GaussianBlur(canvas.astype(np.float32) / 255, (0, 0), 0.9)
+        return np.asarray(1 - np.float32(strength) * blurred, np.float32)
+
+    def _with_lower_teeth(self, inside: Float32Array, lower: Float64Array) -> Float32Array:
+        """The photographed teeth upside down, behind the lower lip, darker."""
+        colours, opacity = self._teeth
+        middle = lower[len(lower) // 2, 1]
+        teeth_bottom = self._pixels(self._local[[14]])[0, 1]
+        flip = np.array([[1.0, 0.0, 0.0], [0.0, -1.0, teeth_bottom + middle - self._half * 0.13]])
+        flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+        flipped = cv2.warpAffine(np.dstack([colours, opacity]), flip, self.size_px, flags=flags)
+        return _mix(inside, flipped[..., :3] * np.float32(0.72), flipped[..., 3] * np.float32(0.85))
+
+    def _photographed_teeth(self) -> tuple[Float32Array, Float32Array]:
+        """Colours `(height, width, 3)` and opacity of the upper teeth, which stay where they are."""
+        upper, lower = self._points[list(_UPPER_INNER)], self._points[list(_LOWER_INNER)]
+        width, height = self.size_px
+        columns = np.arange(width)
+        ceiling = np.interp(columns, upper[:, 0], upper[:, 1]) + 0.06 * self._half
+        floor = np.interp(columns, lower[:, 0], lower[:, 1]) - 0.07 * self._half
+        rows = np.arange(height)[:, None]
+        # Rows above the teeth, which the lip hides in the photograph, repeat their upper edge.
+        source = np.clip(rows, ceiling + 1.5, np.maximum(floor, ceiling + 1.5)).astype(np.float32)
+        across = np.broadcast_to(columns.astype(np.float32), source.shape)
+        colours = cv2.remap(self.picture, np.ascontiguousarray(across), source, cv2.INTER_LINEAR).astype(np.float32)
+        away = np.abs(columns - self._centre[0]) / self._half
+        opacity = _soft((floor - rows) / 1.5) * _soft((0.8 - away) / 0.06)
+        opacity *= _soft((rows - ceiling + 0.5 * self._half) / 2.0)
+        return colours, opacity.astype(np.float32)
+
+    def _rectangle(self) -> Float64Array:
+        """Points along the border, which stay."""
+        width, height = self.size_px
+        x, y = np.linspace(0, width - 1, 7), np.linspace(0, height - 1, 6)
+        sides = [np.stack(np.meshgrid(x, (0.0, height - 1.0)), -1), np.stack(np.meshgrid((0.0, width - 1.0), y[1:-1]), -1)]
+        return np.concatenate([side.reshape(-1, 2) for side in sides])
+
+
+def _mix(below: Float32Array, above: Float32Array, opacity: Float32Array) -> Float32Array:
+    return np.asarray(below + opacity[..., None] * (above - below), np.float32)
+
+
+def _soft(x: Float32Array | Float64Array) -> Float32Array:
+    """A smooth step from 0 at −1 to 1 at 1."""
+    t = np.clip((x + 1) / 2, 0, 1)
+    return np.asarray(t * t * (3 - 2 * t), np.float32)
+
+
+def _polygon(points: Float64Array, size_px: tuple[int, int], grow_px: float = 0.0) -> Float32Array:
+    """Coverage of a polygon, `(height, width)` in [0, 1]."""
+    bits = 4
+    canvas = np.zeros((size_px[1], size_px[0]), np.uint8)
+    corners = np.rint(points * (1 << bits)).astype(np.int32)
+    cv2.fillPoly(canvas, [corners], 255, cv2.LINE_AA, bits)
+    if grow_px:
+        cv2.polylines(canvas, [corners], True, 255, round(2 * grow_px), cv2.LINE_AA, bits)
+    return canvas.astype(np.float32) / np.float32(255)
+
+
+def _fade(size_px: tuple[int, int]) -> Float32Array:
+    """1 inside the area, 0 at its border."""
+    width, height = size_px
+    x = np.minimum(np.arange(width), np.arange(width)[::-1])
+    y = np.minimum(np.arange(height), np.arange(height)[::-1])[:, None]
+    return _soft(np.minimum(x, y) / 8.0 - 1)
