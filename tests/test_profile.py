@@ -1,0 +1,190 @@
+"""`--profile`: where the time went, as a table and as a trace."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.bundle import demo_folder
+from latentsync_trt.cli import main
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.errors import OutputError
+from latentsync_trt.flow import Span
+from latentsync_trt.runtime.networks import graphs_for
+from latentsync_trt.runtime.trace import TABLE_NAME, TRACE_NAME, Trace, write_profile
+from latentsync_trt.types import EngineTime
+from tests.clips import write_face, write_sound
+
+GRAPHS = graphs_for(guidance=1.5, full_steps_only=False)
+QUICK = SyncOptions(steps=2, cache_interval=2)
+WINDOWS = 2
+
+CLOCKS_US = 50_000
+"""ONNX Runtime starts its clock some time after the session's constructor is called: reading the graph comes first."""
+
+TIME = EngineTime("vae_encoder", "cpu", 1.0, built=True, build_s=2.0, open_s=0.5, runs=3, first_ms=9.0, mean_ms=4.0)
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("clip")
+    return write_face(folder / "face.mp4", 20), write_sound(folder / "speech.wav", 0.8)
+
+
+def profiled(clip: tuple[Path, Path], folder: Path, **options: Any) -> list[dict[str, Any]]:
+    """Events of a run's trace."""
+    with LipSync.from_bundle(demo_folder(), "cpu", RuntimeOptions(profile=folder, **options)) as lip_sync:
+        lip_sync.sync(*clip, folder.parent / "out.mp4", QUICK)
+        assert lip_sync.close() == (folder / TABLE_NAME, folder / TRACE_NAME)
+    assert sorted(path.name for path in folder.iterdir()) == [TABLE_NAME, TRACE_NAME]
+    events = json.loads((folder / TRACE_NAME).read_text(encoding="utf-8"))["traceEvents"]
+    assert isinstance(events, list)
+    return events
+
+
+def process_names(events: list[dict[str, Any]]) -> dict[int, str]:
+    return {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+
+
+def rows(folder: Path, heading: str) -> list[list[str]]:
+    """Cells of the table below a heading, without its first two lines."""
+    section = (folder / TABLE_NAME).read_text(encoding="utf-8").split(f"# {heading}")[1].split("\n# ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_stages_and_engines_lie_on_one_time_line(clip: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "profile für Ženy"
+    events = profiled(clip, folder)
+    names = process_names(events)
+    assert sorted(names.values()) == sorted(["stages", *GRAPHS])
+    timed = [event for event in events if event["ph"] == "X"]
+    assert {event["ph"] for event in events} == {"X", "M"}
+    for event in timed:
+        assert type(event["pid"]) is int
+        assert type(event["tid"]) is int
+        assert event["ts"] > 0
+        assert event["dur"] >= 0
+        assert event["pid"] in names
+    spans = [event for event in timed if names[event["pid"]] == "stages"]
+    stages = {"open", "hear", "decode", "face", "paint", "compose", "encode"}
+    assert {event["name"] for event in spans} == stages
+    painting = [(event["ts"], event["ts"] + event["dur"]) for event in spans if event["name"] == "paint"]
+    runs = [event for event in timed if event["name"] == "model_run"]
+    # Four pictures at a time are encoded with and without mask, then decoded; of the steps one is cached.
+    assert len(runs) == WINDOWS * (4 + 4 + 4 + 2) + 1  # the speech is heard once
+    for run in runs:
+        start, end = run["ts"] + CLOCKS_US, run["ts"] + run["dur"] - CLOCKS_US
+        assert any(begin <= start and end <= finish for begin, finish in painting)
+    loading = [event for event in timed if event["name"] == "session_initialization"]
+    (opening,) = (event for event in spans if event["name"] == "open")
+    assert len(loading) == len(GRAPHS)
+    for event in loading:
+        assert opening["ts"] <= event["ts"] + CLOCKS_US
+        assert event["ts"] + event["dur"] <= opening["ts"] + opening["dur"] + CLOCKS_US
+
+
+def test_the_table_has_a_line_for_every_engine(clip: tuple[Path, Path], tmp_path: Path) -> None:
+    profiled(clip, tmp_path / "profile", engine_cache=tmp_path / "cache")
+    engines = {row[0]: row[1:] for row in rows(tmp_path / "profile", "Engines")}
+    assert set(engines) == set(GRAPHS)
+    provider, placed, build_s, open_s, runs, first_ms, mean_ms = engines["denoise_step"]
+    assert (provider, placed, runs) == ("cpu", "100.0%", str(WINDOWS))
+    assert float(build_s) > 0
+    assert float(open_s) > 0
+    assert float(first_ms) > 0
+    assert float(mean_ms) > 0
+    operators = rows(tmp_path / "profile", "Operators")
+    milliseconds = [float(row[4]) for row in operators]
+    assert milliseconds == sorted(milliseconds, reverse=True)
+    assert {row[0] for row in operators} <= set(GRAPHS)
+    assert {row[2] for row in operators} == {"CPU"}
+    assert any("Conv" in row[1] for row in operators)
+
+
+def test_sessions_that_took_turns_are_all_there(clip: tuple[Path, Path], tmp_path: Path) -> None:
+    events = profiled(clip, tmp_path / "profile", low_memory=True)
+    found = sorted(process_names(events).values())
+    opened = sorted(row[0] for row in rows(tmp_path / "profile", "Engines"))
+    assert found == sorted(["stages", *opened])
+    assert opened.count("vae_encoder") > 1
+    for graph, count in (("vae_encoder", 8), ("vae_decoder", 4), ("denoise_step", 1)):
+        runs = [int(row[5]) for row in rows(tmp_path / "profile", "Engines") if row[0] == graph]
+        assert sum(runs) == WINDOWS * count
+    runs_traced = sum(event["name"] == "model_run" for event in events)
+    assert runs_traced == sum(int(row[5]) for row in rows(tmp_path / "profile", "Engines"))
+
+
+def test_a_second_profile_holds_the_second_time_only(clip: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "profile"
+    with LipSync.from_bundle(demo_folder(), "cpu", RuntimeOptions(profile=folder)) as lip_sync:
+        for _ in range(2):
+            lip_sync.sync(*clip, tmp_path / "out.mp4", QUICK)
+            lip_sync.close()
+            assert {row[0]: row[5] for row in rows(folder, "Engines")}["denoise_step"] == str(WINDOWS)
+        assert lip_sync.close() == ()
+
+
+def test_the_command_names_both_files(clip: tuple[Path, Path], tmp_path: Path) -> None:
+    video, audio = map(str, clip)
+    arguments = ["--video", video, "--audio", audio, "-o", str(tmp_path / "out.mp4"), "--steps", "1"]
+    options = ["--bundle", "demo", "--provider", "cpu", "--profile", str(tmp_path / "profile")]
+    result = CliRunner().invoke(main, ["sync", *arguments, *options])
+    assert result.exit_code == 0
+    for name in (TABLE_NAME, TRACE_NAME):
+        assert f"profile: {tmp_path / 'profile' / name}" in result.stderr
+        assert (tmp_path / "profile" / name).is_file()
+
+
+def test_a_folder_that_cannot_be_is_refused_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "profile"):
+        with pytest.raises(OutputError, match="cannot be created"):
+            LipSync.from_bundle(demo_folder(), "cpu", RuntimeOptions(profile=folder))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc takes no files from anyone")
+def test_a_folder_that_takes_no_files_is_refused_before_the_run() -> None:
+    with pytest.raises(OutputError, match=r"/proc: the profile cannot be written \("):
+        LipSync.from_bundle(demo_folder(), "cpu", RuntimeOptions(profile="/proc"))
+
+
+def test_a_folder_that_vanishes_is_named(clip: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "profile"
+    lip_sync = LipSync.from_bundle(demo_folder(), "cpu", RuntimeOptions(profile=folder))
+    lip_sync.warm_up(QUICK)
+    shutil.rmtree(folder)
+    with pytest.raises(OutputError, match=r"profile: the profile cannot be written \("):
+        lip_sync.close()
+
+
+def test_a_trace_that_was_cut_short_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "vae_encoder.json"
+    path.write_text('[{"ph": "X", "name": "model_run"')
+    with pytest.raises(OutputError, match="a trace is cut short"):
+        write_profile(tmp_path, [(TIME, Trace("vae_encoder", path, 0.0))], [])
+
+
+def test_times_are_brought_to_one_clock(tmp_path: Path) -> None:
+    path = tmp_path / "vae_encoder.json"
+    operator = {"op_name": "Conv", "provider": "CPUExecutionProvider", "thread_scheduling_stats": "long"}
+    node = {"cat": "Node", "pid": 7, "tid": 8, "dur": 1500, "ts": 20, "ph": "X", "name": "conv_kernel_time"}
+    path.write_text(json.dumps([node | {"args": operator}, {"ph": "B", "name": "other"}]))
+    spans = [Span("paint", "paint", 4.0, 0.5), Span("encode", "MainThread", 4.25, 0.25)]
+    table, trace = write_profile(tmp_path, [(TIME, Trace("vae_encoder", path, 3.0)), (TIME, None)], spans)
+    assert not path.exists()
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    (found,) = (event for event in events if event["name"] == "conv")
+    assert (found["ts"], found["dur"], found["tid"]) == (3_000_020, 1500, 8)
+    assert found["args"] == {"op_name": "Conv", "provider": "CPUExecutionProvider"}
+    painting, encoding = (event for event in events if event.get("cat") == "stage")
+    assert (painting["ts"], painting["dur"]) == (4_000_000, 500_000)
+    assert painting["pid"] == encoding["pid"] != found["pid"]
+    assert painting["tid"] != encoding["tid"]
+    assert "| vae_encoder | cpu | 100.0% | 2.0 | 0.50 | 3 | 9.0 | 4.0 |" in table.read_text(encoding="utf-8")
+    assert ["vae_encoder", "Conv", "CPU", "1", "1.5"] in rows(tmp_path, "Operators")
