@@ -128,7 +128,8 @@ def test_a_graph_that_does_not_compile_is_named(cache: Path, tmp_path: Path, mon
     (tmp_path / "bundle" / "vae_encoder.onnx").write_bytes(b"no graph")
     result = build(cache, "--graph", "vae_encoder", "-q", bundle=tmp_path / "bundle")
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"error: {tmp_path / 'bundle' / 'vae_encoder.onnx'}: ")
+    assert result.stderr.startswith("error: ")
+    assert "vae_encoder" in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert survey(cache) == ()
 
