@@ -11,12 +11,13 @@ import espeakng_loader
 import numpy as np
 
 from latentsync_trt.types import Float32Array
+from scripts.train_demo.visemes import Phoneme
 
 _SYNCHRONOUS = 2
 _PHONEME_EVENTS, _IPA, _DONT_EXIT = 0x1, 0x2, 0x8000
 _PHONEME_EVENT = 7
 _UTF8 = 1
-_RATE, _VOLUME, _PITCH, _PITCH_RANGE = 1, 2, 3, 4
+_RATE, _PITCH, _PITCH_RANGE = 1, 3, 4
 _FULL_SCALE = np.float32(32768)
 
 
@@ -29,15 +30,6 @@ class Voice:
     words_per_minute: int = 165
     pitch: int = 50
     pitch_range: int = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Phoneme:
-    """An IPA symbol ("" = a pause) and the seconds from the start of the utterance at which espeak-ng places it."""
-
-    symbol: str
-    start_s: float
-    end_s: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,9 +58,7 @@ class _Event(ctypes.Structure):
     )
 
 
-_Callback = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event)
-)
+_Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
 
 
 class Speaker:
@@ -124,7 +114,9 @@ class Speaker:
             for (start, symbol), end in zip(self._events, starts[1:], strict=True)
         )
 
-    def _collect(self, samples: "ctypes._Pointer[ctypes.c_short]", count: int, events: "ctypes._Pointer[_Event]") -> int:
+    def _collect(
+        self, samples: "ctypes._Pointer[ctypes.c_short]", count: int, events: "ctypes._Pointer[_Event]"
+    ) -> int:
         if samples and count:
             self._pieces.append(np.ctypeslib.as_array(samples, (count,)).astype(np.float32) / _FULL_SCALE)
         index = 0

@@ -240,7 +240,10 @@ class Mouth:
         """Points along the border, which stay."""
         width, height = self.size_px
         x, y = np.linspace(0, width - 1, 7), np.linspace(0, height - 1, 6)
-        sides = [np.stack(np.meshgrid(x, (0.0, height - 1.0)), -1), np.stack(np.meshgrid((0.0, width - 1.0), y[1:-1]), -1)]
+        sides = [
+            np.stack(np.meshgrid(x, (0.0, height - 1.0)), -1),
+            np.stack(np.meshgrid((0.0, width - 1.0), y[1:-1]), -1),
+        ]
         return np.concatenate([side.reshape(-1, 2) for side in sides])
 
 

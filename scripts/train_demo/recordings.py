@@ -8,9 +8,9 @@ import numpy as np
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.types import Float32Array
-from scripts.train_demo.espeak import Phoneme, Speaker, Voice
+from scripts.train_demo.espeak import Speaker, Voice
 from scripts.train_demo.texts import HELD_OUT, TRAINING, draw_text
-from scripts.train_demo.visemes import MouthTrack, mouth_track
+from scripts.train_demo.visemes import MouthTrack, Phoneme, mouth_track
 
 Split = Literal["train", "held-out"]
 
@@ -40,7 +40,7 @@ _COLOUR_DB, _COLOUR_POINTS = 10.0, 7
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """`samples (n,)` float32 at 16 kHz, whole frames long; what a mouth does meanwhile; who said which sentence when."""
+    """`samples (n,)` float32 at 16 kHz, whole frames long; what a mouth does meanwhile; who said what when."""
 
     samples: Float32Array
     track: MouthTrack

@@ -206,4 +206,3 @@ def _lit(frame: UInt8Array, scene: Scene, index: int) -> UInt8Array:
 def as_array(frames: Iterator[UInt8Array]) -> UInt8Array:
     """Frames as one array `(n, H, W, 3)`."""
     return np.stack(list(frames))
-

@@ -7,13 +7,13 @@ multiply the blend to zero and open around it.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array
-from scripts.train_demo.espeak import Phoneme
 
 FINE_HZ = 200
 """Rate at which phonemes are blended, before the frames are picked."""
@@ -35,6 +35,15 @@ _VOICELESS_HOLD_S = 0.05
 """espeak-ng places p at its burst; the lips are together in the silence before."""
 
 _NASAL_OR_VOICED, _VOICELESS = "mb", "p"
+
+
+@dataclass(frozen=True, slots=True)
+class Phoneme:
+    """An IPA symbol ("" = a pause) and the seconds from the start of the utterance at which espeak-ng places it."""
+
+    symbol: str
+    start_s: float
+    end_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +144,7 @@ def _parts(phoneme: Phoneme) -> Iterator[Phoneme]:
 def _pauses(spoken: Sequence[Phoneme], duration_s: float) -> Iterator[Phoneme]:
     """Stretches without sounds that are long enough to be more than the end of one."""
     edges = [(0.0, 0.0), *((part.start_s, part.end_s) for part in spoken), (duration_s, duration_s)]
-    for (_, end), (start, _) in zip(edges, edges[1:], strict=False):
+    for (_, end), (start, _) in pairwise(edges):
         if start - end >= _SHORTEST_PAUSE_S:
             yield Phoneme("", end, start)
 

@@ -1,0 +1,131 @@
+"""The data that the small model learns from: mouths that do what is said, and speech that comes out the same twice."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latentsync_trt.audio.mel import log_mel
+from scripts.train_demo.mouth import MouthPose
+from scripts.train_demo.scene import Studio, draw_scene
+from scripts.train_demo.texts import HELD_OUT, TRAINING, vocabulary
+from scripts.train_demo.visemes import SHAPES, Phoneme, mouth_track
+
+STEP_OF_MEL = 0.5 * 0.1 / 4
+"""Half a step of 1 dB, in the units of the audio encoder's input."""
+
+
+def track_of(*sounds: tuple[str, float], before_s: float = 0.4, after_s: float = 0.4):
+    ends = np.cumsum([length for _, length in sounds]) + before_s
+    phonemes = [Phoneme(symbol, end - length, end) for (symbol, length), end in zip(sounds, ends, strict=True)]
+    return mouth_track(phonemes, float(ends[-1]) + after_s)
+
+
+@pytest.mark.parametrize("symbol", ["m", "b"])
+def test_lips_touch_for_as_long_as_the_sound_lasts(symbol: str) -> None:
+    track = track_of(("a", 0.2), (symbol, 0.1), ("a", 0.2))
+    during = slice(16, 18)  # 0.64 and 0.68 s; the sound lasts from 0.6 to 0.7
+    assert track.opening[during].max() == 0.0
+    assert track.shut[during].all()
+    assert track.opening[12] > 0.5
+    assert track.opening[20] > 0.5
+
+
+def test_p_is_shut_before_its_burst() -> None:
+    track = track_of(("a", 0.2), ("p", 0.04), ("a", 0.2))
+    assert track.opening[14] == 0.0  # 0.56 s; espeak-ng places the burst at 0.6
+    assert track.shut.sum() in (1, 2)
+
+
+@pytest.mark.parametrize("offset_s", np.linspace(0, 0.04, 5))
+def test_every_closure_shows_in_a_frame(offset_s: float) -> None:
+    track = track_of(("a", 0.2), ("p", 0.02), ("a", 0.2), ("b", 0.02), ("a", 0.2), before_s=0.4 + offset_s)
+    edges = np.flatnonzero(np.diff(track.shut.astype(np.int8)) == 1)
+    assert len(edges) == 2
+
+
+def test_silence_is_shut_and_flagged() -> None:
+    track = track_of(("a", 0.3), ("", 0.6), ("a", 0.3))
+    assert track.silent[[0, 5, 22, 24]].all()
+    assert not track.silent[[12, 32]].any()
+    assert track.opening[track.silent].max() == 0.0
+
+
+def test_vowels_have_the_mouths_they_are_known_for() -> None:
+    peak = {vowel: track_of((vowel, 0.3)).values()[13] for vowel in "aiu"}
+    assert peak["a"][0] > peak["i"][0] > 0.1
+    assert peak["i"][1] > 0.4 > -0.4 > peak["u"][1]
+    assert peak["u"][2] > 0.7 > 0.2 > peak["i"][2]
+
+
+def test_neighbours_colour_a_sound() -> None:
+    beside_u = track_of(("u", 0.15), ("s", 0.1), ("u", 0.15)).rounding[14]
+    beside_i = track_of(("i", 0.15), ("s", 0.1), ("i", 0.15)).rounding[14]
+    assert beside_u > beside_i + 0.2
+
+
+def test_mouths_move_no_faster_than_mouths_can() -> None:
+    track = track_of(*[(symbol, 0.08) for symbol in "amubisofæl"])
+    assert np.abs(np.diff(track.values()[:, 1:], axis=0)).max() < 0.6
+    assert all(0 <= shape.opening <= 1 and -1 <= shape.width <= 1 for shape in SHAPES.values())
+
+
+def test_an_unknown_sound_is_named() -> None:
+    with pytest.raises(ValueError, match="'Q' has no mouth shape"):
+        track_of(("Q", 0.1))
+
+
+def test_held_out_sentences_and_language_are_not_trained_on() -> None:
+    from scripts.train_demo.recordings import HELD_OUT_VARIANTS, TRAINING_VARIANTS
+
+    trained = {sentence for sentences in TRAINING.values() for sentence in sentences}
+    assert trained.isdisjoint(sentence for sentences in HELD_OUT.values() for sentence in sentences)
+    assert HELD_OUT.keys() - TRAINING.keys() == {"it"}
+    assert set(TRAINING_VARIANTS).isdisjoint(HELD_OUT_VARIANTS)
+
+
+def test_vocabulary_has_no_punctuation() -> None:
+    assert vocabulary(("Yes! No, maybe.", "No.")) == ["Yes", "No", "maybe"]
+
+
+def test_a_scene_is_filmed_the_same_twice_and_moves() -> None:
+    track = track_of(("a", 0.3))
+    scene = draw_scene(np.random.default_rng(1))
+    first, second = (np.stack(list(Studio().film(scene, track, 2, first=12))) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    assert (first[0] != first[1]).mean() > 0.2
+
+
+def test_only_the_mouths_surroundings_move_with_it() -> None:
+    studio, scene = Studio(), draw_scene(np.random.default_rng(3))
+    still = studio.picture(scene, None, 0).astype(np.int16)
+    spoken = studio.picture(scene, MouthPose(0.8, 0.0, 0.0), 0).astype(np.int16)
+    changed = np.abs(still - spoken).max(axis=2) > 8
+    assert 0.005 < changed.mean() < 0.2
+    assert not changed[:60].any()
+
+
+def test_recordings_are_made_the_same_twice_and_stored_well(tmp_path: Path) -> None:
+    pytest.importorskip("espeakng_loader", reason="needs the extra `train`")
+    from scripts.train_demo.recordings import SAMPLES_PER_FRAME
+    from scripts.train_demo.speech import fresh_processes, load_speech, make_speech
+
+    speech = make_speech(range(3, 5), "train", 1)
+    again = make_speech(range(4, 5), "train", 2)
+    np.testing.assert_array_equal(speech.mel(1), again.mel(0))
+    speech.save(tmp_path / "speech.npz")
+    stored = load_speech(tmp_path / "speech.npz")
+    np.testing.assert_array_equal(stored.power, speech.power)
+    np.testing.assert_array_equal(stored.shut, speech.shut)
+    with fresh_processes(1) as pool:
+        recording = pool.apply(_record, (3,))
+    assert len(recording.samples) == SAMPLES_PER_FRAME * len(recording.track) == SAMPLES_PER_FRAME * stored.frames(0)
+    assert np.abs(stored.mel(0) - log_mel(recording.samples)).max() <= STEP_OF_MEL + 1e-5
+    assert stored.mouth(0).opening.max() > 0.5
+
+
+def _record(seed: int):
+    from scripts.train_demo.espeak import Speaker
+    from scripts.train_demo.recordings import record
+
+    return record(Speaker(seed), seed, "train")
