@@ -1,0 +1,137 @@
+"""The denoiser's buffers, on a denoiser that can be followed by hand."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.errors import InferenceError, InputError
+from latentsync_trt.runtime.denoiser import GraphDenoiser
+from latentsync_trt.runtime.networks import Networks
+from latentsync_trt.runtime.providers import Selection
+from latentsync_trt.runtime.recipes import OptimisedGraph
+from tests.toy import FRAMES, toy_inputs, write_toy
+
+SUM_OF_FEW = 1e-6
+"""A handful of float32 additions, relative to the sum."""
+
+NO_COEFFICIENTS = np.zeros(5, np.float32)
+
+
+@pytest.fixture(params=["dynamic", "static"])
+def networks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Networks]:
+    """Variable shapes, where the provider allocates `hidden`, and the same graphs with their shapes fixed."""
+    options = RuntimeOptions(dynamic=request.param == "dynamic", engine_cache=tmp_path / "cache")
+    made = Networks(write_toy(tmp_path / "toy"), Selection("cpu"), options)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def denoiser(networks: Networks) -> GraphDenoiser:
+    return GraphDenoiser(networks.session)
+
+
+def run(denoiser: GraphDenoiser, seed: int = 1, plan: tuple[bool, ...] = (False, True, True, False)) -> None:
+    """The steps of `plan` (True = cached), each compared with what it should come to."""
+    latents, conditioning, audio = toy_inputs(1, seed=seed)
+    denoiser.begin(latents, conditioning, audio, 1.5)
+    wanted, hidden = latents, np.zeros_like(latents)
+    for cached in plan:
+        denoiser.step(7, NO_COEFFICIENTS, cached=cached)
+        hidden = hidden if cached else 2 * wanted
+        wanted = wanted + hidden
+        assert np.abs(denoiser.latents() - wanted).max() <= SUM_OF_FEW * np.abs(wanted).max()
+
+
+def test_cached_steps_reuse_what_the_last_full_one_found(denoiser: GraphDenoiser) -> None:
+    run(denoiser)
+    run(denoiser, seed=2)  # on the buffers of the first batch
+
+
+def test_nothing_of_a_batch_is_left_for_the_next(denoiser: GraphDenoiser) -> None:
+    run(denoiser, plan=(False, True, False, True))
+    first = denoiser.latents()
+    run(denoiser, seed=2)
+    run(denoiser, plan=(False, True, False, True))
+    assert np.array_equal(denoiser.latents(), first)
+
+
+def test_the_callers_arrays_stay_as_they_are(denoiser: GraphDenoiser) -> None:
+    arrays = toy_inputs(1)
+    copies = [array.copy() for array in arrays]
+    denoiser.begin(*arrays, 1.5)
+    denoiser.step(7, NO_COEFFICIENTS, cached=False)
+    assert all(np.array_equal(a, b) for a, b in zip(arrays, copies, strict=True))
+
+
+def test_latents_are_a_copy(denoiser: GraphDenoiser) -> None:
+    denoiser.begin(*toy_inputs(1), 1.5)
+    before = denoiser.latents()
+    kept = before.copy()
+    for _ in range(3):
+        denoiser.step(7, NO_COEFFICIENTS, cached=False)
+    assert np.array_equal(before, kept)
+
+
+def test_a_cached_step_needs_a_full_one(denoiser: GraphDenoiser) -> None:
+    denoiser.begin(*toy_inputs(1), 1.5)
+    with pytest.raises(InferenceError, match="needs a full step before it"):
+        denoiser.step(7, NO_COEFFICIENTS, cached=True)
+
+
+def test_after_letting_go_a_batch_begins_anew(denoiser: GraphDenoiser) -> None:
+    run(denoiser)
+    denoiser.release()
+    with pytest.raises(InferenceError, match="needs a full step before it"):
+        denoiser.step(7, NO_COEFFICIENTS, cached=True)
+    run(denoiser)
+
+
+def test_letting_go_lets_sessions_be_freed(networks: Networks) -> None:
+    denoiser = networks.denoiser()
+    denoiser.begin(*toy_inputs(1), 1.5)
+    for cached in (False, True):
+        denoiser.step(7, NO_COEFFICIENTS, cached=cached)
+    sessions = [weakref.ref(networks.session(name).ort) for name in ("denoise_step", "denoise_step_cached")]
+    networks.close()
+    gc.collect()
+    assert [session() for session in sessions] == [None, None]
+    denoiser.begin(*toy_inputs(1), 1.5)
+    denoiser.step(7, NO_COEFFICIENTS, cached=False)  # opened again
+
+
+def test_batches_may_differ_in_size_within_the_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = RuntimeOptions(engine_cache=tmp_path / "cache", max_windows=3)
+    networks = Networks(write_toy(tmp_path / "toy"), Selection("cpu"), options)
+    networks.prepare(["denoise_step", "denoise_step_cached"])
+
+    def never(*_: object) -> None:
+        raise AssertionError("built again")
+
+    monkeypatch.setattr(OptimisedGraph, "make", never)
+    denoiser = networks.denoiser()
+    for windows, frames in ((1, FRAMES), (3, FRAMES), (2, 8), (1, 2)):
+        latents, *others = toy_inputs(windows, frames)
+        denoiser.begin(latents, *others, 1.5)
+        for cached in (False, True):
+            denoiser.step(7, NO_COEFFICIENTS, cached=cached)
+        assert np.abs(denoiser.latents() - 5 * latents).max() <= SUM_OF_FEW * 5 * np.abs(latents).max()
+    with pytest.raises(InputError, match="4 windows: the engines take 1 to 3; build or export for a wider range"):
+        denoiser.begin(*toy_inputs(4), 1.5)
+    with pytest.raises(InputError, match="9 frames: the engines take 2 to 8"):
+        denoiser.begin(*toy_inputs(1, 9), 1.5)
+    networks.close()
+
+
+def test_fixed_engines_of_a_dynamic_bundle_take_one_size(tmp_path: Path) -> None:
+    options = RuntimeOptions(engine_cache=tmp_path / "cache", dynamic=False)
+    networks = Networks(write_toy(tmp_path / "toy"), Selection("cpu"), options)
+    assert networks.session("denoise_step").inputs[0].shape == (1, 4, FRAMES, 2, 2)
+    with pytest.raises(InputError, match="2 windows: the engines take 1; build or export"):
+        networks.denoiser().begin(*toy_inputs(2), 1.5)
+    networks.close()

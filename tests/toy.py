@@ -1,0 +1,86 @@
+"""A bundle of variable shapes whose denoiser can be followed by hand.
+
+A full step triples the latents, as it adds `hidden`, twice the latents; a cached step adds the same `hidden` again.
+Either adds the latents that it was given to the history. Nothing else in it is used.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from latentsync_trt.bundle import Bundle, DimensionRange, FileEntry, GraphEntry, Manifest, TensorEntry, sha256_file
+
+FRAMES, WIDTH, TOKENS, DEPTH = 4, 2, 3, 5
+RANGES = {"windows": DimensionRange(1, 1, 4), "frames": DimensionRange(2, FRAMES, 8)}
+
+_STATE = ("windows", 4, "frames", WIDTH, WIDTH)
+_INPUTS = (
+    TensorEntry("latents", "float32", _STATE),
+    TensorEntry("conditioning", "float32", ("windows", 9, "frames", WIDTH, WIDTH)),
+    TensorEntry("audio", "float32", ("windows", "frames", TOKENS, DEPTH)),
+    TensorEntry("timestep", "int64", ()),
+    TensorEntry("guidance", "float32", ()),
+    TensorEntry("history", "float32", _STATE),
+    TensorEntry("coefficients", "float32", (5,)),
+)
+_NEXT = (TensorEntry("next_latents", "float32", _STATE), TensorEntry("next_history", "float32", _STATE))
+_HIDDEN = TensorEntry("hidden", "float32", _STATE)
+_ADD_UP = [
+    helper.make_node("Add", ["latents", "hidden"], ["next_latents"]),
+    helper.make_node("Add", ["history", "latents"], ["next_history"]),
+]
+
+
+def write_toy(folder: Path) -> Bundle:
+    """Writes the two graphs of the guided denoiser into a new folder."""
+    folder.mkdir(parents=True)
+    doubled = helper.make_node("Add", ["latents", "latents"], ["hidden"])
+    graphs = {
+        "denoise_step": _write(folder, "denoise_step", [doubled, *_ADD_UP], _INPUTS, (*_NEXT, _HIDDEN)),
+        "denoise_step_cached": _write(folder, "denoise_step_cached", _ADD_UP, (*_INPUTS, _HIDDEN), _NEXT),
+    }
+    (folder / "unet.weights").write_bytes(b"none")
+    manifest = Manifest(
+        name="toy",
+        model="toy",
+        resolution_px=8 * WIDTH,
+        frames=FRAMES,
+        precision="fp32",
+        shapes="dynamic",
+        audio_layers=1,
+        audio_width=DEPTH,
+        opset=21,
+        unet={},
+        graphs=graphs,
+        files={path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in folder.iterdir()},
+        ranges=RANGES,
+    )
+    return Bundle(folder, manifest)
+
+
+def toy_inputs(windows: int, frames: int = FRAMES, seed: int = 1) -> list[np.ndarray]:
+    """Latents, conditioning and audio."""
+    random = np.random.default_rng(seed)
+    shapes = [(windows, 4, frames, WIDTH, WIDTH), (windows, 9, frames, WIDTH, WIDTH), (windows, frames, TOKENS, DEPTH)]
+    return [random.standard_normal(shape, np.float32) for shape in shapes]
+
+
+def _write(
+    folder: Path,
+    name: str,
+    nodes: list[onnx.NodeProto],
+    inputs: tuple[TensorEntry, ...],
+    outputs: tuple[TensorEntry, ...],
+) -> GraphEntry:
+    graph = helper.make_graph(nodes, name, [_info(entry) for entry in inputs], [_info(entry) for entry in outputs])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.checker.check_model(model)
+    onnx.save(model, folder / f"{name}.onnx")
+    return GraphEntry(f"{name}.onnx", "unet.weights", inputs, outputs)
+
+
+def _info(entry: TensorEntry) -> onnx.ValueInfoProto:
+    element = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64}[entry.dtype]
+    return helper.make_tensor_value_info(entry.name, element, entry.shape)
