@@ -54,7 +54,8 @@ def _narrowed(manifest: Manifest, max_windows: int) -> dict[str, DimensionRange]
             f"--max-windows {max_windows}: bundle {manifest.name} was exported for {windows.minimum} to "
             f"{windows.maximum}; export it with --dynamic --max-windows {max_windows}"
         )
-    return {**manifest.ranges, "windows": replace(windows, maximum=max_windows)}
+    usual = min(windows.optimum, max_windows)
+    return {**manifest.ranges, "windows": replace(windows, optimum=usual, maximum=max_windows)}
 
 
 def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dict[str, InputShapes]:

@@ -1,0 +1,220 @@
+"""`RuntimeOptions`: the same on the command line as in Python, and refused where bundle or provider cannot."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from latentsync_trt.bundle import Bundle, demo_folder
+from latentsync_trt.cli import main
+from latentsync_trt.cli.build import command as build_click
+from latentsync_trt.cli.options import build, options_from
+from latentsync_trt.config import PROVIDER_CHOICES, RuntimeOptions, command_line
+from latentsync_trt.errors import InputError
+from latentsync_trt.runtime.background import build_command
+from latentsync_trt.runtime.cache import EngineCache
+from latentsync_trt.runtime.engines import Engines
+from latentsync_trt.runtime.gpu import Gpu
+from latentsync_trt.runtime.networks import Networks
+from latentsync_trt.runtime.profiles import dimension_ranges
+from latentsync_trt.runtime.providers import Selection
+from latentsync_trt.runtime.recipes import OptimisedGraph
+from tests.toy import RANGES, write_toy
+
+ADA = Gpu(1, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
+
+# A value for every field that is not its default, and both values of those that have three.
+VALUES: list[tuple[str, Any]] = [
+    ("dynamic", True),
+    ("dynamic", False),
+    ("max_windows", 3),
+    ("device", 1),
+    ("workspace_gb", 2.5),
+    ("optimization_level", 5),
+    ("cuda_graph", True),
+    ("cuda_graph", False),
+    ("build", "background"),
+    ("low_memory", True),
+    ("engine_cache", "a folder/für Ženy"),
+    ("profile", "-times"),
+]
+
+
+def parsed(words: list[str]) -> RuntimeOptions:
+    """What the command line makes of `words`."""
+    found: list[RuntimeOptions] = []
+
+    @click.command()
+    @options_from(RuntimeOptions)
+    def command(**fields: Any) -> None:
+        found.append(build(RuntimeOptions, fields))
+
+    result = CliRunner().invoke(command, words)
+    assert result.exit_code == 0, result.output
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Bundle:
+    return Bundle.load(demo_folder(), verify=False)
+
+
+@pytest.mark.parametrize(("name", "value"), VALUES)
+def test_an_option_comes_back_from_the_command_line(name: str, value: Any) -> None:
+    options = RuntimeOptions(**{name: value})
+    words = command_line(options)
+    assert words
+    assert parsed(words) == options
+
+
+def test_every_option_is_tried_and_all_go_together() -> None:
+    assert {name for name, _ in VALUES} == {spec.name for spec in dataclasses.fields(RuntimeOptions)}
+    options = RuntimeOptions(**dict(VALUES))
+    assert parsed(command_line(options)) == options
+    assert command_line(RuntimeOptions()) == []
+    assert parsed([]) == RuntimeOptions()
+    assert command_line(RuntimeOptions(engine_cache=Path("cache"))) == ["--engine-cache", "cache"]
+
+
+def test_a_build_elsewhere_is_of_the_same_engines(demo: Bundle, tmp_path: Path) -> None:
+    options = RuntimeOptions(**dict(VALUES) | {"dynamic": None, "max_windows": None})
+    cache = EngineCache(tmp_path / "cache für Ženy")
+    engines = Engines(demo, Selection("cuda", gpu=ADA), options, cache, lambda text: None)
+    words = build_command(engines, ("vae_encoder", "vae_decoder"), force=True)
+    assert words[1:4] == ["-m", "latentsync_trt", "build"]
+    given = build_click.make_context("build", words[4:]).params
+    assert (given["provider"], given["graphs"]) == ("cuda", ("vae_encoder", "vae_decoder"))
+    assert (given["as_json"], given["force"], given["jobs"]) == (True, True, 1)
+    assert Path(given["bundle"]) == demo_folder()
+    elsewhere = build(RuntimeOptions, given)
+    assert Path(elsewhere.engine_cache) == cache.folder
+    again = Engines(demo, Selection("cuda", gpu=ADA), elsewhere, cache, lambda text: None)
+    for graph in demo.manifest.graphs:
+        assert again.key(graph) == engines.key(graph)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_windows": 0}, "--max-windows 0: outside 1 to 64"),
+        ({"device": -1}, "--device -1: outside 0 to 63"),
+        ({"workspace_gb": 0.01}, "--workspace-gb 0.01: outside"),
+        ({"workspace_gb": float("nan")}, "--workspace-gb nan: outside"),
+        ({"optimization_level": 6}, "--optimization-level 6: outside 0 to 5"),
+        ({"build": "later"}, "--build later: not one of now, background"),
+    ],
+)
+def test_values_outside_the_limits(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        RuntimeOptions(**fields)
+    (name,) = fields
+    result = CliRunner().invoke(main, ["build", f"--{name.replace('_', '-')}", str(fields[name])])
+    assert result.exit_code == 2
+
+
+# What bundle and provider do not have.
+
+
+def engines(bundle: Bundle, tmp_path: Path, provider: str = "cpu", **options: Any) -> Engines:
+    selection = Selection(provider, gpu=None if provider == "cpu" else ADA)  # type: ignore[arg-type]
+    return Engines(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("provider", "options", "words"),
+    [
+        ("cpu", {"dynamic": True}, "bundle demo has fixed shapes; export it with --dynamic, or leave --dynamic out"),
+        ("cpu", {"max_windows": 2}, "--max-windows goes with --dynamic"),
+        ("cpu", {"cuda_graph": True}, "--cuda-graph: not with provider cpu; tensorrt and cuda have it"),
+        ("rtx", {"cuda_graph": True}, "--cuda-graph: not with provider rtx"),
+    ],
+)
+def test_what_a_static_bundle_cannot(
+    demo: Bundle, tmp_path: Path, provider: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        engines(demo, tmp_path, provider, **options)
+
+
+@pytest.mark.parametrize(
+    ("provider", "options", "words"),
+    [
+        ("cuda", {"cuda_graph": True}, "--cuda-graph goes with fixed shapes: use --static"),
+        ("tensorrt", {"cuda_graph": True, "max_windows": 2}, "--cuda-graph goes with fixed shapes"),
+        ("cpu", {"dynamic": False, "max_windows": 2}, "--max-windows goes with --dynamic"),
+        ("cpu", {"max_windows": 5}, "--max-windows 5: bundle toy was exported for 1 to 4; export it with --dynamic"),
+    ],
+)
+def test_what_a_dynamic_bundle_cannot(tmp_path: Path, provider: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        engines(write_toy(tmp_path / "toy"), tmp_path, provider, **options)
+
+
+def test_ranges_of_a_dynamic_bundle(tmp_path: Path) -> None:
+    manifest = write_toy(tmp_path / "toy").manifest
+    assert dimension_ranges(manifest, RuntimeOptions()) == RANGES
+    assert dimension_ranges(manifest, RuntimeOptions(dynamic=True)) == RANGES
+    narrower = dimension_ranges(manifest, RuntimeOptions(max_windows=2))
+    assert (narrower["windows"].maximum, narrower["frames"]) == (2, RANGES["frames"])
+    fixed = dimension_ranges(manifest, RuntimeOptions(dynamic=False))
+    assert all(span.minimum == span.optimum == span.maximum for span in fixed.values())
+    assert fixed["frames"].optimum == manifest.frames
+
+
+@pytest.mark.parametrize(("optimum", "asked", "wanted"), [(3, 2, (1, 2, 2)), (3, 3, (1, 3, 3)), (1, 2, (1, 1, 2))])
+def test_the_usual_size_lies_within_a_narrower_range(
+    tmp_path: Path, optimum: int, asked: int, wanted: tuple[int, int, int]
+) -> None:
+    manifest = write_toy(tmp_path / "toy").manifest
+    ranges = {**RANGES, "windows": dataclasses.replace(RANGES["windows"], optimum=optimum)}
+    found = dimension_ranges(dataclasses.replace(manifest, ranges=ranges), RuntimeOptions(max_windows=asked))["windows"]
+    assert (found.minimum, found.optimum, found.maximum) == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dynamic"], "bundle demo has fixed shapes; export it with --dynamic, or leave --dynamic out"),
+        (["--max-windows", "2"], "--max-windows goes with --dynamic"),
+        (["--cuda-graph"], "--cuda-graph: not with provider cpu; tensorrt and cuda have it"),
+    ],
+)
+@pytest.mark.parametrize("command", ["build", "sync"])
+def test_both_commands_refuse_alike(tmp_path: Path, command: str, words: list[str], message: str) -> None:
+    files = ["--video", "a.mp4", "--audio", "b.wav"] if command == "sync" else []
+    options = ["--bundle", "demo", "--provider", "cpu", "--engine-cache", str(tmp_path / "cache"), "-q"]
+    result = CliRunner().invoke(main, [command, *files, *options, *words])
+    assert (result.exit_code, result.stderr) == (1, f"error: {message}\n")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_static_means_the_same_for_a_static_bundle(demo: Bundle, tmp_path: Path) -> None:
+    assert engines(demo, tmp_path, dynamic=False).key("denoise_step") == engines(demo, tmp_path).key("denoise_step")
+
+
+def test_more_than_the_engines_take_is_refused_and_never_built(
+    demo: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("built")
+
+    monkeypatch.setattr(OptimisedGraph, "make", never)
+    networks = Networks(demo, Selection("cpu"), RuntimeOptions(engine_cache=tmp_path / "cache"))
+    denoiser = networks.denoiser()
+    for windows, frames, words in ((2, 16, "2 windows: the engines take 1;"), (1, 8, "8 frames: the engines take 16;")):
+        state = np.zeros((windows, 4, frames, 16, 16), np.float32)
+        known = np.zeros((windows, 9, frames, 16, 16), np.float32)
+        heard = np.zeros((windows, frames, 50, 32), np.float32)
+        with pytest.raises(InputError, match=words):
+            denoiser.begin(state, known, heard, 1.5)
+    networks.close()
+
+
+def test_the_choices_of_a_provider_are_those_of_every_command() -> None:
+    for command in ("build", "sync"):
+        text = CliRunner().invoke(main, [command, "--help"]).stdout
+        assert f"[{'|'.join(PROVIDER_CHOICES)}]" in text
