@@ -1,0 +1,220 @@
+"""The networks at the sizes that are shipped: their shapes, how their weights start, and their files.
+
+They are the classes that `latentsync_trt.export` loads published checkpoints into, plus what only training needs.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from latentsync_trt.export.checkpoint import WHISPER_PREFIX
+from latentsync_trt.export.layers import FrameNorm, LayerNorm, Linear, WindowNorm
+from latentsync_trt.export.naming import checkpoint_tensors
+from latentsync_trt.export.unet import UNet, UNetConfig
+from latentsync_trt.export.unet_blocks import SpatialBlock, StepInputs
+from latentsync_trt.export.whisper import WhisperConfig, WhisperEncoder
+from scripts.train_demo.vae import Vae, VaeConfig, save_vae
+
+RESOLUTION_PX = 128
+WINDOW_FRAMES = 16
+TRACK_VALUES = 3
+"""Opening, width, rounding."""
+
+_SINUSOID_PERIOD = 10000
+_SEEN_ROWS, _SEEN_COLUMNS = 3, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large the three networks are."""
+
+    unet: UNetConfig
+    whisper: WhisperConfig
+    vae: VaeConfig
+
+
+def _sizes(unet: tuple[int, ...], audio_width: int, blocks: int, vae: tuple[int, int, int, int], groups: int) -> Sizes:
+    return Sizes(
+        UNetConfig(
+            widths=unet,
+            layers=1,
+            audio_width=audio_width,
+            attention=(True,) * (len(unet) - 1) + (False,),
+            motion_down=(True,) * len(unet),
+            motion_up=(True,) * len(unet),
+            positions=24,
+        ),
+        WhisperConfig(mels=80, positions=1500, width=audio_width, heads=4, blocks=blocks),
+        VaeConfig(vae, 1, groups),
+    )
+
+
+SHIPPED = _sizes((64, 64, 96, 96), 96, 3, (32, 48, 64, 96), 16)
+"""All kinds of blocks, 8.6 million parameters."""
+
+TINY = _sizes((32, 32), 32, 2, (8, 8, 16, 16), 8)
+"""For tests of the training code: it runs on a CPU, and learns little."""
+
+
+class TrainedUNet(UNet):
+    """The U-Net with a noise level for each window of a batch: `timestep (B,)`."""
+
+    def _step(self, timestep: Tensor, audio: Tensor, frames: int, guided: bool) -> StepInputs:
+        embed = self.time_embedding
+        steps = torch.arange(embed.half_width, dtype=torch.float32, device=timestep.device)
+        angles = timestep.float()[:, None] * torch.exp(steps * (-math.log(_SINUSOID_PERIOD) / embed.half_width))
+        sinusoid = torch.cat([angles.cos(), angles.sin()], 1)
+        time = F.silu(embed.linear_2(F.silu(embed.linear_1(sinusoid))))
+        return StepInputs(time.repeat_interleave(frames, 0), audio, frames, guided)
+
+
+class MouthReader(nn.Module):
+    """Reads a frame's mouth from the tokens the U-Net would get, with the U-Net's own blocks.
+
+    An audio encoder that is trained through it learns features that cross-attention, which knows no order, can read.
+    `audio (N, S, D)` → `(N, 5)`: opening, width, rounding, and logits of shut and silent.
+    """
+
+    def __init__(self, audio_width: int, width: int = 64, blocks: int = 3, queries: int = 4) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.zeros(1, queries, width))
+        self.blocks = nn.ModuleList([SpatialBlock(width, audio_width) for _ in range(blocks)])
+        self.norm = LayerNorm(width)
+        self.out = Linear(queries * width, TRACK_VALUES + 2)
+        self.width = width
+
+    def forward(self, audio: Tensor) -> Tensor:
+        step = StepInputs(audio[:, :1, :1], audio, 1, False)
+        x = self.query.expand(len(audio), -1, -1)
+        for block in self.blocks:
+            x = block(x, step, False)
+        read: Tensor = self.out(self.norm(x).flatten(1))
+        return read
+
+
+class MouthSeer(nn.Module):
+    """Sees a frame's mouth in the lower half of an aligned face: `image (N, 3, H, W)` → opening, width, rounding."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        widths = (3, width, width, 2 * width, 2 * width, 4 * width)
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in pairwise(widths))
+        self.norms = nn.ModuleList(nn.GroupNorm(4, b) for b in widths[1:])
+        self.out = nn.Sequential(
+            nn.Linear(_SEEN_ROWS * _SEEN_COLUMNS * 4 * width, 4 * width), nn.SiLU(), nn.Linear(4 * width, TRACK_VALUES)
+        )
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = image[:, :, image.shape[2] * 3 // 8 :]
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = F.silu(norm(conv(x)))
+        seen: Tensor = self.out(F.adaptive_avg_pool2d(x, (_SEEN_ROWS, _SEEN_COLUMNS)).flatten(1))
+        return seen
+
+
+def initialise(network: nn.Module, seed: int) -> None:
+    """Gives the weights of `latentsync_trt.export`'s layers, which are made empty, seeded values to train from."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, module in network.named_modules():
+            if isinstance(module, LayerNorm | FrameNorm | WindowNorm):
+                module.weight.fill_(1.0)
+                module.bias.zero_()
+            elif isinstance(module, Linear | nn.Conv1d | nn.Conv2d):
+                inputs = module.weight.shape[0] if isinstance(module, Linear) else module.weight[0].numel()
+                # What is added to a residual starts small.
+                small = name.endswith(("proj_out", "conv2", "to_out.0", "net.2", "mlp.2", "attn.out"))
+                spread = (0.1 if small else 1.0) / math.sqrt(inputs)
+                module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * spread)
+                if module.bias is not None:
+                    module.bias.zero_()
+        for name, tensor in network.state_dict().items():
+            if name.endswith(".pe"):
+                tensor.copy_(_sinusoids(tensor.shape[1], tensor.shape[2], interleaved=True)[None])
+            elif name.endswith("positional_embedding"):
+                tensor.copy_(_sinusoids(*tensor.shape, interleaved=False))
+            elif name == "query":
+                tensor.copy_(torch.randn(tensor.shape, generator=generator))
+
+
+def make_unet(sizes: Sizes, seed: int) -> TrainedUNet:
+    """A U-Net to train; it starts by predicting nothing."""
+    network = TrainedUNet(sizes.unet)
+    initialise(network, seed)
+    nn.init.zeros_(network.conv_out.weight)
+    return network
+
+
+def make_whisper(sizes: Sizes, seed: int) -> WhisperEncoder:
+    """An audio encoder to train; its positions are sinusoids and stay so."""
+    network = WhisperEncoder(sizes.whisper)
+    initialise(network, seed)
+    network.positional_embedding.requires_grad_(False)
+    return network
+
+
+def make_vae(sizes: Sizes, seed: int) -> Vae:
+    """An autoencoder to train."""
+    torch.manual_seed(seed)
+    return Vae(sizes.vae)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFiles:
+    """Where `save_checkpoints` writes; `latentsync-trt export` takes them as --unet, --vae and --whisper."""
+
+    folder: Path
+
+    @property
+    def unet(self) -> Path:
+        """As LatentSync publishes it."""
+        return self.folder / "latentsync_unet.pt"
+
+    @property
+    def vae(self) -> Path:
+        """As diffusers lays it out."""
+        return self.folder / "vae"
+
+    @property
+    def whisper(self) -> Path:
+        """As OpenAI publishes it, encoder only."""
+        return self.folder / "whisper.pt"
+
+
+def save_checkpoints(
+    folder: Path, unet: UNet, whisper: WhisperEncoder, vae: Vae, scaling_factor: float, step: int
+) -> CheckpointFiles:
+    """Writes the three networks as published ones are, in half precision, which is what they are shipped in."""
+    files = CheckpointFiles(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save({"global_step": step, "state_dict": _halved(checkpoint_tensors(unet))}, files.unet)
+    config = whisper.config
+    dims = {
+        "n_mels": config.mels,
+        "n_audio_ctx": config.positions,
+        "n_audio_state": config.width,
+        "n_audio_head": config.heads,
+        "n_audio_layer": config.blocks,
+    }
+    state = _halved(checkpoint_tensors(whisper, WHISPER_PREFIX))
+    torch.save({"dims": dims, "model_state_dict": state}, files.whisper)
+    save_vae(vae, files.vae, scaling_factor, torch.float16)
+    return files
+
+
+def _halved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", torch.float16).contiguous() for name, tensor in tensors.items()}
+
+
+def _sinusoids(count: int, width: int, *, interleaved: bool) -> Tensor:
+    """`(count, width)`: sines and cosines one after the other by channel, or sines first (as Whisper has them)."""
+    half = width // 2
+    exponent = torch.arange(half) / (half if interleaved else max(half - 1, 1))
+    angles = torch.arange(count)[:, None] * torch.exp(-math.log(_SINUSOID_PERIOD) * exponent)
+    pair = angles.sin(), angles.cos()
+    return torch.stack(pair, -1).flatten(1) if interleaved else torch.cat(pair, 1)
