@@ -118,24 +118,28 @@ class Studio:
     def film(self, scene: Scene, track: MouthTrack | None, frames: int, first: int = 0) -> Iterator[UInt8Array]:
         """Frames `first` to `first + frames`, uint8 `(320, 320, 3)` RGB; without a track the photographed mouth."""
         for index in range(first, first + frames):
-            pose = None
-            if track is not None:
-                pose = MouthPose(float(track.opening[index]), float(track.width[index]), float(track.rounding[index]))
-            yield self.picture(scene, pose, index)
+            yield self.picture(scene, None if track is None else pose_at(track, index), index)
 
     def picture(self, scene: Scene, pose: MouthPose | None, index: int) -> UInt8Array:
         """Frame `index` of a scene, with the mouth in `pose` or as photographed."""
-        time_s = index / MODEL_FPS
+        return self.takes(scene, (pose,), index)[0]
+
+    def takes(self, scene: Scene, poses: tuple[MouthPose | None, ...], index: int) -> tuple[UInt8Array, ...]:
+        """Frame `index` of a scene once for each mouth; nothing else differs, not even the grain."""
+        x, y = self._seen(scene, index / MODEL_FPS)
+        frames = []
+        for pose in poses:
+            frame = cv2.remap(self._enlarged(pose), x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
+            frames.append(_lit(np.ascontiguousarray(frame[:, ::-1] if scene.mirrored else frame), scene, index))
+        return tuple(frames)
+
+    def _enlarged(self, pose: MouthPose | None) -> UInt8Array:
         if pose is None:
-            large = self._large
-        else:
-            large = self._large.copy()
-            left, top, right, bottom = (edge * ENLARGE for edge in AREA)
-            large[top:bottom, left:right] = self._mouth.draw(pose)
-        x, y = self._seen(scene, time_s)
-        frame = cv2.remap(large, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
-        frame = frame[:, ::-1] if scene.mirrored else frame
-        return _lit(np.ascontiguousarray(frame), scene, index)
+            return self._large
+        large = self._large.copy()
+        left, top, right, bottom = (edge * ENLARGE for edge in AREA)
+        large[top:bottom, left:right] = self._mouth.draw(pose)
+        return large
 
     def _seen(self, scene: Scene, time_s: float) -> tuple[Float32Array, Float32Array]:
         """Which pixel of the enlarged photograph each pixel of the frame shows."""
@@ -151,6 +155,11 @@ class Studio:
         x += near * np.float32(np.sin(np.deg2rad(scene.yaw.at(time_s))))
         y += near * np.float32(np.sin(np.deg2rad(scene.pitch.at(time_s))))
         return (x + np.float32(0.5)) * ENLARGE - np.float32(0.5), (y + np.float32(0.5)) * ENLARGE - np.float32(0.5)
+
+
+def pose_at(track: MouthTrack, index: int) -> MouthPose:
+    """The mouth in frame `index`."""
+    return MouthPose(float(track.opening[index]), float(track.width[index]), float(track.rounding[index]))
 
 
 @lru_cache(maxsize=1)
