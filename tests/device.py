@@ -1,17 +1,29 @@
-"""A device with room for so many networks, and watched: what ONNX Runtime says and does where memory is short."""
+"""Networks of the built-in model on the CPU, and a device with room for so many of them, which does and says what
+ONNX Runtime does and says where memory is short."""
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import onnxruntime as ort
 import pytest
 
+from latentsync_trt.bundle import Bundle, demo_folder
+from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.engines import Engines
+from latentsync_trt.runtime.networks import Networks, graphs_for
+from latentsync_trt.runtime.providers import Selection
 from latentsync_trt.types import EngineTime
 
 PLENTY = 99
+
+GRAPHS = graphs_for(guidance=1.5, full_steps_only=False)
+CPU = Selection("cpu")
+
+_LATENTS = (1, 4, 16, 16, 16)
 
 RealSession = ort.InferenceSession
 
@@ -106,3 +118,46 @@ def by_graph(times: tuple[EngineTime, ...]) -> dict[str, EngineTime]:
     found = {time.graph: time for time in times}
     assert len(found) == len(times)
     return found
+
+
+class DemoNetworks:
+    """Makes networks whose engines lie in `cache`; closes them at the end of its block. `notices`: what they told."""
+
+    def __init__(self, cache: Path) -> None:
+        self.notices: list[str] = []
+        self._cache = cache
+        self._bundle = Bundle.load(demo_folder(), verify=False)
+        self._made: list[Networks] = []
+
+    def __call__(self, selection: Selection = CPU, *, may_pass_over: bool = False, **options: Any) -> Networks:
+        settings = RuntimeOptions(**{"engine_cache": self._cache} | options)
+        made = Networks(self._bundle, selection, settings, may_pass_over=may_pass_over, on_notice=self.notices.append)
+        self._made.append(made)
+        return made
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for networks in self._made:
+            networks.close()
+
+
+def inputs() -> list[np.ndarray]:
+    """Latents, conditioning and audio, made up."""
+    random = np.random.default_rng(3)
+    return [random.standard_normal(shape, np.float32) for shape in (_LATENTS, (1, 9, *_LATENTS[2:]), (1, 16, 50, 32))]
+
+
+def denoised(networks: Networks, *, evict: Callable[[], object] = lambda: None) -> np.ndarray:
+    """A full step and two cached ones on made-up inputs; `evict` is called where a new batch begins."""
+    denoiser = networks.denoiser()
+    results = []
+    for _ in range(2):
+        denoiser.begin(*inputs(), 1.5)
+        for cached in (False, True, True):
+            denoiser.step(500, np.array([0.9, 0.1, 0, 0, 0], np.float32), cached=cached)
+        results.append(denoiser.latents())
+        evict()
+    assert np.array_equal(*results)
+    return results[0]

@@ -141,7 +141,7 @@ def test_a_build_that_writes_nothing_is_an_error(cache: EngineCache) -> None:
 
 
 def test_an_engine_that_its_provider_refuses_is_made_again(cache: EngineCache, notices: list[str]) -> None:
-    old = cache.obtain(KEY, write_engine)
+    old = EngineCache(cache.folder).obtain(KEY, write_engine)
 
     def load(folder: Path) -> str:
         if folder == old.folder:
@@ -168,6 +168,9 @@ def test_an_engine_is_kept_where_opening_it_fails_for_other_reasons(cache: Engin
 
     with pytest.raises(EngineBuildError):  # one that was built just now gets no better by building it again
         cache.load(engine_key(graph="vae_encoder"), write_engine, refuse)
+    cache.obtain(engine_key(graph="vae_decoder"), write_engine)
+    with pytest.raises(EngineBuildError):
+        cache.load(engine_key(graph="vae_decoder"), never, refuse)
 
 
 def test_where_engines_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

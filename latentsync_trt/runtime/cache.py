@@ -62,6 +62,7 @@ class EngineCache:
         self._store = Store(folder)
         self._notice = on_notice
         self._verified: set[str] = set()
+        self._built: set[str] = set()
 
     @property
     def folder(self) -> Path:
@@ -96,8 +97,8 @@ class EngineCache:
     def load(self, key: EngineKey, build: Build, load: Callable[[Path], T], *, force: bool = False) -> tuple[Engine, T]:
         """`obtain`, then `load` on the engine's folder.
 
-        Builds once more if somebody deleted the engine in between, or if `load` refuses one of an earlier run with
-        `EngineBuildError`: a key cannot hold everything on which a provider insists.
+        Builds once more if somebody deleted the engine in between, or if `load` refuses one that this object did not
+        build with `EngineBuildError`: a key cannot hold everything on which a provider insists.
 
         Raises:
             As `obtain`, and whatever `load` raises.
@@ -107,7 +108,8 @@ class EngineCache:
             return engine, load(engine.folder)
         except (LatentSyncError, OSError) as error:
             gone = not (engine.folder / RECORD_NAME).exists()
-            if not gone and (engine.built or not isinstance(error, EngineBuildError)):
+            earlier = engine.folder.name not in self._built
+            if not gone and not (earlier and isinstance(error, EngineBuildError)):
                 raise
             why = "was deleted while it was opened" if gone else f"does not open ({error})"
             self._notice(f"engine cache: {key.label} in {self.folder} {why}; making it again")
@@ -169,6 +171,7 @@ class EngineCache:
             shutil.rmtree(aside, ignore_errors=True)
             raise
         self._verified.add(folder.name)
+        self._built.add(folder.name)
         return folder, build_s
 
     def _run(self, build: Build, aside: Path) -> None:

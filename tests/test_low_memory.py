@@ -1,0 +1,160 @@
+"""Where memory is short: networks take turns, the run goes on and comes to the same, or one clear line says why not."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from latentsync_trt import LipSync, SyncOptions, pipeline
+from latentsync_trt.bundle import demo_folder
+from latentsync_trt.cli import main
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.diffusion.inpainting import Inpainter
+from latentsync_trt.errors import InferenceError, OutOfMemory
+from tests.clips import decoded, write_face, write_sound
+from tests.device import GRAPHS, DemoNetworks, Device, denoised, inputs, watched_device
+
+QUICK = SyncOptions(steps=2, cache_interval=2, lossless=True)
+FRAMES, WINDOWS = 36, 3
+LOW_MEMORY_NOTICE = "one network at a time is kept"
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A face of `WINDOWS` windows, and speech as long."""
+    folder = tmp_path_factory.mktemp("clip")
+    return write_face(folder / "face.mp4", FRAMES), write_sound(folder / "speech.wav", FRAMES / 25)
+
+
+@pytest.fixture(scope="module")
+def usual(clip: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """What a run with all networks open makes of the clip."""
+    target = tmp_path_factory.mktemp("usual") / "out.mkv"
+    with LipSync.from_bundle(demo_folder(), "cpu") as lip_sync:
+        lip_sync.sync(*clip, target, QUICK)
+    return np.stack(decoded(target))
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    return watched_device(monkeypatch)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[DemoNetworks]:
+    with DemoNetworks(tmp_path / "cache") as made:
+        yield made
+
+
+def test_low_memory_keeps_one_network_and_paints_the_same(
+    clip: tuple[Path, Path],
+    usual: np.ndarray,
+    device: Device,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups: list[int] = []
+    paint = Inpainter.paint
+
+    def count(self: Inpainter, windows: list[object]) -> object:
+        groups.append(len(windows))
+        return paint(self, windows)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Inpainter, "paint", count)
+    assert pipeline._WINDOWS_IN_TURN > 2
+    monkeypatch.setattr(pipeline, "_WINDOWS_IN_TURN", 2)  # as few as show the groups
+    options = RuntimeOptions(low_memory=True, engine_cache=tmp_path / "cold")
+    with LipSync.from_bundle(demo_folder(), "cpu", options) as lip_sync:
+        report = lip_sync.sync(*clip, tmp_path / "out.mkv", QUICK)
+    assert device.most_networks == 1
+    assert report.windows == WINDOWS
+    assert groups == [2, 1]
+    assert not any(LOW_MEMORY_NOTICE in notice for notice in report.notices)  # nothing that was not asked for
+    assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), usual)
+
+
+def test_steps_after_an_eviction(make: DemoNetworks, device: Device) -> None:
+    usual = make()
+    wanted = denoised(usual)
+    usual.close()
+    networks = make(low_memory=True)
+    found = denoised(networks, evict=lambda: networks.session("vae_decoder"))
+    assert np.array_equal(found, wanted)
+    assert device.opened.count("denoise_step") == 3  # one of them before
+    denoiser = networks.denoiser()
+    denoiser.begin(*inputs(), 1.5)
+    denoiser.step(1, np.zeros(5, np.float32), cached=False)
+    networks.session("vae_decoder")
+    assert device.networks() == {"vae.weights"}  # no buffer or binding keeps the denoiser alive
+    with pytest.raises(InferenceError, match="needs a full step"):
+        denoiser.step(1, np.zeros(5, np.float32), cached=True)
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_too_little_memory_to_open_all(
+    clip: tuple[Path, Path], usual: np.ndarray, device: Device, tmp_path: Path, room: int
+) -> None:
+    device.room = room
+    with LipSync.from_bundle(demo_folder(), "cpu") as lip_sync:
+        report = lip_sync.sync(*clip, tmp_path / "out.mkv", QUICK)
+    assert device.most_networks <= room
+    assert sum(LOW_MEMORY_NOTICE in notice for notice in report.notices) == 1
+    assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), usual)
+
+
+def test_too_little_memory_to_run(clip: tuple[Path, Path], usual: np.ndarray, device: Device, tmp_path: Path) -> None:
+    device.room_to_run = 1
+    with LipSync.from_bundle(demo_folder(), "cpu") as lip_sync:
+        report = lip_sync.sync(*clip, tmp_path / "out.mkv", QUICK)
+    assert sum(LOW_MEMORY_NOTICE in notice for notice in report.notices) == 1
+    assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), usual)
+
+
+def test_memory_that_runs_out_at_a_cached_step(make: DemoNetworks, device: Device) -> None:
+    usual = make()
+    wanted = denoised(usual)
+    usual.close()
+    networks = make()
+    networks.prepare(GRAPHS)
+    denoiser = networks.denoiser()
+    denoiser.begin(*inputs(), 1.5)
+    for cached, room in ((False, 9), (True, 1), (True, 9)):
+        device.room_to_run = room
+        denoiser.step(500, np.array([0.9, 0.1, 0, 0, 0], np.float32), cached=cached)
+    assert np.array_equal(denoiser.latents(), wanted)
+    assert device.networks() == {"unet.weights"}
+
+
+def test_a_build_takes_the_room_of_open_networks(make: DemoNetworks, device: Device) -> None:
+    networks = make()
+    networks.prepare(GRAPHS[:2])
+    device.room = 2
+    networks.prepare(GRAPHS[2:4])  # a second clip, with other settings
+    assert device.networks() == {"unet.weights"}
+    assert len(make.notices) == 1
+    assert networks.low_memory
+
+
+def test_too_little_memory_for_one_network_reaches_the_caller(make: DemoNetworks, device: Device) -> None:
+    networks = make()
+    device.room = 0
+    with pytest.raises(OutOfMemory, match=r"out of memory .*; use --low-memory, a bundle of a lower --resolution"):
+        networks.prepare(GRAPHS)
+    device.room, device.room_to_run = 9, 0
+    with pytest.raises(OutOfMemory):
+        networks.encode(np.zeros((4, 3, 128, 128), np.float32))
+
+
+def test_the_command_says_out_of_memory_in_one_line(clip: tuple[Path, Path], device: Device, tmp_path: Path) -> None:
+    device.room_to_run = 0
+    video, audio = map(str, clip)
+    arguments = ["--video", video, "--audio", audio, "-o", str(tmp_path / "out.mp4"), "--bundle", "demo", "-q"]
+    result = CliRunner().invoke(main, ["sync", *arguments])
+    assert result.exit_code == 1
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert result.stderr.startswith("error: ")
+    assert "on CPUExecutionProvider: out of memory " in result.stderr
+    assert "; use --low-memory, a bundle of a lower --resolution or --precision fp16" in result.stderr
+    assert list(tmp_path.iterdir()) == []
