@@ -107,8 +107,9 @@ def test_only_the_mouths_surroundings_move_with_it() -> None:
 
 def test_recordings_are_made_the_same_twice_and_stored_well(tmp_path: Path) -> None:
     pytest.importorskip("espeakng_loader", reason="needs the extra `train`")
+    from scripts.train_demo.dictation import fresh_processes, make_speech
     from scripts.train_demo.recordings import SAMPLES_PER_FRAME
-    from scripts.train_demo.speech import fresh_processes, load_speech, make_speech
+    from scripts.train_demo.speech import load_speech
 
     speech = make_speech(range(3, 5), "train", 1)
     again = make_speech(range(4, 5), "train", 2)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +19,7 @@ from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.types import UInt8Array
 from scripts.train_demo.scene import Scene, Studio, draw_scene, pose_at
 from scripts.train_demo.speech import Speech
+from scripts.train_demo.visemes import MouthTrack
 
 _STILL_SHARE = 0.5
 """Clips whose source keeps the photographed mouth; the others say something else."""
@@ -33,6 +35,9 @@ class ClipPlan:
     scene: Scene
     other: int | None
     other_first: int
+
+
+_Work = tuple[int, ClipPlan, MouthTrack, MouthTrack | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,17 +92,18 @@ def film_clips(speech: Speech, plans: list[ClipPlan], resolution_px: int, folder
     return Clips(spoken, source, places[:, 0], places[:, 1], np.array(found))
 
 
-def _tracks(speech: Speech, plan: ClipPlan):  # noqa: ANN202
+def _tracks(speech: Speech, plan: ClipPlan) -> tuple[MouthTrack, MouthTrack | None]:
     return speech.mouth(plan.index), None if plan.other is None else speech.mouth(plan.other)
 
 
-def _film_one(folder: Path, resolution_px: int, work) -> bool:  # noqa: ANN001
+def _film_one(folder: Path, resolution_px: int, work: _Work) -> bool:
     """Writes one clip to its place; False if its face was lost on the way, which leaves pictures out."""
     number, plan, said, other = work
     studio, detector = _tools()
     spoken = np.load(folder / "spoken.npy", mmap_mode="r+")[number]
     source = np.load(folder / "source.npy", mmap_mode="r+")[number]
-    tracker, state, first_track = FaceTracker(detector), None, None
+    tracker, first_track = FaceTracker(detector), None
+    state: AlignState | None = None
     for index in range(plan.frames):
         old = None if other is None else pose_at(other, plan.other_first + index)
         shown, target = studio.takes(plan.scene, (old, pose_at(said, plan.first + index)), index)
@@ -105,16 +111,14 @@ def _film_one(folder: Path, resolution_px: int, work) -> bool:  # noqa: ANN001
         if tracked is None or first_track not in (None, tracked.track_id):
             return False
         first_track = tracked.track_id
-        matrix, state = _aligned(tracked.face.points, state, resolution_px)
+        matrix, state = align(tracked.face.points, state, resolution_px, whole_pixels=False)
         source[index] = crop(shown, matrix, resolution_px).image
         spoken[index] = crop(target, matrix, resolution_px).image
     return True
 
 
-def _aligned(points, state: AlignState | None, resolution_px: int):  # noqa: ANN001, ANN202
-    return align(points, state, resolution_px, whole_pixels=False)
-
-
 @lru_cache(maxsize=1)
 def _tools() -> tuple[Studio, MediaPipeDetector]:
+    # As many processes as cores: threads of OpenCV would only get in each other's way.
+    cv2.setNumThreads(1)
     return Studio(), MediaPipeDetector()
