@@ -4,10 +4,11 @@ No arithmetic happens here. Every stage is a generator over the one before it, j
 depends on the size of a picture and of a window, not on the length of the clip.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -77,6 +78,7 @@ class LipSync:
     def __init__(self, networks: Networks) -> None:
         self._networks = networks
         self._own_detector: FaceDetector | None = None
+        self._turn = threading.Lock()
 
     @classmethod
     def from_bundle(
@@ -164,8 +166,9 @@ class LipSync:
             OutOfMemory: even one network alone is too much for the device.
             Whatever is raised, no output is left behind.
         """
-        run = _Run(self._networks, Path(video), Path(audio), Path(output), options or SyncOptions())
-        return run.execute(detector or self._detector(), noise, on_progress or _ignore)
+        with self._turn if self._networks.one_clip_at_a_time else nullcontext():
+            run = _Run(self._networks, Path(video), Path(audio), Path(output), options or SyncOptions())
+            return run.execute(detector or self._detector(), noise, on_progress or _ignore)
 
     def _detector(self) -> FaceDetector:
         if self._own_detector is None:

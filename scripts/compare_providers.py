@@ -20,6 +20,7 @@ import numpy as np
 import onnxruntime
 
 from latentsync_trt.bundle import Bundle
+from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion.loop import denoise, initial_noise
 from latentsync_trt.diffusion.plan import cache_plan
 from latentsync_trt.diffusion.scheduler import ddim_schedule
@@ -37,19 +38,23 @@ def main() -> None:
     parser.add_argument("--reference", default="cpu")
     parser.add_argument("--reference-bundle", type=Path)
     parser.add_argument("--repeats", type=int, default=5, help="timed runs of --provider; the reference runs once")
+    parser.add_argument("--cuda-graph", action="store_true", help="replay CUDA graphs on --provider")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     bundle = Bundle.load(arguments.bundle)
     other = Bundle.load(arguments.reference_bundle) if arguments.reference_bundle else bundle
     reference = results_of(Networks(other, select_provider(arguments.reference)), arguments.steps, 0)
-    ours = results_of(Networks(bundle, select_provider(arguments.provider)), arguments.steps, arguments.repeats)
+    options = RuntimeOptions(cuda_graph=arguments.cuda_graph or None)
+    networks = Networks(bundle, select_provider(arguments.provider), options)
+    ours = results_of(networks, arguments.steps, arguments.repeats)
     row = {
         "bundle": bundle.manifest.name,
         "resolution_px": bundle.manifest.resolution_px,
         "precision": bundle.manifest.precision,
         "provider": arguments.provider,
         "reference": f"{arguments.reference} {other.manifest.precision}",
+        "cuda_graph": arguments.cuda_graph,
         "steps": arguments.steps,
         "onnxruntime": onnxruntime.__version__,
         "python": platform.python_version(),

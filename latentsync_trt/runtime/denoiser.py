@@ -1,17 +1,16 @@
 """The denoising step on device buffers: inputs go up once a window, latents come back once, nothing in between."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
 from latentsync_trt.errors import InferenceError
+from latentsync_trt.runtime.memory import COPY_GRAPH
 from latentsync_trt.runtime.session import Array, Session, SessionSettings
 from latentsync_trt.types import Float32Array
 
-_COPY_GRAPH = Path(__file__).parent.parent / "assets" / "graphs" / "copy.onnx"
 _STATE = ("latents", "history")
 
 
@@ -152,7 +151,7 @@ class _Copier:
 
     def __init__(self, device_id: int) -> None:
         cuda = ("CUDAExecutionProvider", {"device_id": str(device_id)})
-        self._session = Session(_COPY_GRAPH, SessionSettings(providers=(cuda, ("CPUExecutionProvider", {}))))
+        self._session = Session(COPY_GRAPH, SessionSettings(providers=(cuda, ("CPUExecutionProvider", {}))))
         self._binding: Any = None
         self._bound: tuple[int, ...] = ()
 

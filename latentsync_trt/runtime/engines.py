@@ -5,7 +5,7 @@ import json
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from latentsync_trt.bundle import Bundle, DimensionRange, Manifest
@@ -108,6 +108,11 @@ class Engines:
             compute_capability=gpu.compute_capability if gpu else "",
         )
 
+    def without_cuda_graph(self) -> "Engines":
+        """The same engines, run kernel by kernel."""
+        options = replace(self.options, cuda_graph=False)
+        return Engines(self.bundle, self.selection, options, self.cache, self._notice)
+
     def missing(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
         """Those of `graphs` that have no engine in the cache."""
         return tuple(graph for graph in graphs if self.cache.find(self.key(graph)) is None)
@@ -191,7 +196,7 @@ class Engines:
             session.close()
             where = ", ".join(f"{count} on {provider}" for provider, count in sorted(counts.items()))
             raise EngineBuildError(
-                f"{session.path.name}: {name} runs {share:.0%} of its nodes, and at least {PLACED_FLOOR[name]:.0%} are "
+                f"{session.name}: {name} runs {share:.0%} of its nodes, and at least {PLACED_FLOOR[name]:.0%} are "
                 f"expected ({where}); export the model again with this version, or choose another --provider"
             )
         return share

@@ -14,9 +14,9 @@ from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory, Out
 from latentsync_trt.flow import Span
 from latentsync_trt.runtime.background import BackgroundBuild
 from latentsync_trt.runtime.cache import EngineCache, cache_folder
-from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines import COMPILING_PROVIDERS, Engines
 from latentsync_trt.runtime.pool import SessionPool
+from latentsync_trt.runtime.pooled import Denoisers, PooledDenoiser
 from latentsync_trt.runtime.providers import Selection, next_provider
 from latentsync_trt.runtime.session import Session
 from latentsync_trt.runtime.trace import write_profile
@@ -65,6 +65,8 @@ class Networks:
             on_close=self._release_buffers,
         )
 
+        self._graph_denoisers = Denoisers(self._pool, self._notice)
+
     @property
     def selection(self) -> Selection:
         """The provider that runs now."""
@@ -74,6 +76,11 @@ class Networks:
     def low_memory(self) -> bool:
         """Whether one network at a time is kept on the device: by request, or since memory ran out."""
         return self._pool.low_memory
+
+    @property
+    def one_clip_at_a_time(self) -> bool:
+        """Whether clips have to wait for one another: networks take turns, or CUDA graphs know one set of buffers."""
+        return self._pool.low_memory or self._pool.engines.cuda_graph
 
     @property
     def on_span(self) -> Callable[[Span], None] | None:
@@ -156,9 +163,9 @@ class Networks:
         spans, self._spans = self._spans, []
         return write_profile(self._profile, closed, spans)
 
-    def denoiser(self) -> "PooledDenoiser":
-        """A denoiser with buffers of its own."""
-        denoiser = PooledDenoiser(self._pool)
+    def denoiser(self) -> PooledDenoiser:
+        """A denoiser for one clip."""
+        denoiser = PooledDenoiser(self._pool, self._graph_denoisers)
         self._denoisers.add(denoiser)
         return denoiser
 
@@ -243,42 +250,9 @@ class Networks:
     def _release_buffers(self, graphs: tuple[str, ...]) -> None:
         # Where others make room for a denoiser's step, that step goes on with what it has.
         if any(graph.startswith("denoise_step") for graph in graphs):
+            self._graph_denoisers.release()
             for denoiser in self._denoisers:
                 denoiser.release()
-
-
-class PooledDenoiser:
-    """A `GraphDenoiser` on whatever engines the pool has when a batch of windows begins."""
-
-    def __init__(self, pool: SessionPool) -> None:
-        self._pool = pool
-        self._engines: Engines | None = None
-        self._denoiser: GraphDenoiser
-
-    def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
-        """As `GraphDenoiser.begin`; raises `InputError` where the engines do not take so many windows or frames."""
-        engines = self._pool.engines
-        engines.check(windows=latents.shape[0], frames=latents.shape[2])
-        if engines is not self._engines:
-            selection = engines.selection
-            self._denoiser = GraphDenoiser(
-                self._pool.session, selection.device, selection.device_id, cuda_graph=engines.cuda_graph
-            )
-            self._engines = engines
-        self._denoiser.begin(latents, conditioning, audio, guidance)
-
-    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool) -> None:
-        """As `GraphDenoiser.step`."""
-        self._denoiser.step(timestep, coefficients, cached=cached)
-
-    def latents(self) -> Float32Array:
-        """As `GraphDenoiser.latents`."""
-        return self._denoiser.latents()
-
-    def release(self) -> None:
-        """As `GraphDenoiser.release`."""
-        if self._engines is not None:
-            self._denoiser.release()
 
 
 def graphs_for(*, guidance: float, full_steps_only: bool) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from latentsync_trt.errors import OutOfMemory, OutputError
 from latentsync_trt.runtime.engines import Engines, Notice, OpenedEngine
+from latentsync_trt.runtime.memory import give_back_gpu_memory
 from latentsync_trt.runtime.session import Session
 from latentsync_trt.runtime.trace import Trace
 from latentsync_trt.types import EngineTime
@@ -155,6 +156,8 @@ class SessionPool:
         with self._lock:
             others = tuple(name for name in self._opened if graphs[name].weights != network)
         self._close(others)
+        if others and self.engines.selection.name == "cuda":
+            give_back_gpu_memory(self.engines.selection.device_id)
         return bool(others)
 
     def _close(self, graphs: tuple[str, ...]) -> None:

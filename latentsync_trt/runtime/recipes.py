@@ -28,6 +28,8 @@ from latentsync_trt.runtime.session import RECORD_ASSIGNMENT, Providers, Session
 OPTIMISED_GRAPH = "graph.onnx"
 CONTEXT_MODEL = "context.onnx"
 
+_OF_THE_RUN = ("device_id", "trt_cuda_graph_enable", "enable_cuda_graph")
+
 _CPU_PROVIDER = ("CPUExecutionProvider", CpuOptions().to_ort())
 
 
@@ -49,6 +51,7 @@ class Place:
     def settings(self, **fields: Any) -> SessionSettings:
         """Session settings for this graph."""
         return SessionSettings(
+            name=self.graph.stem,
             dimensions=self.dimensions,
             config=RECORD_ASSIGNMENT,
             profile_prefix=self.profile_prefix,
@@ -60,7 +63,7 @@ class Recipe(Protocol):
     """One provider's way."""
 
     def options(self) -> dict[str, str]:
-        """What shapes the engine, for its key; paths are left out."""
+        """What shapes the engine, for its key; places, and how the engine is run, are left out."""
 
     def versions(self) -> dict[str, str]:
         """Versions of the libraries that make the engine."""
@@ -85,7 +88,7 @@ class OptimisedGraph:
 
     def options(self) -> dict[str, str]:
         """What shapes the engine."""
-        return self.provider_options.to_ort()
+        return _shaping(self.provider_options)
 
     def versions(self) -> dict[str, str]:
         """ONNX Runtime's."""
@@ -119,7 +122,7 @@ class TensorRTEngine:
 
     def options(self) -> dict[str, str]:
         """What shapes the engine."""
-        return self.provider_options.to_ort()
+        return _shaping(self.provider_options)
 
     def versions(self) -> dict[str, str]:
         """ONNX Runtime's and TensorRT's: an engine serves the version that built it and no other."""
@@ -193,6 +196,11 @@ class RtxEngine:
 
     def _settings(self, place: Place, options: RtxOptions) -> SessionSettings:
         return place.settings(plugin_devices=self.devices, plugin_options=options.to_ort())
+
+
+def _shaping(options: ProviderOptions) -> dict[str, str]:
+    """Options that decide what is built; not which of equal GPUs it runs on, nor whether it is replayed."""
+    return {name: value for name, value in options.to_ort().items() if name not in _OF_THE_RUN}
 
 
 def _copy_files(source: Path, target: Path) -> None:

@@ -1,6 +1,6 @@
 """One ONNX graph on one execution provider: the only way the other rooms run a graph."""
 
-import functools
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,15 +12,12 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError, OutOfMemory
+from latentsync_trt.runtime.memory import share_memory
 
 Array = NDArray[Any]
 Providers = tuple[tuple[str, Mapping[str, str]], ...]
 
 CPU: Providers = (("CPUExecutionProvider", {}),)
-
-# Grow by what is asked for; doubling would hold gigabytes that nothing uses.
-_CPU_ARENA = {"arena_extend_strategy": 1}
-_GPU_ARENA = {"arena_extend_strategy": 1}
 
 # Its warnings, of plug-in devices that nobody asked for, would land between the lines of the command.
 ort.set_default_logger_severity(4)
@@ -66,6 +63,7 @@ class SessionSettings:
         dimensions: values for variable dimensions, which makes their shapes fixed.
         weights_folder: where the graph's external weights lie, if not beside it.
         config: further ONNX Runtime session entries.
+        name: what messages call the graph, its file's name if empty.
         optimised_copy: where to write the graph as the provider will run it, None for nowhere.
         profile_prefix: where to write a trace of every operator, None for no trace.
         intra_op_threads: CPU threads for one operator; None = one per physical core.
@@ -77,6 +75,7 @@ class SessionSettings:
     dimensions: Mapping[str, int] = field(default_factory=dict)
     weights_folder: Path | None = None
     config: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
     optimised_copy: Path | None = None
     profile_prefix: Path | None = None
     intra_op_threads: int | None = None
@@ -101,6 +100,7 @@ class Session:
     ) -> None:
         settings = settings or SessionSettings(intra_op_threads=intra_op_threads)
         self.path = path
+        self.name = settings.name or path.name
         self.settings = settings
         options = _ort_options(settings)
         self.opened_at_s = time.perf_counter()
@@ -109,7 +109,7 @@ class Session:
             providers = None if settings.plugin_devices else [(name, dict(o)) for name, o in settings.providers]
             self.ort = ort.InferenceSession(_model(path, settings), options, providers=providers, enable_fallback=0)
         except Exception as error:
-            raise _translated(error, f"{path}", EngineBuildError) from error
+            raise _translated(error, settings.name or f"{path}", EngineBuildError) from error
         self.inputs = tuple(_tensor_info(node) for node in self.ort.get_inputs())
         self.outputs = tuple(_tensor_info(node) for node in self.ort.get_outputs())
         self.relieve: Callable[[], bool] = lambda: False
@@ -139,7 +139,7 @@ class Session:
         try:
             result = run()
         except Exception as error:
-            failure = _translated(error, f"{self.path.name} on {self.provider}", InferenceError)
+            failure = _translated(error, f"{self.name} on {self.provider}", InferenceError)
             if isinstance(failure, OutOfMemory) and self.relieve():
                 return self._attempt(run)
             raise failure from error
@@ -185,7 +185,7 @@ def _ort_options(settings: SessionSettings) -> Any:
     # A buffer that is planned for a second use stays allocated between the two: in a U-Net, whose last features are as
     # large as its first, nearly all of them do. Freed and taken again, they cost no time and a fraction of the memory.
     options.enable_mem_reuse = options.enable_mem_pattern = False
-    if _share_memory(settings.providers):
+    if share_memory(settings.providers):
         options.add_session_config_entry("session.use_env_allocators", "1")
     # Waiting threads that spin take the cores that decoding, face work and encoding need at the same time.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -216,42 +216,17 @@ def _model(path: Path, settings: SessionSettings) -> str | bytes:
     return str(path) if settings.weights_folder is None else path.read_bytes()
 
 
-def _share_memory(providers: Providers) -> bool:
-    """Lets all sessions on the CPU, or on one GPU, take turns with the same memory; each would keep its own peak.
-
-    Not with TensorRT, which brings its own memory, nor where recorded CUDA graphs hold on to addresses.
-    """
-    name, own = providers[0]
-    if name == "CUDAExecutionProvider" and own.get("enable_cuda_graph") != "1":
-        _share_gpu_memory(int(own.get("device_id", "0")))
-    elif name != "CPUExecutionProvider":
-        return False
-    _share_cpu_memory()
-    return True
-
-
-@functools.cache
-def _share_cpu_memory() -> None:
-    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    ort.create_and_register_allocator(memory, ort.OrtArenaCfg(_CPU_ARENA))
-
-
-@functools.cache
-def _share_gpu_memory(device: int) -> None:
-    memory = ort.OrtMemoryInfo("Cuda", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, device, ort.OrtMemType.DEFAULT)
-    options = {"device_id": str(device)}
-    ort.create_and_register_allocator_v2("CUDAExecutionProvider", memory, options, ort.OrtArenaCfg(_GPU_ARENA))
-
-
 def _tensor_info(node: Any) -> TensorInfo:
     return TensorInfo(node.name, tuple(node.shape), np.dtype(_NUMPY_TYPES[node.type]))
 
 
 def _translated(error: Exception, where: str, otherwise: type[LatentSyncError]) -> LatentSyncError:
-    text = str(error).lower()
-    if isinstance(error, MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY):
+    text = str(error)
+    if isinstance(error, MemoryError) or any(sign in text.lower() for sign in _OUT_OF_MEMORY):
+        asked = re.search(r"requested buffer of size (\d+)", text)
+        why = f"for {int(asked[1]) / 1e9:.2f} GB more" if asked else f"({last_line(error)})"
         return OutOfMemory(
-            f"{where}: out of memory ({last_line(error)}); use --low-memory, a bundle of a lower --resolution or "
+            f"{where}: out of memory {why}; use --low-memory, a bundle of a lower --resolution or "
             "--precision fp16, or close other programs on this GPU"
         )
     return otherwise(f"{where}: {last_line(error)}")

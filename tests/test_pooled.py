@@ -1,0 +1,130 @@
+"""CUDA graphs are tried before they are used, and there is one set of buffers for them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latentsync_trt.runtime import pooled
+from latentsync_trt.runtime.pooled import Denoisers, PooledDenoiser, replays_faithfully
+from latentsync_trt.types import Float32Array
+
+LATENTS = np.random.default_rng(3).standard_normal((1, 4, 2, 3, 3)).astype(np.float32)
+CONDITIONING = np.random.default_rng(4).standard_normal((1, 9, 2, 3, 3)).astype(np.float32)
+AUDIO = np.ones((1, 2, 10, 8), np.float32)
+INPUTS = (LATENTS, CONDITIONING, AUDIO, 1.5)
+
+
+class FakeDenoiser:
+    """Adds a bit of the conditioning at every step; after `faithful_runs` steps it forgets to."""
+
+    def __init__(self, *args: Any, faithful_runs: int = 10**9, cuda_graph: bool = True) -> None:
+        self.left = faithful_runs
+        self.cuda_graph = cuda_graph
+        self.begun = 0
+        self.released = False
+
+    def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
+        self.now, self.known = latents.copy(), conditioning[:, :4]
+        self.begun += 1
+
+    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool) -> None:
+        self.left -= 1
+        change = coefficients[0] * self.known if self.left >= 0 else self.known
+        self.now = self.now + change
+
+    def latents(self) -> Float32Array:
+        return self.now
+
+    def release(self) -> None:
+        self.released = True
+
+
+@dataclass(eq=False)
+class FakeEngines:
+    cuda_graph: bool = True
+    checked: list[dict[str, int]] = field(default_factory=list)
+
+    class selection:  # noqa: N801 -- stands in for an attribute
+        name, device, device_id = "tensorrt", "cuda", 0
+
+    def without_cuda_graph(self) -> "FakeEngines":
+        return FakeEngines(cuda_graph=False)
+
+    def check(self, **sizes: int) -> None:
+        self.checked.append(sizes)
+
+
+class FakePool:
+    def __init__(self, *, cuda_graph: bool = True) -> None:
+        self.engines = FakeEngines(cuda_graph)
+
+    def session(self, graph: str) -> None:
+        raise AssertionError(graph)
+
+    def switch(self, engines: FakeEngines) -> None:
+        self.engines = engines
+
+
+@pytest.mark.parametrize(("faithful_runs", "verdict"), [(10**9, True), (4, False), (11, False)])
+def test_a_replay_that_computes_something_else_is_found(faithful_runs: int, verdict: bool) -> None:
+    denoiser: Any = FakeDenoiser(faithful_runs=faithful_runs)
+    assert replays_faithfully(denoiser, *INPUTS) is verdict
+
+
+def made(monkeypatch: pytest.MonkeyPatch, faithful_runs: int) -> list[FakeDenoiser]:
+    all_made: list[FakeDenoiser] = []
+
+    def make(*args: Any, cuda_graph: bool) -> FakeDenoiser:
+        runs = faithful_runs if cuda_graph else 10**9
+        all_made.append(FakeDenoiser(faithful_runs=runs, cuda_graph=cuda_graph))
+        return all_made[-1]
+
+    monkeypatch.setattr(pooled, "GraphDenoiser", make)
+    return all_made
+
+
+def clip(pool: Any, denoisers: Denoisers, guidance: float = 1.5) -> None:
+    denoiser = PooledDenoiser(pool, denoisers)
+    for _ in range(2):
+        denoiser.begin(LATENTS, CONDITIONING, AUDIO, guidance)
+        denoiser.step(1, np.ones(5, np.float32), cached=False)
+        assert np.array_equal(denoiser.latents(), LATENTS + CONDITIONING[:, :4])
+
+
+def test_clips_share_the_buffers_that_a_graph_was_recorded_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool: Any = FakePool()
+    notices: list[str] = []
+    denoisers = Denoisers(pool, notices.append)
+    all_made = made(monkeypatch, 10**9)
+    clip(pool, denoisers)
+    clip(pool, denoisers)
+    assert len(all_made) == 1
+    clip(pool, denoisers, guidance=1.0)  # other graphs, other buffers
+    assert len(all_made) == 2
+    assert not notices
+    denoisers.release()
+    assert all(denoiser.released for denoiser in all_made)
+
+
+def test_wrong_replays_end_cuda_graphs_for_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool: Any = FakePool()
+    notices: list[str] = []
+    denoisers = Denoisers(pool, notices.append)
+    all_made = made(monkeypatch, 3)
+    clip(pool, denoisers)
+    assert not pool.engines.cuda_graph
+    assert [denoiser.cuda_graph for denoiser in all_made] == [True, False]
+    assert len(notices) == 1
+    assert "going on without them" in notices[0]
+
+
+def test_without_cuda_graphs_every_clip_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool: Any = FakePool(cuda_graph=False)
+    denoisers = Denoisers(pool, pytest.fail)
+    all_made = made(monkeypatch, 10**9)
+    clip(pool, denoisers)
+    clip(pool, denoisers)
+    assert [denoiser.begun for denoiser in all_made] == [2, 2]
+    assert pool.engines.checked == [{"windows": 1, "frames": 2}] * 4
