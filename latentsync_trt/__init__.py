@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from latentsync_trt.config import SyncOptions
+from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.types import AudioFeatures, Face, FaceDetector, SyncReport
 
@@ -16,6 +16,7 @@ __all__ = [
     "FaceDetector",
     "LatentSyncError",
     "LipSync",
+    "RuntimeOptions",
     "SyncOptions",
     "SyncReport",
     "__version__",

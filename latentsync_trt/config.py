@@ -89,7 +89,8 @@ class SyncOptions:
 class RuntimeOptions:
     """How engines are made, kept and run. Raises `InputError` on a value outside its limits.
 
-    The fields up to `cuda_graph` are part of what an engine is: changing one makes another engine.
+    `dynamic`, `max_windows`, `workspace_gb` and `optimization_level` are part of what an engine is: changing one makes
+    another engine.
     """
 
     dynamic: bool | None = option(
@@ -109,7 +110,7 @@ class RuntimeOptions:
         3, "How hard TensorRT searches for fast kernels; higher builds longer.", minimum=0, maximum=5
     )
     cuda_graph: bool | None = option(
-        None, "Replay a recorded CUDA graph; fixed shapes only.  [default: where it pays]", off="--no-cuda-graph"
+        None, "Replay a recorded CUDA graph; fixed shapes only.  [default: with TensorRT]", off="--no-cuda-graph"
     )
     build: Build = option(
         "now",

@@ -13,6 +13,7 @@ PUBLIC = [
     "FaceDetector",
     "LatentSyncError",
     "LipSync",
+    "RuntimeOptions",
     "SyncOptions",
     "SyncReport",
     "__version__",

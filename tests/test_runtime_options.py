@@ -180,7 +180,6 @@ def test_the_usual_size_lies_within_a_narrower_range(
     [
         (["--dynamic"], "bundle demo has fixed shapes; export it with --dynamic, or leave --dynamic out"),
         (["--max-windows", "2"], "--max-windows goes with --dynamic"),
-        (["--cuda-graph"], "--cuda-graph: not with provider cpu; tensorrt and cuda have it"),
     ],
 )
 @pytest.mark.parametrize("command", ["build", "sync"])
@@ -190,6 +189,13 @@ def test_both_commands_refuse_alike(tmp_path: Path, command: str, words: list[st
     result = CliRunner().invoke(main, [command, *files, *options, *words])
     assert (result.exit_code, result.stderr) == (1, f"error: {message}\n")
     assert not (tmp_path / "cache").exists()
+
+
+def test_sync_refuses_cuda_graphs_where_there_are_none() -> None:
+    words = ["--video", "a.mp4", "--audio", "b.wav", "--bundle", "demo", "--provider", "cpu", "-q", "--cuda-graph"]
+    result = CliRunner().invoke(main, ["sync", *words])
+    message = "error: --cuda-graph: not with provider cpu; tensorrt and cuda have it\n"
+    assert (result.exit_code, result.stderr) == (1, message)
 
 
 def test_static_means_the_same_for_a_static_bundle(demo: Bundle, tmp_path: Path) -> None:

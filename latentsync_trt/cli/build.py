@@ -44,7 +44,7 @@ class Built:
     show_default=True,
     help="Graphs built at once; each takes its memory, and on one GPU they disturb TensorRT's timing of kernels.",
 )
-@options_from(RuntimeOptions, leave_out=("build", "low_memory", "profile"))
+@options_from(RuntimeOptions, leave_out=("build", "cuda_graph", "low_memory", "profile"))
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def command(

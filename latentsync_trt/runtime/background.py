@@ -11,7 +11,7 @@ from latentsync_trt.config import command_line
 from latentsync_trt.runtime.engines import Engines
 
 # Options of a run that say nothing about engines.
-_NOT_FOR_BUILDS = ("build", "low_memory", "profile")
+_NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "profile")
 
 _STOP_S = 10.0
 
