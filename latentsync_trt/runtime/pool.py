@@ -88,7 +88,7 @@ class SessionPool:
 
     def switch(self, engines: Engines) -> None:
         """Closes everything; sessions come from `engines` from now on."""
-        self.close()
+        self._free(tuple(self._opened))
         self._built.clear()
         self.engines = engines
 
@@ -108,7 +108,7 @@ class SessionPool:
             with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as openers:
                 list(openers.map(self._open_if_closed, graphs))
         except OutOfMemory:
-            self.close()
+            self._free(tuple(self._opened))
             self._turn_low()
             return False
         return True
@@ -155,10 +155,14 @@ class SessionPool:
         network = graphs[graph].weights
         with self._lock:
             others = tuple(name for name in self._opened if graphs[name].weights != network)
-        self._close(others)
-        if others and self.engines.selection.name == "cuda":
-            give_back_gpu_memory(self.engines.selection.device_id)
+        self._free(others)
         return bool(others)
+
+    def _free(self, graphs: tuple[str, ...]) -> None:
+        """Closes sessions so that others find their memory."""
+        self._close(graphs)
+        if graphs and self.engines.selection.name == "cuda":
+            give_back_gpu_memory(self.engines.selection.device_id)
 
     def _close(self, graphs: tuple[str, ...]) -> None:
         if not graphs:
