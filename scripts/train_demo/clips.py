@@ -21,6 +21,7 @@ from scripts.train_demo.scene import Scene, Studio, draw_scene, pose_at
 from scripts.train_demo.speech import Speech
 from scripts.train_demo.visemes import MouthTrack
 
+_PLACES = "clips.npz"
 _STILL_SHARE = 0.5
 """Clips whose source keeps the photographed mouth; the others say something else."""
 
@@ -87,9 +88,21 @@ def film_clips(speech: Speech, plans: list[ClipPlan], resolution_px: int, folder
     context = multiprocessing.get_context("spawn")
     with context.Pool(processes) as pool:
         found = list(pool.imap(partial(_film_one, folder, resolution_px), work, chunksize=1))
-    spoken, source = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("spoken", "source"))
     places = np.array([(plan.index, plan.first) for plan in plans])
-    return Clips(spoken, source, places[:, 0], places[:, 1], np.array(found))
+    # Written last: a folder that has it is complete.
+    np.savez(folder / _PLACES, recording=places[:, 0], first=places[:, 1], found=np.array(found))
+    return _mapped(folder)
+
+
+def load_clips(folder: Path) -> Clips | None:
+    """What `film_clips` left in `folder`; None if it is not there, or not complete."""
+    return _mapped(folder) if (folder / _PLACES).exists() else None
+
+
+def _mapped(folder: Path) -> Clips:
+    spoken, source = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("spoken", "source"))
+    with np.load(folder / _PLACES) as places:
+        return Clips(spoken, source, places["recording"], places["first"], places["found"])
 
 
 def _tracks(speech: Speech, plan: ClipPlan) -> tuple[MouthTrack, MouthTrack | None]:

@@ -1,0 +1,140 @@
+"""What the stages draw batches from, on the training device: speech, faces, their latents, what is heard of them."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from latentsync_trt.audio.windows import heard_positions
+from latentsync_trt.export.whisper import WhisperEncoder
+from scripts.train_demo.clips import Clips
+from scripts.train_demo.loop import normal
+from scripts.train_demo.speech import LOWEST, MEL_PER_FRAME, RANGE_DECADES, STEPS_PER_DECADE, Speech
+
+SEGMENT_FRAMES = 750
+"""What the audio encoder hears at once: 30 s."""
+
+_POSITIONS_PER_FRAME = 2
+_NO_FRAME = -1
+
+_LOUDER_DECADES = (-1.5, 1.0)
+_COLOUR_DECADES, _COLOUR_POINTS = 0.35, 6
+_NOISE_BELOW_DECADES = (1.5, 6.0)
+_NOISY_SHARE, _RIPPLE_DECADES = 0.4, 0.3
+
+
+class SpeechBank:
+    """Speech on a device, cut into segments of 30 s that are packed with recordings in any order."""
+
+    def __init__(self, speech: Speech, device: torch.device) -> None:
+        self.speech, self.device = speech, device
+        self._power = torch.from_numpy(speech.power).to(device)
+        self.track = torch.from_numpy(speech.track).to(device)
+        self.shut = torch.from_numpy(speech.shut).to(device)
+        self.silent = torch.from_numpy(speech.silent).to(device)
+
+    def packed(self, generator: np.random.Generator, segments: int) -> NDArray[np.int64]:
+        """Which frame of the speech each frame of `segments` segments is, `(segments, 750)`; −1 after the end.
+
+        One segment in four ends early, as the last one of a recording does.
+        """
+        rows = []
+        for _ in range(segments):
+            row: list[NDArray[np.int64]] = []
+            while sum(map(len, row)) < SEGMENT_FRAMES:
+                index = int(generator.integers(len(self.speech)))
+                row.append(np.arange(self.speech.starts[index], self.speech.starts[index + 1]))
+            full = np.concatenate(row)
+            cut = int(generator.integers(len(full) - SEGMENT_FRAMES + 1))
+            segment = full[cut : cut + SEGMENT_FRAMES].copy()
+            if generator.random() < 0.25:
+                segment[int(generator.integers(100, SEGMENT_FRAMES)) :] = _NO_FRAME
+            rows.append(segment)
+        return np.stack(rows)
+
+    def in_order(self, order: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[int, int]]:
+        """The recordings of `order` one after the other as segments `(s, 750)`, and the first frame of each there."""
+        frames = np.concatenate([np.arange(self.speech.starts[i], self.speech.starts[i + 1]) for i in order])
+        firsts = np.cumsum([0, *(self.speech.frames(int(i)) for i in order)])
+        count = -(-len(frames) // SEGMENT_FRAMES)
+        padded = np.pad(frames, (0, count * SEGMENT_FRAMES - len(frames)), constant_values=_NO_FRAME)
+        return padded.reshape(count, SEGMENT_FRAMES), {int(i): int(f) for i, f in zip(order, firsts, strict=False)}
+
+    def mels(self, frames: NDArray[np.int64], generator: np.random.Generator | None) -> Tensor:
+        """What the audio encoder gets of segments `(B, 750)` of frames: `(B, 80, 3000)`; with a generator, altered."""
+        index = torch.from_numpy(frames).to(self.device)
+        known = (index >= 0).repeat_interleave(MEL_PER_FRAME, 1)
+        columns = index.clamp_min(0)[..., None] * MEL_PER_FRAME + torch.arange(MEL_PER_FRAME, device=self.device)
+        power = self._power[:, columns.flatten(1)].transpose(0, 1).float() / STEPS_PER_DECADE + LOWEST
+        if generator is not None:
+            power = _altered(power, generator)
+        peak = power.masked_fill(~known[:, None], LOWEST).amax((1, 2), keepdim=True)
+        mel = (torch.maximum(power, peak - RANGE_DECADES) + 4) / 4
+        return mel * known[:, None]
+
+
+def _altered(power: Tensor, generator: np.random.Generator) -> Tensor:
+    """Louder or softer, through another microphone, over noise: log10 of mel power `(B, 80, n)`."""
+    count, bands, columns = power.shape
+    place = np.linspace(0, _COLOUR_POINTS - 1, bands)
+
+    def curves(spread: float) -> NDArray[np.float64]:
+        knots = generator.normal(0, spread, (count, _COLOUR_POINTS))
+        return np.stack([np.interp(place, np.arange(_COLOUR_POINTS), row) for row in knots])
+
+    colour = curves(_COLOUR_DECADES) + generator.uniform(*_LOUDER_DECADES, (count, 1))
+    shifted = power + torch.from_numpy(colour).to(power)[..., None]
+    below = generator.uniform(*_NOISE_BELOW_DECADES, (count, 1))
+    below = np.where(generator.random((count, 1)) < _NOISY_SHARE, below, 12.0)
+    level = shifted.amax((1, 2), keepdim=True) + torch.from_numpy(curves(0.6) - below).to(power)[..., None]
+    noise = level + _RIPPLE_DECADES * normal(generator, (1, bands, columns), power.device)
+    return torch.logaddexp(shifted * np.log(10), noise * np.log(10)).clamp_min(LOWEST * np.log(10)) / np.log(10)
+
+
+class FeatureBank:
+    """What the audio encoder makes of all recordings, one after the other in a random order."""
+
+    def __init__(self, bank: SpeechBank, whisper: WhisperEncoder, generator: np.random.Generator | None) -> None:
+        """With a generator order and sound are altered; without, recordings are heard as they are."""
+        order = np.arange(len(bank.speech)) if generator is None else generator.permutation(len(bank.speech))
+        segments, self._first = bank.in_order(order)
+        parts = []
+        with torch.no_grad():
+            for start in range(0, len(segments), 8):
+                features = whisper(bank.mels(segments[start : start + 8], generator))
+                parts.append(features.to(torch.float16 if bank.device.type == "cuda" else torch.float32))
+        self._features = torch.cat(parts).flatten(0, 1)
+        self._total = int((segments >= 0).sum()) * _POSITIONS_PER_FRAME
+
+    def tokens(self, recordings: NDArray[np.int64], frames: NDArray[np.int64]) -> Tensor:
+        """What `frames (B, F)` of `recordings (B,)` hear: `(B·F, 10·L, D)` float32."""
+        firsts = np.array([self._first[int(recording)] for recording in recordings])
+        positions = heard_positions((firsts[:, None] + frames).ravel(), self._total)
+        heard = self._features[torch.from_numpy(positions).to(self._features.device)]
+        return heard.flatten(1, 2).float()
+
+
+class FaceBank:
+    """Aligned faces on a device; clips whose face was lost are left out."""
+
+    def __init__(self, clips: Clips, device: torch.device) -> None:
+        kept = np.flatnonzero(clips.found)
+        if not len(kept):
+            raise ValueError("no clip shows a face from its first frame to its last")
+        self.spoken = torch.from_numpy(clips.spoken[kept]).to(device)
+        self.source = torch.from_numpy(clips.source[kept]).to(device)
+        self.recording, self.first = clips.recording[kept], clips.first[kept]
+        self.device = device
+
+    def __len__(self) -> int:
+        return len(self.recording)
+
+    @property
+    def frames(self) -> int:
+        """Frames of a clip."""
+        return int(self.spoken.shape[1])
+
+
+def as_images(faces: Tensor) -> Tensor:
+    """uint8 `(..., H, W, 3)` → float32 `(N, 3, H, W)` in [−1, 1]."""
+    return faces.flatten(0, -4).permute(0, 3, 1, 2).float() / 127.5 - 1

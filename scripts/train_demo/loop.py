@@ -1,0 +1,190 @@
+"""The loop every stage of training runs in: fixed seeds, a budget of time, checkpoints to go on from, a journal."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from scripts.train_demo.settings import StagePlan
+
+CHECKPOINT_EVERY_S = 60.0
+_LOG_EVERY_STEPS = 50
+_WARM_UP_STEPS = 200
+_CLIP_NORM = 1.0
+_WEIGHT_DECAY = 0.01
+_EMA_DECAY = 0.999
+_LEAST_RATE = 0.02
+"""Learning rate at the end of a stage, of that after the warm-up."""
+
+Losses = dict[str, Tensor]
+"""Parts of the loss by name; "loss" is what is minimised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """Where and on what is trained.
+
+    `folder`: checkpoints and journal. `device`: of torch. `seed`: of everything drawn. `budget_s`: for all stages.
+    `compiled`: the larger networks through torch.compile.
+    """
+
+    folder: Path
+    device: torch.device
+    seed: int
+    budget_s: float
+    compiled: bool = False
+
+    def generator(self, stage: str, step: int) -> np.random.Generator:
+        """Random numbers of one step; the same whether training was interrupted or not."""
+        return np.random.Generator(np.random.PCG64([self.seed, sum(stage.encode()), step]))
+
+    def note(self, **entry: Any) -> None:
+        """Adds a line to the journal, and shows it."""
+        line = json.dumps(entry)
+        print(line, flush=True)
+        with (self.folder / "journal.jsonl").open("a", encoding="utf-8") as journal:
+            journal.write(line + "\n")
+
+    def half(self) -> torch.autocast:
+        """bfloat16 arithmetic where the device is fast at it."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
+
+
+def normal(generator: np.random.Generator, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Standard normal values made on `device`; the same for the same state of `generator`."""
+    own = torch.Generator(device).manual_seed(int(generator.integers(2**62)))
+    return torch.randn(shape, generator=own, device=device)
+
+
+class Average:
+    """A running mean of a network's weights, which is what a stage ends with."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = network
+        self.state = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+        self.count = 0
+
+    def update(self) -> None:
+        """Takes in the present weights; early on the mean is short, so that it forgets where it began."""
+        self.count += 1
+        decay = min(_EMA_DECAY, (1 + self.count) / (10 + self.count))
+        present = self._network.state_dict()
+        with torch.no_grad():
+            for name, mean in self.state.items():
+                mean.lerp_(present[name], 1 - decay) if mean.is_floating_point() else mean.copy_(present[name])
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The network has the mean's weights meanwhile."""
+        kept = {name: tensor.detach().clone() for name, tensor in self._network.state_dict().items()}
+        self._network.load_state_dict(self.state)
+        try:
+            yield
+        finally:
+            self._network.load_state_dict(kept)
+
+
+def run_stage(
+    name: str,
+    network: nn.Module,
+    losses: Callable[[int], Losses],
+    plan: StagePlan,
+    workshop: Workshop,
+) -> None:
+    """Trains `network` until the plan's steps or its share of time are used up; goes on where it was interrupted.
+
+    `losses(step)` computes the loss of one step from random numbers of that step alone. Afterwards the network has the
+    running mean of its weights, and is not trained on.
+    """
+    run = _Run(name, network, plan, workshop)
+    run.resume()
+    started, saved, last_noted = time.monotonic(), time.monotonic(), run.step
+    before_s = run.elapsed_s
+    network.train()
+    while run.progress() < 1.0:
+        parts = run.advance(losses)
+        now = time.monotonic()
+        run.elapsed_s = before_s + now - started
+        if run.step - last_noted >= _LOG_EVERY_STEPS or run.progress() >= 1.0:
+            values = {key: round(float(value.detach()), 5) for key, value in parts.items()}
+            workshop.note(stage=name, step=run.step, seconds=round(run.elapsed_s, 1), **values)
+            last_noted = run.step
+        if now - saved >= CHECKPOINT_EVERY_S:
+            run.save()
+            saved = now
+    run.save()
+    network.load_state_dict(run.average.state)
+    network.eval().requires_grad_(False)
+
+
+class _Run:
+    """A stage on its way."""
+
+    def __init__(self, name: str, network: nn.Module, plan: StagePlan, workshop: Workshop) -> None:
+        self._name, self._network, self._plan, self._workshop = name, network, plan, workshop
+        self._trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        self._optimiser = torch.optim.AdamW(
+            self._trained, plan.learning_rate, betas=(0.9, 0.99), weight_decay=_WEIGHT_DECAY
+        )
+        self.average = Average(network)
+        self.step, self.elapsed_s = 0, 0.0
+        self._path = workshop.folder / f"{name}.pt"
+
+    def progress(self) -> float:
+        """What of the stage is done, by steps or by time, whichever is further."""
+        budget_s = self._plan.share * self._workshop.budget_s
+        return max(self.step / self._plan.steps, self.elapsed_s / budget_s)
+
+    def advance(self, losses: Callable[[int], Losses]) -> Losses:
+        """One step of the optimiser."""
+        rate = self._plan.learning_rate * _rate(self.step, self._plan.steps, self.progress())
+        for group in self._optimiser.param_groups:
+            group["lr"] = rate
+        with self._workshop.half():
+            parts = losses(self.step)
+        self._optimiser.zero_grad(set_to_none=True)
+        parts["loss"].backward()
+        torch.nn.utils.clip_grad_norm_(self._trained, _CLIP_NORM)
+        self._optimiser.step()
+        self.average.update()
+        self.step += 1
+        return parts
+
+    def save(self) -> None:
+        """Writes all that `resume` needs, complete or not at all."""
+        content = {
+            "step": self.step,
+            "elapsed_s": self.elapsed_s,
+            "network": self._network.state_dict(),
+            "average": self.average.state,
+            "count": self.average.count,
+            "optimiser": self._optimiser.state_dict(),
+        }
+        unfinished = self._path.with_suffix(".part")
+        torch.save(content, unfinished)
+        unfinished.replace(self._path)
+
+    def resume(self) -> None:
+        """Goes on from the last checkpoint, if there is one."""
+        if not self._path.exists():
+            return
+        content = torch.load(self._path, map_location=self._workshop.device, weights_only=True)
+        self._network.load_state_dict(content["network"])
+        self._optimiser.load_state_dict(content["optimiser"])
+        self.average.state, self.average.count = content["average"], content["count"]
+        self.step, self.elapsed_s = content["step"], content["elapsed_s"]
+        self._workshop.note(stage=self._name, resumed_at=self.step)
+
+
+def _rate(step: int, steps: int, progress: float) -> float:
+    """Learning rate at a step: up linearly, then down along a cosine."""
+    warm_up = min(1.0, (step + 1) / min(_WARM_UP_STEPS, max(1, steps // 5)))
+    return warm_up * (_LEAST_RATE + (1 - _LEAST_RATE) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))

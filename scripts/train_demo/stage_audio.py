@@ -1,0 +1,76 @@
+"""The audio encoder learns to hear mouths: read from its features as the U-Net will read them."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from latentsync_trt.audio.windows import heard_positions
+from latentsync_trt.export.whisper import WhisperEncoder
+from scripts.train_demo.banks import SEGMENT_FRAMES, FeatureBank, SpeechBank
+from scripts.train_demo.loop import Losses, Workshop
+from scripts.train_demo.networks import TRACK_VALUES, MouthReader
+
+_FRAMES_READ = 128
+"""Consecutive frames of each segment that are read in a step."""
+
+_WEIGHTS = (3.0, 1.0, 1.0)
+_SHUT_WEIGHT, _SILENT_WEIGHT = 0.1, 0.05
+_SHUT_BELOW = 0.06
+
+
+class AudioStage(nn.Module):
+    """Encoder and reader, trained together."""
+
+    def __init__(self, whisper: WhisperEncoder, reader: MouthReader, bank: SpeechBank, workshop: Workshop) -> None:
+        super().__init__()
+        self.whisper, self.reader = whisper, reader
+        self._bank, self._workshop = bank, workshop
+        self._weights = torch.tensor(_WEIGHTS, device=workshop.device)
+
+    def losses(self, step: int, batch: int) -> Losses:
+        """How far the mouths that are read lie from those that spoke."""
+        generator = self._workshop.generator("audio", step)
+        frames = self._bank.packed(generator, batch)
+        features = self.whisper(self._bank.mels(frames, generator))
+        first = generator.integers(0, SEGMENT_FRAMES - _FRAMES_READ, batch)
+        chosen = first[:, None] + np.arange(_FRAMES_READ)
+        said = torch.from_numpy(np.take_along_axis(frames, chosen, 1)).to(self._workshop.device).flatten()
+        read = self.reader(windows_of(features, chosen))
+        known = said >= 0
+        return self._compared(read[known].float(), said[known])
+
+    def _compared(self, read: Tensor, said: Tensor) -> Losses:
+        track = self._bank.track[said]
+        shape = ((read[:, :TRACK_VALUES] - track) ** 2 * self._weights).mean()
+        shut = F.binary_cross_entropy_with_logits(read[:, TRACK_VALUES], self._bank.shut[said].float())
+        silent = F.binary_cross_entropy_with_logits(read[:, TRACK_VALUES + 1], self._bank.silent[said].float())
+        loss = shape + _SHUT_WEIGHT * shut + _SILENT_WEIGHT * silent
+        return {"loss": loss, "shape": shape, "shut": shut, "silent": silent}
+
+
+def windows_of(features: Tensor, frames: NDArray[np.int64]) -> Tensor:
+    """What `frames (B, F)` of segments hear of `features (B, 1500, L, D)`: `(B·F, 10·L, D)`."""
+    count, total = features.shape[:2]
+    positions = heard_positions(frames.ravel(), total).reshape(*frames.shape, -1)
+    index = torch.from_numpy(positions + np.arange(count)[:, None, None] * total).to(features.device)
+    return features.flatten(0, 1)[index.flatten(0, 1)].flatten(1, 2)
+
+
+def heard_mouths(reader: MouthReader, features: FeatureBank, bank: SpeechBank) -> dict[str, float]:
+    """How well mouths are read from recordings that were not trained on: correlations, closures, silence."""
+    read, said = [], []
+    with torch.no_grad():
+        for index in range(len(bank.speech)):
+            frames = np.arange(bank.speech.frames(index))
+            read.append(reader(features.tokens(np.array([index]), frames[None])).float())
+            said.append(torch.arange(bank.speech.starts[index], bank.speech.starts[index + 1]))
+    values, place = torch.cat(read).cpu().numpy(), torch.cat(said).numpy()
+    track, shut, silent = bank.speech.track[place], bank.speech.shut[place], bank.speech.silent[place]
+    correlations = [float(np.corrcoef(values[:, i], track[:, i])[0, 1]) for i in range(TRACK_VALUES)]
+    return {
+        **dict(zip(("opening", "width", "rounding"), correlations, strict=True)),
+        "shut_frames": float((values[shut, 0] < _SHUT_BELOW).mean()) if shut.any() else float("nan"),
+        "silent_frames": float((values[silent, 0] < _SHUT_BELOW).mean()) if silent.any() else float("nan"),
+    }

@@ -1,0 +1,108 @@
+"""The autoencoder learns the face, and a small network learns to see its mouth."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from latentsync_trt.face.mask import mouth_mask
+from scripts.train_demo.banks import FaceBank, SpeechBank, as_images
+from scripts.train_demo.loop import Losses, Workshop, normal
+from scripts.train_demo.networks import MouthSeer
+from scripts.train_demo.vae import Vae
+
+_MASKED_SHARE, _SOURCE_SHARE = 0.2, 0.3
+_EDGE_WEIGHT, _DIVERGENCE_WEIGHT = 1.0, 1e-4
+_MOUTH_WEIGHT = 3.0
+_LIGHT, _SHIFT = 0.15, 0.1
+_SEEN_WEIGHTS = (4.0, 1.0, 1.0)
+_SEEN_NOISE = 0.05
+
+# Where the mouth is in an aligned face, as shares of its height and width.
+_MOUTH_ROWS, _MOUTH_COLUMNS = (0.42, 0.80), (0.22, 0.78)
+
+
+class VaeStage(nn.Module):
+    """Reconstruction in levels and edges, the mouth above all; no network judges what looks right."""
+
+    def __init__(self, vae: Vae, faces: FaceBank, workshop: Workshop) -> None:
+        super().__init__()
+        self.vae = vae
+        self._forward = torch.compile(vae.forward) if workshop.compiled else vae.forward
+        self._faces, self._workshop = faces, workshop
+        side = faces.spoken.shape[2]
+        self._mask = torch.from_numpy(mouth_mask(side).copy()).to(workshop.device)
+        self._weight = 1 + _MOUTH_WEIGHT * mouth_region(side, workshop.device)
+
+    def losses(self, step: int, batch: int) -> Losses:
+        """How far reconstructions lie from the pictures."""
+        generator = self._workshop.generator("vae", step)
+        images = self._drawn(generator, batch)
+        latent = (batch, 4, images.shape[2] // 8, images.shape[3] // 8)
+        noise = normal(generator, latent, images.device)
+        made, divergence = self._forward(images, noise)
+        made = made.float()
+        level = ((made - images).abs() * self._weight).mean()
+        edges = (_edges(made) - _edges(images)).abs().mean()
+        loss = level + _EDGE_WEIGHT * edges + _DIVERGENCE_WEIGHT * divergence.float()
+        return {"loss": loss, "level": level, "edges": edges, "divergence": divergence}
+
+    def _drawn(self, generator: np.random.Generator, batch: int) -> Tensor:
+        """Faces of all kinds that the autoencoder will meet, in more kinds of light than were filmed."""
+        clip = torch.from_numpy(generator.integers(0, len(self._faces), batch))
+        frame = torch.from_numpy(generator.integers(0, self._faces.frames, batch))
+        spoken = as_images(self._faces.spoken[clip, frame])
+        source = as_images(self._faces.source[clip, frame])
+        pick = torch.from_numpy(generator.random((batch, 1, 1, 1)) < _SOURCE_SHARE).to(spoken.device)
+        images = torch.where(pick, source, spoken)
+        gain = 1 + _LIGHT * generator.standard_normal((batch, 3, 1, 1)).astype(np.float32)
+        shift = _SHIFT * generator.standard_normal((batch, 3, 1, 1)).astype(np.float32)
+        images = (images * torch.from_numpy(gain).to(images) + torch.from_numpy(shift).to(images)).clamp(-1, 1)
+        masked = torch.from_numpy(generator.random((batch, 1, 1, 1)) < _MASKED_SHARE).to(images.device)
+        return torch.where(masked, images * self._mask, images)
+
+
+class SeerStage(nn.Module):
+    """Sees opening, width and rounding in pictures, also in those that the autoencoder made."""
+
+    def __init__(self, seer: MouthSeer, vae: Vae, faces: FaceBank, bank: SpeechBank, workshop: Workshop) -> None:
+        super().__init__()
+        self.seer = seer
+        self._vae, self._faces, self._bank, self._workshop = [vae], faces, bank, workshop
+        self._weights = torch.tensor(_SEEN_WEIGHTS, device=workshop.device)
+
+    def losses(self, step: int, batch: int) -> Losses:
+        """How far the mouths that are seen lie from those that were drawn."""
+        generator = self._workshop.generator("seer", step)
+        clip, frame = generator.integers(0, len(self._faces), batch), generator.integers(0, self._faces.frames, batch)
+        images = as_images(self._faces.spoken[torch.from_numpy(clip), torch.from_numpy(frame)])
+        with torch.no_grad():
+            images[: batch // 2] = self._vae[0].decode(self._vae[0].encode(images[: batch // 2])).float()
+        images += _SEEN_NOISE * normal(generator, tuple(images.shape), images.device)
+        place = self._bank.speech.starts[self._faces.recording[clip]] + self._faces.first[clip] + frame
+        track = self._bank.track[torch.from_numpy(place).to(self._workshop.device)]
+        loss = ((self.seer(images).float() - track) ** 2 * self._weights).mean()
+        return {"loss": loss}
+
+
+def mouth_region(side: int, device: torch.device) -> Tensor:
+    """1 where mouths are in an aligned face of `side` pixels, else 0: `(side, side)`."""
+    region = torch.zeros(side, side, device=device)
+    rows, columns = ([round(share * side) for share in ends] for ends in (_MOUTH_ROWS, _MOUTH_COLUMNS))
+    region[rows[0] : rows[1], columns[0] : columns[1]] = 1.0
+    return region
+
+
+def latent_spread(vae: Vae, faces: FaceBank, generator: np.random.Generator, count: int = 512) -> float:
+    """The standard deviation of latents; its inverse is the scaling factor."""
+    clip = torch.from_numpy(generator.integers(0, len(faces), count))
+    frame = torch.from_numpy(generator.integers(0, faces.frames, count))
+    with torch.no_grad():
+        parts = [vae.encode(as_images(part)) for part in faces.spoken[clip, frame].split(64)]
+    return float(torch.cat(parts).float().std())
+
+
+def _edges(images: Tensor) -> Tensor:
+    """Differences between neighbours down and across, `(N, 6, H − 1, W − 1)`."""
+    down = images[:, :, 1:, :-1] - images[:, :, :-1, :-1]
+    across = images[:, :, :-1, 1:] - images[:, :, :-1, :-1]
+    return torch.cat([down, across], 1)

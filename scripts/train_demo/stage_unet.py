@@ -1,0 +1,174 @@
+"""The U-Net learns to paint mouths: noise prediction on latents, then pixels and lips on decoded pictures.
+
+The picture to learn is the clip with the mouth of its speech. What the network is shown of it is what a user's video
+would show: the masked picture and the reference come from the source, whose mouth says something else. Some references
+are other frames of the spoken clip, as LatentSync draws them. Were they the picture itself, the network would copy.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from latentsync_trt.diffusion.scheduler import TRAINING_STEPS, alphas_cumprod
+from latentsync_trt.face.mask import latent_mask, mouth_mask
+from scripts.train_demo.banks import FaceBank, FeatureBank, SpeechBank, as_images
+from scripts.train_demo.loop import Losses, Workshop, normal
+from scripts.train_demo.networks import WINDOW_FRAMES, MouthSeer, TrainedUNet
+from scripts.train_demo.stage_faces import mouth_region
+from scripts.train_demo.vae import Vae
+
+_UNHEARD_SHARE = 0.1
+"""Windows without sound, which make classifier-free guidance possible."""
+
+_OTHER_FRAMES_SHARE = 0.3
+_OWN_NOISE_SHARE = 0.25
+_OWN_NOISE = 0.7
+"""Of the noise in such windows, what each frame has of its own; the sampler starts all frames from the same."""
+
+_KEPT_WEIGHT, _MOUTH_WEIGHT = 0.1, 2.0
+_MOST_SIGNAL = 5.0
+"""Min-SNR weighting (Hang et al.): steps with little noise would drown the others."""
+
+_TUNE_STEPS = 800
+_PIXEL_WEIGHT, _SEEN_WEIGHT, _MOTION_WEIGHT = 2.0, 1.0, 1.0
+_SEEN_VALUES = (4.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Windows: where they lie, and what the network is given.
+
+    `clip (B,)`, `frames (B, F)`; `target`, `masked`, `reference` `(B·F, 4, h, w)`; `audio (B·F, S, D)`.
+    """
+
+    clip: NDArray[np.int64]
+    frames: NDArray[np.int64]
+    target: Tensor
+    masked: Tensor
+    reference: Tensor
+    audio: Tensor
+
+
+class LatentBank:
+    """Scaled latents of all clips: spoken, source and masked source, each `(c, n, 4, h, w)`."""
+
+    def __init__(self, vae: Vae, faces: FaceBank, scale: float) -> None:
+        self.faces, self.scale = faces, scale
+        mask = torch.from_numpy(mouth_mask(faces.spoken.shape[2]).copy()).to(faces.device)
+        spoken, source, masked = [], [], []
+        with torch.no_grad():
+            for clip in range(len(faces)):
+                given = as_images(faces.source[clip])
+                spoken.append(vae.encode(as_images(faces.spoken[clip])) * scale)
+                source.append(vae.encode(given) * scale)
+                masked.append(vae.encode(given * mask) * scale)
+        self.spoken, self.source, self.masked = (torch.stack(parts) for parts in (spoken, source, masked))
+
+    def draw(self, generator: np.random.Generator, batch: int, features: FeatureBank) -> Batch:
+        """A batch of windows at random."""
+        last = self.faces.frames - WINDOW_FRAMES
+        clip = generator.integers(0, len(self.faces), batch)
+        start, other = generator.integers(0, last + 1, (2, batch))
+        frames = start[:, None] + np.arange(WINDOW_FRAMES)
+        unheard = generator.random((batch, 1, 1, 1)) < _UNHEARD_SHARE
+        return self.windows(clip, frames, features, other, generator.random(batch) < _OTHER_FRAMES_SHARE, unheard)
+
+    def windows(
+        self,
+        clip: NDArray[np.int64],
+        frames: NDArray[np.int64],
+        features: FeatureBank,
+        other: NDArray[np.int64],
+        from_other: NDArray[np.bool_],
+        unheard: NDArray[np.bool_],
+    ) -> Batch:
+        """The windows `frames (B, F)` of clips; where `from_other (B,)` the reference begins at frame `other (B,)`."""
+        device = self.spoken.device
+        rows = torch.from_numpy(clip)[:, None].to(device)
+        place = torch.from_numpy(frames).to(device)
+        elsewhere = torch.from_numpy(other[:, None] + np.arange(frames.shape[1])).to(device)
+        pick = torch.from_numpy(from_other).to(device)[:, None, None, None, None]
+        reference = torch.where(pick, self.spoken[rows, elsewhere], self.source[rows, place])
+        audio = features.tokens(self.faces.recording[clip], self.faces.first[clip][:, None] + frames)
+        heard = torch.from_numpy(~unheard).to(audio)
+        audio = (audio.reshape(*frames.shape, *audio.shape[1:]) * heard).flatten(0, 1)
+        parts = (self.spoken[rows, place], self.masked[rows, place], reference)
+        return Batch(clip, frames, *(part.flatten(0, 1).float() for part in parts), audio)
+
+
+class UNetStage(nn.Module):
+    """Noise prediction on latents; `tuned` adds the decoded pictures and the lips seen in them."""
+
+    def __init__(self, unet: TrainedUNet, latents: LatentBank, bank: SpeechBank, workshop: Workshop) -> None:
+        super().__init__()
+        self.unet = unet
+        self._forward = torch.compile(unet.forward) if workshop.compiled else unet.forward
+        self._latents, self._bank, self._workshop = latents, bank, workshop
+        device, side = workshop.device, latents.faces.spoken.shape[2]
+        self._signal = torch.from_numpy(alphas_cumprod().copy()).float().to(device)
+        self._latent_mask = torch.from_numpy(latent_mask(side)).to(device)
+        self._kept = torch.from_numpy(mouth_mask(side).copy()).to(device)
+        self._region = mouth_region(side, device)
+        coarse = self._region[::8, ::8] * _MOUTH_WEIGHT + 1
+        self._weight = torch.where(self._latent_mask > 0, torch.full_like(coarse, _KEPT_WEIGHT), coarse)
+        self._seen_weights = torch.tensor(_SEEN_VALUES, device=device)
+
+    def losses(self, step: int, batch: int, features: FeatureBank) -> Losses:
+        """How far the predicted noise lies from that which was added."""
+        generator = self._workshop.generator("unet", step)
+        drawn = self._latents.draw(generator, batch, features)
+        timestep = generator.integers(0, TRAINING_STEPS, batch)
+        error, signal, _ = self._error(drawn, timestep, generator)
+        ratio = signal / (1 - signal)
+        weight = ratio.clamp_max(_MOST_SIGNAL) / ratio
+        loss = (error.mean((1, 2, 3)) * weight).mean()
+        return {"loss": loss, "noise": error.mean()}
+
+    def tuned(self, step: int, batch: int, features: FeatureBank, vae: Vae, seer: MouthSeer) -> Losses:
+        """The same, and how far pictures, their changes and their lips lie from the truth."""
+        generator = self._workshop.generator("tune", step)
+        drawn = self._latents.draw(generator, batch, features)
+        error, signal, clean = self._error(drawn, generator.integers(0, _TUNE_STEPS, batch), generator)
+        sure = signal.flatten().clamp_min(0.02)
+        made = vae.decode(clean / self._latents.scale).float()
+        clip, frames = torch.from_numpy(drawn.clip)[:, None], torch.from_numpy(drawn.frames)
+        truth = as_images(self._latents.faces.spoken[clip, frames])
+        where = (1 - self._kept) * (1 + _MOUTH_WEIGHT * self._region)
+        off = (made - truth) * where
+        pixels = (off.abs().mean((1, 2, 3)) * sure).mean()
+        turns = off.reshape(batch, WINDOW_FRAMES, *off.shape[1:]).diff(dim=1).abs().mean((2, 3, 4))
+        motion = (turns.mean(1) * sure.reshape(batch, WINDOW_FRAMES)[:, 0]).mean()
+        starts = self._bank.speech.starts[self._latents.faces.recording[drawn.clip]]
+        place = starts + self._latents.faces.first[drawn.clip]
+        said = torch.from_numpy(place[:, None] + drawn.frames).to(made.device).flatten()
+        mouths = (seer(made).float() - self._bank.track[said]) ** 2 * self._seen_weights
+        heard = (drawn.audio.abs().amax((1, 2)) > 0).float()
+        seen = (mouths.mean(1) * sure * heard).mean()
+        loss = error.mean() + _PIXEL_WEIGHT * pixels + _SEEN_WEIGHT * seen + _MOTION_WEIGHT * motion
+        return {"loss": loss, "noise": error.mean(), "pixels": pixels, "seen": seen, "motion": motion}
+
+    def _error(
+        self, batch: Batch, timestep: NDArray[np.int64], generator: np.random.Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Weighted squared errors `(B·F, 4, h, w)`; the signal's share `(B·F, 1, 1, 1)`; the clean latents implied."""
+        level = torch.from_numpy(timestep).to(batch.target.device)
+        signal = self._signal[level].repeat_interleave(WINDOW_FRAMES)[:, None, None, None]
+        noise = self._noise(batch, generator)
+        noisy = signal.sqrt() * batch.target + (1 - signal).sqrt() * noise
+        mask = self._latent_mask.expand(len(noisy), 1, -1, -1)
+        sample = torch.cat([noisy, mask, batch.masked, batch.reference], 1)
+        predicted = self._forward(sample, level, batch.audio, frames=WINDOW_FRAMES)[0].float()
+        clean = (noisy - (1 - signal).sqrt() * predicted) / signal.sqrt()
+        return (predicted - noise) ** 2 * self._weight, signal, clean
+
+    def _noise(self, batch: Batch, generator: np.random.Generator) -> Tensor:
+        """One noise for all frames of a window, as the sampler has it; in some windows not quite."""
+        windows, size = len(batch.clip), batch.target.shape[1:]
+        device = batch.target.device
+        part = np.where(generator.random((windows, 1, 1, 1, 1)) < _OWN_NOISE_SHARE, _OWN_NOISE, 0.0)
+        own = torch.from_numpy(part).to(device, torch.float32)
+        shared = (1 - own**2).sqrt() * normal(generator, (windows, 1, *size), device)
+        return (shared + own * normal(generator, (windows, WINDOW_FRAMES, *size), device)).flatten(0, 1)
