@@ -187,6 +187,7 @@ def test_engines_that_do_not_open_leave_the_run_going(
     made = setting.networks()
     made.prepare(GRAPHS)
     assert ended(made) == ""
+    assert made.decode(np.zeros((4, 4, 16, 16), np.float32)).shape == (4, 3, 128, 128)
     assert setting.told("failed, going on") == f"building in the background failed, going on with cpu: {error}"
     made.close()
 

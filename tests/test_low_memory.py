@@ -90,6 +90,10 @@ def equal(a: list[np.ndarray], b: list[np.ndarray]) -> bool:
 
 def test_networks_come_and_go(make: DemoNetworks, device: Device) -> None:
     networks = make(low_memory=True)
+    networks.prepare(GRAPHS[:2])
+    networks.prepare(GRAPHS[2:])  # builds while another network is there
+    assert device.most_networks == 1
+    device.opened.clear()
     first = computed(networks)
     assert device.networks() == {"vae.weights"}  # no buffer or binding keeps the denoiser alive
     assert equal(computed(networks), first)
