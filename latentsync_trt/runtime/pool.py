@@ -22,7 +22,9 @@ _OPENERS = 3
 
 
 class SessionPool:
-    """Sessions of the graphs of `engines`' bundle. They are run by one thread at a time.
+    """Sessions of the graphs of `engines`' bundle.
+
+    Closing waits for nobody: where networks take turns, one thread at a time may use them.
 
     Args:
         engines: find, build and open.
