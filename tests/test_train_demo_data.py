@@ -84,6 +84,10 @@ def test_held_out_sentences_and_language_are_not_trained_on() -> None:
     assert set(TRAINING_VARIANTS).isdisjoint(HELD_OUT_VARIANTS)
 
 
+def test_a_track_is_as_long_as_the_sound() -> None:
+    assert all(len(mouth_track([], frames / 25)) == frames for frames in range(1, 700))
+
+
 def test_vocabulary_has_no_punctuation() -> None:
     assert vocabulary(("Yes! No, maybe.", "No.")) == ["Yes", "No", "maybe"]
 

@@ -124,7 +124,8 @@ def mouth_track(phonemes: Sequence[Phoneme], duration_s: float) -> MouthTrack:
     lips = list(_closures(phonemes))
     gate = _gate(time, lips) * _gate(time, _quiet(pauses))
     blend[:, 0] *= gate
-    frames = np.arange(ceil(duration_s * MODEL_FPS)) / MODEL_FPS
+    # Rounded first: 49/25 s is a hair more than 49 frames.
+    frames = np.arange(ceil(round(duration_s * MODEL_FPS, 6))) / MODEL_FPS
     opening, width, rounding = (np.interp(frames, time, blend[:, index]) for index in range(3))
     shut, silent = _within(frames, lips), _within(frames, _quiet(pauses))
     opening[shut | silent] = 0.0
