@@ -1,5 +1,6 @@
 """Option objects. A field's help, default and limits are declared here once; the command line reads them from here."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -12,13 +13,18 @@ MODEL_FPS = 25
 Length = Literal["audio", "video", "shortest"]
 Extend = Literal["loop", "hold"]
 Build = Literal["now", "background"]
+Solver = Literal["ddim", "dpmpp"]
+PresetName = Literal["quality", "balanced", "fast"]
 
 PROVIDER_CHOICES = ("auto", "tensorrt", "rtx", "cuda", "cpu")
 """What `--provider` takes: best first, after the choice to leave it to us."""
 
 
 def option(default: Any, help_text: str, **limits: Any) -> Any:
-    """A dataclass field that carries its own help and limits (`minimum`, `maximum`, `choices`)."""
+    """A dataclass field that carries its own help and limits (`minimum`, `maximum`, `choices`).
+
+    `parse` reads the value from a command line's text, shown there as `metavar`, and raises `InputError`.
+    """
     return field(default=default, metadata={"help": help_text, **limits})
 
 
@@ -57,20 +63,101 @@ def command_line(options: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]:
     return words
 
 
+def parse_full_steps(text: str) -> tuple[int, ...]:
+    """ "0,1,5" → (0, 1, 5); raises `InputError` where that is no list of whole numbers."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--full-steps {text}: whole numbers and commas are needed, as in 0,1,5") from None
+
+
+def parse_guidance_interval(text: str) -> tuple[float, float]:
+    """ "0.2-0.8" → (0.2, 0.8); raises `InputError` where that is no pair of numbers."""
+    try:
+        start, end = map(float, text.split("-"))
+    except ValueError:
+        raise InputError(f"--guidance-interval {text}: two parts of the schedule are needed, as in 0.2-0.8") from None
+    return start, end
+
+
+def check_full_steps(full_steps: Sequence[int], steps: int) -> None:
+    """Raises `InputError` unless `full_steps` begin with 0, rise, and are among the first `steps` steps."""
+    shown = f"--full-steps {','.join(map(str, full_steps))}"
+    if not full_steps or full_steps[0] != 0:
+        raise InputError(f"{shown}: step 0 must run the whole network, for there is nothing to reuse yet")
+    if not set(full_steps) <= set(range(steps)):
+        raise InputError(f"{shown}: the {steps} steps are counted from 0 to {steps - 1}")
+    if list(full_steps) != sorted(set(full_steps)):
+        raise InputError(f"{shown}: give each step once, in rising order")
+
+
+def check_guidance_interval(interval: tuple[float, float]) -> None:
+    """Raises `InputError` unless `interval` begins before it ends, within 0 to 1."""
+    start, end = interval
+    if not 0.0 <= start < end <= 1.0:
+        raise InputError(f"--guidance-interval {start:g}-{end:g}: must begin before it ends, both within 0 to 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How noise becomes a picture; `full_steps` count instead of `cache_interval` if there are any."""
+
+    steps: int
+    solver: Solver
+    cache_interval: int
+    full_steps: tuple[int, ...] | None = None
+
+
+PRESETS: dict[str, Sampling] = {
+    "quality": Sampling(20, "ddim", 1),
+    "balanced": Sampling(20, "ddim", 3),
+    "fast": Sampling(8, "dpmpp", 2),
+}
+"""What `--preset` stands for; options that are given count before it."""
+
+
 @dataclass(frozen=True, slots=True)
 class SyncOptions:
-    """How a video is lip-synced. Raises `InputError` on a value outside its limits."""
+    """How a video is lip-synced. Raises `InputError` on a value outside its limits, and on two that contradict.
 
-    steps: int = option(20, "Denoising steps.", minimum=1, maximum=999)
+    None stands for what the preset says; `sampling` puts both together.
+    """
+
+    preset: PresetName = option(
+        "balanced",
+        "Steps, solver and caching at once: quality = 20, ddim, none; balanced = 20, ddim, every 3rd step full; "
+        "fast = 8, dpmpp, every 2nd step full. The options for each count before it.",
+        choices=tuple(PRESETS),
+    )
+    steps: int | None = option(None, "Denoising steps.  [default: the preset's]", minimum=1, maximum=999)
+    solver: Solver | None = option(
+        None,
+        "How to step: DDIM, or DPM-Solver++(2M), which is made for few steps.  [default: the preset's]",
+        choices=("ddim", "dpmpp"),
+    )
     guidance: float = option(
         1.5, "Classifier-free guidance scale; at 1 or below the unguided half is skipped.", minimum=0.0, maximum=20.0
     )
+    guidance_interval: tuple[float, float] | None = option(
+        None,
+        "Guide only this part of the schedule, from 0 (pure noise) to 1 (picture), as in 0.2-0.8; the other steps cost "
+        "half. Where guidance begins or ends, the whole network runs.  [default: everywhere]",
+        parse=parse_guidance_interval,
+        metavar="START-END",
+    )
     seed: int = option(1247, "Seed of the noise every frame starts from.", minimum=0, maximum=2**63 - 1)
-    cache_interval: int = option(
-        3,
-        "Run the whole network every N-th step and reuse its inner features between; 1 = every step.",
+    cache_interval: int | None = option(
+        None,
+        "Run the whole network every N-th step and reuse its inner features between; 1 = every step.  "
+        "[default: the preset's]",
         minimum=1,
         maximum=20,
+    )
+    full_steps: tuple[int, ...] | None = option(
+        None,
+        "Run the whole network at just these steps, counted from 0, as in 0,1,2,5,9,14; instead of --cache-interval.",
+        parse=parse_full_steps,
+        metavar="STEP,STEP,...",
     )
     crf: int = option(16, "H.264 quality: 0 is lossless, 51 worst.", minimum=0, maximum=51)
     lossless: bool = option(False, "Write FFV1 RGB in .mkv instead of H.264.")
@@ -83,6 +170,25 @@ class SyncOptions:
 
     def __post_init__(self) -> None:
         check_limits(self)
+        if self.full_steps is not None:
+            if self.cache_interval is not None:
+                raise InputError("--full-steps and --cache-interval both say when the whole network runs: give one")
+            check_full_steps(self.full_steps, self.sampling.steps)
+        if self.guidance_interval is not None:
+            if self.guidance <= 1.0:
+                raise InputError(f"--guidance-interval: at --guidance {self.guidance:g} no step is guided anyway")
+            check_guidance_interval(self.guidance_interval)
+
+    @property
+    def sampling(self) -> Sampling:
+        """What the preset says, and before it what was given."""
+        preset = PRESETS[self.preset]
+        return Sampling(
+            steps=preset.steps if self.steps is None else self.steps,
+            solver=self.solver or preset.solver,
+            cache_interval=preset.cache_interval if self.cache_interval is None else self.cache_interval,
+            full_steps=self.full_steps,
+        )
 
 
 @dataclass(frozen=True, slots=True)

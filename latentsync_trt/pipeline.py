@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -21,8 +21,8 @@ from latentsync_trt.bundle import DEMO_NAME, Bundle
 from latentsync_trt.config import MODEL_FPS, RuntimeOptions, SyncOptions
 from latentsync_trt.diffusion.inpainting import Inpainter
 from latentsync_trt.diffusion.loop import initial_noise
-from latentsync_trt.diffusion.plan import cache_plan
-from latentsync_trt.diffusion.scheduler import ddim_schedule
+from latentsync_trt.diffusion.plan import EVERYWHERE, PlannedStep, cache_plan
+from latentsync_trt.diffusion.scheduler import solver_schedule
 from latentsync_trt.diffusion.windows import Window, WindowPlanner
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.align import AlignState, align, crop
@@ -73,7 +73,7 @@ class _Job:
 
 
 class LipSync:
-    """A bundle on a provider, ready to sync any number of clips; sessions open once and stay until `close`."""
+    """A bundle on a provider, ready to sync any number of clips, one after another; sessions stay open until `close`."""
 
     def __init__(self, networks: Networks) -> None:
         self._networks = networks
@@ -166,7 +166,7 @@ class LipSync:
             OutOfMemory: even one network alone is too much for the device.
             Whatever is raised, no output is left behind.
         """
-        with self._turn if self._networks.one_clip_at_a_time else nullcontext():
+        with self._turn:  # networks may have to leave the device for one another at any time
             run = _Run(self._networks, Path(video), Path(audio), Path(output), options or SyncOptions())
             return run.execute(detector or self._detector(), noise, on_progress or _ignore)
 
@@ -304,8 +304,8 @@ class _Run:
             latent_mask=latent_mask(manifest.resolution_px),
             noise=initial_noise(options.seed, latent_px, latent_px) if noise is None else noise,
             guidance=options.guidance,
-            schedule=ddim_schedule(options.steps),
-            plan=cache_plan(options.steps, options.cache_interval),
+            schedule=solver_schedule(options.sampling.solver, options.sampling.steps),
+            plan=_plan(options),
         )
 
     def _writer(self) -> VideoWriter:
@@ -351,8 +351,23 @@ class _Run:
         )
 
 
+def _plan(options: SyncOptions) -> tuple[PlannedStep, ...]:
+    sampling = options.sampling
+    return cache_plan(
+        sampling.steps,
+        sampling.cache_interval,
+        full_steps=sampling.full_steps,
+        guidance_interval=options.guidance_interval or EVERYWHERE,
+    )
+
+
 def _graphs_for(options: SyncOptions) -> tuple[str, ...]:
-    return graphs_for(guidance=options.guidance, full_steps_only=options.cache_interval == 1)
+    plan = _plan(options)
+    return graphs_for(
+        guidance=options.guidance,
+        full_steps_only=all(step.full for step in plan),
+        unguided_too=not all(step.guided for step in plan),
+    )
 
 
 def _ready(queue: deque[_Job]) -> Generator[_Job, None, None]:

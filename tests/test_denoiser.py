@@ -36,6 +36,15 @@ def denoiser(networks: Networks) -> GraphDenoiser:
     return GraphDenoiser(networks.session)
 
 
+@pytest.fixture(params=["dynamic", "static"])
+def both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GraphDenoiser]:
+    """Over guided and unguided graphs."""
+    options = RuntimeOptions(dynamic=request.param == "dynamic", engine_cache=tmp_path / "cache")
+    made = Networks(write_toy(tmp_path / "toy", unguided=True), Selection("cpu"), options)
+    yield GraphDenoiser(made.session)
+    made.close()
+
+
 def run(denoiser: GraphDenoiser, seed: int = 1, plan: tuple[bool, ...] = (False, True, True, False)) -> None:
     """The steps of `plan` (True = cached), each compared with what it should come to."""
     latents, conditioning, audio = toy_inputs(1, seed=seed)
@@ -90,6 +99,57 @@ def test_after_letting_go_a_batch_begins_anew(denoiser: GraphDenoiser) -> None:
     with pytest.raises(InferenceError, match="needs a full step before it"):
         denoiser.step(7, NO_COEFFICIENTS, cached=True)
     run(denoiser)
+
+
+# Full and cached steps, guided or not.
+G, g, U, u = (True, False), (True, True), (False, False), (False, True)
+
+
+@pytest.mark.parametrize("plan", [(U, u, G, g, g, U, u), (G, g, U, u, G, g), (U, G, U, U, u), (G, G, g, U)])
+def test_guided_and_unguided_steps_take_turns(both: GraphDenoiser, plan: tuple[tuple[bool, bool], ...]) -> None:
+    for seed in (1, 2):  # the second batch on the buffers of the first
+        latents, conditioning, audio = toy_inputs(1, seed=seed)
+        both.begin(latents, conditioning, audio, 1.5, unguided_too=True)
+        wanted, hidden = latents, np.zeros_like(latents)
+        for guided, cached in plan:
+            both.step(7, NO_COEFFICIENTS, cached=cached, guided=guided)
+            hidden = hidden if cached else (2 if guided else 1) * wanted
+            wanted = wanted + hidden
+            assert np.abs(both.latents() - wanted).max() <= SUM_OF_FEW * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("plan", [(G, u), (U, g), (G, U, g), (U, u, G, u)])
+def test_a_cached_step_needs_a_full_one_of_its_kind(both: GraphDenoiser, plan: tuple[tuple[bool, bool], ...]) -> None:
+    both.begin(*toy_inputs(1), 1.5, unguided_too=True)
+    for guided, cached in plan[:-1]:
+        both.step(7, NO_COEFFICIENTS, cached=cached, guided=guided)
+    guided, cached = plan[-1]
+    kind = "guided" if guided else "unguided"
+    with pytest.raises(InferenceError, match=f"needs a full step before it: here {kind} as it is"):
+        both.step(7, NO_COEFFICIENTS, cached=cached, guided=guided)
+
+
+@pytest.mark.parametrize("guidance", [0.5, 1.0])
+def test_without_a_scale_no_step_is_guided(both: GraphDenoiser, guidance: float) -> None:
+    latents, *others = toy_inputs(1)
+    both.begin(latents, *others, guidance)
+    for cached in (False, True):
+        both.step(7, NO_COEFFICIENTS, cached=cached)
+    assert np.abs(both.latents() - 3 * latents).max() <= SUM_OF_FEW * 3 * np.abs(latents).max()
+
+
+def test_unguided_steps_are_announced(both: GraphDenoiser) -> None:
+    both.begin(*toy_inputs(1), 1.5)
+    both.step(7, NO_COEFFICIENTS, cached=False)
+    with pytest.raises(InferenceError, match="begun for guided steps alone"):
+        both.step(7, NO_COEFFICIENTS, cached=False, guided=False)
+
+
+def test_a_batch_has_nothing_to_reuse_of_the_one_before(denoiser: GraphDenoiser) -> None:
+    run(denoiser)
+    denoiser.begin(*toy_inputs(1), 1.5)
+    with pytest.raises(InferenceError, match="needs a full step before it"):
+        denoiser.step(7, NO_COEFFICIENTS, cached=True)
 
 
 def test_letting_go_lets_sessions_be_freed(networks: Networks) -> None:

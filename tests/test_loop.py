@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from latentsync_trt.diffusion.loop import conditioning, denoise, initial_noise
-from latentsync_trt.diffusion.plan import cache_plan
+from latentsync_trt.diffusion.plan import PlannedStep, cache_plan
 from latentsync_trt.diffusion.scheduler import ddim_schedule
 from latentsync_trt.errors import InputError
 
@@ -19,14 +19,16 @@ class LinearDenoiser:
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, bool]] = []
+        self.guided: list[bool] = []
         self.started: tuple[np.ndarray, ...] = ()
 
-    def begin(self, latents, conditioning, audio, guidance):
-        self.started = (latents, conditioning, audio, guidance)
+    def begin(self, latents, conditioning, audio, guidance, *, unguided_too=False):
+        self.started = (latents, conditioning, audio, guidance, unguided_too)
         self._x, self._eps = latents, np.zeros_like(latents)
 
-    def step(self, timestep, coefficients, *, cached):
+    def step(self, timestep, coefficients, *, cached, guided):
         self.calls.append((timestep, cached))
+        self.guided.append(guided)
         if not cached:
             self._eps = np.float32(SLOPE) * self._x
         self._x = coefficients[0] * self._x + coefficients[1] * self._eps
@@ -73,7 +75,7 @@ def test_inputs_reach_the_denoiser_whole(inputs):
     assert np.array_equal(latents[1, :, 2], inputs["noise"][0, :, 0])
     assert others[0] is inputs["conditioning"]
     assert others[1] is inputs["audio"]
-    assert others[2] == 1.5
+    assert others[2:] == [1.5, False]
 
 
 def test_progress_is_told_after_every_step(inputs):
@@ -82,9 +84,31 @@ def test_progress_is_told_after_every_step(inputs):
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
-@pytest.mark.parametrize("plan", [(False, True), (), (True,), (True, True, True)])
-def test_plans_that_do_not_fit_are_refused(inputs, plan):
-    with pytest.raises(InputError):
+def test_plan_decides_which_steps_are_guided(inputs):
+    schedule, denoiser = ddim_schedule(5), LinearDenoiser()
+    plan = cache_plan(5, 2, guidance_interval=(0.2, 0.8))
+    denoise(denoiser, **inputs, guidance=1.5, schedule=schedule, plan=plan)
+    assert denoiser.guided == [False, True, True, True, False]
+    assert [cached for _, cached in denoiser.calls] == [False, False, True, False, False]
+    assert denoiser.started[4] is True
+
+
+FULL, CACHED = PlannedStep(True), PlannedStep(False)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ((CACHED, FULL), "nothing to reuse yet"),
+        ((), "0 entries for 2 steps"),
+        ((FULL,), "1 entries for 2 steps"),
+        ((FULL,) * 3, "3 entries for 2 steps"),
+        ((FULL, PlannedStep(False, guided=False)), "denoising step 1 .* guidance begins or ends"),
+        ((PlannedStep(True, guided=False), CACHED), "denoising step 1 .* guidance begins or ends"),
+    ],
+)
+def test_plans_that_do_not_fit_are_refused(inputs, plan, message):
+    with pytest.raises(InputError, match=message):
         denoise(LinearDenoiser(), **inputs, guidance=1.5, schedule=ddim_schedule(2), plan=plan)
 
 

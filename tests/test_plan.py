@@ -1,24 +1,90 @@
-"""The step-cache plan."""
+"""Which steps are full, cached, guided, and what a plan costs."""
 
 import pytest
 
-from latentsync_trt.diffusion.plan import cache_plan
+from latentsync_trt.diffusion.plan import PlannedStep, cache_plan, full_step_equivalents
 from latentsync_trt.errors import InputError
 
 
-def test_every_third_step_is_full():
-    assert cache_plan(7, 3) == (True, False, False, True, False, False, True)
+def full(plan: tuple[PlannedStep, ...]) -> list[int]:
+    return [number for number, step in enumerate(plan) if step.full]
 
 
-def test_interval_one_is_full_everywhere():
-    assert cache_plan(4, 1) == (True,) * 4
+def guided(plan: tuple[PlannedStep, ...]) -> list[int]:
+    return [number for number, step in enumerate(plan) if step.guided]
 
 
-def test_an_interval_beyond_the_end_leaves_the_first_step():
-    assert cache_plan(3, 20) == (True, False, False)
+def test_every_third_step_is_full_and_every_step_guided() -> None:
+    plan = cache_plan(7, 3)
+    assert (len(plan), full(plan), guided(plan)) == (7, [0, 3, 6], list(range(7)))
+
+
+def test_interval_one_is_full_everywhere() -> None:
+    assert full(cache_plan(4, 1)) == [0, 1, 2, 3]
+
+
+def test_an_interval_beyond_the_end_leaves_the_first_step() -> None:
+    assert full(cache_plan(3, 20)) == [0]
+
+
+def test_a_list_counts_instead_of_the_interval() -> None:
+    assert full(cache_plan(20, 3, full_steps=(0, 1, 2, 5, 9, 14))) == [0, 1, 2, 5, 9, 14]
 
 
 @pytest.mark.parametrize("interval", [0, -3])
-def test_impossible_intervals_are_refused(interval):
+def test_impossible_intervals_are_refused(interval: int) -> None:
     with pytest.raises(InputError, match="cache interval"):
         cache_plan(5, interval)
+
+
+@pytest.mark.parametrize(
+    ("full_steps", "message"),
+    [
+        ((), "step 0 must run the whole network"),
+        ((1, 2), "step 0 must run the whole network"),
+        ((0, 5), "counted from 0 to 4"),
+        ((0, -1), "counted from 0 to 4"),
+        ((0, 2.5), "counted from 0 to 4"),
+        ((0, 3, 2), "in rising order"),
+        ((0, 3, 3), "in rising order"),
+    ],
+)
+def test_impossible_lists_are_refused(full_steps: tuple[int, ...], message: str) -> None:
+    with pytest.raises(InputError, match=f"--full-steps .*{message}"):
+        cache_plan(5, 1, full_steps=full_steps)
+
+
+@pytest.mark.parametrize(
+    ("steps", "interval", "wanted"),
+    [
+        (20, (0.0, 1.0), range(20)),
+        (20, (0.2, 0.8), range(4, 16)),
+        (10, (0.7, 1.0), range(7, 10)),  # 0.7 × 10 is more than 7 in binary fractions
+        (10, (0.1, 0.3), range(1, 3)),  # and 0.1 × 3 more than 0.3
+        (8, (0.2, 0.8), range(1, 7)),
+        (4, (0.3, 0.301), range(1, 2)),
+        (1, (0.9, 1.0), range(1)),
+    ],
+)
+def test_steps_that_overlap_the_interval_are_guided(steps: int, interval: tuple[float, float], wanted: range) -> None:
+    assert guided(cache_plan(steps, 3, guidance_interval=interval)) == list(wanted)
+
+
+@pytest.mark.parametrize("interval", [(0.5, 0.5), (0.6, 0.4), (-0.1, 0.5), (0.5, 1.1), (float("nan"), 1.0)])
+def test_impossible_guidance_intervals_are_refused(interval: tuple[float, float]) -> None:
+    with pytest.raises(InputError, match=r"--guidance-interval .*within 0 to 1"):
+        cache_plan(5, 1, guidance_interval=interval)
+
+
+def test_the_whole_network_runs_where_guidance_begins_or_ends() -> None:
+    plan = cache_plan(20, 3, guidance_interval=(0.2, 0.8))
+    assert full(plan) == [0, 3, 4, 7, 10, 13, 16, 19]
+    plan = cache_plan(20, 3, full_steps=(0, 9), guidance_interval=(0.2, 0.8))
+    assert full(plan) == [0, 4, 9, 16]
+
+
+def test_cost_counts_full_cached_and_unguided_steps() -> None:
+    assert full_step_equivalents(cache_plan(20, 1), 0.12) == 20
+    assert full_step_equivalents(cache_plan(20, 3), 0.12) == pytest.approx(7 + 13 * 0.12)
+    half = cache_plan(20, 3, guidance_interval=(0.2, 0.8))
+    assert full_step_equivalents(half, 0.12) == pytest.approx(4 + 8 * 0.12 + (4 + 4 * 0.12) / 2)

@@ -19,19 +19,33 @@ INPUTS = (LATENTS, CONDITIONING, AUDIO, 1.5)
 class FakeDenoiser:
     """Adds a bit of the conditioning at every step; after `faithful_runs` steps it forgets to."""
 
-    def __init__(self, *args: Any, faithful_runs: int = 10**9, cuda_graph: bool = True) -> None:
+    def __init__(
+        self, *args: Any, faithful_runs: int = 10**9, cuda_graph: bool = True, unguided_is_wrong: bool = False
+    ) -> None:
         self.left = faithful_runs
+        self.unguided_is_wrong = unguided_is_wrong
+        self.kinds: list[tuple[bool, bool]] = []
         self.cuda_graph = cuda_graph
         self.begun = 0
         self.released = False
 
-    def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
+    def begin(
+        self,
+        latents: Float32Array,
+        conditioning: Float32Array,
+        audio: Float32Array,
+        guidance: float,
+        *,
+        unguided_too: bool = False,
+    ) -> None:
         self.now, self.known = latents.copy(), conditioning[:, :4]
         self.begun += 1
 
-    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool) -> None:
+    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
         self.left -= 1
-        change = coefficients[0] * self.known if self.left >= 0 else self.known
+        self.kinds.append((guided, cached))
+        wrong = self.left < 0 or (self.unguided_is_wrong and not guided and len(self.kinds) > 4)
+        change = self.known if wrong else coefficients[0] * self.known
         self.now = self.now + change
 
     def latents(self) -> Float32Array:
@@ -73,6 +87,15 @@ def test_a_replay_that_computes_something_else_is_found(faithful_runs: int, verd
     assert replays_faithfully(denoiser, *INPUTS) is verdict
 
 
+def test_unguided_steps_are_tried_where_they_will_come() -> None:
+    denoiser: Any = FakeDenoiser(unguided_is_wrong=True)
+    assert replays_faithfully(denoiser, *INPUTS)
+    assert set(denoiser.kinds) == {(True, False), (True, True)}
+    denoiser = FakeDenoiser(unguided_is_wrong=True)
+    assert not replays_faithfully(denoiser, *INPUTS, unguided_too=True)
+    assert denoiser.kinds[:4] == [(True, False), (True, True), (False, False), (False, True)]
+
+
 def made(monkeypatch: pytest.MonkeyPatch, faithful_runs: int) -> list[FakeDenoiser]:
     all_made: list[FakeDenoiser] = []
 
@@ -85,11 +108,11 @@ def made(monkeypatch: pytest.MonkeyPatch, faithful_runs: int) -> list[FakeDenois
     return all_made
 
 
-def clip(pool: Any, denoisers: Denoisers, guidance: float = 1.5) -> None:
+def clip(pool: Any, denoisers: Denoisers, guidance: float = 1.5, *, unguided_too: bool = False) -> None:
     denoiser = PooledDenoiser(pool, denoisers)
     for _ in range(2):
-        denoiser.begin(LATENTS, CONDITIONING, AUDIO, guidance)
-        denoiser.step(1, np.ones(5, np.float32), cached=False)
+        denoiser.begin(LATENTS, CONDITIONING, AUDIO, guidance, unguided_too=unguided_too)
+        denoiser.step(1, np.ones(5, np.float32), cached=False, guided=not unguided_too)
         assert np.array_equal(denoiser.latents(), LATENTS + CONDITIONING[:, :4])
 
 
@@ -98,14 +121,31 @@ def test_clips_share_the_buffers_that_a_graph_was_recorded_with(monkeypatch: pyt
     notices: list[str] = []
     denoisers = Denoisers(pool, notices.append)
     all_made = made(monkeypatch, 10**9)
-    clip(pool, denoisers)
-    clip(pool, denoisers)
+    clips = [(1.5, False), (1.0, False), (1.5, True)]
+    untried = [True, False, True, False, True, False]
+    for (guidance, unguided_too), trial in zip([clip for clip in clips for _ in range(2)], untried, strict=True):
+        before = len(all_made[0].kinds) if all_made else 0
+        clip(pool, denoisers, guidance, unguided_too=unguided_too)
+        assert (len(all_made[0].kinds) - before > 2) is trial  # a clip has two steps
     assert len(all_made) == 1
-    clip(pool, denoisers, guidance=1.0)  # other graphs, other buffers
-    assert len(all_made) == 2
+    assert (False, False) in all_made[0].kinds
     assert not notices
     denoisers.release()
-    assert all(denoiser.released for denoiser in all_made)
+    assert all_made[0].released
+
+
+def test_wrong_replays_of_unguided_steps_end_cuda_graphs_for_guided_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool: Any = FakePool()
+    notices: list[str] = []
+    denoisers = Denoisers(pool, notices.append)
+    all_made = made(monkeypatch, 30)  # enough for guided steps, and for a part of the trial of unguided ones
+    clip(pool, denoisers)
+    assert pool.engines.cuda_graph
+    clip(pool, denoisers, unguided_too=True)
+    clip(pool, denoisers)
+    assert not pool.engines.cuda_graph
+    assert [denoiser.cuda_graph for denoiser in all_made] == [True, False, False]
+    assert len(notices) == 1
 
 
 def test_wrong_replays_end_cuda_graphs_for_this_run(monkeypatch: pytest.MonkeyPatch) -> None:

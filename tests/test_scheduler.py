@@ -5,7 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latentsync_trt.diffusion.scheduler import MAX_STEPS, TRAINING_STEPS, alphas_cumprod, ddim_schedule, timesteps
+from latentsync_trt.diffusion.scheduler import (
+    MAX_STEPS,
+    TRAINING_STEPS,
+    alphas_cumprod,
+    ddim_schedule,
+    dpmpp_schedule,
+    solver_schedule,
+    timesteps,
+    trailing_timesteps,
+)
 from latentsync_trt.errors import InputError
 
 TRAJECTORY_TOLERANCE = 1e-5
@@ -54,10 +63,47 @@ def test_the_true_noise_leads_along_the_noise_levels(steps):
         assert np.allclose(mixed, then**0.5 * clean + (1 - then) ** 0.5 * noise, atol=10 * ROUNDING)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 8, 14, 15, 20, MAX_STEPS])
+def test_dpmpp_leads_along_the_noise_levels_and_remembers_the_clean_image(steps):
+    """With eps exact, old and new estimate of the clean image agree, so that both orders land on the next level."""
+    clean, noise = np.random.default_rng(4).standard_normal((2, 1000))
+    signal, visited = alphas_cumprod(), (*trailing_timesteps(steps), 0)
+    history = np.zeros_like(clean)
+    for i, step in enumerate(dpmpp_schedule(steps)):
+        now, then = signal[step.timestep], signal[visited[i + 1]]
+        c_x, c_eps, c_history, d_x, d_eps = step.coefficients.astype(np.float64)
+        latents = now**0.5 * clean + (1 - now) ** 0.5 * noise
+        mixed = c_x * latents + c_eps * noise + c_history * history
+        history = d_x * latents + d_eps * noise
+        # Where there is nearly no signal, the estimate is a small difference of large numbers.
+        assert np.allclose(history, clean, atol=10 * ROUNDING / now**0.5)
+        assert np.allclose(mixed, then**0.5 * clean + (1 - then) ** 0.5 * noise, atol=50 * ROUNDING)
+
+
+@pytest.mark.parametrize(("steps", "first_order"), [(1, [0]), (2, [0, 1]), (14, [0, 13]), (15, [0]), (20, [0])])
+def test_dpmpp_begins_and_with_few_steps_ends_in_first_order(steps, first_order):
+    orders = [i for i, step in enumerate(dpmpp_schedule(steps)) if step.coefficients[2] == 0]
+    assert orders == first_order
+
+
+def test_dpmpp_starts_from_the_last_level_trained_on():
+    assert trailing_timesteps(8) == (999, 874, 749, 624, 499, 374, 249, 124)
+    assert trailing_timesteps(1) == (999,)
+
+
+def test_solvers_have_names():
+    for name, made in (("ddim", ddim_schedule), ("dpmpp", dpmpp_schedule)):
+        pairs = zip(solver_schedule(name, 7), made(7), strict=True)
+        assert all(np.array_equal(a.coefficients, b.coefficients) and a.timestep == b.timestep for a, b in pairs)
+    with pytest.raises(InputError, match="solver euler: not one of ddim, dpmpp"):
+        solver_schedule("euler", 7)
+
+
+@pytest.mark.parametrize("make", [ddim_schedule, dpmpp_schedule])
 @pytest.mark.parametrize("steps", [0, -1, MAX_STEPS + 1])
-def test_impossible_step_counts_are_refused(steps):
+def test_impossible_step_counts_are_refused(make, steps):
     with pytest.raises(InputError, match="denoising steps"):
-        ddim_schedule(steps)
+        make(steps)
 
 
 def test_shared_table_cannot_be_changed():

@@ -1,7 +1,8 @@
 """A bundle of variable shapes whose denoiser can be followed by hand.
 
 A full step triples the latents, as it adds `hidden`, twice the latents; a cached step adds the same `hidden` again.
-Either adds the latents that it was given to the history. Nothing else in it is used.
+Unguided, `hidden` is the latents themselves, with an axis more. Every step adds the latents that it was given to the
+history. Nothing else in it is used.
 """
 
 from pathlib import Path
@@ -27,20 +28,23 @@ _INPUTS = (
 )
 _NEXT = (TensorEntry("next_latents", "float32", _STATE), TensorEntry("next_history", "float32", _STATE))
 _HIDDEN = TensorEntry("hidden", "float32", _STATE)
+_UNGUIDED_HIDDEN = TensorEntry("hidden", "float32", (1, *_STATE))
 _ADD_UP = [
     helper.make_node("Add", ["latents", "hidden"], ["next_latents"]),
     helper.make_node("Add", ["history", "latents"], ["next_history"]),
 ]
 
 
-def write_toy(folder: Path) -> Bundle:
-    """Writes the two graphs of the guided denoiser into a new folder."""
+def write_toy(folder: Path, *, unguided: bool = False) -> Bundle:
+    """Writes the two graphs of the guided denoiser into a new folder, and those of the unguided one if asked to."""
     folder.mkdir(parents=True)
     doubled = helper.make_node("Add", ["latents", "latents"], ["hidden"])
     graphs = {
         "denoise_step": _write(folder, "denoise_step", [doubled, *_ADD_UP], _INPUTS, (*_NEXT, _HIDDEN)),
         "denoise_step_cached": _write(folder, "denoise_step_cached", _ADD_UP, (*_INPUTS, _HIDDEN), _NEXT),
     }
+    if unguided:
+        graphs |= _write_unguided(folder)
     (folder / "unet.weights").write_bytes(b"none")
     manifest = Manifest(
         name="toy",
@@ -58,6 +62,18 @@ def write_toy(folder: Path) -> Bundle:
         ranges=RANGES,
     )
     return Bundle(folder, manifest)
+
+
+def _write_unguided(folder: Path) -> dict[str, GraphEntry]:
+    axis = helper.make_node("Constant", [], ["axis"], value_ints=[0])
+    keep = helper.make_node("Unsqueeze", ["latents", "axis"], ["hidden"])
+    kept = helper.make_node("Squeeze", ["hidden", "axis"], ["flat"])
+    add_up = [helper.make_node("Add", ["latents", "flat"], ["next_latents"]), _ADD_UP[1]]
+    full, cached = "denoise_step_unguided", "denoise_step_unguided_cached"
+    return {
+        full: _write(folder, full, [axis, keep, kept, *add_up], _INPUTS, (*_NEXT, _UNGUIDED_HIDDEN)),
+        cached: _write(folder, cached, [axis, kept, *add_up], (*_INPUTS, _UNGUIDED_HIDDEN), _NEXT),
+    }
 
 
 def toy_inputs(windows: int, frames: int = FRAMES, seed: int = 1) -> list[np.ndarray]:

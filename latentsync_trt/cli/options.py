@@ -64,7 +64,26 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
     common = {"help": limits["help"], "default": spec.default, "show_default": spec.default is not None}
     if bool in {hint, *typing.get_args(hint)}:
         return click.option(f"{flag}/{limits['off']}" if "off" in limits else flag, is_flag=True, **common)
+    if "parse" in limits:
+        return click.option(flag, spec.name, type=_Parsed(limits["parse"], limits["metavar"]), **common)
     return click.option(flag, spec.name, type=_click_type(hint, limits), **common)
+
+
+class _Parsed(click.ParamType[Any]):
+    """A value that the option's own function reads from the text."""
+
+    def __init__(self, parse: Callable[[str], Any], name: str) -> None:
+        self._parse = parse
+        self.name = name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value of the text; what is no text was read before."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except InputError as error:
+            self.fail(str(error), param, ctx)
 
 
 def _click_type(hint: Any, limits: typing.Mapping[str, Any]) -> click.ParamType[Any]:

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from latentsync_trt.diffusion.loop import Denoiser, conditioning, denoise
+from latentsync_trt.diffusion.plan import PlannedStep
 from latentsync_trt.diffusion.scheduler import Step
 from latentsync_trt.types import Float32Array, UInt8Array
 
@@ -28,7 +29,7 @@ class Inpainter:
     """Paints the mouths of aligned faces to go with their speech.
 
     `mask (H, W)` float32, 1 = kept; `latent_mask (h, w)` float32; `noise (1, 4, 1, h, w)` float32, the same for every
-    window of a run; `schedule` and `plan` (True = full step) as long as there are steps.
+    window of a run; `schedule` and `plan` have an entry for every step.
     """
 
     codec: ImageCodec
@@ -38,7 +39,7 @@ class Inpainter:
     noise: Float32Array
     guidance: float
     schedule: tuple[Step, ...]
-    plan: tuple[bool, ...]
+    plan: tuple[PlannedStep, ...]
 
     def paint(self, windows: Sequence[tuple[UInt8Array, Float32Array]]) -> list[Float32Array]:
         """Generated faces of each window, float32 `(F, H, W, 3)`, about [−1, 1].

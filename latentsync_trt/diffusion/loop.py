@@ -1,10 +1,12 @@
 """The denoising loop over whatever runs a step."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 
+from latentsync_trt.diffusion.plan import PlannedStep
 from latentsync_trt.diffusion.scheduler import Step
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import Float32Array
@@ -15,17 +17,30 @@ LATENT_CHANNELS = 4
 class Denoiser(Protocol):
     """Keeps the latents of one batch of windows and moves them along, step by step."""
 
-    def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
+    def begin(
+        self,
+        latents: Float32Array,
+        conditioning: Float32Array,
+        audio: Float32Array,
+        guidance: float,
+        *,
+        unguided_too: bool = False,
+    ) -> None:
         """Takes a batch of windows.
 
         Args:
             latents: float32 `(B, 4, F, h, w)`. conditioning: float32 `(B, 9, F, h, w)`. audio: float32 `(B, F, S, D)`.
             guidance: scale; at 1 or below there is no unconditional half.
+            unguided_too: some steps will run without guidance, whatever its scale.
         """
         ...
 
-    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool) -> None:
-        """One update with the coefficients `(5,)` of `Step`; `cached` reuses features of the last full step."""
+    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
+        """One update with the coefficients `(5,)` of `Step`.
+
+        `cached` reuses features of the last full step, which must have been guided if this one is. `guided` has no
+        effect where the scale is at 1 or below.
+        """
         ...
 
     def latents(self) -> Float32Array:
@@ -40,7 +55,7 @@ def denoise(
     audio: Float32Array,
     guidance: float,
     schedule: Sequence[Step],
-    plan: Sequence[bool],
+    plan: Sequence[PlannedStep],
     on_step: Callable[[int, int], None] | None = None,
 ) -> Float32Array:
     """Turns noise into latents, float32 `(B, 4, F, h, w)`.
@@ -50,26 +65,35 @@ def denoise(
         noise: float32 `(1, 4, 1, h, w)`, repeated over windows and frames.
         conditioning: float32 `(B, 9, F, h, w)`. audio: float32 `(B, F, S, D)`.
         guidance: classifier-free guidance scale.
-        schedule: the steps. plan: for each, whether the whole network runs.
+        schedule: the steps. plan: how each of them runs.
         on_step: told how many steps of how many are done, after each.
 
     Raises:
-        InputError: the plan does not fit the schedule, starts with a cached step, or shapes disagree.
+        InputError: the plan does not fit the schedule, a step would have nothing to reuse, or shapes disagree.
     """
-    if len(plan) != len(schedule):
-        raise InputError(f"the cache plan has {len(plan)} entries for {len(schedule)} steps")
-    if not plan or not plan[0]:
-        raise InputError("the first denoising step must run the whole network: there is nothing to reuse yet")
+    _check_plan(plan, len(schedule))
     batch, _, frames, height, width = conditioning.shape
     if noise.shape != (1, LATENT_CHANNELS, 1, height, width) or audio.shape[:2] != (batch, frames):
         raise InputError(f"noise {noise.shape}, conditioning {conditioning.shape} and audio {audio.shape} do not fit")
     repeated = np.broadcast_to(noise, (batch, LATENT_CHANNELS, frames, height, width))
-    denoiser.begin(np.ascontiguousarray(repeated, np.float32), conditioning, audio, guidance)
-    for done, (step, full) in enumerate(zip(schedule, plan, strict=True), start=1):
-        denoiser.step(step.timestep, step.coefficients, cached=not full)
+    latents = np.ascontiguousarray(repeated, np.float32)
+    unguided_too = not all(planned.guided for planned in plan)
+    denoiser.begin(latents, conditioning, audio, guidance, unguided_too=unguided_too)
+    for done, (step, planned) in enumerate(zip(schedule, plan, strict=True), start=1):
+        denoiser.step(step.timestep, step.coefficients, cached=not planned.full, guided=planned.guided)
         if on_step is not None:
             on_step(done, len(schedule))
     return denoiser.latents()
+
+
+def _check_plan(plan: Sequence[PlannedStep], steps: int) -> None:
+    if len(plan) != steps:
+        raise InputError(f"the cache plan has {len(plan)} entries for {steps} steps")
+    if not plan or not plan[0].full:
+        raise InputError("the first denoising step must run the whole network: there is nothing to reuse yet")
+    for number, (before, now) in enumerate(pairwise(plan), start=1):
+        if now.guided != before.guided and not now.full:
+            raise InputError(f"denoising step {number} must run the whole network: guidance begins or ends there")
 
 
 def initial_noise(seed: int, height: int, width: int) -> Float32Array:

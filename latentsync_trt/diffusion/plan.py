@@ -1,14 +1,76 @@
-"""Which steps run the whole network and which reuse its inner features. Pure."""
+"""Which steps run the whole network, which reuse its inner features, and which are guided. Pure."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, floor
+
+from latentsync_trt.config import check_full_steps, check_guidance_interval
 from latentsync_trt.errors import InputError
 
+EVERYWHERE = (0.0, 1.0)
+"""The guidance interval of a run that is guided throughout."""
 
-def cache_plan(steps: int, interval: int) -> tuple[bool, ...]:
-    """For each of `steps` steps: True = the whole network runs. Every `interval`-th does, from the first on.
+# The same network on half the batch.
+_UNGUIDED_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """How one step runs: `full` = the whole network, else its last layer alone; `guided` = with the unheard half."""
+
+    full: bool
+    guided: bool = True
+
+
+def cache_plan(
+    steps: int,
+    interval: int,
+    *,
+    full_steps: Sequence[int] | None = None,
+    guidance_interval: tuple[float, float] = EVERYWHERE,
+) -> tuple[PlannedStep, ...]:
+    """How each of `steps` steps runs.
+
+    Inner features of guided steps are of no use to unguided ones, nor the other way round: where guidance begins or
+    ends, the whole network runs in any case.
+
+    Args:
+        interval: every `interval`-th step is full, counted from the first on, and anew where guidance begins or ends.
+        full_steps: the full steps, counted from 0, instead of `interval`.
+        guidance_interval: start and end, as parts of the schedule; step i of n takes its part from i/n to (i + 1)/n,
+            and is guided where that overlaps the interval.
 
     Raises:
-        InputError: `interval` is below 1.
+        InputError: `interval` is below 1; `full_steps` leave out the first step, are not in order or beyond the last;
+            the guidance interval is empty or leaves 0 to 1.
     """
     if interval < 1:
         raise InputError(f"cache interval {interval}: the whole network must run every N-th step, N at least 1")
-    return tuple(step % interval == 0 for step in range(steps))
+    if full_steps is not None:
+        check_full_steps(full_steps, steps)
+    guided = _guided_steps(steps, guidance_interval)
+    plan: list[PlannedStep] = []
+    switched_at = 0
+    for step in range(steps):
+        if plan and plan[-1].guided != (step in guided):
+            switched_at = step
+        due = (step - switched_at) % interval == 0 if full_steps is None else step in full_steps
+        plan.append(PlannedStep(due or step == switched_at, step in guided))
+    return tuple(plan)
+
+
+def full_step_equivalents(plan: Sequence[PlannedStep], cached_share: float) -> float:
+    """What a plan costs, in guided full steps.
+
+    Args:
+        cached_share: time of a cached step over that of a full one.
+    """
+    return sum((1.0 if step.full else cached_share) * (1.0 if step.guided else _UNGUIDED_SHARE) for step in plan)
+
+
+def _guided_steps(steps: int, interval: tuple[float, float]) -> range:
+    check_guidance_interval(interval)
+    # As the numbers are written, not as binary fractions: 0.7 of 10 steps begins with step 7.
+    start, end = (Fraction(str(float(part))) * steps for part in interval)
+    return range(floor(start), ceil(end))

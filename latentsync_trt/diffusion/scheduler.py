@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
+from math import log
 
 import numpy as np
 
@@ -11,6 +13,9 @@ from latentsync_trt.types import Float32Array, Float64Array
 TRAINING_STEPS = 1000
 _BETA_FIRST, _BETA_LAST = 0.00085, 0.012
 _STEPS_OFFSET = 1
+
+# With fewer steps than this the last one of DPM-Solver++ is of first order, which is steadier near the clean image.
+_STEPS_FOR_HIGH_ORDER_END = 15
 
 MAX_STEPS = TRAINING_STEPS - _STEPS_OFFSET
 """With the offset, one step more would ask for a noise level beyond the last one trained."""
@@ -40,16 +45,37 @@ def alphas_cumprod() -> Float64Array:
     return signal
 
 
+def solver_schedule(solver: str, steps: int) -> tuple[Step, ...]:
+    """The updates of `solver`, "ddim" or "dpmpp".
+
+    Raises:
+        InputError: there is no such solver, or `steps` is outside 1 to 999.
+    """
+    if solver not in _SOLVERS:
+        raise InputError(f"solver {solver}: not one of {', '.join(_SOLVERS)}")
+    return _SOLVERS[solver](steps)
+
+
 def timesteps(steps: int) -> tuple[int, ...]:
     """The training steps that `steps` sampling steps visit, noisiest first ("leading" spacing, offset 1).
 
     Raises:
         InputError: `steps` is outside 1 to 999.
     """
-    if not 1 <= steps <= MAX_STEPS:
-        raise InputError(f"{steps} denoising steps: the noise schedule has room for 1 to {MAX_STEPS}")
+    _check(steps)
     spacing = TRAINING_STEPS // steps
     return tuple(i * spacing + _STEPS_OFFSET for i in reversed(range(steps)))
+
+
+def trailing_timesteps(steps: int) -> tuple[int, ...]:
+    """The training steps that `steps` sampling steps visit, noisiest first, from the last one trained on ("trailing").
+
+    Raises:
+        InputError: `steps` is outside 1 to 999.
+    """
+    _check(steps)
+    spacing = TRAINING_STEPS / steps
+    return tuple(round(TRAINING_STEPS - i * spacing) - 1 for i in range(steps))
 
 
 def ddim_schedule(steps: int) -> tuple[Step, ...]:
@@ -66,6 +92,52 @@ def ddim_schedule(steps: int) -> tuple[Step, ...]:
     spacing = TRAINING_STEPS // steps
     signal = alphas_cumprod()
     return tuple(Step(t, _ddim_coefficients(signal[t], signal[max(t - spacing, 0)])) for t in visited)
+
+
+def dpmpp_schedule(steps: int) -> tuple[Step, ...]:
+    """The updates of DPM-Solver++(2M) (Lu et al. 2022, "DPM-Solver++", algorithm 2), which remembers the clean image.
+
+    With α = √ā, σ = √(1 − ā), λ = log(α/σ), the estimate x₀ = (x − σ·eps)/α and h = λ' − λ:
+    next = (σ'/σ)·x + α'·(1 − e^−h)·((1 + r)·x₀ − r·x₀ of the step before), where r = h / (2·h of the step before).
+    r is 0 on the first step, and on the last of fewer than 15.
+
+    The spacing is "trailing" (Lin et al. 2023, "Common Diffusion Noise Schedules and Sample Steps are Flawed"): the
+    loop starts from pure noise, and so does this spacing, as nearly as the network was trained. With few steps the
+    "leading" one starts where a part of the picture should be there already, which shifts its mean. As with DDIM, the
+    last step goes to training step 0, not to a clean image.
+
+    Raises:
+        InputError: `steps` is outside 1 to 999.
+    """
+    visited = trailing_timesteps(steps)
+    signal = alphas_cumprod()
+    levels = [float(signal[t]) for t in (*visited, 0)]
+    log_ratios = [log(level / (1 - level)) / 2 for level in levels]
+    widths = [then - now for now, then in pairwise(log_ratios)]
+    updates = []
+    for i, timestep in enumerate(visited):
+        ends_low = i == steps - 1 and steps < _STEPS_FOR_HIGH_ORDER_END
+        weight = 0.0 if i == 0 or ends_low else widths[i] / (2 * widths[i - 1])
+        updates.append(Step(timestep, _dpmpp_coefficients(levels[i], levels[i + 1], weight)))
+    return tuple(updates)
+
+
+_SOLVERS = {"ddim": ddim_schedule, "dpmpp": dpmpp_schedule}
+
+
+def _check(steps: int) -> None:
+    if not 1 <= steps <= MAX_STEPS:
+        raise InputError(f"{steps} denoising steps: the noise schedule has room for 1 to {MAX_STEPS}")
+
+
+def _dpmpp_coefficients(now: float, then: float, weight: float) -> Float32Array:
+    """From signal share `now` to `then`; `weight` is the r of `dpmpp_schedule`."""
+    # (α'/α)/(σ'/σ) is e^h, so that 1 − e^−h needs no logarithm.
+    noise_kept = ((1 - then) / (1 - now)) ** 0.5
+    gain = then**0.5 - noise_kept * now**0.5
+    from_x, from_eps = now**-0.5, -(((1 - now) / now) ** 0.5)
+    ahead = gain * (1 + weight)
+    return np.array([noise_kept + ahead * from_x, ahead * from_eps, -gain * weight, from_x, from_eps], np.float32)
 
 
 def _ddim_coefficients(now: float, then: float) -> Float32Array:

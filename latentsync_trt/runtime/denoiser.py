@@ -14,11 +14,17 @@ from latentsync_trt.types import Float32Array
 _STATE = ("latents", "history")
 
 
+def step_graph(*, guided: bool, cached: bool) -> str:
+    """The name of the graph of a step."""
+    return f"denoise_step{'' if guided else '_unguided'}{'_cached' if cached else ''}"
+
+
 class GraphDenoiser:
-    """Runs the full and the cached step graph by I/O binding.
+    """Runs the full and the cached step graphs, guided and unguided ones, by I/O binding.
 
     Two pairs of state buffers are swapped between steps. A recorded CUDA graph knows only the addresses it was recorded
-    with, so there the new state is copied back on the device instead.
+    with, so there the new state is copied back on the device instead. Guided and unguided graphs take turns on the same
+    buffers, but for `hidden`, which has two halves in one and one in the other.
 
     Args:
         open_session: gives the session of a graph by name; asked only for graphs that are needed.
@@ -41,19 +47,29 @@ class GraphDenoiser:
         self._values: dict[str, Any] = {}
         self._states: list[dict[str, Any]] = []
         self._current = 0
-        self._hidden: Any = None
-        self._suffix = ""
+        self._guidance = False
+        self._kinds = {True, False}
+        self._hidden: dict[bool, Any] = {}
+        self._reusable: bool | None = None
         self._bindings: dict[tuple[str, int], tuple[Session, Any]] = {}
         self._copier = _Copier(device_id) if cuda_graph else None
 
-    def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
+    def begin(
+        self,
+        latents: Float32Array,
+        conditioning: Float32Array,
+        audio: Float32Array,
+        guidance: float,
+        *,
+        unguided_too: bool = False,
+    ) -> None:
         """Uploads a batch of windows.
 
         Args:
             latents: `(B, 4, F, h, w)` noise. conditioning: `(B, 9, F, h, w)`. audio: `(B, F, S, D)`.
-            guidance: scale; at 1 or below the unguided graphs run, without the unconditional half.
+            guidance: scale; at 1 or below only unguided graphs run, without the unconditional half.
+            unguided_too: some steps will run without guidance, whatever its scale.
         """
-        suffix = "" if guidance > 1.0 else "_unguided"
         fixed: dict[str, Array] = {
             "conditioning": conditioning,
             "audio": audio,
@@ -62,37 +78,49 @@ class GraphDenoiser:
             "coefficients": np.zeros(5, np.float32),
         }
         shapes = {name: value.shape for name, value in fixed.items()}
-        if suffix == self._suffix and shapes == {name: tuple(v.shape()) for name, v in self._values.items()}:
+        if shapes == {name: tuple(v.shape()) for name, v in self._values.items()}:
             for name, array in fixed.items():
                 self._values[name].update_inplace(np.ascontiguousarray(array))
         else:
             self.release()
             self._values = {name: self._upload(array) for name, array in fixed.items()}
             self._states = [{name: self._upload(np.zeros_like(latents)) for name in _STATE} for _ in range(2)]
-            self._suffix = suffix
+        self._guidance = guidance > 1.0
+        self._kinds = {self._guidance, False} if unguided_too else {self._guidance}
+        self._reusable = None
         self._current = 0
         self._states[0]["latents"].update_inplace(np.ascontiguousarray(latents))
         self._states[0]["history"].update_inplace(np.zeros_like(latents))
 
-    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool) -> None:
+    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
         """One denoising step in place. `cached` reuses the inner features of the last full step.
 
+        Args:
+            guided: False leaves the unconditional half out of this step, as a scale at 1 or below does out of all.
+
         Raises:
-            InferenceError: the provider failed, or a cached step came before a full one.
+            InferenceError: the provider failed, a cached step came before a full one of its kind, or `begin` was not
+                told of unguided steps.
             OutOfMemory: the device's memory is short.
         """
-        if cached and self._hidden is None:
-            raise InferenceError("a cached step needs a full step before it")
-        graph = f"denoise_step{self._suffix}{'_cached' if cached else ''}"
+        guided = guided and self._guidance
+        if guided not in self._kinds:
+            raise InferenceError("an unguided step, but the batch of windows was begun for guided steps alone")
+        if cached and self._reusable is not guided:
+            kind = "guided" if guided else "unguided"
+            raise InferenceError(f"a cached step needs a full step before it: here {kind} as it is")
+        graph = step_graph(guided=guided, cached=cached)
         session = self._open(graph)
         self._values["timestep"].update_inplace(np.array(timestep, np.int64))
         self._values["coefficients"].update_inplace(coefficients)
-        binding = self._binding(graph, session)
+        binding = self._binding(graph, session, guided=guided)
         session.run_bound(binding)
-        if not cached and self._hidden is None:
-            # The first full step let the provider allocate `hidden`, whose shape only the graph knows.
-            self._hidden = binding.get_outputs()[_names(session.outputs).index("hidden")]
-            self._bindings.clear()
+        if not cached:
+            self._reusable = guided
+            if guided not in self._hidden:
+                # The first full step let the provider allocate `hidden`, whose shape only the graph knows.
+                self._hidden[guided] = binding.get_outputs()[_names(session.outputs).index("hidden")]
+                self._bindings.clear()
         if self._copier is None:
             self._current = 1 - self._current
         else:
@@ -106,44 +134,46 @@ class GraphDenoiser:
     def release(self) -> None:
         """Lets go of the sessions and of what lies in their memory, so that it can be freed; `begin` comes next."""
         self._bindings.clear()
-        self._hidden = None
+        self._hidden.clear()
+        self._reusable = None
 
     def _upload(self, array: Array) -> Any:
         # `.copy()`: on the CPU an OrtValue is a view of the array it is made from, and would change the caller's data.
         return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).copy(), self._device, self._device_id)
 
-    def _binding(self, graph: str, session: Session) -> Any:
+    def _binding(self, graph: str, session: Session, *, guided: bool) -> Any:
         key = (graph, self._current)
         bound_to, binding = self._bindings.get(key, (None, None))
         if bound_to is not session:
-            binding = self._bind(session)
+            if guided not in self._hidden:
+                self._allocate_hidden(session, guided=guided)
+            binding = self._bind(session, self._hidden.get(guided))
             self._bindings[key] = session, binding
         return binding
 
-    def _bind(self, session: Session) -> Any:
+    def _bind(self, session: Session, hidden: Any) -> Any:
         source, target = self._states[self._current], self._states[1 - self._current]
-        if self._hidden is None:
-            self._hidden = self._allocate_hidden(session)
         binding = session.ort.io_binding()
-        available = self._values | source | ({} if self._hidden is None else {"hidden": self._hidden})
+        available = self._values | source | ({} if hidden is None else {"hidden": hidden})
         for name in _names(session.inputs):
             binding.bind_ortvalue_input(name, available[name])
         # Outputs in the graph's own order: the binding returns them in the order they were bound.
         for name in _names(session.outputs):
             if name != "hidden":
                 binding.bind_ortvalue_output(name, target[name.removeprefix("next_")])
-            elif self._hidden is None:
+            elif hidden is None:
                 binding.bind_output(name, self._device, self._device_id)
             else:
-                binding.bind_ortvalue_output(name, self._hidden)
+                binding.bind_ortvalue_output(name, hidden)
         return binding
 
-    def _allocate_hidden(self, session: Session) -> Any:
-        """A buffer for `hidden` where the graph says its shape; None where only a run can tell."""
+    def _allocate_hidden(self, session: Session, *, guided: bool) -> None:
+        """Makes the buffer for `hidden` where the graph says its shape; elsewhere only a run can tell."""
         info = next((tensor for tensor in session.outputs if tensor.name == "hidden"), None)
-        if info is None or not all(isinstance(size, int) for size in info.shape):
-            return None
-        return ort.OrtValue.ortvalue_from_shape_and_type(info.shape, info.dtype, self._device, self._device_id)
+        if info is not None and all(isinstance(size, int) for size in info.shape):
+            self._hidden[guided] = ort.OrtValue.ortvalue_from_shape_and_type(
+                info.shape, info.dtype, self._device, self._device_id
+            )
 
 
 class _Copier:

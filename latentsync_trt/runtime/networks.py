@@ -14,6 +14,7 @@ from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory, Out
 from latentsync_trt.flow import Span
 from latentsync_trt.runtime.background import BackgroundBuild
 from latentsync_trt.runtime.cache import EngineCache, cache_folder
+from latentsync_trt.runtime.denoiser import step_graph
 from latentsync_trt.runtime.engines import COMPILING_PROVIDERS, Engines
 from latentsync_trt.runtime.pool import SessionPool
 from latentsync_trt.runtime.pooled import Denoisers, PooledDenoiser
@@ -76,11 +77,6 @@ class Networks:
     def low_memory(self) -> bool:
         """Whether one network at a time is kept on the device: by request, or since memory ran out."""
         return self._pool.low_memory
-
-    @property
-    def one_clip_at_a_time(self) -> bool:
-        """Whether clips have to wait for one another: networks take turns, or CUDA graphs know one set of buffers."""
-        return self._pool.low_memory or self._pool.engines.cuda_graph
 
     @property
     def on_span(self) -> Callable[[Span], None] | None:
@@ -157,11 +153,11 @@ class Networks:
         if self._build is not None:
             self._build.stop()
         self._pool.close()
-        if self._profile is None or not self._pool.closed:
+        if self._profile is None or not self._pool.traces:
             return ()
-        closed, self._pool.closed = self._pool.closed, []
+        traces, self._pool.traces = self._pool.traces, []
         spans, self._spans = self._spans, []
-        return write_profile(self._profile, closed, spans)
+        return write_profile(self._profile, self._pool.times(), traces, spans)
 
     def denoiser(self) -> PooledDenoiser:
         """A denoiser for one clip."""
@@ -255,10 +251,12 @@ class Networks:
                 denoiser.release()
 
 
-def graphs_for(*, guidance: float, full_steps_only: bool) -> tuple[str, ...]:
-    """The graphs that a run of these settings uses, in the order it uses them."""
-    step = "denoise_step" if guidance > 1.0 else "denoise_step_unguided"
-    steps = (step,) if full_steps_only else (step, f"{step}_cached")
+def graphs_for(*, guidance: float, full_steps_only: bool, unguided_too: bool = False) -> tuple[str, ...]:
+    """The graphs that a run of these settings uses; `unguided_too`: some of its steps are not guided."""
+    guided = guidance > 1.0
+    kinds = (True, False) if guided and unguided_too else (guided,)
+    cached = (False,) if full_steps_only else (False, True)
+    steps = [step_graph(guided=kind, cached=reuse) for kind in kinds for reuse in cached]
     return ("audio_encoder", "vae_encoder", *steps, "vae_decoder")
 
 

@@ -28,26 +28,32 @@ class Denoisers:
     def __init__(self, pool: SessionPool, on_notice: Notice) -> None:
         self._pool = pool
         self._notice = on_notice
-        self._replaying: dict[tuple[Engines, bool], GraphDenoiser] = {}
+        self._replaying: dict[Engines, GraphDenoiser] = {}
+        self._tried: set[tuple[Engines, bool, bool]] = set()
 
-    def get(self, inputs: tuple[Float32Array, Float32Array, Float32Array, float]) -> GraphDenoiser:
+    def get(
+        self, inputs: tuple[Float32Array, Float32Array, Float32Array, float], *, unguided_too: bool
+    ) -> GraphDenoiser:
         """A denoiser for windows like `inputs`, which are what `GraphDenoiser.begin` takes; it has not begun."""
         engines = self._pool.engines
         if not engines.cuda_graph:
             return self._make(engines)
-        key = engines, inputs[3] > 1.0
-        if key not in self._replaying:
-            denoiser = self._make(engines)
-            if not replays_faithfully(denoiser, *inputs):
+        if engines not in self._replaying:
+            self._replaying[engines] = self._make(engines)
+        denoiser = self._replaying[engines]
+        key = engines, inputs[3] > 1.0, unguided_too
+        if key not in self._tried:
+            if not replays_faithfully(denoiser, *inputs, unguided_too=unguided_too):
                 self._notice(
                     f"CUDA graphs: {engines.selection.name} computes something else when it replays one; going on "
                     "without them"
                 )
                 self._replaying.clear()
+                self._tried.clear()
                 self._pool.switch(engines.without_cuda_graph())
                 return self._make(self._pool.engines)
-            self._replaying[key] = denoiser
-        return self._replaying[key]
+            self._tried.add(key)
+        return denoiser
 
     def release(self) -> None:
         """Lets go of sessions that are about to close."""
@@ -65,13 +71,20 @@ def replays_faithfully(
     conditioning: Float32Array,
     audio: Float32Array,
     guidance: float,
+    *,
+    unguided_too: bool = False,
 ) -> bool:
-    """Whether a full and a cached step give again what they gave at first, after runs on other numbers between."""
+    """Whether full and cached steps give again what they gave at first, after runs on other numbers between.
+
+    Guided steps are tried as `guidance` says, and unguided ones after them where they will be needed, too.
+    """
 
     def steps(sign: float) -> Float32Array:
-        denoiser.begin(np.float32(sign) * latents, np.float32(sign) * conditioning, audio, guidance)
-        denoiser.step(_TIMESTEP, _COEFFICIENTS, cached=False)
-        denoiser.step(_TIMESTEP - 1, -_COEFFICIENTS, cached=True)
+        start = np.float32(sign) * latents, np.float32(sign) * conditioning, audio
+        denoiser.begin(*start, guidance, unguided_too=unguided_too)
+        for guided in (True, False) if unguided_too else (True,):
+            denoiser.step(_TIMESTEP, _COEFFICIENTS, cached=False, guided=guided)
+            denoiser.step(_TIMESTEP - 1, -_COEFFICIENTS, cached=True, guided=guided)
         return denoiser.latents()
 
     first = steps(1.0)
@@ -90,17 +103,26 @@ class PooledDenoiser:
         self._engines: Engines | None = None
         self._denoiser: GraphDenoiser
 
-    def begin(self, latents: Float32Array, conditioning: Float32Array, audio: Float32Array, guidance: float) -> None:
+    def begin(
+        self,
+        latents: Float32Array,
+        conditioning: Float32Array,
+        audio: Float32Array,
+        guidance: float,
+        *,
+        unguided_too: bool = False,
+    ) -> None:
         """As `GraphDenoiser.begin`; raises `InputError` where the engines do not take so many windows or frames."""
         self._pool.engines.check(windows=latents.shape[0], frames=latents.shape[2])
         if self._pool.engines is not self._engines or self._engines.cuda_graph:
-            self._denoiser = self._denoisers.get((latents, conditioning, audio, guidance))
+            inputs = latents, conditioning, audio, guidance
+            self._denoiser = self._denoisers.get(inputs, unguided_too=unguided_too)
             self._engines = self._pool.engines
-        self._denoiser.begin(latents, conditioning, audio, guidance)
+        self._denoiser.begin(latents, conditioning, audio, guidance, unguided_too=unguided_too)
 
-    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool) -> None:
+    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
         """As `GraphDenoiser.step`."""
-        self._denoiser.step(timestep, coefficients, cached=cached)
+        self._denoiser.step(timestep, coefficients, cached=cached, guided=guided)
 
     def latents(self) -> Float32Array:
         """As `GraphDenoiser.latents`."""
