@@ -1,0 +1,250 @@
+"""Training in miniature: losses fall, an interruption changes nothing, and what comes out runs."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.audio.windows import audio_windows
+from scripts.train_demo.banks import SEGMENT_FRAMES, FaceBank, FeatureBank, SpeechBank, as_images
+from scripts.train_demo.clips import Clips, film_clips, load_clips, plan_clips
+from scripts.train_demo.loop import Losses, Workshop, run_stage
+from scripts.train_demo.networks import TINY, WINDOW_FRAMES, MouthReader, initialise, make_unet, make_vae, make_whisper
+from scripts.train_demo.sampling import painted
+from scripts.train_demo.settings import MINIATURE, StagePlan
+from scripts.train_demo.speech import LOWEST, STEPS_PER_DECADE, Speech
+from scripts.train_demo.stage_audio import AudioStage, windows_of
+from scripts.train_demo.stage_faces import VaeStage, mouth_region
+from scripts.train_demo.stage_unet import LatentBank, UNetStage
+from scripts.train_demo.training import Material, train
+from scripts.train_demo.visemes import Phoneme, mouth_track
+from tests.clips import write_face, write_sound
+
+CPU = torch.device("cpu")
+RESOLUTION_PX = 64
+FRAMES = 100
+CLIP_FRAMES = 20
+SOUNDS = "amiubosevalp"
+
+FALLS_TO = 0.8
+"""What a loss must fall below, of its start, within the steps that a test has time for."""
+
+
+@pytest.fixture(scope="module")
+def speech() -> Speech:
+    """Two recordings whose sound is a picture of their mouth: loud where it is open, in a band for its width."""
+    generator = np.random.default_rng(0)
+    tracks = []
+    for _ in range(2):
+        ends = 0.4 + np.cumsum(np.full(24, 0.14))
+        said = [Phoneme(str(generator.choice(list(SOUNDS))), end - 0.14, end) for end in ends]
+        tracks.append(mouth_track(said, FRAMES / 25))
+    values = np.concatenate([track.values() for track in tracks])
+    columns = np.repeat(values, 4, axis=0)
+    bands = np.linspace(-1, 1, 80)[:, None]
+    power = -6 + 4 * columns[:, 0] * np.exp(-(((bands - columns[:, 1]) / 0.3) ** 2)) + generator.normal(0, 0.1, (80, 1))
+    steps = np.rint((power - LOWEST) * STEPS_PER_DECADE).astype(np.uint8)
+    return Speech(
+        steps,
+        np.full(2, power.max(), np.float32),
+        values,
+        np.concatenate([track.shut for track in tracks]),
+        np.concatenate([track.silent for track in tracks]),
+        np.array([0, FRAMES, 2 * FRAMES]),
+    )
+
+
+@pytest.fixture(scope="module")
+def clips(speech: Speech, tmp_path_factory: pytest.TempPathFactory) -> Clips:
+    plans = plan_clips(speech, CLIP_FRAMES, 2, seed=3)
+    return film_clips(speech, plans, RESOLUTION_PX, tmp_path_factory.mktemp("clips"), processes=1)
+
+
+@pytest.fixture
+def workshop(tmp_path: Path) -> Workshop:
+    return Workshop(tmp_path, CPU, seed=5, budget_s=600.0)
+
+
+def journal(workshop: Workshop) -> list[dict[str, float]]:
+    lines = (workshop.folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def first_and_last(network: nn.Module, losses: Callable[[int], Losses], plan: StagePlan, workshop: Workshop) -> float:
+    """The loss of a trained network over that of the untrained one, both on the first step's batch."""
+    with torch.no_grad():
+        before = float(losses(0)["loss"])
+    run_stage("stage", network, losses, plan, workshop)
+    with torch.no_grad():
+        return float(losses(0)["loss"]) / before
+
+
+def test_clips_are_aligned_faces_of_both_mouths(speech: Speech, clips: Clips) -> None:
+    assert clips.spoken.shape == clips.source.shape == (2, CLIP_FRAMES, RESOLUTION_PX, RESOLUTION_PX, 3)
+    assert clips.found.all()
+    apart = np.abs(clips.spoken.astype(int) - clips.source).mean(axis=(0, 1, 4))
+    mouth = mouth_region(RESOLUTION_PX, CPU).numpy() > 0
+    assert apart[mouth].mean() > 3 * apart[~mouth].mean()
+    assert apart[: RESOLUTION_PX // 4].max() < 1.0  # hair and brows are the same
+    assert all(0 <= first <= FRAMES - CLIP_FRAMES for first in clips.first)
+
+
+def test_filming_is_repeatable_and_complete_or_absent(speech: Speech, clips: Clips, tmp_path: Path) -> None:
+    assert load_clips(tmp_path) is None
+    again = film_clips(speech, plan_clips(speech, CLIP_FRAMES, 2, seed=3)[:1], RESOLUTION_PX, tmp_path, processes=1)
+    np.testing.assert_array_equal(again.spoken[0], clips.spoken[0])
+    assert load_clips(tmp_path) is not None
+
+
+def test_hearing_is_learnt(speech: Speech, workshop: Workshop) -> None:
+    bank = SpeechBank(speech, CPU)
+    reader = MouthReader(TINY.whisper.width, blocks=2)
+    initialise(reader, 1)
+    stage = AudioStage(make_whisper(TINY, 0), reader, bank, workshop)
+    losses = partial(stage.losses, batch=1)
+    assert first_and_last(stage, losses, StagePlan(25, 1, 3e-3, 1.0), workshop) < FALLS_TO
+
+
+def test_faces_are_learnt(clips: Clips, workshop: Workshop) -> None:
+    stage = VaeStage(make_vae(TINY, 0), FaceBank(clips, CPU), workshop)
+    losses = partial(stage.losses, batch=4)
+    assert first_and_last(stage, losses, StagePlan(60, 4, 3e-3, 1.0), workshop) < FALLS_TO
+
+
+def painter(speech: Speech, clips: Clips, workshop: Workshop) -> tuple[UNetStage, FeatureBank]:
+    bank, faces = SpeechBank(speech, CPU), FaceBank(clips, CPU)
+    latents = LatentBank(make_vae(TINY, 0).eval().requires_grad_(False), faces, 3.0)
+    return UNetStage(make_unet(TINY, 0), latents, bank, workshop), FeatureBank(bank, make_whisper(TINY, 0), None)
+
+
+def test_painting_is_learnt(speech: Speech, clips: Clips, workshop: Workshop) -> None:
+    stage, features = painter(speech, clips, workshop)
+    losses = partial(stage.losses, batch=2, features=features)
+    assert first_and_last(stage, losses, StagePlan(40, 2, 3e-3, 1.0), workshop) < FALLS_TO
+
+
+def test_an_interruption_changes_nothing(speech: Speech, clips: Clips, tmp_path: Path) -> None:
+    """Four steps at once, and two and two: the rate of learning follows the plan, so the plan's length is kept."""
+    states = []
+    for name, stops in (("whole", (4,)), ("halves", (2, 4))):
+        shop = Workshop(tmp_path / name, CPU, seed=5, budget_s=600.0)
+        shop.folder.mkdir()
+        for stop in stops:
+            stage, features = painter(speech, clips, shop)
+
+            def losses(
+                step: int, stage: UNetStage = stage, stop: int = stop, features: FeatureBank = features
+            ) -> Losses:
+                if step == stop:
+                    raise KeyboardInterrupt
+                return stage.losses(step, 1, features)
+
+            run_until_interrupted(stage, losses, shop)
+        states.append(torch.load(shop.folder / "unet.pt", weights_only=True))
+    whole, halves = states
+    assert whole["step"] == halves["step"] == 4
+    for key in ("network", "average"):
+        for name, tensor in whole[key].items():
+            torch.testing.assert_close(halves[key][name], tensor, atol=0, rtol=0)
+
+
+def run_until_interrupted(stage: nn.Module, losses: Callable[[int], Losses], shop: Workshop, stop: int) -> None:
+    """As if checkpoints were written after every step and the machine failed after `stop`."""
+
+    def failing(step: int) -> Losses:
+        if step == stop:
+            raise KeyboardInterrupt
+        return losses(step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scripts.train_demo.loop.CHECKPOINT_EVERY_S", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            run_stage("unet", stage, failing, StagePlan(8, 1, 1e-3, 1.0), shop)
+
+
+def test_a_stage_ends_when_its_time_is_up(speech: Speech, tmp_path: Path) -> None:
+    shop = Workshop(tmp_path, CPU, seed=5, budget_s=1e-6)
+    weight = nn.Linear(2, 1)
+    run_stage("short", weight, lambda step: {"loss": weight(torch.ones(2)).sum()}, StagePlan(1000, 1, 1e-3, 0.1), shop)
+    assert journal(shop)[-1]["step"] == 1
+    assert not any(parameter.requires_grad for parameter in weight.parameters())
+
+
+def test_sound_in_padding_is_not_learnt_from(speech: Speech) -> None:
+    bank = SpeechBank(speech, CPU)
+    frames = np.full((1, SEGMENT_FRAMES), -1)
+    frames[0, :50] = np.arange(50)
+    mel = bank.mels(frames, None)
+    assert mel.shape == (1, 80, 3000)
+    assert (mel[..., 200:] == 0).all()
+    np.testing.assert_allclose(mel[0, :, :200], speech.mel(0)[:, :200], atol=1e-6)
+
+
+def test_frames_hear_what_the_pipeline_lets_them_hear(speech: Speech) -> None:
+    bank, whisper = SpeechBank(speech, CPU), make_whisper(TINY, 0)
+    bank_features = FeatureBank(bank, whisper, None)
+    mel = torch.zeros(1, 80, 3000)
+    mel[0, :, : 8 * FRAMES] = torch.from_numpy(np.concatenate([speech.mel(0), speech.mel(1)], 1))
+    with torch.no_grad():
+        features = whisper(mel)[0, : 4 * FRAMES].numpy()
+    expected = audio_windows(features, Fraction(2 * FRAMES, 25))
+    found = bank_features.tokens(np.array([1]), np.arange(10, 20)[None])
+    np.testing.assert_allclose(found.numpy(), expected[FRAMES + 10 : FRAMES + 20], atol=1e-5)
+    read = windows_of(torch.from_numpy(features)[None], np.arange(50, 60)[None])
+    np.testing.assert_allclose(read.numpy(), expected[50:60], atol=1e-5)
+
+
+def test_references_are_the_users_frames_or_other_ones_but_never_the_answer(speech: Speech, clips: Clips) -> None:
+    bank, faces = SpeechBank(speech, CPU), FaceBank(clips, CPU)
+    latents = LatentBank(make_vae(TINY, 0).eval().requires_grad_(False), faces, 2.0)
+    features = FeatureBank(bank, make_whisper(TINY, 0), None)
+    clip, frames = np.array([0, 1]), np.tile(np.arange(WINDOW_FRAMES), (2, 1))
+    unheard = np.array([False, True]).reshape(2, 1, 1, 1)
+    batch = latents.windows(clip, frames, features, np.array([4, 4]), np.array([False, True]), unheard)
+    torch.testing.assert_close(batch.reference[:WINDOW_FRAMES], latents.source[0, :WINDOW_FRAMES])
+    torch.testing.assert_close(batch.reference[WINDOW_FRAMES:], latents.spoken[1, 4 : 4 + WINDOW_FRAMES])
+    torch.testing.assert_close(batch.target, latents.spoken[:, :WINDOW_FRAMES].flatten(0, 1))
+    assert (batch.audio[:WINDOW_FRAMES] != 0).any()
+    assert (batch.audio[WINDOW_FRAMES:] == 0).all()
+
+
+def test_pictures_are_painted_by_the_pipelines_schedule(speech: Speech, clips: Clips, workshop: Workshop) -> None:
+    """A network that knows the noise gives the clean picture; one that predicts nothing gives scaled noise."""
+    stage, features = painter(speech, clips, workshop)
+    batch = stage._latents.draw(np.random.default_rng(0), 1, features)
+    made = painted(stage.unet, batch, steps=4)
+    assert made.shape == batch.target.shape
+    torch.testing.assert_close(made[0], made[-1])  # all frames start from one noise
+    assert as_images(torch.zeros(2, 3, 4, 4, 3, dtype=torch.uint8)).shape == (6, 3, 4, 4)
+
+
+@pytest.mark.slow
+def test_what_was_trained_runs_in_the_pipeline(speech: Speech, clips: Clips, tmp_path: Path) -> None:
+    """All stages, then the export, then a clip; the result says little, but its parts fit."""
+    from scripts.train_demo.release import LIMITS, release
+
+    film = tmp_path / "film"
+    for name in ("training", "held-out"):
+        shutil.copytree(Path(clips.spoken.filename).parent, film / name)  # type: ignore[attr-defined]
+    settings = replace(MINIATURE, resolution_px=RESOLUTION_PX)
+    workshop = Workshop(tmp_path / "work", CPU, 5, 600.0)
+    train(Material(speech, speech, film, 1), settings, workshop)
+    entries = journal(workshop)
+    assert {"audio", "vae", "seer", "unet", "tune"} <= {str(entry.get("stage")) for entry in entries}
+    assert (workshop.folder / "tune.png").stat().st_size > 0
+    bundle = release(workshop.folder / "checkpoints", tmp_path / "bundle", RESOLUTION_PX, "fp32")
+    clip = write_face(tmp_path / "face.mp4", 18)
+    sound = write_sound(tmp_path / "speech.wav", 0.72, clicks_s=(0.2,))
+    with LipSync.from_bundle(bundle, "cpu") as lip_sync:
+        report = lip_sync.sync(clip, sound, tmp_path / "out.mp4", SyncOptions(steps=2, cache_interval=2))
+    assert (report.frames, report.frames_with_face, report.bundle) == (18, 18, "demo")
+    assert LIMITS in json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["notes"]
