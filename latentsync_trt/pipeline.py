@@ -21,7 +21,7 @@ from latentsync_trt.bundle import DEMO_NAME, Bundle
 from latentsync_trt.config import MODEL_FPS, RuntimeOptions, SyncOptions
 from latentsync_trt.diffusion.inpainting import Inpainter
 from latentsync_trt.diffusion.loop import initial_noise
-from latentsync_trt.diffusion.plan import EVERYWHERE, PlannedStep, cache_plan
+from latentsync_trt.diffusion.plan import plan_for
 from latentsync_trt.diffusion.scheduler import solver_schedule
 from latentsync_trt.diffusion.windows import Window, WindowPlanner
 from latentsync_trt.errors import NoFaceError
@@ -305,7 +305,7 @@ class _Run:
             noise=initial_noise(options.seed, latent_px, latent_px) if noise is None else noise,
             guidance=options.guidance,
             schedule=solver_schedule(options.sampling.solver, options.sampling.steps),
-            plan=_plan(options),
+            plan=plan_for(options),
         )
 
     def _writer(self) -> VideoWriter:
@@ -351,18 +351,8 @@ class _Run:
         )
 
 
-def _plan(options: SyncOptions) -> tuple[PlannedStep, ...]:
-    sampling = options.sampling
-    return cache_plan(
-        sampling.steps,
-        sampling.cache_interval,
-        full_steps=sampling.full_steps,
-        guidance_interval=options.guidance_interval or EVERYWHERE,
-    )
-
-
 def _graphs_for(options: SyncOptions) -> tuple[str, ...]:
-    plan = _plan(options)
+    plan = plan_for(options)
     return graphs_for(
         guidance=options.guidance,
         full_steps_only=all(step.full for step in plan),

@@ -4,9 +4,9 @@ Arrays: images are uint8 `(H, W, 3)` in RGB, row 0 at the top; geometry is in pi
 the top-left pixel at (0, 0); times are exact seconds as `Fraction`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,11 +147,12 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class EngineTime:
-    """What one engine cost since it was opened.
+    """What one engine cost so far.
 
     `placed`: share of the graph's nodes that run on `provider`; `build_s`: seconds that building took, now (`built`) or
-    when it was put into the cache; `open_s`: seconds until it was ready, without building; `first_ms`, `mean_ms`: the
-    first run, and the mean of all others (of the first, where there are none).
+    when it was put into the cache; `opened`: how often it was, as networks take turns where memory is short; `open_s`:
+    seconds until it was ready, without building, all times together; `first_ms`, `mean_ms`: the first run, and the mean
+    of all others (of the first, where there are none).
     """
 
     graph: str
@@ -163,6 +164,22 @@ class EngineTime:
     runs: int
     first_ms: float
     mean_ms: float
+    opened: int = 1
+
+    def and_then(self, later: Self) -> Self:
+        """The same engine, closed and opened again, as one."""
+        first, rest = (self, later) if self.runs else (later, self)
+        before, after = max(first.runs - 1, 0), rest.runs
+        total_ms = before * first.mean_ms + (rest.first_ms + (after - 1) * rest.mean_ms if after else 0.0)
+        return replace(
+            self,
+            built=self.built or later.built,
+            open_s=self.open_s + later.open_s,
+            runs=self.runs + later.runs,
+            first_ms=first.first_ms,
+            mean_ms=total_ms / (before + after) if before + after else first.mean_ms,
+            opened=self.opened + later.opened,
+        )
 
 
 @dataclass(frozen=True, slots=True)

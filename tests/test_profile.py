@@ -1,5 +1,6 @@
 """`--profile`: where the time went, as a table and as a trace."""
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -103,8 +104,8 @@ def test_stages_and_engines_lie_on_one_time_line(folder: Path) -> None:
 def test_the_table_has_a_line_for_every_engine(folder: Path) -> None:
     engines = {row[0]: row[1:] for row in rows(folder, "Engines")}
     assert set(engines) == set(GRAPHS)
-    provider, placed, build_s, open_s, runs, first_ms, mean_ms = engines["denoise_step"]
-    assert (provider, placed, runs) == ("cpu", "100.0%", str(WINDOWS))
+    provider, placed, build_s, opened, open_s, runs, first_ms, mean_ms = engines["denoise_step"]
+    assert (provider, placed, opened, runs) == ("cpu", "100.0%", "1", str(WINDOWS))
     assert float(build_s) > 0
     assert float(open_s) > 0
     assert float(first_ms) > 0
@@ -120,14 +121,13 @@ def test_the_table_has_a_line_for_every_engine(folder: Path) -> None:
 def test_sessions_that_took_turns_are_all_there(clip: tuple[Path, Path], tmp_path: Path) -> None:
     events = profiled(clip, tmp_path / "profile", low_memory=True)
     found = sorted(process_names(events).values())
-    opened = sorted(row[0] for row in rows(tmp_path / "profile", "Engines"))
-    assert found == sorted(["stages", *opened])
-    assert opened.count("vae_encoder") > 1
+    engines = {row[0]: (int(row[4]), int(row[6])) for row in rows(tmp_path / "profile", "Engines")}
+    assert found == sorted(["stages", *(graph for graph, (opened, _) in engines.items() for _ in range(opened))])
+    assert engines["vae_encoder"][0] > 1
     for graph, count in (("vae_encoder", 8), ("vae_decoder", 4), ("denoise_step", 1)):
-        runs = [int(row[5]) for row in rows(tmp_path / "profile", "Engines") if row[0] == graph]
-        assert sum(runs) == WINDOWS * count
+        assert engines[graph][1] == WINDOWS * count
     runs_traced = sum(event["name"] == "model_run" for event in events)
-    assert runs_traced == sum(int(row[5]) for row in rows(tmp_path / "profile", "Engines"))
+    assert runs_traced == sum(runs for _, runs in engines.values())
 
 
 def test_a_second_profile_holds_the_second_time_only(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_second_profile_holds_the_second_time_only(tmp_path: Path) -> None:
         for _ in range(2):
             lip_sync.warm_up(QUICK)
             lip_sync.close()
-            assert {row[0]: row[5] for row in rows(folder, "Engines")} == dict.fromkeys(GRAPHS, "1")
+            assert {row[0]: row[6] for row in rows(folder, "Engines")} == dict.fromkeys(GRAPHS, "1")
         assert lip_sync.close() == ()
 
 
@@ -177,7 +177,7 @@ def test_a_trace_that_was_cut_short_is_named(tmp_path: Path) -> None:
     path = tmp_path / "vae_encoder.json"
     path.write_text('[{"ph": "X", "name": "model_run"')
     with pytest.raises(OutputError, match="a trace is cut short"):
-        write_profile(tmp_path, [(TIME, Trace("vae_encoder", path, 0.0))], [])
+        write_profile(tmp_path, [TIME], [Trace("vae_encoder", path, 0.0)], [])
 
 
 def test_times_are_brought_to_one_clock(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_times_are_brought_to_one_clock(tmp_path: Path) -> None:
     node = {"cat": "Node", "pid": 7, "tid": 8, "dur": 1500, "ts": 20, "ph": "X", "name": "conv_kernel_time"}
     path.write_text(json.dumps([node | {"args": operator}, {"ph": "B", "name": "other"}]))
     spans = [Span("paint", "paint", 4.0, 0.5), Span("encode", "MainThread", 4.25, 0.25)]
-    table, trace = write_profile(tmp_path, [(TIME, Trace("vae_encoder", path, 3.0)), (TIME, None)], spans)
+    table, trace = write_profile(tmp_path, [TIME, TIME], [Trace("vae_encoder", path, 3.0)], spans)
     assert not path.exists()
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     (found,) = (event for event in events if event["name"] == "conv")
@@ -196,5 +196,16 @@ def test_times_are_brought_to_one_clock(tmp_path: Path) -> None:
     assert (painting["ts"], painting["dur"]) == (4_000_000, 500_000)
     assert painting["pid"] == encoding["pid"] != found["pid"]
     assert painting["tid"] != encoding["tid"]
-    assert "| vae_encoder | cpu | 100.0% | 2.0 | 0.50 | 3 | 9.0 | 4.0 |" in table.read_text(encoding="utf-8")
+    assert "| vae_encoder | cpu | 100.0% | 2.0 | 1 | 0.50 | 3 | 9.0 | 4.0 |" in table.read_text(encoding="utf-8")
     assert ["vae_encoder", "Conv", "CPU", "1", "1.5"] in rows(tmp_path, "Operators")
+
+
+def test_an_engine_that_is_opened_again_is_one_row() -> None:
+    again = dataclasses.replace(TIME, built=False, open_s=1.0, runs=2, first_ms=7.0, mean_ms=5.0)
+    both = TIME.and_then(again)
+    assert (both.built, both.open_s, both.runs, both.opened) == (True, 1.5, 5, 2)
+    assert both.first_ms == TIME.first_ms
+    assert both.mean_ms == pytest.approx((4.0 + 4.0 + 7.0 + 5.0) / 4)
+    idle = dataclasses.replace(TIME, runs=0, first_ms=0.0, mean_ms=0.0)
+    assert (idle.and_then(again).first_ms, idle.and_then(again).mean_ms) == (7.0, 5.0)
+    assert (TIME.and_then(idle).first_ms, TIME.and_then(idle).mean_ms) == (9.0, 4.0)

@@ -153,11 +153,11 @@ class Networks:
         if self._build is not None:
             self._build.stop()
         self._pool.close()
-        if self._profile is None or not self._pool.traces:
+        times, traces = self._pool.take_profile()
+        if self._profile is None or not traces:
             return ()
-        traces, self._pool.traces = self._pool.traces, []
         spans, self._spans = self._spans, []
-        return write_profile(self._profile, self._pool.times(), traces, spans)
+        return write_profile(self._profile, times, traces, spans)
 
     def denoiser(self) -> PooledDenoiser:
         """A denoiser for one clip."""

@@ -1,5 +1,6 @@
 """The open sessions of one bundle: opened when first needed, several at once, and closed where memory is short."""
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -52,7 +53,9 @@ class SessionPool:
         self._built: set[str] = set()
         self._lock = threading.RLock()
         self._one_at_a_time = {graph: threading.Lock() for graph in engines.bundle.manifest.graphs}
-        self.closed: list[tuple[EngineTime, Trace | None]] = []
+        self._past: dict[tuple[str, str], EngineTime] = {}
+        self._traces: list[Trace] = []
+        self._numbers = itertools.count()
 
     def session(self, graph: str) -> Session:
         """The session of a graph, opened, and built if need be, at the first call.
@@ -83,10 +86,19 @@ class SessionPool:
             self.session(graph)
 
     def times(self) -> tuple[EngineTime, ...]:
-        """What the sessions cost so far, closed ones too, in the order they were opened."""
+        """What each engine cost so far, those that are closed, too, in the order they were opened."""
         with self._lock:
-            opened = [engine.times(graph, self.engines.selection.name) for graph, engine in self._opened.items()]
-            return (*(times for times, _ in self.closed), *opened)
+            times = dict(self._past)
+            for graph, opened in self._opened.items():
+                _add(times, opened.times(graph, self.engines.selection.name))
+            return tuple(times.values())
+
+    def take_profile(self) -> tuple[tuple[EngineTime, ...], tuple[Trace, ...]]:
+        """Times and traces of what is closed by now, each handed out once."""
+        with self._lock:
+            times, traces = tuple(self._past.values()), tuple(self._traces)
+            self._past, self._traces = {}, []
+        return times, traces
 
     def switch(self, engines: Engines) -> None:
         """Closes everything; sessions come from `engines` from now on."""
@@ -121,7 +133,7 @@ class SessionPool:
                 self._open(graph)
 
     def _open(self, graph: str) -> None:
-        prefix = None if self._trace_folder is None else self._trace_folder / f"{graph}-{len(self.closed)}"
+        prefix = None if self._trace_folder is None else self._trace_folder / f"{graph}-{next(self._numbers)}"
         opened = self.engines.open(graph, profile_prefix=prefix)
         opened.session.relieve = lambda: self._relieve(graph)
         with self._lock:
@@ -173,7 +185,13 @@ class SessionPool:
         with self._lock:
             for graph in graphs:
                 opened = self._opened.pop(graph)
-                times = opened.times(graph, self.engines.selection.name)
+                _add(self._past, opened.times(graph, self.engines.selection.name))
                 start_s = opened.session.opened_at_s
                 path = opened.session.close()
-                self.closed.append((times, None if path is None else Trace(graph, path, start_s)))
+                if path is not None:
+                    self._traces.append(Trace(graph, path, start_s))
+
+
+def _add(times: dict[tuple[str, str], EngineTime], more: EngineTime) -> None:
+    key = more.graph, more.provider
+    times[key] = times[key].and_then(more) if key in times else more

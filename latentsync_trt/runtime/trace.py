@@ -30,18 +30,16 @@ class Trace:
 
 
 def write_profile(
-    folder: Path, closed: Iterable[tuple[EngineTime, Trace | None]], spans: Iterable[Span]
+    folder: Path, times: Iterable[EngineTime], traces: Iterable[Trace], spans: Iterable[Span]
 ) -> tuple[Path, Path]:
     """Writes `profile.md` and `trace.json` into `folder` and removes the traces they were made of.
 
     Raises:
         OutputError: the folder cannot be written.
     """
-    closed = tuple(closed)
-    times = [engine for engine, _ in closed]
     table, merged = folder / TABLE_NAME, folder / TRACE_NAME
     try:
-        events = {trace: _events(trace) for _, trace in closed if trace is not None}
+        events = {trace: _events(trace) for trace in traces}
         table.write_text(_table(times, _operators(events)), encoding="utf-8")
         with merged.open("w", encoding="utf-8") as file:
             json.dump({"traceEvents": [*_stage_events(spans), *_engine_events(events)]}, file)
@@ -87,16 +85,16 @@ def _operators(events: Mapping[Trace, list[dict[str, Any]]]) -> list[tuple[str, 
     return sorted(rows, key=lambda row: row[4], reverse=True)
 
 
-def _table(times: list[EngineTime], operators: list[tuple[str, str, str, int, float]]) -> str:
+def _table(times: Iterable[EngineTime], operators: list[tuple[str, str, str, int, float]]) -> str:
     lines = [
         "# Engines",
         "",
-        "| engine | provider | nodes there | build s | open s | runs | first ms | mean ms of the others |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
+        "| engine | provider | nodes there | build s | opened | open s | runs | first ms | mean ms of the others |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [
-        f"| {t.graph} | {t.provider} | {t.placed:.1%} | {t.build_s if t.built else 0:.1f} | {t.open_s:.2f} | {t.runs} "
-        f"| {t.first_ms:.1f} | {t.mean_ms:.1f} |"
+        f"| {t.graph} | {t.provider} | {t.placed:.1%} | {t.build_s if t.built else 0:.1f} | {t.opened} "
+        f"| {t.open_s:.2f} | {t.runs} | {t.first_ms:.1f} | {t.mean_ms:.1f} |"
         for t in times
     ]
     lines += [
