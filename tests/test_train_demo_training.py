@@ -35,6 +35,9 @@ FRAMES = 100
 CLIP_FRAMES = 20
 SOUNDS = "amiubosevalp"
 
+STILL_LEVELS = 3.0
+"""Brows and hair: the warp ends below them, and moves what is near its end by a tenth of a pixel."""
+
 FALLS_TO = 0.8
 """What a loss must fall below, of its start, within the steps that a test has time for."""
 
@@ -94,7 +97,7 @@ def test_clips_are_aligned_faces_of_both_mouths(speech: Speech, clips: Clips) ->
     apart = np.abs(clips.spoken.astype(int) - clips.source).mean(axis=(0, 1, 4))
     mouth = mouth_region(RESOLUTION_PX, CPU).numpy() > 0
     assert apart[mouth].mean() > 3 * apart[~mouth].mean()
-    assert apart[: RESOLUTION_PX // 4].max() < 1.0  # hair and brows are the same
+    assert apart[: RESOLUTION_PX // 4].max() < STILL_LEVELS
     assert all(0 <= first <= FRAMES - CLIP_FRAMES for first in clips.first)
 
 
@@ -140,15 +143,7 @@ def test_an_interruption_changes_nothing(speech: Speech, clips: Clips, tmp_path:
         shop.folder.mkdir()
         for stop in stops:
             stage, features = painter(speech, clips, shop)
-
-            def losses(
-                step: int, stage: UNetStage = stage, stop: int = stop, features: FeatureBank = features
-            ) -> Losses:
-                if step == stop:
-                    raise KeyboardInterrupt
-                return stage.losses(step, 1, features)
-
-            run_until_interrupted(stage, losses, shop)
+            run_until_interrupted(stage, partial(stage.losses, batch=1, features=features), shop, stop)
         states.append(torch.load(shop.folder / "unet.pt", weights_only=True))
     whole, halves = states
     assert whole["step"] == halves["step"] == 4
