@@ -8,9 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from latentsync_trt.bundle import Bundle, demo_folder
 from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.diffusion.loop import denoise
+from latentsync_trt.diffusion.plan import cache_plan
+from latentsync_trt.diffusion.scheduler import dpmpp_schedule
 from latentsync_trt.errors import InferenceError, InputError
-from latentsync_trt.runtime.denoiser import GraphDenoiser
+from latentsync_trt.runtime.denoiser import GraphDenoiser, step_graph
 from latentsync_trt.runtime.networks import Networks
 from latentsync_trt.runtime.providers import Selection
 from latentsync_trt.runtime.recipes import OptimisedGraph
@@ -116,6 +120,36 @@ def test_guided_and_unguided_steps_take_turns(both: GraphDenoiser, plan: tuple[t
             hidden = hidden if cached else (2 if guided else 1) * wanted
             wanted = wanted + hidden
             assert np.abs(both.latents() - wanted).max() <= SUM_OF_FEW * np.abs(wanted).max()
+
+
+def test_a_run_of_both_kinds_is_its_graphs_one_by_one() -> None:
+    """On the built-in networks, whose guided `hidden` has two halves and whose unguided one has one."""
+    networks = Networks(Bundle.load(demo_folder()), Selection("cpu"))
+    random = np.random.default_rng(5)
+    noise, conditioning = (random.standard_normal((1, n, f, 16, 16), np.float32) for n, f in ((4, 1), (9, 16)))
+    audio = random.standard_normal((1, 16, 50, 32), np.float32)
+    schedule, plan = dpmpp_schedule(6), cache_plan(6, 2, guidance_interval=(0.3, 0.6))
+    assert [(step.guided, not step.full) for step in plan] == [U, G, g, G, U, u]
+    latents, hidden = np.ascontiguousarray(np.broadcast_to(noise, (1, 4, 16, 16, 16))), {}
+    history = np.zeros_like(latents)
+    for step, planned in zip(schedule, plan, strict=True):
+        session = networks.session(step_graph(guided=planned.guided, cached=not planned.full))
+        values = {
+            "latents": latents,
+            "conditioning": conditioning,
+            "audio": audio,
+            "timestep": np.array(step.timestep, np.int64),
+            "guidance": np.array(2.5, np.float32),
+            "history": history,
+            "coefficients": step.coefficients,
+        }
+        latents, history, *new = session.run(values | ({} if planned.full else {"hidden": hidden[planned.guided]}))
+        if planned.full:
+            hidden[planned.guided] = new[0]
+    assert {kind: array.shape[0] for kind, array in hidden.items()} == {False: 1, True: 2}
+    found = denoise(networks.denoiser(), noise, conditioning, audio, 2.5, schedule, plan)
+    networks.close()
+    assert np.array_equal(found, latents)
 
 
 @pytest.mark.parametrize("plan", [(G, u), (U, g), (G, U, g), (U, u, G, u)])

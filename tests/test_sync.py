@@ -20,7 +20,7 @@ from latentsync_trt.bundle import demo_folder
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError, MediaError, NoFaceError, OutputError
 from latentsync_trt.media.reader import read_frames
-from latentsync_trt.types import Face, Progress, UInt8Array
+from latentsync_trt.types import Face, Progress, SyncReport, UInt8Array
 from tests.clips import click_times, decoded, numbered, write_face, write_sound, write_video
 
 QUICK = SyncOptions(steps=2, cache_interval=2)
@@ -67,6 +67,29 @@ def test_paints_the_mouth_and_nothing_else(lip_sync: LipSync, face_clip: Path, s
         assert psnr(own[430:], new[430:]) > UNTOUCHED_DB  # the suit
         assert np.abs(own[220:290, 190:290].astype(int) - new[220:290, 190:290]).mean() > 10  # the mouth
     assert left_behind(tmp_path) == ["out.mp4"]
+
+
+def runs(report: SyncReport) -> dict[str, int]:
+    return {time.graph: time.runs for time in report.engines if time.graph.startswith("denoise_step")}
+
+
+def test_steps_run_as_the_options_say(face_clip: Path, tmp_path: Path) -> None:
+    word = write_sound(tmp_path / "word.wav", 0.2)
+    full, cached = "denoise_step", "denoise_step_cached"
+    bare, bare_cached = "denoise_step_unguided", "denoise_step_unguided_cached"
+    wanted = [
+        (SyncOptions(steps=5), {full: 2, cached: 3}),
+        (SyncOptions(preset="quality", steps=1), {full: 1}),
+        (SyncOptions(preset="fast", steps=4), {full: 2, cached: 2}),
+        (SyncOptions(steps=5, full_steps=(0, 1, 3)), {full: 3, cached: 2}),
+        (SyncOptions(steps=5, guidance_interval=(0.4, 1.0)), {bare: 1, bare_cached: 1, full: 1, cached: 2}),
+        (SyncOptions(steps=4, guidance=1.0), {bare: 2, bare_cached: 2}),
+    ]
+    for options, steps in wanted:
+        with LipSync.from_bundle(demo_folder(), "cpu") as lip_sync:
+            report = lip_sync.sync(face_clip, word, tmp_path / "out.mp4", options)
+        assert report.windows == 1
+        assert runs(report) == steps
 
 
 def test_sound_is_in_time_and_whole(lip_sync: LipSync, face_clip: Path, speech: Path, tmp_path: Path) -> None:

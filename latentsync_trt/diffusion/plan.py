@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
 
-from latentsync_trt.config import check_full_steps, check_guidance_interval
+from latentsync_trt.config import SyncOptions, check_full_steps, check_guidance_interval
 from latentsync_trt.errors import InputError
 
 EVERYWHERE = (0.0, 1.0)
@@ -21,6 +21,17 @@ class PlannedStep:
 
     full: bool
     guided: bool = True
+
+
+def plan_for(options: SyncOptions) -> tuple[PlannedStep, ...]:
+    """The plan that `options` ask for."""
+    sampling = options.sampling
+    return cache_plan(
+        sampling.steps,
+        sampling.cache_interval,
+        full_steps=sampling.full_steps,
+        guidance_interval=options.guidance_interval or EVERYWHERE,
+    )
 
 
 def cache_plan(

@@ -10,13 +10,14 @@ import torch
 
 from latentsync_trt.diffusion.loop import denoise
 from latentsync_trt.diffusion.plan import cache_plan
-from latentsync_trt.diffusion.scheduler import ddim_schedule
+from latentsync_trt.diffusion.scheduler import ddim_schedule, dpmpp_schedule
 from latentsync_trt.export.graphs import build_graph
 from latentsync_trt.export.options import ExportOptions, Sources
 from latentsync_trt.export.plans import load_networks, plan_graphs
 from latentsync_trt.export.weights import WeightsFile
 from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.session import Session
+from tests.export.test_export_solver import diffusers_solver
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +29,11 @@ LOOP_TOLERANCE = 1e-3
 HALF_PRECISION_DB = 40.0
 """Least signal-to-noise ratio of float16 graphs to the float32 release after the whole loop."""
 SCALING_FACTOR = 0.18215
+
+SOLVER_TOLERANCE = 1e-5
+"""diffusers computes its coefficients in float32."""
+NOISE_ALONE = np.array([0, 1, 0, 0, 0], np.float32)
+"""Coefficients that make `next_latents` the predicted noise."""
 
 Graphs = dict[str, Session]
 
@@ -92,6 +98,25 @@ def test_half_precision_stays_near_the_release(reference: Path, half: Graphs, in
     assert 10 * np.log10(np.mean(wanted**2) / np.mean(error**2)) >= HALF_PRECISION_DB
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+def test_dpmpp_through_the_graphs_goes_where_diffusers_goes(reference: Path, single: Graphs) -> None:
+    """diffusers' scheduler, on the host, over the noise that the same graph predicts."""
+    steps = 8
+    with np.load(reference / "small" / "loop_20steps.npz") as recorded:
+        noise, conditioning, audio = recorded["noise"], recorded["conditioning"], recorded["audio"][None]
+        guidance = float(recorded["guidance"])
+    denoiser = GraphDenoiser(lambda name: single[name])
+    found = denoise(denoiser, noise, conditioning, audio, guidance, dpmpp_schedule(steps), cache_plan(steps, 1))
+    solver = diffusers_solver(steps)
+    frames = conditioning.shape[2]
+    latents = torch.from_numpy(noise).repeat(1, 1, frames, 1, 1)
+    for timestep in solver.timesteps:
+        denoiser.begin(latents.numpy(), conditioning, audio, guidance)
+        denoiser.step(int(timestep), NOISE_ALONE, cached=False)
+        latents = solver.step(torch.from_numpy(denoiser.latents()), timestep, latents).prev_sample
+    assert relative(found, latents.numpy()) <= SOLVER_TOLERANCE
+
+
 def test_the_vae_graphs_reproduce_the_release(reference: Path, single: Graphs) -> None:
     recorded = np.load(reference / "small" / "vae_io.npz")
     latent = recorded["latent_mode_unscaled"] * np.float32(SCALING_FACTOR)
@@ -113,8 +138,7 @@ def test_one_guided_prediction_reproduces_the_release(reference: Path, single: G
         "timestep": recorded["timestep"],
         "guidance": np.float32(1.0),
         "history": np.zeros_like(sample[:, :4]),
-        # next_latents = eps, and at guidance 1 eps is the prediction with audio.
-        "coefficients": np.array([0, 1, 0, 0, 0], np.float32),
+        "coefficients": NOISE_ALONE,  # which, at guidance 1, is the prediction with audio
     }
     arrays = {name: np.asarray(value) for name, value in inputs.items()}
     noise, _, _ = single["denoise_step"].run(arrays)

@@ -1,0 +1,77 @@
+"""Prints what plans of denoising steps cost, from measured step times, as the table of docs/performance.md.
+
+    python scripts/plan_costs.py [ROW ...]
+
+A row is a file of scripts/measure_sync.py; the default is one of 512 and one of 256 px in benchmarks/.
+"""
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from latentsync_trt.config import SyncOptions
+from latentsync_trt.diffusion.plan import full_step_equivalents, plan_for
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+ROWS = tuple(BENCHMARKS / f"sync-cuda-h200-{side_px}-fp16-second.json" for side_px in (512, 256))
+
+PLANS = {
+    "`--preset quality`": SyncOptions(preset="quality"),
+    "`--preset balanced` (default)": SyncOptions(),
+    "`--cache-interval 4`": SyncOptions(cache_interval=4),
+    "`--cache-interval 5`": SyncOptions(cache_interval=5),
+    "`--full-steps 0,1,2,5,9,14`": SyncOptions(full_steps=(0, 1, 2, 5, 9, 14)),
+    "`--guidance-interval 0.2-0.8`": SyncOptions(guidance_interval=(0.2, 0.8)),
+    "`--solver dpmpp --steps 10 --cache-interval 1`": SyncOptions(solver="dpmpp", steps=10, cache_interval=1),
+    "`--solver dpmpp --steps 10 --cache-interval 2`": SyncOptions(solver="dpmpp", steps=10, cache_interval=2),
+    "`--solver dpmpp --steps 10 --cache-interval 3`": SyncOptions(solver="dpmpp", steps=10, cache_interval=3),
+    "`--preset fast`": SyncOptions(preset="fast"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Milliseconds of guided steps, measured at a face resolution."""
+
+    resolution_px: int
+    full_ms: float
+    cached_ms: float
+
+    @property
+    def cached_share(self) -> float:
+        """A cached step's time over a full one's."""
+        return self.cached_ms / self.full_ms
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rows", nargs="*", type=Path, default=list(ROWS))
+    print(table([step_times(path) for path in parser.parse_args().rows]))
+
+
+def step_times(path: Path) -> StepTimes:
+    row = json.loads(path.read_text())
+    mean_ms = {engine["graph"]: engine["mean_ms"] for engine in row["engines"]}
+    return StepTimes(row["resolution_px"], mean_ms["denoise_step"], mean_ms["denoise_step_cached"])
+
+
+def table(measured: list[StepTimes]) -> str:
+    heads = [f"{times.resolution_px} px | loop" for times in measured]
+    lines = [
+        f"| plan | full | cached | of them unguided | {' | '.join(heads)} |",
+        "|---|" + "---:|" * (3 + 2 * len(heads)),
+    ]
+    for name, options in PLANS.items():
+        plan = plan_for(options)
+        full, unguided = sum(step.full for step in plan), sum(not step.guided for step in plan)
+        cells = [f"{full}", f"{len(plan) - full}", f"{unguided}"]
+        for times in measured:
+            cost = full_step_equivalents(plan, times.cached_share)
+            cells += [f"{cost:.2f}", f"{cost * times.full_ms:.0f} ms"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
