@@ -73,7 +73,7 @@ class _Job:
 
 
 class LipSync:
-    """A bundle on a provider, ready to sync any number of clips, one after another; sessions stay open until `close`."""
+    """A bundle on a provider, ready to sync any number of clips in turn; sessions stay open until `close`."""
 
     def __init__(self, networks: Networks) -> None:
         self._networks = networks
