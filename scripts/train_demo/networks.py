@@ -26,6 +26,8 @@ TRACK_VALUES = 3
 """Opening, width, rounding."""
 
 _SINUSOID_PERIOD = 10000
+_HEARD_PERIOD = 200
+"""Of the audio encoder's positions. A frame hears 10 of them in no order: more channels that tell neighbours apart."""
 _SEEN_ROWS, _SEEN_COLUMNS = 3, 4
 
 
@@ -135,9 +137,9 @@ def initialise(network: nn.Module, seed: int) -> None:
                     module.bias.zero_()
         for name, tensor in network.state_dict().items():
             if name.endswith(".pe"):
-                tensor.copy_(_sinusoids(tensor.shape[1], tensor.shape[2], interleaved=True)[None])
+                tensor.copy_(_sinusoids(tensor.shape[1], tensor.shape[2], _SINUSOID_PERIOD, interleaved=True)[None])
             elif name.endswith("positional_embedding"):
-                tensor.copy_(_sinusoids(*tensor.shape, interleaved=False))
+                tensor.copy_(_sinusoids(*tensor.shape, _HEARD_PERIOD, interleaved=False))
             elif name == "query":
                 tensor.copy_(torch.randn(tensor.shape, generator=generator))
 
@@ -211,10 +213,10 @@ def _halved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", torch.float16).contiguous() for name, tensor in tensors.items()}
 
 
-def _sinusoids(count: int, width: int, *, interleaved: bool) -> Tensor:
+def _sinusoids(count: int, width: int, period: float, *, interleaved: bool) -> Tensor:
     """`(count, width)`: sines and cosines one after the other by channel, or sines first (as Whisper has them)."""
     half = width // 2
     exponent = torch.arange(half) / (half if interleaved else max(half - 1, 1))
-    angles = torch.arange(count)[:, None] * torch.exp(-math.log(_SINUSOID_PERIOD) * exponent)
+    angles = torch.arange(count)[:, None] * torch.exp(-math.log(period) * exponent)
     pair = angles.sin(), angles.cos()
     return torch.stack(pair, -1).flatten(1) if interleaved else torch.cat(pair, 1)

@@ -12,6 +12,7 @@ from scripts.train_demo.banks import SEGMENT_FRAMES, FeatureBank, SpeechBank
 from scripts.train_demo.loop import Losses, Workshop
 from scripts.train_demo.networks import TRACK_VALUES, MouthReader
 
+_POSITIONS_PER_FRAME = 2
 _FRAMES_READ = 128
 """Consecutive frames of each segment that are read in a step."""
 
@@ -21,11 +22,16 @@ _SHUT_BELOW = 0.06
 
 
 class AudioStage(nn.Module):
-    """Encoder and reader, trained together."""
+    """Encoder and reader, trained together.
+
+    A mouth is also asked of every position's own last state. That teaches the encoder in every frame at once, before
+    the reader has found out which of the tokens it is given are its frame's.
+    """
 
     def __init__(self, whisper: WhisperEncoder, reader: MouthReader, bank: SpeechBank, workshop: Workshop) -> None:
         super().__init__()
         self.whisper, self.reader = whisper, reader
+        self.own = nn.Linear(whisper.config.width, TRACK_VALUES + 2)
         self._bank, self._workshop = bank, workshop
         self._weights = torch.tensor(_WEIGHTS, device=workshop.device)
 
@@ -34,14 +40,17 @@ class AudioStage(nn.Module):
         generator = self._workshop.generator("audio", step)
         frames = self._bank.packed(generator, batch)
         features = self.whisper(self._bank.mels(frames, generator))
+        own = self._compared(self.own(features[:, ::_POSITIONS_PER_FRAME, -1]).flatten(0, 1), frames.ravel())
         first = generator.integers(0, SEGMENT_FRAMES - _FRAMES_READ, batch)
         chosen = first[:, None] + np.arange(_FRAMES_READ)
-        said = torch.from_numpy(np.take_along_axis(frames, chosen, 1)).to(self._workshop.device).flatten()
-        read = self.reader(windows_of(features, chosen))
-        known = said >= 0
-        return self._compared(read[known].float(), said[known])
+        read = self._compared(self.reader(windows_of(features, chosen)), np.take_along_axis(frames, chosen, 1).ravel())
+        return {**read, "own": own["shape"], "loss": read["loss"] + own["loss"]}
 
-    def _compared(self, read: Tensor, said: Tensor) -> Losses:
+    def _compared(self, read: Tensor, frames: NDArray[np.int64]) -> Losses:
+        """Losses of what was read for `frames (N,)` of the speech; −1 is nobody's frame, and does not count."""
+        known = torch.from_numpy(frames >= 0).to(self._workshop.device)
+        said = torch.from_numpy(frames[frames >= 0]).to(self._workshop.device)
+        read = read[known].float()
         track = self._bank.track[said]
         shape = ((read[:, :TRACK_VALUES] - track) ** 2 * self._weights).mean()
         shut = F.binary_cross_entropy_with_logits(read[:, TRACK_VALUES], self._bank.shut[said].float())
