@@ -3,8 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from scripts.train_demo.settings import StagePlan
 
@@ -77,19 +77,7 @@ class Average:
         self.count += 1
         decay = min(_EMA_DECAY, (1 + self.count) / (10 + self.count))
         present = self._network.state_dict()
-        with torch.no_grad():
-            for name, mean in self.state.items():
-                mean.lerp_(present[name], 1 - decay) if mean.is_floating_point() else mean.copy_(present[name])
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """The network has the mean's weights meanwhile."""
-        kept = {name: tensor.detach().clone() for name, tensor in self._network.state_dict().items()}
-        self._network.load_state_dict(self.state)
-        try:
-            yield
-        finally:
-            self._network.load_state_dict(kept)
+        get_ema_multi_avg_fn(decay)(list(self.state.values()), [present[name] for name in self.state], None)
 
 
 def run_stage(
