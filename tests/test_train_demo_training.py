@@ -108,6 +108,7 @@ def test_filming_is_repeatable_and_complete_or_absent(speech: Speech, clips: Cli
     assert load_clips(tmp_path) is not None
 
 
+@pytest.mark.slow
 def test_hearing_is_learnt(speech: Speech, workshop: Workshop) -> None:
     bank = SpeechBank(speech, CPU)
     reader = MouthReader(TINY.whisper.width, blocks=2)
@@ -117,6 +118,7 @@ def test_hearing_is_learnt(speech: Speech, workshop: Workshop) -> None:
     assert first_and_last(stage, losses, StagePlan(25, 1, 3e-3, 1.0), workshop) < FALLS_TO
 
 
+@pytest.mark.slow
 def test_faces_are_learnt(clips: Clips, workshop: Workshop) -> None:
     stage = VaeStage(make_vae(TINY, 0), FaceBank(clips, CPU), workshop)
     losses = partial(stage.losses, batch=4)
@@ -129,6 +131,7 @@ def painter(speech: Speech, clips: Clips, workshop: Workshop) -> tuple[UNetStage
     return UNetStage(make_unet(TINY, 0), latents, bank, workshop), FeatureBank(bank, make_whisper(TINY, 0), None)
 
 
+@pytest.mark.slow
 def test_painting_is_learnt(speech: Speech, clips: Clips, workshop: Workshop) -> None:
     stage, features = painter(speech, clips, workshop)
     losses = partial(stage.losses, batch=2, features=features)

@@ -16,7 +16,7 @@ from latentsync_trt.diffusion.scheduler import TRAINING_STEPS, alphas_cumprod
 from latentsync_trt.face.mask import latent_mask, mouth_mask
 from scripts.train_demo.banks import FaceBank, FeatureBank, SpeechBank, as_images
 from scripts.train_demo.loop import Losses, Workshop, normal
-from scripts.train_demo.networks import WINDOW_FRAMES, MouthSeer, TrainedUNet
+from scripts.train_demo.networks import TRACK_VALUES, WINDOW_FRAMES, MouthSeer, TrainedUNet
 from scripts.train_demo.stage_faces import mouth_region
 from scripts.train_demo.vae import Vae
 
@@ -31,6 +31,8 @@ _OWN_NOISE = 0.7
 _KEPT_WEIGHT, _MOUTH_WEIGHT = 0.1, 2.0
 _MOST_SIGNAL = 5.0
 """Min-SNR weighting (Hang et al.): steps with little noise would drown the others."""
+
+_TOLD_WEIGHT = 0.3
 
 _TUNE_STEPS = 800
 _PIXEL_WEIGHT, _SEEN_WEIGHT, _MOTION_WEIGHT = 2.0, 1.0, 1.0
@@ -50,6 +52,17 @@ class Batch:
     masked: Tensor
     reference: Tensor
     audio: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Prediction:
+    """Weighted squared errors `(B·F, 4, h, w)`, the signal's share `(B·F, 1, 1, 1)`, the clean latents that the
+    predicted noise implies, and the mouths `(B·F, 3)` that the network was asked for."""
+
+    error: Tensor
+    signal: Tensor
+    clean: Tensor
+    told: Tensor
 
 
 class LatentBank:
@@ -100,11 +113,16 @@ class LatentBank:
 
 
 class UNetStage(nn.Module):
-    """Noise prediction on latents; `tuned` adds the decoded pictures and the lips seen in them."""
+    """Noise prediction on latents; `tuned` adds the decoded pictures and the lips seen in them.
+
+    The mouth is also asked of the state that enters the U-Net's last layer: where noise hides it, only the sound can
+    tell, so that the network listens long before its noise prediction would make it.
+    """
 
     def __init__(self, unet: TrainedUNet, latents: LatentBank, bank: SpeechBank, workshop: Workshop) -> None:
         super().__init__()
         self.unet = unet
+        self.told = nn.Linear(unet.config.widths[0], TRACK_VALUES)
         self._forward = torch.compile(unet.forward) if workshop.compiled else unet.forward
         self._latents, self._bank, self._workshop = latents, bank, workshop
         device, side = workshop.device, latents.faces.spoken.shape[2]
@@ -121,19 +139,22 @@ class UNetStage(nn.Module):
         generator = self._workshop.generator("unet", step)
         drawn = self._latents.draw(generator, batch, features)
         timestep = generator.integers(0, TRAINING_STEPS, batch)
-        error, signal, _ = self._error(drawn, timestep, generator)
+        step_made = self._predicted(drawn, timestep, generator)
+        error, signal = step_made.error, step_made.signal
         ratio = signal / (1 - signal)
         weight = ratio.clamp_max(_MOST_SIGNAL) / ratio
-        loss = (error.mean((1, 2, 3)) * weight).mean()
-        return {"loss": loss, "noise": error.mean()}
+        painted = (error.mean((1, 2, 3), keepdim=True) * weight).mean()
+        told = ((step_made.told - self._said(drawn)) ** 2 * self._seen_weights).mean(1)
+        told = (told * _heard(drawn) * (1 - signal).flatten()).mean()
+        return {"loss": painted + _TOLD_WEIGHT * told, "noise": error.mean(), "told": told}
 
     def tuned(self, step: int, batch: int, features: FeatureBank, vae: Vae, seer: MouthSeer) -> Losses:
         """The same, and how far pictures, their changes and their lips lie from the truth."""
         generator = self._workshop.generator("tune", step)
         drawn = self._latents.draw(generator, batch, features)
-        error, signal, clean = self._error(drawn, generator.integers(0, _TUNE_STEPS, batch), generator)
-        sure = signal.flatten().clamp_min(0.02)
-        made = vae.decode(clean / self._latents.scale).float()
+        step_made = self._predicted(drawn, generator.integers(0, _TUNE_STEPS, batch), generator)
+        error, sure = step_made.error, step_made.signal.flatten().clamp_min(0.02)
+        made = vae.decode(step_made.clean / self._latents.scale).float()
         clip, frames = torch.from_numpy(drawn.clip)[:, None], torch.from_numpy(drawn.frames)
         truth = as_images(self._latents.faces.spoken[clip, frames])
         where = (1 - self._kept) * (1 + _MOUTH_WEIGHT * self._region)
@@ -141,28 +162,30 @@ class UNetStage(nn.Module):
         pixels = (off.abs().mean((1, 2, 3)) * sure).mean()
         turns = off.reshape(batch, WINDOW_FRAMES, *off.shape[1:]).diff(dim=1).abs().mean((2, 3, 4))
         motion = (turns.mean(1) * sure.reshape(batch, WINDOW_FRAMES)[:, 0]).mean()
-        starts = self._bank.speech.starts[self._latents.faces.recording[drawn.clip]]
-        place = starts + self._latents.faces.first[drawn.clip]
-        said = torch.from_numpy(place[:, None] + drawn.frames).to(made.device).flatten()
-        mouths = (seer(made).float() - self._bank.track[said]) ** 2 * self._seen_weights
-        heard = (drawn.audio.abs().amax((1, 2)) > 0).float()
-        seen = (mouths.mean(1) * sure * heard).mean()
+        mouths = (seer(made).float() - self._said(drawn)) ** 2 * self._seen_weights
+        seen = (mouths.mean(1) * sure * _heard(drawn)).mean()
         loss = error.mean() + _PIXEL_WEIGHT * pixels + _SEEN_WEIGHT * seen + _MOTION_WEIGHT * motion
         return {"loss": loss, "noise": error.mean(), "pixels": pixels, "seen": seen, "motion": motion}
 
-    def _error(
-        self, batch: Batch, timestep: NDArray[np.int64], generator: np.random.Generator
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Weighted squared errors `(B·F, 4, h, w)`; the signal's share `(B·F, 1, 1, 1)`; the clean latents implied."""
+    def _predicted(self, batch: Batch, timestep: NDArray[np.int64], generator: np.random.Generator) -> "_Prediction":
         level = torch.from_numpy(timestep).to(batch.target.device)
         signal = self._signal[level].repeat_interleave(WINDOW_FRAMES)[:, None, None, None]
         noise = self._noise(batch, generator)
         noisy = signal.sqrt() * batch.target + (1 - signal).sqrt() * noise
         mask = self._latent_mask.expand(len(noisy), 1, -1, -1)
         sample = torch.cat([noisy, mask, batch.masked, batch.reference], 1)
-        predicted = self._forward(sample, level, batch.audio, frames=WINDOW_FRAMES)[0].float()
+        predicted, hidden = self._forward(sample, level, batch.audio, frames=WINDOW_FRAMES)
+        predicted = predicted.float()
         clean = (noisy - (1 - signal).sqrt() * predicted) / signal.sqrt()
-        return (predicted - noise) ** 2 * self._weight, signal, clean
+        told = self.told(hidden.mean((2, 3))).float()
+        return _Prediction((predicted - noise) ** 2 * self._weight, signal, clean, told)
+
+    def _said(self, batch: Batch) -> Tensor:
+        """The mouths that belong to the windows' sound, `(B·F, 3)`."""
+        faces = self._latents.faces
+        first = self._bank.speech.starts[faces.recording[batch.clip]] + faces.first[batch.clip]
+        place = torch.from_numpy(first[:, None] + batch.frames).to(batch.target.device)
+        return self._bank.track[place.flatten()]
 
     def _noise(self, batch: Batch, generator: np.random.Generator) -> Tensor:
         """One noise for all frames of a window, as the sampler has it; in some windows not quite."""
@@ -172,3 +195,8 @@ class UNetStage(nn.Module):
         own = torch.from_numpy(part).to(device, torch.float32)
         shared = (1 - own**2).sqrt() * normal(generator, (windows, 1, *size), device)
         return (shared + own * normal(generator, (windows, WINDOW_FRAMES, *size), device)).flatten(0, 1)
+
+
+def _heard(batch: Batch) -> Tensor:
+    """1 for frames that hear their sound, 0 for those that hear nothing, `(B·F,)`."""
+    return (batch.audio.abs().amax((1, 2)) > 0).float()
