@@ -12,8 +12,12 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scripts.train_demo.settings import FULL, MINIATURE, Settings, shortened
+
+if TYPE_CHECKING:
+    from scripts.train_demo.training import Material
 
 STEPS = ("speak", "film", "train", "export", "evaluate")
 SPEECH, HELD_OUT_SPEECH, CLIPS, CHECKPOINTS, BUNDLE = "speech.npz", "held-out.npz", "clips", "checkpoints", "bundle"
@@ -54,7 +58,7 @@ def _speak(arguments: argparse.Namespace, settings: Settings) -> None:
             print(f"{path}: {speech.starts[-1] / 25 / 60:.1f} minutes, {path.stat().st_size / 1e6:.1f} MB")
 
 
-def _material(arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
+def _material(arguments: argparse.Namespace) -> "Material":
     from scripts.train_demo.speech import load_speech
     from scripts.train_demo.training import Material
 

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from scripts.train_demo.settings import StagePlan
 
 CHECKPOINT_EVERY_S = 60.0
-_LOG_EVERY_STEPS = 50
+_NOTE_EVERY_STEPS = 50
 _WARM_UP_STEPS = 200
 _CLIP_NORM = 1.0
 _WEIGHT_DECAY = 0.01
@@ -101,7 +101,7 @@ def run_stage(
         parts = run.advance(losses)
         now = time.monotonic()
         run.elapsed_s = before_s + now - started
-        if run.step - last_noted >= _LOG_EVERY_STEPS or run.progress() >= 1.0:
+        if run.step - last_noted >= _NOTE_EVERY_STEPS or run.progress() >= 1.0:
             values = {key: round(float(value.detach()), 5) for key, value in parts.items()}
             workshop.note(stage=name, step=run.step, seconds=round(run.elapsed_s, 1), **values)
             last_noted = run.step

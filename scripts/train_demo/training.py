@@ -63,7 +63,7 @@ def film(material: Material, settings: Settings) -> tuple[Clips, Clips]:
 def train(material: Material, settings: Settings, workshop: Workshop) -> CheckpointFiles:
     """Trains all networks, from the last checkpoint if there is one, and writes them as published ones are."""
     workshop.folder.mkdir(parents=True, exist_ok=True)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.set_float32_matmul_precision("high")
     bank, held = SpeechBank(material.speech, workshop.device), SpeechBank(material.held_out, workshop.device)
     with ThreadPoolExecutor(1) as crew:
         filming = crew.submit(film, material, settings)
