@@ -73,6 +73,7 @@ def bundle_with(folder: Path, graph: str, source: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # three exports, and 26 compilations on as few cores as there are
 @pytest.mark.parametrize(
     ("fixture", "dynamic", "shapes"),
     [
