@@ -62,6 +62,11 @@ class DimensionRange:
     optimum: int
     maximum: int
 
+    @property
+    def fixed(self) -> bool:
+        """Whether it allows one value only."""
+        return self.minimum == self.maximum
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:

@@ -231,3 +231,7 @@ class RuntimeOptions:
 
     def __post_init__(self) -> None:
         check_limits(self)
+
+
+NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "profile")
+"""Fields of `RuntimeOptions` that are of a run alone and say nothing about engines."""

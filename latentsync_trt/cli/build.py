@@ -12,8 +12,8 @@ import click
 
 from latentsync_trt.cli.options import build as build_options
 from latentsync_trt.cli.options import bundle_option, options_from, provider_option
-from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InputError
+from latentsync_trt.config import NOT_FOR_BUILDS, RuntimeOptions
+from latentsync_trt.errors import EngineBuildError
 
 if TYPE_CHECKING:
     from latentsync_trt.runtime.engines import Engines
@@ -44,7 +44,7 @@ class Built:
     show_default=True,
     help="Graphs built at once; each takes its memory, and on one GPU they disturb TensorRT's timing of kernels.",
 )
-@options_from(RuntimeOptions, leave_out=("build", "cuda_graph", "low_memory", "profile"))
+@options_from(RuntimeOptions, leave_out=NOT_FOR_BUILDS)
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def command(
@@ -62,6 +62,7 @@ def command(
     from latentsync_trt.cli.show import say
     from latentsync_trt.runtime.cache import EngineCache, cache_folder
     from latentsync_trt.runtime.engines import Engines
+    from latentsync_trt.runtime.profiles import check_graphs
     from latentsync_trt.runtime.providers import select_provider
 
     options = build_options(RuntimeOptions, fields)
@@ -69,10 +70,7 @@ def command(
     loaded = Bundle.load(folder)
     silent = quiet or as_json
     notice = _ignore if silent else say
-    unknown = ", ".join(graph for graph in graphs if graph not in loaded.manifest.graphs)
-    if unknown:
-        known = ", ".join(loaded.manifest.graphs)
-        raise InputError(f"--graph {unknown}: bundle {loaded.manifest.name} has no such graph, only {known}")
+    check_graphs(loaded.manifest, graphs)
     cache = EngineCache(cache_folder(options.engine_cache), notice)
     engines = Engines(loaded, select_provider(provider, options.device), options, cache, notice)
     for text in engines.selection.notices():

@@ -7,11 +7,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-from latentsync_trt.config import command_line
+from latentsync_trt.config import NOT_FOR_BUILDS, command_line
 from latentsync_trt.runtime.engines import Engines
-
-# Options of a run that say nothing about engines.
-_NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "profile")
 
 _STOP_S = 10.0
 
@@ -23,7 +20,7 @@ def build_command(engines: Engines, graphs: Sequence[str], *, force: bool = Fals
         *("--bundle", str(engines.bundle.folder.resolve())),
         *("--provider", engines.selection.name),
         *(word for graph in graphs for word in ("--graph", graph)),
-        *command_line(engines.options, leave_out=(*_NOT_FOR_BUILDS, "engine_cache")),
+        *command_line(engines.options, leave_out=(*NOT_FOR_BUILDS, "engine_cache")),
         *("--engine-cache", str(engines.cache.folder)),
         *(("--force",) if force else ()),
     ]

@@ -94,7 +94,7 @@ class EngineCache:
         before = frozenset(path.name for path in self._store.entries(key.digest)) if force else frozenset[str]()
         return self._obtain(key, build, before)
 
-    def load(self, key: EngineKey, build: Build, load: Callable[[Path], T], *, force: bool = False) -> tuple[Engine, T]:
+    def load(self, key: EngineKey, build: Build, load: Callable[[Path], T]) -> tuple[Engine, T]:
         """`obtain`, then `load` on the engine's folder.
 
         Builds once more if somebody deleted the engine in between, or if `load` refuses one that this object did not
@@ -103,7 +103,7 @@ class EngineCache:
         Raises:
             As `obtain`, and whatever `load` raises.
         """
-        engine = self.obtain(key, build, force=force)
+        engine = self.obtain(key, build)
         try:
             return engine, load(engine.folder)
         except (LatentSyncError, OSError) as error:

@@ -16,7 +16,7 @@ from typing import Any
 from latentsync_trt.bundle import Manifest, Shapes
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, MissingDependency, OutOfMemory
-from latentsync_trt.runtime.profiles import InputShapes, dimension_ranges, input_shapes
+from latentsync_trt.runtime.profiles import InputShapes, check_graphs, dimension_ranges, input_shapes
 
 DEFAULT_COMPUTE_CAPABILITY = "8.9"
 """GeForce RTX 40xx, RTX Ada."""
@@ -48,11 +48,7 @@ def plan_trials(manifest: Manifest, graphs: Sequence[str], options: RuntimeOptio
     Raises:
         InputError: the bundle has no such graph or no such shapes.
     """
-    unknown = [name for name in graphs if name not in manifest.graphs]
-    if unknown:
-        raise InputError(
-            f"--graph {unknown[0]}: bundle {manifest.name} has no such graph, only {', '.join(manifest.graphs)}"
-        )
+    check_graphs(manifest, graphs)
     return tuple(
         Trial(name, shapes, input_shapes(manifest.graphs[name], dimension_ranges(manifest, chosen)))
         for shapes, chosen in _shape_choices(manifest, options)

@@ -11,7 +11,7 @@ from pathlib import Path
 from latentsync_trt.bundle import Bundle, DimensionRange, Manifest
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutputError
-from latentsync_trt.runtime.cache import Engine, EngineCache
+from latentsync_trt.runtime.cache import Engine, EngineCache, Notice
 from latentsync_trt.runtime.keys import EngineKey
 from latentsync_trt.runtime.libraries import rtx_version, tensorrt_version
 from latentsync_trt.runtime.options import CudaOptions, RtxOptions, TensorRTOptions
@@ -21,8 +21,6 @@ from latentsync_trt.runtime.recipes import OptimisedGraph, Place, Recipe, RtxEng
 from latentsync_trt.runtime.session import Session
 from latentsync_trt.runtime.store import SHARED_FOLDER
 from latentsync_trt.types import EngineTime
-
-Notice = Callable[[str], None]
 
 COMPILING_PROVIDERS = ("tensorrt", "rtx")
 """Those whose builds take minutes."""
@@ -87,7 +85,7 @@ class Engines:
     @property
     def fixed(self) -> bool:
         """Whether every dimension has one value."""
-        return all(span.minimum == span.maximum for span in self.ranges.values())
+        return all(span.fixed for span in self.ranges.values())
 
     def key(self, graph: str) -> EngineKey:
         """What an engine of `graph` is found by."""
@@ -202,16 +200,11 @@ class Engines:
         return share
 
     def _place(self, graph: str, key: EngineKey, profile_prefix: Path | None = None) -> Place:
-        names = {size for tensor in self.bundle.manifest.graphs[graph].inputs for size in tensor.shape}
         return Place(
             graph=self.bundle.graph_path(graph),
             prefix=key.digest,
             shared=self.cache.folder / SHARED_FOLDER / _machine_digest(key),
-            dimensions={
-                name: span.optimum
-                for name, span in self.ranges.items()
-                if name in names and span.minimum == span.maximum
-            },
+            dimensions={name: span.optimum for name, span in self._spans(graph).items() if span.fixed},
             profile_prefix=profile_prefix,
         )
 
@@ -223,25 +216,25 @@ class Engines:
         """Profile of a graph's inputs; empty if all are fixed."""
         entry = self.bundle.manifest.graphs[graph]
         spans = self._spans(graph)
-        return {} if all(span.minimum == span.maximum for span in spans.values()) else input_shapes(entry, spans)
+        return {} if all(span.fixed for span in spans.values()) else input_shapes(entry, spans)
 
     def _recipe(self, graph: str) -> Recipe:
         options, name = self.options, self.selection.name
+        replayed = self.cuda_graph and graph.startswith("denoise_step")
         if name == "tensorrt":
             made = TensorRTOptions(
                 device=options.device,
                 shapes=self._shapes(graph),
                 workspace_gb=options.workspace_gb,
                 optimization_level=options.optimization_level,
-                cuda_graph=self.cuda_graph and graph.startswith("denoise_step"),
+                cuda_graph=replayed,
             )
             return TensorRTEngine(made, tensorrt_version())
         if name == "rtx":
             rtx = RtxOptions(shapes=self._shapes(graph), workspace_gb=options.workspace_gb)
             return RtxEngine(rtx, tuple(rtx_devices(options.device)), rtx_version())
         if name == "cuda":
-            graphs = self.cuda_graph and graph.startswith("denoise_step")
-            return OptimisedGraph(ORT_NAMES[name], CudaOptions(options.device, cuda_graph=graphs))
+            return OptimisedGraph(ORT_NAMES[name], CudaOptions(options.device, cuda_graph=replayed))
         return OptimisedGraph(ORT_NAMES[name])
 
     def _uses_cuda_graph(self) -> bool:

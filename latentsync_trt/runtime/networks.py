@@ -13,7 +13,7 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory, OutputError, ProviderUnavailable
 from latentsync_trt.flow import Span
 from latentsync_trt.runtime.background import BackgroundBuild
-from latentsync_trt.runtime.cache import EngineCache, cache_folder
+from latentsync_trt.runtime.cache import EngineCache, Notice, cache_folder
 from latentsync_trt.runtime.denoiser import step_graph
 from latentsync_trt.runtime.engines import COMPILING_PROVIDERS, Engines
 from latentsync_trt.runtime.pool import SessionPool
@@ -22,8 +22,6 @@ from latentsync_trt.runtime.providers import Selection, next_provider
 from latentsync_trt.runtime.session import Session
 from latentsync_trt.runtime.trace import write_profile
 from latentsync_trt.types import EngineTime, Float32Array
-
-Notice = Callable[[str], None]
 
 
 class Networks:

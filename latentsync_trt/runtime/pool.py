@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from latentsync_trt.errors import OutOfMemory, OutputError
-from latentsync_trt.runtime.engines import Engines, Notice, OpenedEngine
+from latentsync_trt.runtime.cache import Notice
+from latentsync_trt.runtime.engines import Engines, OpenedEngine
 from latentsync_trt.runtime.memory import give_back_gpu_memory
 from latentsync_trt.runtime.session import Session
 from latentsync_trt.runtime.trace import Trace

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from latentsync_trt.runtime.cache import Notice
 from latentsync_trt.runtime.denoiser import GraphDenoiser
-from latentsync_trt.runtime.engines import Engines, Notice
+from latentsync_trt.runtime.engines import Engines
 from latentsync_trt.runtime.pool import SessionPool
 from latentsync_trt.types import Float32Array
 
@@ -29,7 +30,7 @@ class Denoisers:
         self._pool = pool
         self._notice = on_notice
         self._replaying: dict[Engines, GraphDenoiser] = {}
-        self._tried: set[tuple[Engines, bool, bool]] = set()
+        self._tried: set[tuple[bool, bool]] = set()
 
     def get(
         self, inputs: tuple[Float32Array, Float32Array, Float32Array, float], *, unguided_too: bool
@@ -38,11 +39,11 @@ class Denoisers:
         engines = self._pool.engines
         if not engines.cuda_graph:
             return self._make(engines)
-        if engines not in self._replaying:
-            self._replaying[engines] = self._make(engines)
+        if engines not in self._replaying:  # what earlier engines were recorded with is of no more use
+            self._replaying, self._tried = {engines: self._make(engines)}, set()
         denoiser = self._replaying[engines]
-        key = engines, inputs[3] > 1.0, unguided_too
-        if key not in self._tried:
+        use = inputs[3] > 1.0, unguided_too
+        if use not in self._tried:
             if not replays_faithfully(denoiser, *inputs, unguided_too=unguided_too):
                 self._notice(
                     f"CUDA graphs: {engines.selection.name} computes something else when it replays one; going on "
@@ -52,7 +53,7 @@ class Denoisers:
                 self._tried.clear()
                 self._pool.switch(engines.without_cuda_graph())
                 return self._make(self._pool.engines)
-            self._tried.add(key)
+            self._tried.add(use)
         return denoiser
 
     def release(self) -> None:

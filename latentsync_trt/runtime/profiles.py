@@ -5,7 +5,7 @@ A *dynamic* engine covers them, a *static* one takes each at its usual value. A 
 variable dimension, so nothing but static engines can be made of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from latentsync_trt.bundle import DimensionRange, GraphEntry, Manifest
@@ -22,6 +22,15 @@ class InputShapes:
     minimum: Shape
     optimum: Shape
     maximum: Shape
+
+
+def check_graphs(manifest: Manifest, graphs: Sequence[str]) -> None:
+    """Raises `InputError`, naming those there are, if the bundle lacks one of `graphs`."""
+    unknown = ", ".join(name for name in graphs if name not in manifest.graphs)
+    if unknown:
+        raise InputError(
+            f"--graph {unknown}: bundle {manifest.name} has no such graph, only {', '.join(manifest.graphs)}"
+        )
 
 
 def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, DimensionRange]:
@@ -78,5 +87,5 @@ def check_sizes(ranges: Mapping[str, DimensionRange], sizes: Mapping[str, int]) 
     for name, size in sizes.items():
         span = ranges.get(name)
         if span is not None and not span.minimum <= size <= span.maximum:
-            allowed = f"{span.minimum}" if span.minimum == span.maximum else f"{span.minimum} to {span.maximum}"
+            allowed = f"{span.minimum}" if span.fixed else f"{span.minimum} to {span.maximum}"
             raise InputError(f"{size} {name}: the engines take {allowed}; build or export for a wider range")
