@@ -9,6 +9,8 @@ from pathlib import Path
 import av
 import numpy as np
 
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.bundle import demo_folder
 from latentsync_trt.demo import camera_frames
 from latentsync_trt.types import UInt8Array
 
@@ -133,3 +135,15 @@ def click_times(path: Path) -> list[float]:
     loud = np.flatnonzero(np.abs(samples) > 0.4)
     starts = loud[np.diff(loud, prepend=-rate) > rate // 20]
     return [start / rate for start in starts.tolist()]
+
+
+def write_clip(folder: Path, frames: int) -> tuple[Path, Path]:
+    """A face of so many frames, and speech as long."""
+    return write_face(folder / "face.mp4", frames), write_sound(folder / "speech.wav", frames / 25)
+
+
+def synced(clip: tuple[Path, Path], target: Path, options: SyncOptions) -> UInt8Array:
+    """What a usual run of the built-in model on the CPU makes of a clip: `(frames, H, W, 3)`."""
+    with LipSync.from_bundle(demo_folder(), "cpu") as lip_sync:
+        lip_sync.sync(*clip, target, options)
+    return np.stack(decoded(target))

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.device import DemoNetworks, Device, watched_device
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -36,3 +38,16 @@ def reference(shared: Path) -> Path:
 def assets(shared: Path) -> Path:
     """Real clips and speech."""
     return shared / "assets"
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """A device that counts the networks on it; see `Device`."""
+    return watched_device(monkeypatch)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[DemoNetworks]:
+    """Makes networks of the built-in model with an engine cache of their own, and closes them."""
+    with DemoNetworks(tmp_path / "cache") as made:
+        yield made

@@ -27,7 +27,7 @@ from latentsync_trt.runtime.providers import Selection
 from latentsync_trt.runtime.upkeep import survey
 from latentsync_trt.types import Progress, SyncReport
 from tests.cache_worker import until
-from tests.clips import decoded, write_face, write_sound
+from tests.clips import decoded, synced, write_clip
 from tests.device import GRAPHS, denoised
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -67,17 +67,13 @@ class Setting:
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("clip")
-    return write_face(folder / "face.mp4", FRAMES), write_sound(folder / "speech.wav", FRAMES / 25)
+    return write_clip(tmp_path_factory.mktemp("clip"), FRAMES)
 
 
 @pytest.fixture(scope="module")
 def usual(clip: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """What a run without any of this makes of the clip; it also builds the engines to run on meanwhile."""
-    target = tmp_path_factory.mktemp("usual") / "out.mkv"
-    with LipSync.from_bundle(demo_folder(), "cpu") as lip_sync:
-        lip_sync.sync(*clip, target, QUICK)
-    return np.stack(decoded(target))
+    return synced(clip, tmp_path_factory.mktemp("usual") / "out.mkv", QUICK)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Where memory is short: networks take turns, the run goes on and comes to the same, or one clear line says why not."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,8 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion.inpainting import Inpainter
 from latentsync_trt.errors import InferenceError, OutOfMemory
 from latentsync_trt.runtime.networks import Networks
-from tests.clips import decoded, write_face, write_sound
-from tests.device import COEFFICIENTS, GRAPHS, DemoNetworks, Device, denoised, inputs, watched_device
+from tests.clips import decoded, synced, write_clip
+from tests.device import COEFFICIENTS, GRAPHS, DemoNetworks, Device, denoised, inputs
 
 QUICK = SyncOptions(steps=2, cache_interval=2, lossless=True)
 FRAMES, WINDOWS = 36, 3
@@ -25,28 +24,13 @@ LOW_MEMORY_NOTICE = "one network at a time is kept"
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A face of `WINDOWS` windows, and speech as long."""
-    folder = tmp_path_factory.mktemp("clip")
-    return write_face(folder / "face.mp4", FRAMES), write_sound(folder / "speech.wav", FRAMES / 25)
+    return write_clip(tmp_path_factory.mktemp("clip"), FRAMES)
 
 
 @pytest.fixture(scope="module")
 def usual(clip: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """What a run with all networks open makes of the clip."""
-    target = tmp_path_factory.mktemp("usual") / "out.mkv"
-    with LipSync.from_bundle(demo_folder(), "cpu") as lip_sync:
-        lip_sync.sync(*clip, target, QUICK)
-    return np.stack(decoded(target))
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    return watched_device(monkeypatch)
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[DemoNetworks]:
-    with DemoNetworks(tmp_path / "cache") as made:
-        yield made
+    return synced(clip, tmp_path_factory.mktemp("usual") / "out.mkv", QUICK)
 
 
 def test_low_memory_keeps_one_network_and_paints_the_same(

@@ -5,7 +5,6 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,20 +22,9 @@ from latentsync_trt.runtime.options import CpuOptions
 from latentsync_trt.runtime.providers import Selection
 from latentsync_trt.runtime.recipes import OptimisedGraph, Place
 from latentsync_trt.runtime.session import Session
-from tests.device import GRAPHS, DemoNetworks, Device, by_graph, denoised, watched_device
+from tests.device import GRAPHS, DemoNetworks, Device, by_graph, denoised
 
 CPU_PROVIDER = (("CPUExecutionProvider", {}),)
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    return watched_device(monkeypatch)
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[DemoNetworks]:
-    with DemoNetworks(tmp_path / "cache") as made:
-        yield made
 
 
 @pytest.fixture

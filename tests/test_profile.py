@@ -19,7 +19,7 @@ from latentsync_trt.flow import Span
 from latentsync_trt.runtime.networks import graphs_for
 from latentsync_trt.runtime.trace import TABLE_NAME, TRACE_NAME, Trace, write_profile
 from latentsync_trt.types import EngineTime
-from tests.clips import write_face, write_sound
+from tests.clips import write_clip
 
 GRAPHS = graphs_for(guidance=1.5, full_steps_only=False)
 QUICK = SyncOptions(steps=2, cache_interval=2)
@@ -33,8 +33,7 @@ TIME = EngineTime("vae_encoder", "cpu", 1.0, built=True, build_s=2.0, open_s=0.5
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("clip")
-    return write_face(folder / "face.mp4", 20), write_sound(folder / "speech.wav", 0.8)
+    return write_clip(tmp_path_factory.mktemp("clip"), 20)
 
 
 def profiled(clip: tuple[Path, Path], folder: Path, **options: Any) -> list[dict[str, Any]]:
