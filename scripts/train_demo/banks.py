@@ -8,7 +8,7 @@ from torch import Tensor
 from latentsync_trt.audio.windows import heard_positions
 from latentsync_trt.export.whisper import WhisperEncoder
 from scripts.train_demo.clips import Clips
-from scripts.train_demo.loop import normal
+from scripts.train_demo.loop import normal, placed
 from scripts.train_demo.speech import LOWEST, MEL_PER_FRAME, RANGE_DECADES, STEPS_PER_DECADE, Speech
 
 SEGMENT_FRAMES = 750
@@ -62,7 +62,7 @@ class SpeechBank:
 
     def mels(self, frames: NDArray[np.int64], generator: np.random.Generator | None) -> Tensor:
         """What the audio encoder gets of segments `(B, 750)` of frames: `(B, 80, 3000)`; with a generator, altered."""
-        index = torch.from_numpy(frames).to(self.device)
+        index = placed(frames, self.device)
         known = (index >= 0).repeat_interleave(MEL_PER_FRAME, 1)
         columns = index.clamp_min(0)[..., None] * MEL_PER_FRAME + torch.arange(MEL_PER_FRAME, device=self.device)
         power = self._power[:, columns.flatten(1)].transpose(0, 1).float() / STEPS_PER_DECADE + LOWEST
@@ -83,10 +83,12 @@ def _altered(power: Tensor, generator: np.random.Generator) -> Tensor:
         return np.stack([np.interp(place, np.arange(_COLOUR_POINTS), row) for row in knots])
 
     colour = curves(_COLOUR_DECADES) + generator.uniform(*_LOUDER_DECADES, (count, 1))
-    shifted = power + torch.from_numpy(colour).to(power)[..., None]
+    shifted = power + placed(colour.astype(np.float32), power.device)[..., None]
     below = generator.uniform(*_NOISE_BELOW_DECADES, (count, 1))
     below = np.where(generator.random((count, 1)) < _NOISY_SHARE, below, 12.0)
-    level = shifted.amax((1, 2), keepdim=True) + torch.from_numpy(curves(0.6) - below).to(power)[..., None]
+    level = (
+        shifted.amax((1, 2), keepdim=True) + placed((curves(0.6) - below).astype(np.float32), power.device)[..., None]
+    )
     noise = level + _RIPPLE_DECADES * normal(generator, (1, bands, columns), power.device)
     return torch.logaddexp(shifted * np.log(10), noise * np.log(10)).clamp_min(LOWEST * np.log(10)) / np.log(10)
 
@@ -110,7 +112,7 @@ class FeatureBank:
         """What `frames (B, F)` of `recordings (B,)` hear: `(B·F, 10·L, D)` float32."""
         firsts = np.array([self._first[int(recording)] for recording in recordings])
         positions = heard_positions((firsts[:, None] + frames).ravel(), self._total)
-        heard = self._features[torch.from_numpy(positions).to(self._features.device)]
+        heard = self._features[placed(positions, self._features.device)]
         return heard.flatten(1, 2).float()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
@@ -33,7 +34,7 @@ class Workshop:
     """Where and on what is trained.
 
     `folder`: checkpoints and journal. `device`: of torch. `seed`: of everything drawn. `budget_s`: for all stages.
-    `compiled`: the larger networks through torch.compile.
+    `compiled`: the U-Net through torch.compile, which takes two minutes before it gains any.
     """
 
     folder: Path
@@ -55,7 +56,12 @@ class Workshop:
 
     def half(self) -> torch.autocast:
         """bfloat16 arithmetic where the device is fast at it."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False)
+
+
+def placed(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Small `values` on `device`, without waiting for the work that it still has to do."""
+    return torch.from_numpy(values).to(device, non_blocking=True)
 
 
 def normal(generator: np.random.Generator, shape: tuple[int, ...], device: torch.device) -> Tensor:
@@ -120,7 +126,11 @@ class _Run:
         self._name, self._network, self._plan, self._workshop = name, network, plan, workshop
         self._trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._optimiser = torch.optim.AdamW(
-            self._trained, plan.learning_rate, betas=(0.9, 0.99), weight_decay=_WEIGHT_DECAY
+            self._trained,
+            plan.learning_rate,
+            betas=(0.9, 0.99),
+            weight_decay=_WEIGHT_DECAY,
+            fused=workshop.device.type == "cuda",
         )
         self.average = Average(network)
         self.step, self.elapsed_s = 0, 0.0

@@ -49,13 +49,13 @@ FULL = Settings(
     sizes=SHIPPED,
     resolution_px=RESOLUTION_PX,
     seed=7,
-    minutes=22.0,
+    minutes=24.0,
     data=DataPlan(recordings=520, clips=520, held_out_recordings=24, held_out_clips=24, clip_frames=96),
     audio=StagePlan(steps=6000, batch=16, learning_rate=1e-3, share=0.15),
     vae=StagePlan(steps=6000, batch=64, learning_rate=1e-3, share=0.18),
     seer=StagePlan(steps=1500, batch=128, learning_rate=1e-3, share=0.04),
     unet=StagePlan(steps=14000, batch=32, learning_rate=6e-4, share=0.43),
-    tune=StagePlan(steps=2500, batch=6, learning_rate=1e-4, share=0.2),
+    tune=StagePlan(steps=5000, batch=8, learning_rate=1e-4, share=0.2),
 )
 
 MINIATURE = Settings(

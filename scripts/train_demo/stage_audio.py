@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from latentsync_trt.audio.windows import heard_positions
 from latentsync_trt.export.whisper import WhisperEncoder
 from scripts.train_demo.banks import SEGMENT_FRAMES, FeatureBank, SpeechBank
-from scripts.train_demo.loop import Losses, Workshop
+from scripts.train_demo.loop import Losses, Workshop, placed
 from scripts.train_demo.networks import TRACK_VALUES, MouthReader
 
 _POSITIONS_PER_FRAME = 2
@@ -48,8 +48,8 @@ class AudioStage(nn.Module):
 
     def _compared(self, read: Tensor, frames: NDArray[np.int64]) -> Losses:
         """Losses of what was read for `frames (N,)` of the speech; −1 is nobody's frame, and does not count."""
-        known = torch.from_numpy(frames >= 0).to(self._workshop.device)
-        said = torch.from_numpy(frames[frames >= 0]).to(self._workshop.device)
+        known = placed(frames >= 0, self._workshop.device)
+        said = placed(frames[frames >= 0], self._workshop.device)
         read = read[known].float()
         track = self._bank.track[said]
         shape = ((read[:, :TRACK_VALUES] - track) ** 2 * self._weights).mean()
@@ -63,7 +63,7 @@ def windows_of(features: Tensor, frames: NDArray[np.int64]) -> Tensor:
     """What `frames (B, F)` of segments hear of `features (B, 1500, L, D)`: `(B·F, 10·L, D)`."""
     count, total = features.shape[:2]
     positions = heard_positions(frames.ravel(), total).reshape(*frames.shape, -1)
-    index = torch.from_numpy(positions + np.arange(count)[:, None, None] * total).to(features.device)
+    index = placed(positions + np.arange(count)[:, None, None] * total, features.device)
     return features.flatten(0, 1)[index.flatten(0, 1)].flatten(1, 2)
 
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from latentsync_trt.face.mask import mouth_mask
 from scripts.train_demo.banks import FaceBank, SpeechBank, as_images
-from scripts.train_demo.loop import Losses, Workshop, normal
+from scripts.train_demo.loop import Losses, Workshop, normal, placed
 from scripts.train_demo.networks import MouthSeer
 from scripts.train_demo.vae import Vae
 
@@ -27,7 +27,6 @@ class VaeStage(nn.Module):
     def __init__(self, vae: Vae, faces: FaceBank, workshop: Workshop) -> None:
         super().__init__()
         self.vae = vae
-        self._forward = torch.compile(vae.forward) if workshop.compiled else vae.forward
         self._faces, self._workshop = faces, workshop
         side = faces.spoken.shape[2]
         self._mask = torch.from_numpy(mouth_mask(side).copy()).to(workshop.device)
@@ -39,7 +38,7 @@ class VaeStage(nn.Module):
         images = self._drawn(generator, batch)
         latent = (batch, 4, images.shape[2] // 8, images.shape[3] // 8)
         noise = normal(generator, latent, images.device)
-        made, divergence = self._forward(images, noise)
+        made, divergence = self.vae(images, noise)
         made = made.float()
         level = ((made - images).abs() * self._weight).mean()
         edges = (_edges(made) - _edges(images)).abs().mean()
@@ -48,16 +47,17 @@ class VaeStage(nn.Module):
 
     def _drawn(self, generator: np.random.Generator, batch: int) -> Tensor:
         """Faces of all kinds that the autoencoder will meet, in more kinds of light than were filmed."""
-        clip = torch.from_numpy(generator.integers(0, len(self._faces), batch))
-        frame = torch.from_numpy(generator.integers(0, self._faces.frames, batch))
+        device = self._workshop.device
+        clip = placed(generator.integers(0, len(self._faces), batch), device)
+        frame = placed(generator.integers(0, self._faces.frames, batch), device)
         spoken = as_images(self._faces.spoken[clip, frame])
         source = as_images(self._faces.source[clip, frame])
-        pick = torch.from_numpy(generator.random((batch, 1, 1, 1)) < _SOURCE_SHARE).to(spoken.device)
+        pick = placed(generator.random((batch, 1, 1, 1)) < _SOURCE_SHARE, device)
         images = torch.where(pick, source, spoken)
         gain = 1 + _LIGHT * generator.standard_normal((batch, 3, 1, 1)).astype(np.float32)
         shift = _SHIFT * generator.standard_normal((batch, 3, 1, 1)).astype(np.float32)
-        images = (images * torch.from_numpy(gain).to(images) + torch.from_numpy(shift).to(images)).clamp(-1, 1)
-        masked = torch.from_numpy(generator.random((batch, 1, 1, 1)) < _MASKED_SHARE).to(images.device)
+        images = (images * placed(gain, device) + placed(shift, device)).clamp(-1, 1)
+        masked = placed(generator.random((batch, 1, 1, 1)) < _MASKED_SHARE, device)
         return torch.where(masked, images * self._mask, images)
 
 
@@ -74,12 +74,13 @@ class SeerStage(nn.Module):
         """How far the mouths that are seen lie from those that were drawn."""
         generator = self._workshop.generator("seer", step)
         clip, frame = generator.integers(0, len(self._faces), batch), generator.integers(0, self._faces.frames, batch)
-        images = as_images(self._faces.spoken[torch.from_numpy(clip), torch.from_numpy(frame)])
+        device = self._workshop.device
+        images = as_images(self._faces.spoken[placed(clip, device), placed(frame, device)])
         with torch.no_grad():
             images[: batch // 2] = self._vae[0].decode(self._vae[0].encode(images[: batch // 2])).float()
         images += _SEEN_NOISE * normal(generator, tuple(images.shape), images.device)
         place = self._bank.speech.starts[self._faces.recording[clip]] + self._faces.first[clip] + frame
-        track = self._bank.track[torch.from_numpy(place).to(self._workshop.device)]
+        track = self._bank.track[placed(place, device)]
         loss = ((self.seer(images).float() - track) ** 2 * self._weights).mean()
         return {"loss": loss}
 

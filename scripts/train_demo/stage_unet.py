@@ -5,6 +5,7 @@ would show: the masked picture and the reference come from the source, whose mou
 are other frames of the spoken clip, as LatentSync draws them. Were they the picture itself, the network would copy.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from latentsync_trt.diffusion.scheduler import TRAINING_STEPS, alphas_cumprod
 from latentsync_trt.face.mask import latent_mask, mouth_mask
 from scripts.train_demo.banks import FaceBank, FeatureBank, SpeechBank, as_images
-from scripts.train_demo.loop import Losses, Workshop, normal
+from scripts.train_demo.loop import Losses, Workshop, normal, placed
 from scripts.train_demo.networks import TRACK_VALUES, WINDOW_FRAMES, MouthSeer, TrainedUNet
 from scripts.train_demo.stage_faces import mouth_region
 from scripts.train_demo.vae import Vae
@@ -100,16 +101,41 @@ class LatentBank:
     ) -> Batch:
         """The windows `frames (B, F)` of clips; where `from_other (B,)` the reference begins at frame `other (B,)`."""
         device = self.spoken.device
-        rows = torch.from_numpy(clip)[:, None].to(device)
-        place = torch.from_numpy(frames).to(device)
-        elsewhere = torch.from_numpy(other[:, None] + np.arange(frames.shape[1])).to(device)
-        pick = torch.from_numpy(from_other).to(device)[:, None, None, None, None]
+        rows, place = placed(clip, device)[:, None], placed(frames, device)
+        elsewhere = placed(other[:, None] + np.arange(frames.shape[1]), device)
+        pick = placed(from_other, device)[:, None, None, None, None]
         reference = torch.where(pick, self.spoken[rows, elsewhere], self.source[rows, place])
         audio = features.tokens(self.faces.recording[clip], self.faces.first[clip][:, None] + frames)
-        heard = torch.from_numpy(~unheard).to(audio)
+        heard = placed(~unheard, device)
         audio = (audio.reshape(*frames.shape, *audio.shape[1:]) * heard).flatten(0, 1)
         parts = (self.spoken[rows, place], self.masked[rows, place], reference)
         return Batch(clip, frames, *(part.flatten(0, 1).float() for part in parts), audio)
+
+
+class _Windows(nn.Module):
+    """The U-Net for windows of 16 frames, with tensors as its only arguments."""
+
+    def __init__(self, unet: TrainedUNet) -> None:
+        super().__init__()
+        self.unet = unet
+
+    def forward(self, sample: Tensor, level: Tensor, audio: Tensor) -> tuple[Tensor, Tensor]:
+        noise, hidden = self.unet(sample, level, audio, frames=WINDOW_FRAMES)
+        return noise, hidden
+
+
+def _quick(
+    unet: TrainedUNet, inputs: tuple[Tensor, Tensor, Tensor], workshop: Workshop
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The U-Net for inputs like these, as fast as the device runs it."""
+    windows: nn.Module = _Windows(unet)
+    if workshop.compiled:
+        windows.compile(dynamic=False)
+    elif workshop.device.type == "cuda":
+        # Thousands of small kernels: launched one by one they would keep the GPU waiting.
+        windows = torch.cuda.make_graphed_callables(windows, tuple(part.clone() for part in inputs))
+    # Its call, not itself: a stage that holds it would have the U-Net's weights twice.
+    return windows.__call__
 
 
 class UNetStage(nn.Module):
@@ -123,7 +149,7 @@ class UNetStage(nn.Module):
         super().__init__()
         self.unet = unet
         self.told = nn.Linear(unet.config.widths[0], TRACK_VALUES)
-        self._forward = torch.compile(unet.forward) if workshop.compiled else unet.forward
+        self._painter: Callable[..., tuple[Tensor, Tensor]] | None = None
         self._latents, self._bank, self._workshop = latents, bank, workshop
         device, side = workshop.device, latents.faces.spoken.shape[2]
         self._signal = torch.from_numpy(alphas_cumprod().copy()).float().to(device)
@@ -155,7 +181,7 @@ class UNetStage(nn.Module):
         step_made = self._predicted(drawn, generator.integers(0, _TUNE_STEPS, batch), generator)
         error, sure = step_made.error, step_made.signal.flatten().clamp_min(0.02)
         made = vae.decode(step_made.clean / self._latents.scale).float()
-        clip, frames = torch.from_numpy(drawn.clip)[:, None], torch.from_numpy(drawn.frames)
+        clip, frames = placed(drawn.clip, made.device)[:, None], placed(drawn.frames, made.device)
         truth = as_images(self._latents.faces.spoken[clip, frames])
         where = (1 - self._kept) * (1 + _MOUTH_WEIGHT * self._region)
         off = (made - truth) * where
@@ -168,13 +194,15 @@ class UNetStage(nn.Module):
         return {"loss": loss, "noise": error.mean(), "pixels": pixels, "seen": seen, "motion": motion}
 
     def _predicted(self, batch: Batch, timestep: NDArray[np.int64], generator: np.random.Generator) -> "_Prediction":
-        level = torch.from_numpy(timestep).to(batch.target.device)
+        level = placed(timestep, batch.target.device)
         signal = self._signal[level].repeat_interleave(WINDOW_FRAMES)[:, None, None, None]
         noise = self._noise(batch, generator)
         noisy = signal.sqrt() * batch.target + (1 - signal).sqrt() * noise
         mask = self._latent_mask.expand(len(noisy), 1, -1, -1)
         sample = torch.cat([noisy, mask, batch.masked, batch.reference], 1)
-        predicted, hidden = self._forward(sample, level, batch.audio, frames=WINDOW_FRAMES)
+        if self._painter is None:
+            self._painter = _quick(self.unet, (sample, level, batch.audio), self._workshop)
+        predicted, hidden = self._painter(sample, level, batch.audio)
         predicted = predicted.float()
         clean = (noisy - (1 - signal).sqrt() * predicted) / signal.sqrt()
         told = self.told(hidden.mean((2, 3))).float()
@@ -184,7 +212,7 @@ class UNetStage(nn.Module):
         """The mouths that belong to the windows' sound, `(B·F, 3)`."""
         faces = self._latents.faces
         first = self._bank.speech.starts[faces.recording[batch.clip]] + faces.first[batch.clip]
-        place = torch.from_numpy(first[:, None] + batch.frames).to(batch.target.device)
+        place = placed(first[:, None] + batch.frames, batch.target.device)
         return self._bank.track[place.flatten()]
 
     def _noise(self, batch: Batch, generator: np.random.Generator) -> Tensor:
@@ -192,7 +220,7 @@ class UNetStage(nn.Module):
         windows, size = len(batch.clip), batch.target.shape[1:]
         device = batch.target.device
         part = np.where(generator.random((windows, 1, 1, 1, 1)) < _OWN_NOISE_SHARE, _OWN_NOISE, 0.0)
-        own = torch.from_numpy(part).to(device, torch.float32)
+        own = placed(part.astype(np.float32), device)
         shared = (1 - own**2).sqrt() * normal(generator, (windows, 1, *size), device)
         return (shared + own * normal(generator, (windows, WINDOW_FRAMES, *size), device)).flatten(0, 1)
 

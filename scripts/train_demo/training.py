@@ -1,7 +1,7 @@
 """The order of the stages, and what each hands to the next."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -86,7 +86,7 @@ def train(material: Material, settings: Settings, workshop: Workshop) -> Checkpo
     files(step=settings.unet.steps)
     examined.note("unet", unet, workshop)
     unet.requires_grad_(True)
-    tuner = UNetStage(unet, latents, bank, workshop).to(workshop.device)
+    tuner = UNetStage(unet, latents, bank, replace(workshop, compiled=False)).to(workshop.device)
     tune = partial(_tune, tuner, listener, settings.tune.batch, vae, seer)
     run_stage("tune", tuner, tune, settings.tune, workshop)
     examined.note("tune", unet, workshop)
