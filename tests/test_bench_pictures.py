@@ -1,0 +1,72 @@
+"""PSNR and SSIM against numbers that can be computed by hand, and against scikit-image."""
+
+from math import inf
+
+import numpy as np
+import pytest
+
+from latentsync_trt.bench.pictures import likeness, psnr, ssim
+from latentsync_trt.errors import InputError
+from latentsync_trt.types import UInt8Array
+
+SEED = 3
+SAME_AS_SKIMAGE = 1e-6
+"""Both compute in double precision, with the same windows; what differs is the order of sums."""
+
+
+def _picture(seed: int, height: int = 40, width: int = 56) -> UInt8Array:
+    """Smooth blobs: on pure noise every SSIM is near 0, and a wrong window would not show."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (height // 8, width // 8, 3)).astype(np.float64)
+    fine = coarse.repeat(8, axis=0).repeat(8, axis=1) + rng.normal(0, 12, (height, width, 3))
+    return fine.clip(0, 255).astype(np.uint8)
+
+
+def test_psnr_of_a_constant_difference_is_known() -> None:
+    flat = np.full((16, 16, 3), 100, np.uint8)
+    assert psnr(flat, flat + np.uint8(5)) == pytest.approx(20 * np.log10(255 / 5))
+
+
+def test_equal_pictures_are_infinitely_alike() -> None:
+    picture = _picture(SEED)
+    assert psnr(picture, picture) == inf
+    assert ssim(picture, picture) == pytest.approx(1.0)
+
+
+def test_unsigned_differences_do_not_wrap() -> None:
+    dark, light = np.full((12, 12, 3), 1, np.uint8), np.full((12, 12, 3), 3, np.uint8)
+    assert psnr(dark, light) == psnr(light, dark) == pytest.approx(20 * np.log10(255 / 2))
+
+
+def test_ssim_is_that_of_scikit_image() -> None:
+    metrics = pytest.importorskip("skimage.metrics")
+    a, b = _picture(SEED), _picture(SEED)
+    b = (b.astype(np.float64) * 0.8 + np.random.default_rng(9).normal(0, 20, b.shape)).clip(0, 255).astype(np.uint8)
+    luma = np.array([0.299, 0.587, 0.114])
+    expected = metrics.structural_similarity(
+        a @ luma, b @ luma, gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=255
+    )
+    assert 0.2 < expected < 0.9
+    assert ssim(a, b) == pytest.approx(expected, abs=SAME_AS_SKIMAGE)
+
+
+def test_a_clip_is_compared_frame_by_frame() -> None:
+    clip = [_picture(seed) for seed in range(3)]
+    other = [clip[0], clip[1], (clip[2] // 2).astype(np.uint8)]
+    found = likeness(iter(clip), iter(other))
+    squares = np.mean((np.stack(clip).astype(float) - np.stack(other)) ** 2)
+    assert found.frames == 3
+    assert found.psnr_db == pytest.approx(10 * np.log10(255**2 / squares))
+    assert found.ssim == pytest.approx((2 + ssim(clip[2], other[2])) / 3)
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    picture = _picture(SEED)
+    with pytest.raises(InputError, match="of shapes"):
+        psnr(picture, picture[1:])
+    with pytest.raises(InputError, match="sides of 11 px"):
+        ssim(picture[:8], picture[:8])
+    with pytest.raises(InputError, match="different lengths: only the first 1"):
+        likeness([picture], [picture, picture])
+    with pytest.raises(InputError, match="nothing to compare"):
+        likeness([], [])
