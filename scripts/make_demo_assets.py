@@ -1,15 +1,13 @@
-"""Makes what `latentsync-trt demo` is fed: a public-domain portrait and a sentence of synthetic speech.
+"""Makes what `latentsync-trt demo` is fed: a public-domain portrait, a sentence of synthetic speech, and what a mouth
+does while it is heard.
 
-    python scripts/make_demo_assets.py        # needs espeak-ng and the dev extra
+    python scripts/make_demo_assets.py        # needs the dev extra
 
-The portrait is NASA's of Eileen Collins, as scikit-image ships it. See NOTICE for origins.
+The portrait is NASA's of Eileen Collins, as scikit-image ships it; the voice is espeak-ng's, from the package
+espeakng-loader, whose version decides every sample. See NOTICE for origins.
 """
 
-import shutil
-import subprocess
 import sys
-import tempfile
-import wave
 from pathlib import Path
 
 import av
@@ -17,39 +15,64 @@ import cv2
 import numpy as np
 import skimage.data
 
-ASSETS = Path(__file__).resolve().parents[1] / "latentsync_trt" / "assets" / "demo"
-SENTENCE = "My lips follow these words. Papa, mama, and the boats by the pier."
-VOICE = "en-us+f3"
-WORDS_PER_MINUTE = 165
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from latentsync_trt.config import MODEL_FPS  # noqa: E402
+from latentsync_trt.demo import ASSETS, SENTENCE  # noqa: E402
+from scripts.train_demo.espeak import Speaker, Utterance, Voice  # noqa: E402
+from scripts.train_demo.visemes import MouthTrack, Phoneme, mouth_track  # noqa: E402
+
+VOICE = Voice("en-us", "f3", 165)
+"""Held out: scripts/train_demo trains on neither this voice nor this sentence."""
+
+REST_S = 0.34
+"""Silence before and after the sentence: long enough to see the mouth closed."""
+
 JPEG_QUALITY = 95
 
 
 def main() -> None:
-    espeak = shutil.which("espeak-ng")
-    if espeak is None:
-        sys.exit("espeak-ng is not installed")
     ASSETS.mkdir(parents=True, exist_ok=True)
     portrait = cv2.cvtColor(skimage.data.astronaut(), cv2.COLOR_RGB2BGR)
     (_, jpeg) = cv2.imencode(".jpg", portrait, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
     (ASSETS / "portrait.jpg").write_bytes(jpeg.tobytes())
-    with tempfile.TemporaryDirectory() as folder:
-        spoken = Path(folder) / "speech.wav"
-        subprocess.run([espeak, "-v", VOICE, "-s", str(WORDS_PER_MINUTE), "-w", str(spoken), SENTENCE], check=True)
-        write_flac(spoken, ASSETS / "speech.flac")
+    spoken = Speaker().say(SENTENCE, VOICE)
+    samples, track = with_rests(spoken)
+    write_flac(samples, spoken.rate_hz, ASSETS / "speech.flac")
+    write_track(track, ASSETS / "speech.csv")
 
 
-def write_flac(source: Path, target: Path) -> None:
-    """Packs a mono 16-bit WAV losslessly."""
-    with wave.open(str(source)) as wav:
-        rate = wav.getframerate()
-        samples = np.frombuffer(wav.readframes(wav.getnframes()), np.int16)
+def with_rests(spoken: Utterance) -> tuple[np.ndarray, MouthTrack]:
+    """Samples int16 `(n,)`, whole frames long, with a rest at both ends, and the mouth that belongs to them."""
+    rest = round(REST_S * spoken.rate_hz)
+    frames = -(-(len(spoken.samples) + 2 * rest) * MODEL_FPS // spoken.rate_hz)
+    samples = np.zeros(frames * spoken.rate_hz // MODEL_FPS, np.int16)
+    samples[rest : rest + len(spoken.samples)] = np.rint(spoken.samples * 32768).clip(-32768, 32767)
+    later_s = rest / spoken.rate_hz
+    phonemes = [Phoneme(p.symbol, p.start_s + later_s, p.end_s + later_s) for p in spoken.phonemes]
+    return samples, mouth_track(phonemes, frames / MODEL_FPS)
+
+
+def write_flac(samples: np.ndarray, rate_hz: int, target: Path) -> None:
+    """Packs mono int16 samples losslessly."""
     with av.open(str(target), "w") as container:
-        stream = container.add_stream("flac", rate=rate, layout="mono", format="s16")
+        stream = container.add_stream("flac", rate=rate_hz, layout="mono", format="s16")
         frame = av.AudioFrame.from_ndarray(samples[None], format="s16", layout="mono")
-        frame.sample_rate = rate
+        frame.sample_rate = rate_hz
         for packet in [*stream.encode(frame), *stream.encode(None)]:
             container.mux(packet)
-    print(f"{target.name}: {len(samples) / rate:.2f} s at {rate} Hz, {target.stat().st_size} bytes")
+    print(f"{target.name}: {len(samples) / rate_hz:.2f} s at {rate_hz} Hz, {target.stat().st_size} bytes")
+
+
+def write_track(track: MouthTrack, target: Path) -> None:
+    """A line a frame, as `latentsync_trt.demo.spoken_mouth` reads it."""
+    lines = [
+        f"{opening:.4f},{shut:d},{silent:d}"
+        for opening, shut, silent in zip(track.opening, track.shut, track.silent, strict=True)
+    ]
+    target.write_text("\n".join(["opening,shut,silent", *lines]) + "\n", encoding="ascii", newline="\n")
+    print(f"{target.name}: {len(track)} frames, {target.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

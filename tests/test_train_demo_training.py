@@ -16,7 +16,7 @@ from torch import nn
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.audio.windows import audio_windows
 from scripts.train_demo.banks import SEGMENT_FRAMES, FaceBank, FeatureBank, SpeechBank, as_images
-from scripts.train_demo.clips import Clips, film_clips, load_clips, plan_clips
+from scripts.train_demo.clips import Clips, FilmPlan, film_clips, load_clips, plan_clips
 from scripts.train_demo.loop import Losses, Workshop, run_stage
 from scripts.train_demo.networks import TINY, WINDOW_FRAMES, MouthReader, initialise, make_unet, make_vae, make_whisper
 from scripts.train_demo.sampling import painted
@@ -33,6 +33,8 @@ CPU = torch.device("cpu")
 RESOLUTION_PX = 64
 FRAMES = 100
 CLIP_FRAMES = 20
+SCENES, TAKES = 2, 2
+FILM = FilmPlan(RESOLUTION_PX, mouths=(4, 3, 2), processes=1)
 SOUNDS = "amiubosevalp"
 
 STILL_LEVELS = 3.0
@@ -68,8 +70,8 @@ def speech() -> Speech:
 
 @pytest.fixture(scope="module")
 def clips(speech: Speech, tmp_path_factory: pytest.TempPathFactory) -> Clips:
-    plans = plan_clips(speech, CLIP_FRAMES, 2, seed=3)
-    return film_clips(speech, plans, RESOLUTION_PX, tmp_path_factory.mktemp("clips"), processes=1)
+    plans = plan_clips(speech, CLIP_FRAMES, SCENES, TAKES, seed=3)
+    return film_clips(speech, plans, FILM, tmp_path_factory.mktemp("clips"))
 
 
 @pytest.fixture
@@ -92,18 +94,21 @@ def first_and_last(network: nn.Module, losses: Callable[[int], Losses], plan: St
 
 
 def test_clips_are_aligned_faces_of_both_mouths(speech: Speech, clips: Clips) -> None:
-    assert clips.spoken.shape == clips.source.shape == (2, CLIP_FRAMES, RESOLUTION_PX, RESOLUTION_PX, 3)
+    picture = (RESOLUTION_PX, RESOLUTION_PX, 3)
+    assert clips.spoken.shape == (SCENES, TAKES, CLIP_FRAMES, *picture)
+    assert clips.source.shape == (SCENES, CLIP_FRAMES, *picture)
     assert clips.found.all()
-    apart = np.abs(clips.spoken.astype(int) - clips.source).mean(axis=(0, 1, 4))
+    apart = np.abs(clips.spoken.astype(int) - clips.source[:, None]).mean(axis=(0, 1, 2, 5))
     mouth = mouth_region(RESOLUTION_PX, CPU).numpy() > 0
     assert apart[mouth].mean() > 3 * apart[~mouth].mean()
     assert apart[: RESOLUTION_PX // 4].max() < STILL_LEVELS
-    assert all(0 <= first <= FRAMES - CLIP_FRAMES for first in clips.first)
+    assert ((clips.first >= 0) & (clips.first <= FRAMES - CLIP_FRAMES)).all()
+    assert len({tuple(said) for said in np.stack([clips.recording, clips.first], 2).reshape(-1, 2)}) == SCENES * TAKES
 
 
 def test_filming_is_repeatable_and_complete_or_absent(speech: Speech, clips: Clips, tmp_path: Path) -> None:
     assert load_clips(tmp_path) is None
-    again = film_clips(speech, plan_clips(speech, CLIP_FRAMES, 2, seed=3)[:1], RESOLUTION_PX, tmp_path, processes=1)
+    again = film_clips(speech, plan_clips(speech, CLIP_FRAMES, SCENES, TAKES, seed=3)[:1], FILM, tmp_path)
     np.testing.assert_array_equal(again.spoken[0], clips.spoken[0])
     assert load_clips(tmp_path) is not None
 
@@ -127,7 +132,7 @@ def test_faces_are_learnt(clips: Clips, workshop: Workshop) -> None:
 
 def painter(speech: Speech, clips: Clips, workshop: Workshop) -> tuple[UNetStage, FeatureBank]:
     bank, faces = SpeechBank(speech, CPU), FaceBank(clips, CPU)
-    latents = LatentBank(make_vae(TINY, 0).eval().requires_grad_(False), faces, 3.0)
+    latents = LatentBank(make_vae(TINY, 0).eval().requires_grad_(False), faces, 3.0, workshop)
     return UNetStage(make_unet(TINY, 0), latents, bank, workshop), FeatureBank(bank, make_whisper(TINY, 0), None)
 
 
@@ -201,16 +206,18 @@ def test_frames_hear_what_the_pipeline_lets_them_hear(speech: Speech) -> None:
     np.testing.assert_allclose(read.numpy(), expected[50:60], atol=1e-5)
 
 
-def test_references_are_the_users_frames_or_other_ones_but_never_the_answer(speech: Speech, clips: Clips) -> None:
+def test_references_are_the_users_frames_or_other_ones_but_never_the_answer(
+    speech: Speech, clips: Clips, workshop: Workshop
+) -> None:
     bank, faces = SpeechBank(speech, CPU), FaceBank(clips, CPU)
-    latents = LatentBank(make_vae(TINY, 0).eval().requires_grad_(False), faces, 2.0)
+    latents = LatentBank(make_vae(TINY, 0).eval().requires_grad_(False), faces, 2.0, workshop)
     features = FeatureBank(bank, make_whisper(TINY, 0), None)
-    clip, frames = np.array([0, 1]), np.tile(np.arange(WINDOW_FRAMES), (2, 1))
+    take, frames = np.array([TAKES, 1]), np.tile(np.arange(WINDOW_FRAMES), (2, 1))
     unheard = np.array([False, True]).reshape(2, 1, 1, 1)
-    batch = latents.windows(clip, frames, features, np.array([4, 4]), np.array([False, True]), unheard)
-    torch.testing.assert_close(batch.reference[:WINDOW_FRAMES], latents.source[0, :WINDOW_FRAMES])
+    batch = latents.windows(take, frames, features, np.array([4, 4]), np.array([False, True]), unheard)
+    torch.testing.assert_close(batch.reference[:WINDOW_FRAMES], latents.source[1, :WINDOW_FRAMES])
     torch.testing.assert_close(batch.reference[WINDOW_FRAMES:], latents.spoken[1, 4 : 4 + WINDOW_FRAMES])
-    torch.testing.assert_close(batch.target, latents.spoken[:, :WINDOW_FRAMES].flatten(0, 1))
+    torch.testing.assert_close(batch.target, latents.spoken[take, :WINDOW_FRAMES].flatten(0, 1))
     assert (batch.audio[:WINDOW_FRAMES] != 0).any()
     assert (batch.audio[WINDOW_FRAMES:] == 0).all()
 
@@ -238,7 +245,7 @@ def test_what_was_trained_runs_in_the_pipeline(speech: Speech, clips: Clips, tmp
     train(Material(speech, speech, film, 1), settings, workshop)
     entries = journal(workshop)
     assert {"audio", "vae", "seer", "unet", "tune"} <= {str(entry.get("stage")) for entry in entries}
-    assert (workshop.folder / "tune.png").stat().st_size > 0
+    assert (workshop.folder / "tune-held_out.png").stat().st_size > 0
     bundle = release(workshop.folder / "checkpoints", tmp_path / "bundle", RESOLUTION_PX, "fp32")
     clip = write_face(tmp_path / "face.mp4", 18)
     sound = write_sound(tmp_path / "speech.wav", 0.72, clicks_s=(0.2,))

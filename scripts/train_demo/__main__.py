@@ -71,7 +71,7 @@ def _film(arguments: argparse.Namespace, settings: Settings) -> None:
 
     for clips in film(_material(arguments), settings):
         print(
-            f"{clips.found.sum()} of {len(clips.found)} clips of {clips.spoken.shape[1]} frames show a face throughout"
+            f"{clips.found.sum()} of {len(clips.found)} scenes of {clips.source.shape[1]} frames show a face throughout"
         )
 
 

@@ -117,15 +117,20 @@ class FeatureBank:
 
 
 class FaceBank:
-    """Aligned faces on a device; clips whose face was lost are left out."""
+    """Aligned faces on a device; scenes whose face was lost are left out.
+
+    `spoken (t, n, R, R, 3)` uint8, all takes of all scenes; `recording`, `first` `(t,)`: what they say; `scene (t,)`:
+    which of `source (c, n, R, R, 3)` they belong to.
+    """
 
     def __init__(self, clips: Clips, device: torch.device) -> None:
         kept = np.flatnonzero(clips.found)
         if not len(kept):
             raise ValueError("no clip shows a face from its first frame to its last")
-        self.spoken = torch.from_numpy(clips.spoken[kept]).to(device)
+        self.spoken = torch.from_numpy(clips.spoken[kept]).to(device).flatten(0, 1)
         self.source = torch.from_numpy(clips.source[kept]).to(device)
-        self.recording, self.first = clips.recording[kept], clips.first[kept]
+        self.recording, self.first = clips.recording[kept].ravel(), clips.first[kept].ravel()
+        self.scene = np.repeat(np.arange(len(kept)), clips.spoken.shape[1])
         self.device = device
 
     def __len__(self) -> int:
@@ -133,7 +138,7 @@ class FaceBank:
 
     @property
     def frames(self) -> int:
-        """Frames of a clip."""
+        """Frames of a take."""
         return int(self.spoken.shape[1])
 
 

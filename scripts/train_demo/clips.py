@@ -1,7 +1,8 @@
-"""Aligned faces to train on: each clip once with the mouth of its speech, once as a user's video would show it.
+"""Aligned faces to train on: each scene in several takes that say different things, and as a user's video shows it.
 
 A user's video shows the same person in the same light who says something else, or nothing: that is what the network
-gets as masked and as reference picture, and what the alignment sees, with the jitter of the detector.
+gets as masked and as reference picture, and what the alignment sees, with the jitter of the detector. With one take a
+scene the network would learn by heart which mouth belongs to which picture, and need not listen.
 """
 
 import multiprocessing
@@ -17,35 +18,52 @@ from latentsync_trt.face.align import AlignState, align, crop
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.types import UInt8Array
+from scripts.train_demo.atlas import Atlas, Levels, draw_atlas
+from scripts.train_demo.mouth import MouthPose
 from scripts.train_demo.scene import Scene, Studio, draw_scene, pose_at
 from scripts.train_demo.speech import Speech
-from scripts.train_demo.visemes import MouthTrack
 
-_PLACES = "clips.npz"
+_PLACES, _MOUTHS = "clips.npz", "mouths.npy"
 _STILL_SHARE = 0.5
 """Clips whose source keeps the photographed mouth; the others say something else."""
 
 
 @dataclass(frozen=True, slots=True)
-class ClipPlan:
-    """One clip: `frames` of recording `index` from `first` on, over a source that says frames of another, or None."""
+class Said:
+    """Which recording, from which of its frames on."""
 
-    index: int
+    recording: int
     first: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClipPlan:
+    """`frames` of a scene: what each of its takes says, and its source; None keeps the photographed mouth."""
+
     frames: int
     scene: Scene
-    other: int | None
-    other_first: int
+    takes: tuple[Said, ...]
+    source: Said | None
 
 
-_Work = tuple[int, ClipPlan, MouthTrack, MouthTrack | None]
+@dataclass(frozen=True, slots=True)
+class FilmPlan:
+    """How clips are filmed: side of an aligned face, poses that are drawn beforehand, and by how many processes."""
+
+    resolution_px: int
+    mouths: Levels
+    processes: int
+
+
+_Poses = list[MouthPose | None]
+_Work = tuple[int, ClipPlan, _Poses, list[_Poses]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clips:
-    """Aligned faces, uint8 `(c, n, R, R, 3)` RGB: `spoken` to learn, `source` as given; and what was said in them.
+    """Aligned faces, uint8 RGB: `spoken (c, t, n, R, R, 3)` to learn, `source (c, n, R, R, 3)` as given.
 
-    `recording`, `first` `(c,)`: where in the speech each clip begins. `found (c,)`: whether its face was tracked.
+    `recording`, `first` `(c, t)`: where in the speech each take begins. `found (c,)`: whether the face was tracked.
     """
 
     spoken: UInt8Array
@@ -55,8 +73,8 @@ class Clips:
     found: NDArray[np.bool_]
 
 
-def plan_clips(speech: Speech, frames: int, count: int, seed: int) -> list[ClipPlan]:
-    """`count` clips over all recordings that are long enough, in turn.
+def plan_clips(speech: Speech, frames: int, count: int, takes: int, seed: int) -> list[ClipPlan]:
+    """`count` scenes of `takes` takes over all recordings that are long enough, in turn.
 
     Raises:
         ValueError: no recording has `frames` frames.
@@ -67,30 +85,36 @@ def plan_clips(speech: Speech, frames: int, count: int, seed: int) -> list[ClipP
     plans = []
     for number in range(count):
         generator = np.random.Generator(np.random.PCG64([seed, number]))
-        index = long_enough[number % len(long_enough)]
-        other = None if generator.random() < _STILL_SHARE else int(generator.choice(long_enough))
-        first = int(generator.integers(speech.frames(index) - frames + 1))
-        other_first = 0 if other is None else int(generator.integers(speech.frames(other) - frames + 1))
-        plans.append(ClipPlan(index, first, frames, draw_scene(generator), other, other_first))
+        said = [
+            _part(speech, long_enough[(number * takes + take) % len(long_enough)], frames, generator)
+            for take in range(takes)
+        ]
+        still = generator.random() < _STILL_SHARE
+        source = None if still else _part(speech, int(generator.choice(long_enough)), frames, generator)
+        plans.append(ClipPlan(frames, draw_scene(generator), tuple(said), source))
     return plans
 
 
-def film_clips(speech: Speech, plans: list[ClipPlan], resolution_px: int, folder: Path, processes: int) -> Clips:
-    """Films and aligns all clips; the pictures lie in two files in `folder` and are mapped, not read.
+def film_clips(speech: Speech, plans: list[ClipPlan], how: FilmPlan, folder: Path) -> Clips:
+    """Films and aligns all clips; the pictures lie in files in `folder` and are mapped, not read.
 
     A clip is the same whichever process films it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    shape = (len(plans), plans[0].frames, resolution_px, resolution_px, 3)
-    for name in ("spoken", "source"):
+    count, takes, frames = len(plans), len(plans[0].takes), plans[0].frames
+    picture = (how.resolution_px, how.resolution_px, 3)
+    for name, shape in (("spoken", (count, takes, frames, *picture)), ("source", (count, frames, *picture))):
         np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.uint8, shape).flush()
-    work = [(number, plan, *_tracks(speech, plan)) for number, plan in enumerate(plans)]
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(processes) as pool:
-        found = list(pool.imap(partial(_film_one, folder, resolution_px), work, chunksize=1))
-    places = np.array([(plan.index, plan.first) for plan in plans])
+    work = [
+        (number, plan, _poses(speech, plan.source, frames), [_poses(speech, said, frames) for said in plan.takes])
+        for number, plan in enumerate(plans)
+    ]
+    with multiprocessing.get_context("spawn").Pool(how.processes) as crew:
+        draw_atlas(folder / _MOUTHS, how.mouths, _draw, crew)
+        found = list(crew.imap(partial(_film_one, folder, how), work, chunksize=1))
+    places = np.array([[(said.recording, said.first) for said in plan.takes] for plan in plans])
     # Written last: a folder that has it is complete.
-    np.savez(folder / _PLACES, recording=places[:, 0], first=places[:, 1], found=np.array(found))
+    np.savez(folder / _PLACES, recording=places[..., 0], first=places[..., 1], found=np.array(found))
     return _mapped(folder)
 
 
@@ -105,33 +129,49 @@ def _mapped(folder: Path) -> Clips:
         return Clips(spoken, source, places["recording"], places["first"], places["found"])
 
 
-def _tracks(speech: Speech, plan: ClipPlan) -> tuple[MouthTrack, MouthTrack | None]:
-    return speech.mouth(plan.index), None if plan.other is None else speech.mouth(plan.other)
+def _part(speech: Speech, recording: int, frames: int, generator: np.random.Generator) -> Said:
+    return Said(recording, int(generator.integers(speech.frames(recording) - frames + 1)))
 
 
-def _film_one(folder: Path, resolution_px: int, work: _Work) -> bool:
+def _poses(speech: Speech, said: Said | None, frames: int) -> _Poses:
+    if said is None:
+        return [None] * frames
+    track = speech.mouth(said.recording)
+    return [pose_at(track, said.first + index) for index in range(frames)]
+
+
+def _film_one(folder: Path, how: FilmPlan, work: _Work) -> bool:
     """Writes one clip to its place; False if its face was lost on the way, which leaves pictures out."""
-    number, plan, said, other = work
-    studio, detector = _tools()
+    number, plan, given, said = work
+    studio, detector = _camera(folder / _MOUTHS, how.mouths)
     spoken = np.load(folder / "spoken.npy", mmap_mode="r+")[number]
     source = np.load(folder / "source.npy", mmap_mode="r+")[number]
     tracker, first_track = FaceTracker(detector), None
     state: AlignState | None = None
     for index in range(plan.frames):
-        old = None if other is None else pose_at(other, plan.other_first + index)
-        shown, target = studio.takes(plan.scene, (old, pose_at(said, plan.first + index)), index)
+        shown, *targets = studio.takes(plan.scene, (given[index], *(poses[index] for poses in said)), index)
         tracked = tracker.update(shown)
         if tracked is None or first_track not in (None, tracked.track_id):
             return False
         first_track = tracked.track_id
-        matrix, state = align(tracked.face.points, state, resolution_px, whole_pixels=False)
-        source[index] = crop(shown, matrix, resolution_px).image
-        spoken[index] = crop(target, matrix, resolution_px).image
+        matrix, state = align(tracked.face.points, state, how.resolution_px, whole_pixels=False)
+        source[index] = crop(shown, matrix, how.resolution_px).image
+        for take, target in zip(spoken, targets, strict=True):
+            take[index] = crop(target, matrix, how.resolution_px).image
     return True
 
 
+def _draw(pose: MouthPose) -> UInt8Array:
+    return _studio().draw(pose)
+
+
 @lru_cache(maxsize=1)
-def _tools() -> tuple[Studio, MediaPipeDetector]:
+def _studio() -> Studio:
     # As many processes as cores: threads of OpenCV would only get in each other's way.
     cv2.setNumThreads(1)
-    return Studio(), MediaPipeDetector()
+    return Studio()
+
+
+@lru_cache(maxsize=1)
+def _camera(mouths: Path, levels: Levels) -> tuple[Studio, MediaPipeDetector]:
+    return Studio(Atlas(mouths, levels)), MediaPipeDetector()

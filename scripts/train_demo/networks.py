@@ -28,6 +28,7 @@ TRACK_VALUES = 3
 _SINUSOID_PERIOD = 10000
 _HEARD_PERIOD = 200
 """Of the audio encoder's positions. A frame hears 10 of them in no order: more channels that tell neighbours apart."""
+_SHUT_BELOW, _SHUT_COUNTS = 0.03, 4.0
 _SEEN_ROWS, _SEEN_COLUMNS = 3, 4
 
 
@@ -117,6 +118,15 @@ class MouthSeer(nn.Module):
             x = F.silu(norm(conv(x)))
         seen: Tensor = self.out(F.adaptive_avg_pool2d(x, (_SEEN_ROWS, _SEEN_COLUMNS)).flatten(1))
         return seen
+
+
+def mouth_errors(found: Tensor, said: Tensor, weights: Tensor) -> Tensor:
+    """How far mouths `(N, 3)` lie from those that spoke: squares by `weights (3,)`, a shut mouth's opening counts more.
+
+    Lips that do not touch where they should are what a viewer notices first, and what a mean over frames notices last.
+    """
+    shut = (said[:, :1] < _SHUT_BELOW) * said.new_tensor([_SHUT_COUNTS - 1.0, 0.0, 0.0]) + 1
+    return ((found - said) ** 2 * weights * shut).mean(1)
 
 
 def initialise(network: nn.Module, seed: int) -> None:

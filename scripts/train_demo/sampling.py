@@ -1,5 +1,8 @@
 """Paints clips with the networks as they are trained, to see how training goes; the shipped way is the pipeline's."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,6 +19,7 @@ from scripts.train_demo.vae import Vae
 
 _STEPS, _GUIDANCE, _NOISE_SEED = 20, 1.5, 1247
 _SHUT_BELOW = 0.08
+_TAKES_AT_ONCE = 8
 
 
 def painted(unet: TrainedUNet, batch: Batch, guidance: float = _GUIDANCE, steps: int = _STEPS) -> Tensor:
@@ -27,7 +31,7 @@ def painted(unet: TrainedUNet, batch: Batch, guidance: float = _GUIDANCE, steps:
     with torch.no_grad():
         for step in ddim_schedule(steps):
             sample = torch.cat([latents, mask, batch.masked, batch.reference], 1)
-            level = torch.full((len(batch.clip),), step.timestep, device=device)
+            level = torch.full((len(batch.take),), step.timestep, device=device)
             heard = unet(sample, level, batch.audio, frames=WINDOW_FRAMES)[0].float()
             deaf = unet(sample, level, torch.zeros_like(batch.audio), frames=WINDOW_FRAMES)[0].float()
             noise_now = deaf + guidance * (heard - deaf)
@@ -36,40 +40,58 @@ def painted(unet: TrainedUNet, batch: Batch, guidance: float = _GUIDANCE, steps:
     return latents
 
 
-def judged(
-    unet: TrainedUNet, vae: Vae, seer: MouthSeer, latents: LatentBank, features: FeatureBank, bank: SpeechBank
-) -> tuple[dict[str, float], Tensor]:
-    """How well held-out clips are painted, by the mouth that is seen in them; and pictures of the first, to look at.
+@dataclass(frozen=True, slots=True, eq=False)
+class Examination:
+    """What is painted to see how training goes: the first `takes` of a bank, with what is heard of their speech."""
 
-    `opening`: correlation with the mouth that spoke; `other`: with another clip's; `shut`, `silent`: frames seen shut.
+    latents: LatentBank
+    heard: FeatureBank
+    bank: SpeechBank
+    takes: int
+
+    def painted(self, unet: TrainedUNet, vae: Vae) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """For each take its number, its pictures `(n, 3, H, W)`, and what the networks make of them."""
+        count = min(self.takes, len(self.latents.faces))
+        windows = self.latents.faces.frames // WINDOW_FRAMES
+        for start in range(0, count, _TAKES_AT_ONCE):
+            takes = np.arange(start, min(start + _TAKES_AT_ONCE, count))
+            rows = np.repeat(takes, windows)
+            frames = np.tile(np.arange(windows * WINDOW_FRAMES).reshape(windows, WINDOW_FRAMES), (len(takes), 1))
+            nothing, quiet = np.zeros(len(rows), np.int64), np.zeros((len(rows), 1, 1, 1), np.bool_)
+            batch = self.latents.windows(rows, frames, self.heard, nothing, nothing.astype(np.bool_), quiet)
+            drawn = painted(unet, batch) / self.latents.scale
+            for take, part in zip(takes.tolist(), drawn.split(windows * WINDOW_FRAMES), strict=True):
+                truth = as_images(self.latents.faces.spoken[take, : windows * WINDOW_FRAMES])
+                with torch.no_grad():
+                    yield take, truth, vae.decode(part).float().clamp(-1, 1)
+
+
+def judged(unet: TrainedUNet, vae: Vae, seer: MouthSeer, examined: Examination) -> tuple[dict[str, float], Tensor]:
+    """How well takes are painted, by the mouth that is seen in them; and pictures of the first, to look at.
+
+    `opening`: correlation with the mouth that spoke; `other`: with another take's; `shut`, `silent`: frames seen shut.
     """
-    windows = latents.faces.frames // WINDOW_FRAMES
+    faces, speech = examined.latents.faces, examined.bank.speech
     seen, said, shut, silent, level, first = [], [], [], [], [], None
-    for clip in range(len(latents.faces)):
-        frames = np.arange(windows * WINDOW_FRAMES).reshape(windows, WINDOW_FRAMES)
-        rows, nothing = np.full(windows, clip), np.zeros(windows, np.int64)
-        quiet = np.zeros((windows, 1, 1, 1), np.bool_)
-        batch = latents.windows(rows, frames, features, nothing, nothing.astype(np.bool_), quiet)
+    for take, truth, made in examined.painted(unet, vae):
         with torch.no_grad():
-            made = vae.decode(painted(unet, batch) / latents.scale).float().clamp(-1, 1)
             seen.append(seer(made)[:, 0].float().cpu().numpy())
-        truth = as_images(latents.faces.spoken[clip, : windows * WINDOW_FRAMES])
         kept = torch.from_numpy(mouth_mask(truth.shape[2]).copy()).to(truth.device)
         level.append(float(((made - truth).abs() * (1 - kept)).sum() / (1 - kept).sum() / len(truth) / 3))
-        start = int(bank.speech.starts[latents.faces.recording[clip]] + latents.faces.first[clip])
-        place = slice(start, start + windows * WINDOW_FRAMES)
-        said.append(bank.speech.track[place, 0])
-        shut.append(bank.speech.shut[place])
-        silent.append(bank.speech.silent[place])
+        start = int(speech.starts[faces.recording[take]] + faces.first[take])
+        place = slice(start, start + len(truth))
+        said.append(speech.track[place, 0])
+        shut.append(speech.shut[place])
+        silent.append(speech.silent[place])
         first = torch.cat([truth, made], 2) if first is None else first
+    if first is None:
+        raise ValueError("no take to judge")
     a, b = np.concatenate(seen), np.concatenate(said)
     found, other = agreement(a, b), agreement(a, np.concatenate([*said[1:], said[0]]))
     report = {"opening": found.correlation, "lag_frames": found.lag_frames, "other": other.correlation}
     report["level"] = float(np.mean(level))
     for name, flags in (("shut", np.concatenate(shut)), ("silent", np.concatenate(silent))):
         report[name] = float((a[flags] < _SHUT_BELOW).mean()) if flags.any() else float("nan")
-    if first is None:
-        raise ValueError("no clip to judge")
     return report, first
 
 

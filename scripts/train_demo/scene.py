@@ -13,6 +13,7 @@ from latentsync_trt.demo import ASSETS
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mesh import region_around
 from latentsync_trt.types import Float32Array, UInt8Array
+from scripts.train_demo.atlas import Atlas
 from scripts.train_demo.mouth import AREA, ENLARGE, Mouth, MouthPose
 from scripts.train_demo.visemes import MouthTrack
 
@@ -107,13 +108,23 @@ def draw_scene(generator: np.random.Generator) -> Scene:
 class Studio:
     """The portrait, ready to be filmed; safe to use by one thread."""
 
-    def __init__(self) -> None:
-        """Raises `FileNotFoundError` without the portrait, `ValueError` if there is no face in it."""
+    def __init__(self, atlas: Atlas | None = None) -> None:
+        """With an atlas mouths are taken from it, without they are drawn.
+
+        Raises:
+            FileNotFoundError: the portrait is missing.
+            ValueError: there is no face in it.
+        """
         photograph, mesh = portrait()
         self._mouth = Mouth(photograph, mesh)
         size = (photograph.shape[1] * ENLARGE, photograph.shape[0] * ENLARGE)
         self._large = np.asarray(cv2.resize(photograph, size, interpolation=cv2.INTER_CUBIC), np.uint8)
         self._depth = _depth(photograph.shape[:2], mesh)
+        self._shape = self.draw if atlas is None else atlas.mouth
+
+    def draw(self, pose: MouthPose) -> UInt8Array:
+        """The mouth's part of the enlarged portrait, uint8 `(h, w, 3)` RGB."""
+        return self._mouth.draw(pose)
 
     def film(self, scene: Scene, track: MouthTrack | None, frames: int, first: int = 0) -> Iterator[UInt8Array]:
         """Frames `first` to `first + frames`, uint8 `(320, 320, 3)` RGB; without a track the photographed mouth."""
@@ -138,7 +149,7 @@ class Studio:
             return self._large
         large = self._large.copy()
         left, top, right, bottom = (edge * ENLARGE for edge in AREA)
-        large[top:bottom, left:right] = self._mouth.draw(pose)
+        large[top:bottom, left:right] = self._shape(pose)
         return large
 
     def _seen(self, scene: Scene, time_s: float) -> tuple[Float32Array, Float32Array]:

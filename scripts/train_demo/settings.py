@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from scripts.train_demo.atlas import Levels
 from scripts.train_demo.networks import RESOLUTION_PX, SHIPPED, TINY, Sizes
 
 
@@ -17,13 +18,18 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class DataPlan:
-    """Recordings to speak, and clips of `clip_frames` to film, for training and held out."""
+    """Recordings to speak, and scenes of `clip_frames` to film, for training and held out.
+
+    `takes`: of each training scene; held-out scenes have one. `mouths`: poses to draw along opening, width, rounding.
+    """
 
     recordings: int
     clips: int
     held_out_recordings: int
     held_out_clips: int
     clip_frames: int
+    takes: int
+    mouths: Levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,9 @@ FULL = Settings(
     resolution_px=RESOLUTION_PX,
     seed=7,
     minutes=24.0,
-    data=DataPlan(recordings=520, clips=520, held_out_recordings=24, held_out_clips=24, clip_frames=96),
+    data=DataPlan(
+        recordings=520, clips=400, held_out_recordings=24, held_out_clips=24, clip_frames=96, takes=6, mouths=(33, 9, 5)
+    ),
     audio=StagePlan(steps=6000, batch=16, learning_rate=1e-3, share=0.15),
     vae=StagePlan(steps=6000, batch=64, learning_rate=1e-3, share=0.18),
     seer=StagePlan(steps=1500, batch=128, learning_rate=1e-3, share=0.04),
@@ -63,7 +71,9 @@ MINIATURE = Settings(
     resolution_px=64,
     seed=7,
     minutes=30.0,
-    data=DataPlan(recordings=2, clips=2, held_out_recordings=1, held_out_clips=1, clip_frames=20),
+    data=DataPlan(
+        recordings=2, clips=2, held_out_recordings=1, held_out_clips=1, clip_frames=20, takes=2, mouths=(4, 3, 2)
+    ),
     audio=StagePlan(steps=6, batch=1, learning_rate=2e-3, share=0.2),
     vae=StagePlan(steps=6, batch=4, learning_rate=2e-3, share=0.2),
     seer=StagePlan(steps=6, batch=8, learning_rate=2e-3, share=0.2),

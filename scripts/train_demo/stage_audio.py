@@ -10,7 +10,7 @@ from latentsync_trt.audio.windows import heard_positions
 from latentsync_trt.export.whisper import WhisperEncoder
 from scripts.train_demo.banks import SEGMENT_FRAMES, FeatureBank, SpeechBank
 from scripts.train_demo.loop import Losses, Workshop, placed
-from scripts.train_demo.networks import TRACK_VALUES, MouthReader
+from scripts.train_demo.networks import TRACK_VALUES, MouthReader, mouth_errors
 
 _POSITIONS_PER_FRAME = 2
 _FRAMES_READ = 128
@@ -52,7 +52,7 @@ class AudioStage(nn.Module):
         said = placed(frames[frames >= 0], self._workshop.device)
         read = read[known].float()
         track = self._bank.track[said]
-        shape = ((read[:, :TRACK_VALUES] - track) ** 2 * self._weights).mean()
+        shape = mouth_errors(read[:, :TRACK_VALUES], track, self._weights).mean()
         shut = F.binary_cross_entropy_with_logits(read[:, TRACK_VALUES], self._bank.shut[said].float())
         silent = F.binary_cross_entropy_with_logits(read[:, TRACK_VALUES + 1], self._bank.silent[said].float())
         loss = shape + _SHUT_WEIGHT * shut + _SILENT_WEIGHT * silent

@@ -48,10 +48,10 @@ class VaeStage(nn.Module):
     def _drawn(self, generator: np.random.Generator, batch: int) -> Tensor:
         """Faces of all kinds that the autoencoder will meet, in more kinds of light than were filmed."""
         device = self._workshop.device
-        clip = placed(generator.integers(0, len(self._faces), batch), device)
+        take = generator.integers(0, len(self._faces), batch)
         frame = placed(generator.integers(0, self._faces.frames, batch), device)
-        spoken = as_images(self._faces.spoken[clip, frame])
-        source = as_images(self._faces.source[clip, frame])
+        spoken = as_images(self._faces.spoken[placed(take, device), frame])
+        source = as_images(self._faces.source[placed(self._faces.scene[take], device), frame])
         pick = placed(generator.random((batch, 1, 1, 1)) < _SOURCE_SHARE, device)
         images = torch.where(pick, source, spoken)
         gain = 1 + _LIGHT * generator.standard_normal((batch, 3, 1, 1)).astype(np.float32)
@@ -73,13 +73,13 @@ class SeerStage(nn.Module):
     def losses(self, step: int, batch: int) -> Losses:
         """How far the mouths that are seen lie from those that were drawn."""
         generator = self._workshop.generator("seer", step)
-        clip, frame = generator.integers(0, len(self._faces), batch), generator.integers(0, self._faces.frames, batch)
+        take, frame = generator.integers(0, len(self._faces), batch), generator.integers(0, self._faces.frames, batch)
         device = self._workshop.device
-        images = as_images(self._faces.spoken[placed(clip, device), placed(frame, device)])
+        images = as_images(self._faces.spoken[placed(take, device), placed(frame, device)])
         with torch.no_grad():
             images[: batch // 2] = self._vae[0].decode(self._vae[0].encode(images[: batch // 2])).float()
         images += _SEEN_NOISE * normal(generator, tuple(images.shape), images.device)
-        place = self._bank.speech.starts[self._faces.recording[clip]] + self._faces.first[clip] + frame
+        place = self._bank.speech.starts[self._faces.recording[take]] + self._faces.first[take] + frame
         track = self._bank.track[placed(place, device)]
         loss = ((self.seer(images).float() - track) ** 2 * self._weights).mean()
         return {"loss": loss}
@@ -95,10 +95,10 @@ def mouth_region(side: int, device: torch.device) -> Tensor:
 
 def latent_spread(vae: Vae, faces: FaceBank, generator: np.random.Generator, count: int = 512) -> float:
     """The standard deviation of latents; its inverse is the scaling factor."""
-    clip = torch.from_numpy(generator.integers(0, len(faces), count))
+    take = torch.from_numpy(generator.integers(0, len(faces), count))
     frame = torch.from_numpy(generator.integers(0, faces.frames, count))
     with torch.no_grad():
-        parts = [vae.encode(as_images(part)) for part in faces.spoken[clip, frame].split(64)]
+        parts = [vae.encode(as_images(part)) for part in faces.spoken[take, frame].split(64)]
     return float(torch.cat(parts).float().std())
 
 

@@ -1,8 +1,8 @@
 """The U-Net learns to paint mouths: noise prediction on latents, then pixels and lips on decoded pictures.
 
-The picture to learn is the clip with the mouth of its speech. What the network is shown of it is what a user's video
+The picture to learn is a take with the mouth of its speech. What the network is shown of it is what a user's video
 would show: the masked picture and the reference come from the source, whose mouth says something else. Some references
-are other frames of the spoken clip, as LatentSync draws them. Were they the picture itself, the network would copy.
+are other frames of the spoken take, as LatentSync draws them. Were they the picture itself, the network would copy.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from latentsync_trt.diffusion.scheduler import TRAINING_STEPS, alphas_cumprod
 from latentsync_trt.face.mask import latent_mask, mouth_mask
 from scripts.train_demo.banks import FaceBank, FeatureBank, SpeechBank, as_images
 from scripts.train_demo.loop import Losses, Workshop, normal, placed
-from scripts.train_demo.networks import TRACK_VALUES, WINDOW_FRAMES, MouthSeer, TrainedUNet
+from scripts.train_demo.networks import TRACK_VALUES, WINDOW_FRAMES, MouthSeer, TrainedUNet, mouth_errors
 from scripts.train_demo.stage_faces import mouth_region
 from scripts.train_demo.vae import Vae
 
@@ -44,10 +44,10 @@ _SEEN_VALUES = (4.0, 1.0, 1.0)
 class Batch:
     """Windows: where they lie, and what the network is given.
 
-    `clip (B,)`, `frames (B, F)`; `target`, `masked`, `reference` `(B·F, 4, h, w)`; `audio (B·F, S, D)`.
+    `take (B,)`, `frames (B, F)`; `target`, `masked`, `reference` `(B·F, 4, h, w)`; `audio (B·F, S, D)`.
     """
 
-    clip: NDArray[np.int64]
+    take: NDArray[np.int64]
     frames: NDArray[np.int64]
     target: Tensor
     masked: Tensor
@@ -67,49 +67,50 @@ class _Prediction:
 
 
 class LatentBank:
-    """Scaled latents of all clips: spoken, source and masked source, each `(c, n, 4, h, w)`."""
+    """Scaled latents: of all takes, `spoken (t, n, 4, h, w)`, of their scenes `source` and `masked (c, n, 4, h, w)`."""
 
-    def __init__(self, vae: Vae, faces: FaceBank, scale: float) -> None:
+    def __init__(self, vae: Vae, faces: FaceBank, scale: float, workshop: Workshop) -> None:
         self.faces, self.scale = faces, scale
         mask = torch.from_numpy(mouth_mask(faces.spoken.shape[2]).copy()).to(faces.device)
-        spoken, source, masked = [], [], []
-        with torch.no_grad():
-            for clip in range(len(faces)):
-                given = as_images(faces.source[clip])
-                spoken.append(vae.encode(as_images(faces.spoken[clip])) * scale)
-                source.append(vae.encode(given) * scale)
-                masked.append(vae.encode(given * mask) * scale)
-        self.spoken, self.source, self.masked = (torch.stack(parts) for parts in (spoken, source, masked))
+
+        def latents(images: Tensor) -> Tensor:
+            return vae.encode(images).float() * scale
+
+        with torch.no_grad(), workshop.half():
+            self.spoken = torch.stack([latents(as_images(take)) for take in faces.spoken])
+            self.source = torch.stack([latents(as_images(given)) for given in faces.source])
+            self.masked = torch.stack([latents(as_images(given) * mask) for given in faces.source])
 
     def draw(self, generator: np.random.Generator, batch: int, features: FeatureBank) -> Batch:
         """A batch of windows at random."""
         last = self.faces.frames - WINDOW_FRAMES
-        clip = generator.integers(0, len(self.faces), batch)
+        take = generator.integers(0, len(self.faces), batch)
         start, other = generator.integers(0, last + 1, (2, batch))
         frames = start[:, None] + np.arange(WINDOW_FRAMES)
         unheard = generator.random((batch, 1, 1, 1)) < _UNHEARD_SHARE
-        return self.windows(clip, frames, features, other, generator.random(batch) < _OTHER_FRAMES_SHARE, unheard)
+        return self.windows(take, frames, features, other, generator.random(batch) < _OTHER_FRAMES_SHARE, unheard)
 
     def windows(
         self,
-        clip: NDArray[np.int64],
+        take: NDArray[np.int64],
         frames: NDArray[np.int64],
         features: FeatureBank,
         other: NDArray[np.int64],
         from_other: NDArray[np.bool_],
         unheard: NDArray[np.bool_],
     ) -> Batch:
-        """The windows `frames (B, F)` of clips; where `from_other (B,)` the reference begins at frame `other (B,)`."""
+        """The windows `frames (B, F)` of takes; where `from_other (B,)` the reference begins at frame `other (B,)`."""
         device = self.spoken.device
-        rows, place = placed(clip, device)[:, None], placed(frames, device)
+        rows, place = placed(take, device)[:, None], placed(frames, device)
+        scenes = placed(self.faces.scene[take], device)[:, None]
         elsewhere = placed(other[:, None] + np.arange(frames.shape[1]), device)
         pick = placed(from_other, device)[:, None, None, None, None]
-        reference = torch.where(pick, self.spoken[rows, elsewhere], self.source[rows, place])
-        audio = features.tokens(self.faces.recording[clip], self.faces.first[clip][:, None] + frames)
+        reference = torch.where(pick, self.spoken[rows, elsewhere], self.source[scenes, place])
+        audio = features.tokens(self.faces.recording[take], self.faces.first[take][:, None] + frames)
         heard = placed(~unheard, device)
         audio = (audio.reshape(*frames.shape, *audio.shape[1:]) * heard).flatten(0, 1)
-        parts = (self.spoken[rows, place], self.masked[rows, place], reference)
-        return Batch(clip, frames, *(part.flatten(0, 1).float() for part in parts), audio)
+        parts = (self.spoken[rows, place], self.masked[scenes, place], reference)
+        return Batch(take, frames, *(part.flatten(0, 1).float() for part in parts), audio)
 
 
 class _Windows(nn.Module):
@@ -170,7 +171,7 @@ class UNetStage(nn.Module):
         ratio = signal / (1 - signal)
         weight = ratio.clamp_max(_MOST_SIGNAL) / ratio
         painted = (error.mean((1, 2, 3), keepdim=True) * weight).mean()
-        told = ((step_made.told - self._said(drawn)) ** 2 * self._seen_weights).mean(1)
+        told = mouth_errors(step_made.told, self._said(drawn), self._seen_weights)
         told = (told * _heard(drawn) * (1 - signal).flatten()).mean()
         return {"loss": painted + _TOLD_WEIGHT * told, "noise": error.mean(), "told": told}
 
@@ -181,15 +182,15 @@ class UNetStage(nn.Module):
         step_made = self._predicted(drawn, generator.integers(0, _TUNE_STEPS, batch), generator)
         error, sure = step_made.error, step_made.signal.flatten().clamp_min(0.02)
         made = vae.decode(step_made.clean / self._latents.scale).float()
-        clip, frames = placed(drawn.clip, made.device)[:, None], placed(drawn.frames, made.device)
-        truth = as_images(self._latents.faces.spoken[clip, frames])
+        take, frames = placed(drawn.take, made.device)[:, None], placed(drawn.frames, made.device)
+        truth = as_images(self._latents.faces.spoken[take, frames])
         where = (1 - self._kept) * (1 + _MOUTH_WEIGHT * self._region)
         off = (made - truth) * where
         pixels = (off.abs().mean((1, 2, 3)) * sure).mean()
         turns = off.reshape(batch, WINDOW_FRAMES, *off.shape[1:]).diff(dim=1).abs().mean((2, 3, 4))
         motion = (turns.mean(1) * sure.reshape(batch, WINDOW_FRAMES)[:, 0]).mean()
-        mouths = (seer(made).float() - self._said(drawn)) ** 2 * self._seen_weights
-        seen = (mouths.mean(1) * sure * _heard(drawn)).mean()
+        mouths = mouth_errors(seer(made).float(), self._said(drawn), self._seen_weights)
+        seen = (mouths * sure * _heard(drawn)).mean()
         loss = error.mean() + _PIXEL_WEIGHT * pixels + _SEEN_WEIGHT * seen + _MOTION_WEIGHT * motion
         return {"loss": loss, "noise": error.mean(), "pixels": pixels, "seen": seen, "motion": motion}
 
@@ -211,13 +212,13 @@ class UNetStage(nn.Module):
     def _said(self, batch: Batch) -> Tensor:
         """The mouths that belong to the windows' sound, `(B·F, 3)`."""
         faces = self._latents.faces
-        first = self._bank.speech.starts[faces.recording[batch.clip]] + faces.first[batch.clip]
+        first = self._bank.speech.starts[faces.recording[batch.take]] + faces.first[batch.take]
         place = placed(first[:, None] + batch.frames, batch.target.device)
         return self._bank.track[place.flatten()]
 
     def _noise(self, batch: Batch, generator: np.random.Generator) -> Tensor:
         """One noise for all frames of a window, as the sampler has it; in some windows not quite."""
-        windows, size = len(batch.clip), batch.target.shape[1:]
+        windows, size = len(batch.take), batch.target.shape[1:]
         device = batch.target.device
         part = np.where(generator.random((windows, 1, 1, 1, 1)) < _OWN_NOISE_SHARE, _OWN_NOISE, 0.0)
         own = placed(part.astype(np.float32), device)

@@ -9,7 +9,7 @@ import torch
 
 from latentsync_trt.export.whisper import WhisperEncoder
 from scripts.train_demo.banks import FaceBank, FeatureBank, SpeechBank
-from scripts.train_demo.clips import Clips, film_clips, load_clips, plan_clips
+from scripts.train_demo.clips import Clips, FilmPlan, film_clips, load_clips, plan_clips
 from scripts.train_demo.loop import Losses, Workshop, run_stage
 from scripts.train_demo.networks import (
     CheckpointFiles,
@@ -22,7 +22,7 @@ from scripts.train_demo.networks import (
     make_whisper,
     save_checkpoints,
 )
-from scripts.train_demo.sampling import judged, show
+from scripts.train_demo.sampling import Examination, judged, show
 from scripts.train_demo.settings import Settings
 from scripts.train_demo.speech import Speech
 from scripts.train_demo.stage_audio import AudioStage, heard_mouths
@@ -30,6 +30,7 @@ from scripts.train_demo.stage_faces import SeerStage, VaeStage, latent_spread
 from scripts.train_demo.stage_unet import LatentBank, UNetStage
 from scripts.train_demo.vae import Vae
 
+_HELD_OUT_TAKES, _TRAINED_TAKES = 24, 8
 _FEATURES_FOR_STEPS = 1000
 """After so many steps the recordings are heard anew, in another order and other sound."""
 
@@ -47,15 +48,16 @@ class Material:
 def film(material: Material, settings: Settings) -> tuple[Clips, Clips]:
     """Films what is not there yet: clips to train on, and clips of held-out speech on held-out camera paths."""
     filmed = []
-    for name, speech, count, seed in (
-        ("training", material.speech, settings.data.clips, settings.seed),
-        ("held-out", material.held_out, settings.data.held_out_clips, settings.seed + 1),
+    data = settings.data
+    for name, speech, count, takes, seed in (
+        ("training", material.speech, data.clips, data.takes, settings.seed),
+        ("held-out", material.held_out, data.held_out_clips, 1, settings.seed + 1),
     ):
         folder = material.folder / name
         found = load_clips(folder)
         if found is None:
-            plans = plan_clips(speech, settings.data.clip_frames, count, seed)
-            found = film_clips(speech, plans, settings.resolution_px, folder, material.processes)
+            plans = plan_clips(speech, data.clip_frames, count, takes, seed)
+            found = film_clips(speech, plans, FilmPlan(settings.resolution_px, data.mouths, material.processes), folder)
         filmed.append(found)
     return filmed[0], filmed[1]
 
@@ -69,27 +71,33 @@ def train(material: Material, settings: Settings, workshop: Workshop) -> Checkpo
         filming = crew.submit(film, material, settings)
         whisper, heard = _train_audio(bank, held, settings, workshop)
         clips, held_clips = filming.result()
-    workshop.note(clips=len(clips.found), lost=int((~clips.found).sum()), held_out=len(held_clips.found))
+    workshop.note(scenes=len(clips.found), lost=int((~clips.found).sum()), held_out=len(held_clips.found))
     faces = FaceBank(clips, workshop.device)
     vae, scale = _train_vae(faces, settings, workshop)
     torch.manual_seed(settings.seed)
     seer = MouthSeer().to(workshop.device)
     stage = SeerStage(seer, vae, faces, bank, workshop)
     run_stage("seer", stage, partial(stage.losses, batch=settings.seer.batch), settings.seer, workshop)
-    latents = LatentBank(vae, faces, scale)
+    latents = LatentBank(vae, faces, scale, workshop)
     unet = make_unet(settings.sizes, settings.seed + 3).to(workshop.device)
-    examined = _Examination(LatentBank(vae, FaceBank(held_clips, workshop.device), scale), heard, held, vae, seer)
+    held_latents = LatentBank(vae, FaceBank(held_clips, workshop.device), scale, workshop)
+    examiners = _Examiners(
+        Examination(held_latents, heard, held, _HELD_OUT_TAKES),
+        Examination(latents, FeatureBank(bank, whisper, None), bank, _TRAINED_TAKES),
+        vae,
+        seer,
+    )
     files = partial(save_checkpoints, workshop.folder / "checkpoints", unet, whisper, vae, scale)
     painter = UNetStage(unet, latents, bank, workshop).to(workshop.device)
     listener = _Listener(bank, whisper, workshop)
     run_stage("unet", painter, partial(_paint, painter, listener, settings.unet.batch), settings.unet, workshop)
     files(step=settings.unet.steps)
-    examined.note("unet", unet, workshop)
+    examiners.note("unet", unet, workshop)
     unet.requires_grad_(True)
     tuner = UNetStage(unet, latents, bank, replace(workshop, compiled=False)).to(workshop.device)
     tune = partial(_tune, tuner, listener, settings.tune.batch, vae, seer)
     run_stage("tune", tuner, tune, settings.tune, workshop)
-    examined.note("tune", unet, workshop)
+    examiners.note("tune", unet, workshop)
     return files(step=settings.unet.steps + settings.tune.steps)
 
 
@@ -135,20 +143,20 @@ class _Listener:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Examination:
-    """Held-out clips, and those who look at what is painted into them."""
+class _Examiners:
+    """Who look at what is painted into takes that were never trained on, and into some that were."""
 
-    latents: LatentBank
-    heard: FeatureBank
-    bank: SpeechBank
+    held_out: Examination
+    trained_on: Examination
     vae: Vae
     seer: MouthSeer
 
     def note(self, stage: str, unet: TrainedUNet, workshop: Workshop) -> None:
         """Notes how well the U-Net paints, and shows it."""
-        report, pictures = judged(unet, self.vae, self.seer, self.latents, self.heard, self.bank)
-        workshop.note(stage=stage, held_out={key: round(value, 4) for key, value in report.items()})
-        show(workshop, stage, pictures)
+        for name, examined in (("held_out", self.held_out), ("trained_on", self.trained_on)):
+            report, pictures = judged(unet, self.vae, self.seer, examined)
+            workshop.note(stage=stage, **{name: {key: round(value, 4) for key, value in report.items()}})
+            show(workshop, f"{stage}-{name}", pictures)
 
 
 def _paint(stage: UNetStage, listener: _Listener, batch: int, step: int) -> Losses:

@@ -1,0 +1,58 @@
+"""Mouths drawn beforehand, on a grid of poses; those between are blended. Drawing one costs more than filming it."""
+
+from collections.abc import Callable
+from itertools import product
+from multiprocessing.pool import Pool
+from pathlib import Path
+from typing import cast
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from latentsync_trt.types import Float64Array, UInt8Array
+from scripts.train_demo.mouth import MouthPose
+
+Levels = tuple[int, int, int]
+"""Poses along opening, width and rounding."""
+
+_LOWEST, _HIGHEST = np.array([0.0, -1.0, 0.0]), np.array([1.0, 1.0, 1.0])
+
+
+def draw_atlas(path: Path, levels: Levels, draw: Callable[[MouthPose], UInt8Array], crew: Pool) -> None:
+    """Draws all poses of the grid, by a crew that has `draw`, into the file `path`: uint8 `(*levels, h, w, 3)`."""
+    steps = [np.linspace(low, high, count) for low, high, count in zip(_LOWEST, _HIGHEST, levels, strict=True)]
+    poses = [MouthPose(*map(float, pose)) for pose in product(*steps)]
+    drawn = crew.imap(draw, poses, chunksize=8)
+    first = next(drawn)
+    pages = np.lib.format.open_memmap(path, "w+", np.uint8, (len(poses), *first.shape))
+    pages[0] = first
+    for number, page in enumerate(drawn, 1):
+        pages[number] = page
+    pages.flush()
+
+
+class Atlas:
+    """What `draw_atlas` drew, mapped, not read."""
+
+    def __init__(self, path: Path, levels: Levels) -> None:
+        pages = np.load(path, mmap_mode="r")
+        self._pages = pages.reshape(*levels, *pages.shape[1:])
+        self._last = np.array(levels) - 1
+
+    def mouth(self, pose: MouthPose) -> UInt8Array:
+        """The mouth in `pose`, blended from the up to eight nearest on the grid; beyond the grid, the nearest."""
+        wanted = np.array([pose.opening, pose.width, pose.rounding])
+        place = ((wanted - _LOWEST) / (_HIGHEST - _LOWEST)).clip(0, 1) * self._last
+        low = np.minimum(place.astype(np.int64), np.maximum(self._last - 1, 0))
+        return np.rint(self._blended(low, place - low)).astype(np.uint8)
+
+    def _blended(self, low: NDArray[np.int64], share: Float64Array) -> "NDArray[np.float32]":
+        total: NDArray[np.float32] | None = None
+        for corner in product((0, 1), repeat=3):
+            weight = float(np.prod(np.where(corner, share, 1 - share)))
+            if not weight:
+                continue
+            page = np.asarray(self._pages[tuple(low + corner)]).astype(np.float32)
+            total = page * np.float32(weight) if total is None else cv2.scaleAdd(page, weight, total)
+        return cast("NDArray[np.float32]", total)
