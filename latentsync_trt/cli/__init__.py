@@ -15,6 +15,7 @@ COMMANDS = {
     "check": "check",
     "cache": "cache",
     "demo": "demo",
+    "bench": "bench",
     "doctor": "doctor",
 }
 

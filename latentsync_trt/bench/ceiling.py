@@ -1,0 +1,63 @@
+"""What the hardware can do: the rate of one large matrix product, through the same provider as the graphs."""
+
+from pathlib import Path
+
+import numpy as np
+
+from latentsync_trt.bench.material import SEED
+from latentsync_trt.bench.rows import Arithmetic, Row
+from latentsync_trt.bench.setting import Setting
+from latentsync_trt.bench.spread import Spread, measure
+from latentsync_trt.runtime.bound import BoundRun
+from latentsync_trt.runtime.libraries import rtx_version, tensorrt_version
+from latentsync_trt.runtime.options import CudaOptions, RtxOptions, TensorRTOptions
+from latentsync_trt.runtime.providers import ORT_NAMES, rtx_devices
+from latentsync_trt.runtime.recipes import OptimisedGraph, Place, Recipe, RtxEngine, TensorRTEngine
+
+_GRAPHS = Path(__file__).parent.parent / "assets" / "graphs"
+
+_GPU_SIDE, _CPU_SIDE = 8192, 1024
+"""Sides of the matrices: 1.1 TFLOP, beyond every cache of a GPU, and 2.1 GFLOP, a few hundredths of a second."""
+
+
+def measure_ceiling(setting: Setting) -> Row:
+    """Times the product of two square matrices in the bundle's precision; on the CPU always in float32.
+
+    Raises:
+        EngineBuildError, InferenceError, OutOfMemory: the provider failed.
+    """
+    on_cpu = setting.selection.device == "cpu"
+    side = _CPU_SIDE if on_cpu else _GPU_SIDE
+    # The CPU provider computes float16 graphs in float32, with casts between.
+    precision = "fp32" if on_cpu else setting.bundle.manifest.precision
+    name = f"matmul {side} {precision}"
+    setting.say(f"{setting.provider}: {name}")
+    rng = np.random.default_rng(SEED)
+    with setting.watch() as watch:
+        session = _recipe(setting).open(_place(precision, side), None)
+        inputs = {
+            tensor.name: rng.standard_normal((side, side), np.float32).astype(tensor.dtype) for tensor in session.inputs
+        }
+        run = BoundRun(session, inputs, setting.selection.device, setting.selection.device_id)
+        runs, warm_up = setting.options.runs_of("graph"), setting.options.warm_up_of("graph")
+        time = Spread.of(measure(run, runs=runs, warm_up=warm_up))
+    del run
+    session.close()
+    tflop = 2 * side**3 / 1e12
+    arithmetic = Arithmetic(tflop, 1000 * tflop / time.median_ms, 1000 * tflop / time.median_ms)
+    return Row("graph", name, setting.provider, None, time, warm_up, arithmetic=arithmetic, memory=watch.peak)
+
+
+def _place(precision: str, side: int) -> Place:
+    graph = _GRAPHS / f"matmul_{precision}.onnx"
+    return Place(graph, graph.stem, shared=_GRAPHS, dimensions={"side": side})
+
+
+def _recipe(setting: Setting) -> Recipe:
+    """The provider's own way to open a graph, without the engine cache."""
+    name, device = setting.selection.name, setting.selection.device_id
+    if name == "tensorrt":
+        return TensorRTEngine(TensorRTOptions(device=device), tensorrt_version())
+    if name == "rtx":
+        return RtxEngine(RtxOptions(), tuple(rtx_devices(device)), rtx_version())
+    return OptimisedGraph(ORT_NAMES[name], CudaOptions(device)) if name == "cuda" else OptimisedGraph(ORT_NAMES[name])

@@ -1,0 +1,107 @@
+"""What a bench ran as and on: versions, processor, GPU; nothing that tells of the user."""
+
+import hashlib
+import os
+import platform
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import psutil
+
+from latentsync_trt import __version__
+from latentsync_trt.bench.rows import BundleFacts
+from latentsync_trt.bundle import Manifest
+from latentsync_trt.runtime.gpu import Gpu, driver_version
+from latentsync_trt.runtime.libraries import (
+    UNKNOWN,
+    cuda_version,
+    cudnn_version,
+    distribution_version,
+    onnxruntime_version,
+    tensorrt_version,
+)
+from latentsync_trt.runtime.providers import Selection
+
+_CPU_INFO = Path("/proc/cpuinfo")
+
+# Two or more parts with separators between, from a root, a drive or a home folder on.
+_PATH = re.compile(r"(?:[A-Za-z]:[\\/]|~[\\/]|/)(?:[^\s\\/'\",;:]+[\\/])+[^\s\\/'\",;:]*")
+
+
+def environment(command: Iterable[str], selections: Iterable[Selection]) -> dict[str, str]:
+    """Names and versions as text, in the order a reader wants them; what is not there is left out."""
+    gpu = next((selection.gpu for selection in selections if selection.gpu), None)
+    versions = {
+        "python": platform.python_version(),
+        "onnxruntime": onnxruntime_version(),
+        "torch": distribution_version("torch"),
+        **(_of_gpu(gpu) if gpu else {}),
+    }
+    named = {
+        "command": without_paths(shlex.join(command)),
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "latentsync_trt": __version__,
+        **versions,
+        "cpu": cpu_name(),
+        "cpu_cores": str(usable_cores()),
+        "memory_gb": f"{psutil.virtual_memory().total / 1e9:.0f}",
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    return {name: value for name, value in named.items() if value and value != UNKNOWN}
+
+
+def bundle_facts(manifest: Manifest) -> BundleFacts:
+    """What the rows say of the bundle."""
+    digest = hashlib.sha256(" ".join(manifest.files[name].sha256 for name in sorted(manifest.files)).encode())
+    return BundleFacts(
+        without_paths(manifest.name),
+        manifest.resolution_px,
+        manifest.frames,
+        manifest.precision,
+        manifest.shapes,
+        digest.hexdigest(),
+    )
+
+
+def cpu_name() -> str:
+    """The processor's name, as far as the system tells it."""
+    if _CPU_INFO.is_file():
+        found = re.search(r"^model name\s*:\s*(.+)$", _CPU_INFO.read_text(encoding="utf-8"), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    process = psutil.Process()
+    return len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
+
+
+def without_paths(text: str) -> str:
+    """`text` with every path shortened to its last part: folders tell who somebody is."""
+    return _PATH.sub(lambda found: _last_part(found[0]), text)
+
+
+def slug(text: str) -> str:
+    """`text` as a part of a file name: lower case, words joined by hyphens."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
+
+
+def _last_part(path: str) -> str:
+    return PurePosixPath(PureWindowsPath(path).name).name or path
+
+
+def _of_gpu(gpu: Gpu) -> Mapping[str, str | None]:
+    return {
+        "tensorrt": tensorrt_version(),
+        "cuda": cuda_version(),
+        "cudnn": cudnn_version(),
+        "driver": driver_version(),
+        "gpu": gpu.name,
+        "compute_capability": gpu.compute_capability,
+        "gpu_memory_gb": f"{gpu.memory_bytes / 1e9:.0f}",
+    }

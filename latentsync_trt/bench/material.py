@@ -1,0 +1,143 @@
+"""What the scenarios run on: clips, a window of faces with its speech, and random inputs of graphs."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from latentsync_trt.audio.encoder import SpeechStream
+from latentsync_trt.bundle import DimensionRange
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.demo import SIDE_PX, SPEECH, camera_frames
+from latentsync_trt.errors import InputError, NoFaceError
+from latentsync_trt.face.align import AlignState, align, crop
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.face.tracker import FaceTracker
+from latentsync_trt.media.audio import probe_audio, read_audio_blocks
+from latentsync_trt.media.patch import planes_of
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.runtime.session import Array, TensorInfo
+from latentsync_trt.types import AlignedFace, ColourTags, Float32Array, Frame, UInt8Array, VideoInfo
+
+FULL_HD_PX = (1920, 1080)
+"""Width and height that stages off the GPU are measured at."""
+
+SEED = 11
+_TIMESTEP, _GUIDANCE = 501, 1.5
+_COEFFICIENTS = (1.02, -0.31, 0.12, 1.4, -0.9)
+"""Of a usual step's size."""
+
+_CRF = 10
+_COLOUR = ColourTags(1, 1, 1, full_range=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """A video and a recording; `name` is what rows call them."""
+
+    video: Path
+    audio: Path
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FaceWindow:
+    """A window as the inpainter takes it: faces, uint8 `(F, H, W, 3)`, and speech, float32 `(F, S, D)`."""
+
+    faces: UInt8Array
+    audio: Float32Array
+
+
+def choose_clip(video: Path | None, audio: Path | None, folder: Path, size_px: tuple[int, int] | None = None) -> Clip:
+    """The given files; for a missing one the built-in recording, or the built-in portrait filmed into `folder`.
+
+    Args:
+        size_px: width and height of the built-in picture, its own if None.
+
+    Raises:
+        MediaError: the recording or the video cannot be read.
+    """
+    speech = audio or SPEECH
+    duration_s = probe_audio(speech).duration_s
+    if video is not None:
+        info = probe(video)
+        return Clip(video, speech, f"{video.name} {info.width_px}×{info.height_px}")
+    width_px, height_px = size_px or (SIDE_PX, SIDE_PX)
+    target = folder / f"portrait-{width_px}x{height_px}.mp4"
+    if not target.exists():
+        _film(target, duration_s, (width_px, height_px))
+    return Clip(target, speech, f"built-in {width_px}×{height_px}")
+
+
+def first_window(
+    clip: Clip, frames: int, resolution_px: int, hear: Callable[[Float32Array], Float32Array]
+) -> FaceWindow:
+    """The first `frames` faces of a clip and what they hear; `hear` as in `SpeechStream`.
+
+    Raises:
+        NoFaceError: the clip shows fewer faces than that.
+    """
+    pictures = (frame.rgb for frame in read_frames(clip.video, rgb_only=True))
+    faces = list(islice((face.image for face in aligned_faces(pictures, resolution_px) if face is not None), frames))
+    if len(faces) < frames:
+        raise NoFaceError(f"{clip.video}: {len(faces)} frames with a face, a window takes {frames}; give a longer clip")
+    speech = SpeechStream(lambda: read_audio_blocks(clip.audio), hear)
+    return FaceWindow(np.stack(faces), speech.windows(range(frames)))
+
+
+def aligned_faces(pictures: Iterable[UInt8Array], resolution_px: int) -> Iterator[AlignedFace | None]:
+    """The face of each picture as `sync` cuts it out, at the network's resolution; None where there is none."""
+    tracker = FaceTracker(MediaPipeDetector())
+    state: AlignState | None = None
+    track_id: int | None = None
+    for picture in pictures:
+        tracked = tracker.update(picture)
+        if tracked is None:
+            track_id = None
+            yield None
+            continue
+        state = state if tracked.track_id == track_id else None
+        matrix, state = align(tracked.face.points, state, resolution_px, whole_pixels=False)
+        track_id = tracked.track_id
+        yield crop(picture, matrix, resolution_px)
+
+
+def generated_part(resolution_px: int) -> tuple[slice, slice]:
+    """Rows and columns of an aligned face in which anything is generated; the rest of a face is the source's."""
+    rows, columns = np.nonzero(mouth_mask(resolution_px) < 0.5)
+    return slice(int(rows.min()), int(rows.max()) + 1), slice(int(columns.min()), int(columns.max()) + 1)
+
+
+def random_inputs(tensors: Iterable[TensorInfo], ranges: Mapping[str, DimensionRange]) -> dict[str, Array]:
+    """Seeded inputs of a graph, never zeros; variable dimensions at their usual size in `ranges`."""
+    rng = np.random.default_rng(SEED)
+    known = {"timestep": _TIMESTEP, "guidance": _GUIDANCE, "coefficients": _COEFFICIENTS}
+    inputs: dict[str, Array] = {}
+    for tensor in tensors:
+        shape = [size if isinstance(size, int) else ranges[size].optimum for size in tensor.shape]
+        if tensor.name in known:
+            inputs[tensor.name] = np.array(known[tensor.name], tensor.dtype)
+        else:
+            inputs[tensor.name] = rng.standard_normal(shape, np.float32).astype(tensor.dtype)
+    return inputs
+
+
+def _film(path: Path, duration_s: Fraction, size_px: tuple[int, int]) -> None:
+    """Writes the built-in portrait as H.264, in the middle of a picture of `size_px`, as high as that."""
+    width_px, height_px = size_px
+    if width_px < height_px:
+        raise InputError(f"a picture of {width_px}×{height_px} px: the built-in portrait is made for wide ones")
+    info = VideoInfo(width_px, height_px, Fraction(MODEL_FPS), duration_s, "h264", "yuv420p", 0, _COLOUR)
+    left = (width_px - height_px) // 2
+    with VideoWriter(path, info, crf=_CRF) as writer:
+        for index, square in enumerate(camera_frames(duration_s)):
+            scaled = cv2.resize(square, (height_px, height_px), interpolation=cv2.INTER_CUBIC)
+            sides = (0, 0, left, width_px - height_px - left)
+            rgb = np.asarray(cv2.copyMakeBorder(scaled, *sides, cv2.BORDER_REFLECT_101), np.uint8)
+            writer.write(Frame(index, Fraction(index, MODEL_FPS), rgb, planes_of(rgb, _COLOUR)))

@@ -1,0 +1,38 @@
+"""LPIPS, a learned distance of pictures, where somebody has installed it with its weights; we ship neither."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from latentsync_trt.types import UInt8Array
+
+_BACKBONE = "alexnet-owt-7be5be79.pth"
+"""torchvision's AlexNet, which package `lpips` would otherwise download."""
+
+
+def lpips_distance(a: UInt8Array, b: UInt8Array) -> float | None:
+    """Mean LPIPS (AlexNet) of pictures `(n, h, w, 3)`, 0 for equal ones; None without the package or its weights."""
+    if not _is_there():
+        return None
+    import lpips
+    import torch
+
+    network = lpips.LPIPS(net="alex", verbose=False).eval()
+    with torch.inference_mode():
+        distances = [float(network(_tensor(x), _tensor(y))) for x, y in zip(a, b, strict=True)]
+    return float(np.mean(distances))
+
+
+def _is_there() -> bool:
+    if any(find_spec(name) is None for name in ("torch", "torchvision", "lpips")):
+        return False
+    import torch
+
+    return Path(torch.hub.get_dir(), "checkpoints", _BACKBONE).is_file()
+
+
+def _tensor(picture: UInt8Array) -> "object":
+    import torch
+
+    return torch.from_numpy(picture.transpose(2, 0, 1)[None] / np.float32(127.5) - np.float32(1))

@@ -1,0 +1,186 @@
+"""The rows as one HTML file that needs nothing else: no network, no script."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from pathlib import Path
+
+from latentsync_trt.bench import figures, words
+from latentsync_trt.bench.figures import Figure
+from latentsync_trt.bench.rows import Results, Row
+from latentsync_trt.errors import OutputError
+
+_STYLE = Path(__file__).parent.parent / "assets" / "report.css"
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+_HOW = (
+    "Times are medians; a range holds nine of ten runs (5th to 95th percentile). Runs are synchronised, warm-up runs "
+    "are left out, and inputs of single graphs are random numbers that lie on the device. Arithmetic is counted from "
+    "the bundle's own graphs: convolutions, matrix products and attention, whatever a provider makes of them."
+)
+
+Cells = Sequence[str]
+
+
+def write_report(results: Results, path: Path) -> None:
+    """Writes the page; raises `OutputError` if that cannot be done."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(report(results), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def report(results: Results) -> str:
+    """The page."""
+    bundle, environment = results.bundle, results.environment
+    machine = environment.get("gpu") or environment.get("cpu", "")
+    title = f"{bundle.name} at {bundle.resolution_px} px on {machine}"
+    what = f"{bundle.precision}, {bundle.shapes} shapes, windows of {bundle.frames} frames"
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="soft">{escape(what)} · {escape(environment.get("measured_at", "")[:16].replace("T", " "))} UTC</p>',
+        *_presets(results.rows),
+        *(_figure(figure) for figure in figures.all_figures(results.rows)),
+        *_graphs(results.rows),
+        *_pytorch(results.rows),
+        *_everything(results.rows),
+        *_environment(results),
+    ]
+    return _PAGE.format(
+        title=escape(f"bench: {title}"), style=_STYLE.read_text(encoding="utf-8"), body="\n".join(parts)
+    )
+
+
+def _figure(figure: Figure) -> str:
+    caption = f"<figcaption>{escape(figure.caption)}</figcaption>"
+    return f"<h2>{escape(figure.title)}</h2>\n<figure>{figure.svg}{caption}</figure>"
+
+
+def _presets(rows: Iterable[Row]) -> Iterator[str]:
+    loops = [row for row in rows if row.scenario == "loop"]
+    if not loops:
+        return
+    heads = ("preset", "a window", "frames/s", "for 1 s of video", "full steps", "near to quality", "memory")
+    yield "<h2>Presets</h2>"
+    yield _table(heads, (_preset_cells(row) for row in loops))
+    references = dict.fromkeys(row.quality.reference for row in loops if row.quality)
+    note = "“Full steps”: what the loop costs in its own full, guided steps. "
+    if references:
+        note += f"“Near to quality”: the generated part of the faces against {', '.join(references)}. "
+        note += "" if any(row.quality and row.quality.lpips is not None for row in loops) else "LPIPS: not measured."
+    yield f'<p class="soft">{escape(note)}</p>'
+
+
+def _preset_cells(row: Row) -> Cells:
+    equivalents = row.facts.get("full_step_equivalents")
+    return (
+        f"{row.preset} on {row.provider}",
+        words.milliseconds(row.time.median_ms),
+        words.number(row.frames_per_s or 0.0),
+        f"{words.number(row.facts['seconds_per_second_of_video'])} s",
+        "" if equivalents is None else f"{equivalents:.2f}",
+        words.quality(row.quality) or "reference",
+        words.memory(row.memory),
+    )
+
+
+def _graphs(rows: Iterable[Row]) -> Iterator[str]:
+    graphs = [row for row in rows if row.scenario == "graph"]
+    if not graphs:
+        return
+    yield "<h2>Graphs</h2>"
+    heads = ("graph", "median", "p5–p95 ms", "TFLOP", "rate", "build", "open", "memory")
+    yield _table(heads, (_graph_cells(row) for row in graphs))
+    yield '<p class="soft">Building and opening happen before the first run and are no part of its time. '
+    yield "Memory includes what Python and the libraries take.</p>"
+
+
+def _graph_cells(row: Row) -> Cells:
+    build_s, open_s = row.start_up_s.get("build"), row.start_up_s.get("open")
+    return (
+        f"{row.case} · {row.provider}",
+        words.milliseconds(row.time.median_ms),
+        words.spread(row.time),
+        words.number(row.arithmetic.tflop) if row.arithmetic else words.NOT_MEASURED,
+        words.rate(row),
+        "" if build_s is None else f"{words.number(build_s)} s",
+        "" if open_s is None else f"{words.number(open_s)} s",
+        words.memory(row.memory),
+    )
+
+
+def _pytorch(rows: Sequence[Row]) -> Iterator[str]:
+    """The ratio to PyTorch, network by network, on the same kind of device."""
+    baseline = {(row.case, row.provider): row for row in rows if row.scenario == "pytorch"}
+    if not baseline:
+        return
+    lines = []
+    for row in rows:
+        device = "cpu" if row.provider == "cpu" else "cuda"
+        found = [baseline.get((f"{row.case} {mode}", device)) for mode in ("eager", "compiled")]
+        if row.scenario == "graph" and any(found):
+            ours_ms = row.time.median_ms
+            cells = [cell for other in found for cell in _ratio_cells(other, ours_ms)]
+            lines.append((f"{row.case} · {row.provider}", words.milliseconds(ours_ms), *cells))
+    yield "<h2>Against PyTorch</h2>"
+    if lines:
+        heads = ("network", "ours", "eager", "eager / ours", "torch.compile", "compiled / ours")
+        yield _table(heads, lines)
+    notes = dict.fromkeys(note for row in baseline.values() for note in row.notes)
+    yield f'<p class="soft">The same modules and inputs in one process. {escape("; ".join(notes))}.</p>'
+
+
+def _ratio_cells(other: Row | None, ours_ms: float) -> tuple[str, str]:
+    if other is None:
+        return words.NOT_MEASURED, ""
+    return words.milliseconds(other.time.median_ms), f"{other.time.median_ms / ours_ms:.2f}×"
+
+
+def _everything(rows: Iterable[Row]) -> Iterator[str]:
+    heads = ("what", "scenario", "median", "p5–p95 ms", "runs", "rate", "quality", "memory")
+    cells = (
+        (
+            words.title(row),
+            row.scenario,
+            words.milliseconds(row.time.median_ms),
+            words.spread(row.time),
+            f"{row.time.runs} after {row.warm_up}",
+            words.rate(row),
+            words.quality(row.quality),
+            words.memory(row.memory),
+        )
+        for row in rows
+    )
+    yield f"<details><summary>All rows</summary>{_table(heads, cells)}</details>"
+
+
+def _environment(results: Results) -> Iterator[str]:
+    facts = {**results.environment, "bundle": f"{results.bundle.name}, SHA-256 {results.bundle.sha256[:16]}…"}
+    lines = (f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in facts.items())
+    yield f'<h2>How and on what</h2><p>{_HOW}</p><table class="facts">{"".join(lines)}</table>'
+    notes = dict.fromkeys(f"{words.title(row)}: {note}" for row in results.rows for note in row.notes)
+    if notes:
+        lines = (f"<tr><td>{escape(note)}</td></tr>" for note in notes)
+        yield f'<details><summary>Notes</summary><table class="notes">{"".join(lines)}</table></details>'
+
+
+def _table(heads: Cells, lines: Iterable[Cells]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" for cells in lines)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

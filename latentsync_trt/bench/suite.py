@@ -1,0 +1,97 @@
+"""All that a bench measures, in order: every scenario on every provider."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from latentsync_trt.bench.graphs import measure_graphs
+from latentsync_trt.bench.loops import measure_loops
+from latentsync_trt.bench.machine import bundle_facts, environment
+from latentsync_trt.bench.material import FULL_HD_PX, choose_clip
+from latentsync_trt.bench.options import BenchOptions
+from latentsync_trt.bench.rows import Results, Row
+from latentsync_trt.bench.setting import Setting, settings_for
+from latentsync_trt.bench.stages import measure_network_stages, measure_stages
+from latentsync_trt.bench.whole import measure_clips
+from latentsync_trt.bundle import Bundle
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.errors import InputError, MissingDependency
+
+_TORCH_NEEDED = ("torch", "diffusers")
+
+
+def run_bench(
+    bundle: Bundle,
+    reference: Bundle | None,
+    options: BenchOptions,
+    runtime: RuntimeOptions,
+    *,
+    command: Sequence[str] = (),
+    say: Callable[[str], None],
+) -> Results:
+    """Measures what `options` say.
+
+    Args:
+        reference: whose pictures are compared with; None for those of `bundle` itself.
+        command: the command line, for the record. say: told what is being measured, in a line.
+
+    Raises:
+        InputError: a clip or an option cannot be used, or the reference's pictures have another size.
+        ProviderUnavailable: a named provider does not load. MissingDependency: no PyTorch for scenario pytorch.
+        Else as `LipSync.sync`.
+    """
+    _check(bundle, reference, options)
+    settings = settings_for(bundle, reference, runtime, options, say)
+    with tempfile.TemporaryDirectory(prefix="latentsync-bench-") as folder:
+        rows = tuple(row for row in _rows(settings, options, Path(folder)))
+    return Results(
+        environment(command, (setting.selection for setting in settings)), bundle_facts(bundle.manifest), rows
+    )
+
+
+def _check(bundle: Bundle, reference: Bundle | None, options: BenchOptions) -> None:
+    """Raises what can be known before anything is measured."""
+    if "pytorch" in options.scenario:
+        missing = [name for name in _TORCH_NEEDED if find_spec(name) is None]
+        if missing:
+            raise MissingDependency(
+                f"scenario pytorch needs {', '.join(missing)}: pip install 'latentsync-trt[export]'"
+            )
+    ours = bundle.manifest
+    theirs = ours if reference is None else reference.manifest
+    if (theirs.resolution_px, theirs.frames) != (ours.resolution_px, ours.frames):
+        raise InputError(
+            f"--reference-bundle {theirs.name}: windows of {theirs.frames} faces of {theirs.resolution_px} px, and "
+            f"{ours.name} makes {ours.frames} of {ours.resolution_px} px; pictures of one size are compared"
+        )
+
+
+def _rows(settings: Sequence[Setting], options: BenchOptions, folder: Path) -> Iterator[Row]:
+    video = None if options.video is None else Path(options.video)
+    audio = None if options.audio is None else Path(options.audio)
+    wanted = options.scenario
+    clip = choose_clip(video, audio, folder) if {"loop", "end-to-end"} & set(wanted) else None
+    wide = choose_clip(video, audio, folder, FULL_HD_PX) if "stage" in wanted else None
+    if wide is not None:  # these stages are the same whatever runs the graphs
+        yield from measure_stages(settings[0], wide, folder)
+    measured_by_torch: set[str] = set()
+    for setting in settings:
+        if "graph" in wanted:
+            yield from measure_graphs(setting)
+        if clip is not None and "loop" in wanted:
+            yield from measure_loops(setting, clip)
+        if wide is not None:
+            yield from measure_network_stages(setting, wide)
+        if clip is not None and "end-to-end" in wanted:
+            yield from measure_clips(setting, clip, folder)
+        # After the others: PyTorch keeps its memory for the rest of the process.
+        if "pytorch" in wanted and setting.selection.device not in measured_by_torch:
+            measured_by_torch.add(setting.selection.device)
+            yield from _measure_torch(setting)
+
+
+def _measure_torch(setting: Setting) -> Iterator[Row]:
+    from latentsync_trt.bench.torch_baseline import measure_torch
+
+    return measure_torch(setting)

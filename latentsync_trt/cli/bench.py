@@ -1,0 +1,100 @@
+"""`latentsync-trt bench`: how fast, how much memory, how near to the best quality; and what changed since then."""
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from latentsync_trt.bench.options import BenchOptions
+from latentsync_trt.cli.options import build, bundle_option, options_from
+from latentsync_trt.config import RuntimeOptions
+
+if TYPE_CHECKING:
+    from latentsync_trt.bench.rows import Results
+
+_NOT_FOR_BENCH = ("build", "profile")
+_ROWS_SUFFIX, _REPORT_SUFFIX = ".json", ".html"
+
+
+@click.command("bench")
+@bundle_option
+@options_from(BenchOptions)
+@options_from(RuntimeOptions, leave_out=_NOT_FOR_BENCH)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default="benchmarks",
+    show_default=True,
+    help="Where the rows go: a folder, or a file that ends in .json.",
+)
+@click.option("--html", type=click.Path(path_type=Path), help="Where the report goes.  [default: beside the rows]")
+@click.option(
+    "--compare",
+    nargs=2,
+    type=click.Path(path_type=Path),
+    metavar="A.json B.json",
+    help="Measure nothing; show what changed from rows A to rows B.",
+)
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
+def command(
+    bundle: str | None,
+    out: Path,
+    html: Path | None,
+    compare: tuple[Path, Path] | None,
+    quiet: bool,
+    **fields: Any,
+) -> None:
+    """Measure a bundle: graphs, loop, stages, whole clips; time, arithmetic, memory and quality."""
+    if compare is not None:
+        _compare(*compare)
+        return
+    from latentsync_trt.bench.suite import run_bench
+    from latentsync_trt.bundle import Bundle, find_bundle
+    from latentsync_trt.cli.show import say
+
+    options, runtime = build(BenchOptions, fields), build(RuntimeOptions, fields)
+    folder, why = find_bundle(bundle)
+    notice = _ignore if quiet else say
+    notice(f"bundle {folder.name} ({why})")
+    reference = None if options.reference_bundle is None else Bundle.load(find_bundle(options.reference_bundle)[0])
+    results = run_bench(
+        Bundle.load(folder), reference, options, runtime, command=["latentsync-trt", *sys.argv[1:]], say=notice
+    )
+    rows = out if out.suffix.lower() == _ROWS_SUFFIX else out / f"{_file_name(results)}{_ROWS_SUFFIX}"
+    _save(results, rows, html or rows.with_suffix(_REPORT_SUFFIX), quiet=quiet)
+
+
+def _save(results: "Results", rows: Path, report: Path, *, quiet: bool) -> None:
+    from latentsync_trt.bench.report import write_report
+    from latentsync_trt.bench.table import show_rows
+
+    results.write(rows)
+    write_report(results, report)
+    if not quiet:
+        show_rows(results)
+        click.echo(f"{rows}: {len(results.rows)} rows")
+        click.echo(f"{report}: the same with plots")
+
+
+def _compare(before: Path, after: Path) -> None:
+    from latentsync_trt.bench.compare import compare
+    from latentsync_trt.bench.rows import read_results
+    from latentsync_trt.bench.table import show_comparison
+
+    show_comparison(compare(read_results(before), read_results(after)), before.name, after.name)
+
+
+def _file_name(results: "Results") -> str:
+    """For example "bench-cuda-nvidia-h100-80gb-hbm3-1.6-512-fp16-20261121-120000"."""
+    from latentsync_trt.bench.machine import slug
+
+    providers = "-".join(dict.fromkeys(row.provider for row in results.rows if row.provider))
+    machine = results.environment.get("gpu", results.environment["cpu"])
+    measured_at = datetime.fromisoformat(results.environment["measured_at"])
+    return slug(f"bench {providers} {machine} {results.bundle.name} {measured_at:%Y%m%d-%H%M%S}")
+
+
+def _ignore(_: str) -> None:
+    """Nobody watches."""
