@@ -22,6 +22,9 @@ DEMO_NAME = "demo"
 
 Precision = Literal["fp32", "fp16"]
 Shapes = Literal["static", "dynamic"]
+GraphForm = Literal["portable", "cuda"]
+"""A graph as every provider takes it, or as ONNX Runtime's CUDA provider runs it fastest. Inputs, outputs, weights and
+results are the same."""
 
 REQUIRED_GRAPHS = ("audio_encoder", "vae_encoder", "vae_decoder", "denoise_step", "denoise_step_cached")
 UNGUIDED_GRAPHS = ("denoise_step_unguided", "denoise_step_unguided_cached")
@@ -46,12 +49,20 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class GraphEntry:
-    """One graph: its `.onnx` file, the weights file it reads (both keys of `Manifest.files`), inputs, outputs."""
+    """One graph: its `.onnx` file, the weights file it reads (both keys of `Manifest.files`), inputs, outputs.
+
+    `forms`: the files of its other forms, which bundles of early versions do not have.
+    """
 
     file: str
     weights: str
     inputs: tuple[TensorEntry, ...]
     outputs: tuple[TensorEntry, ...]
+    forms: Mapping[str, str] = field(default_factory=dict)
+
+    def file_of(self, form: GraphForm) -> str:
+        """The `.onnx` file of a form; raises KeyError where there is none."""
+        return self.file if form == "portable" else self.forms[form]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +116,13 @@ class Manifest:
     def from_json(cls, raw: dict[str, Any]) -> Self:
         """Builds a manifest from parsed JSON; raises KeyError or TypeError where a field is missing or misshapen."""
         graphs = {
-            name: GraphEntry(entry["file"], entry["weights"], _tensors(entry["inputs"]), _tensors(entry["outputs"]))
+            name: GraphEntry(
+                entry["file"],
+                entry["weights"],
+                _tensors(entry["inputs"]),
+                _tensors(entry["outputs"]),
+                dict(entry.get("forms", {})),
+            )
             for name, entry in raw["graphs"].items()
         }
         files = {name: FileEntry(**entry) for name, entry in raw["files"].items()}
@@ -140,17 +157,17 @@ class Bundle:
         bundle.check_files(hashes=verify)
         return bundle
 
-    def graph_path(self, name: str) -> Path:
+    def graph_path(self, name: str, form: GraphForm = "portable") -> Path:
         """The `.onnx` file of graph `name`; raises `BundleError` if the bundle lacks it."""
         if name not in self.manifest.graphs:
             raise BundleError(f"{self.folder}: has no graph {name}; export the model again")
-        return self.folder / self.manifest.graphs[name].file
+        return self.folder / self.manifest.graphs[name].file_of(form)
 
-    def graph_hash(self, name: str) -> str:
+    def graph_hash(self, name: str, form: GraphForm = "portable") -> str:
         """SHA-256 over a graph and the weights it reads, from the manifest."""
         entry = self.manifest.graphs[name]
-        files = self.manifest.files
-        return hashlib.sha256(f"{files[entry.file].sha256} {files[entry.weights].sha256}".encode()).hexdigest()
+        graph, weights = (self.manifest.files[file].sha256 for file in (entry.file_of(form), entry.weights))
+        return hashlib.sha256(f"{graph} {weights}".encode()).hexdigest()
 
     def check_files(self, *, hashes: bool = True) -> None:
         """Raises `BundleError` if a file is missing or differs in size or, with `hashes`, in content."""

@@ -3,7 +3,7 @@
 import importlib.metadata
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -20,9 +20,9 @@ from latentsync_trt.bundle import (
     write_manifest,
 )
 from latentsync_trt.errors import ExportMismatch, InputError, OutputError
-from latentsync_trt.export.graphs import OPSET, GraphPlan, build_graph
+from latentsync_trt.export.graphs import OPSET, GraphPlan, build_cuda_graph, build_graph
 from latentsync_trt.export.options import ExportOptions, Sources, find_sources
-from latentsync_trt.export.plans import Networks, load_networks, plan_graphs, source_file
+from latentsync_trt.export.plans import Networks, cuda_obstacles, load_networks, plan_graphs, source_file
 from latentsync_trt.export.verify import TOLERANCE, affordable, needed_bytes, open_checked, verify_graph
 from latentsync_trt.export.weights import WeightsFile
 
@@ -115,12 +115,18 @@ def _fill(
     """Writes graphs, weights and manifest into `folder`; `proof` as in `affordable`, None to skip verification."""
     plans = plan_graphs(networks, options)
     passes = 1 if proof is None else 2 if proof is options else 3
-    report = _Report(progress, [plan.name for plan in plans], passes)
+    names = [plan.name for plan in plans] + [plan.name for plan in plans if plan.cuda_module is not None]
+    report = _Report(progress, names, passes)
     built = _write_graphs(folder, plans, report)
     unet, whisper = networks.unet, networks.whisper.config
     notes: tuple[str, ...] = (
         (f"{unet.unused_tensors} tensors of the U-Net's file were not used",) if unet.unused_tensors else ()
     )
+    if options.cuda_form:
+        notes += tuple(
+            f"{network}: no graphs in the CUDA form, as {reason}"
+            for network, reason in cuda_obstacles(networks, options).items()
+        )
     verification: dict[str, float] = {}
     if proof is not None and proof is not options:
         notes += (_PROVED_SMALLER.format(options.resolution_px, needed_bytes(options) / 1e9, proof.resolution_px),)
@@ -173,16 +179,30 @@ def _write_graphs(folder: Path, plans: list[GraphPlan], report: _Report) -> _Bui
         with WeightsFile(folder / f"{network}.weights") as weights:
             for plan in (plan for plan in plans if plan.network == network):
                 report.start(f"exporting {plan.name}")
-                model = build_graph(plan)
-                weights.move_out(model)
-                file = f"{plan.name}.onnx"
-                ir.save(model, folder / file)
-                graphs[plan.name] = GraphEntry(
-                    file, weights.path.name, _tensors(model.graph.inputs), _tensors(model.graph.outputs)
-                )
-                ranges.update(plan.ranges)
+                entry = _save(build_graph(plan), folder / f"{plan.name}.onnx", weights)
                 report.finish(plan.name)
+                if plan.cuda_module is not None:
+                    report.start(f"exporting {plan.name} for CUDA")
+                    entry = _with_cuda_form(entry, build_cuda_graph(plan, plan.cuda_module), folder, weights)
+                    report.finish(plan.name)
+                graphs[plan.name] = entry
+                ranges.update(plan.ranges)
     return _Built(graphs, ranges)
+
+
+def _with_cuda_form(entry: GraphEntry, model: ir.Model, folder: Path, weights: WeightsFile) -> GraphEntry:
+    """The entry with the CUDA form, which is written; raises `ExportMismatch` if it is used otherwise."""
+    path = folder / f"{Path(entry.file).stem}.cuda.onnx"
+    made = _save(model, path, weights)
+    if (made.inputs, made.outputs) != (entry.inputs, entry.outputs):
+        raise ExportMismatch(f"{path.name}: its inputs and outputs are not those of {entry.file}")
+    return replace(entry, forms={"cuda": path.name})
+
+
+def _save(model: ir.Model, path: Path, weights: WeightsFile) -> GraphEntry:
+    weights.move_out(model)
+    ir.save(model, path)
+    return GraphEntry(path.name, weights.path.name, _tensors(model.graph.inputs), _tensors(model.graph.outputs))
 
 
 def _tensors(values: Iterable[ir.Value]) -> tuple[TensorEntry, ...]:

@@ -5,7 +5,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -15,6 +15,7 @@ from onnxscript import optimizer
 from torch import Tensor, nn
 
 from latentsync_trt.bundle import DimensionRange
+from latentsync_trt.export.cuda_graph import finish, may_fold
 
 OPSET = 23
 """The first with `Attention`; it also has `GroupNormalization` and exact `Gelu`."""
@@ -26,6 +27,7 @@ _GENERATED_PREFIX = "const"
 class GraphPlan:
     """What to export.
 
+    `module`: in the portable form; `cuda_module`: the same in the CUDA form, None where it has none.
     `inputs`: name → example (order of `forward`). `outputs`: names. `network`: whose weights file it uses, e.g. "unet".
     `dynamic`: input → {axis: dimension name}; `ranges`: dimension name → what it may be. `further_inputs`: of other
     sizes within the ranges, for verification.
@@ -39,10 +41,27 @@ class GraphPlan:
     dynamic: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     ranges: Mapping[str, DimensionRange] = field(default_factory=dict)
     further_inputs: tuple[Mapping[str, Tensor], ...] = ()
+    cuda_module: nn.Module | None = None
 
 
 def build_graph(plan: GraphPlan) -> ir.Model:
     """Traces `plan.module` and translates it; weights still refer to the module's tensors."""
+    model = _translate(plan)
+    # Without folding, shape arithmetic stays in the graph, some of it as ops that TensorRT refuses.
+    optimizer.fold_constants(model)
+    return _tidy(model, plan.name)
+
+
+def build_cuda_graph(plan: GraphPlan, module: nn.Module) -> ir.Model:
+    """The same in the CUDA form, traced from `module`."""
+    model = _translate(replace(plan, module=module))
+    optimizer.fold_constants(model, should_fold=may_fold)
+    _tidy(model, plan.name)
+    finish(model)
+    return _tidy(model, plan.name)
+
+
+def _translate(plan: GraphPlan) -> ir.Model:
     dimensions = {
         name: torch.export.Dim(name, min=span.minimum, max=span.maximum) for name, span in plan.ranges.items()
     }
@@ -65,7 +84,7 @@ def build_graph(plan: GraphPlan) -> ir.Model:
         )
     model: ir.Model = onnx_program.model
     _name_dimensions(model, plan)
-    return _simplify(model, plan.name)
+    return model
 
 
 def _name_dimensions(model: ir.Model, plan: GraphPlan) -> None:
@@ -89,9 +108,7 @@ def _name_dimensions(model: ir.Model, plan: GraphPlan) -> None:
             )
 
 
-def _simplify(model: ir.Model, name: str) -> ir.Model:
-    # Without folding, shape arithmetic stays in the graph, some of it as ops that TensorRT refuses.
-    optimizer.fold_constants(model)
+def _tidy(model: ir.Model, name: str) -> ir.Model:
     for tidy in (
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         passes.DeduplicateInitializersPass(),

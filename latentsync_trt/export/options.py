@@ -50,6 +50,12 @@ class ExportOptions:
         False, "Shapes: numbers of windows and frames may vary from run to run, or are fixed (fastest).", off="--static"
     )
     max_windows: int = option(4, "With --dynamic, most windows in one run.", minimum=2, maximum=64)
+    cuda_form: bool = option(
+        True,
+        "Write the graphs of VAE and denoiser once more, as ONNX Runtime's CUDA provider runs them fastest; other "
+        "providers do not need it.",
+        off="--portable-only",
+    )
     verify: bool = option(True, "Compare every graph with PyTorch before the bundle appears.", off="--no-verify")
 
     def __post_init__(self) -> None:

@@ -1,7 +1,8 @@
 """Which graphs a bundle has, with example inputs of every size that is verified."""
 
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from torch import Tensor
 from latentsync_trt.bundle import DimensionRange
 from latentsync_trt.errors import CheckpointError, InputError
 from latentsync_trt.export.checkpoint import LoadedUNet, load_unet, load_whisper
+from latentsync_trt.export.cuda_form import CudaForm
+from latentsync_trt.export.cuda_unet import CudaUNet, unet_obstacle
+from latentsync_trt.export.cuda_vae import CudaDecoder, CudaEncoder, vae_obstacle
 from latentsync_trt.export.graphs import GraphPlan
 from latentsync_trt.export.options import FEWEST_FRAMES, ExportOptions, Sources
 from latentsync_trt.export.step import HIDDEN, INPUTS, OUTPUTS, CachedDenoiseStep, DenoiseStep
@@ -23,6 +27,9 @@ _MOST_SEGMENTS = 8
 
 # The VAE's features of one image at 512 px take half a gigabyte in half precision; more images at once are not faster.
 _MOST_IMAGES = 4
+
+# The audio encoder runs once in 30 s of speech.
+_CUDA_NETWORKS = frozenset({"vae", "unet"})
 
 _SEED = 20
 _TIMESTEP = 501
@@ -65,11 +72,39 @@ def load_networks(sources: Sources, options: ExportOptions, dtype: torch.dtype) 
 
 def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
     """All graphs of a bundle, network by network."""
-    return [
+    plans = [
         _audio_plan(networks.whisper, options),
         *_vae_plans(networks.vae, options),
         *_step_plans(networks, options),
     ]
+    if not options.cuda_form:
+        return plans
+    faster = _CUDA_NETWORKS - cuda_obstacles(networks, options).keys()
+    return [
+        replace(plan, cuda_module=cuda_module(plan.module, CudaForm())) if plan.network in faster else plan
+        for plan in plans
+    ]
+
+
+def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str]:
+    """Why networks that could have a CUDA form have none, by network."""
+    if options.dynamic:
+        return dict.fromkeys(sorted(_CUDA_NETWORKS), "shapes vary")
+    found = {"vae": vae_obstacle(networks.vae), "unet": unet_obstacle(networks.unet.network)}
+    return {network: reason for network, reason in found.items() if reason is not None}
+
+
+def cuda_module(module: torch.nn.Module, form: CudaForm) -> torch.nn.Module:
+    """The module of a plan in the CUDA form; it shares the parameters."""
+    made = copy.copy(module)
+    made._modules = dict(module._modules)
+    if isinstance(made, DenoiseStep):
+        made.unet = CudaUNet(made.unet, form)
+    elif isinstance(made, VaeEncoder):
+        made.encoder = CudaEncoder(made.encoder, form)
+    elif isinstance(made, VaeDecoder):
+        made.decoder = CudaDecoder(made.decoder, form)
+    return made
 
 
 def _audio_plan(whisper: WhisperEncoder, options: ExportOptions) -> GraphPlan:

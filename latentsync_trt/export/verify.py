@@ -38,7 +38,7 @@ def affordable(options: ExportOptions) -> ExportOptions:
     free_bytes = _free_bytes()
     if free_bytes is None or needed_bytes(options) <= free_bytes:
         return options
-    smaller = replace(options, resolution=min(PROOF_RESOLUTION_PX, options.resolution_px))
+    smaller = replace(options, resolution=min(PROOF_RESOLUTION_PX, options.resolution_px), cuda_form=False)
     if needed_bytes(smaller) > free_bytes:
         raise InputError(
             f"verifying {options.frames} frames at {smaller.resolution_px} px on the CPU needs about "
