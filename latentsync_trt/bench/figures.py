@@ -1,13 +1,13 @@
 """Which plots the report has, and what of the rows goes into them. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean
 
 from latentsync_trt.bench import words
 from latentsync_trt.bench.plots import Bar, Point, Rule, Strip, scatter, stacked_bars, strips
 from latentsync_trt.bench.rows import Row
-from latentsync_trt.bench.timed import DECODE, ENCODE, LOOP
+from latentsync_trt.bench.timed import DECODE, ENCODE
 from latentsync_trt.config import MODEL_FPS
 
 _GOAL = Rule(60, "60/s")
@@ -26,15 +26,13 @@ class Figure:
 
 
 def all_figures(rows: Sequence[Row]) -> Iterator[Figure]:
-    """The plots for which there are rows."""
-    loops = [row for row in rows if row.scenario == "loop"]
-    clips = [row for row in rows if row.scenario == "end-to-end"]
+    """The plots for which there are rows; one drawing a provider, as their times differ by orders of magnitude."""
+    loops = _by_provider(row for row in rows if row.scenario == "loop")
+    clips = _by_provider(row for row in rows if row.scenario == "end-to-end")
     stages = [row for row in rows if row.scenario == "stage" and row.frames_per_s]
     if loops:
         yield _window(loops)
-        if any(row.steps for row in loops):
-            yield _steps(loops)
-    if len(loops) > 1:
+        yield _steps(loops)
         yield _speed_and_quality(loops)
     if clips:
         yield _clips(clips)
@@ -42,81 +40,115 @@ def all_figures(rows: Sequence[Row]) -> Iterator[Figure]:
         yield _stages(stages)
 
 
-def _window(loops: Sequence[Row]) -> Figure:
-    bars = [
-        Bar(_name(row), _window_segments(row), f"{words.milliseconds(row.time.median_ms)}", row.time.median_ms)
-        for row in loops
+def _by_provider(rows: Iterable[Row]) -> list[list[Row]]:
+    groups: dict[str | None, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.provider, []).append(row)
+    return list(groups.values())
+
+
+def _window(loops: Sequence[Sequence[Row]]) -> Figure:
+    drawings = [
+        stacked_bars(
+            [
+                Bar(_name(row), segments, words.milliseconds(row.time.median_ms), row.time.median_ms)
+                for row, segments in zip(rows, _window_segments(rows), strict=True)
+            ],
+            "ms",
+            "Time of one window by part, for each preset",
+            mark="median of the whole",
+        )
+        for rows in loops
     ]
-    svg = stacked_bars(bars, "ms", "Time of one window by part, for each preset", mark="median of the whole")
+    frames = loops[0][0].frames
     caption = (
-        f"One window of {loops[0].frames} frames, {words.number(loops[0].frames / MODEL_FPS)} s of video: the VAE "
-        "encodes each face twice, all steps run, the VAE decodes. Parts are medians of their own."
+        f"One window of {frames} frames, {words.number(frames / MODEL_FPS)} s of video: the VAE encodes each face "
+        "twice, all steps run, the VAE decodes. “Other” is what lies between: copies to and from the device, and conversion."
     )
-    return Figure("A window by part", svg, caption)
+    return Figure("A window by part", "".join(drawings), caption)
 
 
-def _window_segments(row: Row) -> tuple[tuple[str, float], ...]:
-    """Milliseconds by part; the loop is split into its steps."""
-    parts_ms = {name: 1000 * value for name, value in row.parts_s.items()}
-    steps_ms = {f"{words.step_kind(kind)} steps": kind.in_a_run * median(kind.times_ms) for kind in row.steps}
-    between_ms = max(parts_ms.get(LOOP, 0.0) - sum(steps_ms.values()), 0.0)
-    return (
-        (ENCODE, parts_ms.get(ENCODE, 0.0)),
-        *steps_ms.items(),
-        (DECODE, parts_ms.get(DECODE, 0.0)),
-        ("other", parts_ms.get("rest", 0.0) + between_ms),
-    )
+def _window_segments(rows: Sequence[Row]) -> Iterator[tuple[tuple[str, float], ...]]:
+    """Milliseconds by part for each row, the same parts in the same order; the loop is split into kinds of steps."""
+    kinds = dict.fromkeys(words.step_kind(kind) for row in rows for kind in row.steps)
+    for row in rows:
+        steps_ms = {words.step_kind(kind): kind.in_a_run * fmean(kind.times_ms) for kind in row.steps}
+        parts_ms = [
+            (ENCODE, 1000 * row.parts_s.get(ENCODE, 0.0)),
+            *((f"{kind} steps", steps_ms.get(kind, 0.0)) for kind in kinds),
+            (DECODE, 1000 * row.parts_s.get(DECODE, 0.0)),
+        ]
+        other_ms = row.time.median_ms - sum(value for _, value in parts_ms)
+        yield (*parts_ms, ("other", max(other_ms, 0.0)))
 
 
-def _steps(loops: Sequence[Row]) -> Figure:
-    found = [
-        Strip(f"{_name(row)}, {words.step_kind(kind)}", kind.times_ms, words.step_kind(kind))
-        for row in loops
-        for kind in row.steps
+def _steps(loops: Sequence[Sequence[Row]]) -> Figure:
+    drawings = [
+        strips(
+            [
+                Strip(f"{_name(row)}, {words.step_kind(kind)}", kind.times_ms, words.step_kind(kind))
+                for row in rows
+                for kind in row.steps
+            ],
+            "ms a step",
+            "Times of single denoising steps",
+        )
+        for rows in loops
     ]
-    svg = strips(found, "ms a step", "Times of single denoising steps")
     caption = (
         "Every timed step of every run: a dot. The tick is the median, the band holds nine of ten; dots far to its "
         "right are what a median hides."
     )
-    return Figure("Single steps", svg, caption)
+    return Figure("Single steps", "".join(drawings), caption)
 
 
-def _speed_and_quality(loops: Sequence[Row]) -> Figure:
-    points = [
-        Point(
-            _name(row) + ("" if row.quality is None else f", SSIM {row.quality.ssim:.3f}"),
-            row.frames_per_s or 0.0,
-            None if row.quality is None else row.quality.psnr_db,
-            row.provider or "",
+def _speed_and_quality(loops: Sequence[Sequence[Row]]) -> Figure:
+    drawings = [
+        scatter(
+            [_point(row) for row in rows], "frames/s", "PSNR, dB", "Speed against quality of the presets", [_REAL_TIME]
         )
-        for row in loops
+        for rows in loops
     ]
-    svg = scatter(points, "frames/s", "PSNR, dB", "Speed against quality of the presets", [_REAL_TIME])
     caption = (
         "Up and to the right is better. PSNR of the generated part of the faces to the reference: how much a preset "
         "changes the picture, not whether the change is worse."
     )
-    return Figure("Speed against quality", svg, caption)
+    return Figure("Speed against quality", "".join(drawings), caption)
 
 
-def _clips(clips: Sequence[Row]) -> Figure:
-    bars = [
-        Bar(
-            _name(row),
-            tuple(row.parts_s.items()),
-            f"{words.number(row.time.median_ms / 1000)} s, paint {row.facts['paint_busy_share']:.0%}",
-            row.time.median_ms / 1000,
+def _point(row: Row) -> Point:
+    found = row.quality
+    label = _name(row) if found is None else f"{_name(row)}, SSIM {found.ssim:.3f}"
+    return Point(label, row.frames_per_s or 0.0, None if found is None else found.psnr_db)
+
+
+def _clips(clips: Sequence[Sequence[Row]]) -> Figure:
+    drawings = [
+        stacked_bars(
+            [
+                Bar(
+                    _name(row),
+                    tuple(row.parts_s.items()),
+                    f"{words.number(row.time.median_ms / 1000)} s, paint {row.facts['paint_busy_share']:.0%}",
+                    row.time.median_ms / 1000,
+                )
+                for row in rows
+            ],
+            "s",
+            "Busy time of each stage of whole clips",
+            mark="wall time",
         )
-        for row in clips
+        for rows in clips
     ]
-    svg = stacked_bars(bars, "s", "Busy time of each stage of whole clips", mark="wall time")
-    start_up = "; ".join(f"{_name(row)} {words.number(sum(row.start_up_s.values()))} s" for row in clips)
+    first = clips[0][0]
+    start_up = "; ".join(
+        f"{_name(row)} {words.number(sum(row.start_up_s.values()))} s" for rows in clips for row in rows
+    )
     caption = (
-        f"{clips[0].case}, {clips[0].frames} frames. Stages overlap, so that a bar may reach beyond its wall time; the "
+        f"{first.case}, {first.frames} frames. Stages overlap, so that a bar may reach beyond its wall time; the "
         f"percentage is the share of it in which painting was busy. Start-up, not in the bars: {start_up}."
     )
-    return Figure("A clip by stage", svg, caption)
+    return Figure("A clip by stage", "".join(drawings), caption)
 
 
 def _stages(stages: Sequence[Row]) -> Figure:

@@ -13,6 +13,8 @@ _ROW_PX, _BAR_PX = 30, 18
 _TOP_PX, _BELOW_PX = 34, 40
 _COLOURS = 7
 _HEADROOM = 1.04
+_LABELS_LEFT_FROM = 0.6
+"""Beyond this share of a scatter's width, labels would leave it on the right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,11 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point; where `y` is None it is drawn at the top, above all numbers. `category` chooses the colour."""
+    """A point; where `y` is None it is drawn at the top, above all numbers."""
 
     label: str
     x: float
     y: float | None
-    category: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +123,10 @@ def _draw_strip(drawing: Drawing, row: Strip, colour: str, axis: Axis, y: float)
 
 def scatter(points: Sequence[Point], x_unit: str, y_unit: str, description: str, rules: Sequence[Rule] = ()) -> str:
     """Points with their labels; y begins below the lowest number, as decibels have no zero that means anything."""
-    names = list(dict.fromkeys(point.category for point in points))
-    top, bottom = 56.0, 300.0
+    top, bottom = 30.0, 260.0
     drawing = Drawing(bottom + _BELOW_PX, description)
-    axis = Axis(max(point.x for point in points) * 1.25, 70, WIDTH_PX - 30)
+    axis = Axis(max(point.x for point in points) * 1.1, 70, WIDTH_PX - 30)
     drawing.axis(axis, top, bottom, x_unit)
-    drawing.legend([(name, _colour(names, name)) for name in names], 70, 14)
     heights = [point.y for point in points if point.y is not None]
     low, high = _range(heights)
     for tick in _ticks(low, high):
@@ -143,8 +142,10 @@ def scatter(points: Sequence[Point], x_unit: str, y_unit: str, description: str,
             drawing.text(axis.at(rule.value) + 4, bottom - 6, rule.name, "tick")
     for point in points:
         y = top if point.y is None else bottom + (top + 26 - bottom) * (point.y - low) / (high - low)
-        drawing.dot(axis.at(point.x), y, 6, f"point {_colour(names, point.category)}", point.label)
-        drawing.text(axis.at(point.x) + 11, y + (18 if point.y is None else 4), point.label, "label")
+        drawing.dot(axis.at(point.x), y, 6, "point c0", point.label)
+        on_left = point.x > _LABELS_LEFT_FROM * axis.most
+        x = axis.at(point.x) + (-11 if on_left else 11)
+        drawing.text(x, y + (18 if point.y is None else 4), point.label, "label", "end" if on_left else "start")
     return drawing.done()
 
 

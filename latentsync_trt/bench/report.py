@@ -105,23 +105,38 @@ def _graphs(rows: Iterable[Row]) -> Iterator[str]:
     if not graphs:
         return
     yield "<h2>Graphs</h2>"
-    heads = ("graph", "median", "p5–p95 ms", "TFLOP", "rate", "build", "open", "memory")
+    heads = (
+        "graph",
+        "median",
+        "p5–p95 ms",
+        "TFLOP",
+        "TFLOP/s",
+        "of matmul",
+        "build s",
+        "open s",
+        "host GB",
+        "device GB",
+    )
     yield _table(heads, (_graph_cells(row) for row in graphs))
-    yield '<p class="soft">Building and opening happen before the first run and are no part of its time. '
-    yield "Memory includes what Python and the libraries take.</p>"
+    yield '<p class="soft">“Of matmul”: share of what one large matrix product reached on the same provider. Building '
+    yield "and opening happen before the first run and are no part of its time. Memory is the highest seen; the host's "
+    yield "includes Python and all libraries.</p>"
 
 
 def _graph_cells(row: Row) -> Cells:
     build_s, open_s = row.start_up_s.get("build"), row.start_up_s.get("open")
+    found, used = row.arithmetic, row.memory
     return (
         f"{row.case} · {row.provider}",
         words.milliseconds(row.time.median_ms),
         words.spread(row.time),
-        words.number(row.arithmetic.tflop) if row.arithmetic else words.NOT_MEASURED,
-        words.rate(row),
-        "" if build_s is None else f"{words.number(build_s)} s",
-        "" if open_s is None else f"{words.number(open_s)} s",
-        words.memory(row.memory),
+        words.number(found.tflop) if found else words.NOT_MEASURED,
+        words.number(found.tflop_per_s) if found else "",
+        f"{found.ceiling_share:.0%}" if found and found.ceiling_share else "",
+        "" if build_s is None else f"{build_s:.2f}",
+        "" if open_s is None else f"{open_s:.2f}",
+        words.gigabytes(used.host_bytes) if used else "",
+        words.gigabytes(used.device_bytes) if used else "",
     )
 
 
@@ -172,7 +187,9 @@ def _everything(rows: Iterable[Row]) -> Iterator[str]:
 
 def _environment(results: Results) -> Iterator[str]:
     facts = {**results.environment, "bundle": f"{results.bundle.name}, SHA-256 {results.bundle.sha256[:16]}…"}
-    lines = (f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in facts.items())
+    lines = (
+        f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{escape(value)}</td></tr>" for name, value in facts.items()
+    )
     yield f'<h2>How and on what</h2><p>{_HOW}</p><table class="facts">{"".join(lines)}</table>'
     notes = dict.fromkeys(f"{words.title(row)}: {note}" for row in results.rows for note in row.notes)
     if notes:

@@ -73,9 +73,6 @@ def _rows(settings: Sequence[Setting], options: BenchOptions, folder: Path) -> I
     wanted = options.scenario
     clip = choose_clip(video, audio, folder) if {"loop", "end-to-end"} & set(wanted) else None
     wide = choose_clip(video, audio, folder, FULL_HD_PX) if "stage" in wanted else None
-    if wide is not None:  # these stages are the same whatever runs the graphs
-        yield from measure_stages(settings[0], wide, folder)
-    measured_by_torch: set[str] = set()
     for setting in settings:
         if "graph" in wanted:
             yield from measure_graphs(setting)
@@ -85,9 +82,12 @@ def _rows(settings: Sequence[Setting], options: BenchOptions, folder: Path) -> I
             yield from measure_network_stages(setting, wide)
         if clip is not None and "end-to-end" in wanted:
             yield from measure_clips(setting, clip, folder)
-        # After the others: PyTorch keeps its memory for the rest of the process.
-        if "pytorch" in wanted and setting.selection.device not in measured_by_torch:
-            measured_by_torch.add(setting.selection.device)
+    # The rest leaves memory behind that would count as that of whatever comes after it.
+    if wide is not None:
+        yield from measure_stages(settings[0], wide, folder)
+    if "pytorch" in wanted:
+        devices = {setting.selection.device: setting for setting in settings}
+        for setting in devices.values():
             yield from _measure_torch(setting)
 
 

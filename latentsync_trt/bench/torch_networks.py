@@ -1,5 +1,6 @@
 """The networks of a bundle as PyTorch modules of the same shapes, with random weights: only time comes of them."""
 
+import logging
 import math
 import re
 from typing import Any
@@ -27,6 +28,8 @@ def build_modules(bundle: Bundle, device: torch.device, dtype: torch.dtype) -> d
         BundleError: the graphs are of other networks than this version exports.
     """
     unet = UNet(_unet_config(bundle)) if device.type == "cpu" else _on(device, bundle)
+    # It warns of what `ImageAttention` has no use for, whenever a compiler looks at it.
+    logging.getLogger("diffusers").setLevel(logging.ERROR)
     vae = _vae(bundle)
     vae.set_attn_processor(ImageAttention())
     for network in (unet, vae):

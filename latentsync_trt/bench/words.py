@@ -38,7 +38,8 @@ def rate(row: Row) -> str:
     """TFLOP/s with the share of the ceiling, or frames/s, whichever the row has."""
     if row.arithmetic is not None:
         share = row.arithmetic.ceiling_share
-        shown = f"{number(row.arithmetic.tflop_per_s)} TFLOP/s"
+        per_s = row.arithmetic.tflop_per_s
+        shown = f"{number(per_s)} TFLOP/s" if per_s >= 1 else f"{number(1000 * per_s)} GFLOP/s"
         return shown if share is None else f"{shown} ({share:.0%} of matmul)"
     return "" if row.frames_per_s is None else f"{number(row.frames_per_s)} frames/s"
 
