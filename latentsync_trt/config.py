@@ -13,6 +13,7 @@ MODEL_FPS = 25
 Length = Literal["audio", "video", "shortest"]
 Extend = Literal["loop", "hold"]
 Build = Literal["now", "background"]
+GraphFormChoice = Literal["auto", "portable", "cuda"]
 Solver = Literal["ddim", "dpmpp"]
 PresetName = Literal["quality", "balanced", "fast"]
 
@@ -195,8 +196,8 @@ class SyncOptions:
 class RuntimeOptions:
     """How engines are made, kept and run. Raises `InputError` on a value outside its limits.
 
-    `dynamic`, `max_windows`, `workspace_gb` and `optimization_level` are part of what an engine is: changing one makes
-    another engine.
+    `dynamic`, `max_windows`, `workspace_gb`, `optimization_level` and `graph_form` are part of what an engine is:
+    changing one makes another engine.
     """
 
     dynamic: bool | None = option(
@@ -217,6 +218,11 @@ class RuntimeOptions:
     )
     cuda_graph: bool | None = option(
         None, "Replay a recorded CUDA graph; fixed shapes only.  [default: with TensorRT]", off="--no-cuda-graph"
+    )
+    graph_form: GraphFormChoice = option(
+        "auto",
+        "Which form of the graphs: auto = on CUDA the one made for it, else the portable one; cuda = that one or none.",
+        choices=("auto", "portable", "cuda"),
     )
     build: Build = option(
         "now",

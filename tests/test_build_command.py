@@ -56,7 +56,7 @@ def test_json_names_what_each_engine_cost(cache: Path) -> None:
     built = report(build(cache, "--graph", "vae_decoder", "--graph", "vae_encoder", "--json"))
     assert list(built) == ["vae_decoder", "vae_encoder"]
     row = built["vae_decoder"]
-    assert set(row) == {"graph", "built", "build_s", "open_s", "bytes", "placed"}
+    assert set(row) == {"graph", "built", "build_s", "open_s", "bytes", "placed", "form"}
     assert row["built"] is True
     assert row["placed"] == 1.0
     sizes = {item.record.key.graph: item.size_bytes for item in survey(cache) if item.record}

@@ -55,6 +55,7 @@ def test_an_engine_is_built_once_and_found_again(cache: EngineCache) -> None:
         {"versions": {"onnxruntime": "1.31.1", "tensorrt": "10.15.0"}},
         {"gpu": "NVIDIA GeForce RTX 4080"},
         {"compute_capability": "9.0"},
+        {"form": "cuda"},
     ],
     ids=lambda changes: next(iter(changes)),
 )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Built:
     """One graph's line: whether its engine was built now, seconds of building (then or now) and of opening, its size,
-    and the share of its nodes that run on the provider."""
+    the share of its nodes that run on the provider, and its form."""
 
     graph: str
     built: bool
@@ -30,6 +30,7 @@ class Built:
     open_s: float
     bytes: int
     placed: float
+    form: str
 
 
 @click.command("build")
@@ -108,7 +109,7 @@ def _build_here(engines: "Engines", graph: str, *, force: bool) -> Built:
     opened = engines.open(graph)
     opened.session.close()
     seconds = round(opened.build_s, 2), round(opened.open_s, 2)
-    return Built(graph, built or opened.built, *seconds, opened.size_bytes, opened.placed)
+    return Built(graph, built or opened.built, *seconds, opened.size_bytes, opened.placed, engines.form(graph))
 
 
 def _build_elsewhere(engines: "Engines", graph: str, *, force: bool) -> Built:
@@ -138,7 +139,7 @@ def _progress(total: int, *, hidden: bool) -> Iterator[Callable[[Built], None]]:
 
         def done(row: Built) -> None:
             what = f"built in {row.build_s:.1f} s" if row.built else "found in the cache"
-            size = f"{row.bytes / 1e6:.1f} MB, {row.placed:.0%} of nodes"
+            size = f"{row.bytes / 1e6:.1f} MB, {row.placed:.0%} of nodes, {row.form} form"
             say(f"{row.graph}: {what}, opened in {row.open_s:.2f} s, {size}")
             bar.advance(task)
 

@@ -197,7 +197,7 @@ def _row(item: Item) -> tuple[str, ...]:
         return name, *[""] * 5, size, "", "", used, item.state
     key = item.record.key
     return (
-        key.graph,
+        key.graph + key.form_note,
         key.bundle,
         key.provider,
         f"{key.gpu} ({key.compute_capability})" if key.compute_capability else key.gpu,
@@ -249,5 +249,5 @@ def _item_json(item: Item) -> dict[str, Any]:
     }
     if item.record:
         built = {"built_at": item.record.built_at.isoformat(), "build_s": item.record.build_s}
-        return {**content, **built, **item.record.key.to_json()}
+        return {**content, **built, **item.record.key.to_json(), "form": item.record.key.form}
     return content

@@ -49,7 +49,7 @@ def command(bundle: str | None, graphs: tuple[str, ...], compute_capability: str
     check_compute_capability(compute_capability)
     folder, why = find_bundle(bundle)
     if not as_json:
-        click.echo(f"bundle {folder.name} ({why})", err=True)
+        click.echo(f"bundle {folder.name} ({why}), portable graphs", err=True)
     opened = Bundle.load(folder)
     trials = plan_trials(opened.manifest, graphs, build(RuntimeOptions, shapes))
     results: Results = []
@@ -89,6 +89,7 @@ def _report(manifest: Manifest, compute_capability: str, results: Results) -> di
         "frames": manifest.frames,
         "precision": manifest.precision,
         "opset": manifest.opset,
+        "form": "portable",
         "compute_capability": compute_capability,
         "tensorrt_rtx": compiler_version(),
         "latentsync_trt": __version__,

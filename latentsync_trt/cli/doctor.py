@@ -150,5 +150,9 @@ def _bundles() -> Iterator[Finding]:
         except BundleError as error:
             yield Finding("bundles", "problem", str(error), "export it again")
             continue
-        text = f"{folder.name}: {manifest.name}, {manifest.resolution_px} px, {manifest.precision}, {manifest.shapes}"
+        forms = sorted({"portable", *(form for entry in manifest.graphs.values() for form in entry.forms)})
+        text = (
+            f"{folder.name}: {manifest.name}, {manifest.resolution_px} px, {manifest.precision}, {manifest.shapes}, "
+            f"{' and '.join(reversed(forms))} form"
+        )
         yield Finding("bundles", "ok", f"{text}, {sum(entry.bytes for entry in manifest.files.values()) / 1e6:.0f} MB")

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
-from latentsync_trt.bundle import Bundle, DimensionRange, Manifest
+from latentsync_trt.bundle import Bundle, DimensionRange, GraphForm, Manifest
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutputError
 from latentsync_trt.runtime.cache import Engine, EngineCache, Notice
@@ -17,10 +18,12 @@ from latentsync_trt.runtime.libraries import rtx_version, tensorrt_version
 from latentsync_trt.runtime.options import CudaOptions, RtxOptions, TensorRTOptions
 from latentsync_trt.runtime.profiles import InputShapes, check_sizes, dimension_ranges, input_shapes
 from latentsync_trt.runtime.providers import ORT_NAMES, Selection, rtx_devices
-from latentsync_trt.runtime.recipes import OptimisedGraph, Place, Recipe, RtxEngine, TensorRTEngine
+from latentsync_trt.runtime.recipes import OptimisedGraph, Place, Recipe, RtxEngine, TensorRTEngine, cuda_recipe
 from latentsync_trt.runtime.session import Session
 from latentsync_trt.runtime.store import SHARED_FOLDER
 from latentsync_trt.types import EngineTime
+
+T = TypeVar("T")
 
 COMPILING_PROVIDERS = ("tensorrt", "rtx")
 """Those whose builds take minutes."""
@@ -79,6 +82,8 @@ class Engines:
         self.cache = cache
         self.ranges = dimension_ranges(bundle.manifest, options)
         self.cuda_graph = self._uses_cuda_graph()
+        self._check_form()
+        self._refused: set[str] = set()
         self._notice = on_notice
         self._unwritable: OutputError | None = None
 
@@ -93,7 +98,7 @@ class Engines:
         return EngineKey(
             bundle=self.bundle.manifest.name,
             graph=graph,
-            graph_sha256=self.bundle.graph_hash(graph),
+            graph_sha256=self.bundle.graph_hash(graph, self.form(graph)),
             provider=self.selection.name,
             options=recipe.options(),
             precision=self.bundle.manifest.precision,
@@ -104,12 +109,21 @@ class Engines:
             # What is kept for CPUs does not depend on their instruction set; see `SessionSettings.optimised_copy`.
             gpu=gpu.name if gpu else platform.machine(),
             compute_capability=gpu.compute_capability if gpu else "",
+            form=self.form(graph),
         )
+
+    def form(self, graph: str) -> GraphForm:
+        """The form of a graph that is used."""
+        asked = self.selection.name == "cuda" and self.options.graph_form != "portable"
+        there = "cuda" in self.bundle.manifest.graphs[graph].forms
+        return "cuda" if asked and there and graph not in self._refused else "portable"
 
     def without_cuda_graph(self) -> "Engines":
         """The same engines, run kernel by kernel."""
         options = replace(self.options, cuda_graph=False)
-        return Engines(self.bundle, self.selection, options, self.cache, self._notice)
+        made = Engines(self.bundle, self.selection, options, self.cache, self._notice)
+        made._refused = self._refused
+        return made
 
     def missing(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
         """Those of `graphs` that have no engine in the cache."""
@@ -122,6 +136,9 @@ class Engines:
             EngineBuildError, OutOfMemory: the provider cannot compile the graph. OutputError: the cache cannot be
             written.
         """
+        return self._in_either_form(graph, lambda: self._build(graph, force=force))
+
+    def _build(self, graph: str, *, force: bool) -> Engine:
         key = self.key(graph)
         try:
             return self.cache.obtain(key, self._maker(graph, key), force=force)
@@ -138,6 +155,20 @@ class Engines:
             EngineBuildError: the provider cannot compile the graph, or leaves too much of it to another.
             OutOfMemory: there is too little memory.
         """
+        return self._in_either_form(graph, lambda: self._open(graph, profile_prefix))
+
+    def _in_either_form(self, graph: str, action: Callable[[], T]) -> T:
+        """`action`; once more in the portable form where the provider refuses another, and that was not demanded."""
+        try:
+            return action()
+        except EngineBuildError as error:
+            if self.form(graph) == "portable" or self.options.graph_form != "auto":
+                raise
+            self._notice(f"{graph}: the CUDA form does not open here, going on with the portable one: {error}")
+            self._refused.add(graph)
+        return action()
+
+    def _open(self, graph: str, profile_prefix: Path | None) -> OpenedEngine:
         key, recipe = self.key(graph), self._recipe(graph)
         place = self._place(graph, key, profile_prefix)
         start_s = time.perf_counter()
@@ -201,7 +232,7 @@ class Engines:
 
     def _place(self, graph: str, key: EngineKey, profile_prefix: Path | None = None) -> Place:
         return Place(
-            graph=self.bundle.graph_path(graph),
+            graph=self.bundle.graph_path(graph, self.form(graph)),
             prefix=key.digest,
             shared=self.cache.folder / SHARED_FOLDER / _machine_digest(key),
             dimensions={name: span.optimum for name, span in self._spans(graph).items() if span.fixed},
@@ -234,8 +265,22 @@ class Engines:
             rtx = RtxOptions(shapes=self._shapes(graph), workspace_gb=options.workspace_gb)
             return RtxEngine(rtx, tuple(rtx_devices(options.device)), rtx_version())
         if name == "cuda":
-            return OptimisedGraph(ORT_NAMES[name], CudaOptions(options.device, cuda_graph=replayed))
+            cuda = CudaOptions(options.device, cuda_graph=replayed)
+            return cuda_recipe(cuda, self.form(graph), self.selection.gpu)
         return OptimisedGraph(ORT_NAMES[name])
+
+    def _check_form(self) -> None:
+        """Raises `InputError` where the CUDA form is demanded and cannot be had."""
+        if self.options.graph_form != "cuda":
+            return
+        manifest = self.bundle.manifest
+        if self.selection.name != "cuda":
+            raise InputError(f"--graph-form cuda: not with provider {self.selection.name}; it is made for cuda alone")
+        if not any(entry.forms for entry in manifest.graphs.values()):
+            raise InputError(
+                f"--graph-form cuda: bundle {manifest.name} has no graphs in it; export it again, --static and without "
+                "--portable-only"
+            )
 
     def _uses_cuda_graph(self) -> bool:
         """TensorRT replays a graph where shapes are fixed; CUDA only if asked, as it gained nothing when measured."""

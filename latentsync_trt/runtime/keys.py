@@ -28,6 +28,7 @@ class EngineKey:
         versions: of the libraries that made it, by package name.
         gpu: name of the device, or of the CPU.
         compute_capability: e.g. "8.9"; empty on the CPU.
+        form: of the graph, "portable" or "cuda".
     """
 
     bundle: str
@@ -40,6 +41,7 @@ class EngineKey:
     versions: Mapping[str, str]
     gpu: str
     compute_capability: str
+    form: str = "portable"
 
     @property
     def digest(self) -> str:
@@ -52,11 +54,19 @@ class EngineKey:
     @property
     def label(self) -> str:
         """The engine in a few words, for messages."""
-        return f"{self.graph} of {self.bundle} for {self.provider}"
+        return f"{self.graph} of {self.bundle} for {self.provider}{self.form_note}"
+
+    @property
+    def form_note(self) -> str:
+        """The form in brackets, empty for the portable one."""
+        return "" if self.form == "portable" else f" ({self.form} form)"
 
     def to_json(self) -> dict[str, Any]:
         """The key as JSON types."""
-        return {**asdict(self), "profile": {name: list(span) for name, span in self.profile.items()}}
+        content = {**asdict(self), "profile": {name: list(span) for name, span in self.profile.items()}}
+        if self.form == "portable":  # as keys were before there was another
+            del content["form"]
+        return content
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Self:

@@ -19,6 +19,10 @@ CONTEXT_ENGINE_FOLDER = "engine"
 
 _BYTES_PER_GB = 10**9
 
+# Bits of the CUDA provider's `sdpa_kernel`: which attention kernels it may choose from.
+_MEMORY_EFFICIENT = 2
+_CUDNN = 8
+
 
 class ProviderOptions(Protocol):
     """What every provider's options can do."""
@@ -43,11 +47,15 @@ class CudaOptions:
     Args:
         device: GPU index. cuda_graph: capture and replay; needs fixed shapes and every node on the GPU.
         search: how cuDNN chooses a convolution's algorithm: by trying all, by trying some, or by rule.
+        cuda_form: for a graph in the CUDA form: convolutions stay channels-last and add their bias themselves.
+        cudnn_attention: MultiHeadAttention runs cuDNN's kernel, or where that cannot, the memory-efficient one.
     """
 
     device: int = 0
     cuda_graph: bool = False
     search: Literal["EXHAUSTIVE", "HEURISTIC", "DEFAULT"] = "EXHAUSTIVE"
+    cuda_form: bool = False
+    cudnn_attention: bool = False
 
     def to_ort(self) -> dict[str, str]:
         """The provider's own option dictionary."""
@@ -58,6 +66,8 @@ class CudaOptions:
             "cudnn_conv_algo_search": self.search,
             "cudnn_conv_use_max_workspace": "1",
             "enable_cuda_graph": _flag(self.cuda_graph),
+            **({"prefer_nhwc": "1", "fuse_conv_bias": "1"} if self.cuda_form else {}),
+            **({"sdpa_kernel": str(_CUDNN | _MEMORY_EFFICIENT)} if self.cudnn_attention else {}),
         }
 
 

@@ -1,6 +1,7 @@
 """How each provider makes something of a graph that a later start need not make again, and opens it.
 
-cpu, cuda    the graph after ONNX Runtime's optimisers; its weights stay in the bundle
+cpu          the graph after ONNX Runtime's optimisers; its weights stay in the bundle
+cuda         the same, of the form of the graph that is made for it
 tensorrt     an engine and an EP-context model that names it: a warm start neither parses nor builds
 rtx          an EP-context model from ONNX Runtime's compile interface
 """
@@ -13,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from latentsync_trt.bundle import GraphForm
 from latentsync_trt.errors import EngineBuildError
+from latentsync_trt.runtime.gpu import Gpu
 from latentsync_trt.runtime.libraries import onnxruntime_version
 from latentsync_trt.runtime.options import (
     CONTEXT_ENGINE_FOLDER,
@@ -29,6 +32,9 @@ OPTIMISED_GRAPH = "graph.onnx"
 CONTEXT_MODEL = "context.onnx"
 
 _OF_THE_RUN = ("device_id", "trt_cuda_graph_enable", "enable_cuda_graph")
+
+# Compute capability from which cuDNN's attention is faster than the kernel that ONNX Runtime brings.
+_CUDNN_ATTENTION_FROM = 9.0
 
 _CPU_PROVIDER = ("CPUExecutionProvider", CpuOptions().to_ort())
 
@@ -81,10 +87,14 @@ class Recipe(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OptimisedGraph:
-    """CUDA and CPU."""
+    """CUDA and CPU.
+
+    `fold_constants`: as in `SessionSettings`, for the copy.
+    """
 
     provider: str
     provider_options: ProviderOptions = field(default_factory=CpuOptions)
+    fold_constants: bool = True
 
     def options(self) -> dict[str, str]:
         """What shapes the engine."""
@@ -96,10 +106,10 @@ class OptimisedGraph:
 
     def make(self, place: Place, folder: Path) -> None:
         """Writes the optimised graph; weights stay where they are."""
-        quiet = replace(place, profile_prefix=None)
-        Session(
-            place.graph, quiet.settings(providers=self._providers(), optimised_copy=folder / OPTIMISED_GRAPH)
-        ).close()
+        settings = replace(place, profile_prefix=None).settings(
+            providers=self._providers(), optimised_copy=folder / OPTIMISED_GRAPH, fold_constants=self.fold_constants
+        )
+        Session(place.graph, settings).close()
 
     def open(self, place: Place, folder: Path | None) -> Session:
         """Opens the optimised graph with the bundle's weights."""
@@ -111,6 +121,16 @@ class OptimisedGraph:
     def _providers(self) -> Providers:
         first = (self.provider, self.provider_options.to_ort())
         return (first,) if self.provider == _CPU_PROVIDER[0] else (first, _CPU_PROVIDER)
+
+
+def cuda_recipe(options: CudaOptions, form: GraphForm, gpu: Gpu | None) -> OptimisedGraph:
+    """CUDA's recipe for a graph in `form`; `options` are those that do not depend on it."""
+    if form == "portable":
+        return OptimisedGraph("CUDAExecutionProvider", options)
+    cudnn = gpu is not None and float(gpu.compute_capability) >= _CUDNN_ATTENTION_FROM
+    made = replace(options, cuda_form=True, cudnn_attention=cudnn)
+    # The copy would hold what the graph leaves to be made of the weights when it is loaded: a GB and more.
+    return OptimisedGraph("CUDAExecutionProvider", made, fold_constants=False)
 
 
 @dataclass(frozen=True, slots=True)

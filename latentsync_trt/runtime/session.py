@@ -65,6 +65,8 @@ class SessionSettings:
         config: further ONNX Runtime session entries.
         name: what messages call the graph, its file's name if empty.
         optimised_copy: where to write the graph as the provider will run it, None for nowhere.
+        fold_constants: False leaves what follows from weights alone to whoever opens the copy, which else would hold
+            it.
         profile_prefix: where to write a trace of every operator, None for no trace.
         intra_op_threads: CPU threads for one operator; None = one per physical core.
     """
@@ -77,6 +79,7 @@ class SessionSettings:
     config: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
     optimised_copy: Path | None = None
+    fold_constants: bool = True
     profile_prefix: Path | None = None
     intra_op_threads: int | None = None
 
@@ -107,7 +110,13 @@ class Session:
         try:
             # An explicit list without fallback: ONNX Runtime's own only prints a line and goes on with less.
             providers = None if settings.plugin_devices else [(name, dict(o)) for name, o in settings.providers]
-            self.ort = ort.InferenceSession(_model(path, settings), options, providers=providers, enable_fallback=0)
+            self.ort = ort.InferenceSession(
+                _model(path, settings),
+                options,
+                providers=providers,
+                enable_fallback=0,
+                disabled_optimizers=set() if settings.fold_constants else {"ConstantFolding"},
+            )
         except Exception as error:
             raise _translated(error, settings.name or f"{path}", EngineBuildError) from error
         self.inputs = tuple(_tensor_info(node) for node in self.ort.get_inputs())
