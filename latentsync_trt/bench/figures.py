@@ -32,7 +32,8 @@ def all_figures(rows: Sequence[Row]) -> Iterator[Figure]:
     stages = [row for row in rows if row.scenario == "stage" and row.frames_per_s]
     if loops:
         yield _window(loops)
-        yield _steps(loops)
+        if all(row.steps for rows in loops for row in rows):
+            yield _steps(loops)
         yield _speed_and_quality(loops)
     if clips:
         yield _clips(clips)
@@ -63,7 +64,7 @@ def _window(loops: Sequence[Sequence[Row]]) -> Figure:
     frames = loops[0][0].frames
     caption = (
         f"One window of {frames} frames, {words.number(frames / MODEL_FPS)} s of video: the VAE encodes each face "
-        "twice, all steps run, the VAE decodes. “Other” is what lies between: copies to and from the device, and conversion."
+        "twice, all steps run, the VAE decodes. “Other” is what lies between, such as copies to and from the device."
     )
     return Figure("A window by part", "".join(drawings), caption)
 
