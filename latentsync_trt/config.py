@@ -206,6 +206,12 @@ class RuntimeOptions:
     max_windows: int | None = option(
         None, "With --dynamic, most windows in one run.  [default: as exported]", minimum=1, maximum=64
     )
+    windows_per_batch: int = option(
+        1,
+        "Windows of 16 frames that are denoised together; more than 1 needs --dynamic, more memory and a longer clip.",
+        minimum=1,
+        maximum=64,
+    )
     device: int = option(0, "Which GPU, as CUDA numbers them.", minimum=0, maximum=63)
     workspace_gb: float | None = option(
         None,
@@ -239,5 +245,5 @@ class RuntimeOptions:
         check_limits(self)
 
 
-NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "profile")
+NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "profile", "windows_per_batch")
 """Fields of `RuntimeOptions` that are of a run alone and say nothing about engines."""

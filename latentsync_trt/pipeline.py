@@ -5,16 +5,12 @@ depends on the size of a picture and of a window, not on the length of the clip.
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Self
-
-import numpy as np
 
 from latentsync_trt.audio.encoder import SpeechStream, encode_audio
 from latentsync_trt.bundle import DEMO_NAME, Bundle
@@ -23,7 +19,6 @@ from latentsync_trt.diffusion.inpainting import Inpainter
 from latentsync_trt.diffusion.loop import initial_noise
 from latentsync_trt.diffusion.plan import plan_for
 from latentsync_trt.diffusion.scheduler import solver_schedule
-from latentsync_trt.diffusion.windows import Window, WindowPlanner
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.align import AlignState, align, crop
 from latentsync_trt.face.compositor import composite
@@ -35,10 +30,10 @@ from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import frames_in
 from latentsync_trt.media.writer import VideoWriter, check_output_path
+from latentsync_trt.painting import Job, Painter
 from latentsync_trt.runtime.networks import Networks, graphs_for
 from latentsync_trt.runtime.providers import select_provider
 from latentsync_trt.types import (
-    AlignedFace,
     AudioFeatures,
     FaceDetector,
     Float32Array,
@@ -56,20 +51,6 @@ _QUEUE_DEPTH = 4
 
 # Where networks take turns in memory, each stays for so many windows before the next is loaded.
 _WINDOWS_IN_TURN = 4
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """A frame on its way through the stages; each adds what it found or made.
-
-    `track_id` changes where the face is another one or was lost between. `painted`: float32 `(H, W, 3)`, about [−1, 1].
-    """
-
-    frame: Frame
-    face: AlignedFace | None = None
-    track_id: int | None = None
-    painted: Float32Array | None = None
-    done: bool = False
 
 
 class LipSync:
@@ -190,14 +171,17 @@ class _Run:
         self._speech = self._open_networks_and_listen()
         self._frames_with_face = 0
         self._windows = 0
-        self._waiting: list[Window[_Job]] = []
 
     def execute(self, detector: FaceDetector, noise: Float32Array | None, on_progress: ProgressCallback) -> SyncReport:
         """Runs all stages; the last one, encoding, in this thread."""
         start = perf_counter()
         frames = in_background(self._read(), depth=_QUEUE_DEPTH, name="decode")
         jobs = in_background(self._find_faces(frames, detector), depth=_QUEUE_DEPTH, name="face")
-        painted = in_background(self._paint(jobs, self._inpainter(noise)), depth=_QUEUE_DEPTH, name="paint")
+        painter = self._painter(noise)
+        # The networks give out a window at once. What comes before and after them must be able to go on meanwhile.
+        ahead = self._windows_at_once() * self._networks.bundle.manifest.frames
+        turns = in_background(painter.gather(jobs), depth=ahead, name="prepare")
+        painted = in_background(painter.paint(turns), depth=ahead, name="paint")
         count, notices = 0, self._notices()
         total = self._expected_frames()
         with closing(painted), self._writer() as writer:
@@ -212,6 +196,7 @@ class _Run:
                     "and be at least 50 px wide and 80 px high"
                 )
             on_progress(Progress("finishing", count, total))
+        self._windows = painter.windows
         return self._report(count, perf_counter() - start, (*notices, *self._networks.take_notices(), *writer.notices))
 
     def _open_networks_and_listen(self) -> SpeechStream:
@@ -235,7 +220,7 @@ class _Run:
         )
         return self._clock.measured("decode", frames)
 
-    def _find_faces(self, frames: Generator[Frame, None, None], detector: FaceDetector) -> Generator[_Job, None, None]:
+    def _find_faces(self, frames: Generator[Frame, None, None], detector: FaceDetector) -> Generator[Job, None, None]:
         tracker = FaceTracker(detector)
         resolution = self._networks.bundle.manifest.resolution_px
         state: AlignState | None = None
@@ -244,7 +229,7 @@ class _Run:
             for frame in frames:
                 with self._clock.measure("face"):
                     tracked = tracker.update(frame.rgb)
-                    job = _Job(frame)
+                    job = Job(frame)
                     if tracked is not None:
                         state = state if tracked.track_id == track_id else None
                         # Whole pixels, as in training, would make the mouth jitter by as much.
@@ -254,41 +239,20 @@ class _Run:
                     track_id = job.track_id
                 yield job
 
-    def _paint(self, jobs: Generator[_Job, None, None], inpainter: Inpainter) -> Generator[_Job, None, None]:
-        """Jobs in their order, each when its window was painted; those without a face as soon as it is their turn."""
-        planner: WindowPlanner[_Job] = WindowPlanner(self._networks.bundle.manifest.frames)
-        queue: deque[_Job] = deque()
-        with closing(jobs):
-            for job in jobs:
-                queue.append(job)
-                job.done = job.track_id is None
-                self._waiting += planner.push(job, job.track_id)
-                if len(self._waiting) >= (_WINDOWS_IN_TURN if self._networks.low_memory else 1):
-                    self._paint_waiting(inpainter)
-                yield from _ready(queue)
-            self._waiting += planner.finish()
-            self._paint_waiting(inpainter)
-            yield from _ready(queue)
+    def _painter(self, noise: Float32Array | None) -> Painter:
+        return Painter(
+            self._inpainter(noise),
+            self._networks.bundle.manifest.frames,
+            self._speech.windows,
+            self._clock,
+            at_once=self._windows_at_once,
+            before=self._networks.between_windows,
+        )
 
-    def _paint_waiting(self, inpainter: Inpainter) -> None:
-        windows, self._waiting = self._waiting, []
-        self._networks.between_windows()
-        with self._clock.measure("paint", frames=sum(window.count_new for window in windows)):
-            inputs = [
-                (
-                    np.stack([job.face.image for job in window.items if job.face is not None]),
-                    self._speech.windows([job.frame.index for job in window.items]),
-                )
-                for window in windows
-            ]
-            results = inpainter.paint(inputs)
-        self._windows += len(windows)
-        for window, painted in zip(windows, results, strict=True):
-            for position in window.used:
-                window.items[position].painted = painted[position]
-                window.items[position].done = True
+    def _windows_at_once(self) -> int:
+        return max(self._networks.windows_per_batch, _WINDOWS_IN_TURN if self._networks.low_memory else 1)
 
-    def _patch(self, job: _Job) -> Patch | None:
+    def _patch(self, job: Job) -> Patch | None:
         if job.face is None or job.painted is None:
             return None
         with self._clock.measure("compose"):
@@ -306,6 +270,7 @@ class _Run:
             guidance=options.guidance,
             schedule=solver_schedule(options.sampling.solver, options.sampling.steps),
             plan=plan_for(options),
+            windows_per_batch=self._networks.windows_per_batch,
         )
 
     def _writer(self) -> VideoWriter:
@@ -358,11 +323,6 @@ def _graphs_for(options: SyncOptions) -> tuple[str, ...]:
         full_steps_only=all(step.full for step in plan),
         unguided_too=not all(step.guided for step in plan),
     )
-
-
-def _ready(queue: deque[_Job]) -> Generator[_Job, None, None]:
-    while queue and queue[0].done:
-        yield queue.popleft()
 
 
 def _ignore(_: Progress) -> None:

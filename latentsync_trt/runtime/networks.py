@@ -64,12 +64,19 @@ class Networks:
             on_close=self._release_buffers,
         )
 
+        # Known now, not at the first window.
+        self._pool.engines.check(windows=self.windows_per_batch)
         self._graph_denoisers = Denoisers(self._pool, self._notice)
 
     @property
     def selection(self) -> Selection:
         """The provider that runs now."""
         return self._pool.engines.selection
+
+    @property
+    def windows_per_batch(self) -> int:
+        """How many windows the denoiser takes at once."""
+        return self.options.windows_per_batch
 
     @property
     def low_memory(self) -> bool:

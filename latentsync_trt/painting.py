@@ -1,0 +1,118 @@
+"""Frames on their way through the stages, and the two stages that paint them: gathering windows, running networks.
+
+The networks' thread does nothing else, so that a GPU never waits for a picture to be converted or encoded.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from latentsync_trt.diffusion.inpainting import Inpainter, PreparedWindow
+from latentsync_trt.diffusion.windows import Window, WindowPlanner
+from latentsync_trt.flow import StageClock
+from latentsync_trt.types import AlignedFace, Float32Array, Frame
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A frame on its way through the stages; each adds what it found or made.
+
+    `track_id` changes where the face is another one or was lost between. `painted`: float32 `(H, W, 3)`, about [−1, 1].
+    """
+
+    frame: Frame
+    face: AlignedFace | None = None
+    track_id: int | None = None
+    painted: Float32Array | None = None
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """A frame, if one is left, and the windows that are to be painted now that it is there."""
+
+    job: Job | None
+    windows: Sequence[tuple[Window[Job], PreparedWindow]] = field(default_factory=tuple)
+
+
+class Painter:
+    """Paints the mouths of a clip.
+
+    Args:
+        inpainter: what paints.
+        frames: F, the length of a window.
+        listen: what frames hear by their numbers: `(n, S, D)` float32. Runs a network, so the painting thread asks.
+        clock: takes the times.
+        at_once: for how many windows to wait before painting; asked anew each time.
+        before: called before each turn of painting.
+    """
+
+    def __init__(
+        self,
+        inpainter: Inpainter,
+        frames: int,
+        listen: Callable[[list[int]], Float32Array],
+        clock: StageClock,
+        *,
+        at_once: Callable[[], int],
+        before: Callable[[], None],
+    ) -> None:
+        self._inpainter, self._frames, self._listen = inpainter, frames, listen
+        self._clock, self._at_once, self._before = clock, at_once, before
+        self.windows = 0
+        """Painted so far."""
+
+    def gather(self, jobs: Generator[Job, None, None]) -> Generator[Turn, None, None]:
+        """Every job in its order, and the windows it completes, ready for the networks."""
+        planner: WindowPlanner[Job] = WindowPlanner(self._frames)
+        waiting: list[tuple[Window[Job], PreparedWindow]] = []
+        with closing(jobs):
+            for job in jobs:
+                job.done = job.track_id is None
+                waiting += self._prepared(planner.push(job, job.track_id))
+                if waiting and len(waiting) >= self._at_once():
+                    yield Turn(job, waiting)
+                    waiting = []
+                else:
+                    yield Turn(job)
+        waiting += self._prepared(planner.finish())
+        if waiting:
+            yield Turn(None, waiting)
+
+    def paint(self, turns: Generator[Turn, None, None]) -> Generator[Job, None, None]:
+        """Jobs in their order, each when its window was painted; those without a face as soon as it is their turn."""
+        queue: deque[Job] = deque()
+        with closing(turns):
+            for turn in turns:
+                if turn.job is not None:
+                    queue.append(turn.job)
+                if turn.windows:
+                    self._paint(turn.windows)
+                while queue and queue[0].done:
+                    yield queue.popleft()
+
+    def _prepared(self, windows: Sequence[Window[Job]]) -> list[tuple[Window[Job], PreparedWindow]]:
+        if not windows:
+            return []
+        with self._clock.measure("prepare", frames=sum(window.count_new for window in windows)):
+            return [(window, self._inpainter.prepare(_faces(window))) for window in windows]
+
+    def _paint(self, windows: Sequence[tuple[Window[Job], PreparedWindow]]) -> None:
+        self._before()
+        with self._clock.measure("paint", frames=sum(window.count_new for window, _ in windows)):
+            inputs = [
+                (prepared, self._listen([job.frame.index for job in window.items])) for window, prepared in windows
+            ]
+            results = self._inpainter.paint_prepared(inputs)
+        self.windows += len(windows)
+        for (window, _), painted in zip(windows, results, strict=True):
+            for position in window.used:
+                window.items[position].painted = painted[position]
+                window.items[position].done = True
+
+
+def _faces(window: Window[Job]) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+    return np.stack([job.face.image for job in window.items if job.face is not None])

@@ -1,0 +1,136 @@
+"""Gathering and painting windows: every frame gets its own mouth, however many are painted at once, and none waits."""
+
+import threading
+from collections.abc import Generator
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from latentsync_trt.bundle import demo_folder
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.diffusion.inpainting import Inpainter
+from latentsync_trt.diffusion.plan import PlannedStep
+from latentsync_trt.diffusion.scheduler import solver_schedule
+from latentsync_trt.errors import InputError
+from latentsync_trt.flow import StageClock, in_background
+from latentsync_trt.painting import Job, Painter, Turn
+from latentsync_trt.pipeline import LipSync
+from latentsync_trt.types import AlignedFace, Float32Array, Frame
+
+FRAMES, SIDE_PX, LATENT_PX = 4, 16, 2
+TIMEOUT_S = 10.0
+
+
+class Codec:
+    """Latents are means of 8 × 8 pixels, by channel; the fourth is 0."""
+
+    def encode(self, images: Float32Array) -> Float32Array:
+        small = images.reshape(len(images), 3, LATENT_PX, 8, LATENT_PX, 8).mean((3, 5))
+        return np.concatenate([small, np.zeros_like(small[:, :1])], axis=1)
+
+    def decode(self, latents: Float32Array) -> Float32Array:
+        return np.repeat(np.repeat(latents[:, :3], 8, axis=2), 8, axis=3)
+
+
+class Hearing:
+    """A denoiser whose result is the reference picture plus what each frame hears; `batches` counts windows."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def begin(
+        self,
+        latents: Float32Array,
+        conditioning: Float32Array,
+        audio: Float32Array,
+        guidance: float,
+        *,
+        unguided_too: bool = False,
+    ) -> None:
+        self.batches.append(len(latents))
+        self._result = conditioning[:, 5:] + audio[..., 0, 0][:, None, :, None, None]
+
+    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
+        pass
+
+    def latents(self) -> Float32Array:
+        return self._result
+
+
+def inpainter(denoiser: Hearing, windows_per_batch: int = 1) -> Inpainter:
+    return Inpainter(
+        codec=Codec(),
+        denoiser=denoiser,
+        mask=np.ones((SIDE_PX, SIDE_PX), np.float32),
+        latent_mask=np.ones((LATENT_PX, LATENT_PX), np.float32),
+        noise=np.zeros((1, 4, 1, LATENT_PX, LATENT_PX), np.float32),
+        guidance=1.5,
+        schedule=solver_schedule("ddim", 1),
+        plan=(PlannedStep(full=True, guided=True),),
+        windows_per_batch=windows_per_batch,
+    )
+
+
+def jobs(tracks: list[int | None]) -> Generator[Job, None, None]:
+    """Frames whose faces are flat pictures, as light as their number; a track of None has no face."""
+    for index, track in enumerate(tracks):
+        rgb = np.full((SIDE_PX, SIDE_PX, 3), index, np.uint8)
+        face = None if track is None else AlignedFace(rgb, np.eye(2, 3), (SIDE_PX, SIDE_PX))
+        yield Job(Frame(index, Fraction(index, 25), rgb, None), face, track)
+
+
+def heard(frames: list[int]) -> Float32Array:
+    """Frame i hears i / 100."""
+    return np.array(frames, np.float32)[:, None, None] / np.float32(100)
+
+
+def painter(denoiser: Hearing, at_once: int) -> Painter:
+    return Painter(
+        inpainter(denoiser, at_once), FRAMES, heard, StageClock(), at_once=lambda: at_once, before=lambda: None
+    )
+
+
+@pytest.mark.parametrize(("at_once", "batches"), [(1, [1, 1, 1, 1]), (2, [2, 2]), (3, [3, 1])])
+def test_every_frame_gets_its_own_mouth(at_once: int, batches: list[int]) -> None:
+    tracks: list[int | None] = [0] * 9 + [None] * 2 + [1] * 3  # two windows, one shifted back, and one mirrored
+    denoiser = Hearing()
+    made = painter(denoiser, at_once)
+    found = list(made.paint(made.gather(jobs(tracks))))
+    assert [job.frame.index for job in found] == list(range(len(tracks)))
+    assert denoiser.batches == batches
+    assert made.windows == sum(batches)
+    for job in found:
+        if job.track_id is None:
+            assert job.painted is None
+        else:
+            assert job.painted is not None
+            index = job.frame.index
+            np.testing.assert_allclose(job.painted, index / 127.5 - 1 + index / 100, atol=1e-6)
+
+
+def test_frames_are_gathered_while_networks_run() -> None:
+    """The next window is whole before this one is painted: networks that wait for frames waste a GPU."""
+    gathered, prepared = threading.Event(), threading.Event()
+
+    class Waiting(Hearing):
+        def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
+            if len(self.batches) == 1:
+                assert gathered.wait(TIMEOUT_S)
+                prepared.set()
+
+    def watched(turns: Generator[Turn, None, None]) -> Generator[Turn, None, None]:
+        for turn in turns:
+            if turn.windows and turn.windows[0][0].items[0].frame.index == FRAMES:
+                gathered.set()
+            yield turn
+
+    made = painter(Waiting(), 1)
+    turns = in_background(watched(made.gather(jobs([0] * 3 * FRAMES))), depth=FRAMES, name="prepare")
+    assert len(list(made.paint(turns))) == 3 * FRAMES
+    assert prepared.is_set()
+
+
+def test_fixed_shapes_take_one_window_at_a_time() -> None:
+    with pytest.raises(InputError, match="2 windows: the engines take 1; build or export for a wider range"):
+        LipSync.from_bundle(demo_folder(), "cpu", RuntimeOptions(windows_per_batch=2))
