@@ -2,7 +2,7 @@
 
     python scripts/plan_costs.py [ROW ...]
 
-A row is a file of scripts/measure_sync.py; the default is one of 512 and one of 256 px in benchmarks/.
+A row is a file that `latentsync-trt bench` wrote, or one of 512 and one of 256 px in benchmarks/, which are older.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from latentsync_trt.bench.rows import KIND, read_results
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion.plan import full_step_equivalents, plan_for
 
@@ -52,6 +53,12 @@ def main() -> None:
 
 def step_times(path: Path) -> StepTimes:
     row = json.loads(path.read_text())
+    if row.get("kind") == KIND:
+        results = read_results(path)
+        median_ms = {
+            measured.case: measured.time.median_ms for measured in results.rows if measured.scenario == "graph"
+        }
+        return StepTimes(results.bundle.resolution_px, median_ms["denoise_step"], median_ms["denoise_step_cached"])
     mean_ms = {engine["graph"]: engine["mean_ms"] for engine in row["engines"]}
     return StepTimes(row["resolution_px"], mean_ms["denoise_step"], mean_ms["denoise_step_cached"])
 

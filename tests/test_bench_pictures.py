@@ -1,10 +1,15 @@
 """PSNR and SSIM against numbers that can be computed by hand, and against scikit-image."""
 
+import sys
 from math import inf
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from latentsync_trt.bench import perceptual
+from latentsync_trt.bench.perceptual import lpips_distance
 from latentsync_trt.bench.pictures import likeness, psnr, ssim
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import UInt8Array
@@ -70,3 +75,34 @@ def test_what_cannot_be_compared_is_refused() -> None:
         likeness([picture], [picture, picture])
     with pytest.raises(InputError, match="nothing to compare"):
         likeness([], [])
+
+
+def test_lpips_is_not_measured_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    pictures = np.stack([_picture(SEED, 64, 64)])
+    assert lpips_distance(pictures, pictures) is None
+
+
+def test_lpips_takes_pictures_as_the_package_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`(1, 3, h, w)` in [−1, 1] in, one number out; the package here is one that tells the mean difference."""
+    torch = pytest.importorskip("torch")
+
+    class Difference(torch.nn.Module):
+        def __init__(self, net: str, verbose: bool) -> None:
+            super().__init__()
+            assert net == "alex"
+
+        def forward(self, a: "torch.Tensor", b: "torch.Tensor") -> "torch.Tensor":
+            assert a.shape == (1, 3, 64, 72)
+            assert -1 <= float(a.min()) < float(a.max()) <= 1
+            return (a - b).abs().mean(dim=(1, 2, 3), keepdim=True)
+
+    monkeypatch.setattr(perceptual, "_is_there", lambda: True)
+    monkeypatch.setitem(sys.modules, "lpips", SimpleNamespace(LPIPS=Difference))
+    pictures = np.stack([_picture(seed, 64, 72) for seed in range(2)])
+    other = pictures.copy()
+    other[1] //= 2
+    expected = np.abs(pictures.astype(float) - other).mean() / 127.5
+    assert lpips_distance(pictures, pictures) == 0
+    assert lpips_distance(pictures, other) == pytest.approx(expected, rel=1e-5)
+    assert lpips_distance(pictures[:, :40], other[:, :40]) is None

@@ -1,8 +1,13 @@
 """The table of docs/performance.md is what the measured rows come to."""
 
+from dataclasses import replace
+from pathlib import Path
+
+from latentsync_trt.bench.rows import BundleFacts, Results, Row
+from latentsync_trt.bench.spread import Spread
 from latentsync_trt.config import PRESETS
 from latentsync_trt.diffusion.plan import full_step_equivalents, plan_for
-from scripts.plan_costs import PLANS, ROWS, step_times, table
+from scripts.plan_costs import PLANS, ROWS, StepTimes, step_times, table
 from tests.conftest import REPOSITORY
 
 GOAL = 8.2
@@ -13,6 +18,15 @@ def test_the_table_is_up_to_date() -> None:
     found = table([step_times(path) for path in ROWS])
     assert found in (REPOSITORY / "docs" / "performance.md").read_text(encoding="utf-8")
     assert all(f"`--preset {name}`" in found for name in PRESETS)
+
+
+def test_rows_of_the_bench_give_step_times(tmp_path: Path) -> None:
+    time = Spread(80.0, 79.0, 81.0, 20)
+    full, cached = (Row("graph", name, "cuda", None, time, 3) for name in ("denoise_step", "denoise_step_cached"))
+    cached = replace(cached, time=Spread(8.0, 7.9, 8.1, 20))
+    bundle = BundleFacts("b", 512, 16, "fp16", "static", "")
+    Results({}, bundle, (full, cached)).write(tmp_path / "rows.json")
+    assert step_times(tmp_path / "rows.json") == StepTimes(512, 80.0, 8.0)
 
 
 def test_which_plans_of_20_steps_reach_the_goal() -> None:

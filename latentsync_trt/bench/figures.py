@@ -61,10 +61,11 @@ def _window(loops: Sequence[Sequence[Row]]) -> Figure:
         )
         for rows in loops
     ]
-    frames = loops[0][0].frames
+    first = loops[0][0]
     caption = (
-        f"One window of {frames} frames, {words.number(frames / MODEL_FPS)} s of video: the VAE encodes each face "
-        "twice, all steps run, the VAE decodes. “Other” is what lies between, such as copies to and from the device."
+        f"{first.case.capitalize()}, {first.frames} frames, {words.number(first.frames / MODEL_FPS)} s of video: the VAE "
+        "encodes each face twice, all steps run, the VAE decodes. “Other” is what lies between, such as copies to and "
+        "from the device."
     )
     return Figure("A window by part", "".join(drawings), caption)
 

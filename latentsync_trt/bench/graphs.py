@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from latentsync_trt.bench.ceiling import measure_ceiling
 from latentsync_trt.bench.flops import operations
+from latentsync_trt.bench.machine import without_paths
 from latentsync_trt.bench.material import random_inputs
 from latentsync_trt.bench.onnx_file import read_graph
 from latentsync_trt.bench.rows import Arithmetic, Row
@@ -50,7 +51,7 @@ def _measure(setting: Setting, networks: Networks, graph: str, ceiling: Row) -> 
         memory=watch.peak,
         start_up_s={"build": engine.build_s, "open": engine.open_s},
         facts={"placed": engine.placed, "built_now": float(engine.built)},
-        notes=notes,
+        notes=(*notes, *map(without_paths, networks.take_notices())),
     )
 
 

@@ -1,4 +1,4 @@
-"""Scenario "loop": one window of faces through the VAE and all denoising steps, for each preset."""
+"""Scenario "loop": a window of faces, or a batch, through the VAE and all denoising steps, for each preset."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -7,6 +7,7 @@ from statistics import median
 
 import numpy as np
 
+from latentsync_trt.bench.machine import without_paths
 from latentsync_trt.bench.material import Clip, FaceWindow, first_window, generated_part
 from latentsync_trt.bench.perceptual import lpips_distance
 from latentsync_trt.bench.pictures import likeness
@@ -58,9 +59,12 @@ def _measure(setting: Setting, networks: Networks, window: FaceWindow, preset: s
     parts: list[dict[str, float]] = []
     inpainter = setting.inpainter(preset, TimedCodec(networks, times), TimedDenoiser(networks.denoiser(), times))
 
+    windows = [(window.faces, window.audio)] * setting.runtime.windows_per_batch
+    frames = len(windows) * len(window.faces)
+
     def paint() -> None:
         times.parts_s.clear()
-        painted[:] = inpainter.paint([(window.faces, window.audio)])
+        painted[:] = inpainter.paint(windows)
         parts.append(dict(times.parts_s))
 
     with setting.watch() as watch:
@@ -73,16 +77,17 @@ def _measure(setting: Setting, networks: Networks, window: FaceWindow, preset: s
     steps = times.steps(runs)
     row = Row(
         "loop",
-        "one window",
+        "one window" if len(windows) == 1 else f"{len(windows)} windows",
         setting.provider,
         preset,
         time,
         warm_up,
-        frames=len(window.faces),
+        frames=frames,
         memory=watch.peak,
         parts_s={**parts_s, "rest": max(time.median_ms / 1000 - sum(parts_s.values()), 0.0)},
         steps=steps,
-        facts=_facts(steps, parts_s[LOOP], len(window.faces) / MODEL_FPS, time),
+        facts=_facts(steps, parts_s[LOOP], frames / MODEL_FPS, time),
+        notes=tuple(map(without_paths, networks.take_notices())),
     )
     return row, _generated(painted[0])
 

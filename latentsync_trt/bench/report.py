@@ -105,19 +105,10 @@ def _graphs(rows: Iterable[Row]) -> Iterator[str]:
     if not graphs:
         return
     yield "<h2>Graphs</h2>"
-    heads = (
-        "graph",
-        "median",
-        "p5–p95 ms",
-        "TFLOP",
-        "TFLOP/s",
-        "of matmul",
-        "build s",
-        "open s",
-        "host GB",
-        "device GB",
-    )
-    yield _table(heads, (_graph_cells(row) for row in graphs))
+    heads = ("graph", "median", "p5–p95 ms", "TFLOP", "TFLOP/s", "of matmul", "build s", "open s", "host GB", "GPU GB")
+    on_gpu = any(row.memory is not None and row.memory.device_bytes is not None for row in graphs)
+    columns = len(heads) - (not on_gpu)
+    yield _table(heads[:columns], (_graph_cells(row)[:columns] for row in graphs))
     yield '<p class="soft">“Of matmul”: share of what one large matrix product reached on the same provider. Building '
     yield "and opening happen before the first run and are no part of its time. Memory is the highest seen; the host's "
     yield "includes Python and all libraries.</p>"

@@ -70,6 +70,7 @@ def measure_network_stages(setting: Setting, clip: Clip) -> Iterator[Row]:
             provider=setting.provider,
         )
         heard = speech.windows[np.arange(manifest.frames).clip(max=len(speech.windows) - 1)]
+        windows = [(faces, heard)] * setting.runtime.windows_per_batch
         for preset in setting.options.preset:
             setting.say(f"{setting.provider}: paint with preset {preset}")
             inpainter = setting.inpainter(preset, networks, networks.denoiser())
@@ -77,8 +78,8 @@ def measure_network_stages(setting: Setting, clip: Clip) -> Iterator[Row]:
                 setting,
                 "paint",
                 preset,
-                lambda inpainter=inpainter: inpainter.paint([(faces, heard)]),  # type: ignore[misc]
-                manifest.frames,
+                lambda inpainter=inpainter: inpainter.paint(windows),  # type: ignore[misc]
+                len(windows) * manifest.frames,
                 provider=setting.provider,
             )
 

@@ -22,7 +22,7 @@ from latentsync_trt.runtime.session import TensorInfo, last_line
 
 
 def measure_torch(setting: Setting) -> Iterator[Row]:
-    """Rows for each network, compiled and eager: float16 on a GPU, float32 on the CPU, whatever the bundle's precision.
+    """Rows for each network, eager and compiled: float16 on a GPU, float32 on the CPU, whatever the bundle's precision.
 
     Raises:
         ProviderUnavailable: the provider is on a GPU, and this PyTorch has no CUDA.
@@ -35,14 +35,14 @@ def measure_torch(setting: Setting) -> Iterator[Row]:
     modules = build_modules(setting.bundle, device, dtype)
     for graph, module in modules.items():
         inputs = _inputs(setting, setting.bundle.manifest.graphs[graph], device, dtype)
-        eager = _measure(setting, f"{graph} eager", device, module, inputs)
+        rows = [_measure(setting, f"{graph} eager", device, module, inputs)]
         try:
-            yield _measure(setting, f"{graph} compiled", device, torch.compile(module), inputs)
+            rows.append(_measure(setting, f"{graph} compiled", device, torch.compile(module), inputs))
         except RuntimeError as error:  # no compiler on this machine, or one that does not take the network
             reason = without_paths(last_line(error))
             setting.say(f"pytorch {device.type}: torch.compile failed on {graph}: {reason}")
-            eager = replace(eager, notes=(*eager.notes, f"torch.compile not measured: {reason}"))
-        yield eager
+            rows = [replace(rows[0], notes=(*rows[0].notes, f"torch.compile not measured: {reason}"))]
+        yield from rows
         torch.compiler.reset()
 
 
