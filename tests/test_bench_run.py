@@ -190,6 +190,7 @@ def test_pytorch_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         (["--provider", "cpu,gpu"], "--provider 'gpu': not among auto, tensorrt, rtx, cuda, cpu"),
         (["--runs", "0"], "--runs"),
         (["--compare", "one.json"], "--compare"),
+        (["--compare", "one.json", "two.json", "--html", "x.html"], "a comparison has no report"),
     ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str], reason: str) -> None:

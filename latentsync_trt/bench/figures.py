@@ -62,10 +62,10 @@ def _window(loops: Sequence[Sequence[Row]]) -> Figure:
         for rows in loops
     ]
     first = loops[0][0]
+    video_s = words.number(first.frames / MODEL_FPS)
     caption = (
-        f"{first.case.capitalize()}, {first.frames} frames, {words.number(first.frames / MODEL_FPS)} s of video: the VAE "
-        "encodes each face twice, all steps run, the VAE decodes. “Other” is what lies between, such as copies to and "
-        "from the device."
+        f"{first.case.capitalize()}, {first.frames} frames, {video_s} s of video: the VAE encodes each face twice, all "
+        "steps run, the VAE decodes. “Other” is what lies between, such as copies to and from the device."
     )
     return Figure("A window by part", "".join(drawings), caption)
 

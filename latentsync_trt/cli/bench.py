@@ -48,6 +48,8 @@ def command(
 ) -> None:
     """Measure a bundle: graphs, loop, stages, whole clips; time, arithmetic, memory and quality."""
     if compare is not None:
+        if html is not None:
+            raise click.UsageError("--html: a comparison has no report; its table is printed")
         _compare(*compare)
         return
     from latentsync_trt.bench.suite import run_bench
