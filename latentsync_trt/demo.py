@@ -1,6 +1,7 @@
 """The built-in clip: a public-domain portrait filmed by a moving camera, and a sentence of synthetic speech."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, pi, sin
 from pathlib import Path
@@ -10,10 +11,11 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import UInt8Array
+from latentsync_trt.types import BoolArray, Float32Array, UInt8Array
 
 ASSETS = Path(__file__).parent / "assets" / "demo"
 SPEECH = ASSETS / "speech.flac"
+_MOUTH = ASSETS / "speech.csv"
 SENTENCE = "My lips follow these words. Papa, mama, and the boats by the pier."
 
 SIDE_PX = 480
@@ -21,6 +23,32 @@ _FACE_PX = (224.0, 125.0)  # the middle of the face in the portrait, and of the 
 _ZOOM = 1.7
 _ZOOM_SWAY, _PAN_SWAY_PX, _TURN_SWAY_DEG = 0.06, 7.0, 2.5
 _PERIODS_S = (3.1, 4.3, 5.7)  # of zoom, pan and turn: no common multiple within a clip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpokenMouth:
+    """What a mouth does while speech is heard, a value a frame at the model's rate.
+
+    `opening (n,)` float32, 0 = shut to about 1 = as wide as it goes; `shut (n,)` bool: lips that touch for m, b or p;
+    `silent (n,)` bool: nothing is said, and the mouth has come to rest.
+    """
+
+    opening: Float32Array
+    shut: BoolArray
+    silent: BoolArray
+
+
+def spoken_mouth() -> SpokenMouth:
+    """The mouth that belongs to `SPEECH`, from the times of its phonemes.
+
+    Raises:
+        InputError: the package lacks it.
+    """
+    try:
+        rows = np.loadtxt(_MOUTH, np.float32, delimiter=",", skiprows=1, encoding="ascii")
+    except FileNotFoundError:
+        raise InputError(f"{_MOUTH}: missing; install latentsync-trt again") from None
+    return SpokenMouth(rows[:, 0], rows[:, 1] > 0, rows[:, 2] > 0)
 
 
 def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:

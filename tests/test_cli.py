@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import cv2
 import pytest
 from click.testing import CliRunner
 
@@ -10,7 +11,7 @@ from latentsync_trt.cli.sync import default_output
 from latentsync_trt.errors import BundleError, ProviderUnavailable
 from latentsync_trt.runtime.providers import select_provider, why_unavailable
 from latentsync_trt.runtime.session import Session
-from tests.clips import decoded, write_sound
+from tests.clips import decoded, write_clip, write_sound
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -62,9 +63,21 @@ def test_demo_writes_source_and_result(tmp_path: Path) -> None:
     code, out, err = run("demo", "--out", str(tmp_path / "demo"), "--audio", str(speech))
     assert code == 0, err
     assert "face in 10" in out
-    assert "random weights" in err  # until the built-in model is trained
+    assert "the built-in model is" in err
+    assert "lips: opening follows loudness at r = " in out
     assert len(decoded(tmp_path / "demo" / "source.mp4")) == 10
     assert len(decoded(tmp_path / "demo" / "out.mp4")) == 10
+    for name, width_px in (("side_by_side.png", 5 * 264), ("sync.png", 1600)):
+        assert cv2.imread(str(tmp_path / "demo" / name)).shape[1] >= width_px
+
+
+def test_demo_takes_a_face_of_yours(tmp_path: Path) -> None:
+    speech, face = write_clip(tmp_path, 6)[::-1]
+    folder = tmp_path / "demo"
+    arguments = ("--audio", str(speech), "--video", str(face), "--preset", "fast", "-q")
+    code, out, err = run("demo", "--out", str(folder), *arguments)
+    assert (code, out) == (0, ""), err
+    assert sorted(path.name for path in folder.iterdir()) == ["out.mp4", "side_by_side.png", "sync.png"]
 
 
 def test_demo_says_when_its_folder_cannot_be(tmp_path: Path) -> None:

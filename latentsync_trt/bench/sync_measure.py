@@ -6,6 +6,7 @@ that is known, or with the loudness of the sound, which every clip has.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from math import ceil
 
 import numpy as np
@@ -16,7 +17,7 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mesh import region_around
 from latentsync_trt.face.tracker import FaceTracker
-from latentsync_trt.types import BoolArray, Float32Array, UInt8Array
+from latentsync_trt.types import BoolArray, Float32Array, Float64Array, UInt8Array
 
 CLOSED_GAP = 0.042
 """Lips nearer than this touch. FaceMesh gives 0.02 to 0.035 for lips that do, and 0.05 for a gap one can see."""
@@ -102,17 +103,18 @@ def closed_rate(gaps: Float32Array, silent: BoolArray) -> float:
     return float((counted < CLOSED_GAP).mean()) if counted.size else float("nan")
 
 
-def loudness(samples: Float32Array, rate_hz: int) -> Float32Array:
+def loudness(blocks: Iterable[Float32Array], rate_hz: int) -> Float32Array:
     """The loudness of each frame's 40 ms, centred on it, in dB below the loudest frame, float32 `(n,)`, at least −100.
 
     Args:
-        samples: float32 `(samples,)`, mono. rate_hz: samples a second.
+        blocks: float32 `(samples,)` each, mono, one after the other. rate_hz: samples a second.
     """
-    step = rate_hz / MODEL_FPS
-    count = ceil(len(samples) / step)
-    edges = np.rint((np.arange(count + 1) - 0.5) * step).astype(np.int64).clip(0, len(samples))
-    energy = np.concatenate([[0.0], np.cumsum(samples.astype(np.float64) ** 2)])
-    power = (energy[edges[1:]] - energy[edges[:-1]]) / np.maximum(edges[1:] - edges[:-1], 1)
+    halves = _energies(blocks, Fraction(rate_hz, 2 * MODEL_FPS))
+    count = ceil(halves.shape[1] / 2)
+    # Frame i lies between the halves 2i − 1 and 2i; before the first and after the last one there is nothing.
+    padded = np.pad(halves, ((0, 0), (1, 1)))[:, : 2 * count]
+    energy, samples = padded.reshape(2, count, 2).sum(axis=2)
+    power = energy / np.maximum(samples, 1)
     peak = float(power.max(initial=0.0)) or 1.0
     return np.asarray(10 * np.log10(np.maximum(power / peak, 1e-10)), np.float32)
 
@@ -122,6 +124,20 @@ def silences(level_db: Float32Array, margin_frames: int = 3) -> BoolArray:
     loud = (level_db > QUIET_DB).astype(np.int64)
     reach = np.convolve(loud, np.ones(2 * margin_frames + 1, np.int64), "same") if len(loud) else loud
     return np.asarray(reach[: len(loud)] == 0, np.bool_)
+
+
+def _energies(blocks: Iterable[Float32Array], length: Fraction) -> Float64Array:
+    """Energy and samples of consecutive stretches of `length` samples, the last one short: `(2, stretches)`."""
+    done = [np.zeros((2, 0))]
+    open_one, first, position = np.zeros(2), 0, 0
+    for block in filter(len, blocks):
+        index = (position + np.arange(len(block))) * length.denominator // length.numerator
+        counts = [np.bincount(index - first, weights) for weights in (block.astype(np.float64) ** 2, None)]
+        found = np.stack(counts).astype(np.float64)
+        found[:, 0] += open_one
+        done.append(found[:, :-1])
+        open_one, first, position = found[:, -1], int(index[-1]), position + len(block)
+    return np.concatenate([*done, open_one[:, None]] if position else done, axis=1)
 
 
 def _gap(frame: UInt8Array, tracker: FaceTracker, detector: MediaPipeDetector) -> float:

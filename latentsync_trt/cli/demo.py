@@ -1,20 +1,38 @@
-"""`latentsync-trt demo`: the whole way once, on a built-in clip, with nothing to download."""
+"""`latentsync-trt demo`: the whole way once, on a built-in clip, with nothing to download; and what came of it."""
 
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from latentsync_trt.config import PRESETS, PresetName
+
+if TYPE_CHECKING:
+    from latentsync_trt.bench.clip_sync import SyncScore
+    from latentsync_trt.pipeline import ProgressCallback
+
+SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sync.png"
 
 
 @click.command("demo")
 @click.option("--out", default="demo", show_default=True, type=click.Path(path_type=Path), help="Folder to write to.")
 @click.option("--audio", type=click.Path(path_type=Path), help="Speech of your own.  [default: a built-in sentence]")
+@click.option("--video", type=click.Path(path_type=Path), help="A face of your own.  [default: a built-in portrait]")
 @click.option("--bundle", default="demo", show_default=True, help="The model to run: a path, a name, or demo.")
+@click.option(
+    "--preset", default="balanced", show_default=True, type=click.Choice(list(PRESETS)), help="As sync has it."
+)
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
-def command(out: Path, audio: Path | None, bundle: str, quiet: bool) -> None:
-    """Lip-sync a built-in clip on the CPU: writes source.mp4 and out.mp4 to the folder."""
+def command(out: Path, audio: Path | None, video: Path | None, bundle: str, preset: PresetName, quiet: bool) -> None:
+    """Lip-sync a built-in clip on the CPU, and look at the result.
+
+    Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech and mouth over time) to
+    the folder, and prints how well the lips follow.
+    """
     from latentsync_trt.bundle import find_bundle
     from latentsync_trt.cli.show import progress_bar, show_report
+    from latentsync_trt.config import SyncOptions
     from latentsync_trt.demo import SENTENCE, SPEECH
     from latentsync_trt.errors import OutputError
     from latentsync_trt.media.audio import probe_audio
@@ -27,14 +45,52 @@ def command(out: Path, audio: Path | None, bundle: str, quiet: bool) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{out}: cannot be created ({error.strerror})") from error
-    source = out / "source.mp4"
-    write_source(source, duration_s)
+    source = video or out / SOURCE
+    if video is None:
+        write_source(source, duration_s)
     if not quiet:
-        click.echo(f"{source}: a portrait of {float(duration_s):.1f} s")
+        click.echo(f"{source}: " + ("a video of your own" if video else f"a portrait of {float(duration_s):.1f} s"))
         click.echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
+    options = SyncOptions(preset=preset)
     with progress_bar(hidden=quiet) as on_progress:
-        report = LipSync.from_bundle(folder, "cpu").sync(source, speech, out / "out.mp4", on_progress=on_progress)
+        with LipSync.from_bundle(folder, "cpu") as lip_sync:
+            report = lip_sync.sync(source, speech, out / RESULT, options, on_progress=on_progress)
+        found = look_at(out, source, audio, folder, on_progress)
     show_report(report, quiet=quiet, as_json=False)
+    if not quiet:
+        click.echo(f"lips: {found}")
+        click.echo(f"look at {out / RESULT}, {out / PICTURE} and {out / PLOT}")
+
+
+def look_at(
+    out: Path, source: Path, audio: Path | None, bundle: Path, on_progress: "ProgressCallback | None" = None
+) -> "SyncScore":
+    """Measures the result in the folder `out` and draws both pictures beside it; `audio`: None = the built-in one.
+
+    Raises:
+        InputError: too few frames show a face. OutputError: a picture cannot be written.
+    """
+    from latentsync_trt.bench.clip_sync import measure_clip, score
+    from latentsync_trt.bench.moments import choose_moments, draw_moments
+    from latentsync_trt.bench.sync_plot import draw_plot
+    from latentsync_trt.bundle import read_manifest
+    from latentsync_trt.demo import SPEECH, spoken_mouth
+    from latentsync_trt.media.reader import read_frames
+
+    mouth = spoken_mouth() if audio is None else None
+    curves = measure_clip(out / RESULT, audio or SPEECH, mouth, on_progress=on_progress)
+    found = score(curves)
+    draw_plot(curves, found).save(out / PLOT)
+    sources = read_frames(source, rgb_only=True, frame_count=len(curves), extend="loop")
+    results = read_frames(out / RESULT, rgb_only=True)
+    picture = draw_moments(
+        (frame.rgb for frame in sources),
+        (frame.rgb for frame in results),
+        choose_moments(curves),
+        read_manifest(bundle).resolution_px,
+    )
+    picture.save(out / PICTURE)
+    return found
 
 
 def write_source(path: Path, duration_s: Fraction) -> None:
