@@ -5,6 +5,7 @@ import onnx_ir as ir
 from onnx_ir import convenience
 
 from latentsync_trt.export.cuda_form import DOMAIN
+from latentsync_trt.export.weights import WeightsFile
 
 _DOMAIN_VERSION = 1
 _VIEWS = ("Reshape", "Unsqueeze", "Squeeze")
@@ -12,8 +13,8 @@ _VIEWS = ("Reshape", "Unsqueeze", "Squeeze")
 # Outputs that a kernel writes only if they have a name, by what makes them.
 _OPTIONAL_OUTPUTS = {"SkipLayerNormalization": 1, "SkipGroupNorm": 1}
 
-# Of weights: the rank from which on the result would be a second copy of a matrix or a kernel.
-_LEFT_TO_LOADING = {"Slice": 2, "Transpose": 4}
+# What is done to weights, by their rank: parts of matrices, kernels in another order, norms in float32.
+_LEFT_TO_LOADING = {"Slice": 2, "Transpose": 4, "Cast": 1}
 
 _MADE_LARGER = ("Tile", "Expand", "Equal")
 
@@ -40,6 +41,26 @@ def finish(model: ir.Model) -> None:
     for node in tuple(graph):
         if node.op_type in _VIEWS and node.outputs[0] not in kept:
             _join(graph, node)
+
+
+def take_stored(model: ir.Model, weights: WeightsFile) -> None:
+    """Replaces norms' weights that would be cast to float32 at loading by such as `weights` already holds."""
+    graph = model.graph
+    for node in tuple(graph):
+        source = node.inputs[0] if node.op_type == "Cast" else None
+        if source is None or source.const_value is None or not source.is_initializer():
+            continue
+        output = node.outputs[0]
+        cast = source.const_value.numpy().astype(np.float32)
+        if output.dtype != ir.DataType.FLOAT or not weights.holds(cast):
+            continue
+        name = f"{source.name}_float32"
+        stored = ir.Value(name=name, shape=output.shape, type=output.type, const_value=ir.tensor(cast, name=name))
+        graph.register_initializer(stored)
+        convenience.replace_all_uses_with(output, stored)
+        graph.remove(node, safe=True)
+        if not source.uses():
+            del graph.initializers[source.name or ""]
 
 
 def _drop_unread(node: ir.Node, first: int) -> None:

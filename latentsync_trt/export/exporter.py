@@ -20,6 +20,7 @@ from latentsync_trt.bundle import (
     write_manifest,
 )
 from latentsync_trt.errors import ExportMismatch, InputError, OutputError
+from latentsync_trt.export.cuda_graph import take_stored
 from latentsync_trt.export.graphs import OPSET, GraphPlan, build_cuda_graph, build_graph
 from latentsync_trt.export.options import ExportOptions, Sources, find_sources
 from latentsync_trt.export.plans import Networks, cuda_obstacles, load_networks, plan_graphs, source_file
@@ -192,6 +193,7 @@ def _write_graphs(folder: Path, plans: list[GraphPlan], report: _Report) -> _Bui
 
 def _with_cuda_form(entry: GraphEntry, model: ir.Model, folder: Path, weights: WeightsFile) -> GraphEntry:
     """The entry with the CUDA form, which is written; raises `ExportMismatch` if it is used otherwise."""
+    take_stored(model, weights)
     path = folder / f"{Path(entry.file).stem}.cuda.onnx"
     made = _save(model, path, weights)
     if (made.inputs, made.outputs) != (entry.inputs, entry.outputs):

@@ -37,9 +37,13 @@ class WeightsFile:
             if tensor is not None and tensor.nbytes >= INLINE_BELOW_BYTES:
                 value.const_value = self._place(tensor)
 
+    def holds(self, data: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> bool:
+        """Whether a tensor of these bytes is in the file."""
+        return _key(np.ascontiguousarray(data)) in self._known
+
     def _place(self, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
         data = np.ascontiguousarray(tensor.numpy())
-        key = hashlib.sha256(data.data).hexdigest()
+        key = _key(data)
         if key not in self._known:
             self._known[key] = self._append(data)
         offset, length = self._known[key]
@@ -62,3 +66,7 @@ class WeightsFile:
         # tofile writes through the descriptor, past Python's own position.
         self._file.seek(0, 2)
         return offset, data.nbytes
+
+
+def _key(data: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> str:
+    return hashlib.sha256(data.data).hexdigest()
