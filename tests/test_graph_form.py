@@ -28,7 +28,7 @@ from tests.toy import write_toy
 
 ADA = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
 HOPPER = Gpu(0, "NVIDIA H100 80GB HBM3", "9.0", 80 * 1024**3, "0000:01:00.0")
-FORM_OPTIONS = {"prefer_nhwc": "1", "fuse_conv_bias": "1"}
+FORM_OPTIONS = {"fuse_conv_bias": "1"}
 
 WIDTH = 256
 """Of a weight that half a graph is made of."""

@@ -13,7 +13,7 @@ SHAPES = {"latents": InputShapes((1, 4), (2, 4), (3, 4))}
 
 # With every field set, so that every name is emitted.
 OPTIONS: dict[str, ProviderOptions] = {
-    "cuda": CudaOptions(device=1, cuda_graph=True, cuda_form=True, cudnn_attention=True),
+    "cuda": CudaOptions(device=1, cuda_graph=True, fused_bias=True, cudnn_attention=True),
     "tensorrt": TensorRTOptions(
         device=1,
         shapes=SHAPES,

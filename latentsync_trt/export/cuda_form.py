@@ -24,8 +24,8 @@ class CudaForm:
         skip_layer_norm: bias, residual sum and layer norm as one SkipLayerNormalization.
         skip_group_norm: residual sum and group norm as one SkipGroupNorm.
         bias_add: bias and residual sum as one BiasAdd.
-        nhwc_conv: convolutions as NhwcConv; else as Conv between two Transposes, which the provider's option
-            `prefer_nhwc` takes away.
+        nhwc_conv: convolutions as NhwcConv; else as Conv between two Transposes, which the provider takes away if
+            given the option `prefer_nhwc`.
         attention: the op of attention among pixels and to audio tokens; for MultiHeadAttention the provider can use
             cuDNN.
         temporal_attention: the op of attention among frames.

@@ -41,6 +41,14 @@ class WeightsFile:
         """Whether a tensor of these bytes is in the file."""
         return _key(np.ascontiguousarray(data)) in self._known
 
+    def learn(self, model: ir.Model) -> None:
+        """Remembers the weights of a graph that reads this file already; of a file that is not opened here, none is
+        added to them."""
+        for value in model.graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor):
+                self._known[_key(np.ascontiguousarray(tensor.numpy()))] = tensor.offset or 0, tensor.length or 0
+
     def _place(self, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
         data = np.ascontiguousarray(tensor.numpy())
         key = _key(data)

@@ -47,14 +47,14 @@ class CudaOptions:
     Args:
         device: GPU index. cuda_graph: capture and replay; needs fixed shapes and every node on the GPU.
         search: how cuDNN chooses a convolution's algorithm: by trying all, by trying some, or by rule.
-        cuda_form: for a graph in the CUDA form: convolutions stay channels-last and add their bias themselves.
+        fused_bias: convolutions add their bias themselves, where cuDNN can, not in a pass of its own.
         cudnn_attention: MultiHeadAttention runs cuDNN's kernel, or where that cannot, the memory-efficient one.
     """
 
     device: int = 0
     cuda_graph: bool = False
     search: Literal["EXHAUSTIVE", "HEURISTIC", "DEFAULT"] = "EXHAUSTIVE"
-    cuda_form: bool = False
+    fused_bias: bool = False
     cudnn_attention: bool = False
 
     def to_ort(self) -> dict[str, str]:
@@ -66,7 +66,7 @@ class CudaOptions:
             "cudnn_conv_algo_search": self.search,
             "cudnn_conv_use_max_workspace": "1",
             "enable_cuda_graph": _flag(self.cuda_graph),
-            **({"prefer_nhwc": "1", "fuse_conv_bias": "1"} if self.cuda_form else {}),
+            **({"fuse_conv_bias": "1"} if self.fused_bias else {}),
             **({"sdpa_kernel": str(_CUDNN | _MEMORY_EFFICIENT)} if self.cudnn_attention else {}),
         }
 

@@ -128,7 +128,7 @@ def cuda_recipe(options: CudaOptions, form: GraphForm, gpu: Gpu | None) -> Optim
     if form == "portable":
         return OptimisedGraph("CUDAExecutionProvider", options)
     cudnn = gpu is not None and float(gpu.compute_capability) >= _CUDNN_ATTENTION_FROM
-    made = replace(options, cuda_form=True, cudnn_attention=cudnn)
+    made = replace(options, fused_bias=True, cudnn_attention=cudnn)
     # The copy would hold what the graph leaves to be made of the weights when it is loaded: a GB and more.
     return OptimisedGraph("CUDAExecutionProvider", made, fold_constants=False)
 

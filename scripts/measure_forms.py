@@ -1,0 +1,328 @@
+"""Times the CUDA form of a bundle's graphs against the portable one, whole and switch by switch, on a GPU.
+
+    python scripts/measure_forms.py make BUNDLE --checkpoints FOLDER [--jobs 11]
+    python scripts/measure_forms.py time BUNDLE [BUNDLE ...] --json FILE [--limit-s 420] [--runs 20]
+
+`make` writes the full step in variants of the form, beside the bundle's graphs and reading their weights, each in a
+process of its own (a minute, 6 GB). `time` opens every graph of every bundle in both forms as a run would, then the
+variants of the first, each in a process of its own, and compares outputs on random inputs with the portable graph's.
+What the rows hold, `docs/performance.md` says.
+"""
+
+import argparse
+import collections
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from latentsync_trt.bundle import Bundle
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.export.cuda_form import CudaForm
+from latentsync_trt.runtime.cache import EngineCache
+from latentsync_trt.runtime.engines import Engines
+from latentsync_trt.runtime.options import CudaOptions
+from latentsync_trt.runtime.providers import select_provider
+from latentsync_trt.runtime.recipes import cuda_recipe
+from latentsync_trt.runtime.session import Session, SessionSettings
+
+FULL = "denoise_step"
+GRAPHS = (FULL, "denoise_step_cached", "vae_encoder", "vae_decoder", "denoise_step_unguided")
+
+FORM = CudaForm()
+VARIANTS = {
+    "no-geglu": replace(FORM, geglu=False),
+    "no-skip-layer-norm": replace(FORM, skip_layer_norm=False),
+    "no-skip-group-norm": replace(FORM, skip_group_norm=False),
+    "no-bias-add": replace(FORM, bias_add=False),
+    "conv-transposed": replace(FORM, nhwc_conv=False),
+    "attention-onnx": replace(FORM, attention="Attention"),
+    "temporal-mha": replace(FORM, temporal_attention="MultiHeadAttention"),
+    "packed-1": replace(FORM, packed_pixels=1),
+    "packed-8": replace(FORM, packed_pixels=8),
+    "bare": CudaForm(
+        geglu=False,
+        skip_layer_norm=False,
+        skip_group_norm=False,
+        bias_add=False,
+        attention="Attention",
+        packed_pixels=1,
+    ),
+}
+"""The form with one switch changed; `bare` is channels-last with fused norms and nothing else."""
+
+PROVIDER_CHANGES: dict[str, dict[str, str | None]] = {
+    "flash-attention": {"sdpa_kernel": None},
+    "bias-apart": {"fuse_conv_bias": "0"},
+    "conv-transposed": {"prefer_nhwc": "1"},
+    "heuristic-convolutions": {"cudnn_conv_algo_search": "HEURISTIC"},
+    "strict-layer-norm": {"enable_skip_layer_norm_strict_mode": "1"},
+}
+"""The form as it is with one option of the provider changed, None to leave it out; with the variant of its name, where
+there is one."""
+
+_WARM_UP_RUNS = 4
+_QUEUED_RUNS = 10
+_ROW_LIMIT_S = 120
+_UNWRITTEN = 777
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    making, timing, one = (commands.add_parser(name) for name in ("make", "time", "one"))
+    making.add_argument("bundle", type=Path)
+    making.add_argument("--checkpoints", type=Path, required=True)
+    making.add_argument("--jobs", type=int, default=len(VARIANTS))
+    making.add_argument("--only", help="make just this variant, in this process")
+    timing.add_argument("bundles", type=Path, nargs="+")
+    timing.add_argument("--json", type=Path, required=True)
+    timing.add_argument("--limit-s", type=float, default=420)
+    timing.add_argument("--runs", type=int, default=20)
+    one.add_argument("spec")
+    arguments = parser.parse_args()
+    if arguments.command == "one":
+        print("ROW " + json.dumps(measure(json.loads(arguments.spec))), flush=True)
+    elif arguments.command == "time":
+        time_all(arguments.bundles, arguments.json, arguments.limit_s, arguments.runs)
+    elif arguments.only:
+        make_variant(arguments.bundle, arguments.checkpoints, arguments.only)
+    else:
+        make_all(arguments.bundle, arguments.checkpoints, arguments.jobs)
+
+
+def make_all(bundle: Path, checkpoints: Path, jobs: int) -> None:
+    def make(name: str) -> None:
+        words = ["make", str(bundle), "--checkpoints", str(checkpoints), "--only", name]
+        subprocess.run([sys.executable, __file__, *words], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+    with ThreadPoolExecutor(jobs) as workers:
+        list(workers.map(make, VARIANTS))
+
+
+def variant_path(bundle: Path, name: str) -> Path:
+    return bundle / f"{FULL}.variant-{name}.onnx"
+
+
+def make_variant(folder: Path, checkpoints: Path, name: str) -> None:
+    """Writes one variant of the full step, which must find all its weights in the bundle."""
+    import onnx_ir as ir
+    import torch
+
+    from latentsync_trt.export.cuda_graph import take_stored
+    from latentsync_trt.export.graphs import build_cuda_graph
+    from latentsync_trt.export.options import ExportOptions, find_sources
+    from latentsync_trt.export.plans import cuda_module, load_networks, plan_graphs
+    from latentsync_trt.export.weights import WeightsFile
+
+    start_s = time.monotonic()
+    os.environ["LATENTSYNC_TRT_CHECKPOINTS"] = str(checkpoints)
+    manifest = Bundle.load(folder, verify=False).manifest
+    options = ExportOptions(resolution=manifest.resolution_px, frames=manifest.frames, cuda_form=False)
+    dtype = {"fp16": torch.float16, "fp32": torch.float32}[manifest.precision]
+    networks = load_networks(find_sources(options), options, dtype)
+    plan = next(plan for plan in plan_graphs(networks, options) if plan.name == FULL)
+    model = build_cuda_graph(plan, cuda_module(plan.module, VARIANTS[name]))
+    weights = WeightsFile(folder / manifest.graphs[FULL].weights)
+    weights.learn(ir.load(folder / manifest.graphs[FULL].file))
+    take_stored(model, weights)
+    weights.move_out(model)
+    ir.save(model, variant_path(folder, name))
+    print(f"{name}: {len(model.graph)} nodes, {time.monotonic() - start_s:.0f} s", flush=True)
+
+
+def rows_of(bundles: list[Path]) -> Iterator[dict[str, Any]]:
+    """What is timed, most wanted first."""
+    first = str(bundles[0])
+    for graph in GRAPHS:
+        for bundle in map(str, bundles):
+            for form in ("portable", "cuda"):
+                yield {"bundle": bundle, "graph": graph, "form": form}
+    for form in ("cuda", "portable"):
+        yield {"bundle": first, "graph": FULL, "form": form, "kernels": True}
+    for name in sorted(PROVIDER_CHANGES.keys() - VARIANTS.keys()):
+        yield {"bundle": first, "graph": FULL, "form": "cuda", "change": name}
+    for name in VARIANTS:
+        if variant_path(bundles[0], name).is_file():
+            yield {"bundle": first, "graph": FULL, "form": "cuda", "variant": name}
+
+
+def time_all(bundles: list[Path], target: Path, limit_s: float, runs: int) -> None:
+    """Every row in a process of its own; the file is whole after each."""
+    rows, start_s = [], time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        for spec in rows_of(bundles):
+            if time.monotonic() - start_s > limit_s:
+                print("out of time before", label(spec))
+                break
+            row = spec | run_row(spec | {"scratch": scratch, "runs": runs})
+            rows.append(row)
+            shown = row.get("error") or " ".join(f"{key} {row.get(key)}" for key in ("sync_ms", "stream_ms", "host_ms"))
+            print(f"{label(spec):70s} {shown}  {row.get('relative', '')}", flush=True)
+            target.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def label(spec: dict[str, Any]) -> str:
+    words = [Path(spec["bundle"]).name, spec["graph"], spec["form"]]
+    return " ".join(
+        [*words, *(str(spec[key]) for key in ("change", "variant") if key in spec), "kernels" * ("kernels" in spec)]
+    )
+
+
+def run_row(spec: dict[str, Any]) -> dict[str, Any]:
+    # Says on stdout which kernel each attention runs.
+    env = os.environ | ({"ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO": "1"} if "kernels" in spec else {})
+    try:
+        done = subprocess.run(
+            [sys.executable, __file__, "one", json.dumps(spec)],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=_ROW_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"took more than {_ROW_LIMIT_S} s"}
+    found = [line.removeprefix("ROW ") for line in done.stdout.splitlines() if line.startswith("ROW ")]
+    if not found:
+        return {"error": (done.stderr or done.stdout).strip()[-1500:]}
+    said = {
+        line.split("SdpaKernel=")[1].split("\x1b")[0].strip()
+        for line in done.stdout.splitlines()
+        if "SdpaKernel=" in line
+    }
+    return json.loads(found[0]) | ({"attention_kernels": sorted(said)} if said else {})
+
+
+def measure(spec: dict[str, Any]) -> dict[str, Any]:
+    """One row: a session opened, timed and compared."""
+    notices: list[str] = []
+    bundle = Bundle.load(Path(spec["bundle"]), verify=False)
+    selection = select_provider("cuda")
+    start_s = time.perf_counter()
+    row: dict[str, Any] = {"onnxruntime": ort.__version__, "gpu": str(selection.gpu)}
+    if "variant" in spec or "change" in spec:
+        path = variant_path(bundle.folder, spec["variant"]) if "variant" in spec else bundle.graph_path(FULL, "cuda")
+        options = cuda_recipe(CudaOptions(), "cuda", selection.gpu).provider_options.to_ort()
+        changed = options | PROVIDER_CHANGES.get(spec.get("change", spec.get("variant")), {})
+        given = {name: value for name, value in changed.items() if value is not None}
+        providers = (("CUDAExecutionProvider", given), ("CPUExecutionProvider", {}))
+        session = Session(path, SessionSettings(providers=providers))
+    else:
+        cache = EngineCache(Path(spec["scratch"]) / "engines", notices.append)
+        asked = RuntimeOptions(graph_form=spec["form"])
+        opened = Engines(bundle, selection, asked, cache, notices.append).open(spec["graph"])
+        session = opened.session
+        row |= {"placed": opened.placed, "build_s": round(opened.build_s, 2), "engine_bytes": opened.size_bytes}
+    row |= {"open_s": round(time.perf_counter() - start_s, 2), "notices": notices}
+    return row | time_session(session, spec)
+
+
+def time_session(session: Session, spec: dict[str, Any]) -> dict[str, Any]:
+    binding, outputs = bound(session)
+    first_ms = timed(lambda: session.ort.run_with_iobinding(binding))
+    once = {name: value.numpy() for name, value in outputs.items()}
+    if "kernels" in spec:
+        return {"kernel_ms": kernel_times(lambda: session.ort.run_with_iobinding(binding))}
+    for _ in range(_WARM_UP_RUNS):
+        session.ort.run_with_iobinding(binding)
+    times = [timed(lambda: session.ort.run_with_iobinding(binding)) for _ in range(spec["runs"])]
+    again = {name: value.numpy() for name, value in outputs.items()}
+    row: dict[str, Any] = {
+        "first_ms": round(first_ms, 1),
+        "sync_ms": round(statistics.median(times), 2),
+        "p5_ms": round(float(np.percentile(times, 5)), 2),
+        "p95_ms": round(float(np.percentile(times, 95)), 2),
+        **queued(session, binding),
+        "run_to_run": {name: relative(again[name], once[name]) for name in again},
+    }
+    reference = Path(spec["scratch"]) / f"{Path(spec['bundle']).name}-{spec['graph']}.npz"
+    if spec["form"] == "portable":
+        np.savez(reference, **again)
+    elif reference.is_file():
+        truths = np.load(reference)
+        row["relative"] = {name: relative(value, truths[name]) for name, value in again.items()}
+    return row
+
+
+def bound(session: Session) -> tuple[Any, dict[str, Any]]:
+    """Random inputs and outputs on the device. Outputs begin as what no network makes, so that gaps show."""
+    binding, outputs = session.ort.io_binding(), {}
+    for tensor in session.inputs:
+        value = ort.OrtValue.ortvalue_from_numpy(example(tensor.name, tensor.shape, tensor.dtype), "cuda", 0)
+        binding.bind_ortvalue_input(tensor.name, value)
+    for tensor in session.outputs:
+        outputs[tensor.name] = ort.OrtValue.ortvalue_from_numpy(
+            np.full(tensor.shape, _UNWRITTEN, tensor.dtype), "cuda", 0
+        )
+        binding.bind_ortvalue_output(tensor.name, outputs[tensor.name])
+    return binding, outputs
+
+
+def example(name: str, shape: tuple[Any, ...], dtype: Any) -> np.ndarray:
+    known: dict[str, Any] = {"timestep": 501, "guidance": 1.5, "coefficients": [1.02, -0.31, 0.12, 1.4, -0.9]}
+    if name in known:
+        return np.array(known[name], dtype)
+    return np.random.default_rng(sum(map(ord, name))).standard_normal(shape, np.float32).astype(dtype)
+
+
+def timed(run: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    run()
+    return 1000 * (time.perf_counter() - start_s)
+
+
+def queued(session: Session, binding: Any) -> dict[str, float]:
+    """A run's time where the host is ahead of the device, and the host's time to launch one."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    start_s = time.perf_counter()
+    host = [timed(lambda: session.ort.run_with_iobinding(binding, options)) for _ in range(_QUEUED_RUNS)]
+    session.ort.run_with_iobinding(binding)  # waits for all
+    total_ms = 1000 * (time.perf_counter() - start_s)
+    return {"stream_ms": round(total_ms / (_QUEUED_RUNS + 1), 2), "host_ms": round(min(host), 2)}
+
+
+def kernel_times(run: Callable[[], object], runs: int = 3) -> dict[str, Any]:
+    """Milliseconds and launches a run, by kernel; PyTorch's profiler records those of the whole process."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(runs):
+            run()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    sums: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            sums[event["name"][:140]][0] += event["dur"] / 1000 / runs
+            sums[event["name"][:140]][1] += 1 / runs
+    ordered = sorted(sums.items(), key=lambda item: -item[1][0])
+    return {
+        "total": round(sum(ms for _, (ms, _) in ordered), 2),
+        "by_name": [[name, *map(float, v)] for name, v in ordered[:50]],
+    }
+
+
+def relative(value: np.ndarray, truth: np.ndarray) -> float:
+    """Relative difference, as norms."""
+    wide, exact = value.astype(np.float64), truth.astype(np.float64)
+    return float(f"{np.linalg.norm(wide - exact) / np.linalg.norm(exact):.3e}")
+
+
+if __name__ == "__main__":
+    main()
