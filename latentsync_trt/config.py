@@ -15,6 +15,7 @@ Extend = Literal["loop", "hold"]
 Build = Literal["now", "background"]
 GraphFormChoice = Literal["auto", "portable", "cuda"]
 Solver = Literal["ddim", "dpmpp"]
+Encoder = Literal["x264", "nvenc", "auto"]
 PresetName = Literal["quality", "balanced", "fast"]
 
 PROVIDER_CHOICES = ("auto", "tensorrt", "rtx", "cuda", "cpu")
@@ -161,6 +162,12 @@ class SyncOptions:
         metavar="STEP,STEP,...",
     )
     crf: int = option(16, "H.264 quality: 0 is lossless, 51 worst.", minimum=0, maximum=51)
+    encoder: Encoder = option(
+        "x264",
+        "What encodes H.264: x264 on the CPU; nvenc, the GPU's own encoder, which leaves the CPU to other stages; "
+        "auto: nvenc where it opens.",
+        choices=("x264", "nvenc", "auto"),
+    )
     lossless: bool = option(False, "Write FFV1 RGB in .mkv instead of H.264.")
     length: Length = option("audio", "How long the output lasts.", choices=("audio", "video", "shortest"))
     extend: Extend = option(

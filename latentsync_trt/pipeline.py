@@ -274,8 +274,14 @@ class _Run:
         )
 
     def _writer(self) -> VideoWriter:
+        options = self._options
         return VideoWriter(
-            self._output, self._info, audio=self._audio, crf=self._options.crf, lossless=self._options.lossless
+            self._output,
+            self._info,
+            audio=self._audio,
+            crf=options.crf,
+            encoder=options.encoder,
+            lossless=options.lossless,
         )
 
     def _expected_frames(self) -> int | None:

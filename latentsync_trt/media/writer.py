@@ -6,7 +6,7 @@ import tempfile
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 import av
 from av.container import OutputContainer
@@ -15,8 +15,9 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange
 from av.video.stream import VideoStream
 
-from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.config import MODEL_FPS, Encoder
 from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.media.encoders import h264_encoder
 from latentsync_trt.media.failures import ffmpeg_name, writing
 from latentsync_trt.media.patch import apply_patch, paint
 from latentsync_trt.media.pictures import frame_of_planes
@@ -29,9 +30,6 @@ TEMPORARY_PREFIX = ".latentsync-"
 
 _LOSSLESS_FORMAT = "bgr0"
 """8-bit RGB as FFV1 takes it."""
-
-# Among x264's presets at one crf, quality hardly changes and size by about a tenth; this one keeps up with a GPU.
-_X264_PRESET = "veryfast"
 
 # Left alone, x264 starts 1.5 threads a core, each with frames of its own: gigabytes on a large server, and no faster.
 _ENCODER_THREADS = min(16, os.cpu_count() or 1)
@@ -69,10 +67,11 @@ class VideoWriter:
     Args:
         output: .mp4, .mov or .mkv. info: the source, whose pixel aspect is kept; colour tags come with the frames.
         audio: whose first audio stream is the sound; None for silence.
-        crf: x264's quality, 0 to 51. lossless: FFV1 RGB instead.
+        crf: x264's quality, 0 to 51. encoder: see `h264_encoder`. lossless: FFV1 RGB instead.
 
     Raises:
-        OutputError: on entering, writing or leaving: the file cannot be written. MediaError: the sound cannot be read.
+        OutputError: on entering, writing or leaving: the file cannot be written, or the encoder does not open.
+        MediaError: the sound cannot be read.
     """
 
     def __init__(
@@ -82,11 +81,12 @@ class VideoWriter:
         *,
         audio: Path | None = None,
         crf: int = 16,
+        encoder: Encoder = "x264",
         lossless: bool = False,
         fps: int = MODEL_FPS,
     ) -> None:
         self._output, self._info, self._audio = output, info, audio
-        self._crf, self._lossless, self._fps = crf, lossless, fps
+        self._crf, self._encoder, self._lossless, self._fps = crf, encoder, lossless, fps
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._container: OutputContainer | None = None
         self._stream: VideoStream | None = None
@@ -148,11 +148,11 @@ class VideoWriter:
             stream = container.add_stream("ffv1", rate=self._fps)
             stream.pix_fmt = _LOSSLESS_FORMAT
         else:
-            stream = container.add_stream(
-                "libx264", rate=self._fps, options={"crf": str(self._crf), "preset": _X264_PRESET}
-            )
-            stream.pix_fmt = "yuv420p"
             height, width = self._even(height, width)
+            h264 = h264_encoder(self._encoder, self._crf, width, height)
+            # PyAV knows the kind of a stream by the names of some encoders only.
+            stream = cast(VideoStream, container.add_stream(h264.codec, rate=self._fps, options=h264.options))
+            stream.pix_fmt = "yuv420p"
             if frame.planes is not None:
                 _tag(stream, frame.planes.colour)
         stream.width, stream.height = width, height
