@@ -136,18 +136,27 @@ def frame_rectangle(
     return left, top, right, bottom
 
 
-def resize_antialiased(image: Float32Array, size_px: tuple[int, int]) -> Float32Array:
+def resize_antialiased(
+    image: Float32Array, size_px: tuple[int, int], part: tuple[slice, slice] | None = None
+) -> Float32Array:
     """Bicubic resize (a = −0.5) whose kernel widens when it shrinks, as PyTorch's `interpolate(antialias=True)`.
 
     Args:
         image: float32 `(H, W, C)`. size_px: width and height of the result.
+        part: rows and columns of the result to compute; the others are 0. None = all.
 
     Returns:
         float32 `(height, width, C)`; values may overshoot the range of the input.
     """
     width, height = size_px
-    tall = _resize_rows(image, height)
-    return np.ascontiguousarray(_resize_rows(np.ascontiguousarray(tall.swapaxes(0, 1)), width).swapaxes(0, 1))
+    rows, columns = part or (slice(0, height), slice(0, width))
+    tall = _resize_rows(image, height, rows)
+    wide = _resize_rows(np.ascontiguousarray(tall.swapaxes(0, 1)), width, columns).swapaxes(0, 1)
+    if part is None:
+        return np.ascontiguousarray(wide)
+    result = np.zeros((height, width, image.shape[2]), np.float32)
+    result[rows, columns] = wide
+    return result
 
 
 def _normalised(points: Float64Array) -> tuple[Float64Array, Float64Array, float]:
@@ -167,10 +176,11 @@ def _rotation(source: Float64Array, target: Float64Array) -> Float64Array:
     return rotation
 
 
-def _resize_rows(image: Float32Array, rows: int) -> Float32Array:
-    """Resizes the first axis of `image` to `rows`."""
+def _resize_rows(image: Float32Array, rows: int, part: slice) -> Float32Array:
+    """Resizes the first axis of `image` to `rows`, of which it computes `part`."""
     indices, weights = _taps(image.shape[0], rows)
-    result = np.zeros((rows, *image.shape[1:]), np.float32)
+    indices, weights = indices[:, part], weights[:, part]
+    result = np.zeros((indices.shape[1], *image.shape[1:]), np.float32)
     for index, weight in zip(indices, weights, strict=True):
         result += weight[:, None, None] * image[index]
     return result

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 
 from latentsync_trt.face.align import frame_rectangle, inverse, resize_antialiased, shifted
-from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, Patch, UInt8Array
+from latentsync_trt.types import AlignedFace, BoolArray, Float32Array, Float64Array, Patch, UInt8Array
 
 _BORDER_EROSION_PX = 2
 _EDGE_DIVISOR = 20
@@ -50,7 +50,8 @@ def composite(
         return paste(frame, resize_antialiased(levels, face.crop_size_px), face.matrix)
     size = _unaliased_size(face)
     generated = np.clip(resize_antialiased(1 - mask[..., None], size)[..., 0], 0, 1)
-    return paste(frame, resize_antialiased(levels, size), _rescaled(face, size), generated)
+    part = _around(generated, _WARP_MARGIN_PX)
+    return paste(frame, resize_antialiased(levels, size, part), _rescaled(face, size), generated)
 
 
 def paste(frame: UInt8Array, crop: Float32Array, matrix: Float64Array, opacity: Float32Array | None = None) -> Patch:
@@ -136,14 +137,23 @@ def _rescaled(face: AlignedFace, size: tuple[int, int]) -> Float64Array:
     return np.column_stack([linear, (face.matrix[:, 2] + 0.5) * scale - 0.5])
 
 
+def _around(values: Float32Array | BoolArray, margin_px: int = 0) -> tuple[slice, slice]:
+    """Rows and columns that hold all of `values (H, W)` which are not 0, and `margin_px` more where there are."""
+    ends = []
+    for axis in (0, 1):
+        places = np.flatnonzero(values.any(axis=1 - axis))
+        first, last = (int(places[0]), int(places[-1])) if places.size else (0, -1)
+        ends.append(slice(max(first - margin_px, 0), min(last + 1 + margin_px, values.shape[axis])))
+    return ends[0], ends[1]
+
+
 def _trimmed(patch: Patch) -> Patch:
     """The part of a patch that holds its changed pixels."""
-    rows, columns = np.flatnonzero(patch.changed.any(axis=1)), np.flatnonzero(patch.changed.any(axis=0))
-    if not rows.size:
+    rows, columns = _around(patch.changed)
+    if rows.start == rows.stop:
         return _empty(patch.x_px, patch.y_px)
-    tall, wide = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
     return Patch(
-        patch.x_px + int(columns[0]), patch.y_px + int(rows[0]), patch.rgb[tall, wide], patch.changed[tall, wide]
+        patch.x_px + columns.start, patch.y_px + rows.start, patch.rgb[rows, columns], patch.changed[rows, columns]
     )
 
 
