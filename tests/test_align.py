@@ -146,3 +146,13 @@ def test_resize_equals_pytorch(size):
     found = resize_antialiased(image, size)
     assert found.shape == (size[1], size[0], 3)
     assert np.abs(found - wanted[0].permute(1, 2, 0).numpy()).max() <= RESIZE_TOLERANCE
+
+
+def test_a_part_of_a_resized_picture_is_that_part() -> None:
+    image = np.random.default_rng(5).random((40, 50, 3)).astype(np.float32)
+    rows, columns = slice(7, 21), slice(3, 30)
+    part = resize_antialiased(image, (33, 27), (rows, columns))
+    whole = resize_antialiased(image, (33, 27))
+    np.testing.assert_array_equal(part[rows, columns], whole[rows, columns])
+    part[rows, columns] = 0
+    assert not part.any()

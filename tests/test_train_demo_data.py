@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from latentsync_trt.audio.mel import log_mel
+from scripts.train_demo.atlas import Atlas, draw_atlas
 from scripts.train_demo.mouth import MouthPose
 from scripts.train_demo.scene import Studio, draw_scene
 from scripts.train_demo.texts import HELD_OUT, TRAINING, vocabulary
@@ -107,6 +108,24 @@ def test_only_the_mouths_surroundings_move_with_it() -> None:
     changed = np.abs(still - spoken).max(axis=2) > 8
     assert 0.005 < changed.mean() < 0.2
     assert not changed[:60].any()
+
+
+class Alone:
+    """A crew of one, which works here."""
+
+    def imap(self, work, items, chunksize):
+        return map(work, items)
+
+
+def test_mouths_between_drawn_ones_are_blended(tmp_path: Path) -> None:
+    def draw(pose: MouthPose) -> np.ndarray:
+        return np.full((2, 3, 3), (100 * pose.opening, 50 + 50 * pose.width, 200 * pose.rounding), np.uint8)
+
+    draw_atlas(tmp_path / "mouths.npy", (3, 2, 2), draw, Alone())  # type: ignore[arg-type]
+    atlas = Atlas(tmp_path / "mouths.npy", (3, 2, 2))
+    for pose in (MouthPose(0.5, -1, 1), MouthPose(0.25, 0.5, 0.1), MouthPose(1.2, 1, 0)):
+        wanted = 100 * min(pose.opening, 1), 50 + 50 * pose.width, 200 * pose.rounding
+        np.testing.assert_allclose(atlas.mouth(pose)[0, 0], wanted, atol=0.51)
 
 
 def test_recordings_are_made_the_same_twice_and_stored_well(tmp_path: Path) -> None:
