@@ -1,0 +1,134 @@
+"""Sentences, voices, a language and camera paths that nothing was trained on, as clips; and how lips follow them."""
+
+import wave
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
+from latentsync_trt.bench.clip_sync import Curves, SyncScore, score
+from latentsync_trt.bench.moments import aligned
+from latentsync_trt.bench.sync_measure import agreement, mouth_gaps
+from latentsync_trt.config import MODEL_FPS, SyncOptions
+from latentsync_trt.demo import SpokenMouth
+from latentsync_trt.face.align import crop
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.media.patch import planes_of
+from latentsync_trt.media.reader import read_frames
+from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.pipeline import LipSync
+from latentsync_trt.types import ColourTags, Float32Array, Frame, UInt8Array, VideoInfo
+from scripts.train_demo.espeak import Speaker, Voice
+from scripts.train_demo.recordings import HELD_OUT_VARIANTS, Recording, say
+from scripts.train_demo.scene import SIDE_PX, Scene, Studio, draw_scene
+from scripts.train_demo.texts import HELD_OUT
+from scripts.train_demo.visemes import MouthTrack
+
+_SCENE_SEED = 1_000_003
+"""Far from the seeds of the clips that are trained on."""
+
+_PAUSE_S = 0.6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """A sentence, who says it, before which camera; `other`: the mouth of another sentence, to tell it from."""
+
+    number: int
+    text: str
+    recording: Recording
+    other: MouthTrack
+    scene: Scene
+
+    @property
+    def voice(self) -> str:
+        """espeak-ng's name of it."""
+        return f"{self.recording.voice.language}+{self.recording.voice.variant}"
+
+    def __len__(self) -> int:
+        return len(self.recording.track)
+
+
+def held_out_cases(count: int | None = None) -> list[Case]:
+    """All held-out sentences, or `count` of them, languages in turn; the same ones in every fresh process."""
+    speaker = Speaker()
+    # All are spoken, whatever is taken: espeak-ng's samples depend on what it said before.
+    spoken = [(text, say(speaker, text, voice, pause_s=_PAUSE_S)) for text, voice in _sentences()]
+    cases = [
+        Case(number, text, recording, spoken[(number + 1) % len(spoken)][1].track, _scene(number))
+        for number, (text, recording) in enumerate(spoken)
+    ]
+    each = len(cases) // len(HELD_OUT)
+    return cases if count is None else sorted(cases, key=lambda case: case.number % each)[:count]
+
+
+def write_inputs(case: Case, studio: Studio, folder: Path) -> tuple[Path, Path]:
+    """Writes what is to be dubbed, a face with a still mouth, and the speech; returns both paths."""
+    video, audio = folder / f"{case.number}-source.mkv", folder / f"{case.number}.wav"
+    _write_clip(video, studio.film(case.scene, None, len(case)))
+    _write_sound(audio, case.recording.samples)
+    return video, audio
+
+
+def dub(lip_sync: LipSync, inputs: tuple[Path, Path], out: Path, options: SyncOptions, frames: int) -> UInt8Array:
+    """Runs the pipeline; returns the first `frames` of the result, `(n, H, W, 3)` RGB."""
+    lip_sync.sync(*inputs, out, options)
+    return np.stack([frame.rgb for frame in read_frames(out, rgb_only=True)])[:frames]
+
+
+def lips(made: Iterable[UInt8Array], case: Case, detector: MediaPipeDetector) -> tuple[SyncScore, float]:
+    """How the lips of a dubbed case follow, and their correlation with another sentence's mouth."""
+    track = case.recording.track
+    gaps = mouth_gaps(made, detector)
+    mouth = SpokenMouth(track.opening, track.shut, track.silent)
+    common = min(len(track), len(case.other))
+    wrong = agreement(gaps[:common], case.other.opening[:common]).correlation
+    return score(Curves(gaps, np.zeros_like(gaps), mouth)), wrong
+
+
+def aligned_faces(
+    source: Iterable[UInt8Array], clips: list[Iterable[UInt8Array]], side_px: int, detector: MediaPipeDetector
+) -> UInt8Array:
+    """The faces of several clips, cut out where the source's face is: `(clips, n, side_px, side_px, 3)`.
+
+    Raises:
+        ValueError: a frame of the source shows no face.
+    """
+    rows = []
+    for index, ((_, matrices), *frames) in enumerate(zip(aligned(source, (side_px,), detector), *clips, strict=False)):
+        if matrices is None:
+            raise ValueError(f"frame {index} of a filmed clip shows no face")
+        rows.append(np.stack([crop(frame, matrices[0], side_px).image for frame in frames]))
+    return np.stack(rows, axis=1)
+
+
+def _sentences() -> Iterator[tuple[str, Voice]]:
+    number = 0
+    for language, texts in HELD_OUT.items():
+        for text in texts:
+            variant = HELD_OUT_VARIANTS[number % len(HELD_OUT_VARIANTS)]
+            yield text, Voice(language, variant, 150 + 10 * (number % 4))
+            number += 1
+
+
+def _scene(number: int) -> Scene:
+    return draw_scene(np.random.Generator(np.random.PCG64([_SCENE_SEED, number])))
+
+
+def _write_clip(path: Path, frames: Iterator[UInt8Array]) -> None:
+    colour = ColourTags(1, 1, 1, full_range=False)
+    info = VideoInfo(SIDE_PX, SIDE_PX, Fraction(MODEL_FPS), None, "ffv1", "bgr0", 0, colour)
+    with VideoWriter(path, info, lossless=True) as writer:
+        for index, rgb in enumerate(frames):
+            writer.write(Frame(index, Fraction(index, MODEL_FPS), rgb, planes_of(rgb, colour)))
+
+
+def _write_sound(path: Path, samples: Float32Array) -> None:
+    with wave.open(str(path), "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(SAMPLE_RATE_HZ)
+        sound.writeframes(np.rint(samples.clip(-1, 1) * 32767).astype("<i2").tobytes())
