@@ -134,6 +134,15 @@ def test_a_comparison_shows_change_noise_and_what_else_differs() -> None:
     assert found.differences == (("gpu", "G", "H"),)
 
 
+def test_a_ceiling_that_moved_is_pointed_out() -> None:
+    ceiling = replace(GRAPH, case="matmul 8192 fp16", arithmetic=Arithmetic(1.0, 700.0, 700.0))
+    lower = replace(ceiling, time=Spread(140.0, 130.0, 150.0, 20), arithmetic=Arithmetic(1.0, 500.0, 500.0))
+    found = compare(replace(ALL, rows=(ceiling, GRAPH)), replace(ALL, rows=(lower, GRAPH)))
+    assert found.differences == (
+        ("ceiling matmul 8192 fp16 · cuda", "700 TFLOP/s (100% of matmul)", "500 TFLOP/s (100% of matmul)"),
+    )
+
+
 def test_compare_prints_a_table_and_succeeds(tmp_path: Path) -> None:
     slower = replace(GRAPH, time=Spread(200.0, 190.0, 210.0, 20))
     ALL.write(tmp_path / "a.json")

@@ -15,7 +15,7 @@ from latentsync_trt.bench.rows import Results, Row, read_results
 from latentsync_trt.bench.suite import run_bench
 from latentsync_trt.bundle import Bundle, demo_folder
 from latentsync_trt.cli import main
-from latentsync_trt.config import PRESETS, RuntimeOptions, Sampling
+from latentsync_trt.config import PRESETS, RuntimeOptions, Sampling, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.runtime.providers import why_unavailable
 from tests.clips import write_sound
@@ -101,7 +101,7 @@ def test_a_loop_is_told_by_its_parts_and_steps(results: Results) -> None:
 def test_stages_are_told_in_frames_per_second(results: Results) -> None:
     rows = rows_of(results, "stage")
     cases = {case for case, _ in rows}
-    assert cases == {"decode", "face", "compose", "encode", "hear", "paint"}
+    assert cases == {"decode", "face", "compose", "encode", "all off the GPU", "hear", "paint"}
     assert rows["decode", None].provider is None
     assert rows["paint", "fast"].provider == "cpu"
     assert all(row.frames_per_s and row.frames_per_s > 0 for row in rows.values())
@@ -142,6 +142,16 @@ def test_a_reference_bundle_is_compared_with(short_presets: None, tmp_path: Path
     assert row.quality.psnr_db is None
     assert row.quality.ssim == pytest.approx(1.0)
     assert row.quality.reference == "other, preset quality, on cpu"
+
+
+def test_what_counts_before_a_preset_makes_it_another(short_presets: None) -> None:
+    """`quality` with other options is no longer what the others are compared with."""
+    options = BenchOptions(provider=("cpu",), preset=("quality",), scenario=("loop",), runs=1, warm_up=0)
+    sync = SyncOptions(steps=3, guidance=1.0)
+    (row,) = run_bench(Bundle.load(demo_folder()), None, options, RuntimeOptions(), sync, say=lambda _: None).rows
+    assert [(kind.full, kind.guided, kind.in_a_run) for kind in row.steps] == [(True, False, 3)]
+    assert row.quality is not None
+    assert row.quality.psnr_db is not None
 
 
 def test_a_reference_of_another_size_is_refused() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from latentsync_trt.bench.material import SEED
-from latentsync_trt.bench.rows import Arithmetic, Row
+from latentsync_trt.bench.rows import CEILING, Arithmetic, Row
 from latentsync_trt.bench.setting import Setting
 from latentsync_trt.bench.spread import Spread, measure
 from latentsync_trt.runtime.bound import BoundRun
@@ -30,7 +30,7 @@ def measure_ceiling(setting: Setting) -> Row:
     side = _CPU_SIDE if on_cpu else _GPU_SIDE
     # The CPU provider computes float16 graphs in float32, with casts between.
     precision = "fp32" if on_cpu else setting.bundle.manifest.precision
-    name = f"matmul {side} {precision}"
+    name = f"{CEILING} {side} {precision}"
     setting.say(f"{setting.provider}: {name}")
     rng = np.random.default_rng(SEED)
     with setting.watch() as watch:

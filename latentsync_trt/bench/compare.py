@@ -1,8 +1,10 @@
 """What changed from one run of the bench to another, with the noise in view. Pure."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from latentsync_trt.bench.rows import Results, Row
+from latentsync_trt.bench import words
+from latentsync_trt.bench.rows import Results, Row, is_ceiling
 from latentsync_trt.bench.spread import Change
 
 _TOLD_APART = ("measured_at", "command")
@@ -48,8 +50,17 @@ def compare(before: Results, after: Results) -> Comparison:
         tuple(Pair(row, theirs[key]) for key, row in ours.items() if key in theirs),
         tuple(row for key, row in ours.items() if key not in theirs),
         tuple(row for key, row in theirs.items() if key not in ours),
-        _differences(before, after),
+        (*_differences(before, after), *_moved_ceilings(before, after)),
     )
+
+
+def _moved_ceilings(before: Results, after: Results) -> Iterator[tuple[str, str, str]]:
+    """Ceilings that are not what they were: the machine is another, or has other work to do."""
+    ceilings = [{row.key: row for row in results.rows if is_ceiling(row)} for results in (before, after)]
+    for key, row in ceilings[0].items():
+        other = ceilings[1].get(key)
+        if other is not None and other.time.against(row.time) != "within noise":
+            yield f"ceiling {words.title(row)}", words.rate(row), words.rate(other)
 
 
 def _differences(before: Results, after: Results) -> tuple[tuple[str, str, str], ...]:

@@ -13,6 +13,9 @@ from latentsync_trt.errors import InputError, OutputError
 FORMAT = 1
 KIND = "latentsync-trt bench"
 
+CEILING = "matmul"
+"""What the names of ceilings' rows begin with."""
+
 Scenario = Literal["graph", "loop", "stage", "end-to-end", "pytorch"]
 SCENARIOS: tuple[Scenario, ...] = ("graph", "loop", "stage", "end-to-end", "pytorch")
 
@@ -171,6 +174,11 @@ def read_results(path: Path) -> Results:
         return Results(content["environment"], BundleFacts(**content["bundle"]), rows)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path}: rows are damaged or incomplete ({error!r})") from error
+
+
+def is_ceiling(row: Row) -> bool:
+    """Whether a row is the matrix product that others are measured against."""
+    return row.scenario == "graph" and row.case.startswith(CEILING)
 
 
 def _optional(kind: type[Any], raw: Any) -> Any:

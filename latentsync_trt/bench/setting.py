@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from latentsync_trt.bench.options import BenchOptions
 from latentsync_trt.bench.watch import MemoryWatch
 from latentsync_trt.bundle import Bundle
-from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.config import PresetName, RuntimeOptions, SyncOptions
 from latentsync_trt.diffusion.inpainting import ImageCodec, Inpainter
 from latentsync_trt.diffusion.loop import Denoiser, initial_noise
 from latentsync_trt.diffusion.plan import plan_for
@@ -18,14 +18,15 @@ from latentsync_trt.runtime.memory import give_back_gpu_memory
 from latentsync_trt.runtime.networks import Networks
 from latentsync_trt.runtime.providers import Selection, select_provider
 
-REFERENCE_PRESET = "quality"
+REFERENCE_PRESET: PresetName = "quality"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A bundle on a provider.
 
-    `reference`: the bundle that pictures are compared with, None for `bundle` itself. `free_before_bytes`: device
+    `reference`: the bundle that pictures are compared with, None for `bundle` itself. `sync`: what counts before every
+    preset. `free_before_bytes`: device
     memory that was free before anything was opened, None where there is none. `say`: told what is being measured.
     """
 
@@ -33,6 +34,7 @@ class Setting:
     reference: Bundle | None
     selection: Selection
     runtime: RuntimeOptions
+    sync: SyncOptions
     options: BenchOptions
     free_before_bytes: int | None
     say: Callable[[str], None]
@@ -49,12 +51,16 @@ class Setting:
 
     @property
     def reference_setting(self) -> "Setting":
-        """The same for the bundle of the reference."""
-        return replace(self, bundle=self.reference or self.bundle, reference=None)
+        """The same for the bundle of the reference, where nothing counts before the preset."""
+        return replace(self, bundle=self.reference or self.bundle, reference=None, sync=SyncOptions())
+
+    def sync_options(self, preset: str) -> SyncOptions:
+        """What `sync --preset` would run, with what counts before it."""
+        return replace(self.sync, preset=preset)  # type: ignore[arg-type]  # checked by `SyncOptions` itself
 
     def is_reference(self, preset: str) -> bool:
         """Whether a run with `preset` is the reference itself."""
-        return preset == REFERENCE_PRESET and self.reference is None
+        return self.reference is None and self.sync_options(preset) == SyncOptions(preset=REFERENCE_PRESET)
 
     @contextmanager
     def networks(self) -> Iterator[Networks]:
@@ -82,7 +88,7 @@ class Setting:
 
     def inpainter(self, preset: str, codec: ImageCodec, denoiser: Denoiser) -> Inpainter:
         """The inpainter that `sync --preset` uses, on this codec and denoiser."""
-        options = sync_options(preset)
+        options = self.sync_options(preset)
         resolution_px, latent_px = self.bundle.manifest.resolution_px, self.bundle.manifest.latent_px
         return Inpainter(
             codec=codec,
@@ -97,15 +103,11 @@ class Setting:
         )
 
 
-def sync_options(preset: str) -> SyncOptions:
-    """The options of `sync --preset`."""
-    return SyncOptions(preset=preset)  # type: ignore[arg-type]  # checked by `SyncOptions` itself
-
-
 def settings_for(
     bundle: Bundle,
     reference: Bundle | None,
     runtime: RuntimeOptions,
+    sync: SyncOptions,
     options: BenchOptions,
     say: Callable[[str], None],
 ) -> list[Setting]:
@@ -121,7 +123,7 @@ def settings_for(
             say(text)
         selections.setdefault(selection.name, selection)
     return [
-        Setting(bundle, reference, chosen, runtime, options, _free_memory_bytes(chosen), say)
+        Setting(bundle, reference, chosen, runtime, sync, options, _free_memory_bytes(chosen), say)
         for chosen in selections.values()
     ]
 

@@ -1,8 +1,9 @@
 """Scenario "stage": each stage of `sync` by itself, on frames that are there already."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, tee
 from pathlib import Path
 from statistics import median
 
@@ -18,10 +19,16 @@ from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.compositor import composite
 from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.flow import in_background
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.types import AlignedFace, Float32Array, Frame, Patch, UInt8Array
+
+TOGETHER = "all off the GPU"
+"""Decode, face, compose and encode at the same time, as they run beside the networks."""
+
+_QUEUE_DEPTH = 4
 
 _MOST_FRAMES = 50
 """Two seconds, which at 1080p take half a gigabyte: all frames of a stage lie in memory while it is timed."""
@@ -38,20 +45,26 @@ class _Material:
 
 
 def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
-    """Rows for the stages off the GPU; `folder` takes what is written. Errors as `LipSync.sync`."""
+    """Rows for the stages off the GPU, and for all of them together; `folder` takes what is written.
+
+    Errors as `LipSync.sync`.
+    """
     resolution_px = setting.bundle.manifest.resolution_px
     material = _material(clip, resolution_px)
     pictures = [frame.rgb for frame in material.frames]
-    patches = _compose(material)
+    patches = [_patch(*item, material.mask) for item in _items(material)]
+    writer = _Writing(clip, folder / "stage.mp4", setting.sync)
     stages: dict[str, Callable[[], object]] = {
-        "decode": lambda: _frames(clip),
+        "decode": lambda: _frames(clip, len(material.frames)),
         "face": lambda: list(aligned_faces(pictures, resolution_px)),
-        "compose": lambda: _compose(material),
-        "encode": lambda: _encode(clip, material.frames, patches, folder / "stage.mp4"),
+        "compose": lambda: [_patch(*item, material.mask) for item in _items(material)],
+        "encode": lambda: writer.write(zip(material.frames, patches, strict=True)),
+        TOGETHER: lambda: writer.write(_composed(clip, material)),
     }
+    note = f"{clip.name}, {setting.sync.encoder}, {usable_cores()} cores"
     for stage, run in stages.items():
         setting.say(f"{stage}: {len(material.frames)} frames of {clip.name}")
-        yield _row(setting, stage, None, run, len(material.frames), note=f"{clip.name}, {usable_cores()} cores")
+        yield _row(setting, stage, None, run, len(material.frames), note=note)
 
 
 def measure_network_stages(setting: Setting, clip: Clip) -> Iterator[Row]:
@@ -111,14 +124,14 @@ def _row(
     )
 
 
-def _frames(clip: Clip) -> list[Frame]:
-    return list(islice(read_frames(clip.video), _MOST_FRAMES))
+def _frames(clip: Clip, count: int) -> list[Frame]:
+    return list(islice(read_frames(clip.video), count))
 
 
 def _material(clip: Clip, resolution_px: int) -> _Material:
     """The first frames up to one without a face."""
     frames, faces = list[Frame](), list[AlignedFace]()
-    pictures = _frames(clip)
+    pictures = _frames(clip, _MOST_FRAMES)
     for frame, face in zip(pictures, aligned_faces((frame.rgb for frame in pictures), resolution_px), strict=True):
         if face is None:
             break
@@ -131,9 +144,31 @@ def _material(clip: Clip, resolution_px: int) -> _Material:
     return _Material(frames, faces, painted, mouth_mask(resolution_px))
 
 
-def _compose(material: _Material) -> list[Patch]:
-    triples = zip(material.frames, material.faces, material.painted, strict=True)
-    return [composite(frame.rgb, face, painted, material.mask) for frame, face, painted in triples]
+def _items(material: _Material) -> Iterator[tuple[Frame, AlignedFace, Float32Array]]:
+    return zip(material.frames, material.faces, material.painted, strict=True)
+
+
+def _patch(frame: Frame, face: AlignedFace, painted: Float32Array, mask: Float32Array) -> Patch:
+    return composite(frame.rgb, face, painted, mask)
+
+
+def _composed(clip: Clip, material: _Material) -> Generator[tuple[Frame, Patch], None, None]:
+    """Frames with their patches, decoded and searched in threads of their own, as `sync` does; nothing is painted."""
+    decoded = (frame for frame in islice(read_frames(clip.video), len(material.frames)))
+    searched = _with_faces(in_background(decoded, depth=_QUEUE_DEPTH, name="decode"), len(material.mask))
+    with closing(in_background(searched, depth=_QUEUE_DEPTH, name="face")) as found:
+        for (frame, face), painted in zip(found, material.painted, strict=True):
+            yield frame, _patch(frame, face, painted, material.mask)
+
+
+def _with_faces(
+    frames: Generator[Frame, None, None], resolution_px: int
+) -> Generator[tuple[Frame, AlignedFace], None, None]:
+    with closing(frames):
+        first, second = tee(frames)
+        for frame, face in zip(first, aligned_faces((frame.rgb for frame in second), resolution_px), strict=False):
+            if face is not None:  # the material has frames with a face only
+                yield frame, face
 
 
 def _faces(clip: Clip, resolution_px: int, count: int) -> UInt8Array:
@@ -142,7 +177,17 @@ def _faces(clip: Clip, resolution_px: int, count: int) -> UInt8Array:
     return np.stack([found[index % len(found)].image for index in range(count)])
 
 
-def _encode(clip: Clip, frames: list[Frame], patches: list[Patch], target: Path) -> None:
-    with VideoWriter(target, probe(clip.video), crf=SyncOptions().crf) as writer:
-        for frame, patch in zip(frames, patches, strict=True):
-            writer.write(frame, patch)
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """How clips are written."""
+
+    clip: Clip
+    target: Path
+    options: SyncOptions
+
+    def write(self, frames: Iterable[tuple[Frame, Patch]]) -> None:
+        """One clip."""
+        info = probe(self.clip.video)
+        with VideoWriter(self.target, info, crf=self.options.crf, encoder=self.options.encoder) as writer:
+            for frame, patch in frames:
+                writer.write(frame, patch)

@@ -15,7 +15,7 @@ from latentsync_trt.bench.setting import Setting, settings_for
 from latentsync_trt.bench.stages import measure_network_stages, measure_stages
 from latentsync_trt.bench.whole import measure_clips
 from latentsync_trt.bundle import Bundle
-from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError, MissingDependency
 
 _TORCH_NEEDED = ("torch", "diffusers")
@@ -26,6 +26,7 @@ def run_bench(
     reference: Bundle | None,
     options: BenchOptions,
     runtime: RuntimeOptions,
+    sync: SyncOptions | None = None,
     *,
     command: Sequence[str] = (),
     say: Callable[[str], None],
@@ -34,6 +35,7 @@ def run_bench(
 
     Args:
         reference: whose pictures are compared with; None for those of `bundle` itself.
+        sync: what counts before every preset, as `--cache-interval` does; its own preset does not count.
         command: the command line, for the record. say: told what is being measured, in a line.
 
     Raises:
@@ -42,7 +44,7 @@ def run_bench(
         Else as `LipSync.sync`.
     """
     _check(bundle, reference, options)
-    settings = settings_for(bundle, reference, runtime, options, say)
+    settings = settings_for(bundle, reference, runtime, sync or SyncOptions(), options, say)
     with tempfile.TemporaryDirectory(prefix="latentsync-bench-") as folder:
         rows = tuple(row for row in _rows(settings, options, Path(folder)))
     return Results(

@@ -13,7 +13,7 @@ from latentsync_trt.bench.loops import compare
 from latentsync_trt.bench.machine import without_paths
 from latentsync_trt.bench.material import Clip, aligned_faces, generated_part
 from latentsync_trt.bench.rows import Quality, Row
-from latentsync_trt.bench.setting import REFERENCE_PRESET, Setting, sync_options
+from latentsync_trt.bench.setting import REFERENCE_PRESET, Setting
 from latentsync_trt.bench.spread import Spread, measure
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.align import crop
@@ -47,7 +47,7 @@ def measure_clips(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
 
 def _measure(setting: Setting, clip: Clip, preset: str, target: Path) -> Row:
     runs, warm_up = setting.options.runs_of("end-to-end"), setting.options.warm_up_of("end-to-end")
-    options = sync_options(preset)
+    options = setting.sync_options(preset)
     reports: list[SyncReport] = []
     with setting.watch() as watch:
         start_s = perf_counter()
@@ -100,7 +100,7 @@ def _write_reference(setting: Setting, clip: Clip, folder: Path) -> Path:
     target = folder / f"{setting.provider}-reference.mp4"
     setting.say(f"{setting.provider}: the clip to compare with ({setting.reference_name})")
     with _lip_sync(setting.reference_setting) as lip_sync:
-        lip_sync.sync(clip.video, clip.audio, target, sync_options(REFERENCE_PRESET))
+        lip_sync.sync(clip.video, clip.audio, target, setting.reference_setting.sync_options(REFERENCE_PRESET))
     _give_back(setting)
     return target
 

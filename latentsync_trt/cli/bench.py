@@ -9,18 +9,21 @@ import click
 
 from latentsync_trt.bench.options import BenchOptions
 from latentsync_trt.cli.options import build, bundle_option, options_from
-from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.config import RuntimeOptions, SyncOptions
 
 if TYPE_CHECKING:
     from latentsync_trt.bench.rows import Results
 
-_NOT_FOR_BENCH = ("build", "profile")
+_NOT_FOR_BENCH = ("build", "profile", "preset", "lossless")
+"""A bench waits for its engines and times without a profile; it has presets of its own, and writes .mp4."""
+
 _ROWS_SUFFIX, _REPORT_SUFFIX = ".json", ".html"
 
 
 @click.command("bench")
 @bundle_option
 @options_from(BenchOptions)
+@options_from(SyncOptions, leave_out=_NOT_FOR_BENCH)
 @options_from(RuntimeOptions, leave_out=_NOT_FOR_BENCH)
 @click.option(
     "--out",
@@ -57,12 +60,13 @@ def command(
     from latentsync_trt.cli.show import say
 
     options, runtime = build(BenchOptions, fields), build(RuntimeOptions, fields)
+    sync = build(SyncOptions, {name: value for name, value in fields.items() if name != "preset"})
     folder, why = find_bundle(bundle)
     notice = _ignore if quiet else say
     notice(f"bundle {folder.name} ({why})")
     reference = None if options.reference_bundle is None else Bundle.load(find_bundle(options.reference_bundle)[0])
     results = run_bench(
-        Bundle.load(folder), reference, options, runtime, command=["latentsync-trt", *sys.argv[1:]], say=notice
+        Bundle.load(folder), reference, options, runtime, sync, command=["latentsync-trt", *sys.argv[1:]], say=notice
     )
     rows = out if out.suffix.lower() == _ROWS_SUFFIX else out / f"{_file_name(results)}{_ROWS_SUFFIX}"
     _save(results, rows, html or rows.with_suffix(_REPORT_SUFFIX), quiet=quiet)
