@@ -10,9 +10,9 @@ import av
 import numpy as np
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.bundle import demo_folder
 from latentsync_trt.demo import camera_frames
 from latentsync_trt.types import UInt8Array
+from tests.small import small_bundle
 
 CLICK_RATE_HZ = 48000
 
@@ -144,6 +144,6 @@ def write_clip(folder: Path, frames: int) -> tuple[Path, Path]:
 
 def synced(clip: tuple[Path, Path], target: Path, options: SyncOptions) -> UInt8Array:
     """What a usual run of the built-in model on the CPU makes of a clip: `(frames, H, W, 3)`."""
-    with LipSync.from_bundle(demo_folder(), "cpu") as lip_sync:
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
         lip_sync.sync(*clip, target, options)
     return np.stack(decoded(target))

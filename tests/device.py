@@ -11,12 +11,13 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from latentsync_trt.bundle import Bundle, demo_folder
+from latentsync_trt.bundle import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.engines import Engines
 from latentsync_trt.runtime.networks import Networks, graphs_for
 from latentsync_trt.runtime.providers import Selection
 from latentsync_trt.types import EngineTime
+from tests.small import small_bundle
 
 PLENTY = 99
 
@@ -129,7 +130,7 @@ class DemoNetworks:
     def __init__(self, cache: Path) -> None:
         self.notices: list[str] = []
         self._cache = cache
-        self._bundle = Bundle.load(demo_folder(), verify=False)
+        self._bundle = Bundle.load(small_bundle(), verify=False)
         self._made: list[Networks] = []
 
     def __call__(self, selection: Selection = CPU, *, may_pass_over: bool = False, **options: Any) -> Networks:

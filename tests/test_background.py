@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.bundle import Bundle, demo_folder
+from latentsync_trt.bundle import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, ProviderUnavailable
@@ -29,6 +29,7 @@ from latentsync_trt.types import Progress, SyncReport
 from tests.cache_worker import until
 from tests.clips import decoded, synced, write_clip
 from tests.device import GRAPHS, denoised
+from tests.small import small_bundle
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 QUICK = SyncOptions(steps=2, cache_interval=2, lossless=True)
@@ -48,7 +49,7 @@ class Setting:
     def networks(self) -> Networks:
         """On the demo bundle."""
         options = RuntimeOptions(build="background", engine_cache=self.cold)
-        return Networks(Bundle.load(demo_folder()), Selection("cpu"), options, on_notice=self.notices.append)
+        return Networks(Bundle.load(small_bundle()), Selection("cpu"), options, on_notice=self.notices.append)
 
     def sync(self, lip_sync: LipSync) -> SyncReport:
         """One clip; its second window is painted after the build has ended."""
@@ -118,7 +119,7 @@ def test_a_run_starts_at_once_and_changes_between_two_windows(setting: Setting, 
 
 def test_with_engines_in_the_cache_there_is_nothing_to_build(setting: Setting) -> None:
     warm = Engines(
-        Bundle.load(demo_folder()),
+        Bundle.load(small_bundle()),
         Selection("cpu"),
         RuntimeOptions(),
         EngineCache(setting.cold),
@@ -252,7 +253,7 @@ def test_why_a_build_failed(out: str, err: str, wanted: str) -> None:
 
 def sync_command(setting: Setting, *words: str) -> tuple[int, str, str]:
     arguments = ["--video", setting.video, "--audio", setting.audio, "-o", setting.output.with_suffix(".mp4")]
-    options = ["--bundle", "demo", "--provider", "cpu", "--steps", "1", "--build", "background"]
+    options = ["--bundle", str(small_bundle()), "--provider", "cpu", "--steps", "1", "--build", "background"]
     result = CliRunner().invoke(
         main, ["sync", *map(str, arguments), *options, "--engine-cache", str(setting.cold), *words]
     )

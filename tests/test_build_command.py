@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from latentsync_trt.bundle import Bundle, demo_folder
+from latentsync_trt.bundle import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.runtime.providers import why_unavailable
 from latentsync_trt.runtime.upkeep import survey
+from tests.small import small_bundle
 
-GRAPHS = tuple(Bundle.load(demo_folder(), verify=False).manifest.graphs)
+GRAPHS = tuple(Bundle.load(small_bundle(), verify=False).manifest.graphs)
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_force_builds_again(cache: Path) -> None:
 
 def test_several_at_once_are_built_by_processes_of_their_own(cache: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle für Ženy"
-    shutil.copytree(demo_folder(), bundle)
+    shutil.copytree(small_bundle(), bundle)
     words = ("--graph", "vae_encoder", "--graph", "vae_decoder", "--jobs", "2", "--json")
     built = report(build(cache, *words, bundle=bundle))
     assert [(name, row["built"]) for name, row in built.items()] == [("vae_encoder", True), ("vae_decoder", True)]
@@ -115,7 +116,7 @@ def test_a_cache_that_takes_nothing_is_an_error(tmp_path: Path, jobs: str) -> No
 
 
 def test_an_edited_bundle_is_refused(cache: Path, tmp_path: Path) -> None:
-    shutil.copytree(demo_folder(), tmp_path / "bundle")
+    shutil.copytree(small_bundle(), tmp_path / "bundle")
     os.truncate(tmp_path / "bundle" / "vae.weights", 100)
     result = build(cache, "--json", bundle=tmp_path / "bundle")
     assert result.exit_code == 1
@@ -124,7 +125,7 @@ def test_an_edited_bundle_is_refused(cache: Path, tmp_path: Path) -> None:
 
 def test_a_graph_that_does_not_compile_is_named(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bundle, "check_files", lambda self, hashes: None)
-    shutil.copytree(demo_folder(), tmp_path / "bundle")
+    shutil.copytree(small_bundle(), tmp_path / "bundle")
     (tmp_path / "bundle" / "vae_encoder.onnx").write_bytes(b"no graph")
     result = build(cache, "--graph", "vae_encoder", "-q", bundle=tmp_path / "bundle")
     assert result.exit_code == 1
@@ -136,7 +137,16 @@ def test_a_graph_that_does_not_compile_is_named(cache: Path, tmp_path: Path, mon
 
 @pytest.mark.skipif(why_unavailable("tensorrt") is None, reason="here TensorRT runs")
 def test_tensorrt_where_it_does_not_run(cache: Path) -> None:
-    command = [sys.executable, "-m", "latentsync_trt", "build", "--bundle", "demo", "--provider", "tensorrt"]
+    command = [
+        sys.executable,
+        "-m",
+        "latentsync_trt",
+        "build",
+        "--bundle",
+        str(small_bundle()),
+        "--provider",
+        "tensorrt",
+    ]
     done = subprocess.run([*command, "--engine-cache", str(cache)], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"error: tensorrt: {why_unavailable('tensorrt')}\n"

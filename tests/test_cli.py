@@ -12,6 +12,7 @@ from latentsync_trt.errors import BundleError, ProviderUnavailable
 from latentsync_trt.runtime.providers import select_provider, why_unavailable
 from latentsync_trt.runtime.session import Session
 from tests.clips import decoded, write_clip, write_sound
+from tests.small import small_bundle
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -53,14 +54,16 @@ def test_a_named_provider_is_a_demand() -> None:
         pytest.skip("CUDA runs here")
     with pytest.raises(ProviderUnavailable, match="cuda: "):
         select_provider("cuda")
-    code, _, err = run("sync", "--video", "a.mp4", "--audio", "b.wav", "--bundle", "demo", "--provider", "cuda", "-q")
+    code, _, err = run(
+        "sync", "--video", "a.mp4", "--audio", "b.wav", "--bundle", str(small_bundle()), "--provider", "cuda", "-q"
+    )
     assert code == 1
     assert "install" in err
 
 
 def test_demo_writes_source_and_result(tmp_path: Path) -> None:
     speech = write_sound(tmp_path / "short.wav", 0.4)
-    code, out, err = run("demo", "--out", str(tmp_path / "demo"), "--audio", str(speech))
+    code, out, err = run("demo", "--out", str(tmp_path / "demo"), "--audio", str(speech), "--preset", "fast")
     assert code == 0, err
     assert "face in 10" in out
     assert "the built-in model is" in err
@@ -74,7 +77,7 @@ def test_demo_writes_source_and_result(tmp_path: Path) -> None:
 def test_demo_takes_a_face_of_yours(tmp_path: Path) -> None:
     speech, face = write_clip(tmp_path, 6)[::-1]
     folder = tmp_path / "demo"
-    arguments = ("--audio", str(speech), "--video", str(face), "--preset", "fast", "-q")
+    arguments = ("--audio", str(speech), "--video", str(face), "--bundle", str(small_bundle()), "-q")
     code, out, err = run("demo", "--out", str(folder), *arguments)
     assert (code, out) == (0, ""), err
     assert sorted(path.name for path in folder.iterdir()) == ["out.mp4", "side_by_side.png", "sync.png"]

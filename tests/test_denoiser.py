@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latentsync_trt.bundle import Bundle, demo_folder
+from latentsync_trt.bundle import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion.loop import denoise
 from latentsync_trt.diffusion.plan import cache_plan
@@ -18,6 +18,7 @@ from latentsync_trt.runtime.denoiser import GraphDenoiser, step_graph
 from latentsync_trt.runtime.networks import Networks
 from latentsync_trt.runtime.providers import Selection
 from latentsync_trt.runtime.recipes import OptimisedGraph
+from tests.small import small_bundle
 from tests.toy import FRAMES, toy_inputs, write_toy
 
 SUM_OF_FEW = 1e-6
@@ -124,7 +125,7 @@ def test_guided_and_unguided_steps_take_turns(both: GraphDenoiser, plan: tuple[t
 
 def test_a_run_of_both_kinds_is_its_graphs_one_by_one() -> None:
     """On the built-in networks, whose guided `hidden` has two halves and whose unguided one has one."""
-    networks = Networks(Bundle.load(demo_folder()), Selection("cpu"))
+    networks = Networks(Bundle.load(small_bundle()), Selection("cpu"))
     random = np.random.default_rng(5)
     noise, conditioning = (random.standard_normal((1, n, f, 16, 16), np.float32) for n, f in ((4, 1), (9, 16)))
     audio = random.standard_normal((1, 16, 50, 32), np.float32)

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latentsync_trt.bundle import demo_folder
 from latentsync_trt.config import SyncOptions
 from scripts.fidelity_ladder import PLANS, Bench, Rung, Variant, ladder, table
 from scripts.train_demo.held_out import Case, held_out_cases
 from scripts.train_demo.texts import HELD_OUT
 from scripts.train_demo.visemes import MouthTrack
+from tests.small import small_bundle
 
 FRAMES = 20
 SAMPLES = FRAMES * 640
@@ -48,7 +48,7 @@ def test_rungs_of_a_short_clip(case: Case, tmp_path: Path) -> None:
     full = SyncOptions(steps=2, cache_interval=1, lossless=True)
     cached = SyncOptions(steps=2, cache_interval=2, lossless=True)
     variants = [Variant("a", "full", full), Variant("b", "full", full), Variant("b", "cached", cached)]
-    bench = Bench({"a": demo_folder(), "b": demo_folder()}, "cpu", tmp_path)
+    bench = Bench({"a": small_bundle(), "b": small_bundle()}, "cpu", tmp_path)
     reference, same, other = bench.climb(variants, [case])
     assert (reference.variant, reference.cost_full_steps) == ("a: full", 2.0)
     assert reference.psnr_db is None
@@ -61,7 +61,7 @@ def test_rungs_of_a_short_clip(case: Case, tmp_path: Path) -> None:
 
 def test_only_what_is_generated_is_compared(case: Case, tmp_path: Path) -> None:
     options = SyncOptions(steps=1, guidance=1.0, lossless=True)
-    bench = Bench({"a": demo_folder()}, "cpu", tmp_path)
+    bench = Bench({"a": small_bundle()}, "cpu", tmp_path)
     bench.climb([Variant("a", "one step", options)], [case])
     clip = (tmp_path / f"{case.number}-source.mkv", tmp_path / f"{case.number}.wav")
     (first, *_) = bench._generated([clip], [tmp_path / f"{case.number}-out.mkv"])

@@ -7,7 +7,6 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt import LipSync, SyncOptions, pipeline
-from latentsync_trt.bundle import demo_folder
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion.inpainting import Inpainter
@@ -15,6 +14,7 @@ from latentsync_trt.errors import InferenceError, OutOfMemory
 from latentsync_trt.runtime.networks import Networks
 from tests.clips import decoded, synced, write_clip
 from tests.device import COEFFICIENTS, GRAPHS, DemoNetworks, Device, denoised, inputs
+from tests.small import small_bundle
 
 QUICK = SyncOptions(steps=2, cache_interval=2, lossless=True)
 FRAMES, WINDOWS = 36, 3
@@ -51,7 +51,7 @@ def test_low_memory_keeps_one_network_and_paints_the_same(
     assert pipeline._WINDOWS_IN_TURN > 2
     monkeypatch.setattr(pipeline, "_WINDOWS_IN_TURN", 2)  # as few as show the groups
     options = RuntimeOptions(low_memory=True, engine_cache=tmp_path / "cold")
-    with LipSync.from_bundle(demo_folder(), "cpu", options) as lip_sync:
+    with LipSync.from_bundle(small_bundle(), "cpu", options) as lip_sync:
         report = lip_sync.sync(*clip, tmp_path / "out.mkv", QUICK)
     assert device.most_networks == 1
     assert report.windows == WINDOWS
@@ -159,7 +159,17 @@ def test_too_little_memory_for_one_network_reaches_the_caller(make: DemoNetworks
 def test_the_command_says_out_of_memory_in_one_line(clip: tuple[Path, Path], device: Device, tmp_path: Path) -> None:
     device.room_to_run = 0
     video, audio = map(str, clip)
-    arguments = ["--video", video, "--audio", audio, "-o", str(tmp_path / "out.mp4"), "--bundle", "demo", "-q"]
+    arguments = [
+        "--video",
+        video,
+        "--audio",
+        audio,
+        "-o",
+        str(tmp_path / "out.mp4"),
+        "--bundle",
+        str(small_bundle()),
+        "-q",
+    ]
     result = CliRunner().invoke(main, ["sync", *arguments])
     assert result.exit_code == 1
     assert len(result.stderr.strip().splitlines()) == 1

@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.bundle import demo_folder
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import OutputError
@@ -20,6 +19,7 @@ from latentsync_trt.runtime.networks import graphs_for
 from latentsync_trt.runtime.trace import TABLE_NAME, TRACE_NAME, Trace, write_profile
 from latentsync_trt.types import EngineTime
 from tests.clips import write_clip
+from tests.small import small_bundle
 
 GRAPHS = graphs_for(guidance=1.5, full_steps_only=False)
 QUICK = SyncOptions(steps=2, cache_interval=2)
@@ -38,7 +38,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def profiled(clip: tuple[Path, Path], folder: Path, **options: Any) -> list[dict[str, Any]]:
     """Events of a run's trace."""
-    with LipSync.from_bundle(demo_folder(), "cpu", RuntimeOptions(profile=folder, **options)) as lip_sync:
+    with LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(profile=folder, **options)) as lip_sync:
         lip_sync.sync(*clip, folder.parent / "out.mp4", QUICK)
         assert lip_sync.close() == (folder / TABLE_NAME, folder / TRACE_NAME)
     assert sorted(path.name for path in folder.iterdir()) == [TABLE_NAME, TRACE_NAME]
@@ -131,7 +131,7 @@ def test_sessions_that_took_turns_are_all_there(clip: tuple[Path, Path], tmp_pat
 
 def test_a_second_profile_holds_the_second_time_only(tmp_path: Path) -> None:
     folder = tmp_path / "profile"
-    with LipSync.from_bundle(demo_folder(), "cpu", RuntimeOptions(profile=folder)) as lip_sync:
+    with LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(profile=folder)) as lip_sync:
         for _ in range(2):
             lip_sync.warm_up(QUICK)
             lip_sync.close()
@@ -142,7 +142,7 @@ def test_a_second_profile_holds_the_second_time_only(tmp_path: Path) -> None:
 def test_the_command_names_both_files(clip: tuple[Path, Path], tmp_path: Path) -> None:
     video, audio = map(str, clip)
     arguments = ["--video", video, "--audio", audio, "-o", str(tmp_path / "out.mp4"), "--steps", "1"]
-    options = ["--bundle", "demo", "--provider", "cpu", "--profile", str(tmp_path / "profile")]
+    options = ["--bundle", str(small_bundle()), "--provider", "cpu", "--profile", str(tmp_path / "profile")]
     result = CliRunner().invoke(main, ["sync", *arguments, *options])
     assert result.exit_code == 0
     for name in (TABLE_NAME, TRACE_NAME):
@@ -154,18 +154,18 @@ def test_a_folder_that_cannot_be_is_refused_before_the_run(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "profile"):
         with pytest.raises(OutputError, match="cannot be created"):
-            LipSync.from_bundle(demo_folder(), "cpu", RuntimeOptions(profile=folder))
+            LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(profile=folder))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc takes no files from anyone")
 def test_a_folder_that_takes_no_files_is_refused_before_the_run() -> None:
     with pytest.raises(OutputError, match=r"/proc: the profile cannot be written \("):
-        LipSync.from_bundle(demo_folder(), "cpu", RuntimeOptions(profile="/proc"))
+        LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(profile="/proc"))
 
 
 def test_a_folder_that_vanishes_is_named(clip: tuple[Path, Path], tmp_path: Path) -> None:
     folder = tmp_path / "profile"
-    lip_sync = LipSync.from_bundle(demo_folder(), "cpu", RuntimeOptions(profile=folder))
+    lip_sync = LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(profile=folder))
     lip_sync.warm_up(QUICK)
     shutil.rmtree(folder)
     with pytest.raises(OutputError, match=r"profile: the profile cannot be written \("):

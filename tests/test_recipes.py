@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from latentsync_trt.bundle import Bundle, demo_folder
+from latentsync_trt.bundle import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, OutputError
 from latentsync_trt.runtime import engines as engines_module
@@ -18,6 +18,7 @@ from latentsync_trt.runtime.engines import Engines
 from latentsync_trt.runtime.gpu import Gpu
 from latentsync_trt.runtime.providers import Selection
 from latentsync_trt.runtime.session import SessionSettings
+from tests.small import small_bundle
 from tests.toy import FRAMES, write_toy
 
 ADA = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
@@ -84,7 +85,7 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
 
 def engines(tmp_path: Path, name: str = "tensorrt", bundle: Bundle | None = None, **options: Any) -> Engines:
     """On an Ada GPU; of the demo bundle, if no other is given."""
-    bundle = bundle or Bundle.load(demo_folder(), verify=False)
+    bundle = bundle or Bundle.load(small_bundle(), verify=False)
     selection = Selection(name, gpu=ADA)  # type: ignore[arg-type]
     return Engines(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), lambda text: None)
 
@@ -108,7 +109,7 @@ def test_tensorrt_builds_a_context_model_and_opens_it(tmp_path: Path, provider: 
     ]
     (built_from, _), (opened_from, opened_with) = provider.asked
     build, warm = provider.options(0), provider.options(1)
-    assert built_from == demo_folder() / "vae_encoder.onnx"
+    assert built_from == small_bundle() / "vae_encoder.onnx"
     assert build["trt_engine_cache_path"] == "engine"  # ONNX Runtime takes a relative folder only
     assert build["trt_engine_cache_prefix"] == made.key("vae_encoder").digest
     assert build["trt_ep_context_embed_mode"] == "0"
@@ -131,7 +132,7 @@ def test_where_tensorrt_takes_parts_the_graph_is_opened_with_its_engines(tmp_pat
     made = engines(tmp_path)
     made.open("vae_encoder")
     path, _ = provider.asked[-1]
-    assert path == demo_folder() / "vae_encoder.onnx"
+    assert path == small_bundle() / "vae_encoder.onnx"
     warm = provider.options()
     assert warm["trt_engine_cache_path"] == str(entry_of(made, "vae_encoder") / "engine")
     assert warm["trt_engine_cache_prefix"] == made.key("vae_encoder").digest
@@ -167,7 +168,7 @@ def test_without_a_cache_tensorrt_builds_in_memory(tmp_path: Path, provider: Pro
     opened = made.open("vae_encoder")
     assert (opened.built, opened.size_bytes) == (True, 0)
     path, _ = provider.asked[-1]
-    assert path == demo_folder() / "vae_encoder.onnx"
+    assert path == small_bundle() / "vae_encoder.onnx"
     assert not {"trt_engine_cache_path", "trt_dump_ep_context_model", "trt_timing_cache_path"} & set(provider.options())
     with pytest.raises(OutputError, match="a file is in the place"):
         made.build("vae_encoder")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from latentsync_trt.bundle import Bundle, demo_folder
+from latentsync_trt.bundle import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.cli.build import command as build_click
 from latentsync_trt.cli.options import build, options_from
@@ -23,6 +23,7 @@ from latentsync_trt.runtime.networks import Networks
 from latentsync_trt.runtime.profiles import dimension_ranges
 from latentsync_trt.runtime.providers import Selection
 from latentsync_trt.runtime.recipes import OptimisedGraph
+from tests.small import small_bundle
 from tests.toy import RANGES, write_toy
 
 ADA = Gpu(1, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
@@ -61,7 +62,7 @@ def parsed(words: list[str]) -> RuntimeOptions:
 
 @pytest.fixture(scope="module")
 def demo() -> Bundle:
-    return Bundle.load(demo_folder(), verify=False)
+    return Bundle.load(small_bundle(), verify=False)
 
 
 @pytest.mark.parametrize(("name", "value"), VALUES)
@@ -90,7 +91,7 @@ def test_a_build_elsewhere_is_of_the_same_engines(demo: Bundle, tmp_path: Path) 
     given = build_click.make_context("build", words[4:]).params
     assert (given["provider"], given["graphs"]) == ("cuda", ("vae_encoder", "vae_decoder"))
     assert (given["as_json"], given["force"], given["jobs"]) == (True, True, 1)
-    assert Path(given["bundle"]) == demo_folder()
+    assert Path(given["bundle"]) == small_bundle()
     elsewhere = build(RuntimeOptions, given)
     assert Path(elsewhere.engine_cache) == cache.folder
     again = Engines(demo, Selection("cuda", gpu=ADA), elsewhere, cache, lambda text: None)
@@ -186,14 +187,25 @@ def test_the_usual_size_lies_within_a_narrower_range(
 @pytest.mark.parametrize("command", ["build", "sync"])
 def test_both_commands_refuse_alike(tmp_path: Path, command: str, words: list[str], message: str) -> None:
     files = ["--video", "a.mp4", "--audio", "b.wav"] if command == "sync" else []
-    options = ["--bundle", "demo", "--provider", "cpu", "--engine-cache", str(tmp_path / "cache"), "-q"]
+    options = ["--bundle", str(small_bundle()), "--provider", "cpu", "--engine-cache", str(tmp_path / "cache"), "-q"]
     result = CliRunner().invoke(main, [command, *files, *options, *words])
     assert (result.exit_code, result.stderr) == (1, f"error: {message}\n")
     assert not (tmp_path / "cache").exists()
 
 
 def test_sync_refuses_cuda_graphs_where_there_are_none() -> None:
-    words = ["--video", "a.mp4", "--audio", "b.wav", "--bundle", "demo", "--provider", "cpu", "-q", "--cuda-graph"]
+    words = [
+        "--video",
+        "a.mp4",
+        "--audio",
+        "b.wav",
+        "--bundle",
+        str(small_bundle()),
+        "--provider",
+        "cpu",
+        "-q",
+        "--cuda-graph",
+    ]
     result = CliRunner().invoke(main, ["sync", *words])
     message = "error: --cuda-graph: not with provider cpu; tensorrt and cuda have it\n"
     assert (result.exit_code, result.stderr) == (1, message)

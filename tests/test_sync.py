@@ -16,12 +16,12 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.bundle import demo_folder
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError, MediaError, NoFaceError, OutputError
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.types import Face, Progress, SyncReport, UInt8Array
 from tests.clips import click_times, decoded, numbered, write_face, write_sound, write_video
+from tests.small import small_bundle
 
 QUICK = SyncOptions(steps=2, cache_interval=2)
 UNTOUCHED_DB = 38.0
@@ -30,7 +30,7 @@ UNTOUCHED_DB = 38.0
 
 @pytest.fixture(scope="session")
 def lip_sync() -> LipSync:
-    return LipSync.from_bundle(demo_folder(), "cpu")
+    return LipSync.from_bundle(small_bundle(), "cpu")
 
 
 @pytest.fixture(scope="session")
@@ -87,7 +87,7 @@ def test_steps_run_as_the_options_say(face_clip: Path, tmp_path: Path) -> None:
         (SyncOptions(steps=4, guidance=1.0), {bare: 2, bare_cached: 2}),
     ]
     for options, steps in wanted:
-        with LipSync.from_bundle(demo_folder(), "cpu") as lip_sync:
+        with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
             report = lip_sync.sync(face_clip, word, tmp_path / "out.mp4", options)
         assert report.windows == 1
         assert runs(report) == steps
@@ -199,9 +199,8 @@ def test_encode_audio_has_a_window_for_every_frame(lip_sync: LipSync, speech: Pa
 PEAK_MEMORY = """
 import resource, sys
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.bundle import demo_folder
-video, audio, output = sys.argv[1:]
-LipSync.from_bundle(demo_folder(), "cpu").sync(video, audio, output, SyncOptions(steps=1, guidance=1.0))
+bundle, video, audio, output = sys.argv[1:]
+LipSync.from_bundle(bundle, "cpu").sync(video, audio, output, SyncOptions(steps=1, guidance=1.0))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
@@ -213,7 +212,15 @@ def test_memory_does_not_grow_with_length(tmp_path: Path) -> None:
     for duration_s in (20, 60):
         clip = write_face(tmp_path / f"clip{duration_s}.mp4", duration_s * 25)
         sound = write_sound(tmp_path / f"{duration_s}.wav", duration_s)
-        command = [sys.executable, "-c", PEAK_MEMORY, str(clip), str(sound), str(tmp_path / f"{duration_s}.mp4")]
+        command = [
+            sys.executable,
+            "-c",
+            PEAK_MEMORY,
+            str(small_bundle()),
+            str(clip),
+            str(sound),
+            str(tmp_path / f"{duration_s}.mp4"),
+        ]
         peaks_kib.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
     assert peaks_kib[1] - peaks_kib[0] < 50 * 1024
 
@@ -305,7 +312,7 @@ def test_wrong_usage_exits_with_2(flags: list[str]) -> None:
 
 def test_json_is_one_object(face_clip: Path, speech: Path, tmp_path: Path) -> None:
     arguments = ("sync", "--video", face_clip, "--audio", speech, "-o", tmp_path / "o.mp4", "--steps", "1")
-    code, out, err = run(*arguments, "--bundle", "demo", "--json")
+    code, out, err = run(*arguments, "--bundle", str(small_bundle()), "--json")
     assert (code, err) == (0, "")
     report = json.loads(out)
     assert (report["frames"], report["frames_with_face"]) == (20, 20)
@@ -333,7 +340,18 @@ def test_an_existing_output_survives_a_failure(
 def start_long_run(tmp_path: Path, speech: Path) -> "subprocess.Popen[str]":
     clip = write_face(tmp_path / "clip.mp4", 5)
     sound = write_sound(tmp_path / "long.wav", 60)
-    command = [sys.executable, "-m", "latentsync_trt", "sync", "--video", clip, "--audio", sound, "--bundle", "demo"]
+    command = [
+        sys.executable,
+        "-m",
+        "latentsync_trt",
+        "sync",
+        "--video",
+        clip,
+        "--audio",
+        sound,
+        "--bundle",
+        str(small_bundle()),
+    ]
     process = subprocess.Popen(
         [*map(str, command), "-o", str(tmp_path / "out.mp4"), "-q"], stderr=subprocess.PIPE, text=True
     )

@@ -17,12 +17,13 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper
 
-from latentsync_trt.bundle import Bundle, FileEntry, demo_folder, read_manifest, sha256_file, write_manifest
+from latentsync_trt.bundle import Bundle, FileEntry, read_manifest, sha256_file, write_manifest
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError, MissingDependency, OutOfMemory
 from latentsync_trt.runtime.compiler import compile_graph, compiler_version, plan_trials
 from latentsync_trt.runtime.profiles import InputShapes
+from tests.small import small_bundle
 
 pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")
 
@@ -63,7 +64,7 @@ def refused_graph(path: Path) -> Path:
 
 def bundle_with(folder: Path, graph: str, source: Path) -> Path:
     """A copy of the demo bundle whose `graph` is the file `source`."""
-    shutil.copytree(demo_folder(), folder)
+    shutil.copytree(small_bundle(), folder)
     manifest = read_manifest(folder)
     file = manifest.graphs[graph].file
     shutil.copyfile(source, folder / file)
@@ -150,7 +151,7 @@ def test_the_profile_reaches_the_compiler(tmp_path: Path) -> None:
 
 def test_a_graph_without_its_weights_is_refused(tmp_path: Path) -> None:
     path = tmp_path / f"{SMALL_GRAPH}.onnx"
-    shutil.copyfile(demo_folder() / path.name, path)
+    shutil.copyfile(small_bundle() / path.name, path)
     verdict = compile_graph(path, {})
     assert not verdict.accepted
     assert "Failed to import initializer" in verdict.reason
@@ -168,7 +169,7 @@ def test_without_the_extra_its_install_line_is_told(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
     with pytest.raises(MissingDependency, match=r'pip install "latentsync-trt\[check\]"'):
         compiler_version()
-    code, _, err = run("--bundle", "demo")
+    code, _, err = run("--bundle", str(small_bundle()))
     assert code == 1
     assert 'pip install "latentsync-trt[check]"' in err
 
@@ -199,7 +200,7 @@ def test_a_compiler_without_memory_has_not_refused(end: str, tmp_path: Path, mon
 
 
 def test_trials_follow_the_bundle_and_the_flags() -> None:
-    manifest = read_manifest(demo_folder())
+    manifest = read_manifest(small_bundle())
     assert [trial.graph for trial in plan_trials(manifest, ("vae_decoder",), RuntimeOptions())] == ["vae_decoder"]
     assert {trial.shapes for trial in plan_trials(manifest, (), RuntimeOptions())} == {"static"}
     with pytest.raises(InputError, match=r"--graph vae: .* only audio_encoder, vae_encoder"):
@@ -221,9 +222,9 @@ def test_a_dynamic_bundle_is_tried_as_asked(dynamic_single_bundle: Path) -> None
 
 
 def test_the_command_shows_a_table() -> None:
-    code, out, err = run("--bundle", "demo", "--graph", SMALL_GRAPH, "--compute-capability", "12.0")
+    code, out, err = run("--bundle", str(small_bundle()), "--graph", SMALL_GRAPH, "--compute-capability", "12.0")
     assert code == 0, err
-    assert "bundle demo_bundle" in err
+    assert "bundle small_bundle" in err
     row = next(line for line in out.splitlines() if line.startswith(SMALL_GRAPH))
     assert row.split()[1] == "static"
     assert row.split()[-1] == "accepted"
@@ -252,7 +253,7 @@ def test_the_command_tells_a_refusal_and_fails(tmp_path: Path) -> None:
 
 def test_wrong_values_are_one_line() -> None:
     for arguments in (("--graph", "vae"), ("--compute-capability", "9.0"), ("--dynamic",), ("--max-windows", "2")):
-        code, out, err = run("--bundle", "demo", *arguments)
+        code, out, err = run("--bundle", str(small_bundle()), *arguments)
         assert (code, out) == (1, "")
         assert err.splitlines()[-1].startswith("error: ")
     assert run("--max-windows", "0")[0] == 2
@@ -260,7 +261,16 @@ def test_wrong_values_are_one_line() -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="a console's Ctrl-C cannot be sent to one process")
 def test_ctrl_c_ends_a_compilation() -> None:
-    arguments = [sys.executable, "-m", "latentsync_trt", "check", "--bundle", "demo", "--graph", "denoise_step"]
+    arguments = [
+        sys.executable,
+        "-m",
+        "latentsync_trt",
+        "check",
+        "--bundle",
+        str(small_bundle()),
+        "--graph",
+        "denoise_step",
+    ]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stderr is not None
         process.stderr.readline()

@@ -1,9 +1,9 @@
-"""Makes the small model that `latentsync-trt demo` runs: latentsync_trt/assets/demo_bundle.
+"""Makes the bundle that tests open where they need any: tests/data/small_bundle.
 
-    python scripts/make_demo_bundle.py        # needs the export extra
+    python scripts/make_test_bundle.py        # needs the export extra
 
 Real networks of small widths with seeded random weights: it shows the way of the data, not speech, and its manifest
-says so.
+says so. The model that `latentsync-trt demo` runs is made by scripts/train_demo.
 """
 
 import shutil
@@ -18,8 +18,9 @@ sys.path.insert(0, str(ROOT))
 from latentsync_trt.bundle import MANIFEST_NAME, read_manifest, write_manifest  # noqa: E402
 from latentsync_trt.export.exporter import export_bundle  # noqa: E402
 from tests import narrow  # noqa: E402
+from tests.small import small_bundle  # noqa: E402
 
-TARGET = ROOT / "latentsync_trt" / "assets" / "demo_bundle"
+TARGET = small_bundle()
 RESOLUTION_PX = 128
 FRAMES = 16
 UNTRAINED = "untrained: random weights, so the mouth shows noise, not speech"

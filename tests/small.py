@@ -1,0 +1,11 @@
+"""A bundle that opens in a moment, for all tests that need one and do not look at what it paints."""
+
+from pathlib import Path
+
+
+def small_bundle() -> Path:
+    """Real networks of small widths with random weights: float32, fixed shapes, 128 px, windows of 16 frames.
+
+    scripts/make_test_bundle.py makes it; its manifest is named as the built-in model's.
+    """
+    return Path(__file__).parent / "data" / "small_bundle"
