@@ -12,16 +12,18 @@ from click.testing import CliRunner, Result
 
 from latentsync_trt.bench.options import BenchOptions
 from latentsync_trt.bench.rows import Results, Row, read_results
-from latentsync_trt.bench.suite import run_bench
+from latentsync_trt.bench.suite import Record, run_bench
 from latentsync_trt.bundle import Bundle, demo_folder
 from latentsync_trt.cli import main
 from latentsync_trt.config import PRESETS, RuntimeOptions, Sampling, SyncOptions
-from latentsync_trt.errors import InputError
+from latentsync_trt.errors import InputError, OutOfMemory
 from latentsync_trt.runtime.providers import why_unavailable
 from tests.clips import write_sound
 
 SPEECH_S = 0.8
 FRAMES = 20
+
+SILENT = Record(say=lambda _: None, keep=lambda _: None)
 
 
 def bench(*arguments: str) -> Result:
@@ -137,7 +139,7 @@ def test_a_reference_bundle_is_compared_with(short_presets: None, tmp_path: Path
     bundle = Bundle.load(demo_folder())
     other = replace(bundle, manifest=replace(bundle.manifest, name="other"))
     options = BenchOptions(provider=("cpu",), preset=("quality",), scenario=("loop",), runs=1, warm_up=0)
-    (row,) = run_bench(bundle, other, options, RuntimeOptions(), say=lambda _: None).rows
+    (row,) = run_bench(bundle, other, options, RuntimeOptions(), record=SILENT).rows
     assert row.quality is not None
     assert row.quality.psnr_db is None
     assert row.quality.ssim == pytest.approx(1.0)
@@ -148,7 +150,7 @@ def test_what_counts_before_a_preset_makes_it_another(short_presets: None) -> No
     """`quality` with other options is no longer what the others are compared with."""
     options = BenchOptions(provider=("cpu",), preset=("quality",), scenario=("loop",), runs=1, warm_up=0)
     sync = SyncOptions(steps=3, guidance=1.0)
-    (row,) = run_bench(Bundle.load(demo_folder()), None, options, RuntimeOptions(), sync, say=lambda _: None).rows
+    (row,) = run_bench(Bundle.load(demo_folder()), None, options, RuntimeOptions(), sync, record=SILENT).rows
     assert [(kind.full, kind.guided, kind.in_a_run) for kind in row.steps] == [(True, False, 3)]
     assert row.quality is not None
     assert row.quality.psnr_db is not None
@@ -158,7 +160,7 @@ def test_a_reference_of_another_size_is_refused() -> None:
     bundle = Bundle.load(demo_folder())
     larger = replace(bundle, manifest=replace(bundle.manifest, resolution_px=256, name="larger"))
     with pytest.raises(InputError, match="--reference-bundle larger: windows of 16 faces of 256 px"):
-        run_bench(bundle, larger, BenchOptions(), RuntimeOptions(), say=lambda _: None)
+        run_bench(bundle, larger, BenchOptions(), RuntimeOptions(), record=SILENT)
 
 
 def test_pytorch_is_the_baseline_even_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,14 +172,18 @@ def test_pytorch_is_the_baseline_even_without_a_compiler(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch, "compile", no_compiler)
     said: list[str] = []
+    kept: list[Results] = []
     options = BenchOptions(provider=("cpu",), scenario=("pytorch",), runs=1, warm_up=0)
-    found = run_bench(Bundle.load(demo_folder()), None, options, RuntimeOptions(), say=said.append)
+    found = run_bench(
+        Bundle.load(demo_folder()), None, options, RuntimeOptions(), record=Record(said.append, kept.append)
+    )
     assert [row.case for row in found.rows] == [
         "denoise_step eager",
         "denoise_step_cached eager",
         "vae_encoder eager",
         "vae_decoder eager",
     ]
+    assert [len(results.rows) for results in kept] == [1, 2, 3, 4]
     full, cached, *_ = found.rows
     assert cached.time.median_ms < full.time.median_ms
     assert full.notes[1] == "torch.compile not measured: no C++ compiler in bin"
@@ -214,6 +220,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], reason: str) -> None:
     [
         (["--audio", "missing.wav", "--scenario", "loop"], "missing.wav"),
         (["--reference-bundle", "nowhere"], "nowhere: no bundle there"),
+        (["--full-steps", "0,9", "--preset", "fast"], "--full-steps 0,9"),
     ],
 )
 def test_what_cannot_be_used_fails_in_one_line(arguments: list[str], reason: str) -> None:
@@ -221,6 +228,30 @@ def test_what_cannot_be_used_fails_in_one_line(arguments: list[str], reason: str
     assert result.exit_code == 1
     assert reason in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_place_that_takes_no_files_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for arguments in (
+        ["--out", str(tmp_path / "file")],
+        ["--out", str(tmp_path), "--html", str(tmp_path / "file" / "x")],
+    ):
+        result = bench("--provider", "cpu", *arguments)
+        assert result.exit_code == 1
+        assert "cannot be written" in result.stderr.splitlines()[-1]
+        assert "matmul" not in result.stderr
+
+
+def test_rows_before_a_failure_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OutOfMemory("vae_encoder: out of memory")
+
+    monkeypatch.setattr("latentsync_trt.bench.graphs.random_inputs", fail)
+    arguments = ("--provider", "cpu", "--scenario", "graph", "--runs", "1", "--out", str(tmp_path / "rows.json"), "-q")
+    result = bench(*arguments)
+    assert result.exit_code == 1
+    assert result.stderr == "error: vae_encoder: out of memory\n"
+    assert [row.case for row in read_results(tmp_path / "rows.json").rows] == ["matmul 1024 fp32"]
 
 
 def test_a_named_provider_is_a_demand() -> None:

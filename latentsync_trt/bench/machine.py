@@ -5,7 +5,7 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -31,7 +31,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 _PATH = re.compile(r"(?:[A-Za-z]:[\\/]|~[\\/]|/)(?:[^\s\\/'\",;:]+[\\/])+[^\s\\/'\",;:]*")
 
 
-def environment(command: Iterable[str], selections: Iterable[Selection]) -> dict[str, str]:
+def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict[str, str]:
     """Names and versions as text, in the order a reader wants them; what is not there is left out."""
     gpu = next((selection.gpu for selection in selections if selection.gpu), None)
     versions = {
@@ -42,6 +42,7 @@ def environment(command: Iterable[str], selections: Iterable[Selection]) -> dict
     }
     named = {
         "command": without_paths(shlex.join(command)),
+        "providers": ", ".join(selection.name for selection in selections),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "latentsync_trt": __version__,
         **versions,

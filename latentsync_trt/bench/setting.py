@@ -56,7 +56,7 @@ class Setting:
 
     def sync_options(self, preset: str) -> SyncOptions:
         """What `sync --preset` would run, with what counts before it."""
-        return replace(self.sync, preset=preset)  # type: ignore[arg-type]  # checked by `SyncOptions` itself
+        return with_preset(self.sync, preset)
 
     def is_reference(self, preset: str) -> bool:
         """Whether a run with `preset` is the reference itself."""
@@ -101,6 +101,11 @@ class Setting:
             plan=plan_for(options),
             windows_per_batch=self.runtime.windows_per_batch,
         )
+
+
+def with_preset(sync: SyncOptions, preset: str) -> SyncOptions:
+    """`sync` with another preset; raises `InputError` where the two contradict."""
+    return replace(sync, preset=preset)  # type: ignore[arg-type]  # checked by `SyncOptions` itself
 
 
 def settings_for(

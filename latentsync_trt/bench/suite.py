@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from latentsync_trt.bench.machine import bundle_facts, environment
 from latentsync_trt.bench.material import FULL_HD_PX, choose_clip
 from latentsync_trt.bench.options import BenchOptions
 from latentsync_trt.bench.rows import Results, Row
-from latentsync_trt.bench.setting import Setting, settings_for
+from latentsync_trt.bench.setting import Setting, settings_for, with_preset
 from latentsync_trt.bench.stages import measure_network_stages, measure_stages
 from latentsync_trt.bench.whole import measure_clips
 from latentsync_trt.bundle import Bundle
@@ -21,6 +22,19 @@ from latentsync_trt.errors import InputError, MissingDependency
 _TORCH_NEEDED = ("torch", "diffusers")
 
 
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Who is told of a bench.
+
+    `say`: what is being measured, in a line. `keep`: all rows so far, after each: what comes later may fail. `command`:
+    the command line, for the record.
+    """
+
+    say: Callable[[str], None]
+    keep: Callable[[Results], None]
+    command: Sequence[str] = ()
+
+
 def run_bench(
     bundle: Bundle,
     reference: Bundle | None,
@@ -28,32 +42,35 @@ def run_bench(
     runtime: RuntimeOptions,
     sync: SyncOptions | None = None,
     *,
-    command: Sequence[str] = (),
-    say: Callable[[str], None],
+    record: Record,
 ) -> Results:
     """Measures what `options` say.
 
     Args:
         reference: whose pictures are compared with; None for those of `bundle` itself.
         sync: what counts before every preset, as `--cache-interval` does; its own preset does not count.
-        command: the command line, for the record. say: told what is being measured, in a line.
+        record: who is told.
 
     Raises:
         InputError: a clip or an option cannot be used, or the reference's pictures have another size.
         ProviderUnavailable: a named provider does not load. MissingDependency: no PyTorch for scenario pytorch.
         Else as `LipSync.sync`.
     """
-    _check(bundle, reference, options)
-    settings = settings_for(bundle, reference, runtime, sync or SyncOptions(), options, say)
+    sync = sync or SyncOptions()
+    _check(bundle, reference, options, sync)
+    settings = settings_for(bundle, reference, runtime, sync, options, record.say)
+    results = Results(environment(record.command, [s.selection for s in settings]), bundle_facts(bundle.manifest), ())
     with tempfile.TemporaryDirectory(prefix="latentsync-bench-") as folder:
-        rows = tuple(row for row in _rows(settings, options, Path(folder)))
-    return Results(
-        environment(command, (setting.selection for setting in settings)), bundle_facts(bundle.manifest), rows
-    )
+        for row in _rows(settings, options, Path(folder)):
+            results = replace(results, rows=(*results.rows, row))
+            record.keep(results)
+    return results
 
 
-def _check(bundle: Bundle, reference: Bundle | None, options: BenchOptions) -> None:
+def _check(bundle: Bundle, reference: Bundle | None, options: BenchOptions, sync: SyncOptions) -> None:
     """Raises what can be known before anything is measured."""
+    for preset in options.preset:
+        with_preset(sync, preset)  # a list of full steps may be too long for it
     if "pytorch" in options.scenario:
         missing = [name for name in _TORCH_NEEDED if find_spec(name) is None]
         if missing:

@@ -3,6 +3,7 @@
 import sys
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -55,7 +56,7 @@ def command(
             raise click.UsageError("--html: a comparison has no report; its table is printed")
         _compare(*compare)
         return
-    from latentsync_trt.bench.suite import run_bench
+    from latentsync_trt.bench.suite import Record, run_bench
     from latentsync_trt.bundle import Bundle, find_bundle
     from latentsync_trt.cli.show import say
 
@@ -65,23 +66,67 @@ def command(
     notice = _ignore if quiet else say
     notice(f"bundle {folder.name} ({why})")
     reference = None if options.reference_bundle is None else Bundle.load(find_bundle(options.reference_bundle)[0])
-    results = run_bench(
-        Bundle.load(folder), reference, options, runtime, sync, command=["latentsync-trt", *sys.argv[1:]], say=notice
-    )
-    rows = out if out.suffix.lower() == _ROWS_SUFFIX else out / f"{_file_name(results)}{_ROWS_SUFFIX}"
-    _save(results, rows, html or rows.with_suffix(_REPORT_SUFFIX), quiet=quiet)
-
-
-def _save(results: "Results", rows: Path, report: Path, *, quiet: bool) -> None:
-    from latentsync_trt.bench.report import write_report
-    from latentsync_trt.bench.table import show_rows
-
-    results.write(rows)
-    write_report(results, report)
+    files = _Files(out, html)
+    record = Record(notice, files.keep, ["latentsync-trt", *sys.argv[1:]])
+    results = run_bench(Bundle.load(folder), reference, options, runtime, sync, record=record)
+    files.write_report(results)
     if not quiet:
+        files.show(results)
+
+
+class _Files:
+    """Where rows and report go. The rows are written again after each, so that none is lost where a later one fails.
+
+    Raises:
+        OutputError: nothing can be written there, known before anything is measured.
+    """
+
+    def __init__(self, out: Path, html: Path | None) -> None:
+        self._out, self._html = out, html
+        _check_writable(out.parent if self._is_file else out)
+        if html is not None:
+            _check_writable(html.parent)
+
+    @property
+    def _is_file(self) -> bool:
+        return self._out.suffix.lower() == _ROWS_SUFFIX
+
+    def rows(self, results: "Results") -> Path:
+        """The file of the rows."""
+        return self._out if self._is_file else self._out / f"{_file_name(results)}{_ROWS_SUFFIX}"
+
+    def report(self, results: "Results") -> Path:
+        """The file of the report."""
+        return self._html or self.rows(results).with_suffix(_REPORT_SUFFIX)
+
+    def keep(self, results: "Results") -> None:
+        """Writes the rows."""
+        results.write(self.rows(results))
+
+    def write_report(self, results: "Results") -> None:
+        """Writes the report."""
+        from latentsync_trt.bench.report import write_report
+
+        write_report(results, self.report(results))
+
+    def show(self, results: "Results") -> None:
+        """Prints the table, and where all is."""
+        from latentsync_trt.bench.table import show_rows
+
         show_rows(results)
-        click.echo(f"{rows}: {len(results.rows)} rows")
-        click.echo(f"{report}: the same with plots")
+        click.echo(f"{self.rows(results)}: {len(results.rows)} rows")
+        click.echo(f"{self.report(results)}: the same with plots")
+
+
+def _check_writable(folder: Path) -> None:
+    """Makes `folder` if need be; raises `OutputError` if no file can be made in it."""
+    from latentsync_trt.errors import OutputError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()  # permissions alone do not tell
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be written ({error.strerror})") from error
 
 
 def _compare(before: Path, after: Path) -> None:
@@ -96,7 +141,7 @@ def _file_name(results: "Results") -> str:
     """For example "bench-cuda-nvidia-h100-80gb-hbm3-1.6-512-fp16-20261121-120000"."""
     from latentsync_trt.bench.machine import slug
 
-    providers = "-".join(dict.fromkeys(row.provider for row in results.rows if row.provider))
+    providers = results.environment["providers"]
     machine = results.environment.get("gpu", results.environment["cpu"])
     measured_at = datetime.fromisoformat(results.environment["measured_at"])
     return slug(f"bench {providers} {machine} {results.bundle.name} {measured_at:%Y%m%d-%H%M%S}")
