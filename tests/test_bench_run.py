@@ -63,6 +63,7 @@ def rows_of(results: Results, scenario: str) -> dict[tuple[str, str | None], Row
     return {(row.case, row.preset): row for row in results.rows if row.scenario == scenario}
 
 
+@pytest.mark.slow
 def test_every_graph_has_a_row_beside_the_ceiling(results: Results) -> None:
     rows = rows_of(results, "graph")
     graphs = Bundle.load(demo_folder()).manifest.graphs
@@ -81,6 +82,7 @@ def test_every_graph_has_a_row_beside_the_ceiling(results: Results) -> None:
     assert all(set(row.start_up_s) == {"build", "open"} and row.facts["placed"] == 1.0 for row in others)
 
 
+@pytest.mark.slow
 def test_a_loop_is_told_by_its_parts_and_steps(results: Results) -> None:
     rows = rows_of(results, "loop")
     assert set(rows) == {("one window", "fast"), ("one window", "quality")}
@@ -100,6 +102,7 @@ def test_a_loop_is_told_by_its_parts_and_steps(results: Results) -> None:
     assert quality.facts["full_step_equivalents"] > 1.5
 
 
+@pytest.mark.slow
 def test_stages_are_told_in_frames_per_second(results: Results) -> None:
     rows = rows_of(results, "stage")
     cases = {case for case, _ in rows}
@@ -110,6 +113,7 @@ def test_stages_are_told_in_frames_per_second(results: Results) -> None:
     assert any("1920×1080" in note for note in rows["encode", None].notes)
 
 
+@pytest.mark.slow
 def test_a_clip_is_told_from_start_to_end(results: Results) -> None:
     (case, _), *_ = rows = rows_of(results, "end-to-end")
     row = rows[case, "fast"]
@@ -124,6 +128,7 @@ def test_a_clip_is_told_from_start_to_end(results: Results) -> None:
     assert rows[case, "quality"].quality is None
 
 
+@pytest.mark.slow
 def test_the_files_tell_of_the_machine_and_of_nobody(folder: Path, results: Results) -> None:
     assert {"python", "onnxruntime", "cpu", "latentsync_trt", "command"} <= set(results.environment)
     assert "--audio speech.wav" in results.environment["command"]
@@ -163,6 +168,7 @@ def test_a_reference_of_another_size_is_refused() -> None:
         run_bench(bundle, larger, BenchOptions(), RuntimeOptions(), record=SILENT)
 
 
+@pytest.mark.slow
 def test_pytorch_is_the_baseline_even_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("diffusers")

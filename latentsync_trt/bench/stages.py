@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, tee
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -64,64 +64,37 @@ def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
     note = f"{clip.name}, {setting.sync.encoder}, {usable_cores()} cores"
     for stage, run in stages.items():
         setting.say(f"{stage}: {len(material.frames)} frames of {clip.name}")
-        yield _row(setting, stage, None, run, len(material.frames), note=note)
+        yield replace(_row(setting, stage, run, len(material.frames)), notes=(note,))
 
 
 def measure_network_stages(setting: Setting, clip: Clip) -> Iterator[Row]:
     """Rows for hearing and painting, which the provider runs; painting for every preset. Errors as `LipSync.sync`."""
     manifest = setting.bundle.manifest
     faces = _faces(clip, manifest.resolution_px, manifest.frames)
+
+    def pieces() -> Iterator[Float32Array]:
+        return read_audio_blocks(clip.audio)
+
     with setting.networks() as networks:
         setting.say(f"{setting.provider}: hear")
-        speech = encode_audio(lambda: read_audio_blocks(clip.audio), networks.hear)
-        yield _row(
-            setting,
-            "hear",
-            None,
-            lambda: encode_audio(lambda: read_audio_blocks(clip.audio), networks.hear),
-            len(speech.windows),
-            provider=setting.provider,
-        )
+        speech = encode_audio(pieces, networks.hear)
+        row = _row(setting, "hear", lambda: encode_audio(pieces, networks.hear), len(speech.windows))
+        yield replace(row, provider=setting.provider)
         heard = speech.windows[np.arange(manifest.frames).clip(max=len(speech.windows) - 1)]
         windows = [(faces, heard)] * setting.runtime.windows_per_batch
         for preset in setting.options.preset:
             setting.say(f"{setting.provider}: paint with preset {preset}")
             inpainter = setting.inpainter(preset, networks, networks.denoiser())
-            yield _row(
-                setting,
-                "paint",
-                preset,
-                lambda inpainter=inpainter: inpainter.paint(windows),  # type: ignore[misc]
-                len(windows) * manifest.frames,
-                provider=setting.provider,
-            )
+            row = _row(setting, "paint", partial(inpainter.paint, windows), len(windows) * manifest.frames)
+            yield replace(row, provider=setting.provider, preset=preset)
 
 
-def _row(
-    setting: Setting,
-    stage: str,
-    preset: str | None,
-    run: Callable[[], object],
-    frames: int,
-    *,
-    provider: str | None = None,
-    note: str = "",
-) -> Row:
+def _row(setting: Setting, stage: str, run: Callable[[], object], frames: int) -> Row:
+    """A row for a stage that makes `frames` frames in a run; the provider is not told."""
     runs, warm_up = setting.options.runs_of("stage"), setting.options.warm_up_of("stage")
     with setting.watch() as watch:
-        times_ms = measure(run, runs=runs, warm_up=warm_up)
-    return Row(
-        "stage",
-        stage,
-        provider,
-        preset,
-        Spread.of(times_ms),
-        warm_up,
-        frames=frames,
-        memory=watch.peak,
-        facts={"frames_per_s": 1000 * frames / median(times_ms)},
-        notes=(note,) if note else (),
-    )
+        time = Spread.of(measure(run, runs=runs, warm_up=warm_up))
+    return Row("stage", stage, None, None, time, warm_up, frames=frames, memory=watch.peak)
 
 
 def _frames(clip: Clip, count: int) -> list[Frame]:
