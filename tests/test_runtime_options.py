@@ -33,6 +33,7 @@ VALUES: list[tuple[str, Any]] = [
     ("dynamic", True),
     ("dynamic", False),
     ("max_windows", 3),
+    ("windows_per_batch", 2),
     ("device", 1),
     ("workspace_gb", 2.5),
     ("optimization_level", 5),
