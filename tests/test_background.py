@@ -25,7 +25,7 @@ from latentsync_trt.runtime.engines import Engines, OpenedEngine
 from latentsync_trt.runtime.networks import Networks
 from latentsync_trt.runtime.providers import Selection
 from latentsync_trt.runtime.upkeep import survey
-from latentsync_trt.types import Progress, SyncReport
+from latentsync_trt.types import SyncReport
 from tests.cache_worker import until
 from tests.clips import decoded, synced, write_clip
 from tests.device import GRAPHS, denoised
@@ -53,12 +53,17 @@ class Setting:
 
     def sync(self, lip_sync: LipSync) -> SyncReport:
         """One clip; its second window is painted after the build has ended."""
+        made, windows = lip_sync._networks, itertools.count()
+        between_windows = made.between_windows
 
-        def wait(progress: Progress) -> None:
-            # Painting stands still meanwhile: the queue from there holds fewer frames than a window.
-            lip_sync.wait_for_build()
+        def wait() -> None:
+            if next(windows):
+                made.wait_for_build()
+            between_windows()
 
-        return lip_sync.sync(self.video, self.audio, self.output, QUICK, on_progress=wait)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(made, "between_windows", wait)
+            return lip_sync.sync(self.video, self.audio, self.output, QUICK)
 
     def told(self, words: str) -> str:
         """The one notice with these words."""

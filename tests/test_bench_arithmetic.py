@@ -11,9 +11,10 @@ from latentsync_trt.bench.flops import operations
 from latentsync_trt.bench.material import generated_part, random_inputs
 from latentsync_trt.bench.onnx_file import fixed, read_graph
 from latentsync_trt.bench.spread import Spread, measure
-from latentsync_trt.bundle import DimensionRange, demo_folder
+from latentsync_trt.bundle import DimensionRange
 from latentsync_trt.errors import BundleError, InputError
 from latentsync_trt.runtime.session import TensorInfo
+from tests.small import small_bundle
 
 OPSET = 23
 FLOAT = TensorProto.FLOAT
@@ -79,7 +80,7 @@ def test_a_dimension_is_no_program(expression: str) -> None:
 
 
 def test_the_file_is_read_as_onnx_reads_it() -> None:
-    path = demo_folder() / "denoise_step_cached.onnx"
+    path = small_bundle() / "denoise_step_cached.onnx"
     ours, theirs = read_graph(path), onnx.load(path, load_external_data=False).graph
     assert [node.kind for node in ours.nodes] == [node.op_type for node in theirs.node]
     assert [node.inputs for node in ours.nodes] == [tuple(node.input) for node in theirs.node]

@@ -13,12 +13,13 @@ from click.testing import CliRunner, Result
 from latentsync_trt.bench.options import BenchOptions
 from latentsync_trt.bench.rows import Results, Row, read_results
 from latentsync_trt.bench.suite import Record, run_bench
-from latentsync_trt.bundle import Bundle, demo_folder
+from latentsync_trt.bundle import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import PRESETS, RuntimeOptions, Sampling, SyncOptions
 from latentsync_trt.errors import InputError, OutOfMemory
 from latentsync_trt.runtime.providers import why_unavailable
 from tests.clips import write_sound
+from tests.small import small_bundle
 
 SPEECH_S = 0.8
 FRAMES = 20
@@ -66,7 +67,7 @@ def rows_of(results: Results, scenario: str) -> dict[tuple[str, str | None], Row
 @pytest.mark.slow
 def test_every_graph_has_a_row_beside_the_ceiling(results: Results) -> None:
     rows = rows_of(results, "graph")
-    graphs = Bundle.load(demo_folder()).manifest.graphs
+    graphs = Bundle.load(small_bundle()).manifest.graphs
     ceiling, *others = rows.values()
     assert [row.case for row in others] == list(graphs)
     assert ceiling.case == "matmul 1024 fp32"
@@ -141,7 +142,7 @@ def test_the_files_tell_of_the_machine_and_of_nobody(folder: Path, results: Resu
 
 def test_a_reference_bundle_is_compared_with(short_presets: None, tmp_path: Path) -> None:
     """The same networks under another name are equal."""
-    bundle = Bundle.load(demo_folder())
+    bundle = Bundle.load(small_bundle())
     other = replace(bundle, manifest=replace(bundle.manifest, name="other"))
     options = BenchOptions(provider=("cpu",), preset=("quality",), scenario=("loop",), runs=1, warm_up=0)
     (row,) = run_bench(bundle, other, options, RuntimeOptions(), record=SILENT).rows
@@ -155,14 +156,14 @@ def test_what_counts_before_a_preset_makes_it_another(short_presets: None) -> No
     """`quality` with other options is no longer what the others are compared with."""
     options = BenchOptions(provider=("cpu",), preset=("quality",), scenario=("loop",), runs=1, warm_up=0)
     sync = SyncOptions(steps=3, guidance=1.0)
-    (row,) = run_bench(Bundle.load(demo_folder()), None, options, RuntimeOptions(), sync, record=SILENT).rows
+    (row,) = run_bench(Bundle.load(small_bundle()), None, options, RuntimeOptions(), sync, record=SILENT).rows
     assert [(kind.full, kind.guided, kind.in_a_run) for kind in row.steps] == [(True, False, 3)]
     assert row.quality is not None
     assert row.quality.psnr_db is not None
 
 
 def test_a_reference_of_another_size_is_refused() -> None:
-    bundle = Bundle.load(demo_folder())
+    bundle = Bundle.load(small_bundle())
     larger = replace(bundle, manifest=replace(bundle.manifest, resolution_px=256, name="larger"))
     with pytest.raises(InputError, match="--reference-bundle larger: windows of 16 faces of 256 px"):
         run_bench(bundle, larger, BenchOptions(), RuntimeOptions(), record=SILENT)
@@ -181,7 +182,7 @@ def test_pytorch_is_the_baseline_even_without_a_compiler(monkeypatch: pytest.Mon
     kept: list[Results] = []
     options = BenchOptions(provider=("cpu",), scenario=("pytorch",), runs=1, warm_up=0)
     found = run_bench(
-        Bundle.load(demo_folder()), None, options, RuntimeOptions(), record=Record(said.append, kept.append)
+        Bundle.load(small_bundle()), None, options, RuntimeOptions(), record=Record(said.append, kept.append)
     )
     assert [row.case for row in found.rows] == [
         "denoise_step eager",

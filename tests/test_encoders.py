@@ -7,12 +7,12 @@ import av
 import pytest
 
 from latentsync_trt import LipSync
-from latentsync_trt.bundle import demo_folder
 from latentsync_trt.config import Encoder, SyncOptions
 from latentsync_trt.errors import OutputError
 from latentsync_trt.media import encoders, writer
 from latentsync_trt.media.encoders import H264, h264_encoder
 from tests.clips import write_face, write_sound
+from tests.small import small_bundle
 
 SIZE = 320, 240
 
@@ -62,7 +62,7 @@ def test_the_option_reaches_the_writer(tmp_path: Path, monkeypatch: pytest.Monke
     for encoder in ("x264", "nvenc"):
         clip, sound = write_face(tmp_path / "face.mp4", 3), write_sound(tmp_path / "speech.wav", 0.12)
         options = SyncOptions(steps=1, encoder=cast(Encoder, encoder))
-        with LipSync.from_bundle(demo_folder(), "cpu") as lip_sync:
+        with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
             lip_sync.sync(clip, sound, tmp_path / "out.mp4", options)
         with av.open(str(tmp_path / "out.mp4")) as container:
             found.append(container.streams.video[0].codec_context.name)

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
-from latentsync_trt.bundle import Bundle, FileEntry, demo_folder, read_manifest, sha256_file, write_manifest
+from latentsync_trt.bundle import Bundle, FileEntry, read_manifest, sha256_file, write_manifest
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError
@@ -24,6 +24,7 @@ from latentsync_trt.runtime.engines import Engines
 from latentsync_trt.runtime.gpu import Gpu
 from latentsync_trt.runtime.providers import Selection
 from latentsync_trt.runtime.session import Session, SessionSettings
+from tests.small import small_bundle
 from tests.toy import write_toy
 
 ADA = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
@@ -167,8 +168,8 @@ def test_a_bundle_without_the_form_cannot_be_asked_for_it(make: Make, tmp_path: 
 def test_a_manifest_remembers_the_forms_and_reads_without_them(both: Bundle) -> None:
     write_manifest(both.folder, both.manifest)
     assert read_manifest(both.folder).graphs["denoise_step"].forms == {"cuda": "denoise_step.cuda.onnx"}
-    assert '"forms"' not in (demo_folder() / "manifest.json").read_text(encoding="utf-8")
-    assert read_manifest(demo_folder()).graphs["denoise_step"].forms == {}
+    assert '"forms"' not in (small_bundle() / "manifest.json").read_text(encoding="utf-8")
+    assert read_manifest(small_bundle()).graphs["denoise_step"].forms == {}
 
 
 def test_a_copy_holds_no_parts_of_weights(tmp_path: Path) -> None:

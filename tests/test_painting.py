@@ -7,7 +7,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from latentsync_trt.bundle import demo_folder
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion.inpainting import Inpainter
 from latentsync_trt.diffusion.plan import PlannedStep
@@ -17,6 +16,7 @@ from latentsync_trt.flow import StageClock, in_background
 from latentsync_trt.painting import Job, Painter, Turn
 from latentsync_trt.pipeline import LipSync
 from latentsync_trt.types import AlignedFace, Float32Array, Frame
+from tests.small import small_bundle
 
 FRAMES, SIDE_PX, LATENT_PX = 4, 16, 2
 TIMEOUT_S = 10.0
@@ -133,4 +133,4 @@ def test_frames_are_gathered_while_networks_run() -> None:
 
 def test_fixed_shapes_take_one_window_at_a_time() -> None:
     with pytest.raises(InputError, match="2 windows: the engines take 1; build or export for a wider range"):
-        LipSync.from_bundle(demo_folder(), "cpu", RuntimeOptions(windows_per_batch=2))
+        LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(windows_per_batch=2))
