@@ -84,8 +84,10 @@ def lips(made: Iterable[UInt8Array], case: Case, detector: MediaPipeDetector) ->
     track = case.recording.track
     gaps = mouth_gaps(made, detector)
     mouth = SpokenMouth(track.opening, track.shut, track.silent)
+    # Only where both speak: all sentences begin and end in silence, which alone makes any two alike.
     common = min(len(track), len(case.other))
-    wrong = agreement(gaps[:common], case.other.opening[:common]).correlation
+    both = ~(track.silent[:common] | case.other.silent[:common])
+    wrong = agreement(gaps[:common][both], case.other.opening[:common][both]).correlation
     return score(Curves(gaps, np.zeros_like(gaps), mouth)), wrong
 
 
