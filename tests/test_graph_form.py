@@ -88,7 +88,8 @@ def notices() -> list[str]:
 def make(tmp_path: Path, both: Bundle, notices: list[str]) -> Make:
     def made(name: str = "cuda", gpu: Gpu = ADA, bundle: Bundle = both, **options: Any) -> Engines:
         selection = Selection(name, gpu=None if name == "cpu" else gpu)  # type: ignore[arg-type]
-        return Engines(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), notices.append)
+        asked = RuntimeOptions(**{"graph_form": "auto", **options})
+        return Engines(bundle, selection, asked, EngineCache(tmp_path / "cache"), notices.append)
 
     return made
 
@@ -104,6 +105,11 @@ def test_cuda_is_given_the_form_made_for_it(make: Make, both: Bundle, provider: 
     for settings in (building, opening):
         assert FORM_OPTIONS.items() <= dict(settings.providers[0][1]).items()
     assert notices == []
+
+
+def test_nobody_gets_it_unasked(make: Make) -> None:
+    """Until it has been measured on a GPU."""
+    assert make(graph_form=RuntimeOptions().graph_form).form("denoise_step") == "portable"
 
 
 @pytest.mark.parametrize(("gpu", "kernels"), [(ADA, None), (HOPPER, "10")])

@@ -39,7 +39,7 @@ VALUES: list[tuple[str, Any]] = [
     ("optimization_level", 5),
     ("cuda_graph", True),
     ("cuda_graph", False),
-    ("graph_form", "portable"),
+    ("graph_form", "auto"),
     ("build", "background"),
     ("low_memory", True),
     ("engine_cache", "a folder/für Ženy"),
