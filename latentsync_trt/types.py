@@ -124,6 +124,21 @@ class AlignedFace:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class WindowBatch:
+    """Windows to denoise together.
+
+    `latents (B, 4, F, h, w)`, `conditioning (B, 9, F, h, w)`, `audio (B, F, S, D)`, float32. `guidance`: scale; at 1 or
+    below there is no unconditional half. `unguided_too`: some steps will run without guidance, whatever its scale.
+    """
+
+    latents: Float32Array
+    conditioning: Float32Array
+    audio: Float32Array
+    guidance: float
+    unguided_too: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class AudioFeatures:
     """Speech as the network hears it.
 

@@ -16,7 +16,7 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.engines import Engines
 from latentsync_trt.runtime.networks import Networks, graphs_for
 from latentsync_trt.runtime.providers import Selection
-from latentsync_trt.types import EngineTime
+from latentsync_trt.types import EngineTime, WindowBatch
 from tests.small import small_bundle
 
 PLENTY = 99
@@ -156,7 +156,7 @@ def inputs() -> list[np.ndarray]:
 def denoised(networks: Networks) -> np.ndarray:
     """A full step and a cached one on made-up inputs."""
     denoiser = networks.denoiser()
-    denoiser.begin(*inputs(), 1.5)
+    denoiser.begin(WindowBatch(*inputs(), 1.5))
     for cached in (False, True):
         denoiser.step(500, COEFFICIENTS, cached=cached)
     return denoiser.latents()

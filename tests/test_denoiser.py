@@ -18,6 +18,7 @@ from latentsync_trt.runtime.denoiser import GraphDenoiser, step_graph
 from latentsync_trt.runtime.networks import Networks
 from latentsync_trt.runtime.providers import Selection
 from latentsync_trt.runtime.recipes import OptimisedGraph
+from latentsync_trt.types import WindowBatch
 from tests.small import small_bundle
 from tests.toy import FRAMES, toy_inputs, write_toy
 
@@ -53,7 +54,7 @@ def both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GraphDenois
 def run(denoiser: GraphDenoiser, seed: int = 1, plan: tuple[bool, ...] = (False, True, True, False)) -> None:
     """The steps of `plan` (True = cached), each compared with what it should come to."""
     latents, conditioning, audio = toy_inputs(1, seed=seed)
-    denoiser.begin(latents, conditioning, audio, 1.5)
+    denoiser.begin(WindowBatch(latents, conditioning, audio, 1.5))
     wanted, hidden = latents, np.zeros_like(latents)
     for cached in plan:
         denoiser.step(7, NO_COEFFICIENTS, cached=cached)
@@ -78,13 +79,13 @@ def test_nothing_of_a_batch_is_left_for_the_next(denoiser: GraphDenoiser) -> Non
 def test_the_callers_arrays_stay_as_they_are(denoiser: GraphDenoiser) -> None:
     arrays = toy_inputs(1)
     copies = [array.copy() for array in arrays]
-    denoiser.begin(*arrays, 1.5)
+    denoiser.begin(WindowBatch(*arrays, 1.5))
     denoiser.step(7, NO_COEFFICIENTS, cached=False)
     assert all(np.array_equal(a, b) for a, b in zip(arrays, copies, strict=True))
 
 
 def test_latents_are_a_copy(denoiser: GraphDenoiser) -> None:
-    denoiser.begin(*toy_inputs(1), 1.5)
+    denoiser.begin(WindowBatch(*toy_inputs(1), 1.5))
     before = denoiser.latents()
     kept = before.copy()
     for _ in range(3):
@@ -93,7 +94,7 @@ def test_latents_are_a_copy(denoiser: GraphDenoiser) -> None:
 
 
 def test_a_cached_step_needs_a_full_one(denoiser: GraphDenoiser) -> None:
-    denoiser.begin(*toy_inputs(1), 1.5)
+    denoiser.begin(WindowBatch(*toy_inputs(1), 1.5))
     with pytest.raises(InferenceError, match="needs a full step before it"):
         denoiser.step(7, NO_COEFFICIENTS, cached=True)
 
@@ -114,7 +115,7 @@ G, g, U, u = (True, False), (True, True), (False, False), (False, True)
 def test_guided_and_unguided_steps_take_turns(both: GraphDenoiser, plan: tuple[tuple[bool, bool], ...]) -> None:
     for seed in (1, 2):  # the second batch on the buffers of the first
         latents, conditioning, audio = toy_inputs(1, seed=seed)
-        both.begin(latents, conditioning, audio, 1.5, unguided_too=True)
+        both.begin(WindowBatch(latents, conditioning, audio, 1.5, unguided_too=True))
         wanted, hidden = latents, np.zeros_like(latents)
         for guided, cached in plan:
             both.step(7, NO_COEFFICIENTS, cached=cached, guided=guided)
@@ -155,7 +156,7 @@ def test_a_run_of_both_kinds_is_its_graphs_one_by_one() -> None:
 
 @pytest.mark.parametrize("plan", [(G, u), (U, g), (G, U, g), (U, u, G, u)])
 def test_a_cached_step_needs_a_full_one_of_its_kind(both: GraphDenoiser, plan: tuple[tuple[bool, bool], ...]) -> None:
-    both.begin(*toy_inputs(1), 1.5, unguided_too=True)
+    both.begin(WindowBatch(*toy_inputs(1), 1.5, unguided_too=True))
     for guided, cached in plan[:-1]:
         both.step(7, NO_COEFFICIENTS, cached=cached, guided=guided)
     guided, cached = plan[-1]
@@ -167,14 +168,14 @@ def test_a_cached_step_needs_a_full_one_of_its_kind(both: GraphDenoiser, plan: t
 @pytest.mark.parametrize("guidance", [0.5, 1.0])
 def test_without_a_scale_no_step_is_guided(both: GraphDenoiser, guidance: float) -> None:
     latents, *others = toy_inputs(1)
-    both.begin(latents, *others, guidance)
+    both.begin(WindowBatch(latents, *others, guidance))
     for cached in (False, True):
         both.step(7, NO_COEFFICIENTS, cached=cached)
     assert np.abs(both.latents() - 3 * latents).max() <= SUM_OF_FEW * 3 * np.abs(latents).max()
 
 
 def test_unguided_steps_are_announced(both: GraphDenoiser) -> None:
-    both.begin(*toy_inputs(1), 1.5)
+    both.begin(WindowBatch(*toy_inputs(1), 1.5))
     both.step(7, NO_COEFFICIENTS, cached=False)
     with pytest.raises(InferenceError, match="begun for guided steps alone"):
         both.step(7, NO_COEFFICIENTS, cached=False, guided=False)
@@ -182,21 +183,21 @@ def test_unguided_steps_are_announced(both: GraphDenoiser) -> None:
 
 def test_a_batch_has_nothing_to_reuse_of_the_one_before(denoiser: GraphDenoiser) -> None:
     run(denoiser)
-    denoiser.begin(*toy_inputs(1), 1.5)
+    denoiser.begin(WindowBatch(*toy_inputs(1), 1.5))
     with pytest.raises(InferenceError, match="needs a full step before it"):
         denoiser.step(7, NO_COEFFICIENTS, cached=True)
 
 
 def test_letting_go_lets_sessions_be_freed(networks: Networks) -> None:
     denoiser = networks.denoiser()
-    denoiser.begin(*toy_inputs(1), 1.5)
+    denoiser.begin(WindowBatch(*toy_inputs(1), 1.5))
     for cached in (False, True):
         denoiser.step(7, NO_COEFFICIENTS, cached=cached)
     sessions = [weakref.ref(networks.session(name).ort) for name in ("denoise_step", "denoise_step_cached")]
     networks.close()
     gc.collect()
     assert [session() for session in sessions] == [None, None]
-    denoiser.begin(*toy_inputs(1), 1.5)
+    denoiser.begin(WindowBatch(*toy_inputs(1), 1.5))
     denoiser.step(7, NO_COEFFICIENTS, cached=False)  # opened again
 
 
@@ -212,14 +213,14 @@ def test_batches_may_differ_in_size_within_the_range(tmp_path: Path, monkeypatch
     denoiser = networks.denoiser()
     for windows, frames in ((1, FRAMES), (3, FRAMES), (2, 8), (1, 2)):
         latents, *others = toy_inputs(windows, frames)
-        denoiser.begin(latents, *others, 1.5)
+        denoiser.begin(WindowBatch(latents, *others, 1.5))
         for cached in (False, True):
             denoiser.step(7, NO_COEFFICIENTS, cached=cached)
         assert np.abs(denoiser.latents() - 5 * latents).max() <= SUM_OF_FEW * 5 * np.abs(latents).max()
     with pytest.raises(InputError, match="4 windows: the engines take 1 to 3; build or export for a wider range"):
-        denoiser.begin(*toy_inputs(4), 1.5)
+        denoiser.begin(WindowBatch(*toy_inputs(4), 1.5))
     with pytest.raises(InputError, match="9 frames: the engines take 2 to 8"):
-        denoiser.begin(*toy_inputs(1, 9), 1.5)
+        denoiser.begin(WindowBatch(*toy_inputs(1, 9), 1.5))
     networks.close()
 
 
@@ -228,5 +229,5 @@ def test_fixed_engines_of_a_dynamic_bundle_take_one_size(tmp_path: Path) -> None
     networks = Networks(write_toy(tmp_path / "toy"), Selection("cpu"), options)
     assert networks.session("denoise_step").inputs[0].shape == (1, 4, FRAMES, 2, 2)
     with pytest.raises(InputError, match="2 windows: the engines take 1; build or export"):
-        networks.denoiser().begin(*toy_inputs(2), 1.5)
+        networks.denoiser().begin(WindowBatch(*toy_inputs(2), 1.5))
     networks.close()

@@ -7,6 +7,7 @@ from latentsync_trt.diffusion.loop import conditioning, denoise, initial_noise
 from latentsync_trt.diffusion.plan import PlannedStep, cache_plan
 from latentsync_trt.diffusion.scheduler import ddim_schedule
 from latentsync_trt.errors import InputError
+from latentsync_trt.types import WindowBatch
 
 FLOAT32_LOOP = 1e-5
 """Twenty steps of float32 rounding."""
@@ -20,11 +21,11 @@ class LinearDenoiser:
     def __init__(self) -> None:
         self.calls: list[tuple[int, bool]] = []
         self.guided: list[bool] = []
-        self.started: tuple[np.ndarray, ...] = ()
+        self.started: WindowBatch
 
-    def begin(self, latents, conditioning, audio, guidance, *, unguided_too=False):
-        self.started = (latents, conditioning, audio, guidance, unguided_too)
-        self._x, self._eps = latents, np.zeros_like(latents)
+    def begin(self, batch):
+        self.started = batch
+        self._x, self._eps = batch.latents, np.zeros_like(batch.latents)
 
     def step(self, timestep, coefficients, *, cached, guided):
         self.calls.append((timestep, cached))
@@ -70,12 +71,12 @@ def test_plan_decides_which_steps_are_cached(inputs):
 
 def test_inputs_reach_the_denoiser_whole(inputs):
     _, denoiser, _ = run(inputs)
-    latents, *others = denoiser.started
-    assert latents.flags.c_contiguous and latents.dtype == np.float32
-    assert np.array_equal(latents[1, :, 2], inputs["noise"][0, :, 0])
-    assert others[0] is inputs["conditioning"]
-    assert others[1] is inputs["audio"]
-    assert others[2:] == [1.5, False]
+    batch = denoiser.started
+    assert batch.latents.flags.c_contiguous and batch.latents.dtype == np.float32
+    assert np.array_equal(batch.latents[1, :, 2], inputs["noise"][0, :, 0])
+    assert batch.conditioning is inputs["conditioning"]
+    assert batch.audio is inputs["audio"]
+    assert (batch.guidance, batch.unguided_too) == (1.5, False)
 
 
 def test_progress_is_told_after_every_step(inputs):
@@ -90,7 +91,7 @@ def test_plan_decides_which_steps_are_guided(inputs):
     denoise(denoiser, **inputs, guidance=1.5, schedule=schedule, plan=plan)
     assert denoiser.guided == [False, True, True, True, False]
     assert [cached for _, cached in denoiser.calls] == [False, False, True, False, False]
-    assert denoiser.started[4] is True
+    assert denoiser.started.unguided_too
 
 
 FULL, CACHED = PlannedStep(True), PlannedStep(False)

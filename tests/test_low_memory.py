@@ -12,6 +12,7 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion.inpainting import Inpainter
 from latentsync_trt.errors import InferenceError, OutOfMemory
 from latentsync_trt.runtime.networks import Networks
+from latentsync_trt.types import WindowBatch
 from tests.clips import decoded, synced, write_clip
 from tests.device import COEFFICIENTS, GRAPHS, DemoNetworks, Device, denoised, inputs
 from tests.small import small_bundle
@@ -84,7 +85,7 @@ def test_networks_come_and_go(make: DemoNetworks, device: Device) -> None:
     assert device.most_networks == 1
     assert device.opened.count("denoise_step") == 2
     denoiser = networks.denoiser()
-    denoiser.begin(*inputs(), 1.5)
+    denoiser.begin(WindowBatch(*inputs(), 1.5))
     denoiser.step(500, COEFFICIENTS, cached=False)
     networks.session("vae_decoder")
     with pytest.raises(InferenceError, match="needs a full step"):
@@ -127,7 +128,7 @@ def test_memory_that_runs_out_at_a_cached_step(make: DemoNetworks, device: Devic
     networks = make()
     networks.prepare(GRAPHS)
     denoiser = networks.denoiser()
-    denoiser.begin(*inputs(), 1.5)
+    denoiser.begin(WindowBatch(*inputs(), 1.5))
     for cached, room in ((False, 9), (True, 1)):
         device.room_to_run = room
         denoiser.step(500, COEFFICIENTS, cached=cached)

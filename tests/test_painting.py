@@ -15,7 +15,7 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.flow import StageClock, in_background
 from latentsync_trt.painting import Job, Painter, Turn
 from latentsync_trt.pipeline import LipSync
-from latentsync_trt.types import AlignedFace, Float32Array, Frame
+from latentsync_trt.types import AlignedFace, Float32Array, Frame, WindowBatch
 from tests.small import small_bundle
 
 FRAMES, SIDE_PX, LATENT_PX = 4, 16, 2
@@ -39,17 +39,9 @@ class Hearing:
     def __init__(self) -> None:
         self.batches: list[int] = []
 
-    def begin(
-        self,
-        latents: Float32Array,
-        conditioning: Float32Array,
-        audio: Float32Array,
-        guidance: float,
-        *,
-        unguided_too: bool = False,
-    ) -> None:
-        self.batches.append(len(latents))
-        self._result = conditioning[:, 5:] + audio[..., 0, 0][:, None, :, None, None]
+    def begin(self, batch: WindowBatch) -> None:
+        self.batches.append(len(batch.latents))
+        self._result = batch.conditioning[:, 5:] + batch.audio[..., 0, 0][:, None, :, None, None]
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
         pass

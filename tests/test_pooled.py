@@ -8,7 +8,7 @@ import pytest
 
 from latentsync_trt.runtime import pooled
 from latentsync_trt.runtime.pooled import Denoisers, PooledDenoiser, replays_faithfully
-from latentsync_trt.types import Float32Array
+from latentsync_trt.types import Float32Array, WindowBatch
 
 LATENTS = np.random.default_rng(3).standard_normal((1, 4, 2, 3, 3)).astype(np.float32)
 CONDITIONING = np.random.default_rng(4).standard_normal((1, 9, 2, 3, 3)).astype(np.float32)
@@ -29,16 +29,8 @@ class FakeDenoiser:
         self.begun = 0
         self.released = False
 
-    def begin(
-        self,
-        latents: Float32Array,
-        conditioning: Float32Array,
-        audio: Float32Array,
-        guidance: float,
-        *,
-        unguided_too: bool = False,
-    ) -> None:
-        self.now, self.known = latents.copy(), conditioning[:, :4]
+    def begin(self, batch: WindowBatch) -> None:
+        self.now, self.known = batch.latents.copy(), batch.conditioning[:, :4]
         self.begun += 1
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
@@ -84,15 +76,15 @@ class FakePool:
 @pytest.mark.parametrize(("faithful_runs", "verdict"), [(10**9, True), (4, False), (11, False)])
 def test_a_replay_that_computes_something_else_is_found(faithful_runs: int, verdict: bool) -> None:
     denoiser: Any = FakeDenoiser(faithful_runs=faithful_runs)
-    assert replays_faithfully(denoiser, *INPUTS) is verdict
+    assert replays_faithfully(denoiser, WindowBatch(*INPUTS)) is verdict
 
 
 def test_unguided_steps_are_tried_where_they_will_come() -> None:
     denoiser: Any = FakeDenoiser(unguided_is_wrong=True)
-    assert replays_faithfully(denoiser, *INPUTS)
+    assert replays_faithfully(denoiser, WindowBatch(*INPUTS))
     assert set(denoiser.kinds) == {(True, False), (True, True)}
     denoiser = FakeDenoiser(unguided_is_wrong=True)
-    assert not replays_faithfully(denoiser, *INPUTS, unguided_too=True)
+    assert not replays_faithfully(denoiser, WindowBatch(*INPUTS, unguided_too=True))
     assert denoiser.kinds[:4] == [(True, False), (True, True), (False, False), (False, True)]
 
 
@@ -111,7 +103,7 @@ def made(monkeypatch: pytest.MonkeyPatch, faithful_runs: int) -> list[FakeDenois
 def clip(pool: Any, denoisers: Denoisers, guidance: float = 1.5, *, unguided_too: bool = False) -> None:
     denoiser = PooledDenoiser(pool, denoisers)
     for _ in range(2):
-        denoiser.begin(LATENTS, CONDITIONING, AUDIO, guidance, unguided_too=unguided_too)
+        denoiser.begin(WindowBatch(LATENTS, CONDITIONING, AUDIO, guidance, unguided_too=unguided_too))
         denoiser.step(1, np.ones(5, np.float32), cached=False, guided=not unguided_too)
         assert np.array_equal(denoiser.latents(), LATENTS + CONDITIONING[:, :4])
 

@@ -23,6 +23,7 @@ from latentsync_trt.runtime.networks import Networks
 from latentsync_trt.runtime.profiles import dimension_ranges
 from latentsync_trt.runtime.providers import Selection
 from latentsync_trt.runtime.recipes import OptimisedGraph
+from latentsync_trt.types import WindowBatch
 from tests.small import small_bundle
 from tests.toy import RANGES, write_toy
 
@@ -230,7 +231,7 @@ def test_more_than_the_engines_take_is_refused_and_never_built(
         known = np.zeros((windows, 9, frames, 16, 16), np.float32)
         heard = np.zeros((windows, frames, 50, 32), np.float32)
         with pytest.raises(InputError, match=words):
-            denoiser.begin(state, known, heard, 1.5)
+            denoiser.begin(WindowBatch(state, known, heard, 1.5))
     networks.close()
 
 

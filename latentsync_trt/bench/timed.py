@@ -6,7 +6,7 @@ from time import perf_counter
 from latentsync_trt.bench.rows import StepTimes
 from latentsync_trt.diffusion.inpainting import ImageCodec
 from latentsync_trt.diffusion.loop import Denoiser
-from latentsync_trt.types import Float32Array
+from latentsync_trt.types import Float32Array, WindowBatch
 
 ENCODE, LOOP, DECODE = "VAE encode", "denoising", "VAE decode"
 
@@ -68,19 +68,11 @@ class TimedDenoiser:
         self._guidance = False
         self._start_s = 0.0
 
-    def begin(
-        self,
-        latents: Float32Array,
-        conditioning: Float32Array,
-        audio: Float32Array,
-        guidance: float,
-        *,
-        unguided_too: bool = False,
-    ) -> None:
+    def begin(self, batch: WindowBatch) -> None:
         """As `Denoiser.begin`."""
         self._start_s = perf_counter()
-        self._guidance = guidance > 1.0
-        self._denoiser.begin(latents, conditioning, audio, guidance, unguided_too=unguided_too)
+        self._guidance = batch.guidance > 1.0
+        self._denoiser.begin(batch)
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
         """As `Denoiser.step`."""

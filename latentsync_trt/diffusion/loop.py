@@ -9,7 +9,7 @@ import numpy as np
 from latentsync_trt.diffusion.plan import PlannedStep
 from latentsync_trt.diffusion.scheduler import Step
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import Float32Array
+from latentsync_trt.types import Float32Array, WindowBatch
 
 LATENT_CHANNELS = 4
 
@@ -17,22 +17,8 @@ LATENT_CHANNELS = 4
 class Denoiser(Protocol):
     """Keeps the latents of one batch of windows and moves them along, step by step."""
 
-    def begin(
-        self,
-        latents: Float32Array,
-        conditioning: Float32Array,
-        audio: Float32Array,
-        guidance: float,
-        *,
-        unguided_too: bool = False,
-    ) -> None:
-        """Takes a batch of windows.
-
-        Args:
-            latents: float32 `(B, 4, F, h, w)`. conditioning: float32 `(B, 9, F, h, w)`. audio: float32 `(B, F, S, D)`.
-            guidance: scale; at 1 or below there is no unconditional half.
-            unguided_too: some steps will run without guidance, whatever its scale.
-        """
+    def begin(self, batch: WindowBatch) -> None:
+        """Takes a batch of windows."""
         ...
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
@@ -78,7 +64,7 @@ def denoise(
     repeated = np.broadcast_to(noise, (batch, LATENT_CHANNELS, frames, height, width))
     latents = np.ascontiguousarray(repeated, np.float32)
     unguided_too = not all(planned.guided for planned in plan)
-    denoiser.begin(latents, conditioning, audio, guidance, unguided_too=unguided_too)
+    denoiser.begin(WindowBatch(latents, conditioning, audio, guidance, unguided_too))
     for done, (step, planned) in enumerate(zip(schedule, plan, strict=True), start=1):
         denoiser.step(step.timestep, step.coefficients, cached=not planned.full, guided=planned.guided)
         if on_step is not None:

@@ -9,7 +9,7 @@ import onnxruntime as ort
 from latentsync_trt.errors import InferenceError
 from latentsync_trt.runtime.memory import COPY_GRAPH
 from latentsync_trt.runtime.session import Array, Session, SessionSettings
-from latentsync_trt.types import Float32Array
+from latentsync_trt.types import Float32Array, WindowBatch
 
 _STATE = ("latents", "history")
 
@@ -54,25 +54,12 @@ class GraphDenoiser:
         self._bindings: dict[tuple[str, int], tuple[Session, Any]] = {}
         self._copier = _Copier(device_id) if cuda_graph else None
 
-    def begin(
-        self,
-        latents: Float32Array,
-        conditioning: Float32Array,
-        audio: Float32Array,
-        guidance: float,
-        *,
-        unguided_too: bool = False,
-    ) -> None:
-        """Uploads a batch of windows.
-
-        Args:
-            latents: `(B, 4, F, h, w)` noise. conditioning: `(B, 9, F, h, w)`. audio: `(B, F, S, D)`.
-            guidance: scale; at 1 or below only unguided graphs run, without the unconditional half.
-            unguided_too: some steps will run without guidance, whatever its scale.
-        """
+    def begin(self, batch: WindowBatch) -> None:
+        """Uploads a batch of windows; at a guidance of 1 or below only unguided graphs will run."""
+        latents, guidance = batch.latents, batch.guidance
         fixed: dict[str, Array] = {
-            "conditioning": conditioning,
-            "audio": audio,
+            "conditioning": batch.conditioning,
+            "audio": batch.audio,
             "timestep": np.array(0, np.int64),
             "guidance": np.array(guidance, np.float32),
             "coefficients": np.zeros(5, np.float32),
@@ -86,7 +73,7 @@ class GraphDenoiser:
             self._values = {name: self._upload(array) for name, array in fixed.items()}
             self._states = [{name: self._upload(np.zeros_like(latents)) for name in _STATE} for _ in range(2)]
         self._guidance = guidance > 1.0
-        self._kinds = {self._guidance, False} if unguided_too else {self._guidance}
+        self._kinds = {self._guidance, False} if batch.unguided_too else {self._guidance}
         self._reusable = None
         self._current = 0
         self._states[0]["latents"].update_inplace(np.ascontiguousarray(latents))

@@ -1,12 +1,14 @@
 """A denoiser over the pool of sessions: on whatever engines there are when a batch of windows begins."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from latentsync_trt.runtime.cache import Notice
 from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.engines import Engines
 from latentsync_trt.runtime.pool import SessionPool
-from latentsync_trt.types import Float32Array
+from latentsync_trt.types import Float32Array, WindowBatch
 
 # Providers record a CUDA graph at the second or third run; by then all runs are replays.
 _RUNS_BEFORE_REPLAY = 4
@@ -32,19 +34,17 @@ class Denoisers:
         self._replaying: dict[Engines, GraphDenoiser] = {}
         self._tried: set[tuple[bool, bool]] = set()
 
-    def get(
-        self, inputs: tuple[Float32Array, Float32Array, Float32Array, float], *, unguided_too: bool
-    ) -> GraphDenoiser:
-        """A denoiser for windows like `inputs`, which are what `GraphDenoiser.begin` takes; it has not begun."""
+    def get(self, batch: WindowBatch) -> GraphDenoiser:
+        """A denoiser for windows like those of `batch`; it has not begun."""
         engines = self._pool.engines
         if not engines.cuda_graph:
             return self._make(engines)
         if engines not in self._replaying:  # what earlier engines were recorded with is of no more use
             self._replaying, self._tried = {engines: self._make(engines)}, set()
         denoiser = self._replaying[engines]
-        use = inputs[3] > 1.0, unguided_too
+        use = batch.guidance > 1.0, batch.unguided_too
         if use not in self._tried:
-            if not replays_faithfully(denoiser, *inputs, unguided_too=unguided_too):
+            if not replays_faithfully(denoiser, batch):
                 self._notice(
                     f"CUDA graphs: {engines.selection.name} computes something else when it replays one; going on "
                     "without them"
@@ -66,24 +66,16 @@ class Denoisers:
         return GraphDenoiser(self._pool.session, selection.device, selection.device_id, cuda_graph=engines.cuda_graph)
 
 
-def replays_faithfully(
-    denoiser: GraphDenoiser,
-    latents: Float32Array,
-    conditioning: Float32Array,
-    audio: Float32Array,
-    guidance: float,
-    *,
-    unguided_too: bool = False,
-) -> bool:
+def replays_faithfully(denoiser: GraphDenoiser, batch: WindowBatch) -> bool:
     """Whether full and cached steps give again what they gave at first, after runs on other numbers between.
 
     Guided steps are tried as `guidance` says, and unguided ones after them where they will be needed, too.
     """
 
     def steps(sign: float) -> Float32Array:
-        start = np.float32(sign) * latents, np.float32(sign) * conditioning, audio
-        denoiser.begin(*start, guidance, unguided_too=unguided_too)
-        for guided in (True, False) if unguided_too else (True,):
+        latents, known = np.float32(sign) * batch.latents, np.float32(sign) * batch.conditioning
+        denoiser.begin(replace(batch, latents=latents, conditioning=known))
+        for guided in (True, False) if batch.unguided_too else (True,):
             denoiser.step(_TIMESTEP, _COEFFICIENTS, cached=False, guided=guided)
             denoiser.step(_TIMESTEP - 1, -_COEFFICIENTS, cached=True, guided=guided)
         return denoiser.latents()
@@ -104,22 +96,13 @@ class PooledDenoiser:
         self._engines: Engines | None = None
         self._denoiser: GraphDenoiser
 
-    def begin(
-        self,
-        latents: Float32Array,
-        conditioning: Float32Array,
-        audio: Float32Array,
-        guidance: float,
-        *,
-        unguided_too: bool = False,
-    ) -> None:
+    def begin(self, batch: WindowBatch) -> None:
         """As `GraphDenoiser.begin`; raises `InputError` where the engines do not take so many windows or frames."""
-        self._pool.engines.check(windows=latents.shape[0], frames=latents.shape[2])
+        self._pool.engines.check(windows=batch.latents.shape[0], frames=batch.latents.shape[2])
         if self._pool.engines is not self._engines or self._engines.cuda_graph:
-            inputs = latents, conditioning, audio, guidance
-            self._denoiser = self._denoisers.get(inputs, unguided_too=unguided_too)
+            self._denoiser = self._denoisers.get(batch)
             self._engines = self._pool.engines
-        self._denoiser.begin(latents, conditioning, audio, guidance, unguided_too=unguided_too)
+        self._denoiser.begin(batch)
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
         """As `GraphDenoiser.step`."""

@@ -17,6 +17,7 @@ from latentsync_trt.export.plans import load_networks, plan_graphs
 from latentsync_trt.export.weights import WeightsFile
 from latentsync_trt.runtime.denoiser import GraphDenoiser
 from latentsync_trt.runtime.session import Session
+from latentsync_trt.types import WindowBatch
 from tests.export.test_export_solver import diffusers_solver
 
 pytestmark = pytest.mark.slow
@@ -111,7 +112,7 @@ def test_dpmpp_through_the_graphs_goes_where_diffusers_goes(reference: Path, sin
     frames = conditioning.shape[2]
     latents = torch.from_numpy(noise).repeat(1, 1, frames, 1, 1)
     for timestep in solver.timesteps:
-        denoiser.begin(latents.numpy(), conditioning, audio, guidance)
+        denoiser.begin(WindowBatch(latents.numpy(), conditioning, audio, guidance))
         denoiser.step(int(timestep), NOISE_ALONE, cached=False)
         latents = solver.step(torch.from_numpy(denoiser.latents()), timestep, latents).prev_sample
     assert relative(found, latents.numpy()) <= SOLVER_TOLERANCE
