@@ -6,14 +6,14 @@ The networks' thread does nothing else, so that a GPU never waits for a picture 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from latentsync_trt.diffusion.inpainting import Inpainter, PreparedWindow
 from latentsync_trt.diffusion.windows import Window, WindowPlanner
 from latentsync_trt.flow import StageClock
-from latentsync_trt.types import AlignedFace, Float32Array, Frame
+from latentsync_trt.types import AlignedFace, Float32Array, Frame, UInt8Array
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +35,7 @@ class Turn:
     """A frame, if one is left, and the windows that are to be painted now that it is there."""
 
     job: Job | None
-    windows: Sequence[tuple[Window[Job], PreparedWindow]] = field(default_factory=tuple)
+    windows: Sequence[tuple[Window[Job], PreparedWindow]] = ()
 
 
 class Painter:
@@ -114,5 +114,5 @@ class Painter:
                 window.items[position].done = True
 
 
-def _faces(window: Window[Job]) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+def _faces(window: Window[Job]) -> UInt8Array:
     return np.stack([job.face.image for job in window.items if job.face is not None])
