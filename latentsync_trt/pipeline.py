@@ -20,11 +20,11 @@ from latentsync_trt.diffusion.loop import initial_noise
 from latentsync_trt.diffusion.plan import plan_for
 from latentsync_trt.diffusion.scheduler import solver_schedule
 from latentsync_trt.errors import NoFaceError
-from latentsync_trt.face.align import AlignState, align, crop
+from latentsync_trt.face.align import crop
 from latentsync_trt.face.compositor import composite
 from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.follower import FaceFollower
 from latentsync_trt.face.mask import latent_mask, mouth_mask
-from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.flow import StageClock, in_background
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.reader import probe, read_frames
@@ -221,22 +221,17 @@ class _Run:
         return self._clock.measured("decode", frames)
 
     def _find_faces(self, frames: Generator[Frame, None, None], detector: FaceDetector) -> Generator[Job, None, None]:
-        tracker = FaceTracker(detector)
         resolution = self._networks.bundle.manifest.resolution_px
-        state: AlignState | None = None
-        track_id: int | None = None
+        follower = FaceFollower(detector, resolution)
         with closing(frames):
             for frame in frames:
                 with self._clock.measure("face"):
-                    tracked = tracker.update(frame.rgb)
+                    followed = follower.update(frame.rgb)
                     job = Job(frame)
-                    if tracked is not None:
-                        state = state if tracked.track_id == track_id else None
-                        # Whole pixels, as in training, would make the mouth jitter by as much.
-                        matrix, state = align(tracked.face.points, state, resolution, whole_pixels=False)
-                        job.face, job.track_id = crop(frame.rgb, matrix, resolution), tracked.track_id
+                    if followed is not None:
+                        job.face = crop(frame.rgb, followed.matrices[0], resolution)
+                        job.track_id = followed.track_id
                         self._frames_with_face += 1
-                    track_id = job.track_id
                 yield job
 
     def _painter(self, noise: Float32Array | None) -> Painter:

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.bench.pictures import psnr
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError, MediaError, NoFaceError, OutputError
 from latentsync_trt.media.reader import read_frames
@@ -42,10 +43,6 @@ def face_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sound(tmp_path_factory.mktemp("sound") / "speech.wav", 0.8, clicks_s=(0.1, 0.5))
-
-
-def psnr(a: UInt8Array, b: UInt8Array) -> float:
-    return float(10 * np.log10(255**2 / np.mean((a.astype(float) - b) ** 2)))
 
 
 def left_behind(folder: Path) -> list[str]:

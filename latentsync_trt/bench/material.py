@@ -11,19 +11,17 @@ import numpy as np
 
 from latentsync_trt.audio.encoder import SpeechStream
 from latentsync_trt.bundle import DimensionRange
-from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.demo import SIDE_PX, SPEECH, camera_frames
 from latentsync_trt.errors import InputError, NoFaceError
-from latentsync_trt.face.align import AlignState, align, crop
+from latentsync_trt.face.align import crop
 from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.follower import FaceFollower
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.media.audio import probe_audio, read_audio_blocks
-from latentsync_trt.media.patch import planes_of
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.runtime.session import Array, TensorInfo
-from latentsync_trt.types import AlignedFace, ColourTags, Float32Array, Frame, UInt8Array, VideoInfo
+from latentsync_trt.types import AlignedFace, Float32Array, UInt8Array
 
 FULL_HD_PX = (1920, 1080)
 """Width and height that stages off the GPU are measured at."""
@@ -32,9 +30,6 @@ SEED = 11
 _TIMESTEP, _GUIDANCE = 501, 1.5
 _COEFFICIENTS = (1.02, -0.31, 0.12, 1.4, -0.9)
 """Of a usual step's size."""
-
-_CRF = 10
-_COLOUR = ColourTags(1, 1, 1, full_range=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +88,10 @@ def first_window(
 
 def aligned_faces(pictures: Iterable[UInt8Array], resolution_px: int) -> Iterator[AlignedFace | None]:
     """The face of each picture as `sync` cuts it out, at the network's resolution; None where there is none."""
-    tracker = FaceTracker(MediaPipeDetector())
-    state: AlignState | None = None
-    track_id: int | None = None
+    follower = FaceFollower(MediaPipeDetector(), resolution_px)
     for picture in pictures:
-        tracked = tracker.update(picture)
-        if tracked is None:
-            track_id = None
-            yield None
-            continue
-        state = state if tracked.track_id == track_id else None
-        matrix, state = align(tracked.face.points, state, resolution_px, whole_pixels=False)
-        track_id = tracked.track_id
-        yield crop(picture, matrix, resolution_px)
+        followed = follower.update(picture)
+        yield None if followed is None else crop(picture, followed.matrices[0], resolution_px)
 
 
 def generated_part(resolution_px: int) -> tuple[slice, slice]:
@@ -133,11 +119,11 @@ def _film(path: Path, duration_s: Fraction, size_px: tuple[int, int]) -> None:
     width_px, height_px = size_px
     if width_px < height_px:
         raise InputError(f"a picture of {width_px}×{height_px} px: the built-in portrait is made for wide ones")
-    info = VideoInfo(width_px, height_px, Fraction(MODEL_FPS), duration_s, "h264", "yuv420p", 0, _COLOUR)
     left = (width_px - height_px) // 2
-    with VideoWriter(path, info, crf=_CRF) as writer:
-        for index, square in enumerate(camera_frames(duration_s)):
-            scaled = cv2.resize(square, (height_px, height_px), interpolation=cv2.INTER_CUBIC)
-            sides = (0, 0, left, width_px - height_px - left)
-            rgb = np.asarray(cv2.copyMakeBorder(scaled, *sides, cv2.BORDER_REFLECT_101), np.uint8)
-            writer.write(Frame(index, Fraction(index, MODEL_FPS), rgb, planes_of(rgb, _COLOUR)))
+    sides = (0, 0, left, width_px - height_px - left)
+
+    def widened(square: UInt8Array) -> UInt8Array:
+        scaled = cv2.resize(square, (height_px, height_px), interpolation=cv2.INTER_CUBIC)
+        return np.asarray(cv2.copyMakeBorder(scaled, *sides, cv2.BORDER_REFLECT_101), np.uint8)
+
+    write_pictures(path, map(widened, camera_frames(duration_s)))

@@ -10,10 +10,10 @@ from latentsync_trt.bench.canvas import FAINT, Canvas
 from latentsync_trt.bench.clip_sync import Curves
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.align import AlignState, align, crop
+from latentsync_trt.face.align import crop
 from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.follower import FaceFollower
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.types import Float32Array, Float64Array, UInt8Array
 
 COUNT = 6
@@ -126,21 +126,13 @@ def _cells(
 
 def aligned(
     frames: Iterable[UInt8Array], resolutions_px: Sequence[int], detector: MediaPipeDetector | None = None
-) -> Iterator[tuple[UInt8Array, list[Float64Array] | None]]:
+) -> Iterator[tuple[UInt8Array, tuple[Float64Array, ...] | None]]:
     """Frames with the matrices `(2, 3)` that bring their face to the network's pose, as in a run, at each resolution;
     None where there is no face."""
-    tracker = FaceTracker(detector or MediaPipeDetector())
-    state: AlignState | None = None
-    track_id = -1
+    follower = FaceFollower(detector or MediaPipeDetector(), *resolutions_px)
     for frame in frames:
-        tracked = tracker.update(frame)
-        if tracked is None:
-            yield frame, None
-            continue
-        before = state if tracked.track_id == track_id else None
-        found = [align(tracked.face.points, before, side, whole_pixels=False) for side in resolutions_px]
-        state, track_id = found[0][1], tracked.track_id
-        yield frame, [matrix for matrix, _ in found]
+        followed = follower.update(frame)
+        yield frame, None if followed is None else followed.matrices
 
 
 def _masked(image: UInt8Array) -> UInt8Array:

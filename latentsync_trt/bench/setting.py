@@ -78,6 +78,10 @@ class Setting:
     def close(self, networks: Networks) -> None:
         """Closes sessions, which open again when they are needed, and returns what they held to the device."""
         networks.close()
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Returns what closed sessions held to the device."""
         if self.provider == "cuda":
             give_back_gpu_memory(self.selection.device_id)
 

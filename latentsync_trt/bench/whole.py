@@ -19,7 +19,6 @@ from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.align import crop
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.pipeline import LipSync
-from latentsync_trt.runtime.memory import give_back_gpu_memory
 from latentsync_trt.runtime.networks import Networks
 from latentsync_trt.types import SyncReport, UInt8Array
 
@@ -60,7 +59,7 @@ def _measure(setting: Setting, clip: Clip, preset: str, target: Path) -> Row:
                 reports.append(lip_sync.sync(clip.video, clip.audio, target, options))
 
             times_ms = measure(sync, runs=runs, warm_up=warm_up)
-    _give_back(setting)
+    setting.give_back()
     return Row(
         "end-to-end",
         clip.name,
@@ -101,7 +100,7 @@ def _write_reference(setting: Setting, clip: Clip, folder: Path) -> Path:
     setting.say(f"{setting.provider}: the clip to compare with ({setting.reference_name})")
     with _lip_sync(setting.reference_setting) as lip_sync:
         lip_sync.sync(clip.video, clip.audio, target, setting.reference_setting.sync_options(REFERENCE_PRESET))
-    _give_back(setting)
+    setting.give_back()
     return target
 
 
@@ -127,8 +126,3 @@ def _quality(setting: Setting, target: Path, reference: Path) -> Quality:
 
 def _lip_sync(setting: Setting) -> LipSync:
     return LipSync(Networks(setting.bundle, setting.selection, setting.runtime, on_notice=setting.say))
-
-
-def _give_back(setting: Setting) -> None:
-    if setting.provider == "cuda":
-        give_back_gpu_memory(setting.selection.device_id)

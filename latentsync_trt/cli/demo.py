@@ -1,6 +1,5 @@
 """`latentsync-trt demo`: the whole way once, on a built-in clip, with nothing to download; and what came of it."""
 
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,9 +32,10 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
     from latentsync_trt.bundle import find_bundle
     from latentsync_trt.cli.show import progress_bar, show_report
     from latentsync_trt.config import SyncOptions
-    from latentsync_trt.demo import SENTENCE, SPEECH
+    from latentsync_trt.demo import SENTENCE, SPEECH, camera_frames
     from latentsync_trt.errors import OutputError
     from latentsync_trt.media.audio import probe_audio
+    from latentsync_trt.media.writer import write_pictures
     from latentsync_trt.pipeline import LipSync
 
     folder, _ = find_bundle(bundle)
@@ -47,7 +47,7 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
         raise OutputError(f"{out}: cannot be created ({error.strerror})") from error
     source = video or out / SOURCE
     if video is None:
-        write_source(source, duration_s)
+        write_pictures(source, camera_frames(duration_s))
     if not quiet:
         click.echo(f"{source}: " + ("a video of your own" if video else f"a portrait of {float(duration_s):.1f} s"))
         click.echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
@@ -91,18 +91,3 @@ def look_at(
     )
     picture.save(out / PICTURE)
     return found
-
-
-def write_source(path: Path, duration_s: Fraction) -> None:
-    """Films the portrait for `duration_s` and writes it as H.264, near lossless."""
-    from latentsync_trt.config import MODEL_FPS
-    from latentsync_trt.demo import SIDE_PX, camera_frames
-    from latentsync_trt.media.patch import planes_of
-    from latentsync_trt.media.writer import VideoWriter
-    from latentsync_trt.types import ColourTags, Frame, VideoInfo
-
-    colour = ColourTags(1, 1, 1, full_range=False)
-    info = VideoInfo(SIDE_PX, SIDE_PX, Fraction(MODEL_FPS), duration_s, "h264", "yuv420p", 0, colour)
-    with VideoWriter(path, info, crf=10) as writer:
-        for index, rgb in enumerate(camera_frames(duration_s)):
-            writer.write(Frame(index, Fraction(index, MODEL_FPS), rgb, planes_of(rgb, colour)))

@@ -3,7 +3,9 @@
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterable
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
@@ -17,12 +19,13 @@ from av.video.stream import VideoStream
 
 from latentsync_trt.config import MODEL_FPS, Encoder
 from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.media.colour import BT709
 from latentsync_trt.media.encoders import h264_encoder
 from latentsync_trt.media.failures import ffmpeg_name, writing
-from latentsync_trt.media.patch import apply_patch, paint
+from latentsync_trt.media.patch import apply_patch, paint, planes_of
 from latentsync_trt.media.pictures import frame_of_planes
 from latentsync_trt.media.soundtrack import Soundtrack
-from latentsync_trt.types import ColourTags, Frame, Patch, VideoInfo
+from latentsync_trt.types import ColourTags, Frame, Patch, UInt8Array, VideoInfo
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
 LOSSLESS_SUFFIX = ".mkv"
@@ -30,6 +33,8 @@ TEMPORARY_PREFIX = ".latentsync-"
 
 _LOSSLESS_FORMAT = "bgr0"
 """8-bit RGB as FFV1 takes it."""
+
+_NEAR_LOSSLESS_CRF = 10
 
 # Left alone, x264 starts 1.5 threads a core, each with frames of its own: gigabytes on a large server, and no faster.
 _ENCODER_THREADS = min(16, os.cpu_count() or 1)
@@ -199,6 +204,25 @@ class VideoWriter:
                 self._container.close()
         if self._folder is not None:
             self._folder.cleanup()
+
+
+def write_pictures(path: Path, pictures: Iterable[UInt8Array], *, lossless: bool = False) -> None:
+    """Writes pictures of one size, uint8 `(H, W, 3)` RGB, at the model's rate, near lossless or lossless.
+
+    Raises:
+        OutputError: the file cannot be written, or there are no pictures.
+    """
+    stream = iter(pictures)
+    first = next(stream, None)
+    if first is None:
+        raise OutputError(f"{path}: there are no pictures to write")
+    height, width = first.shape[:2]
+    colour = ColourTags(BT709, BT709, BT709, full_range=False)
+    info = VideoInfo(width, height, Fraction(MODEL_FPS), None, "h264", "yuv420p", 0, colour)
+    with VideoWriter(path, info, crf=_NEAR_LOSSLESS_CRF, lossless=lossless) as writer:
+        for index, rgb in enumerate(chain([first], stream)):
+            planes = None if lossless else planes_of(rgb, colour)
+            writer.write(Frame(index, Fraction(index, MODEL_FPS), rgb, planes))
 
 
 def _losses(info: VideoInfo) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from latentsync_trt.face.align import AlignState, align, crop
+from latentsync_trt.face.align import crop
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.tracker import FaceTracker
+from latentsync_trt.face.follower import FaceFollower
 from latentsync_trt.types import UInt8Array
 from scripts.train_demo.atlas import Atlas, Levels, draw_atlas
 from scripts.train_demo.mouth import MouthPose
@@ -146,15 +146,13 @@ def _film_one(folder: Path, how: FilmPlan, work: _Work) -> bool:
     studio, detector = _camera(folder / _MOUTHS, how.mouths)
     spoken = np.load(folder / "spoken.npy", mmap_mode="r+")[number]
     source = np.load(folder / "source.npy", mmap_mode="r+")[number]
-    tracker, first_track = FaceTracker(detector), None
-    state: AlignState | None = None
+    follower, track_id = FaceFollower(detector, how.resolution_px), None
     for index in range(plan.frames):
         shown, *targets = studio.takes(plan.scene, (given[index], *(poses[index] for poses in said)), index)
-        tracked = tracker.update(shown)
-        if tracked is None or first_track not in (None, tracked.track_id):
+        followed = follower.update(shown)
+        if followed is None or track_id not in (None, followed.track_id):
             return False
-        first_track = tracked.track_id
-        matrix, state = align(tracked.face.points, state, how.resolution_px, whole_pixels=False)
+        track_id, (matrix,) = followed.track_id, followed.matrices
         source[index] = crop(shown, matrix, how.resolution_px).image
         for take, target in zip(spoken, targets, strict=True):
             take[index] = crop(target, matrix, how.resolution_px).image

@@ -3,7 +3,6 @@
 import wave
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -12,18 +11,17 @@ from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
 from latentsync_trt.bench.clip_sync import Curves, SyncScore, score
 from latentsync_trt.bench.moments import aligned
 from latentsync_trt.bench.sync_measure import agreement, mouth_gaps
-from latentsync_trt.config import MODEL_FPS, SyncOptions
+from latentsync_trt.config import SyncOptions
 from latentsync_trt.demo import SpokenMouth
 from latentsync_trt.face.align import crop
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.media.patch import planes_of
 from latentsync_trt.media.reader import read_frames
-from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.pipeline import LipSync
-from latentsync_trt.types import ColourTags, Float32Array, Frame, UInt8Array, VideoInfo
+from latentsync_trt.types import Float32Array, UInt8Array
 from scripts.train_demo.espeak import Speaker, Voice
 from scripts.train_demo.recordings import HELD_OUT_VARIANTS, Recording, say
-from scripts.train_demo.scene import SIDE_PX, Scene, Studio, draw_scene
+from scripts.train_demo.scene import Scene, Studio, draw_scene
 from scripts.train_demo.texts import HELD_OUT
 from scripts.train_demo.visemes import MouthTrack
 
@@ -68,7 +66,7 @@ def held_out_cases(count: int | None = None) -> list[Case]:
 def write_inputs(case: Case, studio: Studio, folder: Path) -> tuple[Path, Path]:
     """Writes what is to be dubbed, a face with a still mouth, and the speech; returns both paths."""
     video, audio = folder / f"{case.number}-source.mkv", folder / f"{case.number}.wav"
-    _write_clip(video, studio.film(case.scene, None, len(case)))
+    write_pictures(video, studio.film(case.scene, None, len(case)), lossless=True)
     _write_sound(audio, case.recording.samples)
     return video, audio
 
@@ -118,14 +116,6 @@ def _sentences() -> Iterator[tuple[str, Voice]]:
 
 def _scene(number: int) -> Scene:
     return draw_scene(np.random.Generator(np.random.PCG64([_SCENE_SEED, number])))
-
-
-def _write_clip(path: Path, frames: Iterator[UInt8Array]) -> None:
-    colour = ColourTags(1, 1, 1, full_range=False)
-    info = VideoInfo(SIDE_PX, SIDE_PX, Fraction(MODEL_FPS), None, "ffv1", "bgr0", 0, colour)
-    with VideoWriter(path, info, lossless=True) as writer:
-        for index, rgb in enumerate(frames):
-            writer.write(Frame(index, Fraction(index, MODEL_FPS), rgb, planes_of(rgb, colour)))
 
 
 def _write_sound(path: Path, samples: Float32Array) -> None:
