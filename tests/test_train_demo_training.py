@@ -132,8 +132,8 @@ def test_faces_are_learnt(clips: Clips, workshop: Workshop) -> None:
 
 def painter(speech: Speech, clips: Clips, workshop: Workshop) -> tuple[UNetStage, FeatureBank]:
     bank, faces = SpeechBank(speech, CPU), FaceBank(clips, CPU)
-    latents = LatentBank(make_vae(TINY, 0).eval().requires_grad_(False), faces, 3.0, workshop)
-    return UNetStage(make_unet(TINY, 0), latents, bank, workshop), FeatureBank(bank, make_whisper(TINY, 0), None)
+    latents = LatentBank(make_vae(TINY, 0).eval().requires_grad_(False), faces, bank, 3.0, workshop)
+    return UNetStage(make_unet(TINY, 0), latents, workshop), FeatureBank(bank, make_whisper(TINY, 0), None)
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_references_are_the_users_frames_or_other_ones_but_never_the_answer(
     speech: Speech, clips: Clips, workshop: Workshop
 ) -> None:
     bank, faces = SpeechBank(speech, CPU), FaceBank(clips, CPU)
-    latents = LatentBank(make_vae(TINY, 0).eval().requires_grad_(False), faces, 2.0, workshop)
+    latents = LatentBank(make_vae(TINY, 0).eval().requires_grad_(False), faces, bank, 2.0, workshop)
     features = FeatureBank(bank, make_whisper(TINY, 0), None)
     take, frames = np.array([TAKES, 1]), np.tile(np.arange(WINDOW_FRAMES), (2, 1))
     unheard = np.array([False, True]).reshape(2, 1, 1, 1)

@@ -11,7 +11,7 @@ from latentsync_trt.bench.sync_measure import agreement
 from latentsync_trt.diffusion.loop import initial_noise
 from latentsync_trt.diffusion.scheduler import ddim_schedule
 from latentsync_trt.face.mask import latent_mask, mouth_mask
-from scripts.train_demo.banks import FeatureBank, SpeechBank, as_images
+from scripts.train_demo.banks import FeatureBank, as_images
 from scripts.train_demo.loop import Workshop
 from scripts.train_demo.networks import WINDOW_FRAMES, MouthSeer, TrainedUNet
 from scripts.train_demo.stage_unet import Batch, LatentBank
@@ -46,7 +46,6 @@ class Examination:
 
     latents: LatentBank
     heard: FeatureBank
-    bank: SpeechBank
     takes: int
 
     def painted(self, unet: TrainedUNet, vae: Vae) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -71,7 +70,7 @@ def judged(unet: TrainedUNet, vae: Vae, seer: MouthSeer, examined: Examination) 
 
     `opening`: correlation with the mouth that spoke; `other`: with another take's; `shut`, `silent`: frames seen shut.
     """
-    faces, speech = examined.latents.faces, examined.bank.speech
+    faces, speech = examined.latents.faces, examined.latents.bank.speech
     seen, said, shut, silent, level, first = [], [], [], [], [], None
     for take, truth, made in examined.painted(unet, vae):
         with torch.no_grad():

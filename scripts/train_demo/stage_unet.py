@@ -44,7 +44,8 @@ _SEEN_VALUES = (4.0, 1.0, 1.0)
 class Batch:
     """Windows: where they lie, and what the network is given.
 
-    `take (B,)`, `frames (B, F)`; `target`, `masked`, `reference` `(B·F, 4, h, w)`; `audio (B·F, S, D)`.
+    `take (B,)`, `frames (B, F)`; `target`, `masked`, `reference` `(B·F, 4, h, w)`; `audio (B·F, S, D)`; `said`
+    `(B·F, 3)`: the mouths that belong to the sound.
     """
 
     take: NDArray[np.int64]
@@ -53,6 +54,7 @@ class Batch:
     masked: Tensor
     reference: Tensor
     audio: Tensor
+    said: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,8 +71,8 @@ class _Prediction:
 class LatentBank:
     """Scaled latents: of all takes, `spoken (t, n, 4, h, w)`, of their scenes `source` and `masked (c, n, 4, h, w)`."""
 
-    def __init__(self, vae: Vae, faces: FaceBank, scale: float, workshop: Workshop) -> None:
-        self.faces, self.scale = faces, scale
+    def __init__(self, vae: Vae, faces: FaceBank, bank: SpeechBank, scale: float, workshop: Workshop) -> None:
+        self.faces, self.bank, self.scale = faces, bank, scale
         mask = torch.from_numpy(mouth_mask(faces.spoken.shape[2]).copy()).to(faces.device)
 
         def latents(images: Tensor) -> Tensor:
@@ -110,7 +112,9 @@ class LatentBank:
         heard = placed(~unheard, device)
         audio = (audio.reshape(*frames.shape, *audio.shape[1:]) * heard).flatten(0, 1)
         parts = (self.spoken[rows, place], self.masked[scenes, place], reference)
-        return Batch(take, frames, *(part.flatten(0, 1).float() for part in parts), audio)
+        first = self.bank.speech.starts[self.faces.recording[take]] + self.faces.first[take]
+        said = self.bank.track[placed(first[:, None] + frames, device).flatten()]
+        return Batch(take, frames, *(part.flatten(0, 1).float() for part in parts), audio, said)
 
 
 class _Windows(nn.Module):
@@ -146,12 +150,12 @@ class UNetStage(nn.Module):
     tell, so that the network listens long before its noise prediction would make it.
     """
 
-    def __init__(self, unet: TrainedUNet, latents: LatentBank, bank: SpeechBank, workshop: Workshop) -> None:
+    def __init__(self, unet: TrainedUNet, latents: LatentBank, workshop: Workshop) -> None:
         super().__init__()
         self.unet = unet
         self.told = nn.Linear(unet.config.widths[0], TRACK_VALUES)
         self._painter: Callable[..., tuple[Tensor, Tensor]] | None = None
-        self._latents, self._bank, self._workshop = latents, bank, workshop
+        self._latents, self._workshop = latents, workshop
         device, side = workshop.device, latents.faces.spoken.shape[2]
         self._signal = torch.from_numpy(alphas_cumprod().copy()).float().to(device)
         self._latent_mask = torch.from_numpy(latent_mask(side)).to(device)
@@ -161,17 +165,17 @@ class UNetStage(nn.Module):
         self._weight = torch.where(self._latent_mask > 0, torch.full_like(coarse, _KEPT_WEIGHT), coarse)
         self._seen_weights = torch.tensor(_SEEN_VALUES, device=device)
 
-    def losses(self, step: int, batch: int, features: FeatureBank) -> Losses:
-        """How far the predicted noise lies from that which was added."""
+    def losses(self, step: int, batch: int, features: FeatureBank, latents: LatentBank | None = None) -> Losses:
+        """How far the predicted noise lies from that which was added; `latents`: others than those trained on."""
         generator = self._workshop.generator("unet", step)
-        drawn = self._latents.draw(generator, batch, features)
+        drawn = (latents or self._latents).draw(generator, batch, features)
         timestep = generator.integers(0, TRAINING_STEPS, batch)
         step_made = self._predicted(drawn, timestep, generator)
         error, signal = step_made.error, step_made.signal
         ratio = signal / (1 - signal)
         weight = ratio.clamp_max(_MOST_SIGNAL) / ratio
         painted = (error.mean((1, 2, 3), keepdim=True) * weight).mean()
-        told = mouth_errors(step_made.told, self._said(drawn), self._seen_weights)
+        told = mouth_errors(step_made.told, drawn.said, self._seen_weights)
         told = (told * _heard(drawn) * (1 - signal).flatten()).mean()
         return {"loss": painted + _TOLD_WEIGHT * told, "noise": error.mean(), "told": told}
 
@@ -189,7 +193,7 @@ class UNetStage(nn.Module):
         pixels = (off.abs().mean((1, 2, 3)) * sure).mean()
         turns = off.reshape(batch, WINDOW_FRAMES, *off.shape[1:]).diff(dim=1).abs().mean((2, 3, 4))
         motion = (turns.mean(1) * sure.reshape(batch, WINDOW_FRAMES)[:, 0]).mean()
-        mouths = mouth_errors(seer(made).float(), self._said(drawn), self._seen_weights)
+        mouths = mouth_errors(seer(made).float(), drawn.said, self._seen_weights)
         seen = (mouths * sure * _heard(drawn)).mean()
         loss = error.mean() + _PIXEL_WEIGHT * pixels + _SEEN_WEIGHT * seen + _MOTION_WEIGHT * motion
         return {"loss": loss, "noise": error.mean(), "pixels": pixels, "seen": seen, "motion": motion}
@@ -208,13 +212,6 @@ class UNetStage(nn.Module):
         clean = (noisy - (1 - signal).sqrt() * predicted) / signal.sqrt()
         told = self.told(hidden.mean((2, 3))).float()
         return _Prediction((predicted - noise) ** 2 * self._weight, signal, clean, told)
-
-    def _said(self, batch: Batch) -> Tensor:
-        """The mouths that belong to the windows' sound, `(B·F, 3)`."""
-        faces = self._latents.faces
-        first = self._bank.speech.starts[faces.recording[batch.take]] + faces.first[batch.take]
-        place = placed(first[:, None] + batch.frames, batch.target.device)
-        return self._bank.track[place.flatten()]
 
     def _noise(self, batch: Batch, generator: np.random.Generator) -> Tensor:
         """One noise for all frames of a window, as the sampler has it; in some windows not quite."""

@@ -31,6 +31,7 @@ from scripts.train_demo.stage_unet import LatentBank, UNetStage
 from scripts.train_demo.vae import Vae
 
 _HELD_OUT_TAKES, _TRAINED_TAKES = 24, 8
+_LOOK_EVERY_STEPS = 500
 _FEATURES_FOR_STEPS = 1000
 """After so many steps the recordings are heard anew, in another order and other sound."""
 
@@ -78,23 +79,24 @@ def train(material: Material, settings: Settings, workshop: Workshop) -> Checkpo
     seer = MouthSeer().to(workshop.device)
     stage = SeerStage(seer, vae, faces, bank, workshop)
     run_stage("seer", stage, partial(stage.losses, batch=settings.seer.batch), settings.seer, workshop)
-    latents = LatentBank(vae, faces, scale, workshop)
+    latents = LatentBank(vae, faces, bank, scale, workshop)
     unet = make_unet(settings.sizes, settings.seed + 3).to(workshop.device)
-    held_latents = LatentBank(vae, FaceBank(held_clips, workshop.device), scale, workshop)
+    held_latents = LatentBank(vae, FaceBank(held_clips, workshop.device), held, scale, workshop)
     examiners = _Examiners(
-        Examination(held_latents, heard, held, _HELD_OUT_TAKES),
-        Examination(latents, FeatureBank(bank, whisper, None), bank, _TRAINED_TAKES),
+        Examination(held_latents, heard, _HELD_OUT_TAKES),
+        Examination(latents, FeatureBank(bank, whisper, None), _TRAINED_TAKES),
         vae,
         seer,
     )
     files = partial(save_checkpoints, workshop.folder / "checkpoints", unet, whisper, vae, scale)
-    painter = UNetStage(unet, latents, bank, workshop).to(workshop.device)
+    painter = UNetStage(unet, latents, workshop).to(workshop.device)
     listener = _Listener(bank, whisper, workshop)
-    run_stage("unet", painter, partial(_paint, painter, listener, settings.unet.batch), settings.unet, workshop)
+    paint = partial(_paint, painter, listener, settings.unet.batch, examiners.held_out, workshop)
+    run_stage("unet", painter, paint, settings.unet, workshop)
     files(step=settings.unet.steps)
     examiners.note("unet", unet, workshop)
     unet.requires_grad_(True)
-    tuner = UNetStage(unet, latents, bank, replace(workshop, compiled=False)).to(workshop.device)
+    tuner = UNetStage(unet, latents, replace(workshop, compiled=False)).to(workshop.device)
     tune = partial(_tune, tuner, listener, settings.tune.batch, vae, seer)
     run_stage("tune", tuner, tune, settings.tune, workshop)
     examiners.note("tune", unet, workshop)
@@ -159,7 +161,13 @@ class _Examiners:
             show(workshop, f"{stage}-{name}", pictures)
 
 
-def _paint(stage: UNetStage, listener: _Listener, batch: int, step: int) -> Losses:
+def _paint(
+    stage: UNetStage, listener: _Listener, batch: int, held_out: Examination, workshop: Workshop, step: int
+) -> Losses:
+    if step % _LOOK_EVERY_STEPS == 0:
+        # Through the graph that trains, gradients and all: another one would have to be compiled.
+        unknown = stage.losses(step, batch, held_out.heard, held_out.latents)
+        workshop.note(stage="unet", step=step, unknown={name: float(value.detach()) for name, value in unknown.items()})
     return stage.losses(step, batch, listener.features(step))
 
 
