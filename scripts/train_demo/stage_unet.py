@@ -25,13 +25,17 @@ _UNHEARD_SHARE = 0.1
 """Windows without sound, which make classifier-free guidance possible."""
 
 _OTHER_FRAMES_SHARE = 0.3
-_OWN_NOISE_SHARE = 0.25
 _OWN_NOISE = 0.7
-"""Of the noise in such windows, what each frame has of its own; the sampler starts all frames from the same."""
+"""Of the noise, what each frame has of its own. Were it the same in all frames, as where the sampler starts, what
+differs between them would show through any noise, and the mouths could be read off without listening."""
+
+_FIRST_SHARE = 0.15
+"""Windows at the sampler's start: one noise in all frames, and nothing under it."""
 
 _KEPT_WEIGHT, _MOUTH_WEIGHT = 0.1, 2.0
-_MOST_SIGNAL = 5.0
-"""Min-SNR weighting (Hang et al.): steps with little noise would drown the others."""
+_LEAST_SIGNAL, _MOST_SIGNAL = 0.2, 5.0
+"""Min-SNR weighting (Hang et al.): steps with little noise would drown the others. Those with the most, where the mouth
+is decided, would count for nothing by their signal alone."""
 
 _TOLD_WEIGHT = 0.3
 
@@ -173,7 +177,7 @@ class UNetStage(nn.Module):
         step_made = self._predicted(drawn, timestep, generator)
         error, signal = step_made.error, step_made.signal
         ratio = signal / (1 - signal)
-        weight = ratio.clamp_max(_MOST_SIGNAL) / ratio
+        weight = ratio.clamp(_LEAST_SIGNAL, _MOST_SIGNAL) / ratio
         painted = (error.mean((1, 2, 3), keepdim=True) * weight).mean()
         told = mouth_errors(step_made.told, drawn.said, self._seen_weights)
         told = (told * _heard(drawn) * (1 - signal).flatten()).mean()
@@ -199,10 +203,14 @@ class UNetStage(nn.Module):
         return {"loss": loss, "noise": error.mean(), "pixels": pixels, "seen": seen, "motion": motion}
 
     def _predicted(self, batch: Batch, timestep: NDArray[np.int64], generator: np.random.Generator) -> "_Prediction":
-        level = placed(timestep, batch.target.device)
+        first = generator.random(len(batch.take)) < _FIRST_SHARE
+        level = placed(np.where(first, TRAINING_STEPS - 1, timestep), batch.target.device)
         signal = self._signal[level].repeat_interleave(WINDOW_FRAMES)[:, None, None, None]
-        noise = self._noise(batch, generator)
-        noisy = signal.sqrt() * batch.target + (1 - signal).sqrt() * noise
+        alone, own = self._noises(batch, generator)
+        at_start = placed(first, batch.target.device).repeat_interleave(WINDOW_FRAMES)[:, None, None, None]
+        mixed = (1 - _OWN_NOISE**2) ** 0.5 * alone + _OWN_NOISE * own
+        noisy = torch.where(at_start, alone, signal.sqrt() * batch.target + (1 - signal).sqrt() * mixed)
+        noise = (noisy - signal.sqrt() * batch.target) / (1 - signal).sqrt()
         mask = self._latent_mask.expand(len(noisy), 1, -1, -1)
         sample = torch.cat([noisy, mask, batch.masked, batch.reference], 1)
         if self._painter is None:
@@ -213,14 +221,11 @@ class UNetStage(nn.Module):
         told = self.told(hidden.mean((2, 3))).float()
         return _Prediction((predicted - noise) ** 2 * self._weight, signal, clean, told)
 
-    def _noise(self, batch: Batch, generator: np.random.Generator) -> Tensor:
-        """One noise for all frames of a window, as the sampler has it; in some windows not quite."""
-        windows, size = len(batch.take), batch.target.shape[1:]
-        device = batch.target.device
-        part = np.where(generator.random((windows, 1, 1, 1, 1)) < _OWN_NOISE_SHARE, _OWN_NOISE, 0.0)
-        own = placed(part.astype(np.float32), device)
-        shared = (1 - own**2).sqrt() * normal(generator, (windows, 1, *size), device)
-        return (shared + own * normal(generator, (windows, WINDOW_FRAMES, *size), device)).flatten(0, 1)
+    def _noises(self, batch: Batch, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """One noise for all frames of a window, as the sampler has it, and one for each frame, `(B·F, 4, h, w)`."""
+        windows, size, device = len(batch.take), batch.target.shape[1:], batch.target.device
+        shared = normal(generator, (windows, 1, *size), device).expand(-1, WINDOW_FRAMES, -1, -1, -1)
+        return shared.flatten(0, 1), normal(generator, tuple(batch.target.shape), device)
 
 
 def _heard(batch: Batch) -> Tensor:
