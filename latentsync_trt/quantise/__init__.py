@@ -1,0 +1,1 @@
+"""Eight-bit bundles: calibrated on clips, measured against the bundle they come from."""
