@@ -7,16 +7,15 @@ guided and unguided steps saw of a layer merges into one range.
 import contextlib
 import io
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from zipfile import BadZipFile
 
 import numpy as np
 
-from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.errors import InputError
+from latentsync_trt.quantise.files import Arrays, load_arrays, save_arrays
 from latentsync_trt.types import Float32Array, Float64Array
 
 Method = Literal["max", "percentile", "entropy"]
@@ -145,13 +144,7 @@ def save(ranges: Ranges, path: Path) -> None:
         "timesteps": _joined([list(layer.step_amax) for layer in layers], np.int64),
         "step_amax": _joined([list(layer.step_amax.values()) for layer in layers], np.float64),
     }
-    aside = path.with_name(f"{path.name}.part")
-    try:
-        with aside.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-        os.replace(aside, path)  # noqa: PTH105
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+    save_arrays(path, arrays)
 
 
 def load(path: Path) -> dict[str, LayerInput]:
@@ -160,14 +153,10 @@ def load(path: Path) -> dict[str, LayerInput]:
     Raises:
         InputError: no such file, or not one of these.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return _layers(file)
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        raise InputError(f"{path}: no ranges of a calibration ({error}); delete it and calibrate again") from error
+    return load_arrays(path, _layers)
 
 
-def _layers(arrays: Mapping[str, np.ndarray]) -> dict[str, LayerInput]:
+def _layers(arrays: Arrays) -> dict[str, LayerInput]:
     channels = np.split(arrays["channel_amax"], np.cumsum(arrays["channels"])[:-1])
     timesteps = np.split(arrays["timesteps"], np.cumsum(arrays["steps"])[:-1])
     step_amax = np.split(arrays["step_amax"], np.cumsum(arrays["steps"])[:-1])

@@ -1,0 +1,220 @@
+"""What the windows of a clip begin with, recorded with the stages of a real run, so that loops can be run again
+without video, sound or their networks."""
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+import numpy as np
+
+from latentsync_trt.audio.encoder import SpeechStream
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.diffusion.inpainting import Inpainter
+from latentsync_trt.diffusion.loop import initial_noise
+from latentsync_trt.diffusion.plan import PlannedStep
+from latentsync_trt.diffusion.scheduler import solver_schedule
+from latentsync_trt.face.align import crop
+from latentsync_trt.face.follower import FaceFollower
+from latentsync_trt.face.mask import latent_mask, mouth_mask
+from latentsync_trt.flow import StageClock
+from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.timing import frames_in
+from latentsync_trt.painting import Job, Painter
+from latentsync_trt.quantise.clips import Clip, silent_share
+from latentsync_trt.quantise.files import load_arrays, save_arrays
+from latentsync_trt.types import FaceDetector, Float32Array, WindowBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedWindow:
+    """What one window began with, as a batch of one: `latents (1, 4, F, h, w)`, the noise; `conditioning
+    (1, 9, F, h, w)`; `audio (1, F, S, D)`; all float32."""
+
+    latents: Float32Array
+    conditioning: Float32Array
+    audio: Float32Array
+
+    @property
+    def noise(self) -> Float32Array:
+        """The noise that every frame begins with, `(1, 4, 1, h, w)`."""
+        return np.ascontiguousarray(self.latents[:, :, :1])
+
+    def save(self, path: Path) -> None:
+        """Writes the file `path`, complete or not at all; raises `OutputError` if it cannot be written."""
+        save_arrays(path, {"latents": self.latents, "conditioning": self.conditioning, "audio": self.audio})
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Reads what `save` wrote; raises `InputError` if that is not what lies there."""
+        return load_arrays(path, lambda arrays: cls(arrays["latents"], arrays["conditioning"], arrays["audio"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a clip was found to hold.
+
+    `frames`, and those `with_face`; `windows` that were recorded of it; `silent`: the share, in 0 to 1, of its sound in
+    which nothing is said.
+    """
+
+    frames: int
+    with_face: int
+    windows: int
+    silent: float
+
+
+class Encoders(Protocol):
+    """The networks that a window needs before it is denoised."""
+
+    def hear(self, mel: Float32Array) -> Float32Array:
+        """Log mel spectrogram `(1, 80, 3000)` → features `(1, 1500, L, D)`."""
+        ...
+
+    def encode(self, images: Float32Array) -> Float32Array:
+        """Images `(N, 3, H, W)` in [−1, 1] → scaled latents `(N, 4, h, w)`."""
+        ...
+
+
+class Recorder:
+    """Records windows as a bundle's denoiser would get them.
+
+    Args:
+        networks: the bundle's. resolution_px, frames: as its manifest says. seed: of the noise.
+        detector: finds faces.
+    """
+
+    def __init__(self, networks: Encoders, resolution_px: int, frames: int, seed: int, detector: FaceDetector) -> None:
+        self._networks, self._detector = networks, detector
+        self._resolution_px, self._frames, self._seed = resolution_px, frames, seed
+
+    def record(
+        self,
+        clip: Clip,
+        wanted: int,
+        path_of: Callable[[int], Path],
+        on_frame: Callable[[int, int], None],
+    ) -> Findings:
+        """Records up to `wanted` windows, spread evenly over the clip; those already on disk are left as they are.
+
+        Args:
+            path_of: the file of a window by its number in the clip.
+            on_frame: told how many frames of how many were looked at, after each.
+
+        Raises:
+            MediaError: the clip cannot be read. OutputError: a window cannot be written.
+        """
+        speech = SpeechStream(lambda: read_audio_blocks(clip.audio), self._networks.hear)
+        of_video = frames_in(probe(clip.video).duration_s, MODEL_FPS)
+        expected = speech.frame_count if of_video is None else min(of_video, speech.frame_count)
+        jobs = _Jobs(FaceFollower(self._detector, self._resolution_px), self._resolution_px, expected, on_frame)
+        tap = _Tap(self._networks)
+        inpainter = self._inpainter(tap)
+        painter = Painter(inpainter, self._frames, speech.windows, StageClock(), at_once=lambda: 1, before=_nothing)
+        turns = painter.gather(jobs.of(clip, speech.frame_count))
+        picks = _Picks(wanted, max(1, expected // self._frames))
+        with closing(turns):
+            for window, prepared in (pair for turn in turns for pair in turn.windows):
+                number = picks.next()
+                if number is None or path_of(number).is_file():
+                    continue
+                inpainter.paint_prepared([(prepared, speech.windows([job.frame.index for job in window.items]))])
+                tap.taken().save(path_of(number))
+        return Findings(jobs.frames, jobs.with_face, picks.picked, silent_share(read_audio_blocks(clip.audio)))
+
+    def _inpainter(self, tap: "_Tap") -> Inpainter:
+        latent_px = self._resolution_px // 8
+        return Inpainter(
+            codec=tap,
+            denoiser=tap,
+            mask=mouth_mask(self._resolution_px),
+            latent_mask=latent_mask(self._resolution_px),
+            noise=initial_noise(self._seed, latent_px, latent_px),
+            guidance=1.0,
+            schedule=solver_schedule("ddim", 1),
+            plan=(PlannedStep(True),),
+        )
+
+
+class _Tap:
+    """An image codec that only encodes and a denoiser that only remembers what it was given."""
+
+    def __init__(self, networks: Encoders) -> None:
+        self._networks = networks
+        self._batch: WindowBatch | None = None
+
+    def taken(self) -> RecordedWindow:
+        """What the last window began with."""
+        if self._batch is None:
+            raise ValueError("no window began")
+        batch, self._batch = self._batch, None
+        return RecordedWindow(batch.latents, batch.conditioning, batch.audio)
+
+    def encode(self, images: Float32Array) -> Float32Array:
+        """The bundle's latents of `images`."""
+        return self._networks.encode(images)
+
+    def decode(self, latents: Float32Array) -> Float32Array:
+        """Nothing to see, `(N, 3, 1, 1)`."""
+        return np.zeros((len(latents), 3, 1, 1), np.float32)
+
+    def begin(self, batch: WindowBatch) -> None:
+        """Remembers the window."""
+        self._batch = batch
+
+    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
+        """Leaves the latents as they are."""
+
+    def latents(self) -> Float32Array:
+        """The noise that the window began with."""
+        if self._batch is None:
+            raise ValueError("no window began")
+        return self._batch.latents
+
+
+class _Jobs:
+    """The frames of a clip with their faces, counted."""
+
+    def __init__(
+        self, follower: FaceFollower, resolution_px: int, expected: int, on_frame: Callable[[int, int], None]
+    ) -> None:
+        self._follower, self._resolution_px = follower, resolution_px
+        self._expected, self._on_frame = expected, on_frame
+        self.frames = self.with_face = 0
+
+    def of(self, clip: Clip, frame_count: int) -> Generator[Job, None, None]:
+        """The jobs of a clip's frames, no more than `frame_count`."""
+        for frame in read_frames(clip.video, rgb_only=True, frame_count=frame_count):
+            followed = self._follower.update(frame.rgb)
+            job = Job(frame)
+            if followed is not None:
+                job.face = crop(frame.rgb, followed.matrices[0], self._resolution_px)
+                job.track_id = followed.track_id
+                self.with_face += 1
+            self.frames += 1
+            self._on_frame(self.frames, max(self.frames, self._expected))
+            yield job
+
+
+class _Picks:
+    """Chooses `wanted` of about `expected` windows, spread evenly."""
+
+    def __init__(self, wanted: int, expected: int) -> None:
+        self._wanted, self._expected = min(wanted, expected), expected
+        self._seen = self.picked = 0
+
+    def next(self) -> int | None:
+        """The number of the next window if it is chosen."""
+        number = self._seen
+        self._seen += 1
+        due = self._seen * self._wanted // self._expected > number * self._wanted // self._expected
+        if not due or self.picked == self._wanted:
+            return None
+        self.picked += 1
+        return number
+
+
+def _nothing() -> None:
+    """Nothing else takes turns with these networks."""
