@@ -35,7 +35,7 @@ class WeightsFile:
         for value in model.graph.initializers.values():
             tensor = value.const_value
             if tensor is not None and tensor.nbytes >= INLINE_BELOW_BYTES:
-                value.const_value = self._place(tensor)
+                value.const_value = self.place(tensor)
 
     def holds(self, data: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> bool:
         """Whether a tensor of these bytes is in the file."""
@@ -49,7 +49,8 @@ class WeightsFile:
             if isinstance(tensor, ir.ExternalTensor):
                 self._known[_key(np.ascontiguousarray(tensor.numpy()))] = tensor.offset or 0, tensor.length or 0
 
-    def _place(self, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+    def place(self, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+        """The tensor as a reference into this file, where it is now if it was not before."""
         data = np.ascontiguousarray(tensor.numpy())
         key = _key(data)
         if key not in self._known:
@@ -60,7 +61,7 @@ class WeightsFile:
             offset,
             length,
             tensor.dtype,
-            shape=ir.Shape(tensor.numpy().shape),
+            shape=ir.Shape(tensor.shape),
             name=tensor.name or "",
             base_dir=self.path.parent,
         )
@@ -77,4 +78,5 @@ class WeightsFile:
 
 
 def _key(data: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> str:
-    return hashlib.sha256(data.data).hexdigest()
+    # As bytes: NumPy exports no buffer of the eight-bit floats that it does not know itself.
+    return hashlib.sha256(data.reshape(-1).view(np.uint8)).hexdigest()
