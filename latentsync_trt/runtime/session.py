@@ -69,6 +69,7 @@ class SessionSettings:
             it.
         profile_prefix: where to write a trace of every operator, None for no trace.
         intra_op_threads: CPU threads for one operator; None = one per physical core.
+        by_priority: run what reduces a large tensor as soon as it can, instead of last, when all of them are held.
     """
 
     providers: Providers = CPU
@@ -82,6 +83,7 @@ class SessionSettings:
     fold_constants: bool = True
     profile_prefix: Path | None = None
     intra_op_threads: int | None = None
+    by_priority: bool = False
 
 
 class Session:
@@ -217,6 +219,8 @@ def _ort_options(settings: SessionSettings) -> Any:
         options.profile_file_prefix = str(settings.profile_prefix)
     if settings.intra_op_threads is not None:
         options.intra_op_num_threads = settings.intra_op_threads
+    if settings.by_priority:
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     return options
 
 
