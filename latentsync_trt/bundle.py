@@ -9,18 +9,24 @@ import json
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from latentsync_trt.errors import BundleError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2 added `Manifest.quantisation`."""
 MANIFEST_NAME = "manifest.json"
 CHECKPOINTS_VARIABLE = "LATENTSYNC_TRT_CHECKPOINTS"
 DEMO_NAME = "demo"
 
-Precision = Literal["fp32", "fp16"]
+Precision = Literal["fp32", "fp16", "int8", "fp8"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8", "fp8")
+EIGHT_BIT_PRECISIONS: tuple[Precision, ...] = ("int8", "fp8")
+"""Of bundles that were calibrated: their steps compute in eight bits, but for some layers."""
+
 Shapes = Literal["static", "dynamic"]
 GraphForm = Literal["portable", "cuda"]
 """A graph as every provider takes it, or as ONNX Runtime's CUDA provider runs it fastest. Inputs, outputs, weights and
@@ -80,12 +86,34 @@ class DimensionRange:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantisation:
+    """How a bundle in eight bits was made of another one.
+
+    `parent`, `parent_sha256`: name and manifest hash of the bundle that was calibrated. `parent_precision`: what its
+    other graphs, and the layers in `kept` (names of their weights), still have. `clips`: SHA-256 by file name of what
+    was calibrated on. `settings`: of the calibration. `share`: of the full step's multiply-adds in convolutions and
+    linear layers, how many are in eight bits, 0 to 1. `distance`: from the parent, after whole loops, by name of the
+    measure; empty if it was not measured.
+    """
+
+    parent: str
+    parent_sha256: str
+    parent_precision: Precision
+    clips: Mapping[str, str]
+    settings: Mapping[str, Any]
+    kept: tuple[str, ...]
+    share: float
+    distance: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """What a bundle says of itself.
 
     `ranges` maps the name of each dynamic dimension to its range (empty for static shapes). `unet` is the U-Net's
     configuration as inferred from its checkpoint. `sources` maps the role of each source file (unet, vae, whisper) to
     its name and hash. `verification` holds the largest relative difference to PyTorch per graph; empty if skipped.
+    `quantisation`: only of bundles in eight bits.
     """
 
     name: str
@@ -105,7 +133,13 @@ class Manifest:
     tools: Mapping[str, str] = field(default_factory=dict)
     verification: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    quantisation: Quantisation | None = None
     format_version: int = FORMAT_VERSION
+
+    @property
+    def arithmetic(self) -> Precision:
+        """The precision of all that is not in eight bits."""
+        return self.precision if self.quantisation is None else self.quantisation.parent_precision
 
     @property
     def latent_px(self) -> int:
@@ -127,8 +161,16 @@ class Manifest:
         }
         files = {name: FileEntry(**entry) for name, entry in raw["files"].items()}
         ranges = {name: DimensionRange(**entry) for name, entry in raw.get("ranges", {}).items()}
-        rest = {key: value for key, value in raw.items() if key not in {"graphs", "files", "ranges", "notes"}}
-        return cls(**rest, graphs=graphs, files=files, ranges=ranges, notes=tuple(raw.get("notes", ())))
+        quantised = raw.get("quantisation")
+        read_here = {"graphs", "files", "ranges", "notes", "quantisation"}
+        return cls(
+            **{key: value for key, value in raw.items() if key not in read_here},
+            graphs=graphs,
+            files=files,
+            ranges=ranges,
+            notes=tuple(raw.get("notes", ())),
+            quantisation=None if quantised is None else Quantisation(**{**quantised, "kept": tuple(quantised["kept"])}),
+        )
 
 
 def _tensors(entries: list[dict[str, Any]]) -> tuple[TensorEntry, ...]:
@@ -241,6 +283,12 @@ def read_manifest(folder: Path) -> Manifest:
         raise BundleError(f"{path}: incomplete ({error!r}); export the model again") from error
 
 
+def manifest_sha256(folder: Path) -> str:
+    """The hash that a bundle's manifest is sealed with, which covers all its files; errors as `read_manifest`."""
+    read_manifest(folder)
+    return str(json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))["sha256"])
+
+
 def checkpoints_folder() -> Path:
     """Where bundles and checkpoints are looked for: $LATENTSYNC_TRT_CHECKPOINTS, else `checkpoints/` here."""
     return Path(os.environ.get(CHECKPOINTS_VARIABLE) or "checkpoints")
@@ -257,19 +305,27 @@ def exported_bundles() -> list[Path]:
     return [path.parent for path in sorted(manifests, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
 
 
-def find_bundle(name: str | None) -> tuple[Path, str]:
-    """The folder meant by `--bundle name` and, in words, why it was chosen.
+def find_bundle(name: str | None, precision: Precision | None = None) -> tuple[Path, str]:
+    """The folder meant by `--bundle name --precision precision` and, in words, why it was chosen.
 
     `name` is a path, a name below `checkpoints/`, or "demo"; None means the newest exported bundle, else the demo.
+    Where a precision is given, it is one of that precision: the named bundle, else the newest calibrated from it.
 
     Raises:
-        BundleError: nothing there by that name.
+        BundleError: nothing there by that name, or nothing in that precision.
     """
-    if name is None:
-        newest = exported_bundles()
-        if newest:
-            return newest[0], f"newest of {len(newest)} exported"
-        return demo_folder(), "built in; no exported bundle found"
+    if name is not None:
+        folder, why = _named(name)
+        return (folder, why) if precision is None else _in_precision(folder, why, precision)
+    newest = [folder for folder in exported_bundles() if precision is None or _is_in(folder, precision)]
+    if newest:
+        return newest[0], f"newest of {len(newest)} exported{'' if precision is None else f' in {precision}'}"
+    if precision is not None and not _is_in(demo_folder(), precision):
+        raise BundleError(f"no {precision} bundle in {checkpoints_folder()}; {_how_to_make(precision, '…')}")
+    return demo_folder(), "built in; no exported bundle found"
+
+
+def _named(name: str) -> tuple[Path, str]:
     if name == DEMO_NAME:
         return demo_folder(), "built in"
     for folder in (Path(name), checkpoints_folder() / name):
@@ -277,3 +333,29 @@ def find_bundle(name: str | None) -> tuple[Path, str]:
             return folder, "as asked"
     known = ", ".join([DEMO_NAME, *(path.name for path in exported_bundles())])
     raise BundleError(f"{name}: no bundle there nor in {checkpoints_folder()}; found: {known}")
+
+
+def _in_precision(folder: Path, why: str, precision: Precision) -> tuple[Path, str]:
+    found = read_manifest(folder)
+    if found.precision == precision:
+        return folder, why
+    parent = manifest_sha256(folder)
+    for other in exported_bundles():
+        with suppress(BundleError):  # another one's damage is no trouble of this one
+            made = read_manifest(other)
+            if made.precision == precision and made.quantisation and made.quantisation.parent_sha256 == parent:
+                return other, f"{precision} of {folder.name}"
+    raise BundleError(f"{folder}: is in {found.precision}; {_how_to_make(precision, folder.name)}")
+
+
+def _is_in(folder: Path, precision: Precision) -> bool:
+    try:
+        return read_manifest(folder).precision == precision
+    except BundleError:
+        return False
+
+
+def _how_to_make(precision: Precision, name: str) -> str:
+    if precision in EIGHT_BIT_PRECISIONS:
+        return f"make it with `latentsync-trt calibrate --bundle {name} --precision {precision}`"
+    return f"make one with `latentsync-trt export --precision {precision}`"

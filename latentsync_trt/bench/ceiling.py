@@ -23,13 +23,15 @@ _GPU_SIDE, _CPU_SIDE = 8192, 1024
 def measure_ceiling(setting: Setting) -> Row:
     """Times the product of two square matrices in the bundle's precision; on the CPU always in float32.
 
+    Of a bundle in eight bits it is that of its other layers: what runs between its pairs is up to the provider.
+
     Raises:
         EngineBuildError, InferenceError, OutOfMemory: the provider failed.
     """
     on_cpu = setting.selection.device == "cpu"
     side = _CPU_SIDE if on_cpu else _GPU_SIDE
     # The CPU provider computes float16 graphs in float32, with casts between.
-    precision = "fp32" if on_cpu else setting.bundle.manifest.precision
+    precision = "fp32" if on_cpu else setting.bundle.manifest.arithmetic
     name = f"{CEILING} {side} {precision}"
     setting.say(f"{setting.provider}: {name}")
     rng = np.random.default_rng(SEED)

@@ -12,7 +12,7 @@ import click
 from latentsync_trt import __version__
 from latentsync_trt.bundle import Bundle, Manifest, find_bundle
 from latentsync_trt.cli.errors import FAILED
-from latentsync_trt.cli.options import build, bundle_option, options_from
+from latentsync_trt.cli.options import build, bundle_option, options_from, precision_option
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.compiler import (
     DEFAULT_COMPUTE_CAPABILITY,
@@ -29,6 +29,7 @@ Results = list[tuple[Trial, GraphVerdict]]
 
 @click.command("check")
 @bundle_option
+@precision_option
 @click.option("--graph", "graphs", multiple=True, help="Only this graph; may be given several times.  [default: all]")
 @click.option(
     "--compute-capability",
@@ -47,7 +48,7 @@ Results = list[tuple[Trial, GraphVerdict]]
 def command(bundle: str | None, graphs: tuple[str, ...], compute_capability: str, as_json: bool, **shapes: Any) -> None:
     """Compile every graph of a bundle with TensorRT for RTX, and say what it refuses. No GPU is needed."""
     check_compute_capability(compute_capability)
-    folder, why = find_bundle(bundle)
+    folder, why = find_bundle(bundle, shapes["precision"])
     if not as_json:
         click.echo(f"bundle {folder.name} ({why}), portable graphs", err=True)
     opened = Bundle.load(folder)

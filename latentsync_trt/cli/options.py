@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from latentsync_trt.bundle import PRECISIONS
 from latentsync_trt.config import PROVIDER_CHOICES, flag_name
 from latentsync_trt.errors import InputError
 
@@ -30,6 +31,15 @@ def bundle_option(function: F) -> F:
     """`--bundle`, as every command means it."""
     return click.option(
         "--bundle", help="An exported model: path, name below checkpoints/, or demo.  [default: newest, else demo]"
+    )(function)
+
+
+def precision_option(function: F) -> F:
+    """`--precision`, as every command means it that runs a bundle."""
+    return click.option(
+        "--precision",
+        type=click.Choice(PRECISIONS),
+        help="Take a bundle in this precision: --bundle itself, or what was calibrated from it.  [default: as it is]",
     )(function)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from latentsync_trt.cli.options import build, bundle_option, options_from, provider_option
+from latentsync_trt.cli.options import build, bundle_option, options_from, precision_option, provider_option
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     help="Where to write (.mp4, .mov, .mkv).  [default: <video>-synced beside the video]",
 )
 @bundle_option
+@precision_option
 @provider_option
 @options_from(SyncOptions)
 @options_from(RuntimeOptions)
@@ -46,7 +47,7 @@ def command(
 
     options, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
     target = output or default_output(video, lossless=options.lossless)
-    folder, why = find_bundle(bundle)
+    folder, why = find_bundle(bundle, fields["precision"])
     silent = quiet or as_json
     if not silent:
         say(f"bundle {folder.name} ({why})")

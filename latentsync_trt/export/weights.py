@@ -61,7 +61,7 @@ class WeightsFile:
             offset,
             length,
             tensor.dtype,
-            shape=ir.Shape(tensor.shape),
+            shape=ir.Shape(tensor.shape.numpy()),
             name=tensor.name or "",
             base_dir=self.path.parent,
         )
@@ -79,4 +79,4 @@ class WeightsFile:
 
 def _key(data: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> str:
     # As bytes: NumPy exports no buffer of the eight-bit floats that it does not know itself.
-    return hashlib.sha256(data.reshape(-1).view(np.uint8)).hexdigest()
+    return hashlib.sha256(data.reshape(-1).view(np.uint8).data).hexdigest()

@@ -41,8 +41,11 @@ def with_pairs(model: Any, layers: Sequence[Layer]) -> ir.Model:
         layers: of it, at least one.
     """
     outputs = [_copied(output) for output in model.graph.output]
+    known = {value.name: _copied(value) for value in model.graph.value_info}
     _stand_in(model, layers)
-    placed = ir.from_proto(_placed(model, layers, outputs))
+    proto = _placed(model, layers, outputs)
+    proto.graph.value_info.extend(known[name] for name in known.keys() - {output.name for output in outputs})
+    placed = ir.from_proto(proto)
     asked = {layer.node for layer in layers}
     for pair in _activation_pairs(placed.graph):
         _give_back(pair, (node for node in pair.output.consumers() if node.name not in asked))

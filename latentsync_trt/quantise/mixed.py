@@ -51,7 +51,7 @@ class _Prepared:
     tensor of its weights."""
 
     model: ir.Model
-    originals: Mapping[str, tuple[Layer, ir.ExternalTensor | ir.Tensor]]
+    originals: Mapping[str, tuple[Layer, ir.TensorProtocol]]
 
 
 class MixedSteps:
@@ -85,6 +85,14 @@ class MixedSteps:
         """The layers of a graph."""
         return layers_of(onnx.load(self.bundle.graph_path(graph), load_external_data=False))
 
+    def all_layers(self) -> tuple[Layer, ...]:
+        """The layers of all graphs, each once, as the first graph that has it names its parts."""
+        found: dict[str, Layer] = {}
+        for graph in self.graphs:
+            for layer in self.layers(graph):
+                found.setdefault(layer.weight, layer)
+        return tuple(found.values())
+
     def write(self, graph: str, kept: Collection[str]) -> Path:
         """Writes a graph with all layers in eight bits but those with weights named in `kept`; returns its file.
 
@@ -96,8 +104,9 @@ class MixedSteps:
         self._check_ranges(prepared, kept)
         model = prepared.model.clone()
         for node in list(model.graph):
-            if node.name in prepared.originals:
-                layer, tensor = prepared.originals[node.name]
+            original = prepared.originals.get(node.name or "")
+            if original is not None:
+                layer, tensor = original
                 if layer.weight in kept:
                     _restore(model.graph, node, layer, tensor)
                 else:
@@ -110,10 +119,10 @@ class MixedSteps:
     def _prepare(self, graph: str) -> _Prepared:
         if graph not in self._prepared:
             model = onnx.load(self.bundle.graph_path(graph), load_external_data=False)
-            self._prepared[graph] = self._placed(model)
+            self._prepared[graph] = self._placed(graph, model)
         return self._prepared[graph]
 
-    def _placed(self, model: Any) -> _Prepared:
+    def _placed(self, graph: str, model: Any) -> _Prepared:
         initialisers = {initialiser.name: initialiser for initialiser in model.graph.initializer}
         layers = layers_of(model)
         originals = {layer.node: (layer, _tensor(initialisers[layer.weight], self.folder)) for layer in layers}
@@ -121,6 +130,8 @@ class MixedSteps:
             if layer.weight in self._ranges and layer.weight not in self._casts:
                 self._casts[layer.weight] = self._cast(layer, initialisers[layer.weight])
         seen = [layer for layer in layers if layer.weight in self._casts]
+        if not seen:
+            raise InputError(f"calibration saw nothing of the {len(layers)} layers of {graph}; calibrate this bundle")
         factors = {name: cast.factor for name, cast in self._casts.items() if cast.factor is not None}
         placed = with_pairs(model, with_factors(model, seen, factors))
         placed.metadata_props.pop(_INFERRED, None)
@@ -147,11 +158,14 @@ class MixedSteps:
         kind = self._options.precision
         weights = weight_source(node)
         _replace(weights, 0, cast.weight)
+        _describe(weights, ir.DataType.from_numpy(cast.scales.dtype), cast.weight.shape)
         _replace(weights, 1, ir.tensor(cast.scales))
         _replace(weights, 2, ir.tensor(np.zeros(cast.scales.shape, DTYPES[kind])))
         pair = pair_of(node)
         if pair is None:
             raise InputError(f"{node.name}: reads its input exact, and its weights in eight bits")
+        _describe(pair.quantise, ir.DataType.from_numpy(DTYPES[kind]), pair.source.shape)
+        _describe(pair.dequantise, ir.DataType.from_numpy(cast.scales.dtype), pair.source.shape)
         for half in (pair.quantise, pair.dequantise):
             _replace(half, 1, ir.tensor(scale_of(cast.amax, kind, cast.scales.dtype)))
             _replace(half, 2, ir.tensor(np.zeros((), DTYPES[kind])))
@@ -161,11 +175,12 @@ class MixedSteps:
         missing = [weight for weight in weights if weight not in self._casts and weight not in kept]
         if missing:
             raise InputError(
-                f"calibration saw nothing of {len(missing)} of {len(weights)} layers, e.g. {missing[0]}; calibrate again"
+                f"calibration saw nothing of {len(missing)} of {len(weights)} layers, e.g. {missing[0]}; "
+                "calibrate again"
             )
 
 
-def _restore(graph: ir.Graph, node: ir.Node, layer: Layer, tensor: Any) -> None:
+def _restore(graph: ir.Graph, node: ir.Node, layer: Layer, tensor: ir.TensorProtocol) -> None:
     """Lets a layer read its input and weights as they were."""
     if layer.weight not in graph.initializers:
         graph.register_initializer(ir.Value(name=layer.weight, const_value=tensor))
@@ -189,7 +204,12 @@ def _replace(node: ir.Node, index: int, tensor: ir.TensorProtocol) -> None:
         raise ValueError(f"{node.name}: input {index} is missing")
     tensor.name = value.name
     value.const_value = tensor
-    value.dtype, value.shape = tensor.dtype, ir.Shape(tensor.shape)
+    value.dtype, value.shape = tensor.dtype, ir.Shape(tensor.shape.numpy())
+
+
+def _describe(node: ir.Node, dtype: ir.DataType, shape: ir.Shape | None) -> None:
+    """States what a node gives, which some readers of the file want to know without working it out."""
+    node.outputs[0].dtype, node.outputs[0].shape = dtype, shape
 
 
 def _array(initialiser: Any, folder: Path) -> NDArray[Any]:
@@ -200,7 +220,7 @@ def _array(initialiser: Any, folder: Path) -> NDArray[Any]:
     return onnx.numpy_helper.to_array(tensor)
 
 
-def _tensor(initialiser: Any, folder: Path) -> Any:
+def _tensor(initialiser: Any, folder: Path) -> ir.TensorProtocol:
     return ir.serde.deserialize_tensor(initialiser, base_path=folder)
 
 
@@ -208,5 +228,6 @@ def _check_channels(layer: Layer, weight: NDArray[Any], seen: LayerInput) -> Non
     channels = weight.shape[1 if layer.convolution else 0]
     if len(seen.channel_amax) != channels:
         raise InputError(
-            f"{layer.weight}: takes {channels} channels, calibration saw {len(seen.channel_amax)}; calibrate this bundle"
+            f"{layer.weight}: takes {channels} channels, calibration saw {len(seen.channel_amax)}; "
+            "calibrate this bundle"
         )

@@ -21,8 +21,8 @@ class QuantiseOptions:
 
     `kept`: those that stay as they are: names of weights, or parts of names ("conv_in" is meant wherever it is one of
     the parts between dots, "samplers" also where it ends one). `method`, `percentile`: as in `LayerInput.amax`.
-    `smooth_alpha`: how much of the inputs' range goes over to the weights of linear layers, 0 to 1; None for SmoothQuant
-    left out.
+    `smooth_alpha`: how much of the inputs' range goes over to the weights of linear layers, 0 to 1; None leaves
+    SmoothQuant out.
 
     Raises:
         InputError: a value is outside its limits.

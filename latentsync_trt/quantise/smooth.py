@@ -44,12 +44,13 @@ def with_factors(model: Any, layers: Sequence[Layer], factors: Mapping[str, NDAr
             the weights must be divided by them.
     """
     smoothed = tuple(_smoothed(layer) if layer.weight in factors else layer for layer in layers)
+    types = {value.name: value.type for value in [*model.graph.value_info, *model.graph.input]}
     for before, after in zip(layers, smoothed, strict=True):
         if before is after:
             continue
         factor = onnx.numpy_helper.from_array(factors[before.weight], f"{before.weight}_smoothing")
         model.graph.initializer.append(factor)
-        model.graph.value_info.append(onnx.helper.make_tensor_value_info(after.activation, factor.data_type, None))
+        model.graph.value_info.append(onnx.helper.make_value_info(after.activation, types[before.activation]))
     nodes = list(_with_products(model, {layer.node: layer for layer in smoothed}))
     del model.graph.node[:]
     model.graph.node.extend(nodes)

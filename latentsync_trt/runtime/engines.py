@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from latentsync_trt.bundle import Bundle, DimensionRange, GraphForm, Manifest
+from latentsync_trt.bundle import EIGHT_BIT_PRECISIONS, Bundle, DimensionRange, GraphForm, Manifest
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutputError
 from latentsync_trt.runtime.cache import Engine, EngineCache, Notice
+from latentsync_trt.runtime.eight_bit import eight_bit_notice
 from latentsync_trt.runtime.keys import EngineKey
 from latentsync_trt.runtime.libraries import rtx_version, tensorrt_version
 from latentsync_trt.runtime.options import CudaOptions, RtxOptions, TensorRTOptions
@@ -86,6 +87,9 @@ class Engines:
         self._refused: set[str] = set()
         self._notice = on_notice
         self._unwritable: OutputError | None = None
+        told = eight_bit_notice(bundle.manifest, selection)
+        if told:
+            on_notice(told)
 
     @property
     def fixed(self) -> bool:
@@ -266,8 +270,13 @@ class Engines:
             return RtxEngine(rtx, tuple(rtx_devices(options.device)), rtx_version())
         if name == "cuda":
             cuda = CudaOptions(options.device, cuda_graph=replayed)
-            return cuda_recipe(cuda, self.form(graph), self.selection.gpu)
-        return OptimisedGraph(ORT_NAMES[name])
+            return self._folded(cuda_recipe(cuda, self.form(graph), self.selection.gpu))
+        return self._folded(OptimisedGraph(ORT_NAMES[name]))
+
+    def _folded(self, recipe: OptimisedGraph) -> OptimisedGraph:
+        """The recipe that leaves weights in eight bits to whoever opens the copy, which would hold them in 16 or 32."""
+        quantised = self.bundle.manifest.precision in EIGHT_BIT_PRECISIONS
+        return replace(recipe, fold_constants=False) if quantised else recipe
 
     def _check_form(self) -> None:
         """Raises `InputError` where the CUDA form is demanded and cannot be had."""

@@ -23,7 +23,7 @@ class EngineKey:
         graph_sha256: hash over the graph and its weights (`Bundle.graph_hash`).
         provider: "tensorrt", "rtx", "cuda" or "cpu".
         options: provider options that change the engine; no paths.
-        precision: of the bundle, "fp32" or "fp16".
+        precision: of the bundle, "fp32", "fp16", "int8" or "fp8".
         profile: smallest, usual and largest value of each variable dimension; empty for fixed shapes.
         versions: of the libraries that made it, by package name.
         gpu: name of the device, or of the CPU.

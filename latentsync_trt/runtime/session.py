@@ -200,6 +200,9 @@ def _ort_options(settings: SessionSettings) -> Any:
         options.add_session_config_entry("session.use_env_allocators", "1")
     # Waiting threads that spin take the cores that decoding, face work and encoding need at the same time.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Pairs of QuantizeLinear and DequantizeLinear run as they are. The provider's own way of running what lies between
+    # knows no FP8, and loses the sign of INT8 that a reshape carries on; nor was it faster where it does run.
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
     for name, value in settings.config.items():
         options.add_session_config_entry(name, value)
     for name, size in settings.dimensions.items():

@@ -1,0 +1,43 @@
+"""How much of a step's arithmetic a choice of layers leaves in eight bits. Pure."""
+
+from collections.abc import Collection, Mapping
+from math import prod
+from typing import Any
+
+from latentsync_trt.bundle import DimensionRange
+from latentsync_trt.errors import BundleError
+from latentsync_trt.quantise.layers import layers_of
+
+
+def multiply_adds(model: Any, ranges: Mapping[str, DimensionRange]) -> dict[str, int]:
+    """Multiply-adds of each layer of an `onnx.ModelProto`, by name of its weights.
+
+    Args:
+        ranges: of the bundle's variable dimensions, which count at their usual size.
+
+    Raises:
+        BundleError: the graph does not state the shape of what a layer gives.
+    """
+    stated = [*model.graph.value_info, *model.graph.output]
+    shapes = {value.name: [_size(dim, ranges) for dim in value.type.tensor_type.shape.dim] for value in stated}
+    weights = {initialiser.name: tuple(initialiser.dims) for initialiser in model.graph.initializer}
+    nodes = {node.name: node for node in model.graph.node}
+    counts: dict[str, int] = {}
+    for layer in layers_of(model):
+        output = nodes[layer.node].output[0]
+        if not shapes.get(output):
+            raise BundleError(f"{layer.node}: the graph states no shape for {output}; export the model again")
+        sizes = weights[layer.weight]
+        counts[layer.weight] = prod(shapes[output]) * (prod(sizes[1:]) if layer.convolution else sizes[0])
+    return counts
+
+
+def share_in_eight_bits(counts: Mapping[str, int], kept: Collection[str]) -> float:
+    """The share of multiply-adds, 0 to 1, in layers that are not kept."""
+    return 1 - sum(count for weight, count in counts.items() if weight in kept) / sum(counts.values())
+
+
+def _size(dimension: Any, ranges: Mapping[str, DimensionRange]) -> int:
+    if dimension.dim_param in ranges:
+        return ranges[dimension.dim_param].optimum
+    return int(dimension.dim_value) or 1
