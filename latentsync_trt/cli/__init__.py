@@ -11,11 +11,13 @@ from latentsync_trt.cli.errors import CleanErrors
 COMMANDS = {
     "sync": "sync",
     "export": "export",
+    "calibrate": "calibrate",
     "build": "build",
     "check": "check",
     "cache": "cache",
     "demo": "demo",
     "bench": "bench",
+    "compare": "compare",
     "doctor": "doctor",
 }
 

@@ -1,12 +1,11 @@
 """The clips that a calibration looks at: which they are, and how much is said in them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from latentsync_trt.bundle import sha256_file
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
@@ -19,6 +18,8 @@ SILENCE_DBFS = -50.0
 """Level of a video frame's sound below which nothing is said: room noise of a quiet recording lies under it, a
 whisper above."""
 
+_MOSTLY = 0.5
+
 _SAMPLES_PER_FRAME = SPEECH_RATE_HZ // MODEL_FPS
 
 
@@ -28,10 +29,6 @@ class Clip:
 
     video: Path
     audio: Path
-
-    def sha256(self) -> str:
-        """Of both files, in hex, with a colon between."""
-        return f"{sha256_file(self.video)}:{sha256_file(self.audio)}"
 
 
 def clips_in(folder: Path) -> tuple[Clip, ...]:
@@ -66,3 +63,41 @@ def silent_share(blocks: Iterable[Float32Array]) -> float:
         frames += len(whole)
         silent += int((np.square(whole, dtype=np.float64).mean(axis=1) < floor).sum())
     return silent / frames if frames else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a clip was found to hold.
+
+    `frames`, and those `with_face`; `windows` that were recorded of it; `silent`: the share, in 0 to 1, of its sound in
+    which nothing is said.
+    """
+
+    frames: int
+    with_face: int
+    windows: int
+    silent: float
+
+
+def what_is_missing(findings: Mapping[str, Findings], samples: int, frames: int) -> tuple[str, ...]:
+    """What clips lack to make good ranges, a sentence each.
+
+    Args:
+        findings: by what to call the clip. samples: windows that are wanted of all together. frames: F, of a window.
+    """
+    missing: list[str] = []
+    for name, found in findings.items():
+        if found.silent > _MOSTLY:
+            missing.append(
+                f"{name}: nothing is said in {found.silent:.0%} of its sound, so speech was hardly seen; "
+                "give a clip in which somebody talks"
+            )
+        if found.with_face < _MOSTLY * found.frames:
+            missing.append(f"{name}: a face in only {found.with_face} of {found.frames} frames")
+    windows = sum(found.windows for found in findings.values())
+    if windows < samples:
+        missing.append(
+            f"{windows} windows of the {samples} that --samples asks for: ranges of few may be too narrow; "
+            f"give clips that show a face for {samples * frames / MODEL_FPS:.0f} s together"
+        )
+    return tuple(missing)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 def save_arrays(path: Path, arrays: Arrays) -> None:
     """Writes named arrays to `path`; raises `OutputError` if that cannot be done."""
     with written_whole(path) as file:
-        np.savez(file, allow_pickle=False, **arrays)
+        np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def load_arrays(path: Path, read: Callable[[Arrays], T]) -> T:

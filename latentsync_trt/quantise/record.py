@@ -23,7 +23,7 @@ from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import frames_in
 from latentsync_trt.painting import Job, Painter
-from latentsync_trt.quantise.clips import Clip, silent_share
+from latentsync_trt.quantise.clips import Clip, Findings, silent_share
 from latentsync_trt.quantise.files import load_arrays, save_arrays
 from latentsync_trt.types import FaceDetector, Float32Array, WindowBatch
 
@@ -50,20 +50,6 @@ class RecordedWindow:
     def load(cls, path: Path) -> Self:
         """Reads what `save` wrote; raises `InputError` if that is not what lies there."""
         return load_arrays(path, lambda arrays: cls(arrays["latents"], arrays["conditioning"], arrays["audio"]))
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """What a clip was found to hold.
-
-    `frames`, and those `with_face`; `windows` that were recorded of it; `silent`: the share, in 0 to 1, of its sound in
-    which nothing is said.
-    """
-
-    frames: int
-    with_face: int
-    windows: int
-    silent: float
 
 
 class Encoders(Protocol):
