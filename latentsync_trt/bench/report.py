@@ -6,27 +6,8 @@ from pathlib import Path
 
 from latentsync_trt.bench import figures, words
 from latentsync_trt.bench.figures import Figure
+from latentsync_trt.bench.page import Cells, facts, figure_of, page, table, write_page
 from latentsync_trt.bench.rows import Results, Row
-from latentsync_trt.errors import OutputError
-
-_STYLE = Path(__file__).parent.parent / "assets" / "report.css"
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8"/>
-<meta name="viewport" content="width=device-width, initial-scale=1"/>
-<title>{title}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<main>
-{body}
-</main>
-</body>
-</html>
-"""
 
 _HOW = (
     "Times are medians; a range holds nine of ten runs (5th to 95th percentile). Runs are synchronised, warm-up runs "
@@ -34,16 +15,10 @@ _HOW = (
     "the bundle's own graphs: convolutions, matrix products and attention, whatever a provider makes of them."
 )
 
-Cells = Sequence[str]
-
 
 def write_report(results: Results, path: Path) -> None:
     """Writes the page; raises `OutputError` if that cannot be done."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(report(results), encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+    write_page(report(results), path)
 
 
 def report(results: Results) -> str:
@@ -62,14 +37,11 @@ def report(results: Results) -> str:
         *_everything(results.rows),
         *_environment(results),
     ]
-    return _PAGE.format(
-        title=escape(f"bench: {title}"), style=_STYLE.read_text(encoding="utf-8"), body="\n".join(parts)
-    )
+    return page(f"bench: {title}", parts)
 
 
 def _figure(figure: Figure) -> str:
-    caption = f"<figcaption>{escape(figure.caption)}</figcaption>"
-    return f"<h2>{escape(figure.title)}</h2>\n<figure>{figure.svg}{caption}</figure>"
+    return f"<h2>{escape(figure.title)}</h2>\n{figure_of(figure.svg, figure.caption)}"
 
 
 def _presets(rows: Iterable[Row]) -> Iterator[str]:
@@ -78,7 +50,7 @@ def _presets(rows: Iterable[Row]) -> Iterator[str]:
         return
     heads = ("preset", "a window", "frames/s", "for 1 s of video", "full steps", "near to quality", "memory")
     yield "<h2>Presets</h2>"
-    yield _table(heads, (_preset_cells(row) for row in loops))
+    yield table(heads, (_preset_cells(row) for row in loops))
     references = dict.fromkeys(row.quality.reference for row in loops if row.quality)
     note = "“Full steps”: what the loop costs in its own full, guided steps. "
     if references:
@@ -108,7 +80,7 @@ def _graphs(rows: Iterable[Row]) -> Iterator[str]:
     heads = ("graph", "median", "p5–p95 ms", "TFLOP", "TFLOP/s", "of matmul", "build s", "open s", "host GB", "GPU GB")
     on_gpu = any(row.memory is not None and row.memory.device_bytes is not None for row in graphs)
     columns = len(heads) - (not on_gpu)
-    yield _table(heads[:columns], (_graph_cells(row)[:columns] for row in graphs))
+    yield table(heads[:columns], (_graph_cells(row)[:columns] for row in graphs))
     yield '<p class="soft">“Of matmul”: share of what one large matrix product reached on the same provider. Building '
     yield "and opening happen before the first run and are no part of its time. Memory is the highest seen; the host's "
     yield "includes Python and all libraries.</p>"
@@ -147,7 +119,7 @@ def _pytorch(rows: Sequence[Row]) -> Iterator[str]:
     yield "<h2>Against PyTorch</h2>"
     if lines:
         heads = ("network", "ours", "eager", "eager / ours", "torch.compile", "compiled / ours")
-        yield _table(heads, lines)
+        yield table(heads, lines)
     notes = dict.fromkeys(note for row in baseline.values() for note in row.notes)
     yield f'<p class="soft">The same modules and inputs in one process. {escape("; ".join(notes))}.</p>'
 
@@ -173,22 +145,14 @@ def _everything(rows: Iterable[Row]) -> Iterator[str]:
         )
         for row in rows
     )
-    yield f"<details><summary>All rows</summary>{_table(heads, cells)}</details>"
+    yield f"<details><summary>All rows</summary>{table(heads, cells)}</details>"
 
 
 def _environment(results: Results) -> Iterator[str]:
-    facts = {**results.environment, "bundle": f"{results.bundle.name}, SHA-256 {results.bundle.sha256[:16]}…"}
-    lines = (
-        f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{escape(value)}</td></tr>" for name, value in facts.items()
-    )
-    yield f'<h2>How and on what</h2><p>{_HOW}</p><table class="facts">{"".join(lines)}</table>'
+    known = {**results.environment, "bundle": f"{results.bundle.name}, SHA-256 {results.bundle.sha256[:16]}…"}
+    yield f"<h2>How and on what</h2><p>{_HOW}</p>"
+    yield facts((name.replace("_", " "), value) for name, value in known.items())
     notes = dict.fromkeys(f"{words.title(row)}: {note}" for row in results.rows for note in row.notes)
     if notes:
         lines = (f"<tr><td>{escape(note)}</td></tr>" for note in notes)
         yield f'<details><summary>Notes</summary><table class="notes">{"".join(lines)}</table></details>'
-
-
-def _table(heads: Cells, lines: Iterable[Cells]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" for cells in lines)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

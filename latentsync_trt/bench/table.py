@@ -19,7 +19,7 @@ _ARROWS = {"faster": "faster", "slower": "SLOWER", "within noise": "within noise
 
 def show_rows(results: Results) -> None:
     """Prints a line for each row to stdout."""
-    table = _table("scenario", "what", "median", "p5–p95 ms", "rate", "quality", "memory")
+    table = plain_table("scenario", "what", "median", "p5–p95 ms", "rate", "quality", "memory")
     for row in results.rows:
         table.add_row(
             row.scenario,
@@ -35,16 +35,16 @@ def show_rows(results: Results) -> None:
 
 def show_comparison(found: Comparison, before: str, after: str) -> None:
     """Prints what changed from `before` to `after`, names of files, to stdout."""
-    console = _console()
+    screen = console()
     for name, first, second in found.differences:
-        console.print(f"differs: {name}: {first} → {second}")
-    table = _table("scenario", "what", before, "p5–p95 ms", after, "p5–p95 ms", "change", "")
+        screen.print(f"differs: {name}: {first} → {second}")
+    table = plain_table("scenario", "what", before, "p5–p95 ms", after, "p5–p95 ms", "change", "")
     for pair in found.pairs:
         table.add_row(*_cells(pair))
-    console.print(table if found.pairs else "no measurement is in both files")
+    screen.print(table if found.pairs else "no measurement is in both files")
     for name, rows in ((before, found.only_before), (after, found.only_after)):
         for row in rows:
-            console.print(f"only in {name}: {row.scenario} {words.title(row)}")
+            screen.print(f"only in {name}: {row.scenario} {words.title(row)}")
 
 
 def _cells(pair: Pair) -> tuple[str, ...]:
@@ -61,7 +61,8 @@ def _cells(pair: Pair) -> tuple[str, ...]:
     )
 
 
-def _table(*heads: str) -> Table:
+def plain_table(*heads: str) -> Table:
+    """A table without a frame: the first two columns begin at the left, all others end at the right."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for index, head in enumerate(heads):
         table.add_column(head, overflow="fold", justify="left" if index < 2 else "right")
@@ -69,10 +70,11 @@ def _table(*heads: str) -> Table:
 
 
 def _print(table: Table) -> None:
-    _console().print(table)
+    console().print(table)
 
 
-def _console() -> Console:
+def console() -> Console:
+    """Where tables go: stdout, as wide as it is."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDE
     # Names come from files of others: no markup in them.
     return Console(markup=False, highlight=False, emoji=False, width=width)

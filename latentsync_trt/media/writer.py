@@ -206,11 +206,16 @@ class VideoWriter:
             self._folder.cleanup()
 
 
-def write_pictures(path: Path, pictures: Iterable[UInt8Array], *, lossless: bool = False) -> None:
+def write_pictures(
+    path: Path, pictures: Iterable[UInt8Array], *, lossless: bool = False, audio: Path | None = None
+) -> None:
     """Writes pictures of one size, uint8 `(H, W, 3)` RGB, at the model's rate, near lossless or lossless.
 
+    Args:
+        audio: whose first audio stream is the sound, as long as there are pictures; None for silence.
+
     Raises:
-        OutputError: the file cannot be written, or there are no pictures.
+        OutputError: the file cannot be written, or there are no pictures. MediaError: the sound cannot be read.
     """
     stream = iter(pictures)
     first = next(stream, None)
@@ -219,7 +224,7 @@ def write_pictures(path: Path, pictures: Iterable[UInt8Array], *, lossless: bool
     height, width = first.shape[:2]
     colour = ColourTags(BT709, BT709, BT709, full_range=False)
     info = VideoInfo(width, height, Fraction(MODEL_FPS), None, "h264", "yuv420p", 0, colour)
-    with VideoWriter(path, info, crf=_NEAR_LOSSLESS_CRF, lossless=lossless) as writer:
+    with VideoWriter(path, info, audio=audio, crf=_NEAR_LOSSLESS_CRF, lossless=lossless) as writer:
         for index, rgb in enumerate(chain([first], stream)):
             planes = None if lossless else planes_of(rgb, colour)
             writer.write(Frame(index, Fraction(index, MODEL_FPS), rgb, planes))
