@@ -24,8 +24,9 @@ def save_arrays(path: Path, arrays: Arrays) -> None:
 def load_arrays(path: Path, read: Callable[[Arrays], T]) -> T:
     """What `read` makes of the arrays in `path`; raises `InputError` if `save_arrays` did not write them."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return read(file)
+        # NumPy leaves a file open that it cannot read.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return read(arrays)
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise InputError(
             f"{path}: not of a calibration, or damaged ({error}); delete it and calibrate again"

@@ -24,8 +24,9 @@ PERCENTILE = 99.99
 
 BINS = 2048
 
-# ONNX Runtime's search for an entropy threshold takes time with the square of the bins.
-_ENTROPY_BINS = 256
+# ONNX Runtime's search for an entropy threshold takes time with the square of the bins, and looks at none of the first
+# 64: it cuts off no more than seven eighths of the range.
+_ENTROPY_BINS = 512
 _ENTROPY_LEVELS = 128
 
 
@@ -157,6 +158,8 @@ def load(path: Path) -> dict[str, LayerInput]:
 
 
 def _layers(arrays: Arrays) -> dict[str, LayerInput]:
+    if not len(arrays["names"]):
+        return {}
     channels = np.split(arrays["channel_amax"], np.cumsum(arrays["channels"])[:-1])
     timesteps = np.split(arrays["timesteps"], np.cumsum(arrays["steps"])[:-1])
     step_amax = np.split(arrays["step_amax"], np.cumsum(arrays["steps"])[:-1])
