@@ -53,7 +53,7 @@ class ObservingDenoiser:
 
     def __init__(self, graphs: Mapping[str, ObservedGraph], selection: Selection, observe: Observe) -> None:
         self._graphs, self._observe = graphs, observe
-        self._providers = _providers(selection)
+        self._providers = plain_providers(selection)
         self._sessions: dict[str, Session] = {}
         self._values: dict[str, Array] = {}
         self._guided = False
@@ -123,6 +123,7 @@ class ObservingDenoiser:
         return self._sessions[name]
 
 
-def _providers(selection: Selection) -> Providers:
+def plain_providers(selection: Selection) -> Providers:
+    """ONNX Runtime's own providers for graphs that are not worth an engine: CPU, or CUDA before it."""
     cpu = (ORT_NAMES["cpu"], CpuOptions().to_ort())
     return (cpu,) if selection.name == "cpu" else ((ORT_NAMES["cuda"], CudaOptions(selection.device_id).to_ort()), cpu)
