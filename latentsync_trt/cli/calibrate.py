@@ -15,8 +15,10 @@ from latentsync_trt.quantise.settings import CalibrateOptions
 from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:
+    from latentsync_trt.quantise.calibrate import Calibrated
     from latentsync_trt.quantise.calibration import Calibration
     from latentsync_trt.quantise.clips import Clip
+    from latentsync_trt.quantise.search import SearchResult
     from latentsync_trt.runtime.providers import Selection
 
 _NEEDED = ("onnx", "onnx_ir", "ml_dtypes")
@@ -164,26 +166,38 @@ def _progress_bar(*, hidden: bool) -> Iterator[Callable[[Progress], None]]:
         yield move
 
 
-def _show(folder: Path, calibration: "Calibration") -> None:
-    manifest, parent = read_manifest(folder), calibration.bundle.manifest
-    made = manifest.quantisation
-    if made is None:
-        raise ValueError(f"{folder}: says nothing of how it was quantised")
-    steps = next(name for name, entry in manifest.graphs.items() if name == "denoise_step")
-    weights = manifest.graphs[steps].weights
-    before, after = parent.files[weights].bytes, manifest.files[weights].bytes
+def _show(made: "Calibrated", calibration: "Calibration") -> None:
+    from latentsync_trt.cli.show import say
+
+    manifest, parent = read_manifest(made.folder), calibration.bundle.manifest
+    if made.search is not None:
+        _show_search(made.search)
+    before, after = (bundle.files[bundle.graphs["denoise_step"].weights].bytes for bundle in (parent, manifest))
+    share = "" if manifest.quantisation is None else f"{manifest.quantisation.share:.0%} of the U-Net's arithmetic, "
     click.echo(
-        f"{folder}: {manifest.precision}, {made.share:.0%} of the U-Net's arithmetic in eight bits, its weights "
-        f"{after / 1e6:.1f} MB of {before / 1e6:.1f} MB"
+        f"{made.folder}: {manifest.precision} in {share}U-Net weights {before / 1e6:.1f} → {after / 1e6:.1f} MB"
+        + "".join(f", faces at {value:.1f} dB of {parent.precision}" for value in made.distance.values())
     )
-    for name, value in made.distance.items():
-        click.echo(f"{name}: {value:.1f}")
-    size_bytes = sum(path.stat().st_size for path in calibration.work.folder.iterdir())
-    click.echo(
-        f"note: what was seen is kept in {calibration.work.folder} ({size_bytes / 1e6:.0f} MB): another --precision, "
-        "--method, --keep or --target-psnr begins there; delete it when no more is to be made",
-        err=True,
+    folder = calibration.work.folder
+    size_bytes = sum(path.stat().st_size for path in folder.iterdir())
+    say(
+        f"note: {folder} ({size_bytes / 1e6:.0f} MB) holds what was seen; another --precision, --method, --keep or "
+        "--target-psnr begins with it, else delete it"
     )
+
+
+def _show_search(found: "SearchResult") -> None:
+    """The groups of layers, worst first, as they were kept."""
+    kept = set(found.kept)
+    click.echo(f"{'layers':<28} {'arithmetic':>10} {'one step':>9} {'at worst':>9}")
+    for group in found.table:
+        word = "  kept" if kept.issuperset(group.weights) else ""
+        click.echo(
+            f"{f'{len(group.weights)} × {group.group}':<28} {group.share:>10.1%} {group.step_db:>6.1f} dB "
+            f"{group.worst_db:>6.1f} dB{word}"
+        )
+    for trial in found.trials:
+        click.echo(f"loop: {trial.psnr_db:.1f} dB with {trial.share:.1%} of the arithmetic in eight bits")
 
 
 def _ignore(_: object) -> None:

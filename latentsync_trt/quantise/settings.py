@@ -22,8 +22,8 @@ def parse_kept(text: str) -> tuple[str, ...]:
 class CalibrateOptions:
     """How a bundle is calibrated. Raises `InputError` on a value outside its limits; needs no extra to be made.
 
-    All but `precision`, `method`, `percentile`, `smooth`, `keep` and `target_psnr` decides what is seen of the clips:
-    what was seen once serves all values of these.
+    What was seen of clips once serves all values of `precision`, `method`, `percentile`, `smooth`, `keep`,
+    `target_psnr` and `measure`; the others decide what is seen.
     """
 
     precision: Literal["int8", "fp8"] = option(
@@ -59,6 +59,9 @@ class CalibrateOptions:
         "dB.  [default: no search]",
         minimum=1.0,
         maximum=120.0,
+    )
+    measure: bool = option(
+        True, "Measure what the result makes of faces, on windows that were not looked at.", off="--no-measure"
     )
     steps: int = option(20, "Denoising steps of the loops that are looked at.", minimum=1, maximum=999)
     cache_interval: int = option(3, "Run the whole network every N-th of these steps.", minimum=1, maximum=999)
