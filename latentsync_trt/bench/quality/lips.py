@@ -11,6 +11,9 @@ from latentsync_trt.bench.sync_measure import agreement
 from latentsync_trt.errors import InputError
 from latentsync_trt.pipeline import ProgressCallback
 
+LEAST_MOVED = 0.01
+"""Lips that move less are still, as far as FaceMesh can tell: those that touch read 0.02 to 0.041."""
+
 
 def watch_lips(
     a: Path, b: Path, subject: Subject, on_progress: ProgressCallback | None = None
@@ -40,6 +43,8 @@ def compare_lips(a: Curves, b: Curves, name: str) -> Lips:
         *scores,
         unseen_a=int(np.isnan(a.gaps).sum()),
         unseen_b=int(np.isnan(b.gaps).sum()),
+        moved_a=float(np.nanstd(a.gaps)),
+        moved_b=float(np.nanstd(b.gaps)),
         alike=1.0 if np.array_equal(a.gaps, b.gaps, equal_nan=True) else alike,
         apart=float(np.nanmean(np.abs(a.gaps - b.gaps))),
     )

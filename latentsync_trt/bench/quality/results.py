@@ -40,14 +40,17 @@ class AreaLikeness:
 class Lips:
     """How the lips of both follow the speech, and B's follow A's.
 
-    `unseen_a`, `unseen_b`: frames without a face. `alike`: correlation of the gaps between the lips; `apart`: mean
-    difference of the gaps, in distances between the outer corners of the eyes.
+    `unseen_a`, `unseen_b`: frames without a face. Of the gap between the lips, in distances between the outer corners
+    of the eyes: `moved_a`, `moved_b`, its standard deviation; `alike`, the correlation of both; `apart`, their mean
+    difference.
     """
 
     a: SyncScore
     b: SyncScore
     unseen_a: int
     unseen_b: int
+    moved_a: float
+    moved_b: float
     alike: float
     apart: float
 

@@ -1,15 +1,16 @@
 """The order of a comparison: A dubs every clip, then B does, then both results are looked at. No arithmetic."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from latentsync_trt.bench.machine import bundle_facts, environment, without_paths
 from latentsync_trt.bench.quality.faces import FaceStore
 from latentsync_trt.bench.quality.layers import layer_noise
+from latentsync_trt.bench.quality.lips import LEAST_MOVED
 from latentsync_trt.bench.quality.look import Pair, look_at
-from latentsync_trt.bench.quality.results import Comparison, LayerNoise, Side
+from latentsync_trt.bench.quality.results import ClipQuality, Comparison, LayerNoise, Side
 from latentsync_trt.bench.quality.steps import replayed, step_noise
 from latentsync_trt.bench.quality.subjects import Subject, check
 from latentsync_trt.bench.quality.taps import OnFaces, StepRecord, TappedNetworks
@@ -91,6 +92,7 @@ def compare_videos(a: Path, b: Path, subject: Subject, report: Path, audience: A
     pair = Pair(a, b, (a.stem, b.stem), VIDEO_FACE_PX)
     clip = look_at(pair, subject, report, on_progress=audience.during("look"))
     notes = (
+        *_still_lips([clip]),
         f"faces are cut out of the videos at {VIDEO_FACE_PX} px: what their encoders lost counts, too",
         "no bundles, so steps and layers are not measured",
     )
@@ -135,7 +137,12 @@ class _Comparer:
             tuple(clips),
             step_noise(ours.record, theirs.record, ours.alone, theirs.alone),
             layers,
-            (*_provider_note(ours, theirs), *dict.fromkeys((*ours.notices, *theirs.notices)), *layer_notes),
+            (
+                *_provider_note(ours, theirs),
+                *_still_lips(clips),
+                *dict.fromkeys((*ours.notices, *theirs.notices)),
+                *layer_notes,
+            ),
         )
 
     def _dub(self, letter: str, bundle: Bundle, takes: Sequence[OnFaces], record: StepRecord | None = None) -> _Dubbed:
@@ -202,6 +209,13 @@ def _in_words(sync: SyncOptions) -> str:
         full = "all full" if sampling.cache_interval == 1 else f"one in {sampling.cache_interval} full"
     interval = "" if sync.guidance_interval is None else " from {:g} to {:g}".format(*sync.guidance_interval)
     return f"{sampling.steps} {sampling.solver} steps, {full}, guidance {sync.guidance:g}{interval}, seed {sync.seed}"
+
+
+def _still_lips(clips: Iterable[ClipQuality]) -> Iterator[str]:
+    for clip in clips:
+        moved = clip.lips.moved_a
+        if moved < LEAST_MOVED:
+            yield f"{clip.name}: A's lips hardly move ({moved:.4f}), so that how lips follow the speech says little"
 
 
 def _provider_note(ours: _Dubbed, theirs: _Dubbed) -> tuple[str, ...]:

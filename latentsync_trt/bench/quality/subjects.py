@@ -61,9 +61,10 @@ def read_mouth(path: Path) -> SpokenMouth:
         InputError: it cannot be read, or holds something else.
     """
     try:
-        rows = np.loadtxt(path, np.float32, delimiter=",", skiprows=1, encoding="utf-8", ndmin=2)
+        lines = path.read_text(encoding="utf-8").splitlines()[1:]
+        rows = np.array([[float(cell) for cell in line.split(",")] for line in lines], np.float32)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read as the mouth of a recording ({error})") from error
-    if rows.shape[1:] != (_MOUTH_COLUMNS,) or not len(rows) or not np.isfinite(rows).all():
+    if rows.shape[1:] != (_MOUTH_COLUMNS,) or not np.isfinite(rows).all():
         raise InputError(f"{path}: a line for each frame is needed, with opening, shut and silent as numbers")
     return SpokenMouth(rows[:, 0], rows[:, 1] > 0, rows[:, 2] > 0)

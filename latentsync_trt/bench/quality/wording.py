@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from latentsync_trt.bench.quality.results import ClipQuality, Comparison, LayerNoise, Side, StepNoise
+from latentsync_trt.bench.quality.results import ClipQuality, Comparison, LayerNoise, Lips, Side, StepNoise
 from latentsync_trt.bench.words import number
 
 HEADS = ("", "A", "B", "B against A")
@@ -78,9 +78,14 @@ def _lips(found: ClipQuality) -> Iterator[Line]:
         yield "m, b, p shown shut", *_shares(a.closures, b.closures)
     if not (math.isnan(a.silence) or math.isnan(b.silence)):
         yield "shut in silence", *_shares(a.silence, b.silence)
+    yield "lips move by", f"{found.lips.moved_a:.4f}", f"{found.lips.moved_b:.4f}", f"{_ratio(found.lips):.2f}×"
     yield "lips of B follow A's, r", "", "", f"{found.lips.alike:.3f}, {found.lips.apart:.4f} apart"
     if found.lips.unseen_a or found.lips.unseen_b:
         yield "frames without a face", f"{found.lips.unseen_a}", f"{found.lips.unseen_b}", ""
+
+
+def _ratio(lips: Lips) -> float:
+    return lips.moved_b / lips.moved_a if lips.moved_a else math.nan
 
 
 def _shares(a: float, b: float) -> tuple[str, str, str]:
