@@ -1,7 +1,6 @@
 """How a bundle is quantised."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.quantise.cast import EIGHT_BIT, EightBit
@@ -46,9 +45,9 @@ class QuantiseOptions:
         """Whether the layer with these weights stays as it is."""
         return any(_names(pattern, weight) for pattern in self.kept)
 
-    def settings(self) -> dict[str, Any]:
-        """The options as JSON types, for the manifest."""
-        return {**asdict(self), "kept": list(self.kept)}
+    def settings(self) -> dict[str, str | float | None]:
+        """All but `kept`, for the manifest, which names the layers themselves."""
+        return {name: value for name, value in asdict(self).items() if name != "kept"}
 
 
 def _names(pattern: str, weight: str) -> bool:

@@ -44,7 +44,8 @@ def with_factors(model: Any, layers: Sequence[Layer], factors: Mapping[str, NDAr
             the weights must be divided by them.
     """
     smoothed = tuple(_smoothed(layer) if layer.weight in factors else layer for layer in layers)
-    types = {value.name: value.type for value in [*model.graph.value_info, *model.graph.input]}
+    stated = [*model.graph.value_info, *model.graph.input, *model.graph.output]
+    types = {value.name: value.type for value in stated}
     for before, after in zip(layers, smoothed, strict=True):
         if before is after:
             continue
