@@ -169,7 +169,10 @@ def test_several_clips_have_numbered_files_and_a_sum(folder: Path, monkeypatch: 
     assert result.exit_code == 0, result.output
     names = ["both-1.mp4", "both-1.png", "both-2.mp4", "both-2.png", "both.html"]
     assert sorted(path.name for path in out.parent.iterdir()) == names
-    assert "mouth, all clips" in out.read_text(encoding="utf-8")
+    page = out.read_text(encoding="utf-8")
+    # Each clip's, and the mean of both.
+    assert page.count("opening follows loudness") == 2
+    assert page.count("opening follows the speech") == result.stdout.count("opening follows the speech") == 1
     assert "note: layers not measured: step.onnx: no kernel for it" in result.stderr
 
 

@@ -132,10 +132,19 @@ def test_decibels_put_what_is_equal_above_all() -> None:
 def test_clips_are_put_together_by_their_power() -> None:
     first = clip_quality(AreaLikeness("mouth", 30.0, 0.9, 30))
     second = clip_quality(AreaLikeness("mouth", None, 1.0, 10))
-    (pooled,) = Comparison({}, Side("a"), Side("b"), "", (first, second)).areas
+    other = replace(second.lips, a=replace(SCORE, opening=0.9, lag_frames=2, closures=0.25))
+    found = Comparison({}, Side("a"), Side("b"), "", (first, replace(second, lips=other)))
+    (pooled,) = found.areas
     assert pooled.psnr_db == pytest.approx(30.0 + 10 * math.log10(40 / 30))
     assert pooled.ssim == pytest.approx(0.925)
     assert pooled.frames == 40
+    a, b = found.mean_scores
+    assert (a.opening, a.lag_frames, a.closures) == (pytest.approx(0.7), 1.5, 0.25)
+    assert (b.opening, b.lag_frames) == (0.4, 0.0)
+    assert math.isnan(b.closures)
+    lines = {line[0]: line[1:] for line in wording.together(found)}
+    assert lines["frames late"] == ("1.5", "0", "-1.5")
+    assert list(wording.together(Comparison({}, Side("a"), Side("b"), "", (first,)))) == []
 
 
 def test_what_is_no_number_is_null_in_json() -> None:

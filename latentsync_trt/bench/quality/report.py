@@ -47,10 +47,7 @@ def report(found: Comparison, folder: Path) -> str:
 
 
 def _summary(found: Comparison) -> Iterator[str]:
-    lines = [*wording.sides(found), *wording.network(found)]
-    if len(found.clips) > 1:
-        pooled = (f"{wording.decibels(area.psnr_db)}, SSIM {area.ssim:.4f}" for area in found.areas)
-        lines += [(f"{area.area}, all clips", "", "", text) for area, text in zip(found.areas, pooled, strict=True)]
+    lines = [*wording.sides(found), *wording.together(found), *wording.network(found)]
     if lines:
         yield table(wording.HEADS, lines)
 

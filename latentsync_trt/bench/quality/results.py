@@ -1,9 +1,10 @@
 """What a comparison found, as one object; in decibels, None stands for two things that are equal."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from statistics import fmean
+from typing import Any, Literal, Self
 
 from latentsync_trt.bench.clip_sync import SyncScore
 
@@ -53,6 +54,21 @@ class Lips:
     moved_b: float
     alike: float
     apart: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeanScore:
+    """The means of `SyncScore`'s numbers over clips; NaN where no clip has one."""
+
+    opening: float
+    lag_frames: float
+    closures: float
+    silence: float
+
+    @classmethod
+    def of(cls, scores: Sequence[SyncScore]) -> Self:
+        """Of at least one."""
+        return cls(*(_mean([getattr(score, spec.name) for score in scores]) for spec in fields(cls)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +157,17 @@ class Comparison:
                 by_area.setdefault(found.area, []).append(found)
         return tuple(_together(area, parts) for area, parts in by_area.items())
 
+    @property
+    def mean_scores(self) -> tuple[MeanScore, MeanScore]:
+        """How the lips of A and of B follow the speech, each clip counting the same."""
+        a, b = ([getattr(clip.lips, side) for clip in self.clips] for side in ("a", "b"))
+        return MeanScore.of(a), MeanScore.of(b)
+
     def to_json(self) -> dict[str, Any]:
         """As JSON takes it; what is not a number, or was not measured, is null."""
-        content = {"kind": KIND, "format": FORMAT, **asdict(self), "areas": [asdict(area) for area in self.areas]}
+        scores = dict(zip("ab", map(asdict, self.mean_scores), strict=True))
+        sums = {"areas": [asdict(area) for area in self.areas], "mean_scores": scores}
+        content = {"kind": KIND, "format": FORMAT, **asdict(self), **sums}
         plain: dict[str, Any] = _plain(content)
         return plain
 
@@ -171,6 +195,11 @@ def _together(area: Area, parts: list[AreaLikeness]) -> AreaLikeness:
     noise = sum(part.frames * (0.0 if part.psnr_db is None else 10 ** (-part.psnr_db / 10)) for part in parts)
     ssim = sum(part.frames * part.ssim for part in parts) / frames
     return AreaLikeness(area, decibels(1.0, noise / frames), ssim, frames)
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = [float(value) for value in values if not math.isnan(value)]
+    return fmean(known) if known else math.nan
 
 
 def _plain(value: Any) -> Any:

@@ -1,5 +1,9 @@
 """A comparison as a table in the terminal."""
 
+from collections.abc import Iterable
+
+from rich.table import Table
+
 from latentsync_trt.bench.quality import wording
 from latentsync_trt.bench.quality.results import Comparison
 from latentsync_trt.bench.table import console, plain_table
@@ -15,11 +19,17 @@ def show_comparison(found: Comparison) -> None:
     for line in wording.sides(found):
         table.add_row(*line)
     for clip in found.clips:
-        table.add_section()
-        table.add_row(f"{clip.name}, {clip.frames} frames")
-        for line in wording.clip(clip):
-            table.add_row(*line)
-    table.add_section()
-    for line in wording.network(found):
-        table.add_row(*line)
+        _add_section(table, f"{clip.name}, {clip.frames} frames", wording.clip(clip))
+    if len(found.clips) > 1:
+        _add_section(table, "all clips", wording.together(found))
+    _add_section(table, "the first window", wording.network(found))
     screen.print(table)
+
+
+def _add_section(table: Table, title: str, lines: Iterable[wording.Line]) -> None:
+    """Nothing where there are no lines."""
+    for index, line in enumerate(lines):
+        if not index:
+            table.add_section()
+            table.add_row(title)
+        table.add_row(*line)

@@ -3,7 +3,17 @@
 import math
 from collections.abc import Iterator
 
-from latentsync_trt.bench.quality.results import ClipQuality, Comparison, LayerNoise, Lips, Side, StepNoise
+from latentsync_trt.bench.clip_sync import SyncScore
+from latentsync_trt.bench.quality.results import (
+    AreaLikeness,
+    ClipQuality,
+    Comparison,
+    LayerNoise,
+    Lips,
+    MeanScore,
+    Side,
+    StepNoise,
+)
 from latentsync_trt.bench.words import number
 
 HEADS = ("", "A", "B", "B against A")
@@ -33,12 +43,19 @@ def sides(found: Comparison) -> Iterator[Line]:
 
 def clip(found: ClipQuality) -> Iterator[Line]:
     """Pictures, lips and flicker of a clip."""
-    for area in found.areas:
-        yield _AREAS[area.area], "", "", f"{decibels(area.psnr_db)}, SSIM {area.ssim:.4f}"
-    yield from _lips(found)
+    yield from _pictures(found.areas)
+    yield from _scores(found.lips.a, found.lips.b, "the spoken mouth" if found.lips.a.known else "loudness")
+    yield from _lips(found.lips)
     flicker = found.flicker
     source = f"flicker, levels (source {_levels(flicker.source)})"
     yield source, _levels(flicker.a), _levels(flicker.b), f"{_levels(flicker.difference)} in the difference"
+
+
+def together(found: Comparison) -> Iterator[Line]:
+    """Pictures of several clips as one, and the means of how lips follow; nothing where there is one clip."""
+    if len(found.clips) > 1:
+        yield from _pictures(found.areas)
+        yield from _scores(*found.mean_scores, "the speech")
 
 
 def network(found: Comparison) -> Iterator[Line]:
@@ -69,19 +86,25 @@ def title(side: Side) -> str:
     return side.name if side.precision is None else f"{side.name} ({side.precision})"
 
 
-def _lips(found: ClipQuality) -> Iterator[Line]:
-    a, b = found.lips.a, found.lips.b
-    against = "spoken mouth" if a.known else "loudness"
-    yield f"opening follows {against}, r", f"{a.opening:.3f}", f"{b.opening:.3f}", f"{b.opening - a.opening:+.3f}"
-    yield "frames late", f"{a.lag_frames}", f"{b.lag_frames}", f"{b.lag_frames - a.lag_frames:+d}"
+def _pictures(areas: tuple[AreaLikeness, ...]) -> Iterator[Line]:
+    for area in areas:
+        yield _AREAS[area.area], "", "", f"{decibels(area.psnr_db)}, SSIM {area.ssim:.4f}"
+
+
+def _scores(a: SyncScore | MeanScore, b: SyncScore | MeanScore, what: str) -> Iterator[Line]:
+    yield f"opening follows {what}, r", f"{a.opening:.3f}", f"{b.opening:.3f}", f"{b.opening - a.opening:+.3f}"
+    yield "frames late", f"{a.lag_frames:.3g}", f"{b.lag_frames:.3g}", f"{b.lag_frames - a.lag_frames:+.3g}"
     if not math.isnan(a.closures):
         yield "m, b, p shown shut", *_shares(a.closures, b.closures)
     if not (math.isnan(a.silence) or math.isnan(b.silence)):
         yield "shut in silence", *_shares(a.silence, b.silence)
-    yield "lips move by", f"{found.lips.moved_a:.4f}", f"{found.lips.moved_b:.4f}", f"{_ratio(found.lips):.2f}×"
-    yield "lips of B follow A's, r", "", "", f"{found.lips.alike:.3f}, {found.lips.apart:.4f} apart"
-    if found.lips.unseen_a or found.lips.unseen_b:
-        yield "frames without a face", f"{found.lips.unseen_a}", f"{found.lips.unseen_b}", ""
+
+
+def _lips(found: Lips) -> Iterator[Line]:
+    yield "lips move by", f"{found.moved_a:.4f}", f"{found.moved_b:.4f}", f"{_ratio(found):.2f}×"
+    yield "lips of B follow A's, r", "", "", f"{found.alike:.3f}, {found.apart:.4f} apart"
+    if found.unseen_a or found.unseen_b:
+        yield "frames without a face", f"{found.unseen_a}", f"{found.unseen_b}", ""
 
 
 def _ratio(lips: Lips) -> float:
