@@ -14,6 +14,8 @@ from latentsync_trt.quantise.record import RecordedWindow
 from latentsync_trt.quantise.replay import Loop, Replay
 from latentsync_trt.quantise.search import SearchResult, measure, search
 from latentsync_trt.quantise.settings import CalibrateOptions
+from latentsync_trt.runtime.eight_bit import FP8_FROM
+from latentsync_trt.runtime.providers import Selection
 from latentsync_trt.types import Progress
 
 DISTANCE = "faces_psnr_db"
@@ -41,12 +43,14 @@ def calibrate(
     """Writes the calibration's bundle in eight bits to `out`.
 
     Args:
-        on_progress: told how far each stage is. on_notice: told, in a sentence, what the clips lack.
+        on_progress: told how far each stage is. on_notice: told, in a sentence, what the clips or the GPU lack.
 
     Raises:
         InputError: the target is out of reach, no layer is left for eight bits, or `out` holds something else.
         Others: as `Calibration.run`, and `OutputError` where `out` cannot be written.
     """
+    for lack in what_the_gpu_lacks(calibration.options.precision, calibration.selection):
+        on_notice(f"warning: {lack}")
     seen = calibration.run(on_progress)
     for lack in seen.missing:
         on_notice(f"warning: {lack}")
@@ -55,6 +59,15 @@ def calibrate(
     provenance = Provenance(seen.clips, _settings(calibration.options, seen), distance)
     folder = quantise_bundle(calibration.bundle.folder, seen.ranges, options, out, provenance)
     return Calibrated(folder, seen, distance, found)
+
+
+def what_the_gpu_lacks(precision: str, selection: Selection) -> tuple[str, ...]:
+    """Why the GPU that calibrates, if there is one, will not run the result; it can calibrate all the same."""
+    gpu = selection.gpu
+    if precision != "fp8" or gpu is None or gpu.capability >= FP8_FROM:
+        return ()
+    least = ".".join(map(str, FP8_FROM))
+    return (f"{gpu} has no FP8, which takes compute capability {least}: TensorRT will refuse the result here",)
 
 
 def _chosen(

@@ -18,10 +18,12 @@ from latentsync_trt.cli import calibrate as calibrate_command
 from latentsync_trt.cli import main
 from latentsync_trt.cli.calibrate import default_out
 from latentsync_trt.errors import InputError
+from latentsync_trt.quantise.calibrate import what_the_gpu_lacks
 from latentsync_trt.quantise.calibration import UNGUIDED, Calibration, loops_over, split
 from latentsync_trt.quantise.clips import Clip
 from latentsync_trt.quantise.ranges import Ranges, load
 from latentsync_trt.quantise.settings import CalibrateOptions
+from latentsync_trt.runtime.gpu import Gpu
 from latentsync_trt.runtime.observer import ObservingDenoiser
 from latentsync_trt.runtime.providers import Selection
 from latentsync_trt.types import Progress, WindowBatch
@@ -288,6 +290,17 @@ def test_the_missing_extra_is_named(clip: Clip, monkeypatch: pytest.MonkeyPatch)
     code, _, err = run(arguments(clip))
     assert code == 1
     assert "calibrate needs ml_dtypes: pip install 'latentsync-trt[calibrate]'" in err
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "lacks"), [("fp8", "8.6", True), ("fp8", "8.9", False), ("int8", "8.6", False)]
+)
+def test_a_gpu_without_fp8_is_warned_of(precision: str, capability: str, lacks: bool) -> None:
+    gpu = Gpu(0, "NVIDIA RTX A6000", capability, 48 * 10**9)
+    said = what_the_gpu_lacks(precision, Selection("cuda", (), gpu))
+    assert bool(said) is lacks
+    assert not lacks or "RTX A6000" in said[0]
+    assert what_the_gpu_lacks(precision, Selection("cpu")) == ()
 
 
 def test_results_are_named_after_the_bundle(checkpoints: Path) -> None:
