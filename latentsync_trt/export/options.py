@@ -44,7 +44,9 @@ class ExportOptions:
         16, "Frames in a window; the models were trained at 16.", minimum=FEWEST_FRAMES, maximum=LONGEST_WINDOW
     )
     precision: Literal["fp32", "fp16"] = option(
-        "fp32", "Weights and arithmetic inside the graphs; for INT8 and FP8 see `calibrate`.", choices=("fp32", "fp16")
+        "fp32",
+        "Weights and arithmetic inside the graphs; for INT8 and FP8 see `calibrate`.",
+        choices=("fp32", "fp16"),
     )
     dynamic: bool = option(
         False, "Shapes: numbers of windows and frames may vary from run to run, or are fixed (fastest).", off="--static"
