@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx import TensorProto, helper, numpy_helper
 
 from latentsync_trt.bundle import Bundle
 from latentsync_trt.errors import BundleError, OutputError
 from latentsync_trt.quantise.layers import Layer, layers_of
+from latentsync_trt.quantise.shapes import shapes_of
 from latentsync_trt.runtime.observer import ObservedGraph, ObservedTensor
 
 SAMPLE = 1 << 16
@@ -42,7 +43,7 @@ def write_observed(bundle: Bundle, graph: str, folder: Path) -> ObservedGraph:
         model = onnx.load(source, load_external_data=False)
     except (OSError, DecodeError) as error:
         raise BundleError(f"{source}: cannot be read as an ONNX graph; export the model again") from error
-    shapes = _shapes(model, dimensions)
+    shapes = shapes_of(model, dimensions)
     readers: dict[str, list[Layer]] = {}
     for layer in layers_of(model):
         readers.setdefault(layer.activation, []).append(layer)
@@ -105,18 +106,3 @@ def _add_constants(model: Any, constants: Mapping[str, int]) -> None:
     model.graph.initializer.extend(
         helper.make_tensor(name, TensorProto.INT64, [1], [value]) for name, value in constants.items()
     )
-
-
-def _shapes(model: Any, dimensions: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Shapes of all values of `model`, those of variable dimensions as `dimensions` fix them, in `model` too."""
-    if dimensions:
-        for value in model.graph.input:
-            for size in value.type.tensor_type.shape.dim:
-                if size.dim_param:
-                    size.dim_value = dimensions[size.dim_param]
-        for value in [*model.graph.output, *model.graph.value_info]:
-            value.type.tensor_type.ClearField("shape")
-        model.graph.CopyFrom(shape_inference.infer_shapes(model, data_prop=True).graph)
-    values = [*model.graph.value_info, *model.graph.input, *model.graph.output]
-    found = {value.name: [size.dim_value for size in value.type.tensor_type.shape.dim] for value in values}
-    return {name: tuple(shape) for name, shape in found.items() if shape and all(shape)}

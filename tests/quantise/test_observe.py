@@ -1,7 +1,6 @@
 """Observed graphs: what they tell of their layers' inputs, and that they compute what they did before."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from latentsync_trt.errors import BundleError, InferenceError
 from latentsync_trt.quantise.layers import layers_of
 from latentsync_trt.quantise.observe import SAMPLE, sample_stride, write_observed
 from latentsync_trt.quantise.ranges import LayerInput, merged, observed
+from latentsync_trt.quantise.shapes import shapes_of
 from latentsync_trt.runtime import session as sessions
 from latentsync_trt.runtime.networks import Networks
 from latentsync_trt.runtime.observer import ObservedTensor, ObservingDenoiser
@@ -147,9 +147,26 @@ def test_a_graph_that_hides_its_sizes_is_refused(tmp_path: Path) -> None:
     model = onnx.load(path)
     del model.graph.value_info[:]
     onnx.save(model, path)
-    static = replace(bundle, manifest=replace(bundle.manifest, ranges={}))
     with pytest.raises(BundleError, match="how large flat is"):
-        write_observed(static, "denoise_step", tmp_path)
+        write_observed(bundle, "denoise_step", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stated", "known"),
+    [
+        ([2, 3], (2, 3)),
+        (["windows", 3], (1, 3)),
+        (["2*windows*frames", 3], (8, 3)),
+        ([], ()),
+        (["segments", 3], None),
+        ([None, 3], None),
+        (None, None),
+    ],
+)
+def test_sizes_may_be_expressions(stated: list[str | int | None] | None, known: tuple[int, ...] | None) -> None:
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, stated)
+    graph = onnx.helper.make_graph([], "graph", [], [], value_info=[value])
+    assert shapes_of(onnx.helper.make_model(graph), {"windows": 1, "frames": 4}).get("x") == known
 
 
 def test_a_damaged_graph_is_refused(tmp_path: Path) -> None:

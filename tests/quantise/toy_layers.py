@@ -74,7 +74,11 @@ def _write(folder: Path, dtype: type[np.floating]) -> GraphEntry:
     constants = [numpy_helper.from_array(value.astype(dtype), name) for name, value in weights().items()]
     pictures = numpy_helper.from_array(np.array([-1, 4, SIDE, SIDE], np.int64), "pictures")
     inputs, outputs = ([_info(entry) for entry in entries] for entries in (_INPUTS, _OUTPUTS))
-    graph = helper.make_graph(nodes, "denoise_step", inputs, outputs, [*constants, pictures])
+    stated = [
+        helper.make_tensor_value_info("flat", element, ["windows*frames", 4, SIDE, SIDE]),
+        helper.make_tensor_value_info("heard", element, ["windows", "frames", TOKENS, DEPTH]),
+    ]
+    graph = helper.make_graph(nodes, "denoise_step", inputs, outputs, [*constants, pictures], value_info=stated)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     onnx.checker.check_model(model)
     onnx.save(model, folder / "denoise_step.onnx")
