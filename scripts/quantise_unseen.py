@@ -1,6 +1,6 @@
 """Quantises a bundle without looking at any clip: for compiling and weighing engines, not for faces.
 
-    python scripts/quantise_unseen.py --bundle build/check-full/fp16-512 --precision int8 --out build/check-full/int8-512
+    python scripts/quantise_unseen.py --bundle checkpoints/1.6-512-fp16 --precision int8 --out build/int8-512
 
 Every channel of every layer's input is said to reach the same value, so what is written computes nonsense in the right
 operations, types and sizes. Needs the extra `calibrate`. Takes the memory of the largest weight a few times over.

@@ -103,14 +103,13 @@ class MixedSteps:
         prepared = self._prepare(graph)
         self._check_ranges(prepared, kept)
         model = prepared.model.clone()
-        for node in list(model.graph):
-            original = prepared.originals.get(node.name or "")
-            if original is not None:
-                layer, tensor = original
-                if layer.weight in kept:
-                    _restore(model.graph, node, layer, tensor)
-                else:
-                    self._fill(node, self._casts[layer.weight])
+        layers = [(node, *original) for node in model.graph if (original := prepared.originals.get(node.name or ""))]
+        for node, layer, tensor in layers:
+            if layer.weight in kept:
+                _restore(model.graph, node, layer, tensor)
+        for node, layer, _ in layers:
+            if layer.weight not in kept:
+                self._fill(node, layer, prepared)
         RemoveUnusedNodesPass()(model)
         path = self.folder / f"{graph}.onnx"
         ir.save(model, path)
@@ -153,9 +152,9 @@ class MixedSteps:
         rounded, scales = cast_weight(weight, layer.output_axis, self._options.precision)
         return _Cast(self._weights.place(ir.tensor(rounded, name=layer.weight)), scales, amax, factor)
 
-    def _fill(self, node: ir.Node, cast: _Cast) -> None:
+    def _fill(self, node: ir.Node, layer: Layer, prepared: _Prepared) -> None:
         """Gives the pair before a layer, and its weights, their numbers."""
-        kind = self._options.precision
+        kind, cast = self._options.precision, self._casts[layer.weight]
         weights = weight_source(node)
         _replace(weights, 0, cast.weight)
         _describe(weights, ir.DataType.from_numpy(cast.scales.dtype), cast.weight.shape)
@@ -164,10 +163,13 @@ class MixedSteps:
         pair = pair_of(node)
         if pair is None:
             raise InputError(f"{node.name}: reads its input exact, and its weights in eight bits")
+        # Layers of one graph may share a tensor that others, in other graphs, saw more of: the widest range serves all.
+        readers = [prepared.originals[reader.name][0].weight for reader in pair.readers if reader.name]
+        amax = max(self._casts[weight].amax for weight in readers)
         _describe(pair.quantise, ir.DataType.from_numpy(DTYPES[kind]), pair.source.shape)
         _describe(pair.dequantise, ir.DataType.from_numpy(cast.scales.dtype), pair.source.shape)
         for half in (pair.quantise, pair.dequantise):
-            _replace(half, 1, ir.tensor(scale_of(cast.amax, kind, cast.scales.dtype)))
+            _replace(half, 1, ir.tensor(scale_of(amax, kind, cast.scales.dtype)))
             _replace(half, 2, ir.tensor(np.zeros((), DTYPES[kind])))
 
     def _check_ranges(self, prepared: _Prepared, kept: Collection[str]) -> None:

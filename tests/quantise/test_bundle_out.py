@@ -38,6 +38,8 @@ from latentsync_trt.types import Float32Array
 from tests.quantise.eight_bit import GUIDANCE, PLAN, SCHEDULE, inputs, small_ranges
 from tests.small import small_bundle
 
+pytestmark = pytest.mark.slow
+
 LEAST_SHARE = 0.8
 MOST_OF_THE_WEIGHTS = 0.5
 """Of the float32 weights: a quarter for what is in eight bits, all for what is kept, and pages between."""

@@ -19,7 +19,7 @@ from latentsync_trt.quantise.mixed import MixedSteps
 from latentsync_trt.quantise.options import RESIDUAL_READERS, QuantiseOptions
 from latentsync_trt.quantise.ranges import Ranges
 from latentsync_trt.runtime.session import Session
-from tests.quantise import block
+from tests.quantise import block, toy_layers
 from tests.quantise.block import CONVOLUTION, GRAPH, LINEAR
 
 FLOAT32_ROUNDING = 1e-5
@@ -108,6 +108,21 @@ def test_the_same_steps_can_be_written_with_other_choices(bundle: Bundle, tmp_pa
         again = Session(steps.write(GRAPH, ())).run(given)
     assert np.abs(other[1] - first[1]).max() > FLOAT32_ROUNDING
     np.testing.assert_array_equal(again[1], first[1])
+
+
+@pytest.mark.parametrize(("kept", "widest"), [((), 3.0), ((toy_layers.OTHER,), 1.0)])
+def test_layers_that_read_one_tensor_take_the_widest_range(
+    tmp_path: Path, kept: tuple[str, ...], widest: float
+) -> None:
+    toy = toy_layers.write_layers(tmp_path / "toy")
+    reached = {toy_layers.CONVOLUTION: (4, 1.0), toy_layers.LINEAR: (5, 1.0), toy_layers.OTHER: (5, 3.0)}
+    ranges = {name: block.seen(np.full(count, amax, np.float32)) for name, (count, amax) in reached.items()}
+    (tmp_path / "work").mkdir()
+    with MixedSteps(toy, ranges, everything(), tmp_path / "work") as steps:
+        model = onnx.load(steps.write(GRAPH, kept), load_external_data=False)
+    held = {initialiser.name: initialiser for initialiser in model.graph.initializer}
+    rounding = [node for node in model.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "heard"]
+    assert [float(numpy_helper.to_array(held[node.input[1]])) for node in rounding] == [pytest.approx(widest / 127)]
 
 
 def test_half_precision_keeps_its_scales_in_half_precision(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from tests.quantise import block
 
 pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")
 
+pytestmark = pytest.mark.slow
+
 RTX_40, RTX_50 = "8.9", "12.0"
 
 COMPILERS = 2
