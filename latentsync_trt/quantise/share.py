@@ -7,6 +7,7 @@ from typing import Any
 from latentsync_trt.bundle import DimensionRange
 from latentsync_trt.errors import BundleError
 from latentsync_trt.quantise.layers import layers_of
+from latentsync_trt.quantise.shapes import shapes_of
 
 
 def multiply_adds(model: Any, ranges: Mapping[str, DimensionRange]) -> dict[str, int]:
@@ -18,8 +19,7 @@ def multiply_adds(model: Any, ranges: Mapping[str, DimensionRange]) -> dict[str,
     Raises:
         BundleError: the graph does not state the shape of what a layer gives.
     """
-    stated = [*model.graph.value_info, *model.graph.output]
-    shapes = {value.name: [_size(dim, ranges) for dim in value.type.tensor_type.shape.dim] for value in stated}
+    shapes = shapes_of(model, {name: span.optimum for name, span in ranges.items()})
     weights = {initialiser.name: tuple(initialiser.dims) for initialiser in model.graph.initializer}
     nodes = {node.name: node for node in model.graph.node}
     counts: dict[str, int] = {}
@@ -35,9 +35,3 @@ def multiply_adds(model: Any, ranges: Mapping[str, DimensionRange]) -> dict[str,
 def share_in_eight_bits(counts: Mapping[str, int], kept: Collection[str]) -> float:
     """The share of multiply-adds, 0 to 1, in layers that are not kept."""
     return 1 - sum(count for weight, count in counts.items() if weight in kept) / sum(counts.values())
-
-
-def _size(dimension: Any, ranges: Mapping[str, DimensionRange]) -> int:
-    if dimension.dim_param in ranges:
-        return ranges[dimension.dim_param].optimum
-    return int(dimension.dim_value) or 1
