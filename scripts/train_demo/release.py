@@ -40,6 +40,7 @@ def release(checkpoints: Path, out: Path, resolution_px: int, precision: Precisi
             resolution=resolution_px,
             frames=WINDOW_FRAMES,
             precision=precision,
+            cuda_form=False,  # groups of three channels have no kernel there
         )
         made = export_bundle(options, lambda stage, done: print(f"{100 * done:3.0f} % {stage}", flush=True))
         manifest = read_manifest(made)
