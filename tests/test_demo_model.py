@@ -1,7 +1,7 @@
 """The shipped model says the words: its lips on the built-in sentence, which nothing was trained on.
 
-Margins are wide enough for another processor's rounding, and narrow enough for what breaks: speech that does not arrive,
-or arrives two frames off, or a mask that lies elsewhere. `test_what_breaks_is_outside_the_margins` holds them to that.
+Margins leave room for the rounding of another processor, and none for what breaks: speech that does not arrive, or
+arrives two frames off, or a mask that lies elsewhere. `test_what_breaks_is_outside_the_margins` holds them to that.
 """
 
 from collections.abc import Iterator
