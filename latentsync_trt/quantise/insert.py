@@ -26,6 +26,7 @@ _OPTIONS = {
     "WeightSymmetric": True,
     "MatMulConstBOnly": True,
     "QuantizeBias": False,
+    "QDQDisableWeightAdjustForInt32Bias": True,
     "DedicatedQDQPair": False,
     "OpTypesToExcludeOutputQuantization": ["Conv", "MatMul"],
     "QDQOpTypePerChannelSupportToAxis": {"MatMul": 1, "Conv": 0},

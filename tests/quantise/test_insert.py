@@ -62,7 +62,7 @@ def expected(kind: EightBit) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         for y in range(3)
         for x in range(3)
     )
-    hidden = (convolved + state).reshape(1, 8, -1).transpose(0, 2, 1)
+    hidden = (convolved + tensors[block.BIAS][:, None, None] + state).reshape(1, 8, -1).transpose(0, 2, 1)
     return rounded(hidden, 4 / LARGEST[kind], kind) @ linear, hidden
 
 
