@@ -1,7 +1,7 @@
 """How each provider makes something of a graph that a later start need not make again, and opens it.
 
 cpu          the graph after ONNX Runtime's optimisers; its weights stay in the bundle
-cuda         the same, of the form of the graph that is made for it
+cuda         the same; of the form that is made for it, the graph as it is
 tensorrt     an engine and an EP-context model that names it: a warm start neither parses nor builds
 rtx          an EP-context model from ONNX Runtime's compile interface
 """
@@ -123,14 +123,28 @@ class OptimisedGraph:
         return (first,) if self.provider == _CPU_PROVIDER[0] else (first, _CPU_PROVIDER)
 
 
+@dataclass(frozen=True, slots=True)
+class FinishedGraph(OptimisedGraph):
+    """CUDA, for the form of a graph that is made for it.
+
+    Optimisers find nothing in it but what is made of the weights when it is loaded: a GB and more, which a copy would
+    hold. Nor can a copy leave that to its reader: `NhwcConv` goes to the provider only if its weights are constants.
+    """
+
+    def make(self, place: Place, folder: Path) -> None:
+        """Tries the graph, and keeps it as it is."""
+        quiet = replace(place, profile_prefix=None)
+        Session(place.graph, quiet.settings(providers=self._providers())).close()
+        shutil.copyfile(place.graph, folder / OPTIMISED_GRAPH)
+
+
 def cuda_recipe(options: CudaOptions, form: GraphForm, gpu: Gpu | None) -> OptimisedGraph:
     """CUDA's recipe for a graph in `form`; `options` are those that do not depend on it."""
     if form == "portable":
         return OptimisedGraph("CUDAExecutionProvider", options)
     cudnn = gpu is not None and float(gpu.compute_capability) >= _CUDNN_ATTENTION_FROM
     made = replace(options, fused_bias=True, cudnn_attention=cudnn)
-    # The copy would hold what the graph leaves to be made of the weights when it is loaded: a GB and more.
-    return OptimisedGraph("CUDAExecutionProvider", made, fold_constants=False)
+    return FinishedGraph("CUDAExecutionProvider", made)
 
 
 @dataclass(frozen=True, slots=True)
