@@ -233,9 +233,9 @@ class RuntimeOptions:
         None, "Replay a recorded CUDA graph; fixed shapes only.  [default: with TensorRT]", off="--no-cuda-graph"
     )
     graph_form: GraphFormChoice = option(
-        "portable",
-        "Which form of the graphs: auto = on CUDA the one made for it, which has not run on a GPU yet, else portable; "
-        "cuda = that one or none.",
+        "auto",
+        "Which form of the graphs: auto = on CUDA, of the denoiser, the one made for it, else portable; cuda = that "
+        "one wherever the bundle has it, or none.",
         choices=("auto", "portable", "cuda"),
     )
     build: Build = option(

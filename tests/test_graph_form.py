@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from latentsync_trt.bundle import Bundle, FileEntry, read_manifest, sha256_file, write_manifest
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InputError
+from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime import engines as engines_module
 from latentsync_trt.runtime import recipes
 from latentsync_trt.runtime.cache import EngineCache
@@ -38,10 +38,14 @@ Make = Callable[..., Engines]
 
 
 class Provider:
-    """Stands for ONNX Runtime with a GPU; `refuses` the CUDA form if so set. `asked` lists what was to be opened."""
+    """Stands for ONNX Runtime with a GPU. `asked` lists what was to be opened.
+
+    `refuses`: to open the CUDA form. `fails`: with what the form's runs end, None for well.
+    """
 
     def __init__(self) -> None:
         self.refuses = False
+        self.fails: LatentSyncError | None = None
         self.asked: list[tuple[Path, SessionSettings]] = []
 
     def session(self, path: Path, settings: SessionSettings) -> Any:
@@ -52,8 +56,13 @@ class Provider:
             settings.optimised_copy.write_bytes(path.read_bytes())
         name = settings.providers[0][0]
         session = types.SimpleNamespace(get_providers=lambda: [name])
+
+        def run(inputs: dict[str, Any]) -> None:
+            if self.fails is not None:
+                raise self.fails
+
         return types.SimpleNamespace(
-            name=settings.name, ort=session, nodes_by_provider=lambda: {name: 3}, close=lambda: None
+            name=settings.name, ort=session, nodes_by_provider=lambda: {name: 3}, close=lambda: None, inputs=(), run=run
         )
 
 
@@ -109,9 +118,13 @@ def test_cuda_is_given_the_form_made_for_it(make: Make, both: Bundle, provider: 
     assert notices == []
 
 
-def test_nobody_gets_it_unasked(make: Make) -> None:
-    """Until it has been measured on a GPU."""
-    assert make(graph_form=RuntimeOptions().graph_form).form("denoise_step") == "portable"
+def test_it_is_run_unasked_where_it_was_measured(make: Make, both: Bundle) -> None:
+    entry = both.manifest.graphs["denoise_step"]
+    graphs = {**both.manifest.graphs, "vae_decoder": entry}
+    bundle = replace(both, manifest=replace(both.manifest, graphs=graphs))
+    assert RuntimeOptions().graph_form == "auto"
+    assert [make(bundle=bundle).form(graph) for graph in ("denoise_step", "vae_decoder")] == ["cuda", "portable"]
+    assert make(bundle=bundle, graph_form="cuda").form("vae_decoder") == "cuda"
 
 
 @pytest.mark.parametrize(("gpu", "kernels"), [(ADA, None), (HOPPER, "10")])
@@ -160,6 +173,24 @@ def test_a_form_that_is_refused_is_told_and_replaced(
     made.open("denoise_step")
     assert made.without_cuda_graph().form("denoise_step") == "portable"
     assert len(notices) == 1
+
+
+def test_a_form_that_opens_and_does_not_run_is_replaced_too(
+    make: Make, both: Bundle, provider: Provider, notices: list[str]
+) -> None:
+    """cuDNN looks for a plan when a convolution first runs."""
+    provider.fails = InferenceError("denoise_step.cuda on CUDAExecutionProvider: no valid engine configs")
+    made = make()
+    assert made.open("denoise_step").built
+    assert made.form("denoise_step") == "portable"
+    assert [notice.endswith("no valid engine configs") for notice in notices] == [True]
+
+
+def test_want_of_memory_says_nothing_about_a_form(make: Make, both: Bundle, provider: Provider) -> None:
+    provider.fails = OutOfMemory("denoise_step.cuda: out of memory for 1.00 GB more")
+    made = make()
+    assert made.open("denoise_step").built
+    assert made.form("denoise_step") == "cuda"
 
 
 def test_a_form_that_is_demanded_is_not_replaced(make: Make, both: Bundle, provider: Provider) -> None:

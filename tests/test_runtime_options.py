@@ -40,7 +40,7 @@ VALUES: list[tuple[str, Any]] = [
     ("optimization_level", 5),
     ("cuda_graph", True),
     ("cuda_graph", False),
-    ("graph_form", "auto"),
+    ("graph_form", "portable"),
     ("build", "background"),
     ("low_memory", True),
     ("engine_cache", "a folder/für Ženy"),

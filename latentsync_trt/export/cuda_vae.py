@@ -84,6 +84,19 @@ class CudaDecoder(_CudaHalf):
         return self.end(parts)
 
 
+class PixelProduct(nn.Module):
+    """A convolution of single pixels, `(N, C, h, w)`, as a matrix product: cuDNN fuses no bias with so few channels."""
+
+    def __init__(self, conv: Any) -> None:
+        super().__init__()
+        self.weight, self.bias = conv.weight, conv.bias
+
+    def forward(self, image: Tensor) -> Tensor:
+        """One pass."""
+        product = torch.matmul(image.permute(0, 2, 3, 1), self.weight.flatten(1).t())
+        return (product + self.bias).permute(0, 3, 1, 2)
+
+
 def vae_obstacle(vae: Any) -> str | None:
     """Why the VAE has no CUDA form, None if it has one: a kernel refuses a width, or it is not built as is usual."""
     for setting, usual in _USUAL.items():

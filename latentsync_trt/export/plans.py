@@ -14,7 +14,7 @@ from latentsync_trt.errors import CheckpointError, InputError
 from latentsync_trt.export.checkpoint import LoadedUNet, load_unet, load_whisper
 from latentsync_trt.export.cuda_form import CudaForm
 from latentsync_trt.export.cuda_unet import CudaUNet, unet_obstacle
-from latentsync_trt.export.cuda_vae import CudaDecoder, CudaEncoder, vae_obstacle
+from latentsync_trt.export.cuda_vae import CudaDecoder, CudaEncoder, PixelProduct, vae_obstacle
 from latentsync_trt.export.graphs import GraphPlan
 from latentsync_trt.export.options import FEWEST_FRAMES, ExportOptions, Sources
 from latentsync_trt.export.step import HIDDEN, INPUTS, OUTPUTS, CachedDenoiseStep, DenoiseStep
@@ -102,8 +102,10 @@ def cuda_module(module: torch.nn.Module, form: CudaForm) -> torch.nn.Module:
         made.unet = CudaUNet(made.unet, form)
     elif isinstance(made, VaeEncoder):
         made.encoder = CudaEncoder(made.encoder, form)
+        made.quant_conv = made.quant_conv and PixelProduct(made.quant_conv)
     elif isinstance(made, VaeDecoder):
         made.decoder = CudaDecoder(made.decoder, form)
+        made.post_quant_conv = made.post_quant_conv and PixelProduct(made.post_quant_conv)
     return made
 
 

@@ -14,6 +14,7 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutputError
 from latentsync_trt.runtime.cache import Engine, EngineCache, Notice
 from latentsync_trt.runtime.eight_bit import eight_bit_notice
+from latentsync_trt.runtime.forms import check_form, chosen_form
 from latentsync_trt.runtime.keys import EngineKey
 from latentsync_trt.runtime.libraries import rtx_version, tensorrt_version
 from latentsync_trt.runtime.options import CudaOptions, RtxOptions, TensorRTOptions
@@ -83,7 +84,7 @@ class Engines:
         self.cache = cache
         self.ranges = dimension_ranges(bundle.manifest, options)
         self.cuda_graph = self._uses_cuda_graph()
-        self._check_form()
+        check_form(bundle.manifest, selection.name, options.graph_form)
         self._refused: set[str] = set()
         self._notice = on_notice
         self._unwritable: OutputError | None = None
@@ -118,9 +119,9 @@ class Engines:
 
     def form(self, graph: str) -> GraphForm:
         """The form of a graph that is used."""
-        asked = self.selection.name == "cuda" and self.options.graph_form != "portable"
-        there = "cuda" in self.bundle.manifest.graphs[graph].forms
-        return "cuda" if asked and there and graph not in self._refused else "portable"
+        if graph in self._refused:
+            return "portable"
+        return chosen_form(self.bundle.manifest, graph, self.selection.name, self.options.graph_form)
 
     def without_cuda_graph(self) -> "Engines":
         """The same engines, run kernel by kernel."""
@@ -277,19 +278,6 @@ class Engines:
         """The recipe that leaves weights in eight bits to whoever opens the copy, which would hold them in 16 or 32."""
         quantised = self.bundle.manifest.precision in EIGHT_BIT_PRECISIONS
         return replace(recipe, fold_constants=False) if quantised else recipe
-
-    def _check_form(self) -> None:
-        """Raises `InputError` where the CUDA form is demanded and cannot be had."""
-        if self.options.graph_form != "cuda":
-            return
-        manifest = self.bundle.manifest
-        if self.selection.name != "cuda":
-            raise InputError(f"--graph-form cuda: not with provider {self.selection.name}; it is made for cuda alone")
-        if not any(entry.forms for entry in manifest.graphs.values()):
-            raise InputError(
-                f"--graph-form cuda: bundle {manifest.name} has no graphs in it; export it again, --static and without "
-                "--portable-only"
-            )
 
     def _uses_cuda_graph(self) -> bool:
         """TensorRT replays a graph where shapes are fixed; CUDA only if asked, as it gained nothing when measured."""

@@ -6,6 +6,7 @@ tensorrt     an engine and an EP-context model that names it: a warm start neith
 rtx          an EP-context model from ONNX Runtime's compile interface
 """
 
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -14,8 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from latentsync_trt.bundle import GraphForm
-from latentsync_trt.errors import EngineBuildError
+from latentsync_trt.errors import EngineBuildError, InferenceError, OutOfMemory
 from latentsync_trt.runtime.gpu import Gpu
 from latentsync_trt.runtime.libraries import onnxruntime_version
 from latentsync_trt.runtime.options import (
@@ -27,6 +30,8 @@ from latentsync_trt.runtime.options import (
     TensorRTOptions,
 )
 from latentsync_trt.runtime.session import RECORD_ASSIGNMENT, Providers, Session, SessionSettings, compile_graph
+
+_log = logging.getLogger(__name__)
 
 OPTIMISED_GRAPH = "graph.onnx"
 CONTEXT_MODEL = "context.onnx"
@@ -132,9 +137,22 @@ class FinishedGraph(OptimisedGraph):
     """
 
     def make(self, place: Place, folder: Path) -> None:
-        """Tries the graph, and keeps it as it is."""
+        """Keeps the graph as it is, after a run on zeros: that a provider opens it does not mean that it runs it.
+
+        Whether memory is too short for a run that is only a trial shows again in the first that is not.
+        """
         quiet = replace(place, profile_prefix=None)
-        Session(place.graph, quiet.settings(providers=self._providers())).close()
+        session = Session(place.graph, quiet.settings(providers=self._providers()))
+        try:
+            session.run(
+                {tensor.name: np.zeros([int(size) for size in tensor.shape], tensor.dtype) for tensor in session.inputs}
+            )
+        except OutOfMemory:
+            _log.debug("%s: not tried, for want of memory", place.graph)
+        except InferenceError as error:
+            raise EngineBuildError(f"{error}") from error
+        finally:
+            session.close()
         shutil.copyfile(place.graph, folder / OPTIMISED_GRAPH)
 
 

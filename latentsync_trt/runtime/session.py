@@ -249,6 +249,7 @@ def _translated(error: Exception, where: str, otherwise: type[LatentSyncError]) 
 
 
 def last_line(error: Exception) -> str:
-    """The part of an ONNX Runtime message that a person can use: its last non-empty line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """The part of an ONNX Runtime message that a person can use: its last line that is not empty, nor cuDNN's dump of
+    what it was to run."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("{")]
     return lines[-1] if lines else type(error).__name__

@@ -154,6 +154,13 @@ def test_every_switch_changes_ops_and_not_the_result(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", GRAPHS)
+def test_pictures_stay_channels_last(models: Mapping[str, ir.Model], name: str) -> None:
+    """And cuDNN finds no plan for a fused convolution of four channels that come before the pixels."""
+    assert "Conv" not in ops_of(models[name])
+
+
+@pytest.mark.slow
 def test_frames_of_several_pixels_make_one_sequence(models: Mapping[str, ir.Model]) -> None:
     lengths = {node.inputs[0].shape[1] for node in models[FULL].graph if node.op_type == "Attention"}
     assert lengths == {CudaForm().packed_pixels * narrow.FRAMES}
