@@ -1,6 +1,6 @@
 """Times the CUDA form of a bundle's graphs against the portable one, whole and switch by switch, on a GPU.
 
-    python scripts/measure_forms.py make BUNDLE --checkpoints FOLDER [--jobs 11]
+    python scripts/measure_forms.py make BUNDLE --checkpoints FOLDER [--jobs 10]
     python scripts/measure_forms.py time BUNDLE [BUNDLE ...] --json FILE [--limit-s 420] [--runs 20]
 
 `make` writes the full step in variants of the form, beside the bundle's graphs and reading their weights, each in a
@@ -50,7 +50,6 @@ VARIANTS = {
     "attention-onnx": replace(FORM, attention="Attention"),
     "temporal-mha": replace(FORM, temporal_attention="MultiHeadAttention"),
     "packed-1": replace(FORM, packed_pixels=1),
-    "packed-8": replace(FORM, packed_pixels=8),
     "bare": CudaForm(
         geglu=False,
         skip_layer_norm=False,

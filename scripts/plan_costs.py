@@ -2,20 +2,22 @@
 
     python scripts/plan_costs.py [ROW ...]
 
-A row is a file that `latentsync-trt bench` wrote, or one of 512 and one of 256 px in benchmarks/, which are older.
+A row is a file of benchmarks/: what `latentsync-trt bench` or `measure_forms.py` wrote, or one of those that are older.
 """
 
 import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from latentsync_trt.bench.rows import KIND, read_results
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion.plan import full_step_equivalents, plan_for
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-ROWS = tuple(BENCHMARKS / f"sync-cuda-h200-{side_px}-fp16-second.json" for side_px in (512, 256))
+ROWS = (BENCHMARKS / "forms-cuda-h100.json",)
+SIDES_PX = {"full-512-fp16": 512, "full-256-fp16": 256}
 
 PLANS = {
     "`--preset quality`": SyncOptions(preset="quality"),
@@ -48,19 +50,35 @@ class StepTimes:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("rows", nargs="*", type=Path, default=list(ROWS))
-    print(table([step_times(path) for path in parser.parse_args().rows]))
+    print(table([times for path in parser.parse_args().rows for times in step_times(path)]))
 
 
-def step_times(path: Path) -> StepTimes:
+def step_times(path: Path) -> list[StepTimes]:
+    """What a file holds, largest faces first."""
     row = json.loads(path.read_text())
+    if isinstance(row, list):
+        return _of_forms(row)
     if row.get("kind") == KIND:
         results = read_results(path)
         median_ms = {
             measured.case: measured.time.median_ms for measured in results.rows if measured.scenario == "graph"
         }
-        return StepTimes(results.bundle.resolution_px, median_ms["denoise_step"], median_ms["denoise_step_cached"])
+        return [StepTimes(results.bundle.resolution_px, median_ms["denoise_step"], median_ms["denoise_step_cached"])]
     mean_ms = {engine["graph"]: engine["mean_ms"] for engine in row["engines"]}
-    return StepTimes(row["resolution_px"], mean_ms["denoise_step"], mean_ms["denoise_step_cached"])
+    return [StepTimes(row["resolution_px"], mean_ms["denoise_step"], mean_ms["denoise_step_cached"])]
+
+
+def _of_forms(rows: list[dict[str, Any]]) -> list[StepTimes]:
+    """Those of the CUDA form as it is, by bundle."""
+    whole = {
+        (row["bundle"], row["graph"]): row["sync_ms"]
+        for row in rows
+        if row["form"] == "cuda" and "sync_ms" in row and not row.keys() & {"change", "variant"}
+    }
+    return [
+        StepTimes(side_px, whole[bundle, "denoise_step"], whole[bundle, "denoise_step_cached"])
+        for bundle, side_px in SIDES_PX.items()
+    ]
 
 
 def table(measured: list[StepTimes]) -> str:
