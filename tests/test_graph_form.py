@@ -193,6 +193,17 @@ def test_want_of_memory_says_nothing_about_a_form(make: Make, both: Bundle, prov
     assert made.form("denoise_step") == "cuda"
 
 
+def test_the_trial_is_a_run_and_what_is_kept_runs(tmp_path: Path) -> None:
+    bundle = write_toy(tmp_path / "toy")
+    place = recipes.Place(bundle.graph_path("denoise_step"), "toy", tmp_path, dimensions={"windows": 1, "frames": 2})
+    recipe = recipes.FinishedGraph("CPUExecutionProvider")
+    (tmp_path / "kept").mkdir()
+    recipe.make(place, tmp_path / "kept")
+    session = recipe.open(place, tmp_path / "kept")
+    session.run({tensor.name: np.zeros([int(n) for n in tensor.shape], tensor.dtype) for tensor in session.inputs})
+    assert session.runs == 1
+
+
 def test_a_form_that_is_demanded_is_not_replaced(make: Make, both: Bundle, provider: Provider) -> None:
     provider.refuses = True
     with pytest.raises(EngineBuildError, match=r"denoise_step\.cuda: Failed to find kernel"):
