@@ -19,6 +19,7 @@ from latentsync_trt.bench.quality.results import (
     ClipQuality,
     Comparison,
     Flicker,
+    LayerNoise,
     LipCurves,
     Lips,
     Side,
@@ -29,6 +30,7 @@ from latentsync_trt.bench.quality.results import (
 )
 from latentsync_trt.bench.quality.side_by_side import GAIN, difference
 from latentsync_trt.bench.quality.subjects import Subject, check, read_mouth
+from latentsync_trt.bench.quality.table import show_comparison
 from latentsync_trt.demo import SPEECH, SpokenMouth, spoken_mouth
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.types import Float32Array
@@ -40,6 +42,12 @@ SEED = 7
 
 NOISE_READ = 0.02
 """How far, as a share, 30 pictures of 40×40 pixels may be off the standard deviation of their noise."""
+
+SCREEN_COLUMNS = 100
+
+BLOCK = "unet.down_blocks.2.motion_modules.0.temporal_transformer.transformer_blocks.0"
+LONGEST_LAYER = f"{BLOCK}.attention_blocks.0.to_out.0"
+"""Of the published architecture; no table has room for it."""
 
 SCORE = SyncScore(known=False, opening=0.5, lag_frames=1, best=0.6, closures=math.nan, silence=0.5)
 
@@ -175,6 +183,39 @@ def test_lines_say_what_was_not_measured() -> None:
     assert lines["frames without a face"] == ("0", "2", "")
     assert lines["flicker, levels (source 1)"] == ("1.5", "1.6", "– in the difference")
     assert list(wording.sides(Comparison({}, Side("a"), Side("b"), "", ()))) == []
+
+
+def test_a_table_fits_the_screen_with_all_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    area = AreaLikeness("generated", 48.81, 0.99964, 2)
+    clip = replace(clip_quality(area), name=f"{'a-long-name-' * 6}.mp4", flicker=Flicker(11.57, 12.83, 12.81, 0.476))
+    known = replace(SCORE, known=True)
+    clip = replace(clip, lips=replace(clip.lips, a=known, b=known))
+    sides = Side("1.6-512-fp16", "fp16", 512, 2_725_000_000, "0"), Side("1.6-512-int8", "int8", 512, 1_536_000_000, "1")
+    steps = (StepNoise(19, 999, True, True, 45.04, 121.42),)
+    layers = (LayerNoise("unet.conv_in", "Conv", None, None), LayerNoise(LONGEST_LAYER, "MatMul", 30.0, 20.93))
+    show_comparison(Comparison({}, *sides, "20 ddim steps, one in 3 full", (clip, clip), steps, layers))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"worst layer: {LONGEST_LAYER}"
+    assert max(len(line) for line in lines[:-1]) <= SCREEN_COLUMNS
+    shown = [" ".join(line.split()) for line in lines]
+    for line in (
+        "size 2725.0 MB 1536.0 MB 0.56×",
+        "generated part 48.8 dB, SSIM 0.9996",
+        "opening follows the spoken mouth, r 0.500 0.500 +0.000",
+        "flicker, levels (source 11.6) 12.8 12.8 0.476 in the difference",
+        "worst step by itself 121.4 dB (step 19)",
+        "worst layer 20.9 dB",
+    ):
+        assert line in shown
+    assert clip.name in "".join(shown)
+
+
+def test_no_layer_is_the_worst_of_equal_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    equal = (LayerNoise("unet.conv_in", "Conv", None, None),)
+    show_comparison(Comparison({}, Side("a"), Side("b"), "", (), (), equal))
+    shown = capsys.readouterr().out
+    assert "worst layer" in shown
+    assert "unet.conv_in" not in shown
 
 
 def test_the_difference_is_enlarged_and_ends_at_white() -> None:

@@ -66,14 +66,19 @@ def network(found: Comparison) -> Iterator[Line]:
             yield "worst step by itself", "", "", f"{decibels(worst.alone_db)} (step {worst.step})"
         yield "latents after the last step", "", "", decibels(found.steps[-1].so_far_db)
     if found.layers:
-        worst_layer = by_noise(found.layers)[0]
-        yield "worst layer", "", "", f"{decibels(worst_layer.worst_db)} ({worst_layer.layer})"
+        yield "worst layer", "", "", decibels(by_noise(found.layers)[0].worst_db)
 
 
 def worst_step(steps: tuple[StepNoise, ...]) -> StepNoise | None:
     """The one that adds most by itself; None where none was measured."""
     known = [step for step in steps if step.alone_db is None or not math.isnan(step.alone_db)]
     return min(known, key=lambda step: _order(step.alone_db), default=None)
+
+
+def worst_layer(layers: tuple[LayerNoise, ...]) -> str | None:
+    """The name of the noisiest; None where all are equal, or none was measured."""
+    worst = next(iter(by_noise(layers)), None)
+    return None if worst is None or worst.worst_db is None else worst.layer
 
 
 def by_noise(layers: tuple[LayerNoise, ...]) -> list[LayerNoise]:
