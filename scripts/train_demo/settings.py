@@ -55,7 +55,7 @@ FULL = Settings(
     sizes=SHIPPED,
     resolution_px=RESOLUTION_PX,
     seed=7,
-    minutes=24.0,
+    minutes=22.0,
     data=DataPlan(
         recordings=520, clips=400, held_out_recordings=24, held_out_clips=24, clip_frames=96, takes=6, mouths=(33, 9, 5)
     ),
