@@ -23,7 +23,7 @@ from latentsync_trt.runtime.cache import EngineCache
 from latentsync_trt.runtime.engines import Engines
 from latentsync_trt.runtime.gpu import Gpu
 from latentsync_trt.runtime.providers import Selection
-from latentsync_trt.runtime.session import Session, SessionSettings
+from latentsync_trt.runtime.session import Session, SessionSettings, last_line
 from tests.small import small_bundle
 from tests.toy import write_toy
 
@@ -184,6 +184,13 @@ def test_a_form_that_opens_and_does_not_run_is_replaced_too(
     assert made.open("denoise_step").built
     assert made.form("denoise_step") == "portable"
     assert [notice.endswith("no valid engine configs") for notice in notices] == [True]
+
+
+def test_messages_leave_out_what_cudnn_dumps() -> None:
+    error = RuntimeError(
+        'Conv failed\nCUDNN_FE failure 11: no valid engine configs for Conv_Add_Add_\n{"context":{"nodes":[]}}\n'
+    )
+    assert last_line(error) == "CUDNN_FE failure 11: no valid engine configs for Conv_Add_Add_"
 
 
 def test_want_of_memory_says_nothing_about_a_form(make: Make, both: Bundle, provider: Provider) -> None:
