@@ -5,6 +5,7 @@ Unguided, `hidden` is the latents themselves, with an axis more. Every step adds
 history. Nothing else in it is used.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -45,10 +46,17 @@ def write_toy(folder: Path, *, unguided: bool = False) -> Bundle:
     }
     if unguided:
         graphs |= _write_unguided(folder)
+    return bundle_of(folder, "toy", graphs, RANGES)
+
+
+def bundle_of(
+    folder: Path, name: str, graphs: Mapping[str, GraphEntry], ranges: Mapping[str, DimensionRange]
+) -> Bundle:
+    """A bundle of the graphs that were written into `folder`, with weights that nobody reads."""
     (folder / "unet.weights").write_bytes(b"none")
     manifest = Manifest(
-        name="toy",
-        model="toy",
+        name=name,
+        model=name,
         resolution_px=8 * WIDTH,
         frames=FRAMES,
         precision="fp32",
@@ -59,7 +67,7 @@ def write_toy(folder: Path, *, unguided: bool = False) -> Bundle:
         unet={},
         graphs=graphs,
         files={path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in folder.iterdir()},
-        ranges=RANGES,
+        ranges=ranges,
     )
     return Bundle(folder, manifest)
 

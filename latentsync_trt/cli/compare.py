@@ -3,11 +3,11 @@
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -25,6 +25,8 @@ _NOT_OF_SYNC = ("crf", "encoder", "lossless")
 _NOT_OF_RUNTIME = ("build", "profile")
 
 _SUFFIX = ".html"
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +63,21 @@ class _Clips:
                 yield [built_in(choose_clip(None, None, Path(folder)).video)]
 
 
+def _repeated(flag: str, about: str) -> Callable[[F], F]:
+    """An option that names a file each time it is given; the command takes them all, in the plural."""
+    return click.option(flag, f"{flag.lstrip('-')}s", multiple=True, type=click.Path(path_type=Path), help=about)
+
+
 @click.command("compare")
 @click.argument("a")
 @click.argument("b")
-@click.option(
-    "--clip",
-    "clips",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="A video of a face to dub; several times for several.  [default: the built-in portrait]",
-)
-@click.option(
+@_repeated("--clip", "A video of a face to dub; several times for several.  [default: the built-in portrait]")
+@_repeated(
     "--audio",
-    "audios",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="The speech, once for each clip.  [default: the clip's own sound; the built-in sentence without a clip]",
+    "The speech, once for each clip.  [default: the clip's own sound; the built-in sentence without a clip]",
 )
-@click.option(
-    "--mouth",
-    "mouths",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="What the mouth does in the speech, once for each clip: CSV of opening, shut, silent for each frame.",
+@_repeated(
+    "--mouth", "What the mouth does in the speech, once for each clip: CSV of opening, shut, silent for each frame."
 )
 @click.option(
     "--out",

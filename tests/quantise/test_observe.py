@@ -23,8 +23,9 @@ from latentsync_trt.runtime.networks import Networks
 from latentsync_trt.runtime.observer import ObservedTensor, ObservingDenoiser
 from latentsync_trt.runtime.providers import Selection
 from latentsync_trt.types import Float32Array, WindowBatch
-from tests.quantise.toy_layers import CONVOLUTION, DEPTH, FRAMES, LINEAR, OTHER, SIDE, TOKENS, write_layers
+from tests.quantise.toy_layers import CONVOLUTION, LINEAR, OTHER, write_layers
 from tests.small import small_bundle
+from tests.toy import FRAMES, toy_inputs
 
 CPU = Selection("cpu")
 STEPS = 4
@@ -46,9 +47,7 @@ class Eye:
 
 
 def toy_batch(seed: int = 1, scale: float = 1.0) -> WindowBatch:
-    random = np.random.default_rng(seed)
-    shapes = [(1, 4, FRAMES, SIDE, SIDE), (1, 9, FRAMES, SIDE, SIDE), (1, FRAMES, TOKENS, DEPTH)]
-    latents, known, audio = (np.float32(scale) * random.standard_normal(shape, np.float32) for shape in shapes)
+    latents, known, audio = (np.float32(scale) * values for values in toy_inputs(1, seed=seed))
     return WindowBatch(latents, known, audio, 1.5)
 
 

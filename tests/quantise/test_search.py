@@ -20,8 +20,9 @@ from latentsync_trt.quantise.replay import Loop, Replay, decibel
 from latentsync_trt.quantise.search import GroupDamage, SearchResult, group_of, measure, predicted, ranked, search
 from latentsync_trt.runtime.providers import Selection
 from latentsync_trt.types import Progress
-from tests.quantise.toy_layers import CONVOLUTION, DEPTH, LINEAR, OTHER, write_layers
+from tests.quantise.toy_layers import CONVOLUTION, LINEAR, OTHER, write_layers
 from tests.small import small_bundle
+from tests.toy import DEPTH
 
 LOOP_NOISE = 3.0
 """What the made-up loop makes of a step's noise."""

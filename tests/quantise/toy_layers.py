@@ -7,12 +7,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from latentsync_trt.bundle import Bundle, DimensionRange, FileEntry, GraphEntry, Manifest, TensorEntry, sha256_file
+from latentsync_trt.bundle import Bundle, DimensionRange, GraphEntry, TensorEntry
+from tests.toy import DEPTH, FRAMES, TOKENS, WIDTH, bundle_of
 
-FRAMES, SIDE, TOKENS, DEPTH = 4, 2, 3, 5
 CONVOLUTION, LINEAR, OTHER = "net.conv.weight", "net.to_q.weight", "net.to_kv.weight"
 
-_STATE = ("windows", 4, "frames", SIDE, SIDE)
+_STATE = ("windows", 4, "frames", WIDTH, WIDTH)
 _INPUTS = (
     TensorEntry("latents", "float32", _STATE),
     TensorEntry("audio", "float32", ("windows", "frames", TOKENS, DEPTH)),
@@ -25,27 +25,9 @@ def write_layers(folder: Path, dtype: type[np.floating] = np.float32, *, largest
     """Writes the bundle into a new folder; `dtype`: what its layers compute in."""
     folder.mkdir(parents=True)
     entry = _write(folder, dtype)
-    (folder / "unet.weights").write_bytes(b"none")
-    manifest = Manifest(
-        name="layers",
-        model="layers",
-        resolution_px=8 * SIDE,
-        frames=FRAMES,
-        precision="fp32",
-        shapes="dynamic",
-        audio_layers=1,
-        audio_width=DEPTH,
-        opset=21,
-        unet={},
-        graphs={"denoise_step": entry},
-        files={path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in folder.iterdir()},
-        # Most runs of such a bundle would take two windows at once.
-        ranges={
-            "windows": DimensionRange(1, 2, largest_windows),
-            "frames": DimensionRange(2, FRAMES, 8),
-        },
-    )
-    return Bundle(folder, manifest)
+    # Most runs of such a bundle would take two windows at once.
+    ranges = {"windows": DimensionRange(1, 2, largest_windows), "frames": DimensionRange(2, FRAMES, 8)}
+    return bundle_of(folder, "layers", {"denoise_step": entry}, ranges)
 
 
 def weights() -> dict[str, NDArray[np.float32]]:
@@ -72,10 +54,10 @@ def _write(folder: Path, dtype: type[np.floating]) -> GraphEntry:
         helper.make_node("Add", ["history", "latents"], ["next_history"]),
     ]
     constants = [numpy_helper.from_array(value.astype(dtype), name) for name, value in weights().items()]
-    pictures = numpy_helper.from_array(np.array([-1, 4, SIDE, SIDE], np.int64), "pictures")
+    pictures = numpy_helper.from_array(np.array([-1, 4, WIDTH, WIDTH], np.int64), "pictures")
     inputs, outputs = ([_info(entry) for entry in entries] for entries in (_INPUTS, _OUTPUTS))
     stated = [
-        helper.make_tensor_value_info("flat", element, ["windows*frames", 4, SIDE, SIDE]),
+        helper.make_tensor_value_info("flat", element, ["windows*frames", 4, WIDTH, WIDTH]),
         helper.make_tensor_value_info("heard", element, ["windows", "frames", TOKENS, DEPTH]),
     ]
     graph = helper.make_graph(nodes, "denoise_step", inputs, outputs, [*constants, pictures], value_info=stated)
