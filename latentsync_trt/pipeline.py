@@ -226,10 +226,10 @@ class _Run:
         with closing(frames):
             for frame in frames:
                 with self._clock.measure("face"):
-                    followed = follower.update(frame.rgb)
+                    followed = follower.update(frame.picture)
                     job = Job(frame)
                     if followed is not None:
-                        job.face = crop(frame.rgb, followed.matrices[0], resolution)
+                        job.face = crop(frame.picture, followed.matrices[0], resolution)
                         job.track_id = followed.track_id
                         self._frames_with_face += 1
                 yield job
@@ -251,7 +251,7 @@ class _Run:
         if job.face is None or job.painted is None:
             return None
         with self._clock.measure("compose"):
-            return composite(job.frame.rgb, job.face, job.painted, self._mask)
+            return composite(job.frame.picture, job.face, job.painted, self._mask)
 
     def _inpainter(self, noise: Float32Array | None) -> Inpainter:
         manifest, options = self._networks.bundle.manifest, self._options

@@ -61,18 +61,40 @@ class YuvPlanes:
     colour: ColourTags
 
 
+class Picture(Protocol):
+    """RGB, uint8 `(H, W, 3)`: an array, or what computes only the parts that are looked at. Not to be written to."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Height, width and 3."""
+        ...
+
+    def __getitem__(self, place: tuple[slice, slice], /) -> UInt8Array:
+        """A part, by rows and columns."""
+        ...
+
+    def __array__(self) -> UInt8Array:
+        """The whole."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
     """One picture of the output's time line.
 
-    `rgb` is what faces are searched and painted in. `planes` holds the same picture in the sampling that will be
+    `picture` is what faces are searched and painted in. `planes` holds the same picture in the sampling that will be
     encoded, so that pixels nobody touches are never converted; it is None where the output is RGB.
     """
 
     index: int
     time_s: Fraction
-    rgb: UInt8Array
+    picture: Picture
     planes: YuvPlanes | None
+
+    @property
+    def rgb(self) -> UInt8Array:
+        """The whole picture as an array `(H, W, 3)`."""
+        return np.asarray(self.picture)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,7 @@ from latentsync_trt.media.audio import probe_audio, read_audio_blocks
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.runtime.session import Array, TensorInfo
-from latentsync_trt.types import AlignedFace, Float32Array, UInt8Array
+from latentsync_trt.types import AlignedFace, Float32Array, Picture, UInt8Array
 
 FULL_HD_PX = (1920, 1080)
 """Width and height that stages off the GPU are measured at."""
@@ -86,7 +86,7 @@ def first_window(
     return FaceWindow(np.stack(faces), speech.windows(range(frames)))
 
 
-def aligned_faces(pictures: Iterable[UInt8Array], resolution_px: int) -> Iterator[AlignedFace | None]:
+def aligned_faces(pictures: Iterable[Picture], resolution_px: int) -> Iterator[AlignedFace | None]:
     """The face of each picture as `sync` cuts it out, at the network's resolution; None where there is none."""
     follower = FaceFollower(MediaPipeDetector(), resolution_px)
     for picture in pictures:

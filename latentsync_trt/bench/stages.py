@@ -21,9 +21,10 @@ from latentsync_trt.face.compositor import composite
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.flow import in_background
 from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.media.partial import PartlyConverted
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.types import AlignedFace, Float32Array, Frame, Patch, UInt8Array
+from latentsync_trt.types import AlignedFace, Float32Array, Frame, Patch, Picture, UInt8Array
 
 TOGETHER = "all off the GPU"
 """Decode, face, compose and encode at the same time, as they run beside the networks."""
@@ -51,12 +52,11 @@ def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
     """
     resolution_px = setting.bundle.manifest.resolution_px
     material = _material(clip, resolution_px)
-    pictures = [frame.rgb for frame in material.frames]
     patches = [_patch(*item, material.mask) for item in _items(material)]
     writer = _Writing(clip, folder / "stage.mp4", setting.sync)
     stages: dict[str, Callable[[], object]] = {
         "decode": lambda: _frames(clip, len(material.frames)),
-        "face": lambda: list(aligned_faces(pictures, resolution_px)),
+        "face": lambda: list(aligned_faces(_unseen(material.frames), resolution_px)),
         "compose": lambda: [_patch(*item, material.mask) for item in _items(material)],
         "encode": lambda: writer.write(zip(material.frames, patches, strict=True)),
         TOGETHER: lambda: writer.write(_composed(clip, material)),
@@ -97,6 +97,11 @@ def _row(setting: Setting, stage: str, run: Callable[[], object], frames: int) -
     return Row("stage", stage, None, None, time, warm_up, frames=frames, memory=watch.peak)
 
 
+def _unseen(frames: Iterable[Frame]) -> Iterator[Picture]:
+    """The frames' pictures as the decoder hands them on, with nothing converted yet."""
+    return (frame.picture if frame.planes is None else PartlyConverted(frame.planes) for frame in frames)
+
+
 def _frames(clip: Clip, count: int) -> list[Frame]:
     return list(islice(read_frames(clip.video), count))
 
@@ -105,7 +110,7 @@ def _material(clip: Clip, resolution_px: int) -> _Material:
     """The first frames up to one without a face."""
     frames, faces = list[Frame](), list[AlignedFace]()
     pictures = _frames(clip, _MOST_FRAMES)
-    for frame, face in zip(pictures, aligned_faces((frame.rgb for frame in pictures), resolution_px), strict=True):
+    for frame, face in zip(pictures, aligned_faces((frame.picture for frame in pictures), resolution_px), strict=True):
         if face is None:
             break
         frames.append(frame)
@@ -122,7 +127,7 @@ def _items(material: _Material) -> Iterator[tuple[Frame, AlignedFace, Float32Arr
 
 
 def _patch(frame: Frame, face: AlignedFace, painted: Float32Array, mask: Float32Array) -> Patch:
-    return composite(frame.rgb, face, painted, mask)
+    return composite(frame.picture, face, painted, mask)
 
 
 def _composed(clip: Clip, material: _Material) -> Generator[tuple[Frame, Patch], None, None]:
@@ -139,7 +144,7 @@ def _with_faces(
 ) -> Generator[tuple[Frame, AlignedFace], None, None]:
     with closing(frames):
         first, second = tee(frames)
-        for frame, face in zip(first, aligned_faces((frame.rgb for frame in second), resolution_px), strict=False):
+        for frame, face in zip(first, aligned_faces((frame.picture for frame in second), resolution_px), strict=False):
             if face is not None:  # the material has frames with a face only
                 yield frame, face
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, UInt8Array
+from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, Picture
 
 # The pose: left brow, right brow and nose in a 75×100 face, which is enlarged by 2.8 · resolution / 256.
 _TEMPLATE = np.array([[17.0, 20.0], [58.0, 20.0], [37.5, 40.0]])
@@ -72,7 +72,7 @@ def align(
     return np.column_stack([linear, translation]), AlignState(bias)
 
 
-def crop(frame: UInt8Array, matrix: Float64Array, resolution: int) -> AlignedFace:
+def crop(frame: Picture, matrix: Float64Array, resolution: int) -> AlignedFace:
     """Cuts the face out of a frame, touching only the rectangle it lies in.
 
     Args:

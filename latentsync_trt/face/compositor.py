@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 
 from latentsync_trt.face.align import frame_rectangle, inverse, resize_antialiased, shifted
-from latentsync_trt.types import AlignedFace, BoolArray, Float32Array, Float64Array, Patch, UInt8Array
+from latentsync_trt.types import AlignedFace, BoolArray, Float32Array, Float64Array, Patch, Picture
 
 _BORDER_EROSION_PX = 2
 _EDGE_DIVISOR = 20
@@ -26,7 +26,7 @@ _VISIBLE = 0.5 / 255
 
 
 def composite(
-    frame: UInt8Array, face: AlignedFace, decoded: Float32Array, mask: Float32Array, *, whole_crop: bool = False
+    frame: Picture, face: AlignedFace, decoded: Float32Array, mask: Float32Array, *, whole_crop: bool = False
 ) -> Patch:
     """New pixels for the frame a face came from.
 
@@ -54,7 +54,7 @@ def composite(
     return paste(frame, resize_antialiased(levels, size, part), _rescaled(face, size), generated)
 
 
-def paste(frame: UInt8Array, crop: Float32Array, matrix: Float64Array, opacity: Float32Array | None = None) -> Patch:
+def paste(frame: Picture, crop: Float32Array, matrix: Float64Array, opacity: Float32Array | None = None) -> Patch:
     """Warps an upright crop into the frame with a soft edge.
 
     Args:

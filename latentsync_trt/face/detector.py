@@ -8,7 +8,7 @@ import numpy as np
 from latentsync_trt.face.blaze import FULL_RANGE, SHORT_RANGE, BlazeModel, Candidate, decode, iou, sigmoid
 from latentsync_trt.face.mesh import Region, at_rest, cut, face_of, region_around, region_of, to_frame
 from latentsync_trt.runtime.session import Session
-from latentsync_trt.types import Face, Float32Array, UInt8Array
+from latentsync_trt.types import Face, Float32Array, Picture, UInt8Array
 
 _ASSETS = Path(__file__).resolve().parents[1] / "assets" / "face"
 
@@ -44,11 +44,11 @@ class MediaPipeDetector:
                 break
         return faces
 
-    def follow(self, frame: UInt8Array, previous: Face) -> Face | None:
+    def follow(self, frame: Picture, previous: Face) -> Face | None:
         """The face near where `previous` was one frame ago; None if there is none any more."""
         return self.landmarks(frame, region_around(previous))
 
-    def landmarks(self, frame: UInt8Array, region: Region) -> Face | None:
+    def landmarks(self, frame: Picture, region: Region) -> Face | None:
         """The face in or near `region`, looked at until its own region is the one it is seen in; None if there is none.
 
         A mesh that is still on its way to the face has a score of 1 and points beside it.
@@ -64,7 +64,7 @@ class MediaPipeDetector:
             region = own
         return None
 
-    def mesh(self, frame: UInt8Array, region: Region) -> tuple[Float32Array, float] | None:
+    def mesh(self, frame: Picture, region: Region) -> tuple[Float32Array, float] | None:
         """The mesh `(468, 3)` float32 (x, y, depth in pixels) of the face in `region` and its score, or None."""
         landmarks, logit = self._mesh.run({"image": cut(frame, region)})
         score = sigmoid(logit.item())

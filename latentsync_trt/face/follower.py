@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from latentsync_trt.face.align import AlignState, align
 from latentsync_trt.face.tracker import FaceTracker
-from latentsync_trt.types import FaceDetector, Float64Array, UInt8Array
+from latentsync_trt.types import FaceDetector, Float64Array, Picture
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +28,7 @@ class FaceFollower:
         self._state: AlignState | None = None
         self._track_id = -1
 
-    def update(self, frame: UInt8Array) -> FollowedFace | None:
+    def update(self, frame: Picture) -> FollowedFace | None:
         """The face in the next frame, uint8 `(H, W, 3)` RGB, or None."""
         tracked = self._tracker.update(frame)
         if tracked is None:

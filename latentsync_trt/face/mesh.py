@@ -6,7 +6,7 @@ from math import hypot, pi, radians, remainder
 import cv2
 import numpy as np
 
-from latentsync_trt.types import Face, Float32Array, Float64Array, UInt8Array
+from latentsync_trt.types import Face, Float32Array, Float64Array, Picture, UInt8Array
 
 SIDE_PX = 192
 POINTS = 468
@@ -60,28 +60,38 @@ def at_rest(seen: Region, own: Region) -> bool:
     return shift_px < _REST_SHIFT * seen.side_px and turn < _REST_TURN
 
 
-def cut(frame: UInt8Array, region: Region) -> Float32Array:
+def cut(frame: Picture, region: Region) -> Float32Array:
     """The region as the network's input: float32 `(1, 3, 192, 192)` in [0, 1], black outside the frame."""
-    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    part, matrix = _around(frame, region)
     shrink = int(region.side_px // SIDE_PX)
-    scaled, matrix = frame, region.to_frame()
     if shrink >= 2:  # bilinear warping skips pixels from here on
-        scaled, matrix = _shrunk(frame, region, matrix, shrink)
-    image = cv2.warpAffine(scaled, matrix, (SIDE_PX, SIDE_PX), flags=flags, borderMode=cv2.BORDER_CONSTANT)
+        part, matrix = _shrunk(part, matrix, shrink)
+    if 0 in part.shape:
+        return np.zeros((1, 3, SIDE_PX, SIDE_PX), np.float32)
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    image = cv2.warpAffine(part, matrix, (SIDE_PX, SIDE_PX), flags=flags, borderMode=cv2.BORDER_CONSTANT)
     return np.ascontiguousarray(image.transpose(2, 0, 1)[None], np.float32) / np.float32(255)
 
 
-def _shrunk(frame: UInt8Array, region: Region, matrix: Float64Array, shrink: int) -> tuple[UInt8Array, Float64Array]:
-    """The part of the frame around the region, averaged over `shrink`² pixels, and the matrix into it."""
-    reach = region.side_px * 0.75  # half a square's diagonal, and some
+def _around(frame: Picture, region: Region) -> tuple[UInt8Array, Float64Array]:
+    """The part of the frame that holds the region, which may be empty, and `Region.to_frame` into that part."""
+    # Half a square's diagonal and some, which for small squares must hold the bilinear samples' neighbours.
+    reach = max(0.75 * region.side_px, 0.71 * region.side_px + 3)
     left, top = max(int(region.x_px - reach), 0), max(int(region.y_px - reach), 0)
-    part = frame[top : int(region.y_px + reach), left : int(region.x_px + reach)]
+    right, bottom = max(int(region.x_px + reach), 0), max(int(region.y_px + reach), 0)
+    matrix = region.to_frame()
+    matrix[:, 2] -= left, top
+    return frame[top:bottom, left:right], matrix
+
+
+def _shrunk(part: UInt8Array, matrix: Float64Array, shrink: int) -> tuple[UInt8Array, Float64Array]:
+    """A part of the frame averaged over `shrink`² pixels, and the matrix into it."""
     size = (part.shape[1] // shrink, part.shape[0] // shrink)
     if min(size) < 1:
-        return frame, matrix
+        return part, matrix
     small = cv2.resize(part[: size[1] * shrink, : size[0] * shrink], size, interpolation=cv2.INTER_AREA)
     moved = matrix / shrink
-    moved[:, 2] = (matrix[:, 2] - (left, top) + 0.5) / shrink - 0.5
+    moved[:, 2] = (matrix[:, 2] + 0.5) / shrink - 0.5
     return np.asarray(small, np.uint8), moved
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.blaze import iou
-from latentsync_trt.types import Face, FaceDetector, UInt8Array
+from latentsync_trt.types import Face, FaceDetector, Picture
 
 LEAST_WIDTH_PX, LEAST_HEIGHT_PX = 50, 80
 LEAST_ASPECT, MOST_ASPECT = 0.2, 1.5
@@ -24,7 +24,7 @@ PATIENCE_FRAMES = MODEL_FPS
 class FollowingDetector(FaceDetector, Protocol):
     """A detector that can also look where the face was, which is faster and steadier than searching."""
 
-    def follow(self, frame: UInt8Array, previous: Face) -> Face | None:
+    def follow(self, frame: Picture, previous: Face) -> Face | None:
         """The face near where `previous` was one frame ago, or None."""
         ...
 
@@ -49,10 +49,10 @@ class FaceTracker:
         self._last: Face | None = None
         self._lost_frames = 0
         self._track_id = -1
-        self._previous: UInt8Array | None = None
+        self._previous: Picture | None = None
         self._searched: list[Face] = []
 
-    def update(self, frame: UInt8Array) -> TrackedFace | None:
+    def update(self, frame: Picture) -> TrackedFace | None:
         """The face in the next frame, uint8 `(H, W, 3)` RGB, or None."""
         face = self._followed(frame) or self._found(frame)
         self._previous = frame
@@ -66,14 +66,14 @@ class FaceTracker:
         self._last, self._lost_frames = face, 0
         return TrackedFace(face, self._track_id)
 
-    def _followed(self, frame: UInt8Array) -> Face | None:
+    def _followed(self, frame: Picture) -> Face | None:
         if self._last is None or self._lost_frames or not isinstance(self._detector, FollowingDetector):
             return None
         face = self._detector.follow(frame, self._last)
         return face if face is not None and usable(face) and _continues(self._last, face) else None
 
-    def _found(self, frame: UInt8Array) -> Face | None:
-        faces = [face for face in self._detector.detect(frame) if usable(face)]
+    def _found(self, frame: Picture) -> Face | None:
+        faces = [face for face in self._detector.detect(np.asarray(frame)) if usable(face)]
         before, self._searched = self._searched, faces
         if self._last is None:
             return max(faces, key=_area, default=None)

@@ -119,7 +119,7 @@ class PictureConverter:
                 dst_color_range=swscale_range,
                 threads=1,
             )
-        y, u, v = (orientation.apply(view) for view in _views(frame))
+        y, u, v = (orientation.apply(view) for view in views(frame))
         return YuvPlanes(y, u, v, colour)
 
     def rgb(self, frame: VideoFrame, orientation: Orientation) -> UInt8Array:
@@ -132,8 +132,8 @@ class PictureConverter:
             converted = self._to_rgb.reformat(frame, format="rgb24", interpolation=_EXACT_SMOOTH, threads=1)
         else:
             coding = coding_of(tags_of(frame), frame.width, frame.height)
-            converted = self._yuv_to_rgb(frame, coding, _EXACT_SMOOTH)
-        return orientation.apply(_packed_view(converted))
+            converted = _yuv_to_rgb(self._to_rgb, frame, coding, _EXACT_SMOOTH)
+        return orientation.apply(packed_view(converted))
 
     def rgb_of_planes(self, planes: YuvPlanes) -> UInt8Array:
         """RGB `(H, W, 3)` uint8 of `planes`, chroma repeated over its 2×2 pixels.
@@ -144,18 +144,26 @@ class PictureConverter:
         height_px, width_px = planes.y.shape
         coding = coding_of(planes.colour, width_px, height_px)
         # With odd sides swscale stretches the chroma planes instead of repeating their samples.
-        converted = self._yuv_to_rgb(frame_of_planes(planes, even=True), coding, _EXACT_REPEATING)
-        return np.ascontiguousarray(_packed_view(converted)[:height_px, :width_px])
+        converted = repeating_rgb(self._to_rgb, frame_of_planes(planes, even=True), coding)
+        return np.ascontiguousarray(packed_view(converted)[:height_px, :width_px])
 
-    def _yuv_to_rgb(self, frame: VideoFrame, coding: Coding, interpolation: Interpolation) -> VideoFrame:
-        return self._to_rgb.reformat(
-            frame,
-            format="rgb24",
-            interpolation=interpolation,
-            src_colorspace=coding.swscale_matrix,
-            src_color_range=_swscale_range(coding),
-            threads=1,
-        )
+
+def repeating_rgb(reformatter: VideoReformatter, frame: VideoFrame, coding: Coding) -> VideoFrame:
+    """An rgb24 frame of a yuv420p one with even sides, chroma repeated over its 2×2 pixels."""
+    return _yuv_to_rgb(reformatter, frame, coding, _EXACT_REPEATING)
+
+
+def _yuv_to_rgb(
+    reformatter: VideoReformatter, frame: VideoFrame, coding: Coding, interpolation: Interpolation
+) -> VideoFrame:
+    return reformatter.reformat(
+        frame,
+        format="rgb24",
+        interpolation=interpolation,
+        src_colorspace=coding.swscale_matrix,
+        src_color_range=_swscale_range(coding),
+        threads=1,
+    )
 
 
 def frame_of_planes(planes: YuvPlanes, *, even: bool = False) -> VideoFrame:
@@ -164,7 +172,7 @@ def frame_of_planes(planes: YuvPlanes, *, even: bool = False) -> VideoFrame:
     if even:
         height_px, width_px = height_px + height_px % 2, width_px + width_px % 2
     frame = VideoFrame(width_px, height_px, "yuv420p")
-    for view, plane in zip(_views(frame), (planes.y, planes.u, planes.v), strict=True):
+    for view, plane in zip(views(frame), (planes.y, planes.u, planes.v), strict=True):
         rows, columns = plane.shape
         view[:rows, :columns] = plane
         view[:rows, columns:] = plane[:, -1:]
@@ -176,12 +184,12 @@ def _swscale_range(coding: Coding) -> ColorRange:
     return ColorRange.JPEG if coding.full_range else ColorRange.MPEG
 
 
-def _views(frame: VideoFrame) -> list[NDArray[np.uint8]]:
+def views(frame: VideoFrame) -> list[NDArray[np.uint8]]:
     """Each 8-bit plane of `frame` as an array `(H, W)` on FFmpeg's memory."""
     return [_rows(plane, plane.width) for plane in frame.planes]
 
 
-def _packed_view(frame: VideoFrame) -> NDArray[np.uint8]:
+def packed_view(frame: VideoFrame) -> NDArray[np.uint8]:
     """The one plane of an rgb24 frame as an array `(H, W, 3)` on FFmpeg's memory."""
     return _rows(frame.planes[0], 3 * frame.width).reshape(frame.height, frame.width, 3, copy=False)
 

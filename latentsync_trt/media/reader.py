@@ -14,17 +14,18 @@ from av.video.stream import VideoStream
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.failures import open_input, reading
+from latentsync_trt.media.partial import PartlyConverted
 from latentsync_trt.media.pictures import DIRECT_FORMATS, Orientation, PictureConverter, orientation_of, tags_of
 from latentsync_trt.media.timing import Stamped, at_constant_rate, on_own_clock
-from latentsync_trt.types import Frame, UInt8Array, VideoInfo, YuvPlanes
+from latentsync_trt.types import Frame, Picture, VideoInfo, YuvPlanes
 
 _CONTAINER_TICKS_PER_S = 1_000_000
 _PROGRESSIVE_ORDERS = (0, 1)
 """FFmpeg's field orders "unknown" and "progressive"; the rest name the field that comes first."""
 
 
-class _Picture(NamedTuple):
-    rgb: UInt8Array
+class _Shown(NamedTuple):
+    picture: Picture
     planes: YuvPlanes | None
 
 
@@ -80,7 +81,7 @@ def read_frames(
 
     Yields:
         Frames with indices 0, 1, … and times index / fps. `planes` are the decoder's own bytes for 8-bit 4:2:0 sources,
-        `rgb` is computed from them. Treat the arrays as read-only: repeated frames share them.
+        `picture` is computed from them, where it is looked at. Treat both as read-only: repeated frames share them.
 
     Raises:
         InputError: `extend` without a `frame_count`.
@@ -92,10 +93,10 @@ def read_frames(
     for index, picture in enumerate(pictures):
         if index == frame_count:
             return
-        yield Frame(index, Fraction(index, fps), picture.rgb, picture.planes)
+        yield Frame(index, Fraction(index, fps), picture.picture, picture.planes)
 
 
-def _extended(path: Path, fps: int, rgb_only: bool, extend: Extend | None) -> Iterator[_Picture]:
+def _extended(path: Path, fps: int, rgb_only: bool, extend: Extend | None) -> Iterator[_Shown]:
     """The video's pictures, without end where `extend` is given."""
     last = None
     for last in _pictures(path, fps, rgb_only):
@@ -108,7 +109,7 @@ def _extended(path: Path, fps: int, rgb_only: bool, extend: Extend | None) -> It
         yield from _pictures(path, fps, rgb_only)
 
 
-def _pictures(path: Path, fps: int, rgb_only: bool) -> Iterator[_Picture]:
+def _pictures(path: Path, fps: int, rgb_only: bool) -> Iterator[_Shown]:
     """One run through the video. A picture shown repeatedly is converted once."""
     converter = PictureConverter()
     with open_input(path) as container:
@@ -144,13 +145,15 @@ def _decoded(path: Path, container: InputContainer, stream: VideoStream) -> Iter
         yield Stamped(stamp_s, frame.duration * time_base if frame.duration > 0 else None, frame)
 
 
-def _convert(path: Path, converter: PictureConverter, frame: VideoFrame, rgb_only: bool) -> _Picture:
+def _convert(path: Path, converter: PictureConverter, frame: VideoFrame, rgb_only: bool) -> _Shown:
     orientation = _orientation(path, frame)
     try:
         if rgb_only and frame.format.name not in DIRECT_FORMATS:
-            return _Picture(converter.rgb(frame, orientation), None)
+            return _Shown(converter.rgb(frame, orientation), None)
         planes = converter.planes(frame, orientation)
-        return _Picture(converter.rgb_of_planes(planes), None if rgb_only else planes)
+        if rgb_only:
+            return _Shown(converter.rgb_of_planes(planes), None)
+        return _Shown(PartlyConverted(planes), planes)
     except InputError as error:
         raise MediaError(f"{path}: {error}") from error
 

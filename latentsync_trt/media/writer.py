@@ -148,7 +148,7 @@ class VideoWriter:
         return self._container, self._stream
 
     def _add_video(self, container: OutputContainer, frame: Frame) -> VideoStream:
-        height, width = frame.rgb.shape[:2]
+        height, width = frame.picture.shape[:2]
         if self._lossless:
             stream = container.add_stream("ffv1", rate=self._fps)
             stream.pix_fmt = _LOSSLESS_FORMAT

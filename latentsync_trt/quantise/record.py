@@ -173,10 +173,10 @@ class _Jobs:
     def of(self, clip: Clip, frame_count: int) -> Generator[Job, None, None]:
         """The jobs of a clip's frames, no more than `frame_count`."""
         for frame in read_frames(clip.video, rgb_only=True, frame_count=frame_count):
-            followed = self._follower.update(frame.rgb)
+            followed = self._follower.update(frame.picture)
             job = Job(frame)
             if followed is not None:
-                job.face = crop(frame.rgb, followed.matrices[0], self._resolution_px)
+                job.face = crop(frame.picture, followed.matrices[0], self._resolution_px)
                 job.track_id = followed.track_id
                 self.with_face += 1
             self.frames += 1

@@ -1,0 +1,88 @@
+"""What is converted in parts is what would be converted whole."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from latentsync_trt.errors import InputError
+from latentsync_trt.media.partial import TILE_PX, PartlyConverted
+from latentsync_trt.media.pictures import PictureConverter
+from latentsync_trt.types import ColourTags, UInt8Array, YuvPlanes
+
+SIZES = [(TILE_PX, 2 * TILE_PX), (2 * TILE_PX + 3, TILE_PX + 65), (1, 1), (70, 2 * TILE_PX - 1)]
+TAGS = [ColourTags(matrix=1), ColourTags(matrix=5, full_range=True)]
+
+
+def planes(height: int, width: int, colour: ColourTags = TAGS[0]) -> YuvPlanes:
+    noise = np.random.default_rng(height * width)
+
+    def plane(rows: int, columns: int) -> UInt8Array:
+        return noise.integers(0, 256, (rows, columns), np.uint8)
+
+    half = -(-height // 2), -(-width // 2)
+    return YuvPlanes(plane(height, width), plane(*half), plane(*half), colour)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("colour", TAGS)
+def test_every_pixel_is_that_of_the_whole(size: tuple[int, int], colour: ColourTags) -> None:
+    given = planes(*size, colour)
+    whole = PictureConverter().rgb_of_planes(given)
+    picture = PartlyConverted(given)
+    assert picture.shape == whole.shape
+    for rows, columns in (
+        (slice(size[0] // 3, size[0] // 2 + 1), slice(size[1] // 4, size[1])),
+        (slice(0, 1), slice(None)),
+        (slice(5, 5), slice(None)),
+        (slice(size[0] + 7, size[0] + 9), slice(-1, None)),
+    ):
+        np.testing.assert_array_equal(picture[rows, columns], whole[rows, columns])
+    np.testing.assert_array_equal(np.asarray(picture), whole)
+
+
+def test_only_what_is_looked_at_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    converted: list[tuple[int, int]] = []
+    convert = PartlyConverted._convert
+
+    def counted(picture: PartlyConverted, row: int, column: int) -> None:
+        converted.append((row, column))
+        convert(picture, row, column)
+
+    monkeypatch.setattr(PartlyConverted, "_convert", counted)
+    picture = PartlyConverted(planes(3 * TILE_PX, 4 * TILE_PX))
+    part = slice(TILE_PX - 1, TILE_PX + 1), slice(2 * TILE_PX, 2 * TILE_PX + 9)
+    picture[part]
+    picture[part]
+    assert converted == [(0, 2), (1, 2)]
+    np.asarray(picture)
+    assert len(converted) == len(set(converted)) == 12
+
+
+def test_a_part_cannot_be_written_to() -> None:
+    picture = PartlyConverted(planes(64, 64))
+    with pytest.raises(ValueError, match="read-only"):
+        picture[0:2, 0:2][:] = 0
+    with pytest.raises(ValueError, match="read-only"):
+        np.asarray(picture)[:] = 0
+
+
+def test_threads_may_look_at_once() -> None:
+    given = planes(4 * TILE_PX, 3 * TILE_PX)
+    whole, picture = PictureConverter().rgb_of_planes(given), PartlyConverted(given)
+    found: list[bool] = []
+
+    def look() -> None:
+        found.append(np.array_equal(picture[100:900, 50:700], whole[100:900, 50:700]))
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 4
+
+
+def test_an_unknown_matrix_is_told_before_anything_is_looked_at() -> None:
+    with pytest.raises(InputError, match="colour matrix 8"):
+        PartlyConverted(planes(64, 64, ColourTags(matrix=8)))
