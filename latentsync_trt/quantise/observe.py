@@ -17,6 +17,7 @@ from latentsync_trt.bundle import Bundle
 from latentsync_trt.errors import BundleError, OutputError
 from latentsync_trt.quantise.layers import Layer, layers_of
 from latentsync_trt.quantise.shapes import shapes_of
+from latentsync_trt.quantise.slices import slice_attention
 from latentsync_trt.runtime.observer import ObservedGraph, ObservedTensor
 
 SAMPLE = 1 << 16
@@ -44,6 +45,7 @@ def write_observed(bundle: Bundle, graph: str, folder: Path) -> ObservedGraph:
     except (OSError, DecodeError) as error:
         raise BundleError(f"{source}: cannot be read as an ONNX graph; export the model again") from error
     shapes = shapes_of(model, dimensions)
+    slice_attention(model, shapes)
     readers: dict[str, list[Layer]] = {}
     for layer in layers_of(model):
         readers.setdefault(layer.activation, []).append(layer)
