@@ -23,7 +23,15 @@ from latentsync_trt.errors import ExportMismatch, InputError, OutputError
 from latentsync_trt.export.cuda_graph import take_stored
 from latentsync_trt.export.graphs import OPSET, GraphPlan, build_cuda_graph, build_graph
 from latentsync_trt.export.options import ExportOptions, Sources, find_sources
-from latentsync_trt.export.plans import Networks, cuda_obstacles, load_networks, plan_graphs, source_file
+from latentsync_trt.export.plans import (
+    Networks,
+    answer_overflow,
+    cuda_obstacles,
+    load_networks,
+    plan_graphs,
+    source_file,
+)
+from latentsync_trt.export.vae_range import wide_note
 from latentsync_trt.export.verify import TOLERANCE, affordable, needed_bytes, open_checked, verify_graph
 from latentsync_trt.export.weights import WeightsFile
 
@@ -80,6 +88,10 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
     if progress is not None:
         progress("loading checkpoints", 0.0)
     networks = load_networks(sources, options, _DTYPES[options.precision])
+    if options.precision == "fp16":
+        if progress is not None:
+            progress("looking for overflow in the VAE", 0.0)
+        networks = answer_overflow(networks, sources, options)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
@@ -120,14 +132,7 @@ def _fill(
     report = _Report(progress, names, passes)
     built = _write_graphs(folder, plans, report)
     unet, whisper = networks.unet, networks.whisper.config
-    notes: tuple[str, ...] = (
-        (f"{unet.unused_tensors} tensors of the U-Net's file were not used",) if unet.unused_tensors else ()
-    )
-    if options.cuda_form:
-        notes += tuple(
-            f"{network}: no graphs in the CUDA form, as {reason}"
-            for network, reason in cuda_obstacles(networks, options).items()
-        )
+    notes = _notes(networks, options)
     verification: dict[str, float] = {}
     if proof is not None and proof is not options:
         notes += (_PROVED_SMALLER.format(options.resolution_px, needed_bytes(options) / 1e9, proof.resolution_px),)
@@ -158,6 +163,21 @@ def _fill(
         notes=notes,
     )
     write_manifest(folder, manifest)
+
+
+def _notes(networks: Networks, options: ExportOptions) -> tuple[str, ...]:
+    """What is particular about these networks."""
+    notes: tuple[str, ...] = ()
+    if networks.unet.unused_tensors:
+        notes += (f"{networks.unet.unused_tensors} tensors of the U-Net's file were not used",)
+    if networks.wide:
+        notes += (wide_note(networks.wide),)
+    if options.cuda_form:
+        notes += tuple(
+            f"{network}: no graphs in the CUDA form, as {reason}"
+            for network, reason in cuda_obstacles(networks, options).items()
+        )
+    return notes
 
 
 def _verify(

@@ -1,8 +1,9 @@
 """Which graphs a bundle has, with example inputs of every size that is verified."""
 
 import copy
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from latentsync_trt.export.options import FEWEST_FRAMES, ExportOptions, Sources
 from latentsync_trt.export.step import HIDDEN, INPUTS, OUTPUTS, CachedDenoiseStep, DenoiseStep
 from latentsync_trt.export.unet import INPUT_CHANNELS, LATENT_CHANNELS, UNet
 from latentsync_trt.export.vae import PIXELS_PER_LATENT, VaeDecoder, VaeEncoder, load_vae
+from latentsync_trt.export.vae_pictures import trial_pictures
+from latentsync_trt.export.vae_range import LIMIT, keep_wide, largest_values
 from latentsync_trt.export.whisper import WhisperConfig, WhisperEncoder
 
 AUDIO_POSITIONS_PER_FRAME = 10
@@ -27,6 +30,11 @@ _MOST_SEGMENTS = 8
 
 # The VAE's features of one image at 512 px take half a gigabyte in half precision; more images at once are not faster.
 _MOST_IMAGES = 4
+
+_TRIAL_PX = 128
+"""At most, the side of the pictures that show how far a VAE's values reach: a pass of the published VAE over one takes
+seconds of a CPU core, over one of 512 px sixteen times as many. What is largest depends little on the size, since
+convolutions see a few pixels and norms divide by what is usual in a picture; `HEADROOM` covers what it does."""
 
 # The audio encoder runs once in 30 s of speech.
 _CUDA_NETWORKS = frozenset({"vae", "unet"})
@@ -42,11 +50,13 @@ Inputs = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """The three networks in one precision."""
+    """The three networks in one precision, but for the parts of the VAE named in `wide`, which are in float32: the
+    largest values in them are more than half precision may hold."""
 
     unet: LoadedUNet
     vae: Any
     whisper: WhisperEncoder
+    wide: Mapping[str, float] = field(default_factory=dict)
 
 
 def load_networks(sources: Sources, options: ExportOptions, dtype: torch.dtype) -> Networks:
@@ -70,6 +80,23 @@ def load_networks(sources: Sources, options: ExportOptions, dtype: torch.dtype) 
     return Networks(unet, vae, whisper)
 
 
+def answer_overflow(networks: Networks, sources: Sources, options: ExportOptions) -> Networks:
+    """Half precision `networks`; the VAE's parts whose values come near float16's end are in float32, from the source.
+
+    Raises:
+        CheckpointError: the VAE gives values that are not finite in float32 either.
+    """
+    vae = load_vae(sources.vae, torch.float32)
+    pictures = trial_pictures(min(_TRIAL_PX, options.resolution_px))
+    wide = {name: value for name, value in largest_values(vae, pictures.values()).items() if value > LIMIT}
+    if not wide:
+        return networks
+    if not all(map(math.isfinite, wide.values())):
+        raise CheckpointError(f"{sources.vae}: gives values that are not finite, in float32; the weights are damaged")
+    keep_wide(vae, wide)
+    return replace(networks, vae=vae, wide=wide)
+
+
 def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
     """All graphs of a bundle, network by network."""
     plans = [
@@ -90,7 +117,8 @@ def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str]
     """Why networks that could have a CUDA form have none, by network."""
     if options.dynamic:
         return dict.fromkeys(sorted(_CUDA_NETWORKS), "shapes vary")
-    found = {"vae": vae_obstacle(networks.vae), "unet": unet_obstacle(networks.unet.network)}
+    mixed = "parts of it are in float32" if networks.wide else None
+    found = {"vae": vae_obstacle(networks.vae) or mixed, "unet": unet_obstacle(networks.unet.network)}
     return {network: reason for network, reason in found.items() if reason is not None}
 
 

@@ -1,0 +1,51 @@
+"""Pictures to try a VAE on: what it is made for here, and the worst that it could meet."""
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+from torch import Tensor
+
+from latentsync_trt.errors import InputError
+from latentsync_trt.face.align import align, crop
+from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.types import UInt8Array
+
+PORTRAIT = Path(__file__).parents[1] / "assets" / "demo" / "portrait.jpg"
+
+_POINTS_PX = np.array([(199, 88), (252, 90), (223, 127)], np.float32)
+"""Left brow, right brow and nose in the portrait, where the tracker finds them."""
+
+_WHITE = 255.0
+_SEED = 5
+
+
+def trial_pictures(side_px: int) -> dict[str, Tensor]:
+    """Pictures by what they show, each float32 `(1, 3, side, side)` in [−1, 1].
+
+    An aligned face, the same with its mouth masked as the denoiser is given it, black, white, and noise of nothing but
+    the darkest and brightest value of each colour.
+
+    Raises:
+        InputError: the package lacks its portrait.
+    """
+    face = torch.from_numpy(_aligned_face(side_px)).permute(2, 0, 1)[None].float() / (_WHITE / 2) - 1
+    noise = torch.randint(0, 2, face.shape, generator=torch.Generator().manual_seed(_SEED)) * 2.0 - 1
+    return {
+        "face": face,
+        "masked face": face * torch.from_numpy(mouth_mask(side_px).copy()),
+        "black": torch.full_like(face, -1),
+        "white": torch.full_like(face, 1),
+        "noise": noise,
+    }
+
+
+def _aligned_face(side_px: int) -> UInt8Array:
+    """The face of the built-in portrait in the networks' pose, uint8 `(side, side, 3)` RGB."""
+    portrait = cv2.imread(str(PORTRAIT))
+    if portrait is None:
+        raise InputError(f"{PORTRAIT}: missing; install latentsync-trt again")
+    matrix, _ = align(_POINTS_PX, None, side_px)
+    rgb = np.asarray(cv2.cvtColor(portrait, cv2.COLOR_BGR2RGB), np.uint8)
+    return crop(rgb, matrix, side_px).image
