@@ -56,7 +56,8 @@ def calibrate(
         on_notice(f"warning: {lack}")
     options, distance, found = _chosen(calibration, seen, on_progress)
     on_progress(Progress("write", 0, None))
-    provenance = Provenance(seen.clips, _settings(calibration.options, seen), distance)
+    settings = _settings(calibration.options, seen, len(seen.held_out) if distance else 0)
+    provenance = Provenance(seen.clips, settings, distance)
     folder = quantise_bundle(calibration.bundle.folder, seen.ranges, options, out, provenance)
     return Calibrated(folder, seen, distance, found)
 
@@ -93,11 +94,11 @@ def _usual_loop(options: CalibrateOptions) -> Loop:
     return Loop(options.guidance, solver_schedule(SOLVER, options.steps), plan)
 
 
-def _settings(options: CalibrateOptions, seen: Seen) -> dict[str, Any]:
+def _settings(options: CalibrateOptions, seen: Seen, measured: int) -> dict[str, Any]:
     """What the manifest says of the calibration, besides how graphs were rewritten."""
     return {
         **options.of_the_loops(),
         "windows": seen.windows,
-        "windows_measured": len(seen.held_out),
+        "windows_measured": measured,
         "target_psnr_db": options.target_psnr,
     }

@@ -241,17 +241,23 @@ def test_few_windows_and_silence_are_warned_of(tmp_path: Path, monkeypatch: pyte
     clips.mkdir()
     write_face(clips / "face.mp4", 20)
     write_samples(clips / "face.wav", np.zeros(16000, np.float32), 16000)
+    measured: list[object] = []
+
+    def refuse(*given: Any) -> None:
+        measured.append(given[-1].settings["windows_measured"])
+        raise InputError("as far as this test goes")
+
     monkeypatch.setattr("latentsync_trt.quantise.calibrate.quantise_bundle", refuse)
     words = ["calibrate", "--bundle", str(small_bundle()), "--provider", "cpu", "--clips", str(clips)]
-    _, _, err = run([*words, "--steps", "1", "--samples", "3", "--no-measure"])
+    words += ["--steps", "1", "--samples", "3"]
+    _, _, err = run([*words, "--no-measure"])
     assert "warning: face.mp4: nothing is said in 100% of its sound" in err
     assert "warning: 1 windows of the 3 that --samples asks for" in err
-    assert "no window is left to measure with" in err
+    assert "no window is left to measure with" not in err
     assert err.endswith("error: as far as this test goes\n")
-
-
-def refuse(*_: object) -> None:
-    raise InputError("as far as this test goes")
+    _, _, err = run(words)
+    assert "no window is left to measure with" in err
+    assert measured == [0, 1]
 
 
 @pytest.mark.slow
