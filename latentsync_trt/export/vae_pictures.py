@@ -22,21 +22,23 @@ _SEED = 5
 
 
 def trial_pictures(side_px: int) -> dict[str, Tensor]:
-    """Pictures by what they show, each float32 `(1, 3, side, side)` in [−1, 1].
+    """Pictures by what they show, each float32 `(1, 3, H, W)` in [−1, 1].
 
-    An aligned face, the same with its mouth masked as the denoiser is given it, black, white, and noise of nothing but
-    the darkest and brightest value of each colour.
+    An aligned face, the same with its mouth masked as the denoiser is given it, both with H = W = `side_px`; black,
+    white, and noise of nothing but the darkest and brightest value of each colour: these look the same at every size,
+    and have half the height and width, which takes a quarter of the time.
 
     Raises:
         InputError: the package lacks its portrait.
     """
     face = torch.from_numpy(_aligned_face(side_px)).permute(2, 0, 1)[None].float() / (_WHITE / 2) - 1
-    noise = torch.randint(0, 2, face.shape, generator=torch.Generator().manual_seed(_SEED)) * 2.0 - 1
+    small = torch.ones_like(face[..., ::2, ::2])
+    noise = torch.randint(0, 2, small.shape, generator=torch.Generator().manual_seed(_SEED)) * 2.0 - 1
     return {
         "face": face,
         "masked face": face * torch.from_numpy(mouth_mask(side_px).copy()),
-        "black": torch.full_like(face, -1),
-        "white": torch.full_like(face, 1),
+        "black": -small,
+        "white": small,
         "noise": noise,
     }
 
