@@ -32,8 +32,8 @@ _MOST_SEGMENTS = 8
 _MOST_IMAGES = 4
 
 _TRIAL_PX = 128
-"""At most, the side of the pictures that show how far a VAE's values reach: a pass of the published VAE over one takes
-a busy CPU core 20 s, over one of 512 px sixteen times as long. What is largest depends little on the size, since
+"""At most, the side of the pictures that show how far a VAE's values reach: on all of them the published VAE takes 20 s
+of a CPU core and 0.9 GB, at 512 px sixteen times as much. What is largest depends little on the size, since
 convolutions see a few pixels and norms divide by what is usual in a picture; `HEADROOM` covers what it does."""
 
 # The audio encoder runs once in 30 s of speech.
