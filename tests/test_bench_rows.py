@@ -211,6 +211,7 @@ def test_ticks_are_round_and_few() -> None:
     ("text", "clean"),
     [
         ("bench --video /home/someone/private/in.mp4 -o x", "bench --video in.mp4 -o x"),
+        ("bench --video ../someone/private/in.mp4 --audio ./private/a.wav", "bench --video in.mp4 --audio a.wav"),
         (r"D:\Users\someone\clip.mov: 25 fps", "clip.mov: 25 fps"),
         ("5 frames/s with 1/2 of it", "5 frames/s with 1/2 of it"),
         ("'~/a/b c.wav'", "'b c.wav'"),

@@ -27,8 +27,8 @@ from latentsync_trt.runtime.providers import Selection
 
 _CPU_INFO = Path("/proc/cpuinfo")
 
-# Two or more parts with separators between, from a root, a drive or a home folder on.
-_PATH = re.compile(r"(?:[A-Za-z]:[\\/]|~[\\/]|/)(?:[^\s\\/'\",;:]+[\\/])+[^\s\\/'\",;:]*")
+# Two or more parts with separators between, from a root, a drive, a home folder or the present one on.
+_PATH = re.compile(r"(?:[A-Za-z]:[\\/]|~[\\/]|\.{1,2}[\\/]|/)(?:[^\s\\/'\",;:]+[\\/])+[^\s\\/'\",;:]*")
 
 
 def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict[str, str]:
