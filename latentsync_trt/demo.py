@@ -15,6 +15,7 @@ from latentsync_trt.types import BoolArray, Float32Array, UInt8Array
 
 ASSETS = Path(__file__).parent / "assets" / "demo"
 SPEECH = ASSETS / "speech.flac"
+_PORTRAIT = ASSETS / "portrait.jpg"
 _MOUTH = ASSETS / "speech.csv"
 SENTENCE = "My lips follow these words. Papa, mama, and the boats by the pier."
 
@@ -51,16 +52,25 @@ def spoken_mouth() -> SpokenMouth:
     return SpokenMouth(rows[:, 0], rows[:, 1] > 0, rows[:, 2] > 0)
 
 
+def portrait() -> UInt8Array:
+    """The photograph that the clip is filmed from, uint8 `(H, W, 3)` RGB.
+
+    Raises:
+        InputError: the package lacks it.
+    """
+    image = cv2.imread(str(_PORTRAIT))
+    if image is None:
+        raise InputError(f"{_PORTRAIT}: missing; install latentsync-trt again")
+    return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
+
+
 def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
     """Frames of the clip, uint8 `(480, 480, 3)` RGB at the model's rate, long enough for `duration_s`.
 
     Raises:
         InputError: the package lacks its portrait.
     """
-    portrait = cv2.imread(str(ASSETS / "portrait.jpg"))
-    if portrait is None:
-        raise InputError(f"{ASSETS / 'portrait.jpg'}: missing; install latentsync-trt again")
-    rgb = cv2.cvtColor(portrait, cv2.COLOR_BGR2RGB)
+    rgb = portrait()
     for index in range(ceil(duration_s * MODEL_FPS)):
         matrix = _camera(index / MODEL_FPS)
         frame = cv2.warpAffine(

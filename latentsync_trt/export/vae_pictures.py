@@ -1,18 +1,13 @@
 """Pictures to try a VAE on: what it is made for here, and the worst that it could meet."""
 
-from pathlib import Path
-
-import cv2
 import numpy as np
 import torch
 from torch import Tensor
 
-from latentsync_trt.errors import InputError
+from latentsync_trt.demo import portrait
 from latentsync_trt.face.align import align, crop
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.types import UInt8Array
-
-PORTRAIT = Path(__file__).parents[1] / "assets" / "demo" / "portrait.jpg"
 
 _POINTS_PX = np.array([(199, 88), (252, 90), (223, 127)], np.float32)
 """Left brow, right brow and nose in the portrait, where the tracker finds them."""
@@ -45,9 +40,5 @@ def trial_pictures(side_px: int) -> dict[str, Tensor]:
 
 def _aligned_face(side_px: int) -> UInt8Array:
     """The face of the built-in portrait in the networks' pose, uint8 `(side, side, 3)` RGB."""
-    portrait = cv2.imread(str(PORTRAIT))
-    if portrait is None:
-        raise InputError(f"{PORTRAIT}: missing; install latentsync-trt again")
     matrix, _ = align(_POINTS_PX, None, side_px)
-    rgb = np.asarray(cv2.cvtColor(portrait, cv2.COLOR_BGR2RGB), np.uint8)
-    return crop(rgb, matrix, side_px).image
+    return crop(portrait(), matrix, side_px).image

@@ -89,11 +89,10 @@ def read_frames(
     """
     if extend is not None and frame_count is None:
         raise InputError("extending a video needs the number of frames to extend it to")
-    pictures = _extended(path, fps, rgb_only, extend)
-    for index, picture in enumerate(pictures):
+    for index, shown in enumerate(_extended(path, fps, rgb_only, extend)):
         if index == frame_count:
             return
-        yield Frame(index, Fraction(index, fps), picture.picture, picture.planes)
+        yield Frame(index, Fraction(index, fps), shown.picture, shown.planes)
 
 
 def _extended(path: Path, fps: int, rgb_only: bool, extend: Extend | None) -> Iterator[_Shown]:

@@ -77,7 +77,7 @@ def _chosen(
     """What to quantise how, what that does to faces, and the search that found it."""
     asked = calibration.options
     options, target_db, work = asked.quantise_options(), asked.target_psnr, calibration.work.folder
-    if target_db is None and not asked.measure:
+    if not asked.measures:
         return options, {}, None
     windows = [RecordedWindow.load(path) for path in seen.held_out]
     with Replay(calibration.bundle, calibration.selection, windows, _usual_loop(asked)) as replay:

@@ -106,7 +106,7 @@ class Calibration:
                 )
             samples, held_out = split(windows, self.options.samples)
             missing = what_is_missing(findings, self.options.samples, self.bundle.manifest.frames)
-            if not held_out and (self.options.measure or self.options.target_psnr is not None):
+            if not held_out and self.options.measures:
                 missing += ("no window is left to measure with: the result is measured on one that was looked at",)
             return Seen(self._observe(samples), len(samples), held_out or samples[:1], self.work.clips, missing)
 

@@ -71,6 +71,11 @@ class CalibrateOptions:
     def __post_init__(self) -> None:
         check_limits(self)
 
+    @property
+    def measures(self) -> bool:
+        """Whether whole loops are run on windows that were not looked at, to measure the result or to search for it."""
+        return self.measure or self.target_psnr is not None
+
     def quantise_options(self) -> "QuantiseOptions":
         """What of this concerns the rewriting of graphs; needs the extra."""
         from latentsync_trt.quantise.options import RESIDUAL_READERS, QuantiseOptions

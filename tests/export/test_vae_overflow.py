@@ -15,9 +15,10 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
+from latentsync_trt import demo
 from latentsync_trt.bundle import read_manifest
 from latentsync_trt.errors import CheckpointError, InputError
-from latentsync_trt.export import exporter, vae_pictures
+from latentsync_trt.export import exporter
 from latentsync_trt.export.graphs import GraphPlan, build_graph
 from latentsync_trt.export.options import ExportOptions, Sources
 from latentsync_trt.export.plans import Networks, answer_overflow, cuda_obstacles, load_networks, plan_graphs
@@ -327,6 +328,6 @@ def test_trial_pictures_are_what_they_are_called(side_px: int) -> None:
 def test_without_its_portrait_the_package_is_to_be_installed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vae_pictures, "PORTRAIT", tmp_path / "portrait.jpg")
+    monkeypatch.setattr(demo, "_PORTRAIT", tmp_path / "portrait.jpg")
     with pytest.raises(InputError, match="install latentsync-trt again"):
         trial_pictures(SIDE_PX)
