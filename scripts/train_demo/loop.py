@@ -34,7 +34,7 @@ class Workshop:
     """Where and on what is trained.
 
     `folder`: checkpoints and journal. `device`: of torch. `seed`: of everything drawn. `budget_s`: for all stages.
-    `compiled`: the U-Net through torch.compile, which takes two minutes before it gains any.
+    `compiled`: the U-Net through torch.compile, which a process beside the first stages makes ready.
     """
 
     folder: Path

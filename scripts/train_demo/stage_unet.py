@@ -133,7 +133,7 @@ class _Windows(nn.Module):
         return noise, hidden
 
 
-def _quick(
+def quick(
     unet: TrainedUNet, inputs: tuple[Tensor, Tensor, Tensor], workshop: Workshop
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     """The U-Net for inputs like these, as fast as the device runs it."""
@@ -214,7 +214,7 @@ class UNetStage(nn.Module):
         mask = self._latent_mask.expand(len(noisy), 1, -1, -1)
         sample = torch.cat([noisy, mask, batch.masked, batch.reference], 1)
         if self._painter is None:
-            self._painter = _quick(self.unet, (sample, level, batch.audio), self._workshop)
+            self._painter = quick(self.unet, (sample, level, batch.audio), self._workshop)
         predicted, hidden = self._painter(sample, level, batch.audio)
         predicted = predicted.float()
         clean = (noisy - (1 - signal).sqrt() * predicted) / signal.sqrt()

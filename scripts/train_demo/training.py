@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from latentsync_trt.export.whisper import WhisperEncoder
+from scripts.train_demo.ahead import compile_ahead
 from scripts.train_demo.banks import FaceBank, FeatureBank, SpeechBank
 from scripts.train_demo.clips import Clips, FilmPlan, film_clips, load_clips, plan_clips
 from scripts.train_demo.loop import Losses, Workshop, run_stage
@@ -68,6 +69,7 @@ def train(material: Material, settings: Settings, workshop: Workshop) -> Checkpo
     workshop.folder.mkdir(parents=True, exist_ok=True)
     torch.set_float32_matmul_precision("high")
     bank, held = SpeechBank(material.speech, workshop.device), SpeechBank(material.held_out, workshop.device)
+    compiling = compile_ahead(settings, workshop) if workshop.compiled else None
     with ThreadPoolExecutor(1) as crew:
         filming = crew.submit(film, material, settings)
         whisper, heard = _train_audio(bank, held, settings, workshop)
@@ -92,6 +94,9 @@ def train(material: Material, settings: Settings, workshop: Workshop) -> Checkpo
     painter = UNetStage(unet, latents, workshop).to(workshop.device)
     listener = _Listener(bank, whisper, workshop)
     paint = partial(_paint, painter, listener, settings.unet.batch, examiners.held_out, workshop)
+    if compiling is not None:
+        compiling.join()
+        workshop.note(stage="unet", compiled_ahead=compiling.exitcode == 0)
     run_stage("unet", painter, paint, settings.unet, workshop)
     files(step=settings.unet.steps)
     examiners.note("unet", unet, workshop)

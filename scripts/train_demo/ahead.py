@@ -1,0 +1,45 @@
+"""Compiles the U-Net's training step while its data are still being made.
+
+torch.compile keeps what it makes in a cache on disk. What a process of its own compiles, beside the filming and the
+first stages, the stage that needs it finds there, and loses no time of its own on it.
+"""
+
+import multiprocessing
+from multiprocessing.process import BaseProcess
+
+import torch
+
+from latentsync_trt.audio.windows import POSITIONS
+from scripts.train_demo.loop import Workshop
+from scripts.train_demo.networks import WINDOW_FRAMES, make_unet
+from scripts.train_demo.settings import Settings
+from scripts.train_demo.stage_unet import quick
+
+_LATENT_SCALE, _CHANNELS = 8, 13
+
+
+def compile_ahead(settings: Settings, workshop: Workshop) -> BaseProcess:
+    """The process that compiles, already begun; its exit code is 0 once all is in the cache."""
+    process = multiprocessing.get_context("spawn").Process(
+        target=train_once, args=(settings, workshop), name="compile", daemon=True
+    )
+    process.start()
+    return process
+
+
+def train_once(settings: Settings, workshop: Workshop) -> None:
+    """A step of the stage "unet" on random numbers; nothing of it is kept but what was compiled."""
+    torch.set_float32_matmul_precision("high")
+    device, sizes, windows = workshop.device, settings.sizes, settings.unet.batch
+    unet = make_unet(sizes, settings.seed).to(device).train()
+    frames, side = windows * WINDOW_FRAMES, settings.resolution_px // _LATENT_SCALE
+    tokens = POSITIONS * (sizes.whisper.blocks + 1)
+    inputs = (
+        torch.randn(frames, _CHANNELS, side, side, device=device),
+        torch.randint(0, 1000, (windows,), device=device),
+        torch.randn(frames, tokens, sizes.whisper.width, device=device),
+    )
+    with workshop.half():
+        noise, hidden = quick(unet, inputs, workshop)(*inputs)
+        loss = (noise.float() ** 2).mean() + (hidden.float() ** 2).mean()
+    loss.backward()
