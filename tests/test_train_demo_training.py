@@ -11,14 +11,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.audio.windows import audio_windows
+from scripts.train_demo import ahead, stage_unet
 from scripts.train_demo.banks import SEGMENT_FRAMES, FaceBank, FeatureBank, SpeechBank, as_images
 from scripts.train_demo.clips import Clips, FilmPlan, film_clips, load_clips, plan_clips
 from scripts.train_demo.loop import Losses, Workshop, run_stage
-from scripts.train_demo.networks import TINY, WINDOW_FRAMES, MouthReader, initialise, make_unet, make_vae, make_whisper
+from scripts.train_demo.networks import (
+    TINY,
+    WINDOW_FRAMES,
+    MouthReader,
+    TrainedUNet,
+    initialise,
+    make_unet,
+    make_vae,
+    make_whisper,
+)
 from scripts.train_demo.sampling import painted
 from scripts.train_demo.settings import MINIATURE, StagePlan
 from scripts.train_demo.speech import LOWEST, STEPS_PER_DECADE, Speech
@@ -253,3 +263,26 @@ def test_what_was_trained_runs_in_the_pipeline(speech: Speech, clips: Clips, tmp
         report = lip_sync.sync(clip, sound, tmp_path / "out.mp4", SyncOptions(steps=2, cache_interval=2))
     assert (report.frames, report.frames_with_face, report.bundle) == (18, 18, "demo")
     assert LIMITS in json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))["notes"]
+
+
+def test_what_is_compiled_ahead_takes_what_the_stage_gives(
+    speech: Speech, clips: Clips, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[tuple[torch.Size, torch.dtype]]] = []
+    usual = stage_unet.quick
+
+    def noted(
+        unet: TrainedUNet, inputs: tuple[Tensor, Tensor, Tensor], workshop: Workshop
+    ) -> Callable[..., tuple[Tensor, Tensor]]:
+        seen.append([(part.shape, part.dtype) for part in inputs])
+        return usual(unet, inputs, workshop)
+
+    monkeypatch.setattr(ahead, "quick", noted)
+    monkeypatch.setattr(stage_unet, "quick", noted)
+    ahead.train_once(MINIATURE, workshop)
+    faces, bank = FaceBank(clips, CPU), SpeechBank(speech, CPU)
+    latents = LatentBank(make_vae(TINY, 0), faces, bank, 1.0, workshop)
+    features = FeatureBank(bank, make_whisper(TINY, 0), None)
+    stage = UNetStage(make_unet(TINY, 0), latents, workshop)
+    stage.losses(0, MINIATURE.unet.batch, features)
+    assert seen[0] == seen[1]
