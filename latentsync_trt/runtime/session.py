@@ -171,11 +171,22 @@ class Session:
         return trace
 
     def nodes_by_provider(self) -> dict[str, int]:
-        """How many nodes each provider was given; only if opened with `record_assignment`."""
+        """How many nodes each provider was given; only if opened with `RECORD_ASSIGNMENT`.
+
+        Not counted are those on the CPU that compute shapes, as graphs of variable shapes have: their numbers are
+        needed there, and ONNX Runtime leaves them there.
+        """
         counts: dict[str, int] = {}
+        shapes_vary = any(not isinstance(size, int) for tensor in self.inputs for size in tensor.shape)
         for part in self.ort.get_provider_graph_assignment_info():
-            counts[part.ep_name] = counts.get(part.ep_name, 0) + len(part.get_nodes())
+            on_cpu = part.ep_name == "CPUExecutionProvider"
+            counted = [node for node in part.get_nodes() if not (shapes_vary and on_cpu and node.op_type in _SHAPE_OPS)]
+            counts[part.ep_name] = counts.get(part.ep_name, 0) + len(counted)
         return counts
+
+
+_SHAPE_OPS = frozenset({"Concat", "Div", "Mul", "Reshape", "Squeeze"})
+"""What the exported graphs compute shapes with. Of tensors on a GPU, every provider there computes them itself."""
 
 
 def compile_graph(path: Path, settings: SessionSettings, target: Path) -> None:
