@@ -118,13 +118,13 @@ def test_cuda_is_given_the_form_made_for_it(make: Make, both: Bundle, provider: 
     assert notices == []
 
 
-def test_it_is_run_unasked_where_it_was_measured(make: Make, both: Bundle) -> None:
+def test_it_is_run_unasked_wherever_the_bundle_has_it(make: Make, both: Bundle) -> None:
     entry = both.manifest.graphs["denoise_step"]
     graphs = {**both.manifest.graphs, "vae_decoder": entry}
-    bundle = replace(both, manifest=replace(both.manifest, graphs=graphs))
+    made = make(bundle=replace(both, manifest=replace(both.manifest, graphs=graphs)))
     assert RuntimeOptions().graph_form == "auto"
-    assert [make(bundle=bundle).form(graph) for graph in ("denoise_step", "vae_decoder")] == ["cuda", "portable"]
-    assert make(bundle=bundle, graph_form="cuda").form("vae_decoder") == "cuda"
+    forms = [made.form(graph) for graph in ("denoise_step", "vae_decoder", "denoise_step_cached")]
+    assert forms == ["cuda", "cuda", "portable"]
 
 
 @pytest.mark.parametrize(("gpu", "kernels"), [(ADA, None), (HOPPER, "10")])

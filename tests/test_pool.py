@@ -8,6 +8,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import onnxruntime as ort
@@ -21,7 +23,7 @@ from latentsync_trt.runtime.gpu import Gpu
 from latentsync_trt.runtime.options import CpuOptions
 from latentsync_trt.runtime.providers import Selection
 from latentsync_trt.runtime.recipes import OptimisedGraph, Place
-from latentsync_trt.runtime.session import Session
+from latentsync_trt.runtime.session import Session, TensorInfo
 from tests.device import GRAPHS, DemoNetworks, Device, by_graph, denoised
 
 CPU_PROVIDER = (("CPUExecutionProvider", {}),)
@@ -174,6 +176,21 @@ def test_a_session_that_runs_elsewhere_is_refused_with_counts(
     counts["CPUExecutionProvider"] = 389
     with pytest.raises(EngineBuildError, match=r"cuda runs 70% .* 90% .*389 on CPUEx.*, 911 on CUDAEx.*--provider"):
         networks.session("vae_decoder")
+
+
+@pytest.mark.parametrize(("size", "on_cpu"), [("windows", 1), (2, 3)])
+def test_shapes_computed_on_the_cpu_are_no_fallback(size: int | str, on_cpu: int) -> None:
+    def given(provider: str, *operators: str) -> SimpleNamespace:
+        nodes = [SimpleNamespace(op_type=operator) for operator in operators]
+        return SimpleNamespace(ep_name=provider, get_nodes=lambda: nodes)
+
+    parts = [given("CUDAExecutionProvider", "Concat", "Conv"), given("CPUExecutionProvider", "Concat", "Mul", "Conv")]
+    session = SimpleNamespace(
+        inputs=(TensorInfo("latents", (size, 4), np.dtype(np.float32)),),
+        ort=SimpleNamespace(get_provider_graph_assignment_info=lambda: parts),
+    )
+    counts = Session.nodes_by_provider(cast(Session, session))
+    assert counts == {"CUDAExecutionProvider": 2, "CPUExecutionProvider": on_cpu}
 
 
 def test_a_provider_that_did_not_load_is_refused(
