@@ -234,8 +234,8 @@ class RuntimeOptions:
     )
     graph_form: GraphFormChoice = option(
         "auto",
-        "Which form of the graphs: auto = on CUDA the one made for it where the bundle has it and the provider takes it, "
-        "else portable; cuda = that one, or none.",
+        "Which form of the graphs: auto = on CUDA the one made for it where the bundle has it and the provider takes "
+        "it, else portable; cuda = that one, or none.",
         choices=("auto", "portable", "cuda"),
     )
     build: Build = option(
