@@ -182,12 +182,13 @@ class _Run:
         ahead = self._windows_at_once() * self._networks.bundle.manifest.frames
         turns = in_background(painter.gather(jobs), depth=ahead, name="prepare")
         painted = in_background(painter.paint(turns), depth=ahead, name="paint")
+        composed = in_background(self._compose(painted), depth=_QUEUE_DEPTH, name="compose")
         count, notices = 0, self._notices()
         total = self._expected_frames()
-        with closing(painted), self._writer() as writer:
-            for job in painted:
+        with closing(composed), self._writer() as writer:
+            for frame, patch in composed:
                 with self._clock.measure("encode"):
-                    writer.write(job.frame, self._patch(job))
+                    writer.write(frame, patch)
                 count += 1
                 on_progress(Progress("lip-sync", count, total))
             if not self._frames_with_face:
@@ -246,6 +247,11 @@ class _Run:
 
     def _windows_at_once(self) -> int:
         return max(self._networks.windows_per_batch, _WINDOWS_IN_TURN if self._networks.low_memory else 1)
+
+    def _compose(self, jobs: Generator[Job, None, None]) -> Generator[tuple[Frame, Patch | None], None, None]:
+        with closing(jobs):
+            for job in jobs:
+                yield job.frame, self._patch(job)
 
     def _patch(self, job: Job) -> Patch | None:
         if job.face is None or job.painted is None:
