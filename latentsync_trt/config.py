@@ -113,7 +113,7 @@ class Sampling:
 PRESETS: dict[str, Sampling] = {
     "quality": Sampling(20, "ddim", 1),
     "balanced": Sampling(20, "ddim", 3),
-    "fast": Sampling(8, "dpmpp", 2),
+    "fast": Sampling(8, "dpmpp", 3, full_steps=(0, 3, 7)),
 }
 """What `--preset` stands for; options that are given count before it."""
 
@@ -128,7 +128,7 @@ class SyncOptions:
     preset: PresetName = option(
         "balanced",
         "Steps, solver and caching at once: quality = 20, ddim, none; balanced = 20, ddim, every 3rd step full; "
-        "fast = 8, dpmpp, every 2nd step full. The options for each count before it.",
+        "fast = 8, dpmpp, steps 0, 3 and 7 full. The options for each count before it.",
         choices=tuple(PRESETS),
     )
     steps: int | None = option(None, "Denoising steps.  [default: the preset's]", minimum=1, maximum=999)
@@ -189,13 +189,14 @@ class SyncOptions:
 
     @property
     def sampling(self) -> Sampling:
-        """What the preset says, and before it what was given."""
+        """What the preset says, and before it what was given; its full steps are of its own number of steps alone."""
         preset = PRESETS[self.preset]
+        usual = preset.full_steps if self.steps is None and self.cache_interval is None else None
         return Sampling(
             steps=preset.steps if self.steps is None else self.steps,
             solver=self.solver or preset.solver,
             cache_interval=preset.cache_interval if self.cache_interval is None else self.cache_interval,
-            full_steps=self.full_steps,
+            full_steps=usual if self.full_steps is None else self.full_steps,
         )
 
 
@@ -213,9 +214,10 @@ class RuntimeOptions:
     max_windows: int | None = option(
         None, "With --dynamic, most windows in one run.  [default: as exported]", minimum=1, maximum=64
     )
-    windows_per_batch: int = option(
-        1,
-        "Windows of 16 frames that are denoised together; more than 1 needs --dynamic, more memory and a longer clip.",
+    windows_per_batch: int | None = option(
+        None,
+        "Windows of 16 frames that are denoised together; more than 1 needs --dynamic, more memory and a longer clip.  "
+        "[default: on a GPU as many as the engines take and free memory holds]",
         minimum=1,
         maximum=64,
     )

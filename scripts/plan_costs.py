@@ -16,7 +16,7 @@ from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion.plan import full_step_equivalents, plan_for
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-ROWS = (BENCHMARKS / "forms-cuda-h100.json",)
+ROWS = (BENCHMARKS / "bench-cuda-h100-512.json", BENCHMARKS / "bench-cuda-h100-256.json")
 SIDES_PX = {"full-512-fp16": 512, "full-256-fp16": 256}
 
 PLANS = {

@@ -18,9 +18,13 @@ def test_nothing_given_is_the_balanced_preset() -> None:
 
 def test_presets() -> None:
     assert SyncOptions(preset="quality").sampling == Sampling(20, "ddim", 1)
-    fast = SyncOptions(preset="fast").sampling
-    assert (fast.solver, fast.cache_interval > 1) == ("dpmpp", True)
-    assert fast.steps in range(8, 11)
+    assert SyncOptions(preset="fast").sampling == Sampling(8, "dpmpp", 3, full_steps=(0, 3, 7))
+
+
+@pytest.mark.parametrize("given", [{"steps": 10}, {"cache_interval": 3}, {"steps": 10, "cache_interval": 3}])
+def test_full_steps_of_a_preset_go_with_its_own_steps(given: dict[str, int]) -> None:
+    sampling = SyncOptions(preset="fast", **given).sampling  # type: ignore[arg-type]
+    assert sampling == Sampling(given.get("steps", 8), "dpmpp", 3)
 
 
 def test_what_is_given_counts_before_the_preset() -> None:
@@ -82,6 +86,7 @@ def test_the_help_tells_what_presets_stand_for() -> None:
     text = " ".join(CliRunner().invoke(main, ["sync", "--help"], terminal_width=200).stdout.split())
     for name, sampling in PRESETS.items():
         assert f"{name} = {sampling.steps}, {sampling.solver}, " in text
-    assert f"fast = 8, dpmpp, every {PRESETS['fast'].cache_interval}nd step full" in text
+    first, middle, last = PRESETS["fast"].full_steps or ()
+    assert f"fast = 8, dpmpp, steps {first}, {middle} and {last} full" in text
     assert "--guidance-interval START-END" in text
     assert "--full-steps STEP,STEP,..." in text

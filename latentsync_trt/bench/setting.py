@@ -103,7 +103,7 @@ class Setting:
             guidance=options.guidance,
             schedule=solver_schedule(options.sampling.solver, options.sampling.steps),
             plan=plan_for(options),
-            windows_per_batch=self.runtime.windows_per_batch,
+            windows_per_batch=self.runtime.windows_per_batch or 1,
         )
 
 

@@ -81,7 +81,7 @@ def measure_network_stages(setting: Setting, clip: Clip) -> Iterator[Row]:
         row = _row(setting, "hear", lambda: encode_audio(pieces, networks.hear), len(speech.windows))
         yield replace(row, provider=setting.provider)
         heard = speech.windows[np.arange(manifest.frames).clip(max=len(speech.windows) - 1)]
-        windows = [(faces, heard)] * setting.runtime.windows_per_batch
+        windows = [(faces, heard)] * (setting.runtime.windows_per_batch or 1)
         for preset in setting.options.preset:
             setting.say(f"{setting.provider}: paint with preset {preset}")
             inpainter = setting.inpainter(preset, networks, networks.denoiser())

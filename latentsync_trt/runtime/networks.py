@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryFile
 from weakref import WeakSet
 
 import numpy as np
@@ -13,14 +12,16 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory, OutputError, ProviderUnavailable
 from latentsync_trt.flow import Span
 from latentsync_trt.runtime.background import BackgroundBuild
+from latentsync_trt.runtime.batching import windows_that_fit
 from latentsync_trt.runtime.cache import EngineCache, Notice, cache_folder
 from latentsync_trt.runtime.denoiser import step_graph
 from latentsync_trt.runtime.engines import COMPILING_PROVIDERS, Engines
+from latentsync_trt.runtime.gpu import free_memory_bytes
 from latentsync_trt.runtime.pool import SessionPool
 from latentsync_trt.runtime.pooled import Denoisers, PooledDenoiser
 from latentsync_trt.runtime.providers import Selection, next_provider
 from latentsync_trt.runtime.session import Session
-from latentsync_trt.runtime.trace import write_profile
+from latentsync_trt.runtime.trace import profile_folder, write_profile
 from latentsync_trt.types import EngineTime, Float32Array
 
 
@@ -54,7 +55,7 @@ class Networks:
         self._needed: tuple[str, ...] = ()
         self._build: BackgroundBuild | None = None
         self._build_wanted = self.options.build == "background"
-        self._profile = _profile_folder(self.options)
+        self._profile = profile_folder(self.options.profile)
         self._spans: list[Span] = []
         self._pool = SessionPool(
             self._engines(selection),
@@ -64,6 +65,7 @@ class Networks:
             on_close=self._release_buffers,
         )
 
+        self._windows_that_fit: int | None = None
         # Known now, not at the first window.
         self._pool.engines.check(windows=self.windows_per_batch)
         self._graph_denoisers = Denoisers(self._pool, self._notice)
@@ -75,8 +77,10 @@ class Networks:
 
     @property
     def windows_per_batch(self) -> int:
-        """How many windows the denoiser takes at once."""
-        return self.options.windows_per_batch
+        """How many windows the denoiser takes at once: as asked, else as many as the first `prepare` found to fit."""
+        if self.options.windows_per_batch is not None:
+            return self.options.windows_per_batch
+        return 1 if self.low_memory else self._windows_that_fit or 1
 
     @property
     def low_memory(self) -> bool:
@@ -114,9 +118,12 @@ class Networks:
             self._start_build(graphs)
         while True:
             try:
-                return self._pool.prepare(graphs)
+                self._pool.prepare(graphs)
+                break
             except EngineBuildError as error:
                 self._pass_over(error)
+        if self._windows_that_fit is None:  # later, some of what is used is the pool's own and would be free again
+            self._windows_that_fit = self._count_windows_that_fit()
 
     def warm_up(self, graphs: Iterable[str]) -> None:
         """Runs each graph once on zeros, so that the first clip does not pay for what providers do at a first run."""
@@ -181,6 +188,12 @@ class Networks:
     def decode(self, latents: Float32Array) -> Float32Array:
         """Scaled latents `(N, 4, h, w)` → images `(N, 3, H, W)`, about [−1, 1], any N."""
         return self._in_batches("vae_decoder", "latent", latents)
+
+    def _count_windows_that_fit(self) -> int:
+        """Of the engines that run now; those that are being built meanwhile are for the same shapes."""
+        gpu = self.selection.gpu
+        free_bytes = None if gpu is None else free_memory_bytes(gpu.index)
+        return windows_that_fit(self.bundle.manifest, self._pool.engines.ranges, free_bytes)
 
     def _in_batches(self, graph: str, name: str, array: Float32Array) -> Float32Array:
         session = self.session(graph)
@@ -267,22 +280,6 @@ def graphs_for(*, guidance: float, full_steps_only: bool, unguided_too: bool = F
     cached = (False,) if full_steps_only else (False, True)
     steps = [step_graph(guided=kind, cached=reuse) for kind in kinds for reuse in cached]
     return ("audio_encoder", "vae_encoder", *steps, "vae_decoder")
-
-
-def _profile_folder(options: RuntimeOptions) -> Path | None:
-    """The folder of the profile, made if need be; raises `OutputError` if it cannot be, or takes no files."""
-    if options.profile is None:
-        return None
-    folder = Path(options.profile)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be created ({error.strerror})") from error
-    try:
-        TemporaryFile(dir=folder).close()  # known now, not after the run; permissions alone do not tell
-    except OSError as error:
-        raise OutputError(f"{folder}: the profile cannot be written ({error.strerror})") from error
-    return folder.resolve()
 
 
 def _padded_batches(array: Float32Array, size: int) -> Iterator[Float32Array]:

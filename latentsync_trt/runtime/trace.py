@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from latentsync_trt.errors import OutputError
@@ -27,6 +28,22 @@ class Trace:
     graph: str
     path: Path
     start_s: float
+
+
+def profile_folder(asked: str | Path | None) -> Path | None:
+    """The folder of the profile, made if need be; raises `OutputError` if it cannot be, or takes no files."""
+    if asked is None:
+        return None
+    folder = Path(asked)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be created ({error.strerror})") from error
+    try:
+        TemporaryFile(dir=folder).close()  # known now, not after the run; permissions alone do not tell
+    except OSError as error:
+        raise OutputError(f"{folder}: the profile cannot be written ({error.strerror})") from error
+    return folder.resolve()
 
 
 def write_profile(
