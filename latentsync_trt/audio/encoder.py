@@ -63,16 +63,16 @@ class SpeechStream:
             InferenceError: the graph failed.
         """
         positions = heard_positions(np.asarray(frames, np.int64), self.feature_count)
-        return np.stack([np.concatenate([self._feature(position) for position in row]) for row in positions.tolist()])
+        first, last = (int(end) // _SEGMENT_FEATURES for end in (positions.min(), positions.max()))
+        segments = np.concatenate([self._segment(index) for index in range(first, last + 1)])
+        heard = segments[positions - first * _SEGMENT_FEATURES]
+        return heard.reshape(len(positions), -1, heard.shape[-1])
 
     def all_features(self) -> Float32Array:
         """The features of the whole recording, float32 `(T, L, D)`; instead of `windows`, not beside it."""
         segments = range(0, self.feature_count, _SEGMENT_FEATURES)
         parts = [self._segment(start // _SEGMENT_FEATURES)[: self.feature_count - start] for start in segments]
         return np.concatenate(parts, dtype=np.float32)
-
-    def _feature(self, position: int) -> Float32Array:
-        return self._segment(position // _SEGMENT_FEATURES)[position % _SEGMENT_FEATURES]
 
     def _segment(self, index: int) -> Float32Array:
         while index not in self._features:
