@@ -37,6 +37,7 @@ from latentsync_trt.types import (
     AudioFeatures,
     FaceDetector,
     Float32Array,
+    Float64Array,
     Frame,
     Patch,
     Progress,
@@ -176,7 +177,8 @@ class _Run:
         """Runs all stages; the last one, encoding, in this thread."""
         start = perf_counter()
         frames = in_background(self._read(), depth=_QUEUE_DEPTH, name="decode")
-        jobs = in_background(self._find_faces(frames, detector), depth=_QUEUE_DEPTH, name="face")
+        found = in_background(self._find_faces(frames, detector), depth=_QUEUE_DEPTH, name="face")
+        jobs = in_background(self._cut_out(found), depth=_QUEUE_DEPTH, name="align")
         painter = self._painter(noise)
         # The networks give out a window at once. What comes before and after them must be able to go on meanwhile.
         ahead = self._windows_at_once() * self._networks.bundle.manifest.frames
@@ -221,18 +223,28 @@ class _Run:
         )
         return self._clock.measured("decode", frames)
 
-    def _find_faces(self, frames: Generator[Frame, None, None], detector: FaceDetector) -> Generator[Job, None, None]:
-        resolution = self._networks.bundle.manifest.resolution_px
-        follower = FaceFollower(detector, resolution)
+    def _find_faces(
+        self, frames: Generator[Frame, None, None], detector: FaceDetector
+    ) -> Generator[tuple[Job, Float64Array | None], None, None]:
+        """Each frame with the matrix that cuts its face out, None where there is none."""
+        follower = FaceFollower(detector, self._networks.bundle.manifest.resolution_px)
         with closing(frames):
             for frame in frames:
                 with self._clock.measure("face"):
                     followed = follower.update(frame.picture)
-                    job = Job(frame)
-                    if followed is not None:
-                        job.face = crop(frame.picture, followed.matrices[0], resolution)
-                        job.track_id = followed.track_id
-                        self._frames_with_face += 1
+                if followed is None:
+                    yield Job(frame), None
+                else:
+                    self._frames_with_face += 1
+                    yield Job(frame, track_id=followed.track_id), followed.matrices[0]
+
+    def _cut_out(self, found: Generator[tuple[Job, Float64Array | None], None, None]) -> Generator[Job, None, None]:
+        resolution = self._networks.bundle.manifest.resolution_px
+        with closing(found):
+            for job, matrix in found:
+                if matrix is not None:
+                    with self._clock.measure("align"):
+                        job.face = crop(job.frame.picture, matrix, resolution)
                 yield job
 
     def _painter(self, noise: Float32Array | None) -> Painter:
