@@ -50,7 +50,8 @@ PLANS: dict[str, dict[str, object]] = {
     "20 DPM++": {"solver": "dpmpp", "cache_interval": 1},
     "10 DPM++": {"solver": "dpmpp", "steps": 10, "cache_interval": 1},
     "8 DPM++": {"solver": "dpmpp", "steps": 8, "cache_interval": 1},
-    "8 DPM++, every 2nd full (`fast`)": {"preset": "fast"},
+    "8 DPM++, every 2nd full": {"solver": "dpmpp", "steps": 8, "cache_interval": 2},
+    "8 DPM++, steps 0, 3, 7 full (`fast`)": {"preset": "fast"},
     "20 DDIM, guided from 0.2 to 0.8": {"preset": "quality", "guidance_interval": (0.2, 0.8)},
 }
 """Tried in the lower precision; the reference is the first in float32."""

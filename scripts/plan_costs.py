@@ -2,14 +2,13 @@
 
     python scripts/plan_costs.py [ROW ...]
 
-A row is a file of benchmarks/: what `latentsync-trt bench` or `measure_forms.py` wrote, or one of those that are older.
+A row is a file of benchmarks/: what `latentsync-trt bench` wrote, or one of those that are older.
 """
 
 import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from latentsync_trt.bench.rows import KIND, read_results
 from latentsync_trt.config import SyncOptions
@@ -17,7 +16,6 @@ from latentsync_trt.diffusion.plan import full_step_equivalents, plan_for
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 ROWS = (BENCHMARKS / "bench-cuda-h100-512.json", BENCHMARKS / "bench-cuda-h100-256.json")
-SIDES_PX = {"full-512-fp16": 512, "full-256-fp16": 256}
 
 PLANS = {
     "`--preset quality`": SyncOptions(preset="quality"),
@@ -56,8 +54,6 @@ def main() -> None:
 def step_times(path: Path) -> list[StepTimes]:
     """What a file holds, largest faces first."""
     row = json.loads(path.read_text())
-    if isinstance(row, list):
-        return _of_forms(row)
     if row.get("kind") == KIND:
         results = read_results(path)
         median_ms = {
@@ -66,19 +62,6 @@ def step_times(path: Path) -> list[StepTimes]:
         return [StepTimes(results.bundle.resolution_px, median_ms["denoise_step"], median_ms["denoise_step_cached"])]
     mean_ms = {engine["graph"]: engine["mean_ms"] for engine in row["engines"]}
     return [StepTimes(row["resolution_px"], mean_ms["denoise_step"], mean_ms["denoise_step_cached"])]
-
-
-def _of_forms(rows: list[dict[str, Any]]) -> list[StepTimes]:
-    """Those of the CUDA form as it is, by bundle."""
-    whole = {
-        (row["bundle"], row["graph"]): row["sync_ms"]
-        for row in rows
-        if row["form"] == "cuda" and "sync_ms" in row and not row.keys() & {"change", "variant"}
-    }
-    return [
-        StepTimes(side_px, whole[bundle, "denoise_step"], whole[bundle, "denoise_step_cached"])
-        for bundle, side_px in SIDES_PX.items()
-    ]
 
 
 def table(measured: list[StepTimes]) -> str:
