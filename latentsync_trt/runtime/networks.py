@@ -196,14 +196,10 @@ class Networks:
         return windows_that_fit(self.bundle.manifest, self._pool.engines.ranges, free_bytes)
 
     def _in_batches(self, graph: str, name: str, array: Float32Array) -> Float32Array:
-        session = self.session(graph)
-        size = self._usual_shape(session.inputs[0].shape)[0]
-        filled = -(-len(array) // size) * size
-        # The last batch may be more than is left: its surplus lies behind what is returned.
-        result = np.empty((filled, *self._usual_shape(session.outputs[0].shape)[1:]), session.outputs[0].dtype)
-        for start, batch in zip(range(0, filled, size), _padded_batches(array, size), strict=True):
-            self.session(graph).run_into({name: batch}, result[start : start + size])
-        return result[: len(array)]
+        size = self._usual_shape(self.session(graph).inputs[0].shape)[0]
+        return np.concatenate(
+            [self.session(graph).run({name: batch})[0][:used] for batch, used in _padded_batches(array, size)]
+        )
 
     def _usual_shape(self, shape: tuple[int | str, ...]) -> tuple[int, ...]:
         ranges = self._pool.engines.ranges
@@ -282,9 +278,9 @@ def graphs_for(*, guidance: float, full_steps_only: bool, unguided_too: bool = F
     return ("audio_encoder", "vae_encoder", *steps, "vae_decoder")
 
 
-def _padded_batches(array: Float32Array, size: int) -> Iterator[Float32Array]:
-    """Cuts `array` into batches of exactly `size`, the last filled up by repeating its end."""
+def _padded_batches(array: Float32Array, size: int) -> Iterator[tuple[Float32Array, int]]:
+    """Cuts `array` into batches of exactly `size`, the last filled up by repeating its end; with the used length."""
     for start in range(0, len(array), size):
         batch = array[start : start + size]
         missing = size - len(batch)
-        yield np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)]) if missing else batch
+        yield (np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)]) if missing else batch), len(batch)

@@ -141,23 +141,6 @@ class Session:
         feed = dict(inputs)
         return tuple(self._attempt(lambda: self.ort.run(None, feed)))
 
-    def run_into(self, inputs: Mapping[str, Array], output: Array) -> None:
-        """Runs a graph of one output, which is written to `output` without a copy between; errors as `run`.
-
-        Args:
-            output: C-contiguous, of the output's shape and dtype.
-        """
-        target = ort.OrtValue.ortvalue_from_numpy(output)
-
-        def run() -> None:
-            binding = self.ort.io_binding()
-            for name, array in inputs.items():
-                binding.bind_cpu_input(name, np.ascontiguousarray(array))
-            binding.bind_ortvalue_output(self.outputs[0].name, target)
-            self.ort.run_with_iobinding(binding)
-
-        self._attempt(run)
-
     def run_bound(self, binding: Any) -> None:
         """Runs the graph on bound device buffers; errors as `run`."""
         self._attempt(lambda: self.ort.run_with_iobinding(binding))
