@@ -191,7 +191,7 @@ class SyncOptions:
     def sampling(self) -> Sampling:
         """What the preset says, and before it what was given; its full steps are of its own number of steps alone."""
         preset = PRESETS[self.preset]
-        usual = preset.full_steps if self.steps is None and self.cache_interval is None else None
+        usual = preset.full_steps if self.steps in (None, preset.steps) and self.cache_interval is None else None
         return Sampling(
             steps=preset.steps if self.steps is None else self.steps,
             solver=self.solver or preset.solver,

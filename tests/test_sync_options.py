@@ -18,7 +18,8 @@ def test_nothing_given_is_the_balanced_preset() -> None:
 
 def test_presets() -> None:
     assert SyncOptions(preset="quality").sampling == Sampling(20, "ddim", 1)
-    assert SyncOptions(preset="fast").sampling == Sampling(8, "dpmpp", 3, full_steps=(0, 3, 7))
+    fast = Sampling(8, "dpmpp", 3, full_steps=(0, 3, 7))
+    assert SyncOptions(preset="fast").sampling == SyncOptions(preset="fast", steps=8).sampling == fast
 
 
 @pytest.mark.parametrize("given", [{"steps": 10}, {"cache_interval": 3}, {"steps": 10, "cache_interval": 3}])
