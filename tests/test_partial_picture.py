@@ -45,9 +45,9 @@ def test_only_what_is_looked_at_is_converted(monkeypatch: pytest.MonkeyPatch) ->
     converted: list[tuple[int, int]] = []
     convert = PartlyConverted._convert
 
-    def counted(picture: PartlyConverted, row: int, column: int) -> None:
-        converted.append((row, column))
-        convert(picture, row, column)
+    def counted(picture: PartlyConverted, row: int, first: int, end: int) -> None:
+        converted.extend((row, column) for column in range(first, end))
+        convert(picture, row, first, end)
 
     monkeypatch.setattr(PartlyConverted, "_convert", counted)
     picture = PartlyConverted(planes(3 * TILE_PX, 4 * TILE_PX))
@@ -68,7 +68,7 @@ def test_a_part_cannot_be_written_to() -> None:
 
 
 def test_threads_may_look_at_once() -> None:
-    given = planes(4 * TILE_PX, 3 * TILE_PX)
+    given = planes(8 * TILE_PX, 6 * TILE_PX)
     whole, picture = PictureConverter().rgb_of_planes(given), PartlyConverted(given)
     found: list[bool] = []
 

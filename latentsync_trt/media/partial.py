@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
+from numpy.typing import NDArray
 
 from latentsync_trt.media.colour import coding_of
 from latentsync_trt.media.pictures import packed_view, repeating_rgb, views
 from latentsync_trt.types import UInt8Array, YuvPlanes
 
-TILE_PX = 256
-"""Side of what is converted at once: even, as chroma covers two pixels; one size, as swscale keeps tables for one."""
+TILE_PX = 128
+"""Side of a tile, even, as chroma covers two pixels. Tiles beside one another are converted at once: fewer calls."""
 
 _of_thread = threading.local()
 
@@ -42,8 +43,9 @@ class PartlyConverted:
         ends = [span.indices(size)[:2] for span, size in zip(place, self.shape, strict=False)]
         rows, columns = (slice(start // TILE_PX, -(-stop // TILE_PX)) for start, stop in ends)
         with self._lock:
-            for row, column in np.argwhere(self._missing[rows, columns]).tolist():
-                self._convert(rows.start + row, columns.start + column)
+            for row in range(rows.start, min(rows.stop, len(self._missing))):
+                for start, stop in _runs(self._missing[row, columns]):
+                    self._convert(row, columns.start + start, columns.start + stop)
         part = self._rgb[place]
         part.flags.writeable = False
         return part
@@ -52,25 +54,32 @@ class PartlyConverted:
         """The whole picture."""
         return np.array(self[:, :], dtype, copy=copy)
 
-    def _convert(self, row: int, column: int) -> None:
-        """Fills one tile."""
-        top, left = row * TILE_PX, column * TILE_PX
-        frame, reformatter = _tools()
+    def _convert(self, row: int, first: int, end: int) -> None:
+        """Fills the tiles of a row from column `first` to before `end`."""
+        top, left, width = row * TILE_PX, first * TILE_PX, (end - first) * TILE_PX
+        frame, reformatter = _tools(width)
         for view, plane, step in zip(
             views(frame), (self._planes.y, self._planes.u, self._planes.v), (1, 2, 2), strict=True
         ):
-            side = TILE_PX // step
-            part = plane[top // step : top // step + side, left // step : left // step + side]
+            part = plane[top // step : (top + TILE_PX) // step, left // step : (left + width) // step]
             view[: part.shape[0], : part.shape[1]] = part
         made = packed_view(repeating_rgb(reformatter, frame, self._coding))
-        tile = self._rgb[top : top + TILE_PX, left : left + TILE_PX]
-        tile[:] = made[: tile.shape[0], : tile.shape[1]]
-        self._missing[row, column] = False
+        tiles = self._rgb[top : top + TILE_PX, left : left + width]
+        tiles[:] = made[: tiles.shape[0], : tiles.shape[1]]
+        self._missing[row, first:end] = False
 
 
-def _tools() -> tuple[VideoFrame, VideoReformatter]:
-    """A frame to fill and what converts it, of this thread: both are for one thread at a time."""
+def _runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Where true values follow one another in `flags (n,)`: from the first to behind the last."""
+    steps = np.diff(flags.astype(np.int8), prepend=0, append=0)
+    return list(zip(np.flatnonzero(steps > 0).tolist(), np.flatnonzero(steps < 0).tolist(), strict=True))
+
+
+def _tools(width: int) -> tuple[VideoFrame, VideoReformatter]:
+    """A frame of that width to fill, and what converts it, which keeps tables for one size; both of this thread."""
     if not hasattr(_of_thread, "tools"):
-        _of_thread.tools = VideoFrame(TILE_PX, TILE_PX, "yuv420p"), VideoReformatter()
-    frame, reformatter = _of_thread.tools
+        _of_thread.tools = {}
+    if width not in _of_thread.tools:
+        _of_thread.tools[width] = VideoFrame(width, TILE_PX, "yuv420p"), VideoReformatter()
+    frame, reformatter = _of_thread.tools[width]
     return frame, reformatter
