@@ -20,11 +20,10 @@ from latentsync_trt.diffusion.loop import initial_noise
 from latentsync_trt.diffusion.plan import plan_for
 from latentsync_trt.diffusion.scheduler import solver_schedule
 from latentsync_trt.errors import NoFaceError
-from latentsync_trt.face.align import crop
 from latentsync_trt.face.compositor import composite
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.follower import FaceFollower
 from latentsync_trt.face.mask import latent_mask, mouth_mask
+from latentsync_trt.finding import FaceFinder
 from latentsync_trt.flow import StageClock, in_background
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.reader import probe, read_frames
@@ -37,7 +36,6 @@ from latentsync_trt.types import (
     AudioFeatures,
     FaceDetector,
     Float32Array,
-    Float64Array,
     Frame,
     Patch,
     Progress,
@@ -177,8 +175,9 @@ class _Run:
         """Runs all stages; the last one, encoding, in this thread."""
         start = perf_counter()
         frames = in_background(self._read(), depth=_QUEUE_DEPTH, name="decode")
-        found = in_background(self._find_faces(frames, detector), depth=_QUEUE_DEPTH, name="face")
-        jobs = in_background(self._cut_out(found), depth=_QUEUE_DEPTH, name="align")
+        finder = FaceFinder(detector, self._networks.bundle.manifest.resolution_px, self._clock)
+        found = in_background(finder.find(frames), depth=_QUEUE_DEPTH, name="face")
+        jobs = in_background(finder.cut_out(found), depth=_QUEUE_DEPTH, name="align")
         painter = self._painter(noise)
         # The networks give out a window at once. What comes before and after them must be able to go on meanwhile.
         ahead = self._windows_at_once() * self._networks.bundle.manifest.frames
@@ -193,13 +192,13 @@ class _Run:
                     writer.write(frame, patch)
                 count += 1
                 on_progress(Progress("lip-sync", count, total))
-            if not self._frames_with_face:
+            if not finder.frames_with_face:
                 raise NoFaceError(
                     f"{self._video}: no face in any of its {count} frames; a face must look at the camera, "
                     "and be at least 50 px wide and 80 px high"
                 )
             on_progress(Progress("finishing", count, total))
-        self._windows = painter.windows
+        self._windows, self._frames_with_face = painter.windows, finder.frames_with_face
         return self._report(count, perf_counter() - start, (*notices, *self._networks.take_notices(), *writer.notices))
 
     def _open_networks_and_listen(self) -> SpeechStream:
@@ -222,30 +221,6 @@ class _Run:
             extend=self._options.extend if self._options.length == "audio" else None,
         )
         return self._clock.measured("decode", frames)
-
-    def _find_faces(
-        self, frames: Generator[Frame, None, None], detector: FaceDetector
-    ) -> Generator[tuple[Job, Float64Array | None], None, None]:
-        """Each frame with the matrix that cuts its face out, None where there is none."""
-        follower = FaceFollower(detector, self._networks.bundle.manifest.resolution_px)
-        with closing(frames):
-            for frame in frames:
-                with self._clock.measure("face"):
-                    followed = follower.update(frame.picture)
-                if followed is None:
-                    yield Job(frame), None
-                else:
-                    self._frames_with_face += 1
-                    yield Job(frame, track_id=followed.track_id), followed.matrices[0]
-
-    def _cut_out(self, found: Generator[tuple[Job, Float64Array | None], None, None]) -> Generator[Job, None, None]:
-        resolution = self._networks.bundle.manifest.resolution_px
-        with closing(found):
-            for job, matrix in found:
-                if matrix is not None:
-                    with self._clock.measure("align"):
-                        job.face = crop(job.frame.picture, matrix, resolution)
-                yield job
 
     def _painter(self, noise: Float32Array | None) -> Painter:
         return Painter(

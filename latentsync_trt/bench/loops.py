@@ -59,7 +59,7 @@ def _measure(setting: Setting, networks: Networks, window: FaceWindow, preset: s
     parts: list[dict[str, float]] = []
     inpainter = setting.inpainter(preset, TimedCodec(networks, times), TimedDenoiser(networks.denoiser(), times))
 
-    windows = [(window.faces, window.audio)] * (setting.runtime.windows_per_batch or 1)
+    windows = [(window.faces, window.audio)] * setting.windows_per_batch
     frames = len(windows) * len(window.faces)
 
     def paint() -> None:

@@ -45,6 +45,11 @@ class Setting:
         return self.selection.name
 
     @property
+    def windows_per_batch(self) -> int:
+        """Of loops: one unless more were asked for, so that rows of different machines compare."""
+        return self.runtime.windows_per_batch or 1
+
+    @property
     def reference_name(self) -> str:
         """What pictures are compared with, in words."""
         return f"{(self.reference or self.bundle).manifest.name}, preset {REFERENCE_PRESET}, on {self.provider}"
@@ -103,7 +108,7 @@ class Setting:
             guidance=options.guidance,
             schedule=solver_schedule(options.sampling.solver, options.sampling.steps),
             plan=plan_for(options),
-            windows_per_batch=self.runtime.windows_per_batch or 1,
+            windows_per_batch=self.windows_per_batch,
         )
 
 

@@ -17,17 +17,17 @@ from latentsync_trt.bench.setting import Setting
 from latentsync_trt.bench.spread import Spread, measure
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import NoFaceError
-from latentsync_trt.face.align import crop
 from latentsync_trt.face.compositor import composite
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.follower import FaceFollower
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.flow import in_background
+from latentsync_trt.finding import FaceFinder
+from latentsync_trt.flow import StageClock, in_background
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.partial import PartlyConverted
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, Frame, Patch, Picture, UInt8Array
+from latentsync_trt.painting import Job
+from latentsync_trt.types import AlignedFace, Float32Array, Frame, Patch, Picture, UInt8Array
 
 TOGETHER = "all off the GPU"
 """Decode, face, compose and encode at the same time, as they run beside the networks."""
@@ -84,7 +84,7 @@ def measure_network_stages(setting: Setting, clip: Clip) -> Iterator[Row]:
         row = _row(setting, "hear", lambda: encode_audio(pieces, networks.hear), len(speech.windows))
         yield replace(row, provider=setting.provider)
         heard = speech.windows[np.arange(manifest.frames).clip(max=len(speech.windows) - 1)]
-        windows = [(faces, heard)] * (setting.runtime.windows_per_batch or 1)
+        windows = [(faces, heard)] * setting.windows_per_batch
         for preset in setting.options.preset:
             setting.say(f"{setting.provider}: paint with preset {preset}")
             inpainter = setting.inpainter(preset, networks, networks.denoiser())
@@ -136,38 +136,19 @@ def _patch(frame: Frame, face: AlignedFace, painted: Float32Array, mask: Float32
 def _composed(clip: Clip, material: _Material) -> Generator[tuple[Frame, Patch], None, None]:
     """Frames with their patches, every stage in a thread of its own, as in `sync`; nothing is painted."""
     decoded = (frame for frame in islice(read_frames(clip.video), len(material.frames)))
-    found = _found(in_background(decoded, depth=_QUEUE_DEPTH, name="decode"), len(material.mask))
-    cut = _cut_out(in_background(found, depth=_QUEUE_DEPTH, name="face"), len(material.mask))
+    finder = FaceFinder(MediaPipeDetector(), len(material.mask), StageClock())
+    found = finder.find(in_background(decoded, depth=_QUEUE_DEPTH, name="decode"))
+    cut = finder.cut_out(in_background(found, depth=_QUEUE_DEPTH, name="face"))
     patched = _patched(in_background(cut, depth=_QUEUE_DEPTH, name="align"), material)
     with closing(in_background(patched, depth=_QUEUE_DEPTH, name="compose")) as composed:
         yield from composed
 
 
-def _found(
-    frames: Generator[Frame, None, None], resolution_px: int
-) -> Generator[tuple[Frame, Float64Array], None, None]:
-    follower = FaceFollower(MediaPipeDetector(), resolution_px)
-    with closing(frames):
-        for frame in frames:
-            followed = follower.update(frame.picture)
-            if followed is not None:  # the material has frames with a face only
-                yield frame, followed.matrices[0]
-
-
-def _cut_out(
-    found: Generator[tuple[Frame, Float64Array], None, None], resolution_px: int
-) -> Generator[tuple[Frame, AlignedFace], None, None]:
-    with closing(found):
-        for frame, matrix in found:
-            yield frame, crop(frame.picture, matrix, resolution_px)
-
-
-def _patched(
-    cut: Generator[tuple[Frame, AlignedFace], None, None], material: _Material
-) -> Generator[tuple[Frame, Patch], None, None]:
-    with closing(cut):
-        for (frame, face), painted in zip(cut, material.painted, strict=True):
-            yield frame, _patch(frame, face, painted, material.mask)
+def _patched(jobs: Generator[Job, None, None], material: _Material) -> Generator[tuple[Frame, Patch], None, None]:
+    with closing(jobs):
+        for job, painted in zip(jobs, material.painted, strict=True):
+            if job.face is not None:  # as in all frames of the material
+                yield job.frame, _patch(job.frame, job.face, painted, material.mask)
 
 
 def _faces(clip: Clip, resolution_px: int, count: int) -> UInt8Array:

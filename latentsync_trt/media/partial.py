@@ -43,7 +43,7 @@ class PartlyConverted:
         ends = [span.indices(size)[:2] for span, size in zip(place, self.shape, strict=False)]
         rows, columns = (slice(start // TILE_PX, -(-stop // TILE_PX)) for start, stop in ends)
         with self._lock:
-            for row in range(rows.start, min(rows.stop, len(self._missing))):
+            for row in range(rows.start, rows.stop):
                 for start, stop in _runs(self._missing[row, columns]):
                     self._convert(row, columns.start + start, columns.start + stop)
         part = self._rgb[place]

@@ -10,12 +10,13 @@ from multiprocessing.process import BaseProcess
 import torch
 
 from latentsync_trt.audio.windows import POSITIONS
+from latentsync_trt.diffusion.scheduler import TRAINING_STEPS
+from latentsync_trt.export.unet import INPUT_CHANNELS
+from latentsync_trt.face.mask import LATENT_SCALE
 from scripts.train_demo.loop import Workshop
 from scripts.train_demo.networks import WINDOW_FRAMES, make_unet
 from scripts.train_demo.settings import Settings
 from scripts.train_demo.stage_unet import quick
-
-_LATENT_SCALE, _CHANNELS = 8, 13
 
 
 def compile_ahead(settings: Settings, workshop: Workshop) -> BaseProcess:
@@ -32,11 +33,11 @@ def train_once(settings: Settings, workshop: Workshop) -> None:
     torch.set_float32_matmul_precision("high")
     device, sizes, windows = workshop.device, settings.sizes, settings.unet.batch
     unet = make_unet(sizes, settings.seed).to(device).train()
-    frames, side = windows * WINDOW_FRAMES, settings.resolution_px // _LATENT_SCALE
+    frames, side = windows * WINDOW_FRAMES, settings.resolution_px // LATENT_SCALE
     tokens = POSITIONS * (sizes.whisper.blocks + 1)
     inputs = (
-        torch.randn(frames, _CHANNELS, side, side, device=device),
-        torch.randint(0, 1000, (windows,), device=device),
+        torch.randn(frames, INPUT_CHANNELS, side, side, device=device),
+        torch.randint(0, TRAINING_STEPS, (windows,), device=device),
         torch.randn(frames, tokens, sizes.whisper.width, device=device),
     )
     with workshop.half():
