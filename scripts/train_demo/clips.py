@@ -12,6 +12,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from latentsync_trt.face.align import crop
@@ -109,7 +110,7 @@ def film_clips(speech: Speech, plans: list[ClipPlan], how: FilmPlan, folder: Pat
         (number, plan, _poses(speech, plan.source, frames), [_poses(speech, said, frames) for said in plan.takes])
         for number, plan in enumerate(plans)
     ]
-    with multiprocessing.get_context("spawn").Pool(how.processes) as crew:
+    with multiprocessing.get_context("spawn").Pool(how.processes, _step_back) as crew:
         draw_atlas(folder / _MOUTHS, how.mouths, _draw, crew)
         found = list(crew.imap(partial(_film_one, folder, how), work, chunksize=1))
     places = np.array([[(said.recording, said.first) for said in plan.takes] for plan in plans])
@@ -138,6 +139,11 @@ def _poses(speech: Speech, said: Said | None, frames: int) -> _Poses:
         return [None] * frames
     track = speech.mouth(said.recording)
     return [pose_at(track, said.first + index) for index in range(frames)]
+
+
+def _step_back() -> None:
+    """Lets what trains meanwhile go first: a step of the audio encoder is many small calls, each waits for a core."""
+    psutil.Process().nice(psutil.BELOW_NORMAL_PRIORITY_CLASS if psutil.WINDOWS else 10)
 
 
 def _film_one(folder: Path, how: FilmPlan, work: _Work) -> bool:
