@@ -10,24 +10,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latentsync_trt.diffusion.inpainting import Inpainter, PreparedWindow
+from latentsync_trt.diffusion.inpainting import Inpainter
 from latentsync_trt.diffusion.windows import Window, WindowPlanner
 from latentsync_trt.flow import StageClock
-from latentsync_trt.types import AlignedFace, Float32Array, Frame, UInt8Array
+from latentsync_trt.types import AlignedFace, Float32Array, Frame, UInt8Array, UInt16Array
 
 
 @dataclass(slots=True, eq=False)
 class Job:
     """A frame on its way through the stages; each adds what it found or made.
 
-    `track_id` changes where the face is another one or was lost between. `painted`: float32 `(H, W, 3)`, about [−1, 1].
+    `track_id` changes where the face is another one or was lost between. `painted`: uint16 `(H, W, 3)`, 257 × level.
     """
 
     frame: Frame
     face: AlignedFace | None = None
     track_id: int | None = None
-    painted: Float32Array | None = None
+    painted: UInt16Array | None = None
     done: bool = False
+
+
+Gathered = tuple[Window[Job], UInt8Array]
+"""A window, and its faces `(F, H, W, 3)`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +39,7 @@ class Turn:
     """A frame, if one is left, and the windows that are to be painted now that it is there."""
 
     job: Job | None
-    windows: Sequence[tuple[Window[Job], PreparedWindow]] = ()
+    windows: Sequence[Gathered] = ()
 
 
 class Painter:
@@ -66,19 +70,19 @@ class Painter:
         """Painted so far."""
 
     def gather(self, jobs: Generator[Job, None, None]) -> Generator[Turn, None, None]:
-        """Every job in its order, and the windows it completes, ready for the networks."""
+        """Every job in its order, and the windows it completes, its faces side by side."""
         planner: WindowPlanner[Job] = WindowPlanner(self._frames)
-        waiting: list[tuple[Window[Job], PreparedWindow]] = []
+        waiting: list[Gathered] = []
         with closing(jobs):
             for job in jobs:
                 job.done = job.track_id is None
-                waiting += self._prepared(planner.push(job, job.track_id))
+                waiting += self._gathered(planner.push(job, job.track_id))
                 if waiting and len(waiting) >= self._at_once():
                     yield Turn(job, waiting)
                     waiting = []
                 else:
                     yield Turn(job)
-        waiting += self._prepared(planner.finish())
+        waiting += self._gathered(planner.finish())
         if waiting:
             yield Turn(None, waiting)
 
@@ -94,19 +98,17 @@ class Painter:
                 while queue and queue[0].done:
                     yield queue.popleft()
 
-    def _prepared(self, windows: Sequence[Window[Job]]) -> list[tuple[Window[Job], PreparedWindow]]:
+    def _gathered(self, windows: Sequence[Window[Job]]) -> list[Gathered]:
         if not windows:
             return []
-        with self._clock.measure("prepare", frames=sum(window.count_new for window in windows)):
-            return [(window, self._inpainter.prepare(_faces(window))) for window in windows]
+        with self._clock.measure("gather", frames=sum(window.count_new for window in windows)):
+            return [(window, _faces(window)) for window in windows]
 
-    def _paint(self, windows: Sequence[tuple[Window[Job], PreparedWindow]]) -> None:
+    def _paint(self, windows: Sequence[Gathered]) -> None:
         self._before()
         with self._clock.measure("paint", frames=sum(window.count_new for window, _ in windows)):
-            inputs = [
-                (prepared, self._listen([job.frame.index for job in window.items])) for window, prepared in windows
-            ]
-            results = self._inpainter.paint_prepared(inputs)
+            heard = [self._listen([job.frame.index for job in window.items]) for window, _ in windows]
+            results = self._inpainter.paint([(faces, audio) for (_, faces), audio in zip(windows, heard, strict=True)])
         self.windows += len(windows)
         for (window, _), painted in zip(windows, results, strict=True):
             for position in window.used:

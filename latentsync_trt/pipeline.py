@@ -181,7 +181,7 @@ class _Run:
         painter = self._painter(noise)
         # The networks give out a window at once. What comes before and after them must be able to go on meanwhile.
         ahead = self._windows_at_once() * self._networks.bundle.manifest.frames
-        turns = in_background(painter.gather(jobs), depth=ahead, name="prepare")
+        turns = in_background(painter.gather(jobs), depth=ahead, name="gather")
         painted = in_background(painter.paint(turns), depth=ahead, name="paint")
         composed = in_background(self._compose(painted), depth=_QUEUE_DEPTH, name="compose")
         count, notices = 0, self._notices()

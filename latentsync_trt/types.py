@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 UInt8Array = NDArray[np.uint8]
+UInt16Array = NDArray[np.uint16]
 Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]

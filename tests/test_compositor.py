@@ -16,7 +16,7 @@ LEAST_PSNR_DB = 45.0
 """Ours rounds where the release cuts off: half a level on average, 52 dB."""
 PEAK_BYTES = 32 * 2**20
 """A face of 210×280 px in float32, several times over; a frame of 20,000×20,000 px would be 1.2 GB."""
-WHITE, BLACK = np.ones((256, 256, 3), np.float32), -np.ones((256, 256, 3), np.float32)
+WHITE, BLACK = np.full((256, 256, 3), 65535, np.uint16), np.zeros((256, 256, 3), np.uint16)
 POINTS = np.array([[47.6, 56.0], [162.4, 56.0], [105.0, 112.0]], np.float32)
 
 
@@ -110,14 +110,14 @@ def test_geometry_returns_to_where_it_came_from(resolution, scale):
     frame = np.stack([x / 4, y / 4, (x + y) / 8], axis=-1).astype(np.uint8)
     matrix, _ = align(scale * POINTS + np.float32([120, 100]), None, resolution)
     face = crop(frame, matrix, resolution)
-    painted = face.image.astype(np.float32) / 127.5 - 1
+    painted = face.image * np.uint16(257)
     result = applied(frame, composite(frame, face, painted, mouth_mask(resolution)))
     assert np.abs(result.astype(int) - frame).max() <= 2
 
 
 def test_a_small_face_is_shrunk_without_aliasing():
     frame = np.full((200, 200, 3), 127, np.uint8)
-    stripes = np.where(np.arange(256) % 2, 1.0, -1.0).astype(np.float32)
+    stripes = np.where(np.arange(256) % 2, 65535, 0).astype(np.uint16)
     painted = np.broadcast_to(stripes[:, None, None], (256, 256, 3)).copy()
     patch = composite(frame, face_at(frame, 80, 80, scale=0.2), painted, mouth_mask(256))
     assert patch.changed.any()

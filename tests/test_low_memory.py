@@ -42,13 +42,13 @@ def test_low_memory_keeps_one_network_and_paints_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     groups: list[int] = []
-    paint = Inpainter.paint_prepared
+    paint = Inpainter.paint
 
     def count(self: Inpainter, windows: list[object]) -> object:
         groups.append(len(windows))
         return paint(self, windows)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Inpainter, "paint_prepared", count)
+    monkeypatch.setattr(Inpainter, "paint", count)
     assert pipeline._WINDOWS_IN_TURN > 2
     monkeypatch.setattr(pipeline, "_WINDOWS_IN_TURN", 2)  # as few as show the groups
     options = RuntimeOptions(low_memory=True, engine_cache=tmp_path / "cold")

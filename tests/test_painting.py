@@ -15,7 +15,7 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.flow import StageClock, in_background
 from latentsync_trt.painting import Job, Painter, Turn
 from latentsync_trt.pipeline import LipSync
-from latentsync_trt.types import AlignedFace, Float32Array, Frame, WindowBatch
+from latentsync_trt.types import AlignedFace, Float32Array, Frame, UInt8Array, UInt16Array, WindowBatch
 from tests.small import small_bundle
 
 FRAMES, SIDE_PX, LATENT_PX = 4, 16, 2
@@ -25,12 +25,17 @@ TIMEOUT_S = 10.0
 class Codec:
     """Latents are means of 8 × 8 pixels, by channel; the fourth is 0."""
 
-    def encode(self, images: Float32Array) -> Float32Array:
+    def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
+        whole = faces.transpose(0, 3, 1, 2) / np.float32(127.5) - np.float32(1)
+        return self._encode(whole * mask), self._encode(whole)
+
+    def _encode(self, images: Float32Array) -> Float32Array:
         small = images.reshape(len(images), 3, LATENT_PX, 8, LATENT_PX, 8).mean((3, 5))
         return np.concatenate([small, np.zeros_like(small[:, :1])], axis=1)
 
-    def decode(self, latents: Float32Array) -> Float32Array:
-        return np.repeat(np.repeat(latents[:, :3], 8, axis=2), 8, axis=3)
+    def decode_faces(self, latents: Float32Array) -> list[UInt16Array]:
+        images = np.repeat(np.repeat(latents[:, :3], 8, axis=2), 8, axis=3).transpose(0, 2, 3, 1)
+        return list(np.rint((images + 1) * 32767.5).astype(np.uint16))
 
 
 class Hearing:
@@ -98,7 +103,7 @@ def test_every_frame_gets_its_own_mouth(at_once: int, batches: list[int]) -> Non
         else:
             assert job.painted is not None
             index = job.frame.index
-            np.testing.assert_allclose(job.painted, index / 127.5 - 1 + index / 100, atol=1e-6)
+            np.testing.assert_allclose(job.painted, (index / 127.5 + index / 100) * 32767.5, atol=1)
 
 
 def test_frames_are_gathered_while_networks_run() -> None:
@@ -118,7 +123,7 @@ def test_frames_are_gathered_while_networks_run() -> None:
             yield turn
 
     made = painter(Waiting(), 1)
-    turns = in_background(watched(made.gather(jobs([0] * 3 * FRAMES))), depth=FRAMES, name="prepare")
+    turns = in_background(watched(made.gather(jobs([0] * 3 * FRAMES))), depth=FRAMES, name="gather")
     assert len(list(made.paint(turns))) == 3 * FRAMES
     assert prepared.is_set()
 

@@ -1,6 +1,6 @@
 """Scenario "loop": a window of faces, or a batch, through the VAE and all denoising steps, for each preset."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from statistics import median
@@ -17,7 +17,7 @@ from latentsync_trt.bench.spread import Spread, measure
 from latentsync_trt.bench.timed import LOOP, TimedCodec, TimedDenoiser, Times
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.runtime.networks import Networks
-from latentsync_trt.types import Float32Array, UInt8Array
+from latentsync_trt.types import UInt8Array, UInt16Array
 
 
 def measure_loops(setting: Setting, clip: Clip) -> Iterator[Row]:
@@ -55,7 +55,7 @@ def _measure(setting: Setting, networks: Networks, window: FaceWindow, preset: s
     """A row without quality, and the pictures that came out."""
     runs, warm_up = setting.options.runs_of("loop"), setting.options.warm_up_of("loop")
     times = Times()
-    painted: list[Float32Array] = []
+    painted: list[Sequence[UInt16Array]] = []
     parts: list[dict[str, float]] = []
     inpainter = setting.inpainter(preset, TimedCodec(networks, times), TimedDenoiser(networks.denoiser(), times))
 
@@ -113,8 +113,7 @@ def compare(ours: UInt8Array, reference: UInt8Array, name: str) -> Quality:
     return Quality(name, psnr_db, found.ssim, lpips_distance(ours, reference), found.frames)
 
 
-def _generated(painted: Float32Array) -> UInt8Array:
-    """The generated part of faces `(F, H, W, 3)`, about [−1, 1], as pictures."""
-    rows, columns = generated_part(painted.shape[1])
-    levels = np.rint((painted[:, rows, columns].clip(-1, 1) + 1) * 127.5)
-    return np.ascontiguousarray(levels, np.uint8)
+def _generated(painted: Sequence[UInt16Array]) -> UInt8Array:
+    """The generated part of faces, uint16 `(H, W, 3)`, as pictures of 8 bits."""
+    rows, columns = generated_part(len(painted[0]))
+    return np.rint(np.stack([face[rows, columns] for face in painted]) / 257).astype(np.uint8)

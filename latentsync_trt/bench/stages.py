@@ -27,7 +27,7 @@ from latentsync_trt.media.partial import PartlyConverted
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.painting import Job
-from latentsync_trt.types import AlignedFace, Float32Array, Frame, Patch, Picture, UInt8Array
+from latentsync_trt.types import AlignedFace, Float32Array, Frame, Patch, Picture, UInt8Array, UInt16Array
 
 TOGETHER = "all off the GPU"
 """Decode, face, compose and encode at the same time, as they run beside the networks."""
@@ -40,11 +40,11 @@ _MOST_FRAMES = 50
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Material:
-    """Frames, their faces, what is painted in their place, `(H, W, 3)` in [−1, 1], and the mask `(H, W)`."""
+    """Frames, their faces, what is painted in their place, uint16 `(H, W, 3)`, and the mask `(H, W)`."""
 
     frames: list[Frame]
     faces: list[AlignedFace]
-    painted: list[Float32Array]
+    painted: list[UInt16Array]
     mask: Float32Array
 
 
@@ -121,15 +121,15 @@ def _material(clip: Clip, resolution_px: int) -> _Material:
     if not frames:
         raise NoFaceError(f"{clip.video}: its first frame shows no face; stages are measured on frames with one")
     # What is painted makes no difference to the time; the source's own face is as good as any.
-    painted = [face.image.astype(np.float32) / np.float32(127.5) - np.float32(1) for face in faces]
+    painted = [face.image * np.uint16(257) for face in faces]
     return _Material(frames, faces, painted, mouth_mask(resolution_px))
 
 
-def _items(material: _Material) -> Iterator[tuple[Frame, AlignedFace, Float32Array]]:
+def _items(material: _Material) -> Iterator[tuple[Frame, AlignedFace, UInt16Array]]:
     return zip(material.frames, material.faces, material.painted, strict=True)
 
 
-def _patch(frame: Frame, face: AlignedFace, painted: Float32Array, mask: Float32Array) -> Patch:
+def _patch(frame: Frame, face: AlignedFace, painted: UInt16Array, mask: Float32Array) -> Patch:
     return composite(frame.picture, face, painted, mask)
 
 

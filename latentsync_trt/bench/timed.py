@@ -1,12 +1,13 @@
 """The codec and the denoiser of a run, with a watch on each call: the inpainter itself is what is measured."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from latentsync_trt.bench.rows import StepTimes
 from latentsync_trt.diffusion.inpainting import ImageCodec
 from latentsync_trt.diffusion.loop import Denoiser
-from latentsync_trt.types import Float32Array, WindowBatch
+from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array, WindowBatch
 
 ENCODE, LOOP, DECODE = "VAE encode", "denoising", "VAE decode"
 
@@ -45,19 +46,19 @@ class TimedCodec:
     def __init__(self, codec: ImageCodec, times: Times) -> None:
         self._codec, self._times = codec, times
 
-    def encode(self, images: Float32Array) -> Float32Array:
-        """As `ImageCodec.encode`."""
+    def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
+        """As `ImageCodec.encode_faces`."""
         start_s = perf_counter()
-        latents = self._codec.encode(images)
+        latents = self._codec.encode_faces(faces, mask)
         self._times.add(ENCODE, start_s)
         return latents
 
-    def decode(self, latents: Float32Array) -> Float32Array:
-        """As `ImageCodec.decode`."""
+    def decode_faces(self, latents: Float32Array) -> Sequence[UInt16Array]:
+        """As `ImageCodec.decode_faces`."""
         start_s = perf_counter()
-        images = self._codec.decode(latents)
+        faces = self._codec.decode_faces(latents)
         self._times.add(DECODE, start_s)
-        return images
+        return faces
 
 
 class TimedDenoiser:

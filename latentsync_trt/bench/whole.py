@@ -22,7 +22,7 @@ from latentsync_trt.pipeline import LipSync
 from latentsync_trt.runtime.networks import Networks
 from latentsync_trt.types import SyncReport, UInt8Array
 
-_STAGES = ("open", "hear", "decode", "face", "align", "prepare", "paint", "compose", "encode")
+_STAGES = ("open", "hear", "decode", "face", "align", "gather", "paint", "compose", "encode")
 """As a frame meets them; a report has them in the order in which they first ran."""
 
 _MOST_COMPARED = 250

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 
 from latentsync_trt.face.align import frame_rectangle, inverse, resize_antialiased, shifted
-from latentsync_trt.types import AlignedFace, BoolArray, Float32Array, Float64Array, Patch, Picture
+from latentsync_trt.types import AlignedFace, BoolArray, Float32Array, Float64Array, Patch, Picture, UInt16Array
 
 _BORDER_EROSION_PX = 2
 _EDGE_DIVISOR = 20
@@ -26,7 +26,7 @@ _VISIBLE = 0.5 / 255
 
 
 def composite(
-    frame: Picture, face: AlignedFace, decoded: Float32Array, mask: Float32Array, *, whole_crop: bool = False
+    frame: Picture, face: AlignedFace, painted: UInt16Array, mask: Float32Array, *, whole_crop: bool = False
 ) -> Patch:
     """New pixels for the frame a face came from.
 
@@ -36,7 +36,7 @@ def composite(
     Args:
         frame: uint8 `(H, W, 3)` RGB, the frame `face` was cut from.
         face: the aligned face; may lie partly outside the frame.
-        decoded: float32 `(R, R, 3)` RGB, the generated face, [−1, 1]; clipped to that range.
+        painted: uint16 `(R, R, 3)` RGB, the generated face, 257 times its level in 8 bits.
         mask: float32 `(R, R)` in [0, 1], 1 = kept.
         whole_crop: replace the whole crop instead, its kept part by the resampled aligned image, as the public
             release does.
@@ -44,7 +44,7 @@ def composite(
     Returns:
         The smallest rectangle that holds all changed pixels; 0×0 if none lies inside the frame.
     """
-    levels = np.clip(decoded, -1, 1) * np.float32(127.5) + np.float32(127.5)
+    levels = painted * np.float32(1 / 257)
     if whole_crop:
         levels += mask[..., None] * (face.image.astype(np.float32) - levels)
         return paste(frame, resize_antialiased(levels, face.crop_size_px), face.matrix)

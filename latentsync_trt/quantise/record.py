@@ -25,7 +25,7 @@ from latentsync_trt.media.timing import frames_in
 from latentsync_trt.painting import Job, Painter
 from latentsync_trt.quantise.clips import Clip, Findings, silent_share
 from latentsync_trt.quantise.files import load_arrays, save_arrays
-from latentsync_trt.types import FaceDetector, Float32Array, WindowBatch
+from latentsync_trt.types import FaceDetector, Float32Array, UInt8Array, UInt16Array, WindowBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,8 +59,8 @@ class Encoders(Protocol):
         """Log mel spectrogram `(1, 80, 3000)` → features `(1, 1500, L, D)`."""
         ...
 
-    def encode(self, images: Float32Array) -> Float32Array:
-        """Images `(N, 3, H, W)` in [−1, 1] → scaled latents `(N, 4, h, w)`."""
+    def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
+        """As `ImageCodec.encode_faces`."""
         ...
 
 
@@ -102,11 +102,11 @@ class Recorder:
         turns = painter.gather(jobs.of(clip, speech.frame_count))
         picks = _Picks(wanted, max(1, expected // self._frames))
         with closing(turns):
-            for window, prepared in (pair for turn in turns for pair in turn.windows):
+            for window, faces in (pair for turn in turns for pair in turn.windows):
                 number = picks.next()
                 if number is None or path_of(number).is_file():
                     continue
-                inpainter.paint_prepared([(prepared, speech.windows([job.frame.index for job in window.items]))])
+                inpainter.paint([(faces, speech.windows([job.frame.index for job in window.items]))])
                 tap.taken().save(path_of(number))
         return Findings(jobs.frames, jobs.with_face, picks.picked, silent_share(read_audio_blocks(clip.audio)))
 
@@ -138,13 +138,13 @@ class _Tap:
         batch, self._batch = self._batch, None
         return RecordedWindow(batch.latents, batch.conditioning, batch.audio)
 
-    def encode(self, images: Float32Array) -> Float32Array:
-        """The bundle's latents of `images`."""
-        return self._networks.encode(images)
+    def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
+        """The bundle's latents of `faces`, masked and whole."""
+        return self._networks.encode_faces(faces, mask)
 
-    def decode(self, latents: Float32Array) -> Float32Array:
-        """Nothing to see, `(N, 3, 1, 1)`."""
-        return np.zeros((len(latents), 3, 1, 1), np.float32)
+    def decode_faces(self, latents: Float32Array) -> list[UInt16Array]:
+        """Nothing to see: a pixel for each."""
+        return [np.zeros((1, 1, 3), np.uint16)] * len(latents)
 
     def begin(self, batch: WindowBatch) -> None:
         """Remembers the window."""

@@ -1,6 +1,6 @@
 """The networks of one bundle on one provider: audio encoder, image codec and denoiser over the pool of sessions."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from weakref import WeakSet
@@ -14,6 +14,7 @@ from latentsync_trt.flow import Span
 from latentsync_trt.runtime.background import BackgroundBuild
 from latentsync_trt.runtime.batching import windows_that_fit
 from latentsync_trt.runtime.cache import EngineCache, Notice, cache_folder
+from latentsync_trt.runtime.codec import PooledCodec
 from latentsync_trt.runtime.denoiser import step_graph
 from latentsync_trt.runtime.engines import COMPILING_PROVIDERS, Engines
 from latentsync_trt.runtime.gpu import free_memory_bytes
@@ -22,7 +23,7 @@ from latentsync_trt.runtime.pooled import Denoisers, PooledDenoiser
 from latentsync_trt.runtime.providers import Selection, next_provider
 from latentsync_trt.runtime.session import Session
 from latentsync_trt.runtime.trace import profile_folder, write_profile
-from latentsync_trt.types import EngineTime, Float32Array
+from latentsync_trt.types import EngineTime, Float32Array, UInt8Array, UInt16Array
 
 
 class Networks:
@@ -69,6 +70,7 @@ class Networks:
         # Known now, not at the first window.
         self._pool.engines.check(windows=self.windows_per_batch)
         self._graph_denoisers = Denoisers(self._pool, self._notice)
+        self._codec = PooledCodec(self._pool)
 
     @property
     def selection(self) -> Selection:
@@ -164,6 +166,7 @@ class Networks:
         """
         if self._build is not None:
             self._build.stop()
+        self._codec.release()
         self._pool.close()
         times, traces = self._pool.take_profile()
         if self._profile is None or not traces:
@@ -183,23 +186,25 @@ class Networks:
 
     def encode(self, images: Float32Array) -> Float32Array:
         """Images `(N, 3, H, W)` in [−1, 1] → scaled latents `(N, 4, h, w)`, any N."""
-        return self._in_batches("vae_encoder", "image", images)
+        return self._codec.encode(images)
 
     def decode(self, latents: Float32Array) -> Float32Array:
         """Scaled latents `(N, 4, h, w)` → images `(N, 3, H, W)`, about [−1, 1], any N."""
-        return self._in_batches("vae_decoder", "latent", latents)
+        return self._codec.decode(latents)
+
+    def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
+        """As `diffusion.inpainting.ImageCodec.encode_faces`."""
+        return self._codec.encode_faces(faces, mask)
+
+    def decode_faces(self, latents: Float32Array) -> list[UInt16Array]:
+        """As `diffusion.inpainting.ImageCodec.decode_faces`."""
+        return self._codec.decode_faces(latents)
 
     def _count_windows_that_fit(self) -> int:
         """Of the engines that run now; those that are being built meanwhile are for the same shapes."""
         gpu = self.selection.gpu
         free_bytes = None if gpu is None else free_memory_bytes(gpu.index)
         return windows_that_fit(self.bundle.manifest, self._pool.engines.ranges, free_bytes)
-
-    def _in_batches(self, graph: str, name: str, array: Float32Array) -> Float32Array:
-        size = self._usual_shape(self.session(graph).inputs[0].shape)[0]
-        return np.concatenate(
-            [self.session(graph).run({name: batch})[0][:used] for batch, used in _padded_batches(array, size)]
-        )
 
     def _usual_shape(self, shape: tuple[int | str, ...]) -> tuple[int, ...]:
         ranges = self._pool.engines.ranges
@@ -276,11 +281,3 @@ def graphs_for(*, guidance: float, full_steps_only: bool, unguided_too: bool = F
     cached = (False,) if full_steps_only else (False, True)
     steps = [step_graph(guided=kind, cached=reuse) for kind in kinds for reuse in cached]
     return ("audio_encoder", "vae_encoder", *steps, "vae_decoder")
-
-
-def _padded_batches(array: Float32Array, size: int) -> Iterator[tuple[Float32Array, int]]:
-    """Cuts `array` into batches of exactly `size`, the last filled up by repeating its end; with the used length."""
-    for start in range(0, len(array), size):
-        batch = array[start : start + size]
-        missing = size - len(batch)
-        yield (np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)]) if missing else batch), len(batch)

@@ -29,6 +29,7 @@ _NUMPY_TYPES: dict[str, type[np.generic]] = {
     "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
     "tensor(uint8)": np.uint8,
+    "tensor(uint16)": np.uint16,
     "tensor(bool)": np.bool_,
 }
 

@@ -11,7 +11,7 @@ from latentsync_trt.runtime.cache import Notice
 from latentsync_trt.runtime.networks import Networks
 from latentsync_trt.runtime.pooled import PooledDenoiser
 from latentsync_trt.runtime.providers import select_provider
-from latentsync_trt.types import Float32Array, WindowBatch
+from latentsync_trt.types import Float32Array, UInt16Array, WindowBatch
 
 OnFaces = Callable[[Float32Array], None]
 """Takes the faces of one window, `(F, H, W, 3)` in [−1, 1]."""
@@ -75,11 +75,11 @@ class TappedNetworks(Networks):
         self.on_faces = on_faces
         self.record = StepRecord()
 
-    def decode(self, latents: Float32Array) -> Float32Array:
-        """As `Networks.decode`."""
-        images = super().decode(latents)
-        self.on_faces(np.clip(images.transpose(0, 2, 3, 1), -1, 1))
-        return images
+    def decode_faces(self, latents: Float32Array) -> list[UInt16Array]:
+        """As `Networks.decode_faces`."""
+        faces = super().decode_faces(latents)
+        self.on_faces(np.stack(faces) * np.float32(2 / 65535) - np.float32(1))
+        return faces
 
     def denoiser(self) -> PooledDenoiser:
         """As `Networks.denoiser`."""

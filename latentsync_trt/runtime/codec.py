@@ -1,0 +1,174 @@
+"""The VAE between pictures and latents. Pictures travel to the device and back as integers, and are scaled there."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import onnxruntime as ort
+
+from latentsync_trt.runtime.engines import Engines
+from latentsync_trt.runtime.pool import SessionPool
+from latentsync_trt.runtime.session import CPU, Array, Session, SessionSettings
+from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
+
+A = TypeVar("A", Float32Array, UInt8Array)
+
+_GRAPHS = Path(__file__).parent.parent / "assets" / "graphs"
+_FACES_IN, _FACES_OUT = _GRAPHS / "faces_in.onnx", _GRAPHS / "faces_out.onnx"
+"""`faces` uint8, `mask` → `image`, `masked`; `image` → `painted` uint16."""
+
+# Where sessions of these run, ONNX Runtime's own CUDA provider does, too. A plug-in comes without it.
+_BESIDE_CUDA = ("tensorrt", "cuda")
+
+_PIXELS_PER_LATENT = 8
+
+
+class GraphCodec:
+    """Runs the VAE's two graphs by I/O binding, with what scales their pictures before and after them.
+
+    What it allocates is as large as a batch of pictures, and stays.
+
+    Args:
+        open_session: gives the session of a graph by name.
+        device: "cpu" or "cuda", where the buffers are. device_id: which GPU.
+    """
+
+    def __init__(self, open_session: Callable[[str], Session], device: str = "cpu", device_id: int = 0) -> None:
+        self._open = open_session
+        self._device, self._device_id = device, device_id
+        cuda = (("CUDAExecutionProvider", {"device_id": str(device_id)}),) if device == "cuda" else ()
+        settings = SessionSettings(providers=(*cuda, *CPU))
+        self._faces_in, self._faces_out = Session(_FACES_IN, settings), Session(_FACES_OUT, settings)
+        self._values: dict[str, Any] = {}
+        self._mask: Float32Array | None = None
+
+    def encode(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
+        """Latents `(N, 4, h, w)` of masked and of whole pictures, uint8 `(N, H, W, 3)`; `mask (H, W)`, 1 = kept.
+
+        Raises:
+            InferenceError: the provider failed. OutOfMemory: the device's memory is short.
+        """
+        count, height, width, _ = faces.shape
+        given = {"faces": self._upload("faces", faces), "mask": self._values.get("mask")}
+        if mask is not self._mask:
+            given["mask"], self._mask = self._upload("mask", mask), mask
+        made = {name: self._buffer(name, (count, 3, height, width), np.float32) for name in ("image", "masked")}
+        _run(self._faces_in, given, made)
+        session = self._open("vae_encoder")
+        return _latents(session, made["masked"]), _latents(session, made["image"])
+
+    def decode(self, latents: Float32Array) -> UInt16Array:
+        """Pictures `(N, H, W, 3)`, 0 for −1 to 65535 for 1, of latents `(N, 4, h, w)`. Errors as `encode`."""
+        count = len(latents)
+        height, width = (_PIXELS_PER_LATENT * side for side in latents.shape[2:])
+        image = self._buffer("decoded", (count, 3, height, width), np.float32)
+        painted = self._buffer("painted", (count, height, width, 3), np.uint16)
+        _run(self._open("vae_decoder"), {"latent": self._upload("latent", latents)}, {"image": image})
+        _run(self._faces_out, {"image": image}, {"painted": painted})
+        # On the GPU this downloads; elsewhere it is a view of what the next batch is written to.
+        pictures: UInt16Array = painted.numpy()
+        return pictures.copy() if self._device == "cpu" else pictures
+
+    def _upload(self, name: str, array: Array) -> Any:
+        """The buffer `name` with `array` in it."""
+        array = np.ascontiguousarray(array)
+        value = self._values.get(name)
+        if value is not None and tuple(value.shape()) == array.shape:
+            value.update_inplace(array)
+        else:
+            # A copy: on the CPU the buffer is a view of the array it is made from.
+            value = ort.OrtValue.ortvalue_from_numpy(array.copy(), self._device, self._device_id)
+            self._values[name] = value
+        return value
+
+    def _buffer(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:
+        value = self._values.get(name)
+        if value is None or tuple(value.shape()) != shape:
+            value = ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype, self._device, self._device_id)
+            self._values[name] = value
+        return value
+
+
+class PooledCodec:
+    """The image codec over a pool of sessions, on whatever engines there are at each call.
+
+    See `diffusion.inpainting.ImageCodec`.
+    """
+
+    def __init__(self, pool: SessionPool) -> None:
+        self._pool = pool
+        self._made_for: Engines | None = None
+        self._codec: GraphCodec | None = None
+
+    def encode(self, images: Float32Array) -> Float32Array:
+        """Images `(N, 3, H, W)` in [−1, 1] → scaled latents `(N, 4, h, w)`, any N."""
+        return self._on_host("vae_encoder", "image", images)
+
+    def decode(self, latents: Float32Array) -> Float32Array:
+        """Scaled latents `(N, 4, h, w)` → images `(N, 3, H, W)`, about [−1, 1], any N."""
+        return self._on_host("vae_decoder", "latent", latents)
+
+    def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
+        """As `ImageCodec.encode_faces`."""
+        codec = self._graph_codec()
+        masked, whole = list[Float32Array](), list[Float32Array]()
+        for batch, used in _padded_batches(faces, self._size("vae_encoder")):
+            of_masked, of_whole = codec.encode(batch, mask)
+            masked.append(of_masked[:used])
+            whole.append(of_whole[:used])
+        return np.concatenate(masked), np.concatenate(whole)
+
+    def decode_faces(self, latents: Float32Array) -> list[UInt16Array]:
+        """As `ImageCodec.decode_faces`."""
+        codec = self._graph_codec()
+        batches = _padded_batches(latents, self._size("vae_decoder"))
+        return [picture for batch, used in batches for picture in codec.decode(batch)[:used]]
+
+    def release(self) -> None:
+        """Gives the buffers' memory back; they are made anew when they are needed."""
+        self._made_for = self._codec = None
+
+    def _graph_codec(self) -> GraphCodec:
+        engines = self._pool.engines
+        if self._codec is None or self._made_for is not engines:
+            device = "cuda" if engines.selection.name in _BESIDE_CUDA else "cpu"
+            self._codec = GraphCodec(self._pool.session, device, engines.selection.device_id)
+            self._made_for = engines
+        return self._codec
+
+    def _on_host(self, graph: str, name: str, array: Float32Array) -> Float32Array:
+        batches = _padded_batches(array, self._size(graph))
+        return np.concatenate([self._pool.session(graph).run({name: batch})[0][:used] for batch, used in batches])
+
+    def _size(self, graph: str) -> int:
+        """How many pictures the engine takes at once."""
+        size = self._pool.session(graph).inputs[0].shape[0]
+        return size if isinstance(size, int) else self._pool.engines.ranges[size].optimum
+
+
+def _latents(session: Session, image: Any) -> Float32Array:
+    binding = session.ort.io_binding()
+    binding.bind_ortvalue_input("image", image)
+    binding.bind_output("latent")
+    session.run_bound(binding)
+    found: Float32Array = binding.copy_outputs_to_cpu()[0]
+    return found
+
+
+def _run(session: Session, given: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+    """Runs a graph from buffers to buffers."""
+    binding = session.ort.io_binding()
+    for name, value in given.items():
+        binding.bind_ortvalue_input(name, value)
+    for name, value in made.items():
+        binding.bind_ortvalue_output(name, value)
+    session.run_bound(binding)
+
+
+def _padded_batches(array: A, size: int) -> Iterator[tuple[A, int]]:
+    """Cuts `array` into batches of exactly `size`, the last filled up by repeating its end; with the used length."""
+    for start in range(0, len(array), size):
+        batch = array[start : start + size]
+        missing = size - len(batch)
+        yield (np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)]) if missing else batch), len(batch)

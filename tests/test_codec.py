@@ -1,0 +1,110 @@
+"""The VAE between pictures and latents: pictures that travel as integers come out as those that travel as numbers."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from latentsync_trt.bundle import Bundle
+from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.runtime import codec as codec_module
+from latentsync_trt.runtime.codec import GraphCodec
+from latentsync_trt.runtime.networks import Networks
+from latentsync_trt.runtime.providers import Selection
+from scripts import make_picture_graphs
+from tests.small import small_bundle
+
+SIDE_PX = 128
+STEP = 1 / 65535
+"""Half a step of 16 bits is what rounding may cost, in [−1, 1]."""
+
+
+@pytest.fixture(scope="module")
+def networks() -> Iterator[Networks]:
+    opened = Networks(Bundle.load(small_bundle()), Selection("cpu"))
+    yield opened
+    opened.close()
+
+
+def faces(count: int, seed: int = 5) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, SIDE_PX, SIDE_PX, 3), np.uint8)
+
+
+def as_images(pictures: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(pictures.transpose(0, 3, 1, 2) / np.float32(127.5) - np.float32(1))
+
+
+@pytest.mark.parametrize("count", [1, 4, 7])
+def test_faces_are_encoded_whole_and_masked(networks: Networks, count: int) -> None:
+    mask = mouth_mask(SIDE_PX)
+    masked, whole = networks.encode_faces(faces(count), mask)
+    assert masked.shape == whole.shape == (count, 4, SIDE_PX // 8, SIDE_PX // 8)
+    images = as_images(faces(count))
+    np.testing.assert_array_equal(whole, networks.encode(images))
+    np.testing.assert_array_equal(masked, networks.encode(images * mask))
+    assert np.abs(masked - whole).max() > 0.01
+
+
+def test_another_mask_or_size_is_noticed(networks: Networks) -> None:
+    pictures = faces(4)
+    for mask in (mouth_mask(SIDE_PX), np.ones((SIDE_PX, SIDE_PX), np.float32), mouth_mask(SIDE_PX)):
+        masked, _ = networks.encode_faces(pictures, mask)
+        np.testing.assert_array_equal(masked, networks.encode(as_images(pictures) * mask))
+
+
+@pytest.mark.parametrize("count", [1, 4, 7])
+def test_latents_are_decoded_to_sixteen_bits(networks: Networks, count: int) -> None:
+    latents = np.random.default_rng(3).standard_normal((count, 4, SIDE_PX // 8, SIDE_PX // 8), np.float32)
+    painted = networks.decode_faces(latents)
+    assert len(painted) == count
+    assert all(picture.shape == (SIDE_PX, SIDE_PX, 3) and picture.dtype == np.uint16 for picture in painted)
+    expected = networks.decode(latents).clip(-1, 1).transpose(0, 2, 3, 1)
+    assert np.ptp(expected) > 0.1
+    np.testing.assert_allclose(np.stack(painted) * (2 / 65535) - 1, expected, atol=1.01 * STEP)
+
+
+def test_what_was_given_out_and_in_stays_as_it_is(networks: Networks) -> None:
+    """Buffers are used again for the next batch: neither the caller's arrays nor the results may be those buffers."""
+    pictures, latents = faces(4), np.random.default_rng(1).standard_normal((4, 4, 16, 16), np.float32)
+    given = pictures.copy(), latents.copy()
+    encoded, painted = networks.encode_faces(pictures, mouth_mask(SIDE_PX)), networks.decode_faces(latents)
+    kept = [array.copy() for array in (*encoded, *painted)]
+    networks.encode_faces(faces(4, seed=6), mouth_mask(SIDE_PX))
+    networks.decode_faces(-latents)
+    for array, copy in zip((*encoded, *painted, pictures, latents), (*kept, *given), strict=True):
+        np.testing.assert_array_equal(array, copy)
+
+
+def test_buffers_are_made_once_a_size_and_let_go_with_the_engines(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[GraphCodec] = []
+
+    class Counted(GraphCodec):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments)  # type: ignore[arg-type]
+            made.append(self)
+
+    networks.close()
+    monkeypatch.setattr(codec_module, "GraphCodec", Counted)
+    for _ in range(3):
+        networks.encode_faces(faces(4), mouth_mask(SIDE_PX))
+    assert len(made) == 1
+    networks.close()
+    networks.encode_faces(faces(4), mouth_mask(SIDE_PX))
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("name", ["faces_in", "faces_out"])
+def test_the_graphs_are_what_the_script_writes(name: str) -> None:
+    shipped = onnx.load(make_picture_graphs.FOLDER / f"{name}.onnx")
+    assert shipped == getattr(make_picture_graphs, name)()
+
+
+def test_levels_beyond_the_range_are_cut_off() -> None:
+    levels = np.array([-np.inf, -1.5, -1, 0, 1 - 2 / 65535, 1, 7, np.inf], np.float32)
+    image = np.broadcast_to(levels, (1, 3, 1, len(levels))).copy()
+    (painted,) = ReferenceEvaluator(make_picture_graphs.faces_out()).run(None, {"image": image})
+    assert painted[0, 0, :, 0].tolist() == [0, 0, 0, 32768, 65534, 65535, 65535, 65535]
