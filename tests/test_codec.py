@@ -1,18 +1,21 @@
 """The VAE between pictures and latents: pictures that travel as integers come out as those that travel as numbers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 
 from latentsync_trt.bundle import Bundle
+from latentsync_trt.errors import OutOfMemory
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.runtime import codec as codec_module
 from latentsync_trt.runtime.codec import GraphCodec
 from latentsync_trt.runtime.networks import Networks
 from latentsync_trt.runtime.providers import Selection
+from latentsync_trt.runtime.session import Session
 from scripts import make_picture_graphs
 from tests.small import small_bundle
 
@@ -95,6 +98,54 @@ def test_buffers_are_made_once_a_size_and_let_go_with_the_engines(
     networks.close()
     networks.encode_faces(faces(4), mouth_mask(SIDE_PX))
     assert len(made) == 2
+
+
+def test_buffers_find_memory_by_closing_other_networks(networks: Networks, monkeypatch: pytest.MonkeyPatch) -> None:
+    networks.close()
+    pictures, mask = faces(4), mouth_mask(SIDE_PX)
+    wanted = networks.encode_faces(pictures, mask)
+    networks.close()
+    networks.session("vae_decoder")
+    networks.session("audio_encoder")
+    make, refused = ort.OrtValue.ortvalue_from_shape_and_type, list[object]()
+
+    def scarce(shape: object, *kind: object) -> object:
+        if not refused:
+            refused.append(shape)
+            raise RuntimeError("Failed to allocate memory for requested buffer of size 196608")
+        return make(shape, *kind)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ort.OrtValue, "ortvalue_from_shape_and_type", scarce)
+    found = networks.encode_faces(pictures, mask)
+    assert refused
+    assert networks.low_memory
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    refused.clear()
+    networks.close()
+    with pytest.raises(OutOfMemory, match=r"vae_encoder.*low-memory"):  # there is nothing left to close
+        networks.encode_faces(pictures, mask)
+
+
+def test_scaling_finds_memory_by_closing_other_networks(networks: Networks, monkeypatch: pytest.MonkeyPatch) -> None:
+    networks.close()
+    networks._pool.low_memory = False
+    networks.session("vae_decoder")
+    networks.session("denoise_step")
+    refused = []
+    run = Session._timed
+
+    def scarce(self: Session, action: Callable[[], object]) -> object:
+        if self.name == "faces_out.onnx" and not refused:
+            refused.append(self.name)
+            raise RuntimeError("CUDA out of memory")
+        return run(self, action)
+
+    monkeypatch.setattr(Session, "_timed", scarce)
+    painted = networks.decode_faces(np.ones((4, 4, 16, 16), np.float32))
+    assert refused
+    assert networks.low_memory
+    assert len(painted) == 4
 
 
 @pytest.mark.parametrize("name", ["faces_in", "faces_out"])

@@ -50,42 +50,50 @@ class GraphCodec:
             InferenceError: the provider failed. OutOfMemory: the device's memory is short.
         """
         count, height, width, _ = faces.shape
-        given = {"faces": self._upload("faces", faces), "mask": self._values.get("mask")}
-        if mask is not self._mask:
-            given["mask"], self._mask = self._upload("mask", mask), mask
-        made = {name: self._buffer(name, (count, 3, height, width), np.float32) for name in ("image", "masked")}
-        _run(self._faces_in, given, made)
         session = self._open("vae_encoder")
+        given = {"faces": self._upload("faces", faces, session), "mask": self._values.get("mask")}
+        if mask is not self._mask:
+            given["mask"], self._mask = self._upload("mask", mask, session), mask
+        shape = (count, 3, height, width)
+        made = {name: self._buffer(name, shape, np.float32, session) for name in ("image", "masked")}
+        self._faces_in.relieve = session.relieve
+        _run(self._faces_in, given, made)
         return _latents(session, made["masked"]), _latents(session, made["image"])
 
     def decode(self, latents: Float32Array) -> UInt16Array:
         """Pictures `(N, H, W, 3)`, 0 for −1 to 65535 for 1, of latents `(N, 4, h, w)`. Errors as `encode`."""
         count = len(latents)
         height, width = (_PIXELS_PER_LATENT * side for side in latents.shape[2:])
-        image = self._buffer("decoded", (count, 3, height, width), np.float32)
-        painted = self._buffer("painted", (count, height, width, 3), np.uint16)
-        _run(self._open("vae_decoder"), {"latent": self._upload("latent", latents)}, {"image": image})
+        session = self._open("vae_decoder")
+        latent = self._upload("latent", latents, session)
+        image = self._buffer("decoded", (count, 3, height, width), np.float32, session)
+        painted = self._buffer("painted", (count, height, width, 3), np.uint16, session)
+        _run(session, {"latent": latent}, {"image": image})
+        self._faces_out.relieve = session.relieve
         _run(self._faces_out, {"image": image}, {"painted": painted})
         # On the GPU this downloads; elsewhere it is a view of what the next batch is written to.
         pictures: UInt16Array = painted.numpy()
         return pictures.copy() if self._device == "cpu" else pictures
 
-    def _upload(self, name: str, array: Array) -> Any:
-        """The buffer `name` with `array` in it."""
+    def _upload(self, name: str, array: Array, session: Session) -> Any:
+        """The buffer `name` with `array` in it; `session` frees memory where it is short."""
         array = np.ascontiguousarray(array)
         value = self._values.get(name)
         if value is not None and tuple(value.shape()) == array.shape:
             value.update_inplace(array)
-        else:
-            # A copy: on the CPU the buffer is a view of the array it is made from.
-            value = ort.OrtValue.ortvalue_from_numpy(array.copy(), self._device, self._device_id)
-            self._values[name] = value
-        return value
+            return value
+        # A copy: on the CPU the buffer is a view of the array it is made from.
+        self._values[name] = session.with_relief(
+            lambda: ort.OrtValue.ortvalue_from_numpy(array.copy(), self._device, self._device_id)
+        )
+        return self._values[name]
 
-    def _buffer(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:
+    def _buffer(self, name: str, shape: tuple[int, ...], dtype: type[np.generic], session: Session) -> Any:
         value = self._values.get(name)
         if value is None or tuple(value.shape()) != shape:
-            value = ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype, self._device, self._device_id)
+            value = session.with_relief(
+                lambda: ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype, self._device, self._device_id)
+            )
             self._values[name] = value
         return value
 

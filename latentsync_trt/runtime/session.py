@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnxruntime as ort
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.memory import share_memory
+
+T = TypeVar("T")
 
 Array = NDArray[Any]
 Providers = tuple[tuple[str, Mapping[str, str]], ...]
@@ -140,21 +142,25 @@ class Session:
             OutOfMemory: there is too little memory, and nothing that `relieve` could free.
         """
         feed = dict(inputs)
-        return tuple(self._attempt(lambda: self.ort.run(None, feed)))
+        return tuple(self.with_relief(lambda: self._timed(lambda: self.ort.run(None, feed))))
 
     def run_bound(self, binding: Any) -> None:
         """Runs the graph on bound device buffers; errors as `run`."""
-        self._attempt(lambda: self.ort.run_with_iobinding(binding))
+        self.with_relief(lambda: self._timed(lambda: self.ort.run_with_iobinding(binding)))
 
-    def _attempt(self, run: Callable[[], Any]) -> Any:
-        start_s = time.perf_counter()
+    def with_relief(self, action: Callable[[], T]) -> T:
+        """What `action` returns, which takes memory beside this graph's; where that is short, errors as `run`."""
         try:
-            result = run()
+            return action()
         except Exception as error:
             failure = _translated(error, f"{self.name} on {self.provider}", InferenceError)
             if isinstance(failure, OutOfMemory) and self.relieve():
-                return self._attempt(run)
+                return self.with_relief(action)
             raise failure from error
+
+    def _timed(self, run: Callable[[], T]) -> T:
+        start_s = time.perf_counter()
+        result = run()
         self._count(time.perf_counter() - start_s)
         return result
 
