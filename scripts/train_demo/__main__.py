@@ -1,6 +1,6 @@
 """Makes the small model that the package ships: speaks, films, trains, exports, measures. Needs the extra `train`.
 
-    python -m scripts.train_demo all                     # everything; about 25 minutes with a data-centre GPU
+    python -m scripts.train_demo all                     # everything; training takes 23 minutes on an H100
     python -m scripts.train_demo speak|film|train|export|evaluate
 
 The steps hand files to each other in one folder (--work), so each can run on another machine: only `speak` and

@@ -51,7 +51,7 @@ class Settings:
     tune: StagePlan
 
 
-# The audio encoder is trained while the clips are filmed, which takes 16 cores five minutes: less would be time lost.
+# The audio encoder is trained while the clips are filmed, which takes 16 cores five minutes: all its steps fit in.
 FULL = Settings(
     sizes=SHIPPED,
     resolution_px=RESOLUTION_PX,
