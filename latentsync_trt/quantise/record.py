@@ -15,9 +15,8 @@ from latentsync_trt.diffusion.inpainting import Inpainter
 from latentsync_trt.diffusion.loop import initial_noise
 from latentsync_trt.diffusion.plan import PlannedStep
 from latentsync_trt.diffusion.scheduler import solver_schedule
-from latentsync_trt.face.align import crop
-from latentsync_trt.face.follower import FaceFollower
 from latentsync_trt.face.mask import latent_mask, mouth_mask
+from latentsync_trt.finding import FaceFinder
 from latentsync_trt.flow import StageClock
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.reader import probe, read_frames
@@ -95,11 +94,14 @@ class Recorder:
         speech = SpeechStream(lambda: read_audio_blocks(clip.audio), self._networks.hear)
         of_video = frames_in(probe(clip.video).duration_s, MODEL_FPS)
         expected = speech.frame_count if of_video is None else min(of_video, speech.frame_count)
-        jobs = _Jobs(FaceFollower(self._detector, self._resolution_px), self._resolution_px, expected, on_frame)
+        clock = StageClock()
+        finder = FaceFinder(self._detector, self._resolution_px, clock)
+        read = read_frames(clip.video, rgb_only=True, frame_count=speech.frame_count)
+        jobs = _Counted(finder.cut_out(finder.find(clock.measured("decode", read))), expected, on_frame)
         tap = _Tap(self._networks)
         inpainter = self._inpainter(tap)
-        painter = Painter(inpainter, self._frames, speech.windows, StageClock(), at_once=lambda: 1, before=_nothing)
-        turns = painter.gather(jobs.of(clip, speech.frame_count))
+        painter = Painter(inpainter, self._frames, speech.windows, clock, at_once=lambda: 1, before=_nothing)
+        turns = painter.gather(jobs.all())
         picks = _Picks(wanted, max(1, expected // self._frames))
         with closing(turns):
             for window, faces in (pair for turn in turns for pair in turn.windows):
@@ -108,7 +110,7 @@ class Recorder:
                     continue
                 inpainter.paint([(faces, speech.windows([job.frame.index for job in window.items]))])
                 tap.taken().save(path_of(number))
-        return Findings(jobs.frames, jobs.with_face, picks.picked, silent_share(read_audio_blocks(clip.audio)))
+        return Findings(jobs.frames, finder.frames_with_face, picks.picked, silent_share(read_audio_blocks(clip.audio)))
 
     def _inpainter(self, tap: "_Tap") -> Inpainter:
         latent_px = self._resolution_px // 8
@@ -160,28 +162,20 @@ class _Tap:
         return self._batch.latents
 
 
-class _Jobs:
-    """The frames of a clip with their faces, counted."""
+class _Counted:
+    """Jobs, counted and told of as they come."""
 
-    def __init__(
-        self, follower: FaceFollower, resolution_px: int, expected: int, on_frame: Callable[[int, int], None]
-    ) -> None:
-        self._follower, self._resolution_px = follower, resolution_px
-        self._expected, self._on_frame = expected, on_frame
-        self.frames = self.with_face = 0
+    def __init__(self, jobs: Generator[Job, None, None], expected: int, on_frame: Callable[[int, int], None]) -> None:
+        self._jobs, self._expected, self._on_frame = jobs, expected, on_frame
+        self.frames = 0
 
-    def of(self, clip: Clip, frame_count: int) -> Generator[Job, None, None]:
-        """The jobs of a clip's frames, no more than `frame_count`."""
-        for frame in read_frames(clip.video, rgb_only=True, frame_count=frame_count):
-            followed = self._follower.update(frame.picture)
-            job = Job(frame)
-            if followed is not None:
-                job.face = crop(frame.picture, followed.matrices[0], self._resolution_px)
-                job.track_id = followed.track_id
-                self.with_face += 1
-            self.frames += 1
-            self._on_frame(self.frames, max(self.frames, self._expected))
-            yield job
+    def all(self) -> Generator[Job, None, None]:
+        """Every job in its order."""
+        with closing(self._jobs):
+            for job in self._jobs:
+                self.frames += 1
+                self._on_frame(self.frames, max(self.frames, self._expected))
+                yield job
 
 
 class _Picks:
