@@ -107,8 +107,8 @@ class Painter:
     def _paint(self, windows: Sequence[Gathered]) -> None:
         self._before()
         with self._clock.measure("paint", frames=sum(window.count_new for window, _ in windows)):
-            heard = [self._listen([job.frame.index for job in window.items]) for window, _ in windows]
-            results = self._inpainter.paint([(faces, audio) for (_, faces), audio in zip(windows, heard, strict=True)])
+            inputs = [(faces, self._listen([job.frame.index for job in window.items])) for window, faces in windows]
+            results = self._inpainter.paint(inputs)
         self.windows += len(windows)
         for (window, _), painted in zip(windows, results, strict=True):
             for position in window.used:

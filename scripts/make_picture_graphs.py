@@ -18,7 +18,6 @@ HALF_OF_8_BITS, HALF_OF_16_BITS = 127.5, 32767.5
 def main() -> None:
     for name, model in (("faces_in", faces_in()), ("faces_out", faces_out())):
         checker.check_model(model)
-        FOLDER.mkdir(parents=True, exist_ok=True)
         path = FOLDER / f"{name}.onnx"
         save(model, path)
         print(f"{path}: {path.stat().st_size} bytes")

@@ -20,6 +20,7 @@ from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.media.audio import probe_audio, read_audio_blocks
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
+from latentsync_trt.runtime.profiles import usual_shape
 from latentsync_trt.runtime.session import Array, TensorInfo
 from latentsync_trt.types import AlignedFace, Float32Array, Picture, UInt8Array
 
@@ -106,7 +107,7 @@ def random_inputs(tensors: Iterable[TensorInfo], ranges: Mapping[str, DimensionR
     known = {"timestep": _TIMESTEP, "guidance": _GUIDANCE, "coefficients": _COEFFICIENTS}
     inputs: dict[str, Array] = {}
     for tensor in tensors:
-        shape = [size if isinstance(size, int) else ranges[size].optimum for size in tensor.shape]
+        shape = usual_shape(tensor.shape, ranges)
         if tensor.name in known:
             inputs[tensor.name] = np.array(known[tensor.name], tensor.dtype)
         else:

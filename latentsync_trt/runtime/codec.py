@@ -8,7 +8,9 @@ import numpy as np
 import onnxruntime as ort
 
 from latentsync_trt.runtime.engines import Engines
+from latentsync_trt.runtime.memory import device_value
 from latentsync_trt.runtime.pool import SessionPool
+from latentsync_trt.runtime.profiles import usual_shape
 from latentsync_trt.runtime.session import CPU, Array, Session, SessionSettings
 from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
 
@@ -21,8 +23,6 @@ _FACES_IN, _FACES_OUT = _GRAPHS / "faces_in.onnx", _GRAPHS / "faces_out.onnx"
 # Where sessions of these run, ONNX Runtime's own CUDA provider does, too. A plug-in comes without it.
 _BESIDE_CUDA = ("tensorrt", "cuda")
 
-_PIXELS_PER_LATENT = 8
-
 
 class GraphCodec:
     """Runs the VAE's two graphs by I/O binding, with what scales their pictures before and after them.
@@ -30,12 +30,12 @@ class GraphCodec:
     What it allocates is as large as a batch of pictures, and stays.
 
     Args:
-        open_session: gives the session of a graph by name.
+        open_session: gives the session of a graph by name. side_px: the pictures' H = W.
         device: "cpu" or "cuda", where the buffers are. device_id: which GPU.
     """
 
-    def __init__(self, open_session: Callable[[str], Session], device: str = "cpu", device_id: int = 0) -> None:
-        self._open = open_session
+    def __init__(self, open_session: Callable[[str], Session], side_px: int, device: str, device_id: int) -> None:
+        self._open, self._side_px = open_session, side_px
         self._device, self._device_id = device, device_id
         cuda = (("CUDAExecutionProvider", {"device_id": str(device_id)}),) if device == "cuda" else ()
         settings = SessionSettings(providers=(*cuda, *CPU))
@@ -49,12 +49,12 @@ class GraphCodec:
         Raises:
             InferenceError: the provider failed. OutOfMemory: the device's memory is short.
         """
-        count, height, width, _ = faces.shape
         session = self._open("vae_encoder")
-        given = {"faces": self._upload("faces", faces, session), "mask": self._values.get("mask")}
         if mask is not self._mask:
-            given["mask"], self._mask = self._upload("mask", mask, session), mask
-        shape = (count, 3, height, width)
+            self._upload("mask", mask, session)
+            self._mask = mask
+        given = {"faces": self._upload("faces", faces, session), "mask": self._values["mask"]}
+        shape = (len(faces), 3, self._side_px, self._side_px)
         made = {name: self._buffer(name, shape, np.float32, session) for name in ("image", "masked")}
         self._faces_in.relieve = session.relieve
         _run(self._faces_in, given, made)
@@ -62,12 +62,11 @@ class GraphCodec:
 
     def decode(self, latents: Float32Array) -> UInt16Array:
         """Pictures `(N, H, W, 3)`, 0 for −1 to 65535 for 1, of latents `(N, 4, h, w)`. Errors as `encode`."""
-        count = len(latents)
-        height, width = (_PIXELS_PER_LATENT * side for side in latents.shape[2:])
+        count, side_px = len(latents), self._side_px
         session = self._open("vae_decoder")
         latent = self._upload("latent", latents, session)
-        image = self._buffer("decoded", (count, 3, height, width), np.float32, session)
-        painted = self._buffer("painted", (count, height, width, 3), np.uint16, session)
+        image = self._buffer("decoded", (count, 3, side_px, side_px), np.float32, session)
+        painted = self._buffer("painted", (count, side_px, side_px, 3), np.uint16, session)
         _run(session, {"latent": latent}, {"image": image})
         self._faces_out.relieve = session.relieve
         _run(self._faces_out, {"image": image}, {"painted": painted})
@@ -77,16 +76,13 @@ class GraphCodec:
 
     def _upload(self, name: str, array: Array, session: Session) -> Any:
         """The buffer `name` with `array` in it; `session` frees memory where it is short."""
-        array = np.ascontiguousarray(array)
         value = self._values.get(name)
         if value is not None and tuple(value.shape()) == array.shape:
-            value.update_inplace(array)
-            return value
-        # A copy: on the CPU the buffer is a view of the array it is made from.
-        self._values[name] = session.with_relief(
-            lambda: ort.OrtValue.ortvalue_from_numpy(array.copy(), self._device, self._device_id)
-        )
-        return self._values[name]
+            value.update_inplace(np.ascontiguousarray(array))
+        else:
+            value = session.with_relief(lambda: device_value(array, self._device, self._device_id))
+            self._values[name] = value
+        return value
 
     def _buffer(self, name: str, shape: tuple[int, ...], dtype: type[np.generic], session: Session) -> Any:
         value = self._values.get(name)
@@ -140,8 +136,9 @@ class PooledCodec:
     def _graph_codec(self) -> GraphCodec:
         engines = self._pool.engines
         if self._codec is None or self._made_for is not engines:
-            device = "cuda" if engines.selection.name in _BESIDE_CUDA else "cpu"
-            self._codec = GraphCodec(self._pool.session, device, engines.selection.device_id)
+            selection, side_px = engines.selection, engines.bundle.manifest.resolution_px
+            device = "cuda" if selection.name in _BESIDE_CUDA else "cpu"
+            self._codec = GraphCodec(self._pool.session, side_px, device, selection.device_id)
             self._made_for = engines
         return self._codec
 
@@ -151,8 +148,7 @@ class PooledCodec:
 
     def _size(self, graph: str) -> int:
         """How many pictures the engine takes at once."""
-        size = self._pool.session(graph).inputs[0].shape[0]
-        return size if isinstance(size, int) else self._pool.engines.ranges[size].optimum
+        return usual_shape(self._pool.session(graph).inputs[0].shape, self._pool.engines.ranges)[0]
 
 
 def _latents(session: Session, image: Any) -> Float32Array:

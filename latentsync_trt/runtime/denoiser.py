@@ -7,7 +7,7 @@ import numpy as np
 import onnxruntime as ort
 
 from latentsync_trt.errors import InferenceError
-from latentsync_trt.runtime.memory import COPY_GRAPH
+from latentsync_trt.runtime.memory import COPY_GRAPH, device_value
 from latentsync_trt.runtime.session import Array, Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
 
@@ -125,8 +125,7 @@ class GraphDenoiser:
         self._reusable = None
 
     def _upload(self, array: Array) -> Any:
-        # `.copy()`: on the CPU an OrtValue is a view of the array it is made from, and would change the caller's data.
-        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).copy(), self._device, self._device_id)
+        return device_value(array, self._device, self._device_id)
 
     def _binding(self, graph: str, session: Session, *, guided: bool) -> Any:
         key = (graph, self._current)

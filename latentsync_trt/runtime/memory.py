@@ -7,12 +7,19 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 
 COPY_GRAPH = Path(__file__).parent.parent / "assets" / "graphs" / "copy.onnx"
 """`latents_copy = latents`, `history_copy = history`, float32 `(B, 4, F, h, w)`."""
 
 # Grow by what is asked for; doubling would hold gigabytes that nothing uses.
 _ARENA = {"arena_extend_strategy": 1}
+
+
+def device_value(array: NDArray[Any], device: str, device_id: int) -> Any:
+    """An `OrtValue` on `device` ("cpu" or "cuda") that starts as `array`, and is never the caller's own memory."""
+    # `.copy()`: on the CPU an OrtValue is a view of the array it is made from, and would change the caller's data.
+    return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).copy(), device, device_id)
 
 
 def share_memory(providers: Sequence[tuple[str, Mapping[str, str]]]) -> bool:

@@ -20,6 +20,7 @@ from latentsync_trt.runtime.engines import COMPILING_PROVIDERS, Engines
 from latentsync_trt.runtime.gpu import free_memory_bytes
 from latentsync_trt.runtime.pool import SessionPool
 from latentsync_trt.runtime.pooled import Denoisers, PooledDenoiser
+from latentsync_trt.runtime.profiles import usual_shape
 from latentsync_trt.runtime.providers import Selection, next_provider
 from latentsync_trt.runtime.session import Session
 from latentsync_trt.runtime.trace import profile_folder, write_profile
@@ -131,8 +132,9 @@ class Networks:
         """Runs each graph once on zeros, so that the first clip does not pay for what providers do at a first run."""
         for graph in graphs:
             session = self.session(graph)
+            ranges = self._pool.engines.ranges
             session.run(
-                {tensor.name: np.zeros(self._usual_shape(tensor.shape), tensor.dtype) for tensor in session.inputs}
+                {tensor.name: np.zeros(usual_shape(tensor.shape, ranges), tensor.dtype) for tensor in session.inputs}
             )
 
     def between_windows(self) -> None:
@@ -205,10 +207,6 @@ class Networks:
         gpu = self.selection.gpu
         free_bytes = None if gpu is None else free_memory_bytes(gpu.index)
         return windows_that_fit(self.bundle.manifest, self._pool.engines.ranges, free_bytes)
-
-    def _usual_shape(self, shape: tuple[int | str, ...]) -> tuple[int, ...]:
-        ranges = self._pool.engines.ranges
-        return tuple(size if isinstance(size, int) else ranges[size].optimum for size in shape)
 
     def _notice(self, text: str) -> None:
         if text in self._notices:  # networks that take turns meet the same trouble at every turn

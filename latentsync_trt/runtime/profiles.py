@@ -78,6 +78,11 @@ def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dic
     }
 
 
+def usual_shape(shape: Sequence[int | str], ranges: Mapping[str, DimensionRange]) -> Shape:
+    """`shape` with its variable dimensions at their usual values."""
+    return tuple(_size(ranges, size, "optimum") for size in shape)
+
+
 def _size(ranges: Mapping[str, DimensionRange], size: int | str, end: str) -> int:
     return size if isinstance(size, int) else int(getattr(ranges[size], end))
 
