@@ -1,6 +1,7 @@
 """What the hardware can do: the rate of one large matrix product, through the same provider as the graphs."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -8,13 +9,17 @@ from latentsync_trt.bench.material import SEED
 from latentsync_trt.bench.rows import CEILING, Arithmetic, Row
 from latentsync_trt.bench.setting import Setting
 from latentsync_trt.bench.spread import Spread, measure
+from latentsync_trt.bundle import TensorEntry
 from latentsync_trt.runtime.bound import BoundRun
 from latentsync_trt.runtime.libraries import rtx_version, tensorrt_version
-from latentsync_trt.runtime.options import CudaOptions, RtxOptions, TensorRTOptions
+from latentsync_trt.runtime.options import BuildOptions, CudaOptions, RtxOptions, TensorRTOptions
+from latentsync_trt.runtime.profiles import InputShapes
 from latentsync_trt.runtime.providers import ORT_NAMES, rtx_devices
 from latentsync_trt.runtime.recipes import OptimisedGraph, Place, Recipe, RtxEngine, TensorRTEngine
 
 _GRAPHS = Path(__file__).parent.parent / "assets" / "graphs"
+
+_DTYPES = {"fp32": "float32", "fp16": "float16"}
 
 _GPU_SIDE, _CPU_SIDE = 8192, 1024
 """Sides of the matrices: 1.1 TFLOP, beyond every cache of a GPU, and 2.1 GFLOP, a few hundredths of a second."""
@@ -36,7 +41,8 @@ def measure_ceiling(setting: Setting) -> Row:
     setting.say(f"{setting.provider}: {name}")
     rng = np.random.default_rng(SEED)
     with setting.watch() as watch:
-        session = _recipe(setting).open(_place(precision, side), None)
+        with TemporaryDirectory() as shared:
+            session = _recipe(setting, precision, side).open(_place(precision, side, Path(shared)), None)
         inputs = {
             tensor.name: rng.standard_normal((side, side), np.float32).astype(tensor.dtype) for tensor in session.inputs
         }
@@ -50,16 +56,20 @@ def measure_ceiling(setting: Setting) -> Row:
     return Row("graph", name, setting.provider, None, time, warm_up, arithmetic=arithmetic, memory=watch.peak)
 
 
-def _place(precision: str, side: int) -> Place:
-    graph = _GRAPHS / f"matmul_{precision}.onnx"
-    return Place(graph, graph.stem, shared=_GRAPHS, dimensions={"side": side})
+def _place(precision: str, side: int, shared: Path) -> Place:
+    return Place(_GRAPHS / f"matmul_{precision}.onnx", shared=shared, dimensions={"side": side})
 
 
-def _recipe(setting: Setting) -> Recipe:
+def _recipe(setting: Setting, precision: str, side: int) -> Recipe:
     """The provider's own way to open a graph, without the engine cache."""
-    name, device = setting.selection.name, setting.selection.device_id
-    if name == "tensorrt":
-        return TensorRTEngine(TensorRTOptions(device=device), tensorrt_version())
+    name, device, gpu = setting.selection.name, setting.selection.device_id, setting.selection.gpu
+    if name == "tensorrt" and gpu is not None:
+        shape = (side, side)
+        left, right, product = (
+            TensorEntry(tensor, _DTYPES[precision], shape) for tensor in ("left", "right", "product")
+        )
+        build = BuildOptions({tensor.name: InputShapes(shape, shape, shape) for tensor in (left, right)})
+        return TensorRTEngine(build, TensorRTOptions(device), tensorrt_version(), gpu, (left, right), (product,))
     if name == "rtx":
         return RtxEngine(RtxOptions(), tuple(rtx_devices(device)), rtx_version())
     return OptimisedGraph(ORT_NAMES[name], CudaOptions(device)) if name == "cuda" else OptimisedGraph(ORT_NAMES[name])

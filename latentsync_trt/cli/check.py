@@ -14,7 +14,7 @@ from latentsync_trt.bundle import Bundle, Manifest, find_bundle
 from latentsync_trt.cli.errors import FAILED
 from latentsync_trt.cli.options import build, bundle_option, options_from, precision_option
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime.compiler import (
+from latentsync_trt.runtime.rtx_compiler import (
     DEFAULT_COMPUTE_CAPABILITY,
     GraphVerdict,
     Trial,

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-import numpy as np
 import onnxruntime as ort
 
+from latentsync_trt.runtime.memory import device_value
 from latentsync_trt.runtime.session import Array, Session
 
 
@@ -20,10 +20,7 @@ class BoundRun:
         self._session = session
         self._binding = session.ort.io_binding()
         # The binding keeps addresses only; the arrays and buffers must live as long as it does.
-        self._held = [
-            ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).copy(), device, device_id)
-            for array in inputs.values()
-        ]
+        self._held = [device_value(array, device, device_id) for array in inputs.values()]
         for name, value in zip(inputs, self._held, strict=True):
             self._binding.bind_ortvalue_input(name, value)
         for output in session.outputs:

@@ -78,7 +78,7 @@ class GraphCodec:
         """The buffer `name` with `array` in it; `session` frees memory where it is short."""
         value = self._values.get(name)
         if value is not None and tuple(value.shape()) == array.shape:
-            value.update_inplace(np.ascontiguousarray(array))
+            value.update_inplace(np.asarray(array, order="C"))
         else:
             value = session.with_relief(lambda: device_value(array, self._device, self._device_id))
             self._values[name] = value
@@ -138,7 +138,9 @@ class PooledCodec:
         if self._codec is None or self._made_for is not engines:
             selection, side_px = engines.selection, engines.bundle.manifest.resolution_px
             device = "cuda" if selection.name in _BESIDE_CUDA else "cpu"
-            self._codec = GraphCodec(self._pool.session, side_px, device, selection.device_id)
+            self._codec = self._pool.session("vae_encoder").with_relief(
+                lambda: GraphCodec(self._pool.session, side_px, device, selection.device_id)
+            )
             self._made_for = engines
         return self._codec
 

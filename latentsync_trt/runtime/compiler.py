@@ -1,171 +1,172 @@
-"""NVIDIA's TensorRT compiler for RTX: does it take a graph? It needs no GPU, and makes no engine that is kept.
+"""One graph compiled by TensorRT, or by TensorRT for RTX, in a process of its own.
 
-The compiler runs in a process of its own. It writes to the console what no logger gets, swallows Ctrl-C, keeps much of
-its memory, and one that crashes would take the caller along.
+The compiler works for minutes without looking at signals, writes to the console what no logger gets, keeps much of its
+memory, and may crash. In its own process it can be interrupted, and takes nobody along.
+
+ONNX Runtime's TensorRT provider could build engines itself. It is not used for that: from 1.27 on it asks for weakly
+typed networks (https://github.com/microsoft/onnxruntime/pull/29779), in which TensorRT does not keep the precision of
+float16, INT8 and FP8 graphs; and what it says of a failure does not hold TensorRT's reason.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any, Literal, cast
 
-from latentsync_trt.bundle import Manifest, Shapes
-from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InputError, MissingDependency, OutOfMemory
-from latentsync_trt.runtime.profiles import InputShapes, check_graphs, dimension_ranges, input_shapes
+from latentsync_trt.errors import EngineBuildError, OutOfMemory
 
-DEFAULT_COMPUTE_CAPABILITY = "8.9"
-"""GeForce RTX 40xx, RTX Ada."""
+Compiler = Literal["tensorrt", "tensorrt_rtx"]
+"""Names of the Python modules."""
 
 _WORKER = "latentsync_trt.runtime.compiler_worker"
-_SM = "SM"
 _KILLED = -9
 """Exit code of a process that POSIX systems end for memory."""
 _OUT_OF_MEMORY = ("bad_alloc", "out of memory", "outofmemory", "memoryerror", "insufficient memory")
 _MEMORY_CURE = "close other programs; the published U-Net at 512 px takes about 9 GB"
+# Windows delivers Ctrl-C between waits, never inside one.
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """One graph to compile: with its dimensions fixed or variable, and the shapes that follow for its inputs."""
+class ContextModel:
+    """The model of one node by which ONNX Runtime loads an engine; see `compiler_worker.write_context_model`."""
 
-    graph: str
-    shapes: Shapes
-    profile: Mapping[str, InputShapes]
+    path: str
+    engine: str
+    compute_capability: str
+    inputs: tuple[tuple[str, str, tuple[int | str, ...]], ...]
+    outputs: tuple[tuple[str, str, tuple[int | str, ...]], ...]
 
 
-def plan_trials(manifest: Manifest, graphs: Sequence[str], options: RuntimeOptions) -> tuple[Trial, ...]:
-    """What to compile of a bundle.
+@dataclass(frozen=True, slots=True)
+class CompileOrder:
+    """What to compile, and what to write.
 
     Args:
-        graphs: names of graphs; empty for all. options: `dynamic` and `max_windows` count. Where `dynamic` is None a
-            dynamic bundle is tried both ways, as engines of both kinds can be made of it.
-
-    Raises:
-        InputError: the bundle has no such graph or no such shapes.
+        compiler: which one. path: the `.onnx` file; external weights lie beside it.
+        profile: smallest, usual and largest shape of each input with a variable dimension.
+        target: GPU generation to compile for, e.g. "SM89"; None = the GPU of this machine.
+        optimization_level: 0 to 5. workspace_bytes: most scratch memory. None = the compiler's own.
+        timings: file of kernel timings to read and to write, if it is to be kept.
+        engine: file to write the engine to. context: the model that loads it.
     """
-    check_graphs(manifest, graphs)
-    return tuple(
-        Trial(name, shapes, input_shapes(manifest.graphs[name], dimension_ranges(manifest, chosen)))
-        for shapes, chosen in _shape_choices(manifest, options)
-        for name in graphs or manifest.graphs
-    )
 
-
-def _shape_choices(manifest: Manifest, options: RuntimeOptions) -> Iterator[tuple[Shapes, RuntimeOptions]]:
-    if options.dynamic is None and manifest.shapes == "dynamic":
-        yield "static", replace(options, dynamic=False, max_windows=None)
-        yield "dynamic", replace(options, dynamic=True)
-    else:
-        yield "dynamic" if options.dynamic else "static", options
+    compiler: Compiler
+    path: str
+    profile: Mapping[str, tuple[tuple[int, ...], ...]]
+    target: str | None = None
+    optimization_level: int | None = None
+    workspace_bytes: int | None = None
+    timings: str | None = None
+    engine: str | None = None
+    context: ContextModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class GraphVerdict:
-    """What the compiler says of one graph.
+class Answer:
+    """What the compiler says.
 
-    `reason`: the operation and the parser's or builder's words; empty if accepted. `layers`: TensorRT layers that the
-    parser made of the graph, before fusion; 0 if it could not. `engine_bytes`: size of the engine, weights included; 0
-    if refused. `seconds`: parsing and building.
+    `reason`: the operation and the parser's or builder's words; empty if accepted. `out_of_memory`: of the GPU.
+    `layers`: TensorRT layers that the parser made of the graph, before fusion; 0 if it could not. `engine_bytes`: size
+    of the engine, weights included; 0 if refused. `seconds`: parsing and building. `version`: of the compiler.
+    `rejected_timings`: why it rejected the timings of earlier builds, empty if it did not.
     """
 
-    graph: str
     accepted: bool
     reason: str
-    layers: int
-    engine_bytes: int
-    seconds: float
+    out_of_memory: bool = False
+    layers: int = 0
+    engine_bytes: int = 0
+    seconds: float = 0.0
+    version: str = ""
+    rejected_timings: str = ""
 
 
-def compile_graph(
-    path: Path, profile: Mapping[str, InputShapes], compute_capability: str = DEFAULT_COMPUTE_CAPABILITY
-) -> GraphVerdict:
-    """Compiles a graph, strongly typed, as TensorRT's ONNX Runtime provider does for graphs of mixed precision.
+def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = None) -> Answer:
+    """Compiles a graph; a compiler that crashes has refused it.
 
     Args:
-        path: the `.onnx` file; external weights lie beside it.
-        profile: shapes of every input with a variable dimension; equal ones make a static engine.
-        compute_capability: of the GPU the engine would be for, e.g. "8.9".
+        environment: variables of the compiler's process beside those of this one.
 
     Raises:
-        MissingDependency: the compiler is not installed, or does not load. InputError: no such file, or the compiler
-        makes no engines for such a GPU. OutOfMemory: it ran out of memory. EngineBuildError: it could not be started.
+        OutOfMemory: the system ended the process, which systems do for memory, or it said so itself.
+        EngineBuildError: the process could not be started.
     """
-    check_compute_capability(compute_capability)
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
-    order = {
-        "path": str(path.resolve()),
-        "target": _target_name(compute_capability),
-        "profile": {name: list(asdict(shapes).values()) for name, shapes in profile.items()},
-    }
-    done = _run_worker(json.dumps(order))
+    done = _run_worker(json.dumps(asdict(order)), environment or {})
     answer = _answer(done.stdout)
     if answer is None:
-        return GraphVerdict(path.stem, False, _crash_reason(path, done), 0, 0, 0.0)
-    verdict = GraphVerdict(path.stem, **answer)
-    if any(sign in verdict.reason.lower() for sign in _OUT_OF_MEMORY):
-        raise OutOfMemory(f"{path}: the compiler ran out of memory ({verdict.reason}); {_MEMORY_CURE}")
-    return verdict
+        return Answer(False, _crash_reason(Path(order.path), done))
+    return Answer(**answer)
 
 
-def check_compute_capability(compute_capability: str) -> None:
-    """Raises `InputError`, naming the supported ones, if no engine can be made for such a GPU."""
-    supported = compute_capabilities()
-    if compute_capability not in supported:
-        raise InputError(
-            f"--compute-capability {compute_capability}: TensorRT for RTX {compiler_version()} compiles for "
-            f"{', '.join(supported)}"
-        )
+def memory_error(path: Path, reason: str) -> OutOfMemory:
+    """The error for a compiler that had too little memory of the host."""
+    return OutOfMemory(f"{path}: the compiler ran out of memory ({reason}); {_MEMORY_CURE}")
 
 
-def compute_capabilities() -> tuple[str, ...]:
-    """GPU generations that the compiler makes engines for, oldest first; raises `MissingDependency`."""
-    names = [name for name in _compiler().ComputeCapability.__members__ if name.startswith(_SM)]
-    numbers = sorted(int(name.removeprefix(_SM)) for name in names)
-    return tuple(f"{number // 10}.{number % 10}" for number in numbers)
+def is_out_of_memory(reason: str) -> bool:
+    """Whether a compiler's words mean that memory was short."""
+    return any(sign in reason.lower() for sign in _OUT_OF_MEMORY)
 
 
-def compiler_version() -> str:
-    """Version of the compiler, e.g. "1.7.1.116"; raises `MissingDependency`."""
-    return str(_compiler().__version__)
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A process that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def _compiler() -> Any:
-    try:
-        import tensorrt_rtx
-    except (ImportError, OSError) as error:
-        raise MissingDependency(
-            f'checking needs NVIDIA\'s compiler ({error}): pip install "latentsync-trt[check]"; '
-            "it exists for Linux and Windows, not for macOS"
-        ) from error
-    return tensorrt_rtx
-
-
-def _target_name(compute_capability: str) -> str:
-    return _SM + compute_capability.replace(".", "")
-
-
-def _run_worker(order: str) -> "subprocess.CompletedProcess[str]":
+def _run_worker(order: str, environment: Mapping[str, str]) -> _Done:
     # The child must load this very package, whatever folder it is started in, and nothing else from that folder.
     root = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {**os.environ, **environment, "PYTHONPATH": paths, "PYTHONUTF8": "1"}
+    command = [sys.executable, "-P", "-m", _WORKER]
+    # Files, not pipes: nobody has to read them while the compiler works.
+    with TemporaryFile() as out, TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err, env=variables)
+        except OSError as error:
+            raise EngineBuildError(f"the compiler's process cannot be started ({error})") from error
+        returncode = _wait(process, order)
+        if returncode == -signal.SIGINT:  # Ctrl-C reached it first
+            raise KeyboardInterrupt
+        return _Done(returncode, *(_text(file) for file in (out, err)))
+
+
+def _wait(process: "subprocess.Popen[bytes]", order: str) -> int:
+    """Hands over the order and waits; whatever interrupts the wait ends the process, too."""
+    stdin = cast(IO[bytes], process.stdin)
     try:
-        return subprocess.run(
-            [sys.executable, "-P", "-m", _WORKER],
-            input=order,
-            capture_output=True,
-            check=False,
-            encoding="utf-8",
-            errors="replace",
-            env={**os.environ, "PYTHONPATH": paths, "PYTHONUTF8": "1"},
-        )
-    except OSError as error:
-        raise EngineBuildError(f"the compiler's process cannot be started ({error})") from error
+        with suppress(OSError):  # it has ended already; its exit code and last words say why
+            stdin.write(order.encode() + b"\n")
+            stdin.flush()
+        while True:
+            try:
+                return process.wait(_POLL_S)
+            except subprocess.TimeoutExpired:
+                continue
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        with suppress(OSError):  # of what was not read
+            stdin.close()
+
+
+def _text(file: Any) -> str:
+    file.seek(0)
+    return file.read().decode("utf-8", errors="replace")
 
 
 def _answer(output: str) -> dict[str, Any] | None:
@@ -178,13 +179,13 @@ def _answer(output: str) -> dict[str, Any] | None:
     return answer if isinstance(answer, dict) else None
 
 
-def _crash_reason(path: Path, done: "subprocess.CompletedProcess[str]") -> str:
+def _crash_reason(path: Path, done: _Done) -> str:
     """Why the worker ended early.
 
     Raises:
         OutOfMemory: the system killed it, which systems do for memory.
     """
     last_words = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    if done.returncode == _KILLED or any(sign in last_words.lower() for sign in _OUT_OF_MEMORY):
+    if done.returncode == _KILLED or is_out_of_memory(last_words):
         raise OutOfMemory(f"{path}: the compiler was killed, most likely for memory; {_MEMORY_CURE}")
     return f"the compiler crashed (exit code {done.returncode}): {last_words}"

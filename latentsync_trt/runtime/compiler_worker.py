@@ -1,81 +1,179 @@
-"""The process in which `compiler` compiles a graph: the order as JSON on stdin, the verdict as JSON ends stdout."""
+"""The process in which `compiler` compiles one graph with TensorRT or TensorRT for RTX.
 
+The order is one line of JSON on stdin, the answer is the last line of stdout. Stdin stays open while the caller lives:
+when it ends, so does this process.
+"""
+
+import importlib
 import json
+import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
-
-import tensorrt_rtx as trt
 
 # The parser names the condition that failed: for an operation it knows of and lacks, and for one it never heard of.
 _UNSUPPORTED = "false"
 _UNKNOWN = "Plugin not found"
 # Without a GPU every failure is followed by this one, which is none of the graph's.
 _NO_GPU = ("checkMacros.cpp::catchCudaError", "CUDA driver version is insufficient")
-
-
-class _Log(trt.ILogger):  # type: ignore[misc]
-    """Keeps errors, and warnings for when there is no error."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.errors: list[str] = []
-        self.warnings: list[str] = []
-
-    def log(self, severity: Any, message: str) -> None:
-        """Called by the compiler."""
-        if any(sign in message for sign in _NO_GPU):
-            return
-        if severity <= trt.ILogger.ERROR:
-            self.errors.append(message)
-        elif severity == trt.ILogger.WARNING:
-            self.warnings.append(message)
+_OUT_OF_MEMORY = ("outofmemory", "out of memory", "could not be allocated", "bad_alloc")
 
 
 def main() -> None:
     """Answers one order."""
-    order = json.loads(sys.stdin.read())
-    answer = compile_order(order["path"], order["profile"], order["target"])
+    # The compiler holds the interpreter for minutes, and Python's own handler would wait for it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_the_caller, daemon=True).start()
+    answer = compile_order(importlib.import_module(order["compiler"]), order)
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
 
 
-def compile_order(path: str, profile: Mapping[str, Sequence[Sequence[int]]], target: str) -> dict[str, Any]:
-    """Compiles the graph for `target` (e.g. "SM89"); `profile`: least, usual and largest shape by input name.
+def _end_with_the_caller() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
+    """Compiles the graph at `order["path"]`, strongly typed, and writes what the order asks for.
+
+    Args:
+        trt: the Python module of TensorRT or of TensorRT for RTX.
+        order: the fields of `compiler.CompileOrder`.
 
     Returns:
-        The fields of `compiler.GraphVerdict` but its name.
+        The fields of `compiler.Answer`.
     """
-    log = _Log()
+    log = _make_log(trt)
     started_s = time.perf_counter()
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
-    engine = None
-    if not parser.parse_from_file(path):
+    engine, rejected = None, ""
+    if not parser.parse_from_file(order["path"]):
         reason = _parser_reason(parser)
     else:
-        engine = builder.build_serialized_network(network, _config(builder, profile, target))
+        config = _config(trt, builder, order)
+        timings = order["timings"] and Path(order["timings"])
+        rejected = _take_timings(config, timings, log) if timings else ""
+        engine = builder.build_serialized_network(network, config)
         reason = "" if engine is not None else _builder_reason(log)
+        if engine is not None:
+            _write(engine, config, order, timings)
     return {
         "accepted": engine is not None,
         "reason": reason,
+        "out_of_memory": engine is None and _is_memory(log),
         "layers": 0 if parser.num_errors else network.num_layers,
         "engine_bytes": 0 if engine is None else engine.nbytes,
         "seconds": round(time.perf_counter() - started_s, 3),
+        "version": str(trt.__version__),
+        "rejected_timings": rejected,
     }
 
 
-def _config(builder: Any, profile: Mapping[str, Sequence[Sequence[int]]], target: str) -> Any:
+def _make_log(trt: Any) -> Any:
+    class Log(trt.ILogger):  # type: ignore[misc]
+        """Keeps errors and warnings."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.errors: list[str] = []
+            self.warnings: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            """Called by the compiler."""
+            if any(sign in message for sign in _NO_GPU):
+                return
+            if severity <= trt.ILogger.ERROR:
+                self.errors.append(message)
+            elif severity == trt.ILogger.WARNING:
+                self.warnings.append(message)
+
+    return Log()
+
+
+def _config(trt: Any, builder: Any, order: Mapping[str, Any]) -> Any:
     config = builder.create_builder_config()
-    config.num_compute_capabilities = 1
-    config.set_compute_capability(getattr(trt.ComputeCapability, target), 0)
-    if profile:
-        shapes = builder.create_optimization_profile()
-        for name, (minimum, optimum, maximum) in profile.items():
-            shapes.set_shape(name, minimum, optimum, maximum)
-        config.add_optimization_profile(shapes)
+    if order["target"]:
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(getattr(trt.ComputeCapability, order["target"]), 0)
+    if order["optimization_level"] is not None:
+        config.builder_optimization_level = order["optimization_level"]
+    if order["workspace_bytes"] is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, order["workspace_bytes"])
+    if order["profile"]:
+        config.add_optimization_profile(_profile(builder, order["profile"]))
     return config
+
+
+def _profile(builder: Any, shapes: Mapping[str, Sequence[Sequence[int]]]) -> Any:
+    profile = builder.create_optimization_profile()
+    for name, (minimum, optimum, maximum) in shapes.items():
+        profile.set_shape(name, minimum, optimum, maximum)
+    return profile
+
+
+def _take_timings(config: Any, path: Path, log: Any) -> str:
+    """Gives the builder the kernel timings of earlier builds; returns why it rejects them, empty if it does not."""
+    known = path.read_bytes() if path.is_file() else b""
+    cache = config.create_timing_cache(known)
+    if cache is not None and config.set_timing_cache(cache, False):
+        return ""
+    config.set_timing_cache(config.create_timing_cache(b""), False)
+    return _builder_reason(log)
+
+
+def _write(engine: Any, config: Any, order: Mapping[str, Any], timings: Path | None) -> None:
+    if timings:
+        timings.write_bytes(bytes(config.get_timing_cache().serialize()))
+    if order["engine"]:
+        with Path(order["engine"]).open("wb") as file:
+            file.write(engine)
+    if order["context"]:
+        write_context_model(**order["context"])
+
+
+def write_context_model(
+    path: str,
+    engine: str,
+    compute_capability: str,
+    inputs: Sequence[tuple[str, str, Sequence[int | str]]],
+    outputs: Sequence[tuple[str, str, Sequence[int | str]]],
+) -> None:
+    """Writes the model of one node by which ONNX Runtime's TensorRT provider loads an engine that it did not build.
+
+    Its attributes: https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html
+
+    Args:
+        engine: path of the engine, relative to the model's folder.
+        inputs, outputs: name, element type as NumPy names it, and shape of each; a str is a variable dimension.
+    """
+    import numpy as np
+    import onnx
+    from onnx import helper
+
+    def info(entry: tuple[str, str, Sequence[int | str]]) -> Any:
+        name, dtype, shape = entry
+        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
+
+    node = helper.make_node(
+        "EPContext",
+        [name for name, *_ in inputs],
+        [name for name, *_ in outputs],
+        domain="com.microsoft",
+        embed_mode=0,
+        ep_cache_context=engine,
+        hardware_architecture=compute_capability.replace(".", ""),
+        source="TensorrtExecutionProvider",
+    )
+    graph = helper.make_graph([node], "engine", [info(entry) for entry in inputs], [info(entry) for entry in outputs])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
 
 
 def _parser_reason(parser: Any) -> str:
@@ -94,9 +192,13 @@ def _node_reasons(errors: Iterator[Any]) -> Iterator[str]:
         yield f"{operator} (node {error.node_name()}): {text}" if operator else text
 
 
-def _builder_reason(log: _Log) -> str:
+def _builder_reason(log: Any) -> str:
     said = log.errors or log.warnings
     return _one_line(said[0]) if said else "the builder gives no reason"
+
+
+def _is_memory(log: Any) -> bool:
+    return any(sign in text.lower() for text in (*log.errors, *log.warnings) for sign in _OUT_OF_MEMORY)
 
 
 def _one_line(text: str) -> str:

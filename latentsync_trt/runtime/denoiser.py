@@ -52,32 +52,40 @@ class GraphDenoiser:
         self._hidden: dict[bool, Any] = {}
         self._reusable: bool | None = None
         self._bindings: dict[tuple[str, int], tuple[Session, Any]] = {}
-        self._copier = _Copier(device_id) if cuda_graph else None
+        self._replayed = cuda_graph
+        self._copier: _Copier | None = None
 
     def begin(self, batch: WindowBatch) -> None:
         """Uploads a batch of windows; at a guidance of 1 or below only unguided graphs will run."""
-        latents, guidance = batch.latents, batch.guidance
+        self._guidance = batch.guidance > 1.0
+        self._kinds = {self._guidance, False} if batch.unguided_too else {self._guidance}
+        session = self._open(step_graph(guided=self._guidance, cached=False))
+        session.with_relief(lambda: self._take(batch))
+        self._reusable = None
+        self._current = 0
+
+    def _take(self, batch: WindowBatch) -> None:
+        """Puts a batch into the buffers; makes new ones where these are of other sizes."""
         fixed: dict[str, Array] = {
             "conditioning": batch.conditioning,
             "audio": batch.audio,
             "timestep": np.array(0, np.int64),
-            "guidance": np.array(guidance, np.float32),
+            "guidance": np.array(batch.guidance, np.float32),
             "coefficients": np.zeros(5, np.float32),
         }
         shapes = {name: value.shape for name, value in fixed.items()}
         if shapes == {name: tuple(v.shape()) for name, v in self._values.items()}:
             for name, array in fixed.items():
-                self._values[name].update_inplace(np.ascontiguousarray(array))
+                self._values[name].update_inplace(np.asarray(array, order="C"))
         else:
             self.release()
-            self._values = {name: self._upload(array) for name, array in fixed.items()}
-            self._states = [{name: self._upload(np.zeros_like(latents)) for name in _STATE} for _ in range(2)]
-        self._guidance = guidance > 1.0
-        self._kinds = {self._guidance, False} if batch.unguided_too else {self._guidance}
-        self._reusable = None
-        self._current = 0
-        self._states[0]["latents"].update_inplace(np.ascontiguousarray(latents))
-        self._states[0]["history"].update_inplace(np.zeros_like(latents))
+            self._values, self._states = {}, []
+            values = {name: self._upload(array) for name, array in fixed.items()}
+            nothing = np.zeros_like(batch.latents)
+            self._states = [{name: self._upload(nothing) for name in _STATE} for _ in range(2)]
+            self._values = values
+        self._states[0]["latents"].update_inplace(np.asarray(batch.latents, order="C"))
+        self._states[0]["history"].update_inplace(np.zeros_like(batch.latents))
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
         """One denoising step in place. `cached` reuses the inner features of the last full step.
@@ -108,10 +116,12 @@ class GraphDenoiser:
                 # The first full step let the provider allocate `hidden`, whose shape only the graph knows.
                 self._hidden[guided] = binding.get_outputs()[_names(session.outputs).index("hidden")]
                 self._bindings.clear()
-        if self._copier is None:
+        if not self._replayed:
             self._current = 1 - self._current
-        else:
-            self._copier.copy(self._states[1], self._states[0])
+            return
+        if self._copier is None:
+            self._copier = session.with_relief(lambda: _Copier(self._device_id))
+        self._copier.copy(self._states[1], self._states[0])
 
     def latents(self) -> Float32Array:
         """Downloads the current latents, float32 `(B, 4, F, h, w)`."""
@@ -132,7 +142,7 @@ class GraphDenoiser:
         bound_to, binding = self._bindings.get(key, (None, None))
         if bound_to is not session:
             if guided not in self._hidden:
-                self._allocate_hidden(session, guided=guided)
+                session.with_relief(lambda: self._allocate_hidden(session, guided=guided))
             binding = self._bind(session, self._hidden.get(guided))
             self._bindings[key] = session, binding
         return binding

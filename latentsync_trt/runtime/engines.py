@@ -11,14 +11,15 @@ from typing import TypeVar
 
 from latentsync_trt.bundle import EIGHT_BIT_PRECISIONS, Bundle, DimensionRange, GraphForm, Manifest
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InputError, OutputError
+from latentsync_trt.errors import EngineBuildError, InputError, OutputError, ProviderUnavailable
 from latentsync_trt.runtime.cache import Engine, EngineCache, Notice
 from latentsync_trt.runtime.eight_bit import eight_bit_notice
 from latentsync_trt.runtime.forms import check_form, chosen_form
+from latentsync_trt.runtime.gpu import driver_version
 from latentsync_trt.runtime.keys import EngineKey
-from latentsync_trt.runtime.libraries import rtx_version, tensorrt_version
-from latentsync_trt.runtime.options import CudaOptions, RtxOptions, TensorRTOptions
-from latentsync_trt.runtime.profiles import InputShapes, check_sizes, dimension_ranges, input_shapes
+from latentsync_trt.runtime.libraries import cuda_version, rtx_version, tensorrt_version
+from latentsync_trt.runtime.options import BuildOptions, CudaOptions, RtxOptions, TensorRTOptions
+from latentsync_trt.runtime.profiles import InputShapes, check_sizes, dimension_ranges, input_shapes, with_sizes
 from latentsync_trt.runtime.providers import ORT_NAMES, Selection, rtx_devices
 from latentsync_trt.runtime.recipes import OptimisedGraph, Place, Recipe, RtxEngine, TensorRTEngine, cuda_recipe
 from latentsync_trt.runtime.session import Session
@@ -238,7 +239,6 @@ class Engines:
     def _place(self, graph: str, key: EngineKey, profile_prefix: Path | None = None) -> Place:
         return Place(
             graph=self.bundle.graph_path(graph, self.form(graph)),
-            prefix=key.digest,
             shared=self.cache.folder / SHARED_FOLDER / _machine_digest(key),
             dimensions={name: span.optimum for name, span in self._spans(graph).items() if span.fixed},
             profile_prefix=profile_prefix,
@@ -258,14 +258,7 @@ class Engines:
         options, name = self.options, self.selection.name
         replayed = self.cuda_graph and graph.startswith("denoise_step")
         if name == "tensorrt":
-            made = TensorRTOptions(
-                device=options.device,
-                shapes=self._shapes(graph),
-                workspace_gb=options.workspace_gb,
-                optimization_level=options.optimization_level,
-                cuda_graph=replayed,
-            )
-            return TensorRTEngine(made, tensorrt_version())
+            return self._tensorrt_recipe(graph, replayed=replayed)
         if name == "rtx":
             rtx = RtxOptions(shapes=self._shapes(graph), workspace_gb=options.workspace_gb)
             return RtxEngine(rtx, tuple(rtx_devices(options.device)), rtx_version())
@@ -273,6 +266,24 @@ class Engines:
             cuda = CudaOptions(options.device, cuda_graph=replayed)
             return self._folded(cuda_recipe(cuda, self.form(graph), self.selection.gpu))
         return self._folded(OptimisedGraph(ORT_NAMES[name]))
+
+    def _tensorrt_recipe(self, graph: str, *, replayed: bool) -> TensorRTEngine:
+        options, entry, gpu = self.options, self.bundle.manifest.graphs[graph], self.selection.gpu
+        if gpu is None:
+            raise ProviderUnavailable("tensorrt: needs a GPU")
+        fixed = {name: span.optimum for name, span in self.ranges.items() if span.fixed}
+        inputs, outputs = (
+            tuple(with_sizes(tensor, fixed) for tensor in side) for side in (entry.inputs, entry.outputs)
+        )
+        return TensorRTEngine(
+            BuildOptions(input_shapes(entry, self._spans(graph)), options.workspace_gb, options.optimization_level),
+            TensorRTOptions(options.device, cuda_graph=replayed),
+            tensorrt_version(),
+            gpu,
+            inputs,
+            outputs,
+            self._notice,
+        )
 
     def _folded(self, recipe: OptimisedGraph) -> OptimisedGraph:
         """The recipe that leaves weights in eight bits to whoever opens the copy, which would hold them in 16 or 32."""
@@ -297,6 +308,7 @@ def _sizes_of(manifest: Manifest) -> dict[str, DimensionRange]:
 
 
 def _machine_digest(key: EngineKey) -> str:
-    """A name for what all engines of one provider, GPU and version share."""
-    content = json.dumps([key.provider, key.gpu, key.compute_capability, dict(key.versions)], sort_keys=True)
+    """A name for what all engines of one provider, GPU, driver and version share: kernel timings."""
+    of_gpu = [driver_version(), cuda_version()] if key.compute_capability else []
+    content = json.dumps([key.provider, key.gpu, key.compute_capability, dict(key.versions), of_gpu], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -6,6 +6,7 @@ what the CUDA driver would make a context for; it numbers GPUs otherwise, so the
 
 import ctypes
 import functools
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import pynvml
 
 DRIVER_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 # `CUdevice_attribute` of cuda.h.
 _CAPABILITY_MAJOR = 75
@@ -97,6 +100,13 @@ def free_memory_bytes(index: int) -> int | None:
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
     except pynvml.NVMLError:
         return None
+
+
+def visible_only(gpu: Gpu) -> dict[str, str]:
+    """Variables for a process that is to see this GPU alone, as its GPU 0."""
+    shown = os.environ.get(_VISIBLE)
+    names = shown.split(",") if shown else []
+    return {_VISIBLE: names[gpu.index].strip() if gpu.index < len(names) else str(gpu.index)}
 
 
 @functools.cache

@@ -18,8 +18,9 @@ _ARENA = {"arena_extend_strategy": 1}
 
 def device_value(array: NDArray[Any], device: str, device_id: int) -> Any:
     """An `OrtValue` on `device` ("cpu" or "cuda") that starts as `array`, and is never the caller's own memory."""
-    # `.copy()`: on the CPU an OrtValue is a view of the array it is made from, and would change the caller's data.
-    return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).copy(), device, device_id)
+    # A copy: on the CPU an OrtValue is a view of the array it is made from, and would change the caller's data. Not
+    # `ascontiguousarray`, which makes a vector of a scalar.
+    return ort.OrtValue.ortvalue_from_numpy(np.array(array, order="C"), device, device_id)
 
 
 def share_memory(providers: Sequence[tuple[str, Mapping[str, str]]]) -> bool:

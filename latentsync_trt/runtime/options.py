@@ -1,8 +1,6 @@
 """Options of the execution providers, typed, each turned into the provider's own dictionary of strings.
 
-Precision needs no option. The graphs carry their own types, and TensorRT builds a strongly typed network of them when
-none of its `trt_fp16_enable`, `trt_bf16_enable`, `trt_int8_enable` is set; weak typing is deprecated in TensorRT 10.12
-and gone in 11.
+Precision needs no option: the graphs carry their own types, and engines are built strongly typed.
 
 Names and meanings: https://onnxruntime.ai/docs/execution-providers/ (TensorRT, CUDA), and the header
 `tensorrt_rtx_provider_options.h` in NVIDIA's plug-in package.
@@ -13,9 +11,6 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from latentsync_trt.runtime.profiles import InputShapes
-
-CONTEXT_ENGINE_FOLDER = "engine"
-"""Where TensorRT puts the engine, relative to the EP-context model: ONNX Runtime allows nothing else."""
 
 _BYTES_PER_GB = 10**9
 
@@ -73,58 +68,45 @@ class CudaOptions:
 
 @dataclass(frozen=True, slots=True)
 class TensorRTOptions:
-    """TensorrtExecutionProvider.
+    """TensorrtExecutionProvider, as it loads and runs an engine; see `BuildOptions` for what builds one.
+
+    Not `trt_context_memory_sharing_enable`: with an engine that the provider loads it runs without device memory
+    (https://github.com/LeelaChessZero/lc0/pull/2428).
 
     Args:
-        device: GPU index. shapes: profile of each input with a variable dimension, empty for fixed shapes.
-        workspace_gb: most scratch memory of an engine, None for no limit. optimization_level: 0 to 5.
-        cuda_graph: capture and replay; needs fixed shapes.
-        prefix: what the engine's file name starts with. The provider's own name says nothing of weights or options.
-        engine_folder: where engines are read and written; relative to the context model where one is written.
-        context_model: EP-context model to write while building, None to write none.
-        timing_folder: where kernel timings are read and written, None for nowhere.
+        device: GPU index. cuda_graph: capture and replay; needs fixed shapes.
     """
 
     device: int = 0
+    cuda_graph: bool = False
+
+    def to_ort(self) -> dict[str, str]:
+        """The provider's own option dictionary. Of booleans it reads "True" and "False" alone."""
+        return {"device_id": str(self.device), "trt_cuda_graph_enable": str(self.cuda_graph)}
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """How TensorRT builds an engine.
+
+    Args:
+        shapes: profile of each input with a variable dimension, empty for fixed shapes.
+        workspace_gb: most scratch memory of an engine, None for no limit. optimization_level: 0 to 5.
+    """
+
     shapes: Mapping[str, InputShapes] = field(default_factory=dict)
     workspace_gb: float | None = None
     optimization_level: int = 3
-    cuda_graph: bool = False
-    prefix: str = ""
-    engine_folder: str = ""
-    context_model: str | None = None
-    timing_folder: str | None = None
 
-    def to_ort(self) -> dict[str, str]:
-        """The provider's own option dictionary."""
-        return {
-            "device_id": str(self.device),
-            "trt_builder_optimization_level": str(self.optimization_level),
-            "trt_cuda_graph_enable": _flag(self.cuda_graph),
-            "trt_context_memory_sharing_enable": "1",
-            **_workspace("trt_max_workspace_size", self.workspace_gb),
-            **_profiles("trt_profile", self.shapes),
-            **self._places(),
-        }
+    @property
+    def workspace_bytes(self) -> int | None:
+        """Most scratch memory, None for no limit."""
+        return None if self.workspace_gb is None else round(self.workspace_gb * _BYTES_PER_GB)
 
-    def _places(self) -> dict[str, str]:
-        places: dict[str, str] = {}
-        if self.engine_folder:
-            places |= {
-                "trt_engine_cache_enable": "1",
-                "trt_engine_cache_path": self.engine_folder,
-                "trt_engine_cache_prefix": self.prefix,
-            }
-        if self.context_model is not None:
-            # Embedding stops at protobuf's 2 GB; a file of its own does not, and loads faster.
-            places |= {
-                "trt_dump_ep_context_model": "1",
-                "trt_ep_context_file_path": self.context_model,
-                "trt_ep_context_embed_mode": "0",
-            }
-        if self.timing_folder is not None:
-            places |= {"trt_timing_cache_enable": "1", "trt_timing_cache_path": self.timing_folder}
-        return places
+    def to_key(self) -> dict[str, str]:
+        """What of these is part of an engine's key; shapes are there already."""
+        workspace = {} if self.workspace_bytes is None else {"workspace_bytes": str(self.workspace_bytes)}
+        return {"optimization_level": str(self.optimization_level), **workspace}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +114,7 @@ class RtxOptions:
     """NvTensorRTRTXExecutionProvider, NVIDIA's plug-in for RTX cards. Its device is chosen by the session.
 
     Args:
-        shapes: as in `TensorRTOptions`. workspace_gb: likewise.
+        shapes: as in `BuildOptions`. workspace_gb: likewise.
         runtime_cache_folder: where kernels compiled on the card are kept between starts, None for nowhere.
     """
 

@@ -8,7 +8,7 @@ variable dimension, so nothing but static engines can be made of it.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from latentsync_trt.bundle import DimensionRange, GraphEntry, Manifest
+from latentsync_trt.bundle import DimensionRange, GraphEntry, Manifest, TensorEntry
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError
 
@@ -76,6 +76,13 @@ def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dic
         for tensor in entry.inputs
         if any(isinstance(size, str) for size in tensor.shape)
     }
+
+
+def with_sizes(tensor: TensorEntry, sizes: Mapping[str, int]) -> TensorEntry:
+    """`tensor` with those of its variable dimensions that `sizes` has at those values."""
+    return replace(
+        tensor, shape=tuple(size if isinstance(size, int) else sizes.get(size, size) for size in tensor.shape)
+    )
 
 
 def usual_shape(shape: Sequence[int | str], ranges: Mapping[str, DimensionRange]) -> Shape:

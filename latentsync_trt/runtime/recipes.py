@@ -2,27 +2,29 @@
 
 cpu          the graph after ONNX Runtime's optimisers; its weights stay in the bundle
 cuda         the same; of the form that is made for it, the graph as it is
-tensorrt     an engine and an EP-context model that names it: a warm start neither parses nor builds
+tensorrt     an engine that TensorRT's builder made, and an EP-context model by which ONNX Runtime loads it
 rtx          an EP-context model from ONNX Runtime's compile interface
 """
 
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import numpy as np
 
-from latentsync_trt.bundle import GraphForm
+from latentsync_trt.bundle import GraphForm, TensorEntry
 from latentsync_trt.errors import EngineBuildError, InferenceError, OutOfMemory
-from latentsync_trt.runtime.gpu import Gpu
+from latentsync_trt.runtime.compiler import Answer, CompileOrder, ContextModel, run_compiler
+from latentsync_trt.runtime.gpu import Gpu, visible_only
 from latentsync_trt.runtime.libraries import onnxruntime_version
 from latentsync_trt.runtime.options import (
-    CONTEXT_ENGINE_FOLDER,
+    BuildOptions,
     CpuOptions,
     CudaOptions,
     ProviderOptions,
@@ -36,7 +38,14 @@ _log = logging.getLogger(__name__)
 OPTIMISED_GRAPH = "graph.onnx"
 CONTEXT_MODEL = "context.onnx"
 
-_OF_THE_RUN = ("device_id", "trt_cuda_graph_enable", "enable_cuda_graph")
+ENGINE = "model.engine"
+"""Beside the context model: ONNX Runtime takes no other place."""
+
+TIMINGS = "kernels.timing"
+
+_OF_THE_RUN = ("device_id", "enable_cuda_graph")
+
+_ATTENTION = "Attention"
 
 # Compute capability from which cuDNN's attention is faster than the kernel that ONNX Runtime brings.
 _CUDNN_ATTENTION_FROM = 9.0
@@ -48,13 +57,12 @@ _CPU_PROVIDER = ("CPUExecutionProvider", CpuOptions().to_ort())
 class Place:
     """Where a graph and what becomes of it lie.
 
-    `graph`: the bundle's `.onnx` file. `prefix`: a name no other engine has. `shared`: a folder that outlives engines
-    and may change at any time, for kernel timings. `dimensions`: values that make variable dimensions fixed.
+    `graph`: the bundle's `.onnx` file. `shared`: a folder that outlives engines and may change at any time, for kernel
+    timings. `dimensions`: values that make variable dimensions fixed.
     `profile_prefix`: where to write a trace, None for none.
     """
 
     graph: Path
-    prefix: str
     shared: Path
     dimensions: Mapping[str, int] = field(default_factory=dict)
     profile_prefix: Path | None = None
@@ -167,14 +175,22 @@ def cuda_recipe(options: CudaOptions, form: GraphForm, gpu: Gpu | None) -> Optim
 
 @dataclass(frozen=True, slots=True)
 class TensorRTEngine:
-    """TensorRT; what it does not take runs on CUDA."""
+    """TensorRT. The engine is built by TensorRT's own Python interface, and holds the whole graph or is not made.
 
+    `inputs`, `outputs`: of the graph, with the sizes that the engine is for.
+    """
+
+    build_options: BuildOptions
     provider_options: TensorRTOptions
     version: str
+    gpu: Gpu
+    inputs: tuple[TensorEntry, ...]
+    outputs: tuple[TensorEntry, ...]
+    on_notice: Callable[[str], None] = _log.warning
 
     def options(self) -> dict[str, str]:
         """What shapes the engine."""
-        return _shaping(self.provider_options)
+        return self.build_options.to_key()
 
     def versions(self) -> dict[str, str]:
         """ONNX Runtime's and TensorRT's: an engine serves the version that built it and no other."""
@@ -182,39 +198,80 @@ class TensorRTEngine:
 
     def make(self, place: Place, folder: Path) -> None:
         """Builds the engine; kernel timings of earlier builds shorten it."""
-        (folder / CONTEXT_ENGINE_FOLDER).mkdir()
-        timing = folder / "timing"
-        timing.mkdir()
-        _copy_files(place.shared, timing)
-        options = replace(
-            self.provider_options,
-            prefix=place.prefix,
-            engine_folder=CONTEXT_ENGINE_FOLDER,
-            context_model=str(folder / CONTEXT_MODEL),
-            timing_folder=str(timing),
-        )
-        quiet = replace(place, profile_prefix=None)
-        Session(place.graph, quiet.settings(providers=self._providers(options))).close()
-        # Another build may write there at the same time, and the provider would write in place.
-        _copy_files(timing, place.shared)
-        shutil.rmtree(timing)
-        if not any((folder / CONTEXT_ENGINE_FOLDER).iterdir()):
-            raise EngineBuildError(f"{place.graph}: TensorRT built no engine; see `latentsync-trt check`")
+        # Copied, as another build may write there at the same time.
+        timings = folder / TIMINGS
+        _copy_files(place.shared, folder, TIMINGS)
+        answer = run_compiler(self._order(place, folder, timings), visible_only(self.gpu))
+        if answer.rejected_timings:
+            (place.shared / TIMINGS).unlink(missing_ok=True)
+            self.on_notice(
+                f"{place.graph.stem}: TensorRT rejects the kernel timings of earlier builds, removed "
+                f"{place.shared / TIMINGS}: {answer.rejected_timings}"
+            )
+        if not answer.accepted:
+            raise _refusal(place.graph, answer)
+        if not answer.version.startswith(self.version):
+            raise EngineBuildError(
+                f"{place.graph}: Python's tensorrt is {answer.version}, but ONNX Runtime loads TensorRT "
+                f"{self.version}, which takes engines of its own version only; install one TensorRT, or put its folder "
+                "first on the loader's path"
+            )
+        _copy_files(folder, place.shared, TIMINGS)
+        timings.unlink(missing_ok=True)
 
     def open(self, place: Place, folder: Path | None) -> Session:
-        """Opens the EP-context model, or the graph with the built engines where TensorRT took only parts of it."""
+        """Opens the EP-context model, whose engine has fixed its shapes."""
         if folder is None:
-            return Session(place.graph, place.settings(providers=self._providers(self.provider_options)))
-        if (folder / CONTEXT_MODEL).is_file():
-            # Its engine has fixed its shapes: there are no dimensions left to set.
-            settings = replace(place, dimensions={}).settings(providers=self._providers(self.provider_options))
-            return Session(folder / CONTEXT_MODEL, settings)
-        options = replace(self.provider_options, prefix=place.prefix, engine_folder=str(folder / CONTEXT_ENGINE_FOLDER))
-        return Session(place.graph, place.settings(providers=self._providers(options)))
+            with TemporaryDirectory(prefix="latentsync-trt-") as made:
+                self.make(place, Path(made))
+                return self._open(place, Path(made))
+        return self._open(place, folder)
 
-    def _providers(self, options: TensorRTOptions) -> Providers:
-        cuda = CudaOptions(device=options.device).to_ort()
-        return ("TensorrtExecutionProvider", options.to_ort()), ("CUDAExecutionProvider", cuda), _CPU_PROVIDER
+    def _open(self, place: Place, folder: Path) -> Session:
+        settings = replace(place, dimensions={}).settings(providers=self._providers(), optimise=False)
+        return Session(folder / CONTEXT_MODEL, settings)
+
+    def _order(self, place: Place, folder: Path, timings: Path) -> CompileOrder:
+        shapes = self.build_options.shapes
+        return CompileOrder(
+            "tensorrt",
+            str(place.graph.resolve()),
+            {name: (ends.minimum, ends.optimum, ends.maximum) for name, ends in shapes.items()},
+            optimization_level=self.build_options.optimization_level,
+            workspace_bytes=self.build_options.workspace_bytes,
+            timings=str(timings),
+            engine=str(folder / ENGINE),
+            context=ContextModel(
+                str(folder / CONTEXT_MODEL),
+                ENGINE,
+                self.gpu.compute_capability,
+                *(
+                    tuple((entry.name, entry.dtype, entry.shape) for entry in entries)
+                    for entries in (self.inputs, self.outputs)
+                ),
+            ),
+        )
+
+    def _providers(self) -> Providers:
+        cuda = CudaOptions(device=self.provider_options.device).to_ort()
+        return (
+            ("TensorrtExecutionProvider", self.provider_options.to_ort()),
+            ("CUDAExecutionProvider", cuda),
+            _CPU_PROVIDER,
+        )
+
+
+def _refusal(graph: Path, answer: Answer) -> EngineBuildError | OutOfMemory:
+    """The error for a graph that TensorRT did not compile, with TensorRT's reason and what to do."""
+    if answer.out_of_memory:
+        return OutOfMemory(
+            f"{graph.stem}: out of memory while TensorRT builds its engine ({answer.reason}); close other programs on "
+            "this GPU, or lower --workspace-gb or --max-windows"
+        )
+    cure = "see `latentsync-trt check`"
+    if _ATTENTION in answer.reason:
+        cure = "export the model with --attention matmul, which writes attention in parts"
+    return EngineBuildError(f"{graph}: TensorRT built no engine: {answer.reason}; {cure}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +304,8 @@ class RtxEngine:
         return Session(folder / CONTEXT_MODEL, self._settings(replace(place, dimensions={}), options))
 
     def _settings(self, place: Place, options: RtxOptions) -> SessionSettings:
-        return place.settings(plugin_devices=self.devices, plugin_options=options.to_ort())
+        # Optimised, weights in eight bits would become floats, and no longer lie on disk.
+        return place.settings(plugin_devices=self.devices, plugin_options=options.to_ort(), optimise=False)
 
 
 def _shaping(options: ProviderOptions) -> dict[str, str]:
@@ -255,12 +313,12 @@ def _shaping(options: ProviderOptions) -> dict[str, str]:
     return {name: value for name, value in options.to_ort().items() if name not in _OF_THE_RUN}
 
 
-def _copy_files(source: Path, target: Path) -> None:
-    """Copies the plain files of a folder that may not exist, or may be cleared meanwhile; each appears whole.
+def _copy_files(source: Path, target: Path, pattern: str) -> None:
+    """Copies files of a folder that may not exist, or may be cleared meanwhile; each appears whole.
 
     A file that another process holds is left out: it only saves time.
     """
-    for path in source.glob("[!.]*"):
+    for path in source.glob(pattern):
         with suppress(FileNotFoundError, PermissionError):
             target.mkdir(parents=True, exist_ok=True)
             staged = target / f".{path.name}.{os.getpid()}"

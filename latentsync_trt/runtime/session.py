@@ -2,7 +2,8 @@
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.memory import share_memory
+from latentsync_trt.runtime.native_log import native_errors
 
 T = TypeVar("T")
 
@@ -44,7 +46,11 @@ _OUT_OF_MEMORY = (
     "outofmemory",
     "is smaller than requested bytes",
     "bad allocation",
+    "could not be allocated",
 )
+
+# Providers that say why they fail to the log alone.
+_SILENT_PROVIDERS = frozenset({"TensorrtExecutionProvider"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,8 @@ class SessionSettings:
         config: further ONNX Runtime session entries.
         name: what messages call the graph, its file's name if empty.
         optimised_copy: where to write the graph as the provider will run it, None for nowhere.
+        optimise: False leaves the graph as it is: for providers that compile it, and take other weights than those on
+            disk into their memory twice.
         fold_constants: False leaves what follows from weights alone to whoever opens the copy, which else would hold
             it.
         profile_prefix: where to write a trace of every operator, None for no trace.
@@ -83,6 +91,7 @@ class SessionSettings:
     config: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
     optimised_copy: Path | None = None
+    optimise: bool = True
     fold_constants: bool = True
     profile_prefix: Path | None = None
     intra_op_threads: int | None = None
@@ -112,22 +121,29 @@ class Session:
         self.settings = settings
         options = _ort_options(settings)
         self.opened_at_s = time.perf_counter()
+        self._reads_log = not settings.plugin_devices and settings.providers[0][0] in _SILENT_PROVIDERS
+        reasons: list[str] = []
         try:
-            # An explicit list without fallback: ONNX Runtime's own only prints a line and goes on with less.
-            providers = None if settings.plugin_devices else [(name, dict(o)) for name, o in settings.providers]
-            self.ort = ort.InferenceSession(
-                _model(path, settings),
-                options,
-                providers=providers,
-                enable_fallback=0,
-                disabled_optimizers=set() if settings.fold_constants else {"ConstantFolding"},
-            )
+            with native_errors() if self._reads_log else nullcontext(reasons) as reasons:
+                self.ort = self._opened(options)
         except Exception as error:
-            raise _translated(error, settings.name or f"{path}", EngineBuildError) from error
+            raise _translated(error, settings.name or f"{path}", EngineBuildError, reasons) from error
         self.inputs = tuple(_tensor_info(node) for node in self.ort.get_inputs())
         self.outputs = tuple(_tensor_info(node) for node in self.ort.get_outputs())
         self.relieve: Callable[[], bool] = lambda: False
         self.runs, self.first_run_s, self.later_runs_s = 0, 0.0, 0.0
+
+    def _opened(self, options: Any) -> Any:
+        # An explicit list without fallback: ONNX Runtime's own only prints a line and goes on with less.
+        settings = self.settings
+        providers = None if settings.plugin_devices else [(name, dict(own)) for name, own in settings.providers]
+        return ort.InferenceSession(
+            _model(self.path, settings),
+            options,
+            providers=providers,
+            enable_fallback=0,
+            disabled_optimizers=set() if settings.fold_constants else {"ConstantFolding"},
+        )
 
     @property
     def provider(self) -> str:
@@ -151,12 +167,27 @@ class Session:
     def with_relief(self, action: Callable[[], T]) -> T:
         """What `action` returns, which takes memory beside this graph's; where that is short, errors as `run`."""
         try:
-            return action()
-        except Exception as error:
-            failure = _translated(error, f"{self.name} on {self.provider}", InferenceError)
+            return self._explained(action)
+        except _Failed as failed:
+            where = f"{self.name} on {self.provider}"
+            failure = _translated(failed.error, where, InferenceError, failed.reasons)
             if isinstance(failure, OutOfMemory) and self.relieve():
                 return self.with_relief(action)
-            raise failure from error
+            raise failure from failed.error
+
+    def _explained(self, action: Callable[[], T]) -> T:
+        """`action`; where the provider does not say why it failed, once more with a look at its log."""
+        try:
+            return action()
+        except Exception as error:
+            if not self._reads_log:
+                raise _Failed(error) from error
+        reasons: list[str] = []
+        try:
+            with native_errors() as reasons:
+                return action()
+        except Exception as error:
+            raise _Failed(error, reasons) from error
 
     def _timed(self, run: Callable[[], T]) -> T:
         start_s = time.perf_counter()
@@ -190,6 +221,14 @@ class Session:
             counted = [node for node in part.get_nodes() if not (shapes_vary and on_cpu and node.op_type in _SHAPE_OPS)]
             counts[part.ep_name] = counts.get(part.ep_name, 0) + len(counted)
         return counts
+
+
+class _Failed(Exception):
+    """A failure with what the provider's log said of it."""
+
+    def __init__(self, error: Exception, reasons: Sequence[str] = ()) -> None:
+        super().__init__(str(error))
+        self.error, self.reasons = error, reasons
 
 
 _SHAPE_OPS = frozenset({"Concat", "Div", "Mul", "Reshape", "Squeeze"})
@@ -231,6 +270,8 @@ def _ort_options(settings: SessionSettings) -> Any:
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(settings.weights_folder.resolve())
         )
+    if not settings.optimise:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if settings.optimised_copy is not None:
         # Beyond "extended" come layouts of one processor, whose reordered weights would be copied into the file.
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
@@ -254,16 +295,20 @@ def _tensor_info(node: Any) -> TensorInfo:
     return TensorInfo(node.name, tuple(node.shape), np.dtype(_NUMPY_TYPES[node.type]))
 
 
-def _translated(error: Exception, where: str, otherwise: type[LatentSyncError]) -> LatentSyncError:
-    text = str(error)
+def _translated(
+    error: Exception, where: str, otherwise: type[LatentSyncError], reasons: Sequence[str] = ()
+) -> LatentSyncError:
+    """The error for people; `reasons`: what the provider's log said meanwhile."""
+    text = "\n".join([str(error), *reasons])
+    said = last_line(error) + "".join(f"; TensorRT: {reason}" for reason in dict.fromkeys(reasons))
     if isinstance(error, MemoryError) or any(sign in text.lower() for sign in _OUT_OF_MEMORY):
-        asked = re.search(r"requested buffer of size (\d+)", text)
-        why = f"for {int(asked[1]) / 1e9:.2f} GB more" if asked else f"({last_line(error)})"
+        asked = re.search(r"(?:requested buffer of size |Requested size was )(\d+)", text)
+        why = f"for {int(asked[1]) / 1e9:.2f} GB more" if asked else f"({said})"
         return OutOfMemory(
             f"{where}: out of memory {why}; use --low-memory, a bundle of a lower --resolution or "
             "--precision fp16, or close other programs on this GPU"
         )
-    return otherwise(f"{where}: {last_line(error)}")
+    return otherwise(f"{where}: {said}")
 
 
 def last_line(error: Exception) -> str:

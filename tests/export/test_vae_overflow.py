@@ -26,7 +26,7 @@ from latentsync_trt.export.vae import VaeDecoder, VaeEncoder
 from latentsync_trt.export.vae_pictures import trial_pictures
 from latentsync_trt.export.vae_range import LARGEST_HALF, LIMIT, keep_wide, largest_values, parts_of, wide_note
 from latentsync_trt.export.verify import TOLERANCE
-from latentsync_trt.runtime.compiler import compile_graph
+from latentsync_trt.runtime.rtx_compiler import compile_graph
 from latentsync_trt.runtime.session import Session
 from tests import narrow
 from tests.export.test_cuda_form import make_vae

@@ -10,7 +10,7 @@ from latentsync_trt.bundle import Bundle
 from latentsync_trt.quantise.cast import EightBit
 from latentsync_trt.quantise.mixed import MixedSteps
 from latentsync_trt.quantise.options import QuantiseOptions
-from latentsync_trt.runtime.compiler import GraphVerdict, compile_graph
+from latentsync_trt.runtime.rtx_compiler import GraphVerdict, compile_graph
 from tests.quantise import block
 
 pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")

@@ -1,0 +1,141 @@
+"""Builds the stand-in: TensorRT's two libraries, and a CUDA runtime, driver and NVML where there is no GPU.
+
+    python -m tests.tensorrt_stand_in.build FOLDER [--real-cuda]
+
+needs g++ and TensorRT's public headers, in $TENSORRT_INCLUDE or ../shared/tensorrt/include. See README.md.
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import onnxruntime
+
+from tests.tensorrt_stand_in.generate_defaults import write_defaults
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+CACHE = REPOSITORY / "build" / "tensorrt_stand_in"
+PROVIDERS = Path(onnxruntime.__file__).parent / "capi"
+
+_COMPILER = ("g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w")
+_NO_VERSIONS = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvonnxparser.so.10")
+# Opened by name at run time, not linked.
+_OPENED = {"libcurand.so.10": (), "libcufft.so.12": (), "libnvonnxparser.so.10": (), "libcudnn.so.9": ("cudnnCreate",)}
+_HANDLES = ("cublasCreate_v2", "cudnnCreate", "cublasLtCreate")
+
+
+class CannotBuild(Exception):
+    """What is missing, in a sentence."""
+
+
+def include_folder() -> Path:
+    """TensorRT's public headers; raises `CannotBuild` where there are none."""
+    named = os.environ.get("TENSORRT_INCLUDE")
+    folder = Path(named) if named else REPOSITORY.parent / "shared" / "tensorrt" / "include"
+    if not (folder / "NvInfer.h").is_file():
+        raise CannotBuild(f"needs TensorRT's headers: set TENSORRT_INCLUDE (not in {folder})")
+    return folder
+
+
+def built(*, real_cuda: bool = False) -> Path:
+    """The folder of the libraries, built unless they were built before from the same sources."""
+    if sys.platform != "linux" or not (PROVIDERS / "libonnxruntime_providers_tensorrt.so").is_file():
+        raise CannotBuild("needs onnxruntime-gpu for Linux")
+    if shutil.which("g++") is None or shutil.which("nm") is None:
+        raise CannotBuild("needs g++ and nm")
+    include = include_folder()
+    digest = hashlib.sha256(f"{onnxruntime.__version__} {real_cuda}".encode())
+    for path in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h"), *HERE.glob("*.py"), include / "NvInferVersion.h"]):
+        digest.update(path.read_bytes())
+    folder = CACHE / digest.hexdigest()[:16]
+    if not folder.is_dir():
+        aside = folder.with_name(f".{folder.name}-{os.getpid()}")
+        build(aside, include, real_cuda=real_cuda)
+        try:
+            aside.rename(folder)
+        except OSError:  # another process was quicker
+            shutil.rmtree(aside)
+    return folder
+
+
+def build(folder: Path, include: Path, *, real_cuda: bool) -> None:
+    """Compiles into a new folder."""
+    folder.mkdir(parents=True)
+    write_defaults(include, folder / "defaults.h")
+    needed = _needed_symbols()
+    if not real_cuda:
+        for library, symbols in needed.items():
+            _build_stub(folder, library, symbols)
+    else:
+        _build_stub(folder, "libnvonnxparser.so.10", set())
+    sources = [HERE / name for name in ("tensorrt.cpp", "onnx_model.cpp", "cpu_session.cpp")]
+    # The runtime is found by name when the provider has loaded it.
+    own = [] if real_cuda else [folder / "libcudart.so.13"]
+    _compile(folder / "libnvinfer.so.10", *sources, *own, f"-I{include}", f"-I{folder}", f"-I{HERE}", "-ldl")
+
+
+def _needed_symbols() -> dict[str, set[str]]:
+    """What ONNX Runtime's GPU providers want of each library."""
+    needed: dict[str, set[str]] = defaultdict(set)
+    for name in ("tensorrt", "cuda"):
+        path = PROVIDERS / f"libonnxruntime_providers_{name}.so"
+        listed = subprocess.run(["nm", "-D", "--undefined-only", path], capture_output=True, text=True, check=True)
+        for symbol in (line.split()[-1] for line in listed.stdout.splitlines()):
+            base, _, version = symbol.partition("@")
+            if version.lstrip("@").startswith("lib"):
+                needed[version.lstrip("@")].add(base)
+            elif base.startswith("cu"):
+                needed["libcuda.so.1"].add(base)
+    for library, symbols in _OPENED.items():
+        needed[library] |= set(symbols)
+    needed["libnvidia-ml.so.1"] |= set()
+    return needed
+
+
+def _build_stub(folder: Path, library: str, symbols: set[str]) -> None:
+    """A library in which the functions of our own sources do something, and all others return 0."""
+    own = {"libcudart.so.13": HERE / "cudart.cpp", "libcuda.so.1": HERE / "driver.cpp"}
+    own["libnvidia-ml.so.1"] = own["libcuda.so.1"]
+    source = own.get(library)
+    # Not only at the start of a line: a definition may follow its return type.
+    defined = set(re.findall(r"\b(\w+)\(", source.read_text())) if source else set()
+    lines = ["#include <stdlib.h>", 'extern "C" {', f"int stand_in_{library.partition('.')[0].replace('-', '_')};"]
+    for symbol in sorted(symbols - defined):
+        body = "*handle = malloc(8); return 0;" if symbol in _HANDLES else "return 0;"
+        lines.append(f"long {symbol}({'void** handle' if symbol in _HANDLES else ''}) {{ {body} }}")
+    if library == "libcudnn.so.9":
+        lines.append("unsigned long cudnnGetVersion() { return 91900; }")
+    stub = folder / f"{library}.cpp"
+    stub.write_text("\n".join([*lines, "}", ""]))
+    versions = folder / f"{library}.map"
+    versions.write_text(f"{library} {{ global: *; }};\n")
+    script = [] if library in _NO_VERSIONS else [f"-Wl,--version-script={versions}"]
+    sources = [stub, source] if source else [stub]
+    _compile(folder / library, *sources, f"-I{HERE}", *script, "-ldl")
+
+
+def _compile(target: Path, *arguments: Path | str) -> None:
+    command = [*_COMPILER, "-o", target, *arguments, f"-Wl,-soname,{target.name}"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise RuntimeError(f"{target.name} does not compile:\n{result.stderr}")
+
+
+def main() -> None:
+    """Builds into the folder that is named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--real-cuda", action="store_true", help="stand in for TensorRT alone")
+    arguments = parser.parse_args()
+    build(arguments.folder, include_folder(), real_cuda=arguments.real_cuda)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""TensorRT's Python module over the stand-in's library, as far as latentsync-trt uses it.
+
+tests/test_tensorrt_stand_in.py holds every name in it against NVIDIA's `tensorrt_rtx`, whose interface is the same.
+"""
+
+import ctypes
+from typing import Any
+
+_library = ctypes.CDLL("libnvinfer.so.10")
+_LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p)
+
+
+def _function(name: str, result: Any, *arguments: Any) -> Any:
+    function = getattr(_library, name)
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+_POINTER, _INT, _SIZE, _TEXT, _BOOL = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_bool
+_make_logger = _function("stand_in_logger", _POINTER, _LOG)
+_make_builder = _function("createInferBuilder_INTERNAL", _POINTER, _POINTER, _INT)
+_make_network = _function("stand_in_network", _POINTER, _POINTER, ctypes.c_uint)
+_layers = _function("stand_in_layers", _INT, _POINTER)
+_make_parser = _function("createNvOnnxParser_INTERNAL", _POINTER, _POINTER, _POINTER, _INT)
+_parse = _function("stand_in_parse", _BOOL, _POINTER, _TEXT)
+_errors = _function("stand_in_errors", _INT, _POINTER)
+_error = _function("stand_in_error", _TEXT, _POINTER, _INT, _INT)
+_make_config = _function("stand_in_config", _POINTER, _POINTER)
+_set_level = _function("stand_in_set_level", None, _POINTER, _INT)
+_set_workspace = _function("stand_in_set_workspace", None, _POINTER, _SIZE)
+_make_profile = _function("stand_in_profile", _POINTER, _POINTER)
+_set_shape = _function("stand_in_set_shape", None, _POINTER, _TEXT, _INT, _INT, ctypes.POINTER(ctypes.c_longlong))
+_add_profile = _function("stand_in_add_profile", None, _POINTER, _POINTER)
+_make_timings = _function("stand_in_timings", _POINTER, _POINTER, _TEXT, _SIZE)
+_set_timings = _function("stand_in_set_timings", _BOOL, _POINTER, _POINTER)
+_timings_bytes = _function("stand_in_timings_bytes", _POINTER, _POINTER)
+_build = _function("stand_in_build", _POINTER, _POINTER, _POINTER, _POINTER)
+_size = _function("stand_in_size", _SIZE, _POINTER)
+_data = _function("stand_in_data", _POINTER, _POINTER)
+
+
+def _version() -> str:
+    parts = [getattr(_library, f"getInferLib{part}Version")() for part in ("Major", "Minor", "Patch", "Build")]
+    return ".".join(map(str, parts))
+
+
+__version__ = _version()
+
+
+class ILogger:
+    """What a caller's logger extends; severities compare as numbers, the worst is 0."""
+
+    INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
+
+    def log(self, severity: int, message: str) -> None:
+        """Takes a line."""
+        raise NotImplementedError
+
+
+class NetworkDefinitionCreationFlag:
+    """As TensorRT's."""
+
+    STRONGLY_TYPED = 1
+
+
+class MemoryPoolType:
+    """As TensorRT's."""
+
+    WORKSPACE = 0
+
+
+class IHostMemory(bytes):
+    """Bytes with TensorRT's name for their length."""
+
+    @property
+    def nbytes(self) -> int:
+        """Length."""
+        return len(self)
+
+
+def _bytes(memory: int) -> IHostMemory:
+    return IHostMemory(ctypes.string_at(_data(memory), _size(memory)))
+
+
+class Builder:
+    """As TensorRT's."""
+
+    def __init__(self, logger: ILogger) -> None:
+        self._function = _LOG(lambda severity, text: logger.log(severity, text.decode()))
+        self.logger = _make_logger(self._function)
+        self.pointer = _make_builder(self.logger, 101401)
+        if not self.pointer:
+            raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    def create_network(self, flags: int = 0) -> "INetworkDefinition":
+        """As TensorRT's."""
+        return INetworkDefinition(_make_network(self.pointer, flags))
+
+    def create_builder_config(self) -> "IBuilderConfig":
+        """As TensorRT's."""
+        return IBuilderConfig(_make_config(self.pointer))
+
+    def create_optimization_profile(self) -> "IOptimizationProfile":
+        """As TensorRT's."""
+        return IOptimizationProfile(_make_profile(self.pointer))
+
+    def build_serialized_network(self, network: "INetworkDefinition", config: "IBuilderConfig") -> IHostMemory | None:
+        """As TensorRT's."""
+        memory = _build(self.pointer, network.pointer, config.pointer)
+        return _bytes(memory) if memory else None
+
+
+class INetworkDefinition:
+    """As TensorRT's."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+
+    @property
+    def num_layers(self) -> int:
+        """As TensorRT's."""
+        return int(_layers(self.pointer))
+
+
+class IOptimizationProfile:
+    """As TensorRT's."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+
+    def set_shape(self, input: str, min: tuple[int, ...], opt: tuple[int, ...], max: tuple[int, ...]) -> None:  # noqa: A002
+        """As TensorRT's."""
+        for selector, sizes in enumerate((min, opt, max)):
+            _set_shape(self.pointer, input.encode(), selector, len(sizes), (ctypes.c_longlong * len(sizes))(*sizes))
+
+
+class ITimingCache:
+    """As TensorRT's."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+
+    def serialize(self) -> IHostMemory:
+        """As TensorRT's."""
+        return _bytes(_timings_bytes(self.pointer))
+
+
+class IBuilderConfig:
+    """As TensorRT's."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+        self._timings: ITimingCache | None = None
+
+    @property
+    def builder_optimization_level(self) -> int:
+        """As TensorRT's."""
+        return 3
+
+    @builder_optimization_level.setter
+    def builder_optimization_level(self, level: int) -> None:
+        _set_level(self.pointer, level)
+
+    def set_memory_pool_limit(self, pool: int, pool_size: int) -> None:
+        """As TensorRT's."""
+        _set_workspace(self.pointer, pool_size)
+
+    def add_optimization_profile(self, profile: IOptimizationProfile) -> None:
+        """As TensorRT's."""
+        _add_profile(self.pointer, profile.pointer)
+
+    def create_timing_cache(self, serialized_timing_cache: bytes) -> ITimingCache | None:
+        """As TensorRT's."""
+        pointer = _make_timings(self.pointer, serialized_timing_cache, len(serialized_timing_cache))
+        return ITimingCache(pointer) if pointer else None
+
+    def set_timing_cache(self, cache: ITimingCache, ignore_mismatch: bool) -> bool:
+        """As TensorRT's."""
+        taken = bool(_set_timings(self.pointer, cache.pointer))
+        self._timings = cache if taken else self._timings
+        return taken
+
+    def get_timing_cache(self) -> ITimingCache | None:
+        """As TensorRT's."""
+        return self._timings
+
+
+class _ParserError:
+    def __init__(self, parts: tuple[bytes, ...]) -> None:
+        self._desc, self._name, self._operator = (part.decode() for part in parts)
+
+    def desc(self) -> str:
+        """As TensorRT's."""
+        return self._desc
+
+    def node_name(self) -> str:
+        """As TensorRT's."""
+        return self._name
+
+    def node_operator(self) -> str:
+        """As TensorRT's."""
+        return self._operator
+
+
+class OnnxParser:
+    """As TensorRT's."""
+
+    def __init__(self, network: INetworkDefinition, logger: ILogger) -> None:
+        self._function = _LOG(lambda severity, text: logger.log(severity, text.decode()))
+        self._pointer = _make_parser(network.pointer, _make_logger(self._function), 100)
+
+    def parse_from_file(self, model: str) -> bool:
+        """As TensorRT's."""
+        return bool(_parse(self._pointer, model.encode()))
+
+    @property
+    def num_errors(self) -> int:
+        """As TensorRT's."""
+        return int(_errors(self._pointer))
+
+    def get_error(self, index: int) -> _ParserError:
+        """As TensorRT's."""
+        return _ParserError(tuple(_error(self._pointer, index, part) for part in range(3)))

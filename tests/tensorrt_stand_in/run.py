@@ -1,0 +1,87 @@
+"""Runs `latentsync-trt` with the stand-in: `python -m tests.tensorrt_stand_in.run sync --provider tensorrt …`.
+
+The two small graphs that scale pictures for the VAE run on CUDA's own kernels, which do nothing where CUDA is stood in.
+There the CPU provider computes them.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+REAL_CUDA = "STAND_IN_REAL_CUDA"
+
+
+class HostSession:
+    """A session on the CPU provider that takes bindings of device buffers, as `runtime.session.Session` does."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self.ort = self
+        self.relieve = session.relieve
+
+    def io_binding(self) -> "HostBinding":
+        """A binding that remembers."""
+        return HostBinding()
+
+    def run_bound(self, binding: "HostBinding") -> None:
+        """Downloads, runs and uploads."""
+        outputs = self._session.run({name: value.numpy() for name, value in binding.inputs.items()})
+        names = [tensor.name for tensor in self._session.outputs]
+        for name, array in zip(names, outputs, strict=True):
+            binding.outputs[name].update_inplace(array)
+
+
+class HostBinding:
+    """What was bound."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, Any] = {}
+        self.outputs: dict[str, Any] = {}
+
+    def bind_ortvalue_input(self, name: str, value: Any) -> None:
+        """Remembers an input."""
+        self.inputs[name] = value
+
+    def bind_ortvalue_output(self, name: str, value: Any) -> None:
+        """Remembers an output."""
+        self.outputs[name] = value
+
+
+def without_kernels() -> None:
+    """Puts the CPU provider in the place of CUDA's kernels."""
+    from latentsync_trt.runtime import codec
+    from latentsync_trt.runtime.session import CPU, Session, SessionSettings
+
+    def session(path: Any, settings: Any) -> HostSession:
+        return HostSession(Session(path, SessionSettings(providers=CPU)))
+
+    codec.Session = session  # type: ignore[assignment, misc]
+
+
+def environment(folder: Any, settings: Mapping[str, str]) -> dict[str, str]:
+    """Variables for a process that is to find the stand-in in `folder`."""
+    from tests.tensorrt_stand_in.build import HERE, PROVIDERS, REPOSITORY
+
+    (onnxruntime,) = PROVIDERS.glob("libonnxruntime.so.*")
+    paths = [str(HERE / "python"), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH", "")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "STAND_IN_ONNXRUNTIME": str(onnxruntime),
+        **settings,
+    }
+
+
+def main() -> None:
+    """Runs the command line."""
+    from latentsync_trt.cli import main as command_line
+
+    if not os.environ.get(REAL_CUDA):
+        without_kernels()
+    command_line(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()
