@@ -16,8 +16,8 @@ from typing import Any, Literal, Self
 
 from latentsync_trt.errors import BundleError
 
-FORMAT_VERSION = 2
-"""2 added `Manifest.quantisation`."""
+FORMAT_VERSION = 3
+"""2 added `Manifest.quantisation`, 3 `Manifest.attention`."""
 MANIFEST_NAME = "manifest.json"
 CHECKPOINTS_VARIABLE = "LATENTSYNC_TRT_CHECKPOINTS"
 DEMO_NAME = "demo"
@@ -31,6 +31,11 @@ Shapes = Literal["static", "dynamic"]
 GraphForm = Literal["portable", "cuda"]
 """A graph as every provider takes it, or as ONNX Runtime's CUDA provider runs it fastest. Inputs, outputs, weights and
 results are the same."""
+
+AttentionForm = Literal["fused", "matmul"]
+ATTENTION_FORMS: tuple[AttentionForm, ...] = ("fused", "matmul")
+"""Attention in portable graphs: one ONNX `Attention` operator where TensorRT takes it, or MatMul, Softmax and MatMul
+everywhere."""
 
 REQUIRED_GRAPHS = ("audio_encoder", "vae_encoder", "vae_decoder", "denoise_step", "denoise_step_cached")
 UNGUIDED_GRAPHS = ("denoise_step_unguided", "denoise_step_unguided_cached")
@@ -113,7 +118,8 @@ class Manifest:
     `ranges` maps the name of each dynamic dimension to its range (empty for static shapes). `unet` is the U-Net's
     configuration as inferred from its checkpoint. `sources` maps the role of each source file (unet, vae, whisper) to
     its name and hash. `verification` holds the largest relative difference to PyTorch per graph; empty if skipped.
-    `quantisation`: only of bundles in eight bits.
+    `attention`: as given to `export --attention`; manifests before format 3 lack it and mean "fused". `quantisation`:
+    only of bundles in eight bits.
     """
 
     name: str
@@ -133,6 +139,7 @@ class Manifest:
     tools: Mapping[str, str] = field(default_factory=dict)
     verification: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    attention: AttentionForm = "fused"
     quantisation: Quantisation | None = None
     format_version: int = FORMAT_VERSION
 

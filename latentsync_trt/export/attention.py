@@ -1,9 +1,14 @@
 """Attention: the product itself, in the form each precision exports best, and the three kinds the U-Net uses."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from latentsync_trt.bundle import AttentionForm
 from latentsync_trt.export.layers import Linear
 
 HEADS = 8
@@ -12,10 +17,23 @@ HEADS = 8
 _FUSED_HEAD_DIMS = range(16, 257, 8)
 """Head widths that TensorRT takes for a whole `Attention` op, and that fused kernels cover."""
 
+_FORM: ContextVar[AttentionForm] = ContextVar("attention_form", default="fused")
+
+
+@contextmanager
+def traced_as(form: AttentionForm) -> Iterator[None]:
+    """Graphs traced within the context, in this thread, have attention in `form`."""
+    # A property of the trace, like `torch.compiler.is_exporting`; the modules are the same in both forms.
+    token = _FORM.set(form)
+    try:
+        yield
+    finally:
+        _FORM.reset(token)
+
 
 def exports_whole(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether attention becomes the single ONNX `Attention` op; TensorRT takes it in half precision only."""
-    return dtype == torch.float16 and head_dim in _FUSED_HEAD_DIMS
+    """Whether a trace makes attention the single ONNX `Attention` op; TensorRT takes it in half precision only."""
+    return _FORM.get() == "fused" and dtype == torch.float16 and head_dim in _FUSED_HEAD_DIMS
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -161,6 +161,7 @@ def _fill(
         tools={tool: importlib.metadata.version(tool) for tool in _TOOLS},
         verification=verification,
         notes=notes,
+        attention=options.attention,
     )
     write_manifest(folder, manifest)
 

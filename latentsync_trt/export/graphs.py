@@ -14,7 +14,8 @@ from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 from torch import Tensor, nn
 
-from latentsync_trt.bundle import DimensionRange
+from latentsync_trt.bundle import AttentionForm, DimensionRange
+from latentsync_trt.export.attention import traced_as
 from latentsync_trt.export.cuda_graph import finish, may_fold
 
 OPSET = 23
@@ -30,7 +31,7 @@ class GraphPlan:
     `module`: in the portable form; `cuda_module`: the same in the CUDA form, None where it has none.
     `inputs`: name → example (order of `forward`). `outputs`: names. `network`: whose weights file it uses, e.g. "unet".
     `dynamic`: input → {axis: dimension name}; `ranges`: dimension name → what it may be. `further_inputs`: of other
-    sizes within the ranges, for verification.
+    sizes within the ranges, for verification. `attention`: how the portable form has it.
     """
 
     name: str
@@ -42,11 +43,13 @@ class GraphPlan:
     ranges: Mapping[str, DimensionRange] = field(default_factory=dict)
     further_inputs: tuple[Mapping[str, Tensor], ...] = ()
     cuda_module: nn.Module | None = None
+    attention: AttentionForm = "fused"
 
 
 def build_graph(plan: GraphPlan) -> ir.Model:
     """Traces `plan.module` and translates it; weights still refer to the module's tensors."""
-    model = _translate(plan)
+    with traced_as(plan.attention):
+        model = _translate(plan)
     # Without folding, shape arithmetic stays in the graph, some of it as ops that TensorRT refuses.
     optimizer.fold_constants(model)
     return _tidy(model, plan.name)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from latentsync_trt.bundle import checkpoints_folder
+from latentsync_trt.bundle import ATTENTION_FORMS, AttentionForm, checkpoints_folder
 from latentsync_trt.config import check_limits, option
 from latentsync_trt.errors import CheckpointError, InputError
 
@@ -35,7 +35,7 @@ class ExportOptions:
         None, "Whisper .pt file.  [default: checkpoints/latentsync-<model>/whisper/tiny.pt]"
     )
     out: str | Path | None = option(
-        None, "Folder to write.  [default: checkpoints/<model>-<resolution>-<precision>[-dynamic]]"
+        None, "Folder to write.  [default: checkpoints/<model>-<resolution>-<precision>[-dynamic][-matmul]]"
     )
     resolution: int | None = option(
         None, "Face resolution in pixels, divisible by 64.  [default: the model's own]", minimum=64, maximum=2048
@@ -52,6 +52,14 @@ class ExportOptions:
         False, "Shapes: numbers of windows and frames may vary from run to run, or are fixed (fastest).", off="--static"
     )
     max_windows: int = option(4, "With --dynamic, most windows in one run.", minimum=2, maximum=64)
+    attention: AttentionForm = option(
+        "fused",
+        "Attention in the portable graphs: fused = one ONNX operator Attention where TensorRT takes it (float16); "
+        "matmul = MatMul, Softmax and MatMul, for providers without that operator. matmul can be slower, and where the "
+        "provider does not fuse the three again, it holds the scores of a whole layer in memory: 9 GB at 512 px in "
+        "float16.",
+        choices=ATTENTION_FORMS,
+    )
     cuda_form: bool = option(
         True,
         "Write the graphs of VAE and denoiser once more, as ONNX Runtime's CUDA provider runs them fastest; other "
@@ -80,7 +88,8 @@ class ExportOptions:
         if self.out is not None:
             return Path(self.out)
         shapes = "-dynamic" if self.dynamic else ""
-        return checkpoints_folder() / f"{self.model}-{self.resolution_px}-{self.precision}{shapes}"
+        attention = "" if self.attention == "fused" else f"-{self.attention}"
+        return checkpoints_folder() / f"{self.model}-{self.resolution_px}-{self.precision}{shapes}{attention}"
 
 
 @dataclass(frozen=True, slots=True)

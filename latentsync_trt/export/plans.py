@@ -99,11 +99,12 @@ def answer_overflow(networks: Networks, sources: Sources, options: ExportOptions
 
 def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
     """All graphs of a bundle, network by network."""
-    plans = [
+    portable = [
         _audio_plan(networks.whisper, options),
         *_vae_plans(networks.vae, options),
         *_step_plans(networks, options),
     ]
+    plans = [replace(plan, attention=options.attention) for plan in portable]
     if not options.cuda_form:
         return plans
     faster = _CUDA_NETWORKS - cuda_obstacles(networks, options).keys()
