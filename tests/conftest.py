@@ -2,10 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.device import DemoNetworks, Device, watched_device
+
+if TYPE_CHECKING:
+    from tests.tensorrt_stand_in.stand_in import StandIn
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -38,6 +42,14 @@ def reference(shared: Path) -> Path:
 def assets(shared: Path) -> Path:
     """Real clips and speech."""
     return shared / "assets"
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> "StandIn":
+    """ONNX Runtime's TensorRT provider over a stand-in for TensorRT's and CUDA's libraries."""
+    from tests.tensorrt_stand_in.stand_in import stand_in_at
+
+    return stand_in_at(tmp_path)
 
 
 @pytest.fixture

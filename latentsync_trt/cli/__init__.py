@@ -19,6 +19,7 @@ COMMANDS = {
     "bench": "bench",
     "compare": "compare",
     "doctor": "doctor",
+    "selftest": "selftest",
 }
 
 

@@ -106,6 +106,7 @@ def _runtime() -> Iterator[Finding]:
     yield from doctor_gpu.driver()
     yield from doctor_gpu.shared_libraries()
     yield from doctor_gpu.providers()
+    yield from doctor_gpu.builder()
     yield from doctor_gpu.engines()
 
 

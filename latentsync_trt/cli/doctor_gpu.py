@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from latentsync_trt.cli.findings import Finding, Level
-from latentsync_trt.errors import OutputError
+from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
 from latentsync_trt.runtime import diagnosis, gpu, libraries, reasons
 from latentsync_trt.runtime.cache import CACHE_VARIABLE, cache_folder
 from latentsync_trt.runtime.providers import PREFERENCE
@@ -92,6 +92,24 @@ def providers() -> Iterator[Finding]:
             yield Finding("providers", level, f"{name}: {obstacle.text}", obstacle.cure)
     if chosen:
         yield Finding("providers", "info", f"--provider auto takes {chosen}")
+
+
+def builder() -> Iterator[Finding]:
+    """TensorRT's builder, tried on the first GPU where the provider runs."""
+    if diagnosis.examine("tensorrt") is not None:
+        return
+    try:
+        answer = diagnosis.try_builder(gpu.gpus()[0])
+    except (EngineBuildError, OutOfMemory) as error:
+        yield Finding("engines", "problem", f"TensorRT {libraries.tensorrt_version()} builds no engine", str(error))
+        return
+    if answer.accepted:
+        text = f"TensorRT {answer.version} builds engines (one of one node, in {answer.seconds:.1f} s)"
+        yield Finding("engines", "ok", text, "")
+        yield Finding("engines", "info", "latentsync-trt selftest builds and runs whole graphs")
+        return
+    text = f"TensorRT {libraries.tensorrt_version()} builds no engine: {answer.reason}"
+    yield Finding("engines", "problem", text, reasons.INSTALL_LINES["tensorrt"] + " --force-reinstall")
 
 
 def engines() -> Iterator[Finding]:

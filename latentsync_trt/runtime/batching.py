@@ -1,8 +1,8 @@
-"""How many windows to denoise together where nobody says: as many as the engines take and free memory holds. Pure."""
+"""What fits into a GPU's memory: all networks or one at a time, and how many windows together. Pure."""
 
 from collections.abc import Mapping
 
-from latentsync_trt.bundle import DimensionRange, Manifest
+from latentsync_trt.bundle import DimensionRange, GraphForm, Manifest
 
 _HALVES = 2
 """Of a guided step: with the sound and without."""
@@ -13,6 +13,14 @@ _FEATURES_AT_ONCE = 32
 
 _USABLE_SHARE = 0.7
 """Of the memory that is free once all networks are open: the image codec runs in it, too, and so may other programs."""
+
+_FIXED_BYTES = 1_550_000_000
+"""Of a run on the CUDA provider beside weights and features: libraries, pictures, cuDNN's workspace. With one window's
+features once, it gives the peaks that were measured: 7.1 GB at 512 px and 5.0 GB at 256 px (benchmarks/)."""
+
+_FEATURES: dict[GraphForm, float] = {"cuda": 1.05, "portable": 2.2}
+"""How many windows' features a run holds, by the form of the graphs on the CUDA provider: 10.2 GB for the portable one
+at 512 px. TensorRT's engines were not measured; they plan their memory, so they count as the CUDA form does."""
 
 _VALUE_BYTES = {"fp32": 4, "fp16": 2}
 
@@ -34,3 +42,15 @@ def window_bytes(manifest: Manifest) -> int:
     """About what one more window takes on the device in a full guided step."""
     features = manifest.frames * manifest.latent_px**2 * manifest.unet["widths"][0]
     return int(_FEATURES_AT_ONCE * _HALVES * features * _VALUE_BYTES[manifest.arithmetic])
+
+
+def needed_bytes(manifest: Manifest, *, provider: str, form: GraphForm) -> int:
+    """About what a run takes on a GPU with all networks open and one window at a time.
+
+    Args:
+        provider: "tensorrt", "rtx" or "cuda". form: of the graphs on `cuda`.
+    """
+    weights = {entry.weights for entry in manifest.graphs.values()}
+    weight_bytes = sum(manifest.files[name].bytes for name in weights)
+    features = _FEATURES[form if provider == "cuda" else "cuda"]
+    return int(weight_bytes + _FIXED_BYTES + features * window_bytes(manifest))

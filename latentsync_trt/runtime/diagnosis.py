@@ -6,6 +6,8 @@ when its libraries load and a session made with it really uses it.
 
 import functools
 import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +16,8 @@ import onnxruntime as ort
 from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.runtime import gpu as driver
 from latentsync_trt.runtime import libraries, reasons
+from latentsync_trt.runtime.compiler import Answer, CompileOrder, run_compiler
+from latentsync_trt.runtime.gpu import Gpu, visible_only
 from latentsync_trt.runtime.reasons import INSTALL_LINES, Obstacle
 from latentsync_trt.runtime.session import last_line
 
@@ -113,16 +117,30 @@ def _why_no_libraries(name: ProviderName) -> Obstacle | None:
     for file, problem in problems.items():
         if problem is not None:
             return Obstacle(reasons.LIBRARY_BROKEN.format(file=file, problem=problem), INSTALL_LINES[name])
-    return _why_too_old() if name == "tensorrt" else None
+    return _why_no_tensorrt() if name == "tensorrt" else None
 
 
-def _why_too_old() -> Obstacle | None:
+def _why_no_tensorrt() -> Obstacle | None:
     version = libraries.tensorrt_version()
     numbers = tuple(int(part) for part in version.split(".")[:2]) if version != libraries.UNKNOWN else _LEAST_TENSORRT
     if numbers < _LEAST_TENSORRT:
         text = reasons.TENSORRT_TOO_OLD.format(found=version, least=".".join(map(str, _LEAST_TENSORRT)))
         return Obstacle(text, INSTALL_LINES["tensorrt"])
+    if libraries.package_folder(libraries.TENSORRT_MODULE) is None:
+        return Obstacle(reasons.NO_BUILDER.format(found=version), INSTALL_LINES["tensorrt"])
     return None
+
+
+def try_builder(gpu: Gpu) -> Answer:
+    """Has TensorRT build an engine of one node, in a process of its own: its builder loads a library for each GPU.
+
+    Raises:
+        EngineBuildError: the process cannot be started. OutOfMemory: the host's memory is short.
+    """
+    with TemporaryDirectory(prefix="latentsync-trt-") as folder:
+        graph = Path(folder) / "one_node.onnx"
+        graph.write_bytes(_TRIAL_MODEL)
+        return run_compiler(CompileOrder("tensorrt", str(graph), {}, optimization_level=0), visible_only(gpu))
 
 
 def _missing(name: ProviderName, missing: dict[str, str]) -> Obstacle:
@@ -157,7 +175,7 @@ def _why_no_plugin(device: int) -> Obstacle | None:
     problem = _register_plugin()
     if problem is None and not rtx_devices(device):
         text = reasons.PLUGIN_WITHOUT_DEVICE.format(gpu=found)
-        problem = Obstacle(text, "in a container, give it the GPU's /dev/dri too; else use --provider tensorrt or cuda")
+        problem = Obstacle(text, "a container must show /sys/bus/pci/devices; else use --provider tensorrt or cuda")
     return problem
 
 

@@ -30,6 +30,7 @@ _WINDOWS = sys.platform == "win32"
 _RTX_DISTRIBUTIONS = {13: "onnxruntime-ep-nv-tensorrt-rtx-cu13", 12: "onnxruntime-ep-nv-tensorrt-rtx-cu12"}
 _TENSORRT_DISTRIBUTIONS = ("tensorrt-cu13", "tensorrt-cu12", "tensorrt")
 _TENSORRT_PACKAGE = "tensorrt_libs"
+TENSORRT_MODULE = "tensorrt"
 # In this order each finds what it needs: the plug-ins and the parser are linked with nvinfer.
 _TENSORRT_LIBRARIES = ("nvinfer", "nvinfer_plugin", "nvonnxparser")
 _TENSORRT_NEEDED = ("nvinfer", "nvonnxparser")
@@ -142,10 +143,12 @@ def preload() -> None:
 
 
 def package_folder(package: str) -> Path | None:
-    """Folder of an installed Python package, which is not imported; None if there is none."""
+    """Folder of an installed Python package or module, which is not imported; None if there is none."""
     spec = importlib.util.find_spec(package)
     places = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(places[0]) if places else None
+    if places:
+        return Path(places[0])
+    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def installed_tensorrt() -> tuple[Installed, ...]:

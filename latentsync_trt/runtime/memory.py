@@ -18,9 +18,14 @@ _ARENA = {"arena_extend_strategy": 1}
 
 def device_value(array: NDArray[Any], device: str, device_id: int) -> Any:
     """An `OrtValue` on `device` ("cpu" or "cuda") that starts as `array`, and is never the caller's own memory."""
-    # A copy: on the CPU an OrtValue is a view of the array it is made from, and would change the caller's data. Not
-    # `ascontiguousarray`, which makes a vector of a scalar.
-    return ort.OrtValue.ortvalue_from_numpy(np.array(array, order="C"), device, device_id)
+    # Not `ascontiguousarray`, which makes a vector of a scalar.
+    array = np.asarray(array, order="C")
+    if device == "cpu":
+        return ort.OrtValue.ortvalue_from_numpy(array.copy())
+    # `ortvalue_from_numpy` allocates through ONNX Runtime's own CUDA provider alone; this, through a plug-in, too.
+    value = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype.type, device, device_id)
+    value.update_inplace(array)
+    return value
 
 
 def share_memory(providers: Sequence[tuple[str, Mapping[str, str]]]) -> bool:

@@ -12,7 +12,7 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory, OutputError, ProviderUnavailable
 from latentsync_trt.flow import Span
 from latentsync_trt.runtime.background import BackgroundBuild
-from latentsync_trt.runtime.batching import windows_that_fit
+from latentsync_trt.runtime.batching import needed_bytes, windows_that_fit
 from latentsync_trt.runtime.cache import EngineCache, Notice, cache_folder
 from latentsync_trt.runtime.codec import PooledCodec
 from latentsync_trt.runtime.denoiser import step_graph
@@ -116,6 +116,8 @@ class Networks:
             OutOfMemory: there is too little memory.
         """
         self._needed = graphs = tuple(graphs)
+        if self._windows_that_fit is None:
+            self._save_memory_if_short()
         if self._build_wanted:
             self._build_wanted = False
             self._start_build(graphs)
@@ -201,6 +203,17 @@ class Networks:
     def decode_faces(self, latents: Float32Array) -> list[UInt16Array]:
         """As `diffusion.inpainting.ImageCodec.decode_faces`."""
         return self._codec.decode_faces(latents)
+
+    def _save_memory_if_short(self) -> None:
+        """Keeps one network at a time from the start, where all of them would not fit."""
+        gpu = self.selection.gpu
+        free_bytes = None if gpu is None else free_memory_bytes(gpu.index)
+        if free_bytes is None or self.low_memory:
+            return
+        form = self._pool.engines.form("denoise_step")
+        least = needed_bytes(self.bundle.manifest, provider=self.selection.name, form=form)
+        if least > free_bytes:
+            self._pool.save_memory(f"this bundle takes about {least / 1e9:.1f} GB, {free_bytes / 1e9:.1f} GB is free")
 
     def _count_windows_that_fit(self) -> int:
         """Of the engines that run now; those that are being built meanwhile are for the same shapes."""

@@ -126,6 +126,8 @@ class RtxOptions:
         """The provider's own option dictionary."""
         cache = {} if self.runtime_cache_folder is None else {"nv_runtime_cache_path": self.runtime_cache_folder}
         return {
+            # Its own default is to capture, and nothing says how that bears buffers that take turns.
+            "enable_cuda_graph": "0",
             **_workspace("nv_max_workspace_size", self.workspace_gb),
             **_profiles("nv_profile", self.shapes),
             **cache,

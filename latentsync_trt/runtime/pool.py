@@ -124,7 +124,7 @@ class SessionPool:
                 list(openers.map(self._open_if_closed, graphs))
         except OutOfMemory:
             self._free(tuple(self._opened))
-            self._turn_low()
+            self.save_memory("it ran out")
             return False
         return True
 
@@ -156,14 +156,15 @@ class SessionPool:
         """Closes the other networks' sessions; says whether there were any."""
         if not self._close_others(graph):
             return False
-        self._turn_low()
+        self.save_memory("it ran out")
         return True
 
-    def _turn_low(self) -> None:
+    def save_memory(self, reason: str) -> None:
+        """Keeps one network at a time on the device from now on, and says why."""
         if self.low_memory:
             return
         self.low_memory = True
-        self._notice("memory of the device is short: from here on one network at a time is kept on it, which is slower")
+        self._notice(f"memory of the device is short ({reason}): one network at a time is kept on it, which is slower")
 
     def _close_others(self, graph: str) -> bool:
         graphs = self.engines.bundle.manifest.graphs

@@ -27,6 +27,7 @@ WRONG_TENSORRT = (
     "onnxruntime loads TensorRT {needed} only"
 )
 TENSORRT_TOO_OLD = "TensorRT {found} is too old: its ONNX parser knows the graphs' operators from {least} on"
+NO_BUILDER = "TensorRT {found} is here without its Python package, which builds engines"
 SESSION_FAILS = "its libraries load, but a trial session fails ({problem})"
 SESSION_ELSEWHERE = "its libraries load, but a trial session made with it runs on {actual}"
 PLUGIN_ABSENT = "NVIDIA's TensorRT-RTX plug-in is not installed"

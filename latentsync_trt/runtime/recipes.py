@@ -8,6 +8,7 @@ rtx          an EP-context model from ONNX Runtime's compile interface
 
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -45,7 +46,8 @@ TIMINGS = "kernels.timing"
 
 _OF_THE_RUN = ("device_id", "enable_cuda_graph")
 
-_ATTENTION = "Attention"
+# What the parser and the builder call ONNX's operator.
+_ATTENTION = re.compile(r"\bAttention (?:\(node|operation)")
 
 # Compute capability from which cuDNN's attention is faster than the kernel that ONNX Runtime brings.
 _CUDNN_ATTENTION_FROM = 9.0
@@ -269,7 +271,7 @@ def _refusal(graph: Path, answer: Answer) -> EngineBuildError | OutOfMemory:
             "this GPU, or lower --workspace-gb or --max-windows"
         )
     cure = "see `latentsync-trt check`"
-    if _ATTENTION in answer.reason:
+    if _ATTENTION.search(answer.reason):
         cure = "export the model with --attention matmul, which writes attention in parts"
     return EngineBuildError(f"{graph}: TensorRT built no engine: {answer.reason}; {cure}")
 

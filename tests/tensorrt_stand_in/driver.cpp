@@ -71,8 +71,8 @@ int nvmlDeviceGetHandleByPciBusId_v2(char const* address, void** device) {
 }
 int nvmlDeviceGetMemoryInfo(void* device, unsigned long long* info) {
   int const gpu = static_cast<int>(reinterpret_cast<std::size_t>(device)) - 1;
-  info[0] = capacity();
-  info[2] = std::min<unsigned long long>(used(gpu), capacity());
+  info[0] = static_cast<std::size_t>(number("STAND_IN_GPU_SHOWN", capacity()));
+  info[2] = std::min<unsigned long long>(used(gpu), info[0]);
   info[1] = info[0] - info[2];
   return 0;
 }

@@ -1,5 +1,5 @@
-"""Writes `defaults.h`: for each class of TensorRT's interface that the stand-in has, a subclass in which each function that the stand-in does
-not have ends the process with its name, instead of answering something made up."""
+"""Writes `defaults.h`: for each class of TensorRT's interface that the stand-in has, a subclass in which each function
+that the stand-in does not have ends the process with its name, instead of answering something made up."""
 
 import re
 from pathlib import Path

@@ -4,6 +4,7 @@
 //   STAND_IN_FAULTS          comma-separated names, some with "=value"; see README.md
 //   STAND_IN_GPUS            number of GPUs, default 1
 //   STAND_IN_GPU_BYTES       memory of each GPU, default 8 GiB
+//   STAND_IN_GPU_SHOWN       what NVML says it is, default the same
 //   STAND_IN_CAPABILITY      compute capability, default "8.9"
 //   STAND_IN_VERSION         TensorRT's version number, default 101401
 #pragma once

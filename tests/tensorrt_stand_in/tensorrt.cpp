@@ -317,9 +317,10 @@ struct Builder final : IBuilder, Counted {
         record("build sleeping");
         std::this_thread::sleep_for(std::chrono::seconds(std::atoi(value.c_str())));
       }
-      if (fault("build_fails")) {
-        say_error(*logger, "IBuilder::buildSerializedNetwork: Error Code 10: Internal Error (Could not find any "
-                           "implementation for node {ForeignNode[/down_blocks.0/Add.../up_blocks.3/Add]}.)");
+      if (fault("build_fails", &value)) {
+        std::string const words = value.empty() ? "Could not find any implementation for node {ForeignNode[/Add.../Mul]}"
+                                                : value + " operation was not supported by a dedicated kernel";
+        say_error(*logger, "IBuilder::buildSerializedNetwork: Error Code 10: Internal Error (" + words + ".)");
         return nullptr;
       }
       if (fault("oom_build")) {
@@ -813,7 +814,7 @@ struct Runtime final : IRuntime, Counted {
         auto loaded = std::make_shared<Loaded>();
         loaded->logger = logger;
         loaded->plan = Plan::read({static_cast<char const*>(blob), size});
-        if (loaded->plan.version != version()) {
+        if (loaded->plan.version != version() || fault("reject_engine")) {
           say_error(*logger, "IRuntime::deserializeCudaEngine: Error Code 1: Serialization (Serialization assertion "
                              "stdVersionRead == kSERIALIZATION_VERSION failed.Version tag does not match. Note: Current "
                              "Version: " + std::to_string(version()) + ", Serialized Engine Version: " +
@@ -898,7 +899,7 @@ int32_t getInferLibBuildVersion() noexcept { return 0; }
 
 void* createInferBuilder_INTERNAL(void* logger, int32_t) noexcept {
   report.used = true;
-  record("builder");
+  record("builder visible=%s", stand_in::variable("CUDA_VISIBLE_DEVICES", "all").c_str());
   if (fault("builder_null")) {
     say_error(*static_cast<ILogger*>(logger), "Unable to load library: libnvinfer_builder_resource.so.10: cannot open "
                                               "shared object file: No such file or directory");

@@ -1,0 +1,30 @@
+"""Half precision, variable shapes and whole attention through ONNX Runtime's TensorRT provider, over the stand-in for
+TensorRT's libraries."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.tensorrt_stand_in.stand_in import StandIn
+
+SAME = 2e-3
+"""Relative: the CPU provider computes float16 in float32 with roundings between; which, depends on what was fused."""
+
+
+@pytest.mark.slow
+def test_engines_of_fixed_and_of_variable_shapes(dynamic_half_bundle: Path, stand_in: StandIn) -> None:
+    settings = [
+        {"dynamic": False},
+        {"dynamic": False, "unguided_too": True, "faces": False},
+        {"dynamic": True},
+        {"dynamic": True, "windows": 3, "faces": False},
+        {"dynamic": True, "windows": 2, "frames": 3, "cached": False, "faces": False},
+        {"max_windows": 2, "windows": 2, "low_memory": True, "faces": False},
+    ]
+    answers, ended = stand_in.scenario("pictures", bundle=str(dynamic_half_bundle), settings=settings)
+    for setting, answer in zip(settings, answers, strict=True):
+        assert answer["difference"] <= SAME, setting
+        assert not any("CUDA graphs" in notice for notice in answer["notices"]), setting
+    # Only engines of fixed shapes replay: the full and the cached step, and both once more without guidance.
+    assert ended.count("capture begin") == 2 + 4
+    assert ended.count(r"build nodes=.* profiles=1 ") == ended.count(r"build nodes=")

@@ -1,0 +1,229 @@
+"""What tests have done in a process with the stand-in: `python -m tests.tensorrt_stand_in.scenarios NAME JSON`."""
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latentsync_trt.bundle import Bundle
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.runtime import recipes
+from latentsync_trt.runtime.background import BackgroundBuild
+from latentsync_trt.runtime.cache import EngineCache, cache_folder
+from latentsync_trt.runtime.engines import Engines
+from latentsync_trt.runtime.networks import Networks, graphs_for
+from latentsync_trt.runtime.providers import Selection, select_provider
+from latentsync_trt.runtime.session import Session, SessionSettings
+from latentsync_trt.types import Float32Array, WindowBatch
+from tests.tensorrt_stand_in.run import without_kernels
+
+COEFFICIENTS = np.array([0.9, -0.1, 0.05, 1.1, -0.4], np.float32)
+GRAPHS = ("audio_encoder", "vae_encoder", "denoise_step", "denoise_step_cached", "vae_decoder")
+
+
+def pictures(bundle: str, settings: list[dict[str, Any]], provider: str = "tensorrt") -> list[dict[str, Any]]:
+    """Largest relative difference of a run on the provider from one on the CPU, for each of `settings`.
+
+    `settings`: those of `_RUN`; the others are `RuntimeOptions`.
+    """
+    loaded = Bundle.load(Path(bundle), verify=False)
+    answers = []
+    for setting in settings:
+        run = {name: setting.pop(name, usual) for name, usual in _RUN.items()}
+        notices: list[str] = []
+        with opened(loaded, select_provider(provider), notices, **setting) as networks:
+            there = [_painted(networks, **run) for _ in range(run.pop("repeat", 1))]
+            low = networks.low_memory
+        kept = {name: value for name, value in setting.items() if name in ("dynamic", "max_windows")}
+        with opened(loaded, Selection("cpu"), [], **kept) as networks:
+            here = _painted(networks, **run)
+        answers.append({"difference": max(_difference(one, here) for one in there), "notices": notices, "low": low})
+    return answers
+
+
+_RUN: dict[str, Any] = {
+    "guidance": 1.5,
+    "unguided_too": False,
+    "windows": 1,
+    "frames": None,
+    "cached": True,
+    "faces": True,
+    "repeat": 1,
+}
+
+
+@contextmanager
+def opened(bundle: Bundle, selection: Selection, notices: list[str], **options: Any) -> Iterator[Networks]:
+    """Networks, closed at the end."""
+    networks = Networks(bundle, selection, RuntimeOptions(**options), on_notice=notices.append)
+    try:
+        yield networks
+    finally:
+        networks.close()
+
+
+def _painted(
+    networks: Networks,
+    *,
+    guidance: float = 1.5,
+    unguided_too: bool = False,
+    windows: int = 1,
+    frames: int | None = None,
+    cached: bool = True,
+    faces: bool = True,
+) -> list[Float32Array]:
+    """What graphs make of made-up inputs: latents after some steps, and with `faces` what the others make."""
+    manifest, random = networks.bundle.manifest, np.random.default_rng(5)
+    side, frames = manifest.latent_px, frames or manifest.frames
+    tokens = 10 * manifest.audio_layers
+    batch = WindowBatch(
+        random.standard_normal((windows, 4, frames, side, side), np.float32),
+        random.standard_normal((windows, 9, frames, side, side), np.float32),
+        random.standard_normal((windows, frames, tokens, manifest.audio_width), np.float32),
+        guidance,
+        unguided_too=unguided_too,
+    )
+    denoiser = networks.denoiser()
+    networks.prepare(graphs_for(guidance=guidance, full_steps_only=not cached, unguided_too=unguided_too))
+    for part in (batch, replace(batch, latents=-batch.latents)):  # the second finds the buffers of the first
+        denoiser.begin(part)
+        for number in range(4):
+            guided = not (unguided_too and number >= 2)
+            reuse = cached and number % 2 == 1
+            denoiser.step(900 - 100 * number, COEFFICIENTS, cached=reuse, guided=guided)
+    latents = denoiser.latents()
+    if not faces:
+        return [latents]
+    pictures = random.integers(0, 255, (frames, 8 * side, 8 * side, 3), np.uint8)
+    heard = networks.hear(random.standard_normal((1, 80, 3000), np.float32))
+    masked, whole = networks.encode_faces(pictures, np.ones((8 * side, 8 * side), np.float32))
+    painted = np.stack(networks.decode_faces(whole)).astype(np.float32)
+    return [latents, heard, masked, whole, painted]
+
+
+def _difference(one: list[Float32Array], other: list[Float32Array]) -> float:
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(one, other, strict=True))
+
+
+def failures(bundle: str, faults: list[str], graph: str = "vae_encoder", prepare: bool = False) -> list[dict[str, str]]:
+    """What opening a graph ends in under each of `faults`; `prepare`: its engine was built before."""
+    answers = []
+    for fault in faults:
+        notices: list[str] = []
+        engines = _engines(bundle, notices)
+        if prepare:
+            engines.build(graph)
+        os.environ["STAND_IN_FAULTS"] = fault
+        answers.append({**_ending(lambda: engines.open(graph).session.close()), "notices": "\n".join(notices)})  # noqa: B023
+        os.environ["STAND_IN_FAULTS"] = ""
+    return answers
+
+
+def run_failures(bundle: str, faults: list[str], graph: str = "vae_encoder") -> list[dict[str, str]]:
+    """What a run of an open engine ends in under each of `faults`, and what the run after it ends in."""
+    engines = _engines(bundle, [])
+    session = engines.open(graph).session
+    zeros = {tensor.name: np.zeros([int(size) for size in tensor.shape], tensor.dtype) for tensor in session.inputs}
+    answers = []
+    for fault in [*faults, ""]:
+        os.environ["STAND_IN_FAULTS"] = fault
+        answers.append(_ending(lambda: session.run(zeros)))
+    return answers
+
+
+def _ending(action: Callable[[], Any]) -> dict[str, str]:
+    try:
+        action()
+    except LatentSyncError as error:
+        return {"error": type(error).__name__, "text": str(error)}
+    return {"error": "", "text": ""}
+
+
+def _engines(bundle: str, notices: list[str], device: int = 0, **options: Any) -> Engines:
+    cache = EngineCache(cache_folder(), notices.append)
+    selection = select_provider("tensorrt", device)
+    asked = RuntimeOptions(device=device, **options)
+    return Engines(Bundle.load(Path(bundle), verify=False), selection, asked, cache, notices.append)
+
+
+def timings(bundle: str) -> dict[str, Any]:
+    """Builds with timings that there are, with some that are damaged, and with some that do not fit."""
+    notices: list[str] = []
+    engines = _engines(bundle, notices)
+    engines.build("vae_encoder")
+    engines.build("vae_decoder")
+    (kept,) = cache_folder().glob(".shared/*/kernels.timing")
+    kept.write_bytes(b"damaged")
+    engines.build("vae_encoder", force=True)
+    damaged, healed = list(notices), kept.read_bytes()
+    os.environ["STAND_IN_FAULTS"] = "timing_mismatch"
+    engines.build("vae_decoder", force=True)
+    return {"damaged": damaged, "healed": healed.startswith(b"TIMING01"), "mismatch": notices[len(damaged) :]}
+
+
+def other_version(bundle: str) -> dict[str, str]:
+    """Builds where Python's tensorrt is of another version than the library that ONNX Runtime loads."""
+    usual = recipes.visible_only
+
+    def visible(gpu: Any) -> dict[str, str]:
+        return {**usual(gpu), "STAND_IN_VERSION": "101602"}
+
+    recipes.visible_only = visible
+    return _ending(lambda: _engines(bundle, []).build("vae_encoder"))
+
+
+def second_gpu(bundle: str) -> dict[str, Any]:
+    """Opens an engine on the second of two GPUs."""
+    engines = _engines(bundle, [], device=1)
+    session = engines.open("vae_encoder").session
+    used = ctypes.CDLL("libcudart.so.13").stand_in_used_bytes
+    used.restype = ctypes.c_size_t
+    return {"gpu": engines.key("vae_encoder").gpu, "used": [used(0), used(1)], "open": session.provider}
+
+
+def background(bundle: str, graphs: list[str]) -> dict[str, Any]:
+    """Builds in another process."""
+    engines = _engines(bundle, [])
+    build = BackgroundBuild(engines, graphs)
+    return {"error": build.wait(), "missing": engines.missing(GRAPHS)}
+
+
+def memory(bundle: str, times: int) -> list[int]:
+    """Bytes in use on the GPU after each of several runs, all closed."""
+    used = ctypes.CDLL("libcudart.so.13").stand_in_used_bytes
+    used.restype = ctypes.c_size_t
+    loaded, after = Bundle.load(Path(bundle), verify=False), []
+    for _ in range(times):
+        with opened(loaded, select_provider("tensorrt"), []) as networks:
+            _painted(networks)
+        after.append(used(0))
+    return after
+
+
+def provider_builds(bundle: str, graph: str = "vae_decoder", optimise: bool = True) -> dict[str, int]:
+    """Has ONNX Runtime's provider build a graph itself; nodes by provider."""
+    providers = (("TensorrtExecutionProvider", {}), ("CUDAExecutionProvider", {}), ("CPUExecutionProvider", {}))
+    config = {"session.record_ep_graph_assignment_info": "1"}
+    session = Session(
+        Path(bundle) / f"{graph}.onnx", SessionSettings(providers=providers, config=config, optimise=optimise)
+    )
+    return session.nodes_by_provider()
+
+
+def main() -> None:
+    """Runs one and prints what it returns."""
+    without_kernels()
+    name, asked = sys.argv[1:]
+    sys.stdout.write(json.dumps(globals()[name](**json.loads(asked))) + "\n")
+
+
+if __name__ == "__main__":
+    main()

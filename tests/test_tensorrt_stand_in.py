@@ -1,0 +1,321 @@
+"""TensorRT's path from end to end: ONNX Runtime's real provider over a stand-in for TensorRT's and CUDA's libraries.
+
+What this proves, and what it does not: tests/tensorrt_stand_in/README.md.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latentsync_trt.runtime.compiler_worker import compile_order
+from tests.cache_worker import until
+from tests.clips import decoded, write_clip
+from tests.small import small_bundle
+from tests.tensorrt_stand_in.stand_in import Ended, StandIn
+
+SMALL = str(small_bundle())
+SAME = 1e-5
+"""Relative: the same float32 arithmetic on the same CPU, in graphs that were optimised in one go or in two."""
+ENDED_S = 20.0
+MB = 2**20
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    video, audio = write_clip(tmp_path_factory.mktemp("clip"), 20)
+    return str(video), str(audio)
+
+
+def sync(stand_in: StandIn, clip: tuple[str, str], out: str, *words: str, faults: str = "", **settings: str) -> Ended:
+    given = ("--video", clip[0], "--audio", clip[1], "-o", str(stand_in.work / out), "--bundle", SMALL)
+    asked = ("--lossless", "--steps", "3", *words)
+    return stand_in.command("sync", *given, *asked, faults=faults, **settings)
+
+
+def test_build_sync_and_sync_again(stand_in: StandIn, clip: tuple[str, str]) -> None:
+    built = stand_in.command("build", "--bundle", SMALL, "--provider", "tensorrt", "--json")
+    assert built.code == 0, built.err
+    assert built.count(r"build nodes=") == 7
+    assert built.count(r"build .* strong=1 ") == 7
+    first = sync(stand_in, clip, "first.mkv", "--provider", "tensorrt")
+    assert first.code == 0, first.err
+    again = sync(stand_in, clip, "again.mkv", "--provider", "tensorrt")
+    for run in (first, again):
+        # A start from the cache loads engines, and nothing else.
+        assert run.count(r"deserialize") == 5
+        assert run.count(r"(parse|supports|build|builder|network)\b") == 0
+        assert run.log.count("objects left=0") == 1
+        assert run.count(r"missing") == 0
+        assert "CUDA graphs" not in run.err
+    assert sync(stand_in, clip, "cpu.mkv", "--provider", "cpu").code == 0
+    painted, once_more, expected = (
+        np.stack(list(decoded(stand_in.work / name))).astype(int) for name in ("first.mkv", "again.mkv", "cpu.mkv")
+    )
+    assert np.abs(painted - expected).max() <= 1  # a level
+    assert np.array_equal(painted, once_more)
+
+
+def test_cuda_graphs_are_recorded_after_a_run_and_replayed(stand_in: StandIn, clip: tuple[str, str]) -> None:
+    replayed = sync(stand_in, clip, "a.mkv", "--provider", "tensorrt")
+    steps = [line for line in replayed.log if line.startswith(("enqueue", "capture", "graph launch", "deserialize"))]
+    begins = [index for index, line in enumerate(steps) if line == "capture begin"]
+    assert len(begins) == 2  # the full and the cached step
+    for begin in begins:
+        assert steps[begin - 1].startswith("enqueue")  # a run before it
+        assert steps[begin + 1].startswith("enqueue")
+        assert steps[begin + 2].startswith("capture end")
+        assert steps[begin + 3] == "graph launch"
+    assert steps.count("graph launch") > 2 * len(begins)
+    assert replayed.count("cudaStreamSynchronize during capture") == 0
+    plain = sync(stand_in, clip, "b.mkv", "--provider", "tensorrt", "--no-cuda-graph")
+    assert plain.count("capture|graph launch") == 0
+    assert plain.count("build nodes") == 0  # the same engines
+    a, b = (np.stack(list(decoded(stand_in.work / name))) for name in ("a.mkv", "b.mkv"))
+    assert np.array_equal(a, b)
+
+
+def test_every_way_of_running_paints_what_the_cpu_paints(stand_in: StandIn) -> None:
+    settings = [
+        {"cached": False, "faces": False},
+        {"guidance": 1.0, "faces": False},
+        {"unguided_too": True, "faces": False},
+        {"cuda_graph": False, "repeat": 2},
+        {"low_memory": True},
+    ]
+    answers, ended = stand_in.scenario("pictures", bundle=SMALL, settings=settings)
+    for setting, answer in zip(settings, answers, strict=True):
+        assert answer["difference"] <= SAME, setting
+        assert not any("CUDA graphs" in notice for notice in answer["notices"]), setting
+    assert [answer["low"] for answer in answers] == [False, False, False, False, True]
+    assert ended.count("build nodes=") == 7
+    assert ended.log[-2:][0] == "objects left=0"
+
+
+def test_why_a_build_fails_is_told(stand_in: StandIn) -> None:
+    faults = ["refuse=Conv", "parse_error", "build_fails", "oom_build", "builder_null"]
+    answers, ended = stand_in.scenario("failures", bundle=SMALL, faults=faults)
+    refused, unread, failed, memory, null = answers
+    assert [answer["error"] for answer in answers] == [*["EngineBuildError"] * 3, "OutOfMemory", "EngineBuildError"]
+    assert "Conv (node " in refused["text"]
+    assert "see `latentsync-trt check`" in refused["text"]
+    assert "the model cannot be parsed" in unread["text"]
+    assert "Could not find any implementation for node" in failed["text"]
+    assert "Requested size was 4294967296 bytes" in memory["text"]
+    assert "the compiler crashed (exit code 1)" in null["text"]
+    assert ended.count("build nodes=") == 0
+    left = [path.name for path in stand_in.cache.iterdir() if path.name not in (".locks", ".shared")]
+    assert left == []
+
+
+def test_refused_attention_names_the_option_that_writes_it_in_parts(stand_in: StandIn) -> None:
+    (told, other), _ = stand_in.scenario("failures", bundle=SMALL, faults=["build_fails=Attention", "build_fails"])
+    assert "export the model with --attention matmul" in told["text"]
+    assert "--attention" not in other["text"]
+
+
+def test_an_engine_that_does_not_open_says_why_and_memory_is_told_apart(stand_in: StandIn) -> None:
+    faults = ["oom_context", "reject_engine"]
+    answers, ended = stand_in.scenario("failures", bundle=SMALL, faults=faults, prepare=True)
+    memory, rejected = answers
+    assert memory["error"] == "OutOfMemory"
+    assert "for 0.00 GB more; use --low-memory" in memory["text"]
+    assert "making it again" not in memory["notices"]
+    assert rejected["error"] == "EngineBuildError"
+    assert "TensorRT: IRuntime::deserializeCudaEngine: Error Code 1: Serialization" in rejected["text"]
+    assert "does not open" in rejected["notices"]
+    # One for each, and one more of the engine that was rejected; a good one is not built again for want of memory.
+    assert ended.count("build nodes=") == 2
+
+
+def test_why_a_run_fails_is_told_and_the_engine_stays_good(stand_in: StandIn) -> None:
+    answers, _ = stand_in.scenario("run_failures", bundle=SMALL, faults=["enqueue_fails", "oom_enqueue"])
+    failed, memory, after = answers
+    assert failed["error"] == "InferenceError"
+    assert "TensorRT: IExecutionContext::enqueueV3: Error Code 1: Cask (Cask convolution execution)" in failed["text"]
+    assert memory["error"] == "OutOfMemory"
+    assert "Cuda Runtime (out of memory)" in memory["text"]
+    assert after["error"] == ""
+
+
+def test_kernel_timings_shorten_the_next_build_and_bad_ones_are_removed(stand_in: StandIn) -> None:
+    answer, ended = stand_in.scenario("timings", bundle=SMALL)
+    first, second, *_ = ended.numbers(r"timing cache bytes=(\d+)")
+    assert (first, second > 8) == (0, True)
+    assert any(
+        "TensorRT rejects the kernel timings" in notice and "not valid" in notice for notice in answer["damaged"]
+    )
+    assert answer["healed"]
+    assert any("made with another CUDA driver" in notice for notice in answer["mismatch"])
+    assert ended.count("build nodes=") == 4
+
+
+def test_two_versions_of_tensorrt_are_told(stand_in: StandIn) -> None:
+    answer, _ = stand_in.scenario("other_version", bundle=SMALL)
+    assert answer["error"] == "EngineBuildError"
+    assert "Python's tensorrt is 10.16.2.0, but ONNX Runtime loads TensorRT 10.14.1.0" in answer["text"]
+
+
+def test_the_second_gpu_builds_and_runs(stand_in: StandIn) -> None:
+    answer, ended = stand_in.scenario("second_gpu", machine={"STAND_IN_GPUS": "2"}, bundle=SMALL)
+    assert answer["gpu"] == "Stand-in GPU 1"
+    assert answer["used"][1] > MB > answer["used"][0]
+    assert ended.count("builder visible=1$") == 1
+
+
+def test_engines_built_in_the_background(stand_in: StandIn) -> None:
+    answer, _ = stand_in.scenario("background", bundle=SMALL, graphs=["vae_encoder", "vae_decoder"])
+    assert answer == {"error": "", "missing": ["audio_encoder", "denoise_step", "denoise_step_cached"]}
+    failed, _ = stand_in.scenario("background", fault="build_fails", bundle=SMALL, graphs=["denoise_step"])
+    assert "Could not find any implementation" in failed["error"]
+
+
+def test_a_run_that_is_short_of_memory_goes_on_one_network_at_a_time(stand_in: StandIn) -> None:
+    asked = {"bundle": SMALL, "settings": [{}]}
+    ((whole,), ended) = stand_in.scenario("pictures", **asked)
+    (peak,) = ended.numbers(r"memory gpu=0 left=\d+ peak=(\d+)")
+    short = {"STAND_IN_GPU_BYTES": str(peak - 2 * MB), "STAND_IN_GPU_SHOWN": str(8 << 30)}
+    ((answer,), ended) = stand_in.scenario("pictures", machine=short, **asked)
+    assert ended.count(r"cudaMalloc .* refused") > 0
+    assert answer["low"]
+    assert answer["difference"] <= SAME
+    assert any("memory of the device is short (it ran out)" in notice for notice in answer["notices"])
+    assert not whole["low"]
+
+
+def test_a_small_gpu_starts_one_network_at_a_time_by_measure(stand_in: StandIn) -> None:
+    small = {"STAND_IN_GPU_SHOWN": str(1 << 30)}
+    ((answer,), ended) = stand_in.scenario("pictures", machine=small, bundle=SMALL, settings=[{}])
+    assert answer["low"]
+    assert answer["difference"] <= SAME
+    assert ended.count(r"cudaMalloc .* refused") == 0
+    assert any("this bundle takes about 1.6 GB, 1.1 GB is free" in notice for notice in answer["notices"])
+
+
+def test_memory_does_not_grow_from_run_to_run(stand_in: StandIn) -> None:
+    after, ended = stand_in.scenario("memory", bundle=SMALL, times=4)
+    # The first run leaves ONNX Runtime's pool, which stays; engines of a run take 5 MB and more.
+    assert after[-1] - after[0] < 5 * MB
+    assert "objects left=0" in ended.log
+
+
+def test_the_provider_s_own_build_is_weakly_typed(stand_in: StandIn) -> None:
+    """Why `compiler` builds engines. Once this fails, ONNX Runtime has mended it, and its own build is good again."""
+    nodes, ended = stand_in.scenario("provider_builds", bundle=SMALL)
+    assert set(ended.numbers(r"network flags=(\d+)")) == {0}
+    assert nodes == {"TensorrtExecutionProvider": 134}
+    parts, _ = stand_in.scenario("provider_builds", fault="refuse=Resize", bundle=SMALL)
+    assert set(parts) == {"TensorrtExecutionProvider", "CUDAExecutionProvider"}
+
+
+def test_doctor_tries_the_builder(stand_in: StandIn) -> None:
+    well = stand_in.command("doctor")
+    assert "✓ tensorrt runs" in well.out
+    assert "✓ TensorRT 10.14.1.0 builds engines (one of one node" in well.out
+    assert "latentsync-trt selftest" in well.out
+    broken = stand_in.command("doctor", faults="builder_null")
+    assert broken.code == 1
+    assert "✗ TensorRT 10.14.1.0 builds no engine: the compiler crashed" in broken.out
+
+
+def test_bench_times_engines(stand_in: StandIn) -> None:
+    asked = ("--scenario", "graph", "--runs", "1", "--warm-up", "0", "--out", str(stand_in.work / "rows.json"))
+    ended = stand_in.command("bench", "--bundle", SMALL, "--provider", "tensorrt", *asked)
+    assert ended.code == 0, ended.err
+    assert ended.count("enqueue nodes=2165") + ended.count("graph launch") >= 2
+    assert '"provider": "tensorrt"' in (stand_in.work / "rows.json").read_text()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a console's Ctrl-C cannot be sent to one process")
+def test_ctrl_c_ends_a_long_build_at_once(stand_in: StandIn) -> None:
+    words = ("build", "--bundle", SMALL, "--provider", "tensorrt", "--graph", "vae_encoder")
+    with stand_in.start(*words, faults="slow_build=600") as process:
+        until(lambda: "build sleeping" in stand_in.log())
+        os.kill(process.pid, signal.SIGINT)  # the compiler itself gets none
+        assert process.wait(ENDED_S) == 1
+    assert _compilers() == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_a_killed_process_leaves_no_compiler_and_no_engine(stand_in: StandIn) -> None:
+    words = ("build", "--bundle", SMALL, "--provider", "tensorrt", "--graph", "vae_encoder")
+    with stand_in.start(*words, faults="slow_build=600") as process:
+        until(lambda: "build sleeping" in stand_in.log())
+        process.kill()
+        process.wait(ENDED_S)
+    until(lambda: _compilers() == [])
+    after = stand_in.command(*words, "--json")
+    assert after.code == 0, after.err
+    assert after.count("build nodes=") == 1
+
+
+def test_two_processes_build_an_engine_once(stand_in: StandIn) -> None:
+    words = ("build", "--bundle", SMALL, "--provider", "tensorrt", "--graph", "vae_encoder")
+    with stand_in.start(*words, faults="slow_build=3") as first:
+        until(lambda: "build sleeping" in stand_in.log())
+        second = stand_in.command(*words)
+        assert first.wait(ENDED_S) == 0
+    assert second.code == 0
+    assert "is being built by another process" in second.err
+    assert sum(line.startswith("build nodes=") for line in stand_in.log()) == 1
+
+
+def _compilers() -> list[str]:
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line for line in listed if "compiler_worker" in line]
+
+
+def test_the_stand_in_s_module_has_tensorrt_s_names() -> None:
+    trt = pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")
+    source = (Path(__file__).parent / "tensorrt_stand_in" / "python" / "tensorrt.py").read_text()
+    for line in source.splitlines():
+        if line.startswith("class ") and not line.startswith("class _"):
+            name = line.split()[1].partition(":")[0].partition("(")[0]
+            assert hasattr(trt, name), name
+    methods = {
+        "Builder": (
+            "create_network",
+            "create_builder_config",
+            "create_optimization_profile",
+            "build_serialized_network",
+        ),
+        "IBuilderConfig": (
+            *("builder_optimization_level", "set_memory_pool_limit", "add_optimization_profile"),
+            *("create_timing_cache", "set_timing_cache", "get_timing_cache"),
+        ),
+        "OnnxParser": ("parse_from_file", "num_errors", "get_error"),
+        "IOptimizationProfile": ("set_shape",),
+        "INetworkDefinition": ("num_layers",),
+        "ITimingCache": ("serialize",),
+        "IHostMemory": ("nbytes",),
+    }
+    for owner, names in methods.items():
+        for name in names:
+            assert hasattr(getattr(trt, owner), name), f"{owner}.{name}"
+
+
+@pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX:DeprecationWarning")
+def test_nvidia_s_compiler_takes_every_setting_of_a_build(tmp_path: Path) -> None:
+    """The worker's whole way, on the compiler that runs here: its interface is that of TensorRT's module."""
+    trt = pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")
+    order = {
+        "compiler": "tensorrt_rtx",
+        "path": str(small_bundle() / "vae_encoder.onnx"),
+        "profile": {},
+        "target": "SM89",
+        "optimization_level": 3,
+        "workspace_bytes": 1 << 30,
+        "timings": str(tmp_path / "kernels.timing"),
+        "engine": str(tmp_path / "model.engine"),
+        "context": None,
+    }
+    start_s = time.monotonic()
+    answer = compile_order(trt, order)
+    assert answer["accepted"], answer
+    assert (tmp_path / "model.engine").stat().st_size == answer["engine_bytes"]
+    assert (tmp_path / "kernels.timing").is_file()
+    assert answer["seconds"] <= time.monotonic() - start_s
