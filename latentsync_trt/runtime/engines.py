@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from latentsync_trt.bundle import EIGHT_BIT_PRECISIONS, Bundle, DimensionRange, GraphForm, Manifest
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InputError, OutputError, ProviderUnavailable
+from latentsync_trt.errors import EngineBuildError, InputError, OutputError
 from latentsync_trt.runtime.cache import Engine, EngineCache, Notice
 from latentsync_trt.runtime.eight_bit import eight_bit_notice
 from latentsync_trt.runtime.forms import check_form, chosen_form
-from latentsync_trt.runtime.gpu import driver_version
+from latentsync_trt.runtime.gpu import Gpu, driver_version
 from latentsync_trt.runtime.keys import EngineKey
 from latentsync_trt.runtime.libraries import cuda_version, rtx_version, tensorrt_version
 from latentsync_trt.runtime.options import BuildOptions, CudaOptions, RtxOptions, TensorRTOptions
@@ -268,9 +268,8 @@ class Engines:
         return self._folded(OptimisedGraph(ORT_NAMES[name]))
 
     def _tensorrt_recipe(self, graph: str, *, replayed: bool) -> TensorRTEngine:
-        options, entry, gpu = self.options, self.bundle.manifest.graphs[graph], self.selection.gpu
-        if gpu is None:
-            raise ProviderUnavailable("tensorrt: needs a GPU")
+        options, entry = self.options, self.bundle.manifest.graphs[graph]
+        gpu = cast(Gpu, self.selection.gpu)  # which `select_provider` gives every provider but the CPU's
         fixed = {name: span.optimum for name, span in self.ranges.items() if span.fixed}
         inputs, outputs = (
             tuple(with_sizes(tensor, fixed) for tensor in side) for side in (entry.inputs, entry.outputs)
@@ -291,7 +290,7 @@ class Engines:
         return replace(recipe, fold_constants=False) if quantised else recipe
 
     def _uses_cuda_graph(self) -> bool:
-        """TensorRT replays a graph where shapes are fixed; CUDA only if asked, as it gained nothing when measured."""
+        """TensorRT replays a graph where shapes are fixed; CUDA only if asked: 2 % at 512 px for 3.5 GB more memory."""
         asked, name = self.options.cuda_graph, self.selection.name
         if asked and name not in ("tensorrt", "cuda"):
             raise InputError(f"--cuda-graph: not with provider {name}; tensorrt and cuda have it")

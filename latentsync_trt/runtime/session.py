@@ -49,6 +49,8 @@ _OUT_OF_MEMORY = (
     "could not be allocated",
 )
 
+_MOST_BYTES = 10**13
+
 # Providers that say why they fail to the log alone.
 _SILENT_PROVIDERS = frozenset({"TensorrtExecutionProvider"})
 
@@ -303,7 +305,9 @@ def _translated(
     said = last_line(error) + "".join(f"; TensorRT: {reason}" for reason in dict.fromkeys(reasons))
     if isinstance(error, MemoryError) or any(sign in text.lower() for sign in _OUT_OF_MEMORY):
         asked = re.search(r"(?:requested buffer of size |Requested size was )(\d+)", text)
-        why = f"for {int(asked[1]) / 1e9:.2f} GB more" if asked else f"({said})"
+        # What cuDNN could not find out comes as a size that no device has.
+        known = asked is not None and int(asked[1]) < _MOST_BYTES
+        why = f"for {int(asked[1]) / 1e9:.2f} GB more" if asked and known else f"({said})"
         return OutOfMemory(
             f"{where}: out of memory {why}; use --low-memory, a bundle of a lower --resolution or "
             "--precision fp16, or close other programs on this GPU"

@@ -24,10 +24,11 @@ REPOSITORY = HERE.parents[1]
 CACHE = REPOSITORY / "build" / "tensorrt_stand_in"
 PROVIDERS = Path(onnxruntime.__file__).parent / "capi"
 
+_PARSER = "libnvonnxparser.so.10"
 _COMPILER = ("g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w")
-_NO_VERSIONS = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvonnxparser.so.10")
+_NO_VERSIONS = ("libcuda.so.1", "libnvidia-ml.so.1", _PARSER)
 # Opened by name at run time, not linked.
-_OPENED = {"libcurand.so.10": (), "libcufft.so.12": (), "libnvonnxparser.so.10": (), "libcudnn.so.9": ("cudnnCreate",)}
+_OPENED = {"libcurand.so.10": (), "libcufft.so.12": (), _PARSER: (), "libcudnn.so.9": ("cudnnCreate",)}
 _HANDLES = ("cublasCreate_v2", "cudnnCreate", "cublasLtCreate")
 
 
@@ -69,16 +70,14 @@ def build(folder: Path, include: Path, *, real_cuda: bool) -> None:
     """Compiles into a new folder."""
     folder.mkdir(parents=True)
     write_defaults(include, folder / "defaults.h")
-    needed = _needed_symbols()
-    if not real_cuda:
-        for library, symbols in needed.items():
-            _build_stub(folder, library, symbols)
-    else:
-        _build_stub(folder, "libnvonnxparser.so.10", set())
+    # Where CUDA is real, the one that is made here is only linked with, and lies where nobody looks for it.
+    cuda = folder / "link" if real_cuda else folder
+    cuda.mkdir(exist_ok=True)
+    for library, symbols in _needed_symbols().items():
+        _build_stub(folder if library == _PARSER else cuda, library, symbols)
     sources = [HERE / name for name in ("tensorrt.cpp", "onnx_model.cpp", "cpu_session.cpp")]
-    # The runtime is found by name when the provider has loaded it.
-    own = [] if real_cuda else [folder / "libcudart.so.13"]
-    _compile(folder / "libnvinfer.so.10", *sources, *own, f"-I{include}", f"-I{folder}", f"-I{HERE}", "-ldl")
+    includes = (f"-I{place}" for place in (include, folder, HERE))
+    _compile(folder / "libnvinfer.so.10", *sources, cuda / "libcudart.so.13", *includes, "-ldl")
 
 
 def _needed_symbols() -> dict[str, set[str]]:

@@ -1,12 +1,13 @@
 """Runs `latentsync-trt` with the stand-in: `python -m tests.tensorrt_stand_in.run sync --provider tensorrt …`.
 
 The two small graphs that scale pictures for the VAE run on CUDA's own kernels, which do nothing where CUDA is stood in.
-There the CPU provider computes them.
+There the CPU provider computes them, in every process: `python/sitecustomize.py` sees to it.
 """
 
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 REAL_CUDA = "STAND_IN_REAL_CUDA"
@@ -48,15 +49,11 @@ class HostBinding:
         self.outputs[name] = value
 
 
-def without_kernels() -> None:
-    """Puts the CPU provider in the place of CUDA's kernels."""
-    from latentsync_trt.runtime import codec
+def host_session(path: Any, settings: Any) -> HostSession:
+    """What takes the place of `Session` in the image codec."""
     from latentsync_trt.runtime.session import CPU, Session, SessionSettings
 
-    def session(path: Any, settings: Any) -> HostSession:
-        return HostSession(Session(path, SessionSettings(providers=CPU)))
-
-    codec.Session = session  # type: ignore[assignment, misc]
+    return HostSession(Session(path, SessionSettings(providers=CPU)))
 
 
 def environment(folder: Any, settings: Mapping[str, str]) -> dict[str, str]:
@@ -64,22 +61,28 @@ def environment(folder: Any, settings: Mapping[str, str]) -> dict[str, str]:
     from tests.tensorrt_stand_in.build import HERE, PROVIDERS, REPOSITORY
 
     (onnxruntime,) = PROVIDERS.glob("libonnxruntime.so.*")
+    libraries = [str(folder), *_cuda_folders(), os.environ.get("LD_LIBRARY_PATH", "")]
     paths = [str(HERE / "python"), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
-        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH", "")])),
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "STAND_IN_ONNXRUNTIME": str(onnxruntime),
         **settings,
     }
 
 
+def _cuda_folders() -> list[str]:
+    """Where pip has CUDA's libraries, if CUDA is real."""
+    if not os.environ.get(REAL_CUDA):
+        return []
+    return [str(path) for root in sys.path for path in Path(root or ".").glob("nvidia/*/lib")]
+
+
 def main() -> None:
     """Runs the command line."""
     from latentsync_trt.cli import main as command_line
 
-    if not os.environ.get(REAL_CUDA):
-        without_kernels()
     command_line(sys.argv[1:])
 
 

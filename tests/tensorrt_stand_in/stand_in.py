@@ -81,9 +81,16 @@ class StandIn:
 
     def log(self) -> tuple[str, ...]:
         """The log so far, without process numbers."""
+        return tuple(line for _, line in self._numbered())
+
+    def processes(self, line: str) -> list[int]:
+        """Numbers of the processes that wrote this line."""
+        return [int(number) for number, written in self._numbered() if written == line]
+
+    def _numbered(self) -> list[tuple[str, str]]:
         path = self.work / "stand_in.log"
         lines = path.read_text().splitlines() if path.exists() else []
-        return tuple(line.partition(" ")[2] for line in lines)
+        return [(number, line) for number, _, line in (line.partition(" ") for line in lines)]
 
     def _run(self, words: list[str], faults: str, settings: Mapping[str, str]) -> Ended:
         before = len(self.log())

@@ -1,0 +1,70 @@
+"""On a machine with a GPU and CUDA, but without TensorRT: only TensorRT is stood in.
+
+    python -m tests.tensorrt_stand_in.on_gpu --bundle BUNDLE --out rows.json [--build-only]
+
+Streams, device buffers, bindings and recorded graphs are CUDA's own; engines run on the CPU between copies. Results are
+compared with the CPU provider's. Seconds are those of the stand-in and say nothing of TensorRT.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.tensorrt_stand_in.build import build, include_folder
+from tests.tensorrt_stand_in.run import REAL_CUDA, environment
+
+SETTINGS: list[dict[str, Any]] = [
+    {"repeat": 2},
+    {"cached": False, "faces": False},
+    {"guidance": 1.0, "faces": False},
+    {"unguided_too": True, "faces": False},
+    {"cuda_graph": False, "faces": False},
+    {"low_memory": True},
+]
+
+
+def main() -> None:
+    """Runs it and writes what came out."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bundle", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--build-only", action="store_true", help="build and open all engines, run none")
+    arguments = parser.parse_args()
+    os.environ[REAL_CUDA] = "1"
+    with tempfile.TemporaryDirectory() as folder:
+        libraries = Path(folder) / "libraries"
+        build(libraries, include_folder(), real_cuda=True)
+        settings = {"STAND_IN_LOG": f"{folder}/log", "LATENTSYNC_TRT_CACHE_DIR": f"{folder}/engines"}
+        variables = environment(libraries, settings)
+        name = "opened_at_full_size" if arguments.build_only else "pictures"
+        asked: dict[str, Any] = {"bundle": str(arguments.bundle.resolve())}
+        if not arguments.build_only:
+            asked["settings"] = SETTINGS
+        words = ["-m", "tests.tensorrt_stand_in.scenarios", name, json.dumps(asked)]
+        done = subprocess.run([sys.executable, *words], env=variables, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(done.stderr)
+        rows = {
+            "command": " ".join(["python -m tests.tensorrt_stand_in.on_gpu", "--bundle", arguments.bundle.name]),
+            "python": platform.python_version(),
+            "settings": None if arguments.build_only else SETTINGS,
+            "answers": json.loads(done.stdout.splitlines()[-1]),
+            "log": _counts(Path(folder) / "log"),
+        }
+    arguments.out.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
+def _counts(log: Path) -> dict[str, int]:
+    """How often each thing was done."""
+    words = [line.split()[1] for line in log.read_text(encoding="utf-8").splitlines()]
+    return {word: words.count(word) for word in sorted(set(words))}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""In each process with the stand-in: the image codec's small graphs run on the CPU provider, unless CUDA is real."""
+
+import os
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+_CODEC = "latentsync_trt.runtime.codec"
+
+
+class _Finder(MetaPathFinder):
+    """Finds the codec as ever, and puts another `Session` into it once it is loaded."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """As import asks."""
+        if name != _CODEC:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        usual = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            from tests.tensorrt_stand_in.run import host_session
+
+            usual(module)
+            module.Session = host_session  # type: ignore[attr-defined]
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+if "STAND_IN_ONNXRUNTIME" in os.environ and not os.environ.get("STAND_IN_REAL_CUDA"):
+    sys.meta_path.insert(0, _Finder())
