@@ -1,13 +1,16 @@
-"""How many windows are denoised together where nobody says."""
+"""What fits into a GPU's memory: all networks or one at a time, and how many windows are denoised together."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from latentsync_trt.bundle import Bundle, DimensionRange, Manifest
+from latentsync_trt.bundle import Bundle, DimensionRange, FileEntry, GraphForm, Manifest
 from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.runtime import batching
 from latentsync_trt.runtime import networks as networks_module
-from latentsync_trt.runtime.batching import window_bytes, windows_that_fit
+from latentsync_trt.runtime.batching import needed_bytes, window_bytes, windows_that_fit
 from latentsync_trt.runtime.engines import Engines
 from latentsync_trt.runtime.gpu import Gpu
 from latentsync_trt.runtime.networks import Networks
@@ -22,11 +25,42 @@ MEASURED_BYTES = 0.61 * GB
 MOST = 4
 RANGES = {"windows": DimensionRange(1, 1, MOST)}
 
+WEIGHT_BYTES = {
+    "unet.weights": 2 * 1_270_000_000,
+    "vae.weights": 2 * 83_700_000,
+    "audio_encoder.weights": 2 * 8_200_000,
+}
+"""Of the published networks, in float16."""
+
+PEAKS = [
+    ("bench-cuda-h100-512.json", 512, "cuda"),
+    ("bench-cuda-h100-256.json", 256, "cuda"),
+    ("sync-cuda-h200-512-fp16-first.json", 512, "portable"),
+    ("sync-cuda-h200-256-fp16-first.json", 256, "portable"),
+]
+"""Measurements of whole clips, the side of their pictures, and the form of their graphs."""
+
+WITHIN = 0.1
+"""Of a peak: what an estimate may be off. Allocators round, and cuDNN chooses its workspace by what is free."""
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
 
 @pytest.fixture(scope="module")
 def published() -> Manifest:
     manifest = Bundle.load(small_bundle(), verify=False).manifest
-    return replace(manifest, resolution_px=256, frames=16, precision="fp16", unet={"widths": [320, 640, 1280, 1280]})
+    assert {entry.weights for entry in manifest.graphs.values()} == set(WEIGHT_BYTES)
+    files = {name: replace(entry, bytes=WEIGHT_BYTES.get(name, entry.bytes)) for name, entry in manifest.files.items()}
+    unet = {"widths": [320, 640, 1280, 1280]}
+    return replace(manifest, resolution_px=256, frames=16, precision="fp16", unet=unet, files=files)
+
+
+def measured_peak_bytes(file: str) -> float:
+    """Most device memory of any row of a measurement."""
+    content = json.loads((BENCHMARKS / file).read_text(encoding="utf-8"))
+    if "peak_device_gb" in content:
+        return float(content["peak_device_gb"]) * GB
+    return max(float(row["memory"]["device_bytes"]) for row in content["rows"])
 
 
 def test_a_window_takes_what_was_measured(published: Manifest) -> None:
@@ -47,10 +81,45 @@ def test_fixed_shapes_take_one(published: Manifest) -> None:
     assert windows_that_fit(published, {"windows": DimensionRange(1, 1, 1)}, 80 * GB) == 1
 
 
+@pytest.mark.parametrize(("file", "side_px", "form"), PEAKS)
+def test_a_run_needs_what_was_measured(published: Manifest, file: str, side_px: int, form: GraphForm) -> None:
+    needed = needed_bytes(replace(published, resolution_px=side_px), provider="cuda", form=form)
+    peak = measured_peak_bytes(file)
+    assert needed / batching._MARGIN == pytest.approx(peak, rel=WITHIN)
+    assert needed > peak
+
+
+def test_a_run_with_no_more_free_than_its_peak_starts_with_one_network(published: Manifest) -> None:
+    """As benchmarks/ has it: with 7.2 GB free the CUDA form ran out of memory, which the bare sum did not foresee."""
+    large = replace(published, resolution_px=512)
+    assert 7.2 * GB < needed_bytes(large, provider="cuda", form="cuda") < 8 * GB
+
+
+def test_the_measured_peaks_are_those_that_the_documents_name() -> None:
+    assert [round(measured_peak_bytes(file) / GB, 1) for file, *_ in PEAKS] == [7.1, 5.0, 10.2, 6.2]
+
+
+@pytest.mark.parametrize("provider", ["tensorrt", "rtx"])
+def test_engines_count_as_the_cuda_form_does(published: Manifest, provider: str) -> None:
+    of_cuda = needed_bytes(published, provider="cuda", form="cuda")
+    assert needed_bytes(published, provider=provider, form="portable") == of_cuda
+    assert needed_bytes(published, provider="cuda", form="portable") > of_cuda
+
+
+def test_weights_count_once_though_several_graphs_read_them(published: Manifest) -> None:
+    more = FileEntry("", WEIGHT_BYTES["unet.weights"] + GB)
+    heavier = replace(published, files={**published.files, "unet.weights": more, "of no graph.bin": more})
+    lighter, heavy = (needed_bytes(manifest, provider="cuda", form="cuda") for manifest in (published, heavier))
+    assert heavy - lighter == pytest.approx(batching._MARGIN * GB, abs=2)
+
+
 @pytest.fixture
-def gpu_with_room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What a GPU that opens everything has free, as it is asked, one value after the other; engines take 4 windows."""
-    free = [80 * GB]
+def gpu_with_room(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """What a GPU that opens everything has free, as it is asked: before a run, and with its networks open.
+
+    Engines take up to 4 windows.
+    """
+    free: list[int | None] = [80 * GB, 80 * GB]
     monkeypatch.setattr(SessionPool, "prepare", lambda self, graphs: None)
     monkeypatch.setattr(networks_module, "free_memory_bytes", lambda index: free.pop(0))
     usual = Engines.__init__
@@ -63,19 +132,69 @@ def gpu_with_room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return free
 
 
-def opened(**options: object) -> Networks:
+def opened(notices: list[str] | None = None, **options: object) -> Networks:
     selection = Selection("cuda", gpu=Gpu(0, "RTX", "8.9", 24 * GB, "0000:01:00.0"))
     asked = RuntimeOptions(**options)  # type: ignore[arg-type]
-    return Networks(Bundle.load(small_bundle(), verify=False), selection, asked)
+    told = [] if notices is None else notices
+    return Networks(Bundle.load(small_bundle(), verify=False), selection, asked, on_notice=told.append)
 
 
-def test_a_run_counts_once_all_networks_are_open(gpu_with_room: list[int]) -> None:
+def needed_here() -> int:
+    """What the built-in model takes."""
+    manifest = Bundle.load(small_bundle(), verify=False).manifest
+    return needed_bytes(manifest, provider="cuda", form="portable")
+
+
+@pytest.mark.parametrize("windows", [2, MOST])
+def test_a_run_counts_once_all_networks_are_open(gpu_with_room: list[int | None], windows: int) -> None:
+    """And not before, when what they will take is still free."""
+    usable = windows * window_bytes(Bundle.load(small_bundle(), verify=False).manifest)
+    gpu_with_room[1] = int(1.01 * usable / 0.7)
     networks = opened()
     assert networks.windows_per_batch == 1
     for _ in range(2):
         networks.prepare(["denoise_step"])
-        assert networks.windows_per_batch == MOST
+        assert networks.windows_per_batch == windows
     assert gpu_with_room == []
+
+
+def test_too_little_for_all_networks_keeps_one_at_a_time_from_the_start(
+    gpu_with_room: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    low_at_once: list[bool] = []
+    monkeypatch.setattr(SessionPool, "prepare", lambda self, graphs: low_at_once.append(self.low_memory))
+    gpu_with_room[0] = needed_here() - 1
+    notices: list[str] = []
+    networks = opened(notices)
+    assert not networks.low_memory
+    networks.prepare(["denoise_step"])
+    assert low_at_once == [True]
+    assert networks.low_memory
+    assert networks.windows_per_batch == 1
+    assert notices == [
+        f"memory of the device is short (this bundle takes about {needed_here() / GB:.1f} GB, "
+        f"{needed_here() / GB:.1f} GB is free): one network at a time is kept on it, which is slower"
+    ]
+    assert networks.take_notices() == tuple(notices)
+    networks.prepare(["denoise_step"])  # a second clip is told nothing new, and asks no more
+    assert len(notices) == 1
+
+
+@pytest.mark.parametrize("free_bytes", [needed_here(), 80 * GB, None])
+def test_enough_or_unknown_memory_keeps_all_networks(gpu_with_room: list[int | None], free_bytes: int | None) -> None:
+    gpu_with_room[0] = free_bytes
+    notices: list[str] = []
+    networks = opened(notices)
+    networks.prepare(["denoise_step"])
+    assert (networks.low_memory, notices) == (False, [])
+
+
+def test_what_was_asked_for_is_not_told(gpu_with_room: list[int | None]) -> None:
+    gpu_with_room[0] = GB
+    notices: list[str] = []
+    networks = opened(notices, low_memory=True)
+    networks.prepare(["denoise_step"])
+    assert (networks.low_memory, notices) == (True, [])
 
 
 @pytest.mark.usefixtures("gpu_with_room")

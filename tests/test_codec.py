@@ -100,22 +100,44 @@ def test_buffers_are_made_once_a_size_and_let_go_with_the_engines(
     assert len(made) == 2
 
 
-def test_buffers_find_memory_by_closing_other_networks(networks: Networks, monkeypatch: pytest.MonkeyPatch) -> None:
+ALLOCATIONS = ("ortvalue_from_numpy", "ortvalue_from_shape_and_type")
+"""Ways to a buffer: of what comes from the host, and of what is computed."""
+
+
+def test_a_batch_of_the_same_size_makes_no_buffer(networks: Networks, monkeypatch: pytest.MonkeyPatch) -> None:
+    mask, latents = mouth_mask(SIDE_PX), np.ones((4, 4, 16, 16), np.float32)
+    networks.encode_faces(faces(4), mask)
+    networks.decode_faces(latents)
+
+    def never(*_: object) -> None:
+        raise AssertionError("allocated again")
+
+    for method in ALLOCATIONS:
+        monkeypatch.setattr(ort.OrtValue, method, never)
+    networks.encode_faces(faces(4, seed=6), mask)
+    networks.decode_faces(-latents)
+
+
+@pytest.mark.parametrize("method", ALLOCATIONS)
+def test_buffers_find_memory_by_closing_other_networks(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
     networks.close()
+    networks._pool.low_memory = False
     pictures, mask = faces(4), mouth_mask(SIDE_PX)
     wanted = networks.encode_faces(pictures, mask)
     networks.close()
     networks.session("vae_decoder")
     networks.session("audio_encoder")
-    make, refused = ort.OrtValue.ortvalue_from_shape_and_type, list[object]()
+    make, refused = getattr(ort.OrtValue, method), list[object]()
 
-    def scarce(shape: object, *kind: object) -> object:
+    def scarce(content: object, *kind: object) -> object:
         if not refused:
-            refused.append(shape)
+            refused.append(content)
             raise RuntimeError("Failed to allocate memory for requested buffer of size 196608")
-        return make(shape, *kind)  # type: ignore[arg-type]
+        return make(content, *kind)
 
-    monkeypatch.setattr(ort.OrtValue, "ortvalue_from_shape_and_type", scarce)
+    monkeypatch.setattr(ort.OrtValue, method, scarce)
     found = networks.encode_faces(pictures, mask)
     assert refused
     assert networks.low_memory

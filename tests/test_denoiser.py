@@ -2,10 +2,13 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from latentsync_trt.bundle import Bundle
@@ -13,12 +16,14 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion.loop import denoise
 from latentsync_trt.diffusion.plan import cache_plan
 from latentsync_trt.diffusion.scheduler import dpmpp_schedule
-from latentsync_trt.errors import InferenceError, InputError
+from latentsync_trt.errors import InferenceError, InputError, OutOfMemory
 from latentsync_trt.runtime.denoiser import GraphDenoiser, step_graph
+from latentsync_trt.runtime.memory import device_value
 from latentsync_trt.runtime.networks import Networks
 from latentsync_trt.runtime.providers import Selection
 from latentsync_trt.runtime.recipes import OptimisedGraph
 from latentsync_trt.types import WindowBatch
+from tests.device import GRAPHS, DemoNetworks, denoised, inputs, out_of_memory
 from tests.small import small_bundle
 from tests.toy import FRAMES, toy_inputs, write_toy
 
@@ -91,6 +96,168 @@ def test_latents_are_a_copy(denoiser: GraphDenoiser) -> None:
     for _ in range(3):
         denoiser.step(7, NO_COEFFICIENTS, cached=False)
     assert np.array_equal(before, kept)
+
+
+# Buffers.
+
+
+def buffers(denoiser: GraphDenoiser) -> dict[str, Any]:
+    """Everything that a denoiser keeps on its device, by name."""
+    states = {f"{name} {n}": value for n, state in enumerate(denoiser._states) for name, value in state.items()}
+    hidden = {f"hidden, guided: {guided}": value for guided, value in denoiser._hidden.items()}
+    return {**denoiser._values, **states, **hidden}
+
+
+@pytest.mark.parametrize("plan", [(False, True, True), (False, True, True, False)])  # ends on either pair of states
+def test_a_batch_of_the_same_size_makes_no_buffer(
+    denoiser: GraphDenoiser, plan: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(denoiser, plan=plan)
+    kept = buffers(denoiser)
+    addresses = {name: value.data_ptr() for name, value in kept.items()}
+    assert len(kept) == 10
+    assert len(set(addresses.values())) == len(addresses)
+
+    def never(*_: object) -> None:
+        raise AssertionError("allocated again")
+
+    for method in ("ortvalue_from_numpy", "ortvalue_from_shape_and_type"):
+        monkeypatch.setattr(ort.OrtValue, method, never)
+    for seed in (2, 3):
+        run(denoiser, seed=seed, plan=plan)
+        assert {name: value.data_ptr() for name, value in buffers(denoiser).items()} == addresses
+        assert all(buffers(denoiser)[name] is value for name, value in kept.items())
+
+
+def test_scalars_stay_scalars(denoiser: GraphDenoiser) -> None:
+    for seed in (1, 2):
+        run(denoiser, seed=seed)
+        shapes = {name: tuple(value.shape()) for name, value in denoiser._values.items()}
+        assert (shapes["timestep"], shapes["guidance"], shapes["coefficients"]) == ((), (), (5,))
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("kind", ["scalar", "whole", "turned", "every other", "read-only"])
+def test_a_value_starts_as_its_array_and_is_nobody_s_memory(device: str, kind: str) -> None:
+    numbers = np.arange(12, dtype=np.float32).reshape(3, 4)
+    numbers.setflags(write=kind != "read-only")
+    shown = {"scalar": numbers[1, 2].reshape(()), "turned": numbers.T, "every other": numbers[:, ::2]}.get(
+        kind, numbers
+    )
+    value = device_value(shown, device, 0)
+    assert tuple(value.shape()) == shown.shape
+    assert value.data_type() == "tensor(float)"
+    assert np.array_equal(value.numpy(), shown)
+    value.update_inplace(np.zeros(shown.shape, np.float32))
+    assert np.array_equal(numbers, np.arange(12, dtype=np.float32).reshape(3, 4))
+
+
+def test_a_batch_of_another_size_makes_new_buffers(tmp_path: Path) -> None:
+    options = RuntimeOptions(dynamic=True, engine_cache=tmp_path / "cache")
+    networks = Networks(write_toy(tmp_path / "toy"), Selection("cpu"), options)
+    denoiser = GraphDenoiser(networks.session)
+    run(denoiser)
+    denoiser.begin(WindowBatch(*toy_inputs(2), 1.5))
+    denoiser.step(7, NO_COEFFICIENTS, cached=False)
+    sizes = {name: value.shape()[0] for name, value in buffers(denoiser).items() if value.shape()}
+    assert sizes.pop("coefficients") == 5
+    assert set(sizes.values()) == {2}
+    run(denoiser)
+    networks.close()
+
+
+@dataclass
+class Memory:
+    """Stands for a device with memory of its own: `refused` says which allocations fail, `made` counts those asked for.
+
+    Buffers lie in the CPU's memory, whatever device they are asked for on.
+    """
+
+    refused: set[int] = field(default_factory=set)
+    made: int = 0
+
+    def watch(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """`make`, which fails as ONNX Runtime's does."""
+
+        def allocate(*arguments: Any) -> Any:
+            number, self.made = self.made, self.made + 1
+            if number in self.refused:
+                raise out_of_memory()
+            return make(*("cpu" if isinstance(given, str) else given for given in arguments))
+
+        return allocate
+
+
+BUFFERS = 10
+"""Five inputs, two pairs of states, and `hidden` before the first step, where its shape is known."""
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    watched = Memory()
+    make = watched.watch(ort.OrtValue.ortvalue_from_shape_and_type)
+    monkeypatch.setattr(ort.OrtValue, "ortvalue_from_shape_and_type", make)
+    return watched
+
+
+@pytest.fixture
+def on_device(tmp_path: Path, memory: Memory) -> Iterator[tuple[GraphDenoiser, Networks]]:
+    """A denoiser whose buffers are asked for on a GPU, of fixed shapes."""
+    options = RuntimeOptions(dynamic=False, engine_cache=tmp_path / "cache")
+    networks = Networks(write_toy(tmp_path / "toy"), Selection("cpu"), options)
+    yield GraphDenoiser(networks.session, "cuda"), networks
+    networks.close()
+
+
+@pytest.mark.parametrize("number", range(BUFFERS))
+def test_a_buffer_that_finds_no_memory_finds_it_where_some_is_freed(
+    on_device: tuple[GraphDenoiser, Networks], memory: Memory, number: int
+) -> None:
+    denoiser, networks = on_device
+    session, relieved = networks.session("denoise_step"), list[int]()
+
+    def relieve() -> bool:
+        relieved.append(memory.made)
+        return True
+
+    session.relieve = relieve
+    memory.refused = {number}
+    run(denoiser)
+    assert relieved == [number + 1]
+    after = memory.made
+    run(denoiser, seed=2)
+    assert memory.made == after  # what was made when memory was short is kept, too
+
+
+@pytest.mark.parametrize("number", range(BUFFERS))
+def test_a_buffer_that_finds_no_memory_says_so_and_the_next_batch_may(
+    on_device: tuple[GraphDenoiser, Networks], memory: Memory, number: int
+) -> None:
+    denoiser, _ = on_device
+    memory.refused = {number}
+    with pytest.raises(OutOfMemory, match=r"denoise_step on CPU.*out of memory for 1\.07 GB more; use --low-memory"):
+        run(denoiser)
+    assert memory.made == number + 1
+    run(denoiser)
+
+
+def test_a_batch_finds_memory_by_closing_other_networks(make: DemoNetworks, monkeypatch: pytest.MonkeyPatch) -> None:
+    networks = make()
+    networks.prepare(GRAPHS)
+    wanted = denoised(networks)
+    networks.close()
+    networks.prepare(GRAPHS)
+    watched = Memory(refused={2})
+    monkeypatch.setattr(ort.OrtValue, "ortvalue_from_numpy", watched.watch(ort.OrtValue.ortvalue_from_numpy))
+    assert np.array_equal(denoised(networks), wanted)
+    assert networks.low_memory
+    assert make.notices == [
+        "memory of the device is short (it ran out): one network at a time is kept on it, which is slower"
+    ]
+    watched.refused = {watched.made}
+    with pytest.raises(OutOfMemory, match="denoise_step"):  # there is nothing left to close
+        networks.denoiser().begin(WindowBatch(*inputs(), 1.5))
 
 
 def test_a_cached_step_needs_a_full_one(denoiser: GraphDenoiser) -> None:

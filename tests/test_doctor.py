@@ -12,8 +12,9 @@ from click.testing import CliRunner
 
 from latentsync_trt.cli import doctor_gpu, main
 from latentsync_trt.cli.findings import Finding
-from latentsync_trt.errors import OutputError
+from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
 from latentsync_trt.runtime import diagnosis, gpu, libraries
+from latentsync_trt.runtime.compiler import Answer
 from latentsync_trt.runtime.gpu import Gpu
 from latentsync_trt.runtime.libraries import Installed
 from latentsync_trt.runtime.providers import select_provider
@@ -144,6 +145,93 @@ def test_no_provider_at_all_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> Non
     assert code == 1
     assert "✗ cpu: broken" in out
     assert "auto takes" not in out
+
+
+# TensorRT's builder.
+
+
+@pytest.fixture
+def tensorrt_runs(with_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "examine", lambda name, device=0: None)
+    monkeypatch.setattr(libraries, "tensorrt_version", lambda: "10.14.1.48")
+
+
+def test_a_builder_that_works_is_shown_with_its_time(tensorrt_runs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Gpu] = []
+
+    def accept(gpu: Gpu) -> Answer:
+        tried.append(gpu)
+        return Answer(True, "", seconds=3.21, version="10.14.1.48")
+
+    monkeypatch.setattr(diagnosis, "try_builder", accept)
+    assert list(doctor_gpu.builder()) == [
+        Finding("engines", "ok", "TensorRT 10.14.1.48 builds engines (one of one node, in 3.2 s)"),
+        Finding("engines", "info", "latentsync-trt selftest builds and runs whole graphs"),
+    ]
+    assert tried == [ADA]
+
+
+def test_doctor_tells_of_two_versions_of_tensorrt(with_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "tensorrt_version", lambda: "10.14.1.48")
+    monkeypatch.setattr(diagnosis, "examine", lambda name: None)
+    monkeypatch.setattr(diagnosis, "try_builder", lambda gpu: Answer(True, "", version="10.16.1.11"))
+    (finding,) = doctor_gpu.builder()
+    assert finding.level == "problem"
+    assert finding.text == (
+        "Python's tensorrt is 10.16.1.11, but onnxruntime loads TensorRT 10.14.1.48, which takes no other"
+    )
+
+
+def test_a_builder_that_refuses_is_a_problem(tensorrt_runs: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "the compiler crashed (exit code 1): ImportError: libnvinfer_builder_resource.so.10.14.1"
+    monkeypatch.setattr(diagnosis, "try_builder", lambda gpu: Answer(False, reason))
+    assert list(doctor_gpu.builder()) == [
+        Finding(
+            "engines",
+            "problem",
+            f"TensorRT 10.14.1.48 builds no engine: {reason}",
+            'pip install "latentsync-trt[tensorrt]" --force-reinstall',
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "error", [OutOfMemory("close other programs"), EngineBuildError("the compiler's process cannot be started (no)")]
+)
+def test_a_builder_that_cannot_be_tried_is_a_problem(
+    tensorrt_runs: None, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(gpu: Gpu) -> None:
+        raise error
+
+    monkeypatch.setattr(diagnosis, "try_builder", fail)
+    text = "TensorRT 10.14.1.48 builds no engine"
+    assert list(doctor_gpu.builder()) == [Finding("engines", "problem", text, str(error))]
+
+
+def test_a_builder_is_not_tried_where_the_provider_does_not_run(
+    with_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(gpu: Gpu) -> None:
+        raise AssertionError("tried")
+
+    asked: list[str] = []
+
+    def obstacle(name: str, device: int = 0) -> Obstacle:
+        asked.append(name)
+        return Obstacle("no TensorRT", "install it")
+
+    monkeypatch.setattr(diagnosis, "examine", obstacle)
+    monkeypatch.setattr(diagnosis, "try_builder", never)
+    assert list(doctor_gpu.builder()) == []
+    assert asked == ["tensorrt"]
+
+
+def test_a_builder_that_does_not_work_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_gpu, "builder", lambda: iter([Finding("engines", "problem", "builds no engine", "x")]))
+    code, out = doctor()
+    assert code == 1
+    assert "✗ builds no engine\n      → x" in out
 
 
 def test_the_engine_cache_with_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,72 +1,242 @@
-"""Every option name that we give a provider is one that the installed provider knows."""
+"""Every option that we give a provider is one that the installed provider takes: its name, and each value of it.
 
+Names are looked up in the provider's library, those of the plug-in in its header, as its compiler has put short ones
+into instructions. Values are given to the provider itself: ONNX Runtime reads TensorRT's before it looks for TensorRT;
+the CUDA provider reads its own once its libraries load, for which the stand-in serves.
+"""
+
+import itertools
+import json
 import mmap
+import re
+import subprocess
+import sys
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, Literal
 
+import onnxruntime as ort
 import pytest
 
-from latentsync_trt.runtime import libraries
+from latentsync_trt.errors import ProviderUnavailable
+from latentsync_trt.runtime import gpu, libraries
+from latentsync_trt.runtime.diagnosis import _TRIAL_MODEL, rtx_devices
 from latentsync_trt.runtime.options import CpuOptions, CudaOptions, ProviderOptions, RtxOptions, TensorRTOptions
 from latentsync_trt.runtime.profiles import InputShapes
+from tests.tensorrt_stand_in.stand_in import stand_in_at
 
-SHAPES = {"latents": InputShapes((1, 4), (2, 4), (3, 4))}
+SHAPES = {"latents": InputShapes((1, 4), (2, 4), (3, 4)), "history": InputShapes((1, 2), (1, 2), (1, 2))}
+
+# What fields whose type does not list their values are set to; the first is the default.
+VALUES: dict[str, tuple[Any, ...]] = {
+    "device": (0, 1),
+    "shapes": ({}, SHAPES),
+    "workspace_gb": (None, 1.5),
+    "runtime_cache_folder": (None, "a folder/für Ženy"),
+}
+
+KINDS: dict[str, type[ProviderOptions]] = {"cuda": CudaOptions, "tensorrt": TensorRTOptions, "rtx": RtxOptions}
+NAMES = {"cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
 
 # With every field set, so that every name is emitted.
 OPTIONS: dict[str, ProviderOptions] = {
     "cuda": CudaOptions(device=1, cuda_graph=True, fused_bias=True, cudnn_attention=True),
-    "tensorrt": TensorRTOptions(
-        device=1,
-        shapes=SHAPES,
-        workspace_gb=1.0,
-        optimization_level=5,
-        cuda_graph=True,
-        prefix="a",
-        engine_folder="b",
-        context_model="c.onnx",
-        timing_folder="d",
-    ),
+    "tensorrt": TensorRTOptions(device=1, cuda_graph=True),
     "rtx": RtxOptions(shapes=SHAPES, workspace_gb=1.0, runtime_cache_folder="e"),
 }
 
 # A provider's own option names that we use beside the option objects.
-PROBE_OPTIONS = ("device_id", "trt_op_types_to_exclude")
+PROBE_OPTIONS = {"device_id": "0", "trt_op_types_to_exclude": "Neg"}
+
+NOT_LOADED = "Failed to add provider of type", "Please install TensorRT libraries"
+"""What ONNX Runtime says of options that it has read, for a provider whose libraries are missing."""
+
+_LIMIT_S = 100
+
+# Reads [provider, options] pairs and writes what ONNX Runtime says of each, or an empty line if nothing.
+_ATTEMPTS = """
+import json, sys
+import onnxruntime as ort
+
+ort.set_default_logger_severity(4)
+
+def attempt(name, own):
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        options.add_provider(name, own)
+    except Exception as error:
+        return str(error).strip()
+    return ""
+
+json.dump([attempt(*pair) for pair in json.load(sys.stdin)], sys.stdout)
+"""
+
+
+def said(provider: str, dictionaries: Sequence[Mapping[str, str]], environment: Mapping[str, str]) -> list[str]:
+    """What ONNX Runtime says, in a process of its own, of each of `dictionaries`; empty of what the provider took."""
+    pairs = [(NAMES[provider], dict(own)) for own in dictionaries]
+    command = [sys.executable, "-c", _ATTEMPTS]
+    done = subprocess.run(
+        command,
+        input=json.dumps(pairs),
+        env=dict(environment) or None,
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    answers: list[str] = json.loads(done.stdout)
+    return answers
+
+
+def refusals(provider: str, dictionaries: Sequence[Mapping[str, str]], environment: Mapping[str, str]) -> list[str]:
+    """Those of `said` that are about the options."""
+    answers = said(provider, dictionaries, environment)
+    return [answer for answer in answers if answer and not any(sign in answer for sign in NOT_LOADED)]
+
+
+@pytest.fixture
+def with_cuda(tmp_path: Path) -> dict[str, str]:
+    """The environment of a process in which the CUDA provider loads, on a machine with two GPUs."""
+    if not libraries.provider_library("cuda").is_file():
+        pytest.skip("this onnxruntime is a build without GPU providers")
+    return stand_in_at(tmp_path).variables(STAND_IN_GPUS="2")
+
+
+def every_value(kind: type[ProviderOptions]) -> list[dict[str, str]]:
+    """The dictionaries of every combination of the fields' values."""
+    hints = typing.get_type_hints(kind)
+    choices = {field.name: values_of(field.name, hints[field.name]) for field in fields(kind)}  # type: ignore[arg-type]
+    return [kind(**dict(zip(choices, chosen, strict=True))).to_ort() for chosen in itertools.product(*choices.values())]
+
+
+def values_of(name: str, hint: Any) -> tuple[Any, ...]:
+    if hint is bool:
+        return False, True
+    return typing.get_args(hint) if typing.get_origin(hint) is Literal else VALUES[name]
 
 
 def library_of(provider: str) -> Path:
-    if provider != "rtx":
-        path = libraries.provider_library(provider)
-        if not path.is_file():
-            pytest.skip("this onnxruntime is a build without GPU providers")
-        return path
+    path = libraries.provider_library(provider)
+    if not path.is_file():
+        pytest.skip("this onnxruntime is a build without GPU providers")
+    return path
+
+
+def plug_in_folder() -> Path:
     folder = libraries.package_folder(libraries.RTX_PACKAGE)
     if folder is None:
         pytest.skip('the TensorRT-RTX plug-in is not installed: pip install "latentsync-trt[dev]"')
-    found = [path for path in folder.iterdir() if "onnxruntime_providers_nv_tensorrt_rtx" in path.name]
-    assert len(found) == 1, found
-    return found[0]
+    return folder
 
 
-def unknown_names(path: Path, names: tuple[str, ...]) -> list[str]:
-    """Those of `names` that are no string in a library: text that a zero byte ends."""
+def unknown_names(provider: str, names: tuple[str, ...]) -> list[str]:
+    """Those of `names` that the plug-in's header lacks, or that no string (text between zero bytes) of a library is."""
+    if provider == "rtx":
+        header = (plug_in_folder() / "tensorrt_rtx_provider_options.h").read_text(encoding="utf-8")
+        _, _, own = header.partition("namespace provider_option_names")
+        known = re.findall(r'constexpr const char\* \w+ = "(\w+)";', own.partition("namespace")[0])
+        return [name for name in names if name not in known]
+    path = library_of(provider)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return [name for name in names if content.find(name.encode() + b"\0") < 0]
+        return [name for name in names if content.find(b"\0" + name.encode() + b"\0") < 0]
+
+
+# Names.
 
 
 @pytest.mark.parametrize("provider", OPTIONS)
 def test_a_provider_knows_every_option_that_it_is_given(provider: str) -> None:
     names = tuple(OPTIONS[provider].to_ort())
-    assert len(names) >= 5
-    assert unknown_names(library_of(provider), names) == []
+    assert names
+    assert unknown_names(provider, names) == []
 
 
 @pytest.mark.parametrize("provider", OPTIONS)
 def test_a_name_that_nobody_knows_is_found_out(provider: str) -> None:
     made_up = tuple(f"{name}_renamed" for name in OPTIONS[provider].to_ort())
-    assert unknown_names(library_of(provider), made_up) == list(made_up)
+    assert unknown_names(provider, made_up) == list(made_up)
 
 
 def test_the_options_of_the_trial_session_exist() -> None:
-    assert unknown_names(library_of("tensorrt"), PROBE_OPTIONS) == []
+    assert unknown_names("tensorrt", tuple(PROBE_OPTIONS)) == []
+
+
+# Values.
+
+
+def test_every_name_and_both_ends_of_a_flag_are_among_the_values() -> None:
+    for provider, kind in KINDS.items():
+        assert {name for own in every_value(kind) for name in own} == set(OPTIONS[provider].to_ort())
+    assert {own["trt_cuda_graph_enable"] for own in every_value(TensorRTOptions)} == {"True", "False"}
+    assert {own["enable_cuda_graph"] for own in every_value(CudaOptions)} == {"0", "1"}
+    assert len({own["cudnn_conv_algo_search"] for own in every_value(CudaOptions)}) == 3
+    assert CpuOptions().to_ort() == {}
+
+
+def test_tensorrt_takes_every_value_that_we_give() -> None:
+    library_of("tensorrt")
+    assert refusals("tensorrt", [*every_value(TensorRTOptions), PROBE_OPTIONS], {}) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"trt_cuda_graph_enable": "1"}, "'trt_cuda_graph_enable' should be 'True' or 'False'"),
+        ({"trt_cuda_graph_enable": "0"}, "'trt_cuda_graph_enable' should be 'True' or 'False'"),
+        ({"trt_cuda_graph_enabled": "True"}, "Invalid TensorRT EP option: trt_cuda_graph_enabled"),
+        ({"device_id": "first"}, "stoi"),
+    ],
+)
+def test_tensorrt_refuses_what_it_does_not_take(wrong: dict[str, str], words: str) -> None:
+    library_of("tensorrt")
+    (answer,) = refusals("tensorrt", [wrong], {})
+    assert words in answer
+
+
+def test_tensorrt_and_cuda_take_every_value_where_they_load(with_cuda: dict[str, str]) -> None:
+    assert set(said("tensorrt", [*every_value(TensorRTOptions), PROBE_OPTIONS], with_cuda)) == {""}
+    assert set(said("cuda", [*every_value(CudaOptions), {"device_id": "0"}], with_cuda)) == {""}
+
+
+def test_cuda_refuses_what_it_does_not_take(with_cuda: dict[str, str]) -> None:
+    right = OPTIONS["cuda"].to_ort()
+    for name in right:
+        (renamed, wrong) = said("cuda", [{f"{name}_renamed": right[name]}, {name: "wrong"}], with_cuda)
+        assert f'Unknown provider option: "{name}_renamed"' in renamed
+        assert f'Failed to parse provider option "{name}"' in wrong
+    (absent,) = said("cuda", [{"device_id": "2"}], with_cuda)
+    assert "Invalid device ID: 2" in absent
+
+
+def test_the_plug_in_takes_every_value_that_we_give(tmp_path: Path) -> None:
+    plug_in_folder()
+    problem = gpu.driver_problem()
+    if problem is not None:
+        pytest.skip(f"the plug-in's library needs NVIDIA's driver ({problem})")
+    try:
+        devices = rtx_devices(0)
+    except ProviderUnavailable as error:
+        pytest.skip(f"{error}")
+    if not devices:
+        pytest.skip("the plug-in offers no GPU here")
+    for own in every_value(RtxOptions):
+        if "nv_runtime_cache_path" in own:
+            own["nv_runtime_cache_path"] = str(tmp_path)
+        if any(name.startswith("nv_profile") for name in own):
+            continue  # these name inputs, and go with a model that has them
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.add_provider_for_devices(devices, own)
+        session = ort.InferenceSession(_TRIAL_MODEL, options, enable_fallback=0)
+        assert session.get_providers()[0] == "NvTensorRTRTXExecutionProvider"
+
+
+# Fields.
 
 
 def test_every_field_of_the_options_is_set_here() -> None:
@@ -78,4 +248,3 @@ def test_every_field_of_the_options_is_set_here() -> None:
             if name != "search" and getattr(options, name) == getattr(plain, name)
         ]
         assert unset == []
-    assert CpuOptions().to_ort() == {}

@@ -11,6 +11,7 @@ import pytest
 
 from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.runtime import diagnosis, gpu, libraries, reasons
+from latentsync_trt.runtime.compiler import Answer, CompileOrder
 from latentsync_trt.runtime.gpu import Gpu
 from latentsync_trt.runtime.libraries import Installed
 from latentsync_trt.runtime.providers import (
@@ -80,10 +81,14 @@ class FakeDriver:
 
 @dataclass
 class Machine:
-    """A simulated machine; by default one on which everything works, with two GPUs."""
+    """A simulated machine; by default one on which everything works, with two GPUs.
+
+    `missing`: libraries that do not load. `absent`: Python packages that are not installed.
+    """
 
     monkeypatch: pytest.MonkeyPatch
     missing: set[str] = field(default_factory=set)
+    absent: set[str] = field(default_factory=set)
     used: dict[str, list[str]] = field(default_factory=dict)
 
     def session(self, name: str) -> Any:
@@ -116,7 +121,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(libraries, "tensorrt_version", lambda: "10.14.1.48")
     monkeypatch.setattr(libraries, "preload", lambda: None)
     monkeypatch.setattr(libraries, "_WINDOWS", False)
-    monkeypatch.setattr(libraries, "package_folder", lambda name: Path("plugin"))
+    monkeypatch.setattr(libraries, "package_folder", lambda name: None if name in made.absent else Path("installed"))
     monkeypatch.setattr(
         libraries, "load_problem", lambda name: NOT_FOUND.format(name) if name in made.missing else None
     )
@@ -281,6 +286,92 @@ def test_a_tensorrt_that_cannot_read_the_graphs(machine: Machine, monkeypatch: p
     )
 
 
+# TensorRT's builder.
+
+
+def test_a_tensorrt_that_cannot_build(machine: Machine) -> None:
+    """As the libraries of a system's package are, which come without Python."""
+    machine.absent = {libraries.TENSORRT_MODULE}
+    assert why_unavailable("tensorrt") == (
+        "TensorRT 10.14.1.48 is here without its Python package, which builds engines; "
+        'pip install "latentsync-trt[tensorrt]"'
+    )
+    with pytest.raises(ProviderUnavailable, match="is here without its Python package"):
+        select_provider("tensorrt")
+    assert why_unavailable("cuda") is None
+    selection = select_provider()
+    assert selection.name == "rtx"
+    assert [name for name, _ in selection.passed_over] == ["tensorrt"]
+
+
+def test_what_is_wrong_with_the_libraries_comes_before_the_builder(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.absent = {libraries.TENSORRT_MODULE}
+    machine.missing = {"libnvinfer.so.10"}
+    assert str(why_unavailable("tensorrt")).startswith("libraries not found: libnvinfer.so.10")
+    machine.missing = set()
+    monkeypatch.setattr(libraries, "tensorrt_version", lambda: "10.9.0.34")
+    assert str(why_unavailable("tensorrt")).startswith("TensorRT 10.9.0.34 is too old")
+
+
+@pytest.mark.parametrize("file", ["tensorrt.py", "tensorrt/__init__.py"])
+def test_a_package_or_a_module_is_found_and_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    name = "a_tensorrt_that_is_not_there"
+    assert libraries.package_folder(name) is None
+    path = tmp_path / file.replace("tensorrt", name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("raise RuntimeError('loaded')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert libraries.package_folder(name) == path.parent
+
+
+def test_the_builder_is_tried_on_one_node_and_one_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[CompileOrder, bytes, dict[str, str]]] = []
+    answer = Answer(False, "no", version="10.14.1.48")
+
+    def compiler(order: CompileOrder, environment: dict[str, str]) -> Answer:
+        asked.append((order, Path(order.path).read_bytes(), environment))
+        return answer
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.setattr(diagnosis, "run_compiler", compiler)
+    assert diagnosis.try_builder(gpu.gpus()[1]) is answer
+    ((order, content, environment),) = asked
+    assert order == CompileOrder("tensorrt", order.path, {}, optimization_level=0)
+    assert content == diagnosis._TRIAL_MODEL
+    assert environment == {"CUDA_VISIBLE_DEVICES": "5"}
+    assert not Path(order.path).parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("shown", "index", "name"),
+    [
+        (None, 0, "0"),
+        (None, 1, "1"),
+        ("2,3", 0, "2"),
+        ("2,3", 1, "3"),
+        ("1,0", 0, "1"),
+        (" 2 , 3 ", 1, "3"),
+        ("GPU-8f2a,GPU-1c3b", 0, "GPU-8f2a"),
+        ("GPU-8f2a,GPU-1c3b", 1, "GPU-1c3b"),
+        ("MIG-11111111-2222-3333-4444-555555555555", 0, "MIG-11111111-2222-3333-4444-555555555555"),
+    ],
+)
+def test_a_process_that_is_to_see_one_gpu_is_given_its_name(
+    monkeypatch: pytest.MonkeyPatch, shown: str | None, index: int, name: str
+) -> None:
+    """The name counts as in this process, whose own variable hides and orders."""
+    if shown is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    one = Gpu(index, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
+    assert gpu.visible_only(one) == {"CUDA_VISIBLE_DEVICES": name}
+
+
 def test_cuda_12_libraries_for_a_cuda_13_build(machine: Machine) -> None:
     machine.missing = {"libcudart.so.13", "libcublas.so.13"}
     machine.installed(cuda=(Installed("12.8", "nvidia-cuda-runtime-cu12"),))
@@ -327,8 +418,8 @@ def test_a_session_that_cannot_be_made_gives_the_words_of_onnxruntime(
     assert "a trial session fails (CUDA failure 35: driver insufficient)" in str(why_unavailable("cuda"))
 
 
-def test_the_plug_in_is_absent(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "package_folder", lambda name: None)
+def test_the_plug_in_is_absent(machine: Machine) -> None:
+    machine.absent = {libraries.RTX_PACKAGE}
     with pytest.raises(
         ProviderUnavailable, match=r'rtx: .*plug-in is not installed; pip install "latentsync-trt\[rtx\]"'
     ):

@@ -1,46 +1,73 @@
-"""What TensorRT and the RTX plug-in are asked for, and what is made of what they leave: with sessions that only act
-like theirs, as both need their own GPU."""
+"""What TensorRT and the RTX plug-in are asked for, and what is made of what they leave: with a compiler and sessions
+that only act like theirs, as both need their own GPU. tests/test_tensorrt_stand_in.py has ONNX Runtime's real one."""
 
+import errno
 import types
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
+from filelock import FileLock
+from onnx import TensorProto, helper
 
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle import Bundle, TensorEntry
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, OutputError
+from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
 from latentsync_trt.runtime import engines as engines_module
 from latentsync_trt.runtime import recipes
 from latentsync_trt.runtime.cache import EngineCache
+from latentsync_trt.runtime.compiler import Answer, CompileOrder, ContextModel
 from latentsync_trt.runtime.engines import Engines
 from latentsync_trt.runtime.gpu import Gpu
 from latentsync_trt.runtime.providers import Selection
-from latentsync_trt.runtime.session import SessionSettings
+from latentsync_trt.runtime.session import RECORD_ASSIGNMENT, Session, SessionSettings
 from tests.small import small_bundle
 from tests.toy import FRAMES, write_toy
 
 ADA = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
-TIMINGS = "TensorrtExecutionProvider_cache_sm89.timing"
-PROFILES = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
+TIMINGS = "kernels.timing"
+TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
+LOADED = "10.14.1.48"
+"""The TensorRT that ONNX Runtime loads."""
 
 
 @dataclass
 class Provider:
-    """Stands for ONNX Runtime with a GPU: what it was asked for, and what it does when it builds."""
+    """Stands for TensorRT's compiler and for ONNX Runtime with a GPU: what both were asked for.
 
-    leaves_context: bool = True
-    leaves_engine: bool = True
+    `answer`: what the compiler says; where it accepts, it writes what the order names. `timings_seen`: what it found.
+    """
+
+    answer: Answer = field(default_factory=lambda: Answer(True, "", version=LOADED))
+    orders: list[CompileOrder] = field(default_factory=list)
+    environments: list[Mapping[str, str]] = field(default_factory=list)
+    timings_seen: list[bytes] = field(default_factory=list)
     asked: list[tuple[Path, SessionSettings]] = field(default_factory=list)
-    timings_seen: list[str] = field(default_factory=list)
+
+    def compile(self, order: CompileOrder, environment: Mapping[str, str] | None = None) -> Answer:
+        """Acts like `run_compiler`."""
+        self.orders.append(order)
+        self.environments.append(environment or {})
+        assert order.timings
+        assert order.engine
+        assert order.context
+        timings = Path(order.timings)
+        self.timings_seen.append(timings.read_bytes() if timings.is_file() else b"")
+        if self.answer.accepted:
+            timings.write_bytes(f"after {len(self.orders)} builds".encode())
+            Path(order.engine).write_bytes(b"engine")
+            Path(order.context.path).write_bytes(b"context")
+        return self.answer
 
     def session(self, path: Path, settings: SessionSettings) -> Any:
-        """Acts like a session: builds where the options say so."""
+        """Acts like a session, which reads its model now, and an engine beside it."""
+        assert path.is_file()
+        if not settings.plugin_devices:
+            assert (path.parent / "model.engine").is_file()
         self.asked.append((path, settings))
-        options = self.options()
-        if "trt_dump_ep_context_model" in options:
-            self._build(options)
         name = "NvTensorRTRTXExecutionProvider" if settings.plugin_devices else settings.providers[0][0]
         return types.SimpleNamespace(
             name=path.stem,
@@ -55,39 +82,36 @@ class Provider:
         self.asked.append((path, settings))
         target.write_bytes(b"context")
 
-    def options(self, index: int = -1) -> dict[str, str]:
-        """What the first provider of a session was given."""
-        settings = self.asked[index][1]
-        return dict(settings.plugin_options if settings.plugin_devices else settings.providers[0][1])
-
-    def _build(self, options: dict[str, str]) -> None:
-        timings = Path(options["trt_timing_cache_path"])
-        self.timings_seen += sorted(path.name for path in timings.iterdir())
-        (timings / TIMINGS).write_bytes(b"timings")
-        context = Path(options["trt_ep_context_file_path"])
-        if self.leaves_engine:
-            # As the provider does it: the folder's name is relative to the context model.
-            (context.parent / options["trt_engine_cache_path"] / "all_sm89.engine").write_bytes(b"engine")
-        if self.leaves_context:
-            context.write_bytes(b"context")
+    def options(self) -> dict[str, str]:
+        """What the first provider of the last session was given."""
+        return dict(self.asked[-1][1].providers[0][1])
 
 
 @pytest.fixture
 def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
     made = Provider()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(recipes, "run_compiler", made.compile)
     monkeypatch.setattr(recipes, "Session", made.session)
     monkeypatch.setattr(recipes, "compile_graph", made.compile_graph)
-    monkeypatch.setattr(engines_module, "tensorrt_version", lambda: "10.14.1")
+    monkeypatch.setattr(engines_module, "tensorrt_version", lambda: LOADED)
     monkeypatch.setattr(engines_module, "rtx_version", lambda: "0.5")
     monkeypatch.setattr(engines_module, "rtx_devices", lambda device: [f"device {device}"])
     return made
 
 
-def engines(tmp_path: Path, name: str = "tensorrt", bundle: Bundle | None = None, **options: Any) -> Engines:
+def engines(
+    tmp_path: Path,
+    name: str = "tensorrt",
+    bundle: Bundle | None = None,
+    notices: list[str] | None = None,
+    **options: Any,
+) -> Engines:
     """On an Ada GPU; of the demo bundle, if no other is given."""
     bundle = bundle or Bundle.load(small_bundle(), verify=False)
-    selection = Selection(name, gpu=ADA)  # type: ignore[arg-type]
-    return Engines(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), lambda text: None)
+    selection = Selection(name, gpu=replace(ADA, index=options.get("device", 0)))  # type: ignore[arg-type]
+    told = [] if notices is None else notices
+    return Engines(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), told.append)
 
 
 def entry_of(made: Engines, graph: str) -> Path:
@@ -96,115 +120,324 @@ def entry_of(made: Engines, graph: str) -> Path:
     return folder
 
 
-def test_tensorrt_builds_a_context_model_and_opens_it(tmp_path: Path, provider: Provider) -> None:
+def shared_of(tmp_path: Path) -> Path:
+    """The one folder of what engines share."""
+    (shared,) = (tmp_path / "cache" / ".shared").iterdir()
+    return shared
+
+
+def described(entries: tuple[TensorEntry, ...], **sizes: int) -> tuple[tuple[str, str, tuple[int | str, ...]], ...]:
+    """Tensors as a context model describes them, with variable dimensions at `sizes`."""
+    return tuple(
+        (
+            entry.name,
+            entry.dtype,
+            tuple(sizes.get(size, size) if isinstance(size, str) else size for size in entry.shape),
+        )
+        for entry in entries
+    )
+
+
+# TensorRT.
+
+
+def test_tensorrt_compiles_the_graph_and_its_context_model_is_opened(tmp_path: Path, provider: Provider) -> None:
     made = engines(tmp_path, workspace_gb=4.0, optimization_level=5)
     opened = made.open("vae_encoder")
     assert opened.built
     assert opened.placed == 1.0
-    entry = entry_of(made, "vae_encoder")
-    assert sorted(path.name for path in entry.rglob("*") if path.is_file()) == [
-        "all_sm89.engine",
-        "context.onnx",
-        "engine.json",
-    ]
-    (built_from, _), (opened_from, opened_with) = provider.asked
-    build, warm = provider.options(0), provider.options(1)
-    assert built_from == small_bundle() / "vae_encoder.onnx"
-    assert build["trt_engine_cache_path"] == "engine"  # ONNX Runtime takes a relative folder only
-    assert build["trt_engine_cache_prefix"] == made.key("vae_encoder").digest
-    assert build["trt_ep_context_embed_mode"] == "0"
-    assert (build["trt_max_workspace_size"], build["trt_builder_optimization_level"]) == ("4000000000", "5")
-    assert opened_from == entry / "context.onnx"
-    assert not {"trt_engine_cache_path", "trt_dump_ep_context_model", "trt_timing_cache_path"} & set(warm)
-    assert opened_with.dimensions == {}
-    assert [name for name, _ in opened_with.providers] == [
-        "TensorrtExecutionProvider",
-        "CUDAExecutionProvider",
-        "CPUExecutionProvider",
-    ]
+    (order,) = provider.orders
+    assert order.engine is not None
+    folder = Path(order.engine).parent  # whose name has changed by now
+    entry = made.bundle.manifest.graphs["vae_encoder"]
+    assert order == CompileOrder(
+        "tensorrt",
+        str(small_bundle() / "vae_encoder.onnx"),
+        {},
+        target=None,
+        optimization_level=5,
+        workspace_bytes=4_000_000_000,
+        timings=str(folder / TIMINGS),
+        engine=str(folder / "model.engine"),
+        context=ContextModel(
+            str(folder / "context.onnx"), "model.engine", "8.9", described(entry.inputs), described(entry.outputs)
+        ),
+    )
+    assert provider.environments == [{"CUDA_VISIBLE_DEVICES": "0"}]
+    found = entry_of(made, "vae_encoder")
+    assert folder != found
+    assert sorted(path.name for path in found.rglob("*")) == ["context.onnx", "engine.json", "model.engine"]
+    ((path, settings),) = provider.asked
+    assert path == found / "context.onnx"
+    cuda = dict(settings.providers[1][1])
+    assert settings.providers == (
+        (TENSORRT, {"device_id": "0", "trt_cuda_graph_enable": "False"}),
+        (CUDA, cuda),
+        (CPU, {}),
+    )
+    assert (cuda["device_id"], cuda["enable_cuda_graph"]) == ("0", "0")
+    assert not settings.optimise
+    assert settings.dimensions == {}
+    assert (settings.weights_folder, settings.optimised_copy, settings.plugin_devices) == (None, None, ())
     again = engines(tmp_path, workspace_gb=4.0, optimization_level=5).open("vae_encoder")
     assert not again.built
-    assert len(provider.asked) == 3
+    assert len(provider.orders) == 1
+    assert provider.asked[1] == (path, settings)
 
 
-def test_where_tensorrt_takes_parts_the_graph_is_opened_with_its_engines(tmp_path: Path, provider: Provider) -> None:
-    provider.leaves_context = False
-    made = engines(tmp_path)
-    made.open("vae_encoder")
-    path, _ = provider.asked[-1]
-    assert path == small_bundle() / "vae_encoder.onnx"
-    warm = provider.options()
-    assert warm["trt_engine_cache_path"] == str(entry_of(made, "vae_encoder") / "engine")
-    assert warm["trt_engine_cache_prefix"] == made.key("vae_encoder").digest
-    assert "trt_dump_ep_context_model" not in warm
+def test_no_limit_of_scratch_memory_is_none(tmp_path: Path, provider: Provider) -> None:
+    engines(tmp_path).build("vae_encoder")
+    assert (provider.orders[0].workspace_bytes, provider.orders[0].optimization_level) == (None, 3)
 
 
-def test_tensorrt_that_takes_nothing_is_an_error_and_leaves_nothing(tmp_path: Path, provider: Provider) -> None:
-    provider.leaves_engine = False
-    made = engines(tmp_path)
-    with pytest.raises(EngineBuildError, match="TensorRT built no engine; see `latentsync-trt check`"):
-        made.open("vae_encoder")
-    assert made.cache.find(made.key("vae_encoder")) is None
+def test_on_another_gpu_the_compiler_sees_that_one_alone(
+    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8f2a, GPU-1c3b")
+    engines(tmp_path, device=1).open("vae_encoder")
+    assert provider.environments == [{"CUDA_VISIBLE_DEVICES": "GPU-1c3b"}]
+    # Here ONNX Runtime counts as the whole process does.
+    assert [own.get("device_id") for _, own in provider.asked[0][1].providers] == ["1", "1", None]
+
+
+def test_the_profile_covers_the_range_and_the_context_model_names_it(tmp_path: Path, provider: Provider) -> None:
+    toy = write_toy(tmp_path / "toy")
+    engines(tmp_path, bundle=toy, max_windows=3).open("denoise_step")
+    (order,) = provider.orders
+    assert order.profile["latents"] == ((1, 4, 2, 2, 2), (1, 4, FRAMES, 2, 2), (3, 4, 8, 2, 2))
+    assert order.profile["audio"] == ((1, 2, 3, 5), (1, FRAMES, 3, 5), (3, 8, 3, 5))
+    assert set(order.profile) == {"latents", "conditioning", "audio", "history"}
+    entry = toy.manifest.graphs["denoise_step"]
+    assert order.context is not None
+    assert order.context.inputs == described(entry.inputs)
+    assert order.context.outputs == described(entry.outputs)
+    assert ("latents", "float32", ("windows", 4, "frames", 2, 2)) in order.context.inputs
+    assert provider.asked[0][1].dimensions == {}
+
+
+def test_an_engine_of_fixed_shapes_of_a_dynamic_bundle(tmp_path: Path, provider: Provider) -> None:
+    toy = write_toy(tmp_path / "toy")
+    fixed = engines(tmp_path, bundle=toy, dynamic=False)
+    fixed.open("denoise_step")
+    (order,) = provider.orders
+    assert order.profile["latents"] == ((1, 4, FRAMES, 2, 2),) * 3
+    assert all(minimum == usual == maximum for minimum, usual, maximum in order.profile.values())
+    entry = toy.manifest.graphs["denoise_step"]
+    assert order.context is not None
+    assert order.context.inputs == described(entry.inputs, windows=1, frames=FRAMES)
+    assert order.context.outputs == described(entry.outputs, windows=1, frames=FRAMES)
+    assert ("timestep", "int64", ()) in order.context.inputs
+    assert ("next_latents", "float32", (1, 4, FRAMES, 2, 2)) in order.context.outputs
+    assert provider.asked[0][1].dimensions == {}  # a context model has no dimension left to set
+    assert fixed.key("denoise_step").digest != engines(tmp_path, bundle=toy).key("denoise_step").digest
 
 
 def test_timings_of_one_build_shorten_the_next(tmp_path: Path, provider: Provider) -> None:
     made = engines(tmp_path)
     made.build("vae_encoder")
-    assert provider.timings_seen == []
-    (shared,) = (tmp_path / "cache" / ".shared").iterdir()
+    assert provider.timings_seen == [b""]
+    shared = shared_of(tmp_path)
     assert [path.name for path in shared.iterdir()] == [TIMINGS]
     (shared / ".half-written.1").write_bytes(b"of a process that was killed")
     made.build("vae_decoder")
-    assert provider.timings_seen == [TIMINGS]
     other = engines(tmp_path, optimization_level=1)
-    other.build("vae_encoder")
-    assert provider.timings_seen == [TIMINGS, TIMINGS]  # kernels serve every engine of one GPU and version
-    assert not list(entry_of(made, "vae_decoder").glob("timing*"))
+    other.build("vae_encoder")  # kernels serve every engine of one GPU and version
+    assert provider.timings_seen == [b"", b"after 1 builds", b"after 2 builds"]
+    assert (shared / TIMINGS).read_bytes() == b"after 3 builds"
+    for engine in (entry_of(made, "vae_encoder"), entry_of(made, "vae_decoder"), entry_of(other, "vae_encoder")):
+        assert not list(engine.glob("*timing*"))
 
 
-def test_without_a_cache_tensorrt_builds_in_memory(tmp_path: Path, provider: Provider) -> None:
-    (tmp_path / "cache").write_text("")
-    made = engines(tmp_path)
+def test_timings_are_those_of_one_gpu_and_version(
+    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines(tmp_path).build("vae_encoder")
+    monkeypatch.setattr(engines_module, "tensorrt_version", lambda: "10.15.0.1")
+    provider.answer = replace(provider.answer, version="10.15.0.1")
+    engines(tmp_path).build("vae_encoder")
+    assert provider.timings_seen == [b"", b""]
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_timings_that_tensorrt_rejects_are_removed_and_it_is_told(
+    tmp_path: Path, provider: Provider, accepted: bool
+) -> None:
+    notices: list[str] = []
+    made = engines(tmp_path, notices=notices)
+    made.build("vae_encoder")
+    kept = shared_of(tmp_path) / TIMINGS
+    notices.clear()
+    provider.answer = replace(provider.answer, accepted=accepted, reason="no", rejected_timings="of another driver")
+    if accepted:
+        made.build("vae_decoder")
+        assert kept.read_bytes() == b"after 2 builds"
+    else:
+        with pytest.raises(EngineBuildError):
+            made.build("vae_decoder")
+        assert not kept.exists()
+    (told,) = (notice for notice in notices if "timings" in notice)
+    assert told == (
+        f"vae_decoder: TensorRT rejects the kernel timings of earlier builds, removed {kept}: of another driver"
+    )
+
+
+def read_only(*_: object, **__: object) -> None:
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
+@pytest.mark.parametrize("trouble", ["a file", "read-only"])
+def test_without_a_cache_tensorrt_builds_into_a_folder_that_goes(
+    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    if trouble == "a file":
+        (tmp_path / "cache").write_text("")
+    else:
+        monkeypatch.setattr(FileLock, "acquire", read_only)
+        no_folder_in(tmp_path / "cache", monkeypatch)
+    notices: list[str] = []
+    made = engines(tmp_path, notices=notices)
     opened = made.open("vae_encoder")
     assert (opened.built, opened.size_bytes) == (True, 0)
-    path, _ = provider.asked[-1]
-    assert path == small_bundle() / "vae_encoder.onnx"
-    assert not {"trt_engine_cache_path", "trt_dump_ep_context_model", "trt_timing_cache_path"} & set(provider.options())
-    with pytest.raises(OutputError, match="a file is in the place"):
+    assert any("vae_encoder is built for this run only" in notice for notice in notices)
+    (order,) = provider.orders
+    ((path, settings),) = provider.asked
+    assert order.engine is not None
+    assert path == Path(order.engine).parent / "context.onnx"
+    assert (settings.providers[0][0], settings.optimise) == (TENSORRT, False)
+    assert not path.parent.exists()
+    assert tmp_path not in path.parents
+    with pytest.raises(OutputError):
         made.build("vae_encoder")
 
 
-def test_profiles_are_for_variable_shapes_only(tmp_path: Path, provider: Provider) -> None:
-    engines(tmp_path).open("denoise_step")
-    assert not set(PROFILES) & set(provider.options(0))
-    toy = write_toy(tmp_path / "toy")
-    dynamic = engines(tmp_path, bundle=toy, max_windows=3)
-    dynamic.open("denoise_step")
-    for options in (provider.options(-2), provider.options(-1)):
-        shapes = [dict(item.split(":") for item in options[name].split(",")) for name in PROFILES]
-        assert [ends["latents"] for ends in shapes] == ["1x4x2x2x2", f"1x4x{FRAMES}x2x2", "3x4x8x2x2"]
-        assert set(shapes[0]) == {"latents", "conditioning", "audio", "history"}
-        assert options["trt_cuda_graph_enable"] == "0"
-    assert provider.asked[-2][1].dimensions == {}
-    fixed = engines(tmp_path, bundle=toy, dynamic=False)
-    fixed.open("denoise_step")
-    assert not set(PROFILES) & set(provider.options(-2))
-    assert provider.asked[-2][1].dimensions == {"windows": 1, "frames": FRAMES}
-    assert provider.asked[-1][1].dimensions == {}  # a context model has no dimension left to set
-    assert fixed.key("denoise_step").digest != dynamic.key("denoise_step").digest
+def no_folder_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No folder can be made in `folder`, which is there."""
+    make = Path.mkdir
+
+    def refuse(self: Path, *arguments: Any, **options: Any) -> None:
+        if folder in self.parents:
+            read_only()
+        make(self, *arguments, **options)
+
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+
+
+def test_rejected_timings_that_cannot_be_removed_do_no_harm(
+    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engines(tmp_path)
+    made.build("vae_encoder")
+    unlink = Path.unlink
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        if self.parent == shared_of(tmp_path):
+            read_only()
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    provider.answer = replace(provider.answer, rejected_timings="of another driver")
+    assert made.open("vae_decoder").built
+
+
+def test_an_engine_of_another_version_is_refused_and_leaves_nothing(tmp_path: Path, provider: Provider) -> None:
+    provider.answer = replace(provider.answer, version="10.16.2.10")
+    made = engines(tmp_path)
+    with pytest.raises(EngineBuildError) as caught:
+        made.open("vae_encoder")
+    assert f"Python's tensorrt is 10.16.2.10, but ONNX Runtime loads TensorRT {LOADED}, which takes" in str(
+        caught.value
+    )
+    assert "vae_encoder.onnx: " in str(caught.value)
+    assert made.cache.find(made.key("vae_encoder")) is None
+    assert not (tmp_path / "cache" / ".shared").exists()
+    assert provider.asked == []
+
+
+def test_a_library_that_names_its_build_less_precisely_is_the_same_version(
+    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines_module, "tensorrt_version", lambda: "10.14.1")
+    assert engines(tmp_path).open("vae_encoder").built
+
+
+@pytest.mark.parametrize(
+    ("reason", "cure"),
+    [
+        ("Bernoulli (node odd): TensorRT has no such operation", "see `latentsync-trt check`"),
+        # A layer's name holds the word, too.
+        ("Could not find any implementation for node /mid/attn/Attention/MatMul", "see `latentsync-trt check`"),
+        ("Attention (node /down/attn): TensorRT has no such operation", "export the model with --attention matmul"),
+        ("Attention operation was not supported by a dedicated kernel", "export the model with --attention matmul"),
+    ],
+)
+def test_a_refusal_gives_tensorrt_s_reason_and_what_to_do(
+    tmp_path: Path, provider: Provider, reason: str, cure: str
+) -> None:
+    provider.answer = Answer(False, reason, version=LOADED)
+    made = engines(tmp_path)
+    with pytest.raises(EngineBuildError) as caught:
+        made.open("vae_encoder")
+    graph = small_bundle() / "vae_encoder.onnx"
+    assert str(caught.value).startswith(f"{graph}: TensorRT built no engine: {reason}; {cure}")
+    assert made.cache.find(made.key("vae_encoder")) is None
+    assert provider.asked == []
+
+
+def test_too_little_memory_of_the_gpu_is_no_refusal(tmp_path: Path, provider: Provider) -> None:
+    provider.answer = Answer(False, "Requested size was 4294967296 bytes", out_of_memory=True, version=LOADED)
+    made = engines(tmp_path)
+    with pytest.raises(OutOfMemory) as caught:
+        made.open("vae_encoder")
+    assert str(caught.value).startswith(
+        "vae_encoder: out of memory while TensorRT builds its engine (Requested size was 4294967296 bytes); "
+    )
+    assert "--workspace-gb or --max-windows" in str(caught.value)
+    assert made.cache.find(made.key("vae_encoder")) is None
+
+
+def test_too_little_memory_of_the_host_is_told_as_the_compiler_tells_it(
+    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(order: CompileOrder, environment: Mapping[str, str]) -> Answer:
+        raise OutOfMemory("the compiler was killed")
+
+    monkeypatch.setattr(recipes, "run_compiler", killed)
+    with pytest.raises(OutOfMemory, match="the compiler was killed"):
+        engines(tmp_path).open("vae_encoder")
 
 
 def test_a_cuda_graph_is_replayed_by_the_steps_only(tmp_path: Path, provider: Provider) -> None:
     made = engines(tmp_path)
-    for graph, wanted in (("denoise_step", "1"), ("denoise_step_unguided_cached", "1"), ("vae_decoder", "0")):
+    for graph, wanted in (("denoise_step", "True"), ("denoise_step_unguided_cached", "True"), ("vae_decoder", "False")):
         made.open(graph)
         assert provider.options()["trt_cuda_graph_enable"] == wanted
     without = engines(tmp_path, cuda_graph=False)
     without.open("denoise_step")
-    assert provider.options()["trt_cuda_graph_enable"] == "0"
-    on_cuda = engines(tmp_path, "cuda")
-    assert not on_cuda.cuda_graph
+    assert provider.options()["trt_cuda_graph_enable"] == "False"
+    assert len(provider.orders) == 3  # how an engine is run does not make it another one
+    toy = write_toy(tmp_path / "toy")
+    engines(tmp_path, bundle=toy).open("denoise_step")
+    assert provider.options()["trt_cuda_graph_enable"] == "False"
+    assert not engines(tmp_path, "cuda").cuda_graph
     assert engines(tmp_path, "cuda", cuda_graph=True).cuda_graph
+
+
+@pytest.mark.parametrize(("optimise", "nodes"), [(False, 2), (True, 1)])
+def test_weights_in_eight_bits_stay_so_for_who_compiles_the_graph(tmp_path: Path, optimise: bool, nodes: int) -> None:
+    """`y = x · w`, the weights INT8: optimised, they would reach the provider as floats that lie on no disk."""
+    weights = helper.make_tensor("w", TensorProto.INT8, (4, 4), range(16))
+    scale = helper.make_tensor("s", TensorProto.FLOAT, (), [0.5])
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, (2, 4)) for name in "xy")
+    steps = [helper.make_node("DequantizeLinear", ["w", "s"], ["f"]), helper.make_node("MatMul", ["x", "f"], ["y"])]
+    graph = helper.make_graph(steps, "small", [x], [y], [weights, scale])
+    path = tmp_path / "small.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    session = Session(path, SessionSettings(config=RECORD_ASSIGNMENT, optimise=optimise))
+    assert session.nodes_by_provider() == {CPU: nodes}
+
+
+# The plug-in.
 
 
 def test_the_plug_in_compiles_ahead_and_keeps_its_kernels(tmp_path: Path, provider: Provider) -> None:
@@ -224,12 +457,30 @@ def test_the_plug_in_compiles_ahead_and_keeps_its_kernels(tmp_path: Path, provid
     assert made.key("denoise_step").versions["onnxruntime-ep-nv-tensorrt-rtx"] == "0.5"
 
 
+def test_the_plug_in_gets_the_graph_as_it_is_and_records_no_cuda_graph(tmp_path: Path, provider: Provider) -> None:
+    toy = write_toy(tmp_path / "toy")
+    engines(tmp_path, "rtx", bundle=toy, dynamic=False).open("denoise_step")
+    for _, settings in provider.asked:
+        assert not settings.optimise
+        assert settings.plugin_options["enable_cuda_graph"] == "0"
+        assert not any(name.startswith("nv_profile") for name in settings.plugin_options)
+    (_, compiled), (_, warm) = provider.asked
+    assert compiled.dimensions == {"windows": 1, "frames": FRAMES}
+    assert warm.dimensions == {}
+    assert provider.orders == []  # TensorRT's own compiler has no part in it
+
+
+# Keys.
+
+
 def test_what_decides_over_an_engine_is_in_its_key(tmp_path: Path, provider: Provider) -> None:
     toy = write_toy(tmp_path / "toy")
     plain = engines(tmp_path, bundle=toy).key("denoise_step")
     assert (plain.gpu, plain.compute_capability) == ("NVIDIA GeForce RTX 4090", "8.9")
     assert plain.profile == {"frames": (2, FRAMES, 8), "windows": (1, 1, 4)}
-    assert plain.versions["tensorrt"] == "10.14.1"
+    assert plain.options == {"optimization_level": "3"}
+    assert plain.versions["tensorrt"] == LOADED
+    assert set(plain.versions) == {"onnxruntime", "tensorrt"}
     changes: list[dict[str, Any]] = [
         {"dynamic": False},
         {"max_windows": 2},
@@ -238,6 +489,20 @@ def test_what_decides_over_an_engine_is_in_its_key(tmp_path: Path, provider: Pro
     ]
     digests = {engines(tmp_path, bundle=toy, **change).key("denoise_step").digest for change in changes}
     assert len(digests | {plain.digest}) == len(changes) + 1
-    same: list[dict[str, Any]] = [{"build": "background"}, {"low_memory": True}, {"profile": "x"}]
+    same: list[dict[str, Any]] = [{"build": "background"}, {"low_memory": True}, {"profile": "x"}, {"device": 1}]
     assert {engines(tmp_path, bundle=toy, **change).key("denoise_step").digest for change in same} == {plain.digest}
     assert str(tmp_path) not in str(plain)
+
+
+@pytest.mark.parametrize("name", ["tensorrt", "cuda"])
+def test_how_an_engine_is_run_is_not_in_its_key(tmp_path: Path, provider: Provider, name: str) -> None:
+    keys = {engines(tmp_path, name, cuda_graph=replay).key("denoise_step").digest for replay in (True, False)}
+    assert len(keys) == 1
+
+
+def test_an_engine_of_another_tensorrt_has_another_key(
+    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = engines(tmp_path).key("vae_encoder").digest
+    monkeypatch.setattr(engines_module, "tensorrt_version", lambda: "10.15.0.1")
+    assert engines(tmp_path).key("vae_encoder").digest != before

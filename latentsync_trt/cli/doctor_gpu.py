@@ -103,13 +103,17 @@ def builder() -> Iterator[Finding]:
     except (EngineBuildError, OutOfMemory) as error:
         yield Finding("engines", "problem", f"TensorRT {libraries.tensorrt_version()} builds no engine", str(error))
         return
-    if answer.accepted:
+    loaded = libraries.tensorrt_version()
+    if answer.accepted and not answer.version.startswith(loaded):
+        text = f"Python's tensorrt is {answer.version}, but onnxruntime loads TensorRT {loaded}, which takes no other"
+        yield Finding("engines", "problem", text, "install one TensorRT, or put its folder first on the loader's path")
+    elif answer.accepted:
         text = f"TensorRT {answer.version} builds engines (one of one node, in {answer.seconds:.1f} s)"
         yield Finding("engines", "ok", text, "")
         yield Finding("engines", "info", "latentsync-trt selftest builds and runs whole graphs")
-        return
-    text = f"TensorRT {libraries.tensorrt_version()} builds no engine: {answer.reason}"
-    yield Finding("engines", "problem", text, reasons.INSTALL_LINES["tensorrt"] + " --force-reinstall")
+    else:
+        text = f"TensorRT {loaded} builds no engine: {answer.reason}"
+        yield Finding("engines", "problem", text, reasons.INSTALL_LINES["tensorrt"] + " --force-reinstall")
 
 
 def engines() -> Iterator[Finding]:

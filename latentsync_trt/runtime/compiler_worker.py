@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         The fields of `compiler.Answer`.
     """
+    if order["context"]:
+        importlib.import_module("onnx")  # found missing now, not after minutes of building
     log = _make_log(trt)
     started_s = time.perf_counter()
     builder = trt.Builder(log)
@@ -124,8 +126,10 @@ def _take_timings(config: Any, path: Path, log: Any) -> str:
     cache = config.create_timing_cache(known)
     if cache is not None and config.set_timing_cache(cache, False):
         return ""
+    reason = _builder_reason(log)
+    log.errors.clear()  # else they would be the reason of a refusal, too
     config.set_timing_cache(config.create_timing_cache(b""), False)
-    return _builder_reason(log)
+    return reason
 
 
 def _write(engine: Any, config: Any, order: Mapping[str, Any], timings: Path | None) -> None:
@@ -178,12 +182,13 @@ def write_context_model(
 
 def _parser_reason(parser: Any) -> str:
     """The refused operations, each with its first node and what the parser says of it."""
-    errors = [parser.get_error(index) for index in range(parser.num_errors)]
-    first = {error.node_operator(): error for error in reversed(errors)}
-    return "; ".join(_node_reasons(reversed(first.values()))) or "the parser gives no reason"
+    first: dict[str, Any] = {}
+    for error in (parser.get_error(index) for index in range(parser.num_errors)):
+        first.setdefault(error.node_operator(), error)
+    return "; ".join(_node_reasons(first.values())) or "the parser gives no reason"
 
 
-def _node_reasons(errors: Iterator[Any]) -> Iterator[str]:
+def _node_reasons(errors: Iterable[Any]) -> Iterator[str]:
     for error in errors:
         text = _one_line(error.desc())
         operator = error.node_operator()

@@ -20,8 +20,10 @@ _READ_S = 2.0
 _MARK = b"latentsync-trt-mark-%d"
 
 # "2026-01-31 10:00:00.123 [E:onnxruntime:Default, file.h:88 log] [2026-01-31 09:00:00   ERROR] the reason", in colors.
-_LOG_LINE = re.compile(r"\[[EF]:onnxruntime:[^\]]*\]\s*(?:\[[^\]]*\]\s*)?(.*)")
-_MARKED = re.compile(rb"latentsync-trt-mark-(\d+)")
+_LOG_LINE = re.compile(
+    rb"(?:\x1b\[[0-9;]*m)*\d{4}-\d\d-\d\d [\d:.]+ \[[EF]:onnxruntime:[^\]]*\]\s*(?:\[[^\]]*\]\s*)?(.*)"
+)
+_MARKED = re.compile(rb"latentsync-trt-mark-(\d+)\n")
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -74,7 +76,6 @@ class _Capture:
         os.dup2(self._saved, _STDERR)  # closes the pipe's last end, unless a child process has inherited it
         if self._thread is not None:
             self._thread.join(_READ_S)
-        os.close(self._saved)
 
     def _catch_up(self) -> None:
         """Waits until all that was written so far is read."""
@@ -100,18 +101,21 @@ class _Capture:
                     rest = b""
             if rest:
                 self._take(rest, passed_on)
+        os.close(passed_on)  # here, as a child process may write on when the block has ended
 
     def _take(self, line: bytes, passed_on: int) -> None:
-        mark = _MARKED.match(line)
+        mark = _MARKED.search(line)
+        ours = mark or _LOG_LINE.search(line)
+        # A progress line, which has no end, may stand before it.
+        _write(passed_on, line[: ours.start()] if ours else line)
         if mark:
-            self._reached[int(mark[1])].set()
-            return
-        found = _LOG_LINE.search(_COLORS.sub("", line.decode(errors="replace")))
-        if found is None:
-            _write(passed_on, line)
-            return
-        for lines in self._readers:
-            lines.append(found[1].strip())
+            reached = self._reached.get(int(mark[1]))
+            if reached is not None:  # else its writer has given up
+                reached.set()
+        elif ours:
+            text = _COLORS.sub("", ours[1].decode(errors="replace")).strip()
+            for lines in self._readers:
+                lines.append(text)
 
 
 _capture = _Capture()

@@ -205,7 +205,8 @@ class TensorRTEngine:
         _copy_files(place.shared, folder, TIMINGS)
         answer = run_compiler(self._order(place, folder, timings), visible_only(self.gpu))
         if answer.rejected_timings:
-            (place.shared / TIMINGS).unlink(missing_ok=True)
+            with suppress(OSError):  # where the cache cannot be written, the next build is told the same
+                (place.shared / TIMINGS).unlink(missing_ok=True)
             self.on_notice(
                 f"{place.graph.stem}: TensorRT rejects the kernel timings of earlier builds, removed "
                 f"{place.shared / TIMINGS}: {answer.rejected_timings}"
@@ -318,10 +319,10 @@ def _shaping(options: ProviderOptions) -> dict[str, str]:
 def _copy_files(source: Path, target: Path, pattern: str) -> None:
     """Copies files of a folder that may not exist, or may be cleared meanwhile; each appears whole.
 
-    A file that another process holds is left out: it only saves time.
+    A file that cannot be copied is left out: it only saves time.
     """
     for path in source.glob(pattern):
-        with suppress(FileNotFoundError, PermissionError):
+        with suppress(OSError):
             target.mkdir(parents=True, exist_ok=True)
             staged = target / f".{path.name}.{os.getpid()}"
             shutil.copyfile(path, staged)

@@ -1,0 +1,498 @@
+"""The process that compiles a graph: what it is asked, what it answers, and how it ends; with compilers that only act.
+
+tests/export/test_check.py has NVIDIA's compiler for RTX, tests/test_tensorrt_stand_in.py ONNX Runtime's provider.
+"""
+
+import _thread
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from latentsync_trt.errors import EngineBuildError, OutOfMemory
+from latentsync_trt.runtime import compiler
+from latentsync_trt.runtime.compiler import Answer, CompileOrder, ContextModel, run_compiler
+from latentsync_trt.runtime.compiler_worker import write_context_model
+from tests.cache_worker import until
+
+ROOT = str(Path(__file__).resolve().parents[1])
+ENDED_S = 20.0
+"""The end of a process, which takes milliseconds, on a machine that has other things to do."""
+
+posix = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+
+# Acts like TensorRT's Python module. An "engine" is a JSON of what the builder was told. $FAULT: what it does wrong.
+MODULE = """
+import json, os
+
+__version__ = "10.14.1.48"
+FAULT = os.environ.get("FAULT", "")
+
+class ILogger:
+    INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
+
+class NetworkDefinitionCreationFlag:
+    STRONGLY_TYPED = 3
+
+class MemoryPoolType:
+    WORKSPACE = "workspace"
+
+class ComputeCapability:
+    SM89, SM120 = "8.9", "12.0"
+
+class Memory(bytes):
+    nbytes = property(len)
+
+class Network:
+    num_layers = 7
+
+    def __init__(self, flags):
+        self.flags = flags
+
+class Timings:
+    def __init__(self, content):
+        self.content = content
+
+    def serialize(self):
+        return Memory(b"more than " + self.content)
+
+class Profile:
+    def __init__(self):
+        self.shapes = {}
+
+    def set_shape(self, name, *shapes):
+        assert len(shapes) == 3
+        self.shapes[name] = shapes
+
+class Config:
+    def __init__(self, log):
+        self.log, self.said, self.timings = log, {}, Timings(b"")
+
+    def set_compute_capability(self, capability, index):
+        self.said["target"] = [capability, index, self.num_compute_capabilities]
+
+    def set_memory_pool_limit(self, pool, size):
+        self.said[pool] = size
+
+    def add_optimization_profile(self, profile):
+        self.said["profile"] = profile.shapes
+
+    def create_timing_cache(self, content):
+        if content == b"damaged":
+            self.log.log(ILogger.ERROR, "the timing cache is damaged")
+            return None
+        return Timings(content)
+
+    def set_timing_cache(self, cache, ignore_mismatch):
+        assert not ignore_mismatch
+        if cache.content == b"of another driver":
+            self.log.log(ILogger.ERROR, "made with another driver")
+            return False
+        self.timings = cache
+        return True
+
+    def get_timing_cache(self):
+        return self.timings
+
+class Error:
+    def __init__(self, *parts):
+        self.desc, self.node_operator, self.node_name = ((lambda part=part: part) for part in parts)
+
+class OnnxParser:
+    def __init__(self, network, log):
+        self.errors = []
+
+    num_errors = property(lambda self: len(self.errors))
+
+    def get_error(self, index):
+        return self.errors[index]
+
+    def parse_from_file(self, path):
+        with open(path, encoding="utf-8") as file:
+            self.path = path
+            OnnxParser.content = file.read()
+        if FAULT == "parse":
+            self.errors = [Error("false", "Foo", "a"), Error("of rank 3", "Bar", "b"), Error("false", "Foo", "c")]
+        return not self.errors
+
+class Builder:
+    def __init__(self, log):
+        self.log = log
+        if FAULT == "prints":
+            print("loading...", end="", flush=True)
+            os.write(2, b"TensorRT says a lot\\n")
+
+    def create_network(self, flags):
+        return Network(flags)
+
+    def create_builder_config(self):
+        return Config(self.log)
+
+    def create_optimization_profile(self):
+        return Profile()
+
+    def build_serialized_network(self, network, config):
+        says = {
+            "fails": [(ILogger.WARNING, "slow"), (ILogger.ERROR, "no implementation\\nof a layer"), (0, "more")],
+            "warns": [(ILogger.INFO, "hello"), (ILogger.WARNING, "falls back")],
+            "silent": [],
+            "memory": [(ILogger.WARNING, "Requested size was 4 bytes, which could not be allocated"), (1, "no tactic")],
+        }
+        if FAULT in says:
+            for severity, message in says[FAULT]:
+                self.log.log(severity, message)
+            return None
+        self.log.log(ILogger.ERROR, "a tactic ran out of memory, and another was taken")
+        level = getattr(config, "builder_optimization_level", None)
+        said = {
+            **config.said, "flags": network.flags, "level": level, "timings": config.timings.content.decode(),
+            "graph": OnnxParser.content, "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        }
+        return Memory(json.dumps(said).encode())
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a compiler where a process finds it as `tensorrt`."""
+    folder = tmp_path / "compiler"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+    def write(source: str) -> None:
+        (folder / "tensorrt.py").write_text(source, encoding="utf-8")
+
+    write(MODULE)
+    return write
+
+
+@pytest.fixture
+def order(tmp_path: Path, module: object) -> CompileOrder:
+    """Of a graph that is none."""
+    graph = tmp_path / "für Ženy" / "graph.onnx"
+    graph.parent.mkdir()
+    graph.write_text("the graph", encoding="utf-8")
+    return CompileOrder("tensorrt", str(graph), {}, engine=str(tmp_path / "model.engine"))
+
+
+def told(order: CompileOrder) -> dict[str, Any]:
+    """What the builder of an engine was told."""
+    assert order.engine is not None
+    said: dict[str, Any] = json.loads(Path(order.engine).read_bytes())
+    return said
+
+
+# What is asked and answered.
+
+
+def test_an_order_reaches_the_compiler_and_its_answer_comes_back(order: CompileOrder, tmp_path: Path) -> None:
+    timings = tmp_path / "kernels.timing"
+    timings.write_text("earlier")
+    profile = {"x": ((1, 4), (2, 4), (3, 4)), "y": ((1,), (1,), (1,))}
+    whole = replace(
+        order,
+        profile=profile,
+        target="SM120",
+        optimization_level=0,
+        workspace_bytes=1_500_000_000,
+        timings=str(timings),
+    )
+    answer = run_compiler(whole, {"CUDA_VISIBLE_DEVICES": "GPU-1c3b"})
+    assert told(whole) == {
+        "flags": 1 << 3,  # strongly typed
+        "profile": {name: [list(shape) for shape in shapes] for name, shapes in profile.items()},
+        "target": ["12.0", 0, 1],
+        "level": 0,
+        "workspace": 1_500_000_000,
+        "timings": "earlier",
+        "graph": "the graph",
+        "visible": "GPU-1c3b",
+    }
+    assert timings.read_bytes() == b"more than earlier"
+    assert whole.engine is not None
+    size = Path(whole.engine).stat().st_size
+    assert answer == Answer(
+        True, "", layers=7, engine_bytes=size, seconds=answer.seconds, version="10.14.1.48", rejected_timings=""
+    )
+    assert answer.seconds >= 0
+
+
+def test_what_is_not_asked_for_is_left_to_the_compiler(order: CompileOrder, tmp_path: Path) -> None:
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    answer = run_compiler(replace(order, engine=None))
+    assert answer.accepted
+    assert answer.engine_bytes > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+    assert run_compiler(order).accepted
+    assert {name: told(order).get(name) for name in ("level", "workspace", "profile", "target", "timings")} == {
+        "level": None,
+        "workspace": None,
+        "profile": None,
+        "target": None,
+        "timings": "",
+    }
+
+
+def test_without_timings_a_build_leaves_some(order: CompileOrder, tmp_path: Path) -> None:
+    asked = replace(order, timings=str(tmp_path / "kernels.timing"))
+    answer = run_compiler(asked)
+    assert (answer.accepted, answer.rejected_timings) == (True, "")
+    assert (tmp_path / "kernels.timing").read_bytes() == b"more than "
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [("damaged", "the timing cache is damaged"), ("of another driver", "made with another driver")],
+)
+def test_timings_that_are_rejected_are_told_and_left_out(
+    order: CompileOrder, tmp_path: Path, content: str, why: str
+) -> None:
+    timings = tmp_path / "kernels.timing"
+    timings.write_text(content)
+    answer = run_compiler(replace(order, timings=str(timings)))
+    assert (answer.accepted, answer.rejected_timings) == (True, why)
+    assert told(order)["timings"] == ""
+    assert timings.read_bytes() == b"more than "
+
+
+def test_rejected_timings_are_not_the_reason_of_a_refusal(order: CompileOrder, tmp_path: Path) -> None:
+    timings = tmp_path / "kernels.timing"
+    timings.write_text("of another driver")
+    answer = run_compiler(replace(order, timings=str(timings)), {"FAULT": "fails"})
+    assert (answer.reason, answer.rejected_timings) == ("no implementation of a layer", "made with another driver")
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "out_of_memory"),
+    [
+        ("fails", "no implementation of a layer", False),
+        ("warns", "falls back", False),
+        ("silent", "the builder gives no reason", False),
+        ("memory", "no tactic", True),
+    ],
+)
+def test_a_refusal_comes_with_its_reason_and_writes_nothing(
+    order: CompileOrder, tmp_path: Path, fault: str, reason: str, out_of_memory: bool
+) -> None:
+    context = ContextModel(str(tmp_path / "context.onnx"), "model.engine", "8.9", (), ())
+    asked = replace(order, timings=str(tmp_path / "kernels.timing"), context=context)
+    answer = run_compiler(asked, {"FAULT": fault})
+    assert answer == Answer(False, reason, out_of_memory, layers=7, seconds=answer.seconds, version="10.14.1.48")
+    assert {path.name for path in tmp_path.iterdir()} == {"compiler", "für Ženy"}
+
+
+def test_an_operation_that_is_refused_is_named_with_its_first_node(order: CompileOrder) -> None:
+    answer = run_compiler(order, {"FAULT": "parse"})
+    assert (answer.accepted, answer.layers) == (False, 0)
+    reasons = ["Bar (node b): of rank 3", "Foo (node a): TensorRT has no such operation"]
+    assert sorted(answer.reason.split("; ")) == reasons
+
+
+def test_what_a_compiler_prints_is_no_answer_and_goes_nowhere(
+    order: CompileOrder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_compiler(order, {"FAULT": "prints"}).accepted
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nothing_of_the_folder_that_one_works_in_is_loaded(
+    order: CompileOrder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trap = tmp_path / "works here"
+    (trap / "latentsync_trt").mkdir(parents=True)
+    for name in ("json.py", "tensorrt.py", "latentsync_trt/__init__.py"):
+        (trap / name).write_text("raise RuntimeError('loaded')")
+    monkeypatch.chdir(trap)
+    assert run_compiler(order).accepted
+
+
+# How it ends.
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("raise RuntimeError('broken install')", r"\(exit code 1\): RuntimeError: broken install"),
+        ("import no_such_library", r"\(exit code 1\): ModuleNotFoundError: No module named 'no_such_library'"),
+        ("import os; os._exit(7)", r"\(exit code 7\): no message"),
+        ("import os; print('{\"half', flush=True); os._exit(1)", r"\(exit code 1\): no message"),
+        ("import os; print('[1]', flush=True); os._exit(0)", r"\(exit code 0\): no message"),
+        pytest.param(
+            "import os, signal; os.write(2, b'assertion failed\\n'); os.kill(os.getpid(), signal.SIGSEGV)",
+            r"\(exit code -11\): assertion failed",
+            marks=posix,
+        ),
+    ],
+)
+def test_a_compiler_that_crashes_has_refused(
+    order: CompileOrder, module: Callable[[str], None], source: str, words: str
+) -> None:
+    module(source)
+    answer = run_compiler(order)
+    assert not answer.accepted
+    assert not answer.out_of_memory
+    assert re.fullmatch(f"the compiler crashed {words}", answer.reason), answer.reason
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "raise MemoryError",
+        'import os; os.write(2, b"terminate called: std::bad_alloc\\n"); os._exit(1)',
+        pytest.param("import os; os.kill(os.getpid(), 9)", marks=posix),
+    ],
+)
+def test_a_compiler_without_memory_has_not_refused(
+    order: CompileOrder, module: Callable[[str], None], source: str
+) -> None:
+    module(source)
+    with pytest.raises(OutOfMemory, match=r"graph\.onnx: the compiler was killed, most likely for memory; close other"):
+        run_compiler(order)
+
+
+def test_a_process_that_cannot_be_started(order: CompileOrder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler.sys, "executable", "/no/such/python")
+    with pytest.raises(EngineBuildError, match="the compiler's process cannot be started"):
+        run_compiler(order)
+
+
+SLEEPS = """
+import os, pathlib, time
+pathlib.Path(os.environ["PID_FILE"]).write_text(str(os.getpid()) + " ")
+time.sleep(600)
+"""
+
+
+def compiling(pid_file: Path) -> int:
+    """The number of the process that writes `pid_file`, once it has."""
+    until(lambda: pid_file.is_file() and pid_file.read_text().endswith(" "))
+    return int(pid_file.read_text())
+
+
+def ended(pid: int) -> bool:
+    """Whether a process does nothing any more; one that nobody has waited for is still listed."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_an_interruption_ends_the_compiler(order: CompileOrder, module: Callable[[str], None], tmp_path: Path) -> None:
+    module(SLEEPS)
+    pid_file = tmp_path / "pid"
+
+    def interrupt() -> None:
+        compiling(pid_file)
+        _thread.interrupt_main()
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_compiler(order, {"PID_FILE": str(pid_file)})
+    interrupter.join()
+    assert not psutil.pid_exists(int(pid_file.read_text()))  # ended, and waited for
+
+
+@posix
+def test_ctrl_c_that_reaches_the_compiler_first_is_an_interruption(
+    order: CompileOrder, module: Callable[[str], None]
+) -> None:
+    module(f"import os; os.kill(os.getpid(), {int(signal.SIGINT)})")
+    with pytest.raises(KeyboardInterrupt):
+        run_compiler(order)
+
+
+def test_a_compiler_ends_with_whoever_asked_it(
+    order: CompileOrder, module: Callable[[str], None], tmp_path: Path
+) -> None:
+    module(SLEEPS)
+    pid_file = tmp_path / "pid"
+    code = (
+        "import sys; from latentsync_trt.runtime.compiler import *; "
+        "run_compiler(CompileOrder('tensorrt', sys.argv[1], {}), {'PID_FILE': sys.argv[2]})"
+    )
+    paths = os.pathsep.join([ROOT, os.environ["PYTHONPATH"]])
+    with subprocess.Popen(
+        [sys.executable, "-c", code, order.path, str(pid_file)], env={**os.environ, "PYTHONPATH": paths}
+    ) as asking:
+        pid = compiling(pid_file)
+        assert not ended(pid)
+        asking.kill()
+        asking.wait(ENDED_S)
+    until(lambda: ended(pid))
+
+
+# The model by which an engine is loaded.
+
+INPUTS = (
+    ("latents", "float16", ("windows", 4, "frames", 2, 2)),
+    ("timestep", "int64", ()),
+    ("coefficients", "float32", (5,)),
+)
+OUTPUTS = (("next_latents", "float16", ("windows", 4, "frames", 2, 2)), ("hidden", "float32", (1, 2)))
+
+
+@pytest.mark.parametrize(("capability", "architecture"), [("8.9", "89"), ("12.0", "120")])
+def test_a_context_model_has_one_node_that_names_the_engine(tmp_path: Path, capability: str, architecture: str) -> None:
+    onnx = pytest.importorskip("onnx")
+    path = tmp_path / "für Ženy.onnx"
+    write_context_model(str(path), "model.engine", capability, INPUTS, OUTPUTS)
+    model = onnx.load(path)
+    onnx.checker.check_model(model)
+    (node,) = model.graph.node
+    assert (node.op_type, node.domain) == ("EPContext", "com.microsoft")
+    assert {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute} == {
+        "embed_mode": 0,
+        "ep_cache_context": b"model.engine",
+        "hardware_architecture": architecture.encode(),
+        "source": b"TensorrtExecutionProvider",
+    }
+    assert list(node.input) == ["latents", "timestep", "coefficients"]
+    assert list(node.output) == ["next_latents", "hidden"]
+    assert {entry.domain: entry.version for entry in model.opset_import} == {"": 21, "com.microsoft": 1}
+    assert model.ir_version == 10
+    assert described(onnx, model.graph.input) == INPUTS
+    assert described(onnx, model.graph.output) == OUTPUTS
+    assert len(model.graph.initializer) == 0
+
+
+def described(onnx: Any, values: Any) -> tuple[tuple[str, str, tuple[int | str, ...]], ...]:
+    """Name, element type and shape of tensors whose rank is known."""
+    found = []
+    for value in values:
+        tensor = value.type.tensor_type
+        assert tensor.HasField("shape")  # a scalar has one, of no dimensions
+        shape = tuple(size.dim_param or size.dim_value for size in tensor.shape.dim)
+        found.append((value.name, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, shape))
+    return tuple(found)
+
+
+def test_the_compiler_s_process_writes_the_context_model(order: CompileOrder, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    path = tmp_path / "context.onnx"
+    context = ContextModel(str(path), "model.engine", "8.9", INPUTS, OUTPUTS)
+    assert run_compiler(replace(order, context=context)).accepted
+    written = onnx.load(path)
+    write_context_model(str(path), "model.engine", "8.9", INPUTS, OUTPUTS)
+    assert written == onnx.load(path)
+
+
+def test_without_onnx_no_time_is_spent_on_an_engine(
+    order: CompileOrder, module: Callable[[str], None], tmp_path: Path
+) -> None:
+    (tmp_path / "compiler" / "onnx.py").write_text("raise ImportError('no onnx here')")
+    context = ContextModel(str(tmp_path / "context.onnx"), "model.engine", "8.9", INPUTS, OUTPUTS)
+    answer = run_compiler(replace(order, context=context))
+    assert (answer.accepted, "no onnx here" in answer.reason) == (False, True)
+    assert order.engine is not None
+    assert not Path(order.engine).exists()

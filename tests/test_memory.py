@@ -1,0 +1,69 @@
+"""Buffers on devices, where ONNX Runtime's own CUDA provider is not there to allocate them."""
+
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from latentsync_trt.runtime import engines
+from latentsync_trt.runtime.keys import EngineKey
+from latentsync_trt.runtime.memory import device_value
+
+
+@pytest.fixture
+def only_a_plug_in(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """ONNX Runtime with a plug-in's allocator alone: what it does then, seen with the TensorRT-RTX plug-in."""
+    allocated: list[tuple[str, int]] = []
+    from_numpy = ort.OrtValue.ortvalue_from_numpy
+    from_shape = ort.OrtValue.ortvalue_from_shape_and_type
+
+    def upload(array: Any, device: str = "cpu", device_id: int = 0, *more: Any) -> Any:
+        if device != "cpu":
+            raise RuntimeError("Can't allocate memory on the CUDA device: CUDA Provider not available")
+        return from_numpy(array)
+
+    def allocate(shape: Any, dtype: Any, device: str = "cpu", device_id: int = 0, *more: Any) -> Any:
+        allocated.append((device, device_id))
+        return from_shape(shape, dtype)
+
+    monkeypatch.setattr(ort.OrtValue, "ortvalue_from_numpy", staticmethod(upload))
+    monkeypatch.setattr(ort.OrtValue, "ortvalue_from_shape_and_type", staticmethod(allocate))
+    return allocated
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (1, 4, 2, 3, 3)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64])
+def test_values_reach_a_device_through_a_plug_in(
+    shape: tuple[int, ...], dtype: type[np.generic], only_a_plug_in: list[tuple[str, int]]
+) -> None:
+    array = np.arange(max(1, int(np.prod(shape))), dtype=dtype).reshape(shape)
+    value = device_value(array, "cuda", 1)
+    assert only_a_plug_in == [("cuda", 1)]
+    assert tuple(value.shape()) == shape  # a scalar stays one
+    assert np.array_equal(value.numpy(), array)
+    array += 1
+    assert not np.array_equal(value.numpy(), array)  # nor is it the caller's memory
+
+
+def test_arrays_of_any_layout_are_copied_right() -> None:
+    array = np.arange(12, dtype=np.float32).reshape(3, 4).T
+    value = device_value(array, "cpu", 0)
+    assert np.array_equal(value.numpy(), array)
+    array[0, 0] = 99
+    assert value.numpy()[0, 0] == 0
+
+
+def test_kernel_timings_are_of_one_driver_and_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(provider: str, compute_capability: str) -> EngineKey:
+        return EngineKey("b", "g", "0", provider, {}, "fp16", {}, {"tensorrt": "10.14.1"}, "RTX", compute_capability)
+
+    def folder(driver: str, cuda: str, compute_capability: str = "8.9") -> str:
+        monkeypatch.setattr(engines, "driver_version", lambda: driver)
+        monkeypatch.setattr(engines, "cuda_version", lambda: cuda)
+        return engines._machine_digest(key("tensorrt", compute_capability))
+
+    usual = folder("580.65", "13.0")
+    assert folder("580.65", "13.0") == usual
+    assert len({usual, folder("581.00", "13.0"), folder("580.65", "13.1")}) == 3
+    assert folder("580.65", "13.0", "") == folder("581.00", "13.1", "")  # on the CPU neither matters
