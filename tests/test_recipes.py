@@ -158,6 +158,7 @@ def test_tensorrt_compiles_the_graph_and_its_context_model_is_opened(tmp_path: P
         optimization_level=5,
         workspace_bytes=4_000_000_000,
         timings=str(folder / TIMINGS),
+        version=LOADED,
         engine=str(folder / "model.engine"),
         context=ContextModel(
             str(folder / "context.onnx"), "model.engine", "8.9", described(entry.inputs), described(entry.outputs)
@@ -176,7 +177,7 @@ def test_tensorrt_compiles_the_graph_and_its_context_model_is_opened(tmp_path: P
         (CPU, {}),
     )
     assert (cuda["device_id"], cuda["enable_cuda_graph"]) == ("0", "0")
-    assert not settings.optimise
+    assert not settings.optimize
     assert settings.dimensions == {}
     assert (settings.weights_folder, settings.optimised_copy, settings.plugin_devices) == (None, None, ())
     again = engines(tmp_path, workspace_gb=4.0, optimization_level=5).open("vae_encoder")
@@ -303,7 +304,7 @@ def test_without_a_cache_tensorrt_builds_into_a_folder_that_goes(
     ((path, settings),) = provider.asked
     assert order.engine is not None
     assert path == Path(order.engine).parent / "context.onnx"
-    assert (settings.providers[0][0], settings.optimise) == (TENSORRT, False)
+    assert (settings.providers[0][0], settings.optimize) == (TENSORRT, False)
     assert not path.parent.exists()
     assert tmp_path not in path.parents
     with pytest.raises(OutputError):
@@ -423,8 +424,8 @@ def test_a_cuda_graph_is_replayed_by_the_steps_only(tmp_path: Path, provider: Pr
     assert engines(tmp_path, "cuda", cuda_graph=True).cuda_graph
 
 
-@pytest.mark.parametrize(("optimise", "nodes"), [(False, 2), (True, 1)])
-def test_weights_in_eight_bits_stay_so_for_who_compiles_the_graph(tmp_path: Path, optimise: bool, nodes: int) -> None:
+@pytest.mark.parametrize(("optimize", "nodes"), [(False, 2), (True, 1)])
+def test_weights_in_eight_bits_stay_so_for_who_compiles_the_graph(tmp_path: Path, optimize: bool, nodes: int) -> None:
     """`y = x · w`, the weights INT8: optimised, they would reach the provider as floats that lie on no disk."""
     weights = helper.make_tensor("w", TensorProto.INT8, (4, 4), range(16))
     scale = helper.make_tensor("s", TensorProto.FLOAT, (), [0.5])
@@ -433,7 +434,7 @@ def test_weights_in_eight_bits_stay_so_for_who_compiles_the_graph(tmp_path: Path
     graph = helper.make_graph(steps, "small", [x], [y], [weights, scale])
     path = tmp_path / "small.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-    session = Session(path, SessionSettings(config=RECORD_ASSIGNMENT, optimise=optimise))
+    session = Session(path, SessionSettings(config=RECORD_ASSIGNMENT, optimize=optimize))
     assert session.nodes_by_provider() == {CPU: nodes}
 
 
@@ -461,7 +462,7 @@ def test_the_plug_in_gets_the_graph_as_it_is_and_records_no_cuda_graph(tmp_path:
     toy = write_toy(tmp_path / "toy")
     engines(tmp_path, "rtx", bundle=toy, dynamic=False).open("denoise_step")
     for _, settings in provider.asked:
-        assert not settings.optimise
+        assert not settings.optimize
         assert settings.plugin_options["enable_cuda_graph"] == "0"
         assert not any(name.startswith("nv_profile") for name in settings.plugin_options)
     (_, compiled), (_, warm) = provider.asked

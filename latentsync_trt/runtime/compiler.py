@@ -56,6 +56,7 @@ class CompileOrder:
         optimization_level: 0 to 5. workspace_bytes: most scratch memory. None = the compiler's own.
         timings: file of kernel timings to read and to write, if it is to be kept.
         engine: file to write the engine to. context: the model that loads it.
+        version: what the compiler's version must begin with; another one compiles nothing.
     """
 
     compiler: Compiler
@@ -67,6 +68,7 @@ class CompileOrder:
     timings: str | None = None
     engine: str | None = None
     context: ContextModel | None = None
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,8 @@ def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         The fields of `compiler.Answer`.
     """
+    if not trt.__version__.startswith(order["version"]):
+        return {"accepted": False, "reason": "of another version", "version": str(trt.__version__)}
     if order["context"]:
         importlib.import_module("onnx")  # found missing now, not after minutes of building
     log = _make_log(trt)

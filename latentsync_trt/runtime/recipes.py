@@ -211,14 +211,14 @@ class TensorRTEngine:
                 f"{place.graph.stem}: TensorRT rejects the kernel timings of earlier builds, removed "
                 f"{place.shared / TIMINGS}: {answer.rejected_timings}"
             )
-        if not answer.accepted:
-            raise _refusal(place.graph, answer)
-        if not answer.version.startswith(self.version):
+        if answer.version and not answer.version.startswith(self.version):
             raise EngineBuildError(
                 f"{place.graph}: Python's tensorrt is {answer.version}, but ONNX Runtime loads TensorRT "
                 f"{self.version}, which takes engines of its own version only; install one TensorRT, or put its folder "
                 "first on the loader's path"
             )
+        if not answer.accepted:
+            raise _refusal(place.graph, answer)
         _copy_files(folder, place.shared, TIMINGS)
         timings.unlink(missing_ok=True)
 
@@ -231,7 +231,7 @@ class TensorRTEngine:
         return self._open(place, folder)
 
     def _open(self, place: Place, folder: Path) -> Session:
-        settings = replace(place, dimensions={}).settings(providers=self._providers(), optimise=False)
+        settings = replace(place, dimensions={}).settings(providers=self._providers(), optimize=False)
         return Session(folder / CONTEXT_MODEL, settings)
 
     def _order(self, place: Place, folder: Path, timings: Path) -> CompileOrder:
@@ -243,6 +243,7 @@ class TensorRTEngine:
             optimization_level=self.build_options.optimization_level,
             workspace_bytes=self.build_options.workspace_bytes,
             timings=str(timings),
+            version=self.version,
             engine=str(folder / ENGINE),
             context=ContextModel(
                 str(folder / CONTEXT_MODEL),
@@ -307,8 +308,8 @@ class RtxEngine:
         return Session(folder / CONTEXT_MODEL, self._settings(replace(place, dimensions={}), options))
 
     def _settings(self, place: Place, options: RtxOptions) -> SessionSettings:
-        # Optimised, weights in eight bits would become floats, and no longer lie on disk.
-        return place.settings(plugin_devices=self.devices, plugin_options=options.to_ort(), optimise=False)
+        # Optimized, weights in eight bits would become floats, and no longer lie on disk.
+        return place.settings(plugin_devices=self.devices, plugin_options=options.to_ort(), optimize=False)
 
 
 def _shaping(options: ProviderOptions) -> dict[str, str]:

@@ -76,7 +76,7 @@ class SessionSettings:
         config: further ONNX Runtime session entries.
         name: what messages call the graph, its file's name if empty.
         optimised_copy: where to write the graph as the provider will run it, None for nowhere.
-        optimise: False leaves the graph as it is: for providers that compile it, and take other weights than those on
+        optimize: False leaves the graph as it is: for providers that compile it, and take other weights than those on
             disk into their memory twice.
         fold_constants: False leaves what follows from weights alone to whoever opens the copy, which else would hold
             it.
@@ -93,7 +93,7 @@ class SessionSettings:
     config: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
     optimised_copy: Path | None = None
-    optimise: bool = True
+    optimize: bool = True
     fold_constants: bool = True
     profile_prefix: Path | None = None
     intra_op_threads: int | None = None
@@ -272,7 +272,7 @@ def _ort_options(settings: SessionSettings) -> Any:
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(settings.weights_folder.resolve())
         )
-    if not settings.optimise:
+    if not settings.optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if settings.optimised_copy is not None:
         # Beyond "extended" come layouts of one processor, whose reordered weights would be copied into the file.

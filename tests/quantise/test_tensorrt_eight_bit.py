@@ -35,9 +35,9 @@ def test_eight_bits_reach_tensorrt_and_paint_what_the_cpu_paints(
 def test_a_provider_that_compiles_is_given_every_pair_and_weights_on_disk(int8_bundle: Path, stand_in: StandIn) -> None:
     """What reaches a provider through ONNX Runtime, as the graphs of the RTX plug-in do."""
     asked = {"bundle": str(int8_bundle), "graph": FULL_STEP}
-    _, whole = stand_in.scenario("provider_builds", optimise=False, **asked)
+    _, whole = stand_in.scenario("provider_builds", optimize=False, **asked)
     assert whole.numbers(r"build nodes=.* qdq=(\d+)") == [qdq_nodes(int8_bundle)]
-    _, folded = stand_in.scenario("provider_builds", optimise=True, **asked)
+    _, folded = stand_in.scenario("provider_builds", optimize=True, **asked)
     assert folded.numbers(r"build nodes=.* qdq=(\d+)")[0] < qdq_nodes(int8_bundle)  # why it must be off
     (kept,), (lost,) = (run.numbers(r"build nodes=.* inline_bytes=(\d+)") for run in (whole, folded))
     assert kept < lost

@@ -207,12 +207,12 @@ def memory(bundle: str, times: int) -> list[int]:
     return after
 
 
-def provider_builds(bundle: str, graph: str = "vae_decoder", optimise: bool = True) -> dict[str, int]:
+def provider_builds(bundle: str, graph: str = "vae_decoder", optimize: bool = True) -> dict[str, int]:
     """Has ONNX Runtime's provider build a graph itself; nodes by provider."""
     providers = (("TensorrtExecutionProvider", {}), ("CUDAExecutionProvider", {}), ("CPUExecutionProvider", {}))
     config = {"session.record_ep_graph_assignment_info": "1"}
     session = Session(
-        Path(bundle) / f"{graph}.onnx", SessionSettings(providers=providers, config=config, optimise=optimise)
+        Path(bundle) / f"{graph}.onnx", SessionSettings(providers=providers, config=config, optimize=optimize)
     )
     return session.nodes_by_provider()
 
