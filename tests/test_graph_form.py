@@ -202,7 +202,7 @@ def test_want_of_memory_says_nothing_about_a_form(make: Make, both: Bundle, prov
 
 def test_the_trial_is_a_run_and_what_is_kept_runs(tmp_path: Path) -> None:
     bundle = write_toy(tmp_path / "toy")
-    place = recipes.Place(bundle.graph_path("denoise_step"), "toy", tmp_path, dimensions={"windows": 1, "frames": 2})
+    place = recipes.Place(bundle.graph_path("denoise_step"), tmp_path, dimensions={"windows": 1, "frames": 2})
     recipe = recipes.FinishedGraph("CPUExecutionProvider")
     (tmp_path / "kept").mkdir()
     recipe.make(place, tmp_path / "kept")
