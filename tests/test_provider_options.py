@@ -17,12 +17,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-import onnxruntime as ort
 import pytest
 
-from latentsync_trt.errors import ProviderUnavailable
-from latentsync_trt.runtime import gpu, libraries
-from latentsync_trt.runtime.diagnosis import _TRIAL_MODEL, rtx_devices
+from latentsync_trt.runtime import libraries
 from latentsync_trt.runtime.options import CpuOptions, CudaOptions, ProviderOptions, RtxOptions, TensorRTOptions
 from latentsync_trt.runtime.profiles import InputShapes
 from tests.tensorrt_stand_in.stand_in import stand_in_at
@@ -211,32 +208,6 @@ def test_cuda_refuses_what_it_does_not_take(with_cuda: dict[str, str]) -> None:
         assert f'Failed to parse provider option "{name}"' in wrong
     (absent,) = said("cuda", [{"device_id": "2"}], with_cuda)
     assert "Invalid device ID: 2" in absent
-
-
-def test_the_plug_in_takes_every_value_that_we_give(tmp_path: Path) -> None:
-    plug_in_folder()
-    problem = gpu.driver_problem()
-    if problem is not None:
-        pytest.skip(f"the plug-in's library needs NVIDIA's driver ({problem})")
-    try:
-        devices = rtx_devices(0)
-    except ProviderUnavailable as error:
-        pytest.skip(f"{error}")
-    if not devices:
-        pytest.skip("the plug-in offers no GPU here")
-    for own in every_value(RtxOptions):
-        if "nv_runtime_cache_path" in own:
-            own["nv_runtime_cache_path"] = str(tmp_path)
-        if any(name.startswith("nv_profile") for name in own):
-            continue  # these name inputs, and go with a model that has them
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        options.add_provider_for_devices(devices, own)
-        session = ort.InferenceSession(_TRIAL_MODEL, options, enable_fallback=0)
-        assert session.get_providers()[0] == "NvTensorRTRTXExecutionProvider"
-
-
-# Fields.
 
 
 def test_every_field_of_the_options_is_set_here() -> None:

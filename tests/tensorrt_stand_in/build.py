@@ -17,6 +17,7 @@ from pathlib import Path
 
 import onnxruntime
 
+from latentsync_trt.runtime import libraries
 from tests.tensorrt_stand_in.generate_defaults import write_defaults
 
 HERE = Path(__file__).parent
@@ -24,6 +25,7 @@ REPOSITORY = HERE.parents[1]
 CACHE = REPOSITORY / "build" / "tensorrt_stand_in"
 PROVIDERS = Path(onnxruntime.__file__).parent / "capi"
 
+_PLUGIN_LIBRARIES = ("onnxruntime_providers_nv_tensorrt_rtx", "tensorrt_plugins")
 _PARSER = "libnvonnxparser.so.10"
 _COMPILER = ("g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w")
 _NO_VERSIONS = ("libcuda.so.1", "libnvidia-ml.so.1", _PARSER)
@@ -45,20 +47,26 @@ def include_folder() -> Path:
     return folder
 
 
-def built(*, real_cuda: bool = False) -> Path:
-    """The folder of the libraries, built unless they were built before from the same sources."""
+def built(*, rtx: bool = False) -> Path:
+    """The folder of the libraries, built unless they were built before from the same sources.
+
+    `rtx`: those for NVIDIA's TensorRT-RTX plug-in, else those for ONNX Runtime's TensorRT provider.
+    """
     if sys.platform != "linux" or not (PROVIDERS / "libonnxruntime_providers_tensorrt.so").is_file():
         raise CannotBuild("needs onnxruntime-gpu for Linux")
     if shutil.which("g++") is None or shutil.which("nm") is None:
         raise CannotBuild("needs g++ and nm")
-    include = include_folder()
-    digest = hashlib.sha256(f"{onnxruntime.__version__} {real_cuda}".encode())
-    for path in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h"), *HERE.glob("*.py"), include / "NvInferVersion.h"]):
+    include = None if rtx else include_folder()
+    digest = hashlib.sha256(f"{onnxruntime.__version__} {libraries.rtx_version()} {rtx}".encode())
+    for path in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h"), HERE / "build.py", HERE / "generate_defaults.py"]):
         digest.update(path.read_bytes())
     folder = CACHE / digest.hexdigest()[:16]
     if not folder.is_dir():
         aside = folder.with_name(f".{folder.name}-{os.getpid()}")
-        build(aside, include, real_cuda=real_cuda)
+        if include is None:
+            build_for_rtx(aside)
+        else:
+            build(aside, include, real_cuda=False)
         try:
             aside.rename(folder)
         except OSError:  # another process was quicker
@@ -80,20 +88,46 @@ def build(folder: Path, include: Path, *, real_cuda: bool) -> None:
     _compile(folder / "libnvinfer.so.10", *sources, cuda / "libcudart.so.13", *includes, "-ldl")
 
 
+def build_for_rtx(folder: Path) -> None:
+    """CUDA's runtime, driver and NVML for NVIDIA's TensorRT-RTX plug-in, and a card in /sys; nothing of TensorRT."""
+    folder.mkdir(parents=True)
+    plugin = libraries.package_folder(libraries.RTX_PACKAGE)
+    if plugin is None:
+        raise CannotBuild("needs the TensorRT-RTX plug-in")
+    wanted = _undefined([plugin / f"lib{name}.so" for name in _PLUGIN_LIBRARIES])
+    for library in ("libcudart.so.13", "libcuda.so.1", "libnvidia-ml.so.1"):
+        _build_stub(folder, library, wanted[library])
+    _compile(folder / "sysfs.so", HERE / "sysfs.cpp", "-ldl")
+    card = folder / "drm" / "card0"
+    card.mkdir(parents=True)
+    device = folder / "pci" / "0000:01:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x10de\n")
+    (device / "device").write_text("0x2684\n")
+    (card / "device").symlink_to("../../pci/0000:01:00.0")
+
+
 def _needed_symbols() -> dict[str, set[str]]:
     """What ONNX Runtime's GPU providers want of each library."""
+    needed = _undefined([PROVIDERS / f"libonnxruntime_providers_{name}.so" for name in ("tensorrt", "cuda")])
+    for library, symbols in _OPENED.items():
+        needed[library] |= set(symbols)
+    return needed
+
+
+def _undefined(paths: list[Path]) -> dict[str, set[str]]:
+    """Symbols of NVIDIA's libraries that others want, by library."""
     needed: dict[str, set[str]] = defaultdict(set)
-    for name in ("tensorrt", "cuda"):
-        path = PROVIDERS / f"libonnxruntime_providers_{name}.so"
+    for path in paths:
         listed = subprocess.run(["nm", "-D", "--undefined-only", path], capture_output=True, text=True, check=True)
         for symbol in (line.split()[-1] for line in listed.stdout.splitlines()):
             base, _, version = symbol.partition("@")
             if version.lstrip("@").startswith("lib"):
                 needed[version.lstrip("@")].add(base)
-            elif base.startswith("cu"):
+            elif base.startswith("nvml"):
+                needed["libnvidia-ml.so.1"].add(base)
+            elif base.startswith("cu") and not base.startswith("cuda"):
                 needed["libcuda.so.1"].add(base)
-    for library, symbols in _OPENED.items():
-        needed[library] |= set(symbols)
     needed["libnvidia-ml.so.1"] |= set()
     return needed
 

@@ -81,6 +81,12 @@ int cudaSetDevice(int device) {
   current_device = device;
   return SUCCESS;
 }
+int cudaDeviceGetByPCIBusId(int* device, char const* address) {
+  unsigned domain = 0, bus = 0;
+  std::sscanf(address, "%x:%x", &domain, &bus);
+  *device = static_cast<int>(bus) - 1;  // as driver.cpp counts
+  return *device >= 0 && *device < gpu_count() ? SUCCESS : INVALID_DEVICE;
+}
 int cudaGetDeviceProperties(char* properties, int device) {
   // Offsets of cudaDeviceProp in CUDA 13.
   std::memset(properties, 0, 1008);
@@ -174,10 +180,36 @@ int cudaMemsetAsync(void* target, int value, std::size_t bytes, void* stream) {
   submit(stream, [=] { std::memset(target, value, bytes); });
   return SUCCESS;
 }
-int cudaPointerGetAttributes(void* attributes, void const*) {
+int cudaPointerGetAttributes(char* attributes, void* pointer) {
+  constexpr int DEVICE = 2;
   std::memset(attributes, 0, 24);
+  Memory& all = memory();
+  std::lock_guard lock(all.mutex);
+  auto const found = all.blocks.find(pointer);
+  if (found == all.blocks.end()) return SUCCESS;  // not of CUDA, or inside a block
+  std::memcpy(attributes, &DEVICE, sizeof DEVICE);
+  std::memcpy(attributes + 4, &found->second.second, sizeof(int));
+  std::memcpy(attributes + 8, &pointer, sizeof pointer);
   return SUCCESS;
 }
+int cudaHostGetDevicePointer(void** device, void* host, unsigned) {
+  *device = host;
+  return SUCCESS;
+}
+int cudaMemPoolCreate(void** pool, void*) {
+  *pool = std::malloc(8);
+  return SUCCESS;
+}
+int cudaMemPoolDestroy(void* pool) {
+  std::free(pool);
+  return SUCCESS;
+}
+int cudaMemPoolGetAttribute(void*, int, std::size_t* value) {
+  *value = 0;
+  return SUCCESS;
+}
+int cudaMallocFromPoolAsync(void** pointer, std::size_t bytes, void*, void*) { return cudaMalloc(pointer, bytes); }
+int cudaFreeAsync(void* pointer, void*) { return cudaFree(pointer); }
 
 int cudaStreamCreateWithFlags(void** stream, unsigned) {
   *stream = new Stream;

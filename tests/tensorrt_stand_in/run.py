@@ -72,6 +72,20 @@ def environment(folder: Any, settings: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def rtx_environment(folder: Path) -> dict[str, str]:
+    """Variables for a process that is to find what `build_for_rtx` made in `folder`, and no other CUDA."""
+    from tests.tensorrt_stand_in.build import REPOSITORY
+
+    return {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(folder),
+        # The plug-in's package brings a CUDA runtime, which would be loaded otherwise.
+        "LD_PRELOAD": f"{folder / 'sysfs.so'}:{folder / 'libcudart.so.13'}",
+        "STAND_IN_DRM": str(folder / "drm"),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")])),
+    }
+
+
 def _cuda_folders() -> list[str]:
     """Where pip has CUDA's libraries, if CUDA is real."""
     if not os.environ.get(REAL_CUDA):
