@@ -102,6 +102,8 @@ def _show(report: "Report") -> None:
 
 def _cells(graph: "GraphResult") -> tuple[str, ...]:
     nodes = _UNKNOWN if graph.nodes is None else f"{graph.nodes_on_provider}/{graph.nodes}"
+    if graph.nodes_on_provider == graph.nodes == 1:  # no graph has one node only, but the model that loads an engine
+        nodes = "1 engine"
     size_mb = None if graph.engine_bytes is None else graph.engine_bytes / 1e6
     numbers = ((graph.build_s, 2), (graph.open_s, 2), (size_mb, 1), (graph.run_ms, 1), (graph.cuda_ms, 1))
     return (nodes, *(_UNKNOWN if value is None else f"{value:.{digits}f}" for value, digits in numbers))
