@@ -1,6 +1,7 @@
 """Where memory is short: networks take turns, the run goes on and comes to the same, or one clear line says why not."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from latentsync_trt.errors import InferenceError, OutOfMemory
 from latentsync_trt.runtime.networks import Networks
 from latentsync_trt.types import WindowBatch
 from tests.clips import decoded, synced, write_clip
-from tests.device import COEFFICIENTS, GRAPHS, DemoNetworks, Device, denoised, inputs
+from tests.device import COEFFICIENTS, GRAPHS, DemoNetworks, Device, denoised, inputs, out_of_memory
 from tests.small import small_bundle
 
 QUICK = SyncOptions(steps=2, cache_interval=2, lossless=True)
@@ -177,3 +178,55 @@ def test_the_command_says_out_of_memory_in_one_line(clip: tuple[Path, Path], dev
     assert "on CPUExecutionProvider: out of memory " in result.stderr
     assert "; use --low-memory, a bundle of a lower --resolution or --precision fp16" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("graph", ["vae_decoder", "vae_encoder", "denoise_step"])
+def test_a_session_that_stays_without_memory_is_opened_anew(
+    graph: str, device: Device, make: DemoNetworks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cuDNN planned for want of memory stays with a session, also when the others are closed."""
+    usual = _everything(make())
+    spoiled: list[object] = []
+
+    def check_run(session: object) -> None:
+        if session in device._alive and _graph_of(session) == graph:
+            spoiled.append(session)
+            if session is spoiled[0]:
+                raise out_of_memory()
+
+    monkeypatch.setattr(device, "check_run", check_run)
+    networks = make()
+    for one, other in zip(_everything(networks), usual, strict=True):
+        assert np.array_equal(one, other)
+    assert networks.low_memory
+    assert device.opened.count(graph) == 3  # of the usual run, of this one, and once more
+
+
+def test_a_session_that_never_finds_memory_ends_the_run(
+    device: Device, make: DemoNetworks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check_run(session: object) -> None:
+        if session in device._alive and _graph_of(session) == "vae_decoder":
+            raise out_of_memory()
+
+    monkeypatch.setattr(device, "check_run", check_run)
+    with pytest.raises(OutOfMemory, match="vae_decoder"):
+        _everything(make())
+    assert device.opened.count("vae_decoder") == 2
+
+
+def _everything(networks: Networks) -> list[np.ndarray]:
+    """Latents of faces, faces of latents, and latents after two steps, with all networks open at first."""
+    random, side = np.random.default_rng(6), networks.bundle.manifest.resolution_px
+    networks.prepare(GRAPHS)
+    faces = random.integers(0, 255, (2, side, side, 3), np.uint8)
+    encoded = networks.encode_faces(faces, np.ones((side, side), np.float32))
+    return [*encoded, np.stack(networks.decode_faces(encoded[1])), denoised(networks)]
+
+
+def _graph_of(session: Any) -> str:
+    """Of the VAE's and the full step's graphs, which one a session runs; empty for others."""
+    given, made = ({tensor.name for tensor in side} for side in (session.get_inputs(), session.get_outputs()))
+    if "hidden" in made:
+        return "denoise_step"
+    return {"latent": "vae_decoder", "image": "vae_encoder"}.get(next(iter(given)), "") if len(given) == 1 else ""

@@ -1,12 +1,14 @@
 """The VAE between pictures and latents. Pictures travel to the device and back as integers, and are scaled there."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import onnxruntime as ort
 
+from latentsync_trt.errors import OutOfMemory
 from latentsync_trt.runtime.engines import Engines
 from latentsync_trt.runtime.memory import device_value
 from latentsync_trt.runtime.pool import SessionPool
@@ -14,6 +16,7 @@ from latentsync_trt.runtime.profiles import usual_shape
 from latentsync_trt.runtime.session import CPU, Array, Session, SessionSettings
 from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
 
+T = TypeVar("T")
 A = TypeVar("A", Float32Array, UInt8Array)
 
 _GRAPHS = Path(__file__).parent.parent / "assets" / "graphs"
@@ -118,7 +121,7 @@ class PooledCodec:
         codec = self._graph_codec()
         masked, whole = list[Float32Array](), list[Float32Array]()
         for batch, used in _padded_batches(faces, self._size("vae_encoder")):
-            of_masked, of_whole = codec.encode(batch, mask)
+            of_masked, of_whole = self._retried("vae_encoder", partial(codec.encode, batch, mask))
             masked.append(of_masked[:used])
             whole.append(of_whole[:used])
         return np.concatenate(masked), np.concatenate(whole)
@@ -127,11 +130,24 @@ class PooledCodec:
         """As `ImageCodec.decode_faces`."""
         codec = self._graph_codec()
         batches = _padded_batches(latents, self._size("vae_decoder"))
-        return [picture for batch, used in batches for picture in codec.decode(batch)[:used]]
+        return [
+            picture
+            for batch, used in batches
+            for picture in self._retried("vae_decoder", partial(codec.decode, batch))[:used]
+        ]
 
     def release(self) -> None:
         """Gives the buffers' memory back; they are made anew when they are needed."""
         self._made_for = self._codec = None
+
+    def _retried(self, graph: str, action: Callable[[], T]) -> T:
+        """`action`; once more on a new session of `graph` where memory was short to the last."""
+        try:
+            return action()
+        except OutOfMemory:
+            if not self._pool.reopen(graph):
+                raise
+        return action()
 
     def _graph_codec(self) -> GraphCodec:
         engines = self._pool.engines

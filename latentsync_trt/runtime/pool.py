@@ -72,6 +72,15 @@ class SessionPool:
                 self._with_relief(graph, lambda: self._open(graph))
             return self._opened[graph].session
 
+    def reopen(self, graph: str) -> bool:
+        """Closes the session of a graph after its memory ran out although the others were closed; says whether it was
+        open. What a provider chose for want of memory stays with a session: cuDNN's plans do."""
+        with self._lock:
+            known = self.low_memory and graph in self._opened
+        if known:
+            self._free((graph,))
+        return known
+
     def prepare(self, graphs: Iterable[str]) -> None:
         """Builds what is missing, one by one, as builds time kernels; then opens all of `graphs` side by side.
 

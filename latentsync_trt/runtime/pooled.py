@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from latentsync_trt.errors import OutOfMemory
 from latentsync_trt.runtime.cache import Notice
-from latentsync_trt.runtime.denoiser import GraphDenoiser
+from latentsync_trt.runtime.denoiser import GraphDenoiser, step_graph
 from latentsync_trt.runtime.engines import Engines
 from latentsync_trt.runtime.pool import SessionPool
 from latentsync_trt.types import Float32Array, WindowBatch
@@ -106,7 +107,14 @@ class PooledDenoiser:
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
         """As `GraphDenoiser.step`."""
-        self._denoiser.step(timestep, coefficients, cached=cached, guided=guided)
+        try:
+            self._denoiser.step(timestep, coefficients, cached=cached, guided=guided)
+        except OutOfMemory:
+            # A new session has no features that a cached step could reuse.
+            full = [step_graph(guided=kind, cached=False) for kind in (True, False)]
+            if cached or not sum(self._pool.reopen(graph) for graph in full):  # both, not the first that is open
+                raise
+            self._denoiser.step(timestep, coefficients, cached=cached, guided=guided)
 
     def latents(self) -> Float32Array:
         """As `GraphDenoiser.latents`."""
