@@ -1,6 +1,7 @@
 """Memory that sessions take turns with: one pool on the CPU, one on each GPU."""
 
 import functools
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
+
+_log = logging.getLogger(__name__)
 
 COPY_GRAPH = Path(__file__).parent.parent / "assets" / "graphs" / "copy.onnx"
 """`latents_copy = latents`, `history_copy = history`, float32 `(B, 4, F, h, w)`."""
@@ -59,12 +62,16 @@ def _share_gpu_memory(device: int) -> None:
 def give_back_gpu_memory(device: int) -> None:
     """Returns to the GPU what its pool holds and nothing uses: what a closed network left is of no use in pieces.
 
-    ONNX Runtime does that at the end of a run only, so this makes the smallest run there is.
+    ONNX Runtime does that at the end of a run only, so this makes the smallest run there is. Where not even that finds
+    memory, nothing is returned.
     """
     run = ort.RunOptions()
     run.add_run_config_entry("memory.enable_memory_arena_shrinkage", f"gpu:{device}")
     nothing = np.zeros((1, 4, 1, 1, 1), np.float32)
-    _smallest_session(device).run(None, {"latents": nothing, "history": nothing}, run)
+    try:
+        _smallest_session(device).run(None, {"latents": nothing, "history": nothing}, run)
+    except Exception as error:  # noqa: BLE001 -- ORT's errors share no public base, and the next run tells of its own
+        _log.debug("the pool of GPU %d gives nothing back: %s", device, error)
 
 
 @functools.cache

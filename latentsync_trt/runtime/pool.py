@@ -87,6 +87,7 @@ class SessionPool:
         Where memory is low they are opened in turn, which shows at once whether each can be. Errors as `session`.
         """
         graphs = tuple(graphs)
+        self._give_back()  # once before memory is short: it takes some itself, the first time
         with suppress(OutputError):  # opening tells of a cache that cannot be written, and builds for this run only
             for graph in self.engines.missing(graphs):
                 self._build(graph)
@@ -186,8 +187,13 @@ class SessionPool:
     def _free(self, graphs: tuple[str, ...]) -> None:
         """Closes sessions so that others find their memory."""
         self._close(graphs)
-        if graphs and self.engines.selection.name == "cuda":
-            give_back_gpu_memory(self.engines.selection.device_id)
+        if graphs:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        selection = self.engines.selection
+        if selection.name == "cuda":
+            give_back_gpu_memory(selection.device_id)
 
     def _close(self, graphs: tuple[str, ...]) -> None:
         if not graphs:

@@ -43,6 +43,7 @@ _OUT_OF_MEMORY = (
     "out of memory",
     "cudnn_status_alloc_failed",
     "cublas_status_alloc_failed",
+    "the resource allocation failed",  # cuBLAS, in words
     "outofmemory",
     "is smaller than requested bytes",
     "bad allocation",
