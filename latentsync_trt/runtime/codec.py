@@ -74,14 +74,15 @@ class GraphCodec:
         self._faces_out.relieve = session.relieve
         _run(self._faces_out, {"image": image}, {"painted": painted})
         # On the GPU this downloads; elsewhere it is a view of what the next batch is written to.
-        pictures: UInt16Array = painted.numpy()
+        pictures: UInt16Array = session.with_relief(painted.numpy)
         return pictures.copy() if self._device == "cpu" else pictures
 
     def _upload(self, name: str, array: Array, session: Session) -> Any:
         """The buffer `name` with `array` in it; `session` frees memory where it is short."""
         value = self._values.get(name)
         if value is not None and tuple(value.shape()) == array.shape:
-            value.update_inplace(np.asarray(array, order="C"))
+            known = value
+            session.with_relief(lambda: known.update_inplace(np.asarray(array, order="C")))
         else:
             value = session.with_relief(lambda: device_value(array, self._device, self._device_id))
             self._values[name] = value
@@ -174,7 +175,7 @@ def _latents(session: Session, image: Any) -> Float32Array:
     binding.bind_ortvalue_input("image", image)
     binding.bind_output("latent")
     session.run_bound(binding)
-    found: Float32Array = binding.copy_outputs_to_cpu()[0]
+    found: Float32Array = session.with_relief(binding.copy_outputs_to_cpu)[0]
     return found
 
 

@@ -106,8 +106,9 @@ class GraphDenoiser:
             raise InferenceError(f"a cached step needs a full step before it: here {kind} as it is")
         graph = step_graph(guided=guided, cached=cached)
         session = self._open(graph)
-        self._values["timestep"].update_inplace(np.array(timestep, np.int64))
-        self._values["coefficients"].update_inplace(coefficients)
+        # Copying takes a stream, and the first one memory.
+        session.with_relief(lambda: self._values["timestep"].update_inplace(np.array(timestep, np.int64)))
+        session.with_relief(lambda: self._values["coefficients"].update_inplace(coefficients))
         binding = self._binding(graph, session, guided=guided)
         session.run_bound(binding)
         if not cached:
