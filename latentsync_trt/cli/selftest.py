@@ -143,4 +143,4 @@ def _distance(found: "PictureResult") -> str:
 
 
 def _ignore(_: str) -> None:
-    """Nobody watches."""
+    """With --json there is no progress."""

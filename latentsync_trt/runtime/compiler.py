@@ -1,7 +1,7 @@
 """One graph compiled by TensorRT, or by TensorRT for RTX, in a process of its own.
 
 The compiler works for minutes without looking at signals, writes to the console what no logger gets, keeps much of its
-memory, and may crash. In its own process it can be interrupted, and takes nobody along.
+memory, and may crash. In its own process it can be interrupted, and a crash ends that process alone.
 
 ONNX Runtime's TensorRT provider could build engines itself. It is not used for that: from 1.27 on it asks for weakly
 typed networks (https://github.com/microsoft/onnxruntime/pull/29779), in which TensorRT does not keep the precision of
@@ -118,6 +118,14 @@ def is_out_of_memory(reason: str) -> bool:
     return any(sign in reason.lower() for sign in _OUT_OF_MEMORY)
 
 
+def module_process(module: str) -> tuple[list[str], dict[str, str]]:
+    """Command and variables of a process that runs a module of this very package, whatever folder it is started in, and
+    imports nothing from that folder."""
+    root = str(Path(__file__).resolve().parents[2])
+    paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return [sys.executable, "-P", "-m", module], {**os.environ, "PYTHONPATH": paths, "PYTHONUTF8": "1"}
+
+
 @dataclass(frozen=True, slots=True)
 class _Done:
     """A process that has ended."""
@@ -128,15 +136,13 @@ class _Done:
 
 
 def _run_worker(order: str, environment: Mapping[str, str]) -> _Done:
-    # The child must load this very package, whatever folder it is started in, and nothing else from that folder.
-    root = str(Path(__file__).resolve().parents[2])
-    paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    variables = {**os.environ, **environment, "PYTHONPATH": paths, "PYTHONUTF8": "1"}
-    command = [sys.executable, "-P", "-m", _WORKER]
-    # Files, not pipes: nobody has to read them while the compiler works.
+    command, variables = module_process(_WORKER)
+    # Files, not pipes, which would have to be read while the compiler works.
     with TemporaryFile() as out, TemporaryFile() as err:
         try:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err, env=variables)
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=out, stderr=err, env={**variables, **environment}
+            )
         except OSError as error:
             raise EngineBuildError(f"the compiler's process cannot be started ({error})") from error
         returncode = _wait(process, order)

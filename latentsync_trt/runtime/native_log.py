@@ -1,5 +1,5 @@
-"""What native libraries say on stderr, for messages: TensorRT gives its reasons to ONNX Runtime's default logger, which
-writes them there, and to nobody else."""
+"""Error lines of ONNX Runtime's default log, for messages: TensorRT's reasons go to that log alone, which writes to
+stderr."""
 
 import itertools
 import os

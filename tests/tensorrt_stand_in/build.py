@@ -78,7 +78,7 @@ def build(folder: Path, include: Path, *, real_cuda: bool) -> None:
     """Compiles into a new folder."""
     folder.mkdir(parents=True)
     write_defaults(include, folder / "defaults.h")
-    # Where CUDA is real, the one that is made here is only linked with, and lies where nobody looks for it.
+    # Where CUDA is real, the one that is made here is only linked with, and lies in a folder that no loader searches.
     cuda = folder / "link" if real_cuda else folder
     cuda.mkdir(exist_ok=True)
     for library, symbols in _needed_symbols().items():

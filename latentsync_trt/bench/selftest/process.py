@@ -1,10 +1,8 @@
 """Runs a part of the self-test in a process of its own, and keeps what it says until it ends, or dies."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -18,6 +16,7 @@ import psutil
 from latentsync_trt.bench.rows import Memory
 from latentsync_trt.bench.selftest.worker import GraphRun, Order
 from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.runtime.compiler import module_process
 
 _WORKER = "latentsync_trt.bench.selftest.worker"
 
@@ -117,18 +116,16 @@ def run_part(order: Order, folder: Path, say: Callable[[str], None]) -> Outcome:
 
 
 def _start(stderr: Any) -> Any:
-    # The process must load this very package, whatever folder it is started in, and nothing else from that folder.
-    root = str(Path(__file__).resolve().parents[3])
-    paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    command, variables = module_process(_WORKER)
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", _WORKER],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
             encoding="utf-8",
             errors="replace",
-            env={**os.environ, "PYTHONPATH": paths, "PYTHONUTF8": "1"},
+            env=variables,
         )
     except OSError as error:
         raise LatentSyncError(f"the self-test's process cannot be started ({error})") from error
