@@ -5,7 +5,7 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -38,7 +38,7 @@ def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict
         "python": platform.python_version(),
         "onnxruntime": onnxruntime_version(),
         "torch": distribution_version("torch"),
-        **(_of_gpu(gpu) if gpu else {}),
+        **({**library_versions(), **gpu_facts(gpu)} if gpu else {}),
     }
     named = {
         "command": without_paths(shlex.join(command)),
@@ -65,6 +65,25 @@ def bundle_facts(manifest: Manifest) -> BundleFacts:
         manifest.shapes,
         digest.hexdigest(),
     )
+
+
+def library_versions() -> dict[str, str | None]:
+    """Versions of what GPU providers need besides ONNX Runtime, `UNKNOWN` or None for what is not there."""
+    return {
+        "tensorrt": tensorrt_version(),
+        "cuda": cuda_version(),
+        "cudnn": cudnn_version(),
+        "driver": driver_version(),
+    }
+
+
+def gpu_facts(gpu: Gpu) -> dict[str, str]:
+    """Name, generation and memory."""
+    return {
+        "gpu": gpu.name,
+        "compute_capability": gpu.compute_capability,
+        "gpu_memory_gb": f"{gpu.memory_bytes / 1e9:.0f}",
+    }
 
 
 def cpu_name() -> str:
@@ -94,15 +113,3 @@ def slug(text: str) -> str:
 
 def _last_part(path: str) -> str:
     return PurePosixPath(PureWindowsPath(path).name).name or path
-
-
-def _of_gpu(gpu: Gpu) -> Mapping[str, str | None]:
-    return {
-        "tensorrt": tensorrt_version(),
-        "cuda": cuda_version(),
-        "cudnn": cudnn_version(),
-        "driver": driver_version(),
-        "gpu": gpu.name,
-        "compute_capability": gpu.compute_capability,
-        "gpu_memory_gb": f"{gpu.memory_bytes / 1e9:.0f}",
-    }

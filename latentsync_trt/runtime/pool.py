@@ -87,7 +87,8 @@ class SessionPool:
         Where memory is low they are opened in turn, which shows at once whether each can be. Errors as `session`.
         """
         graphs = tuple(graphs)
-        self._give_back()  # once before memory is short: it takes some itself, the first time
+        if not self._opened:  # before memory is short: giving back takes some itself, the first time
+            self._give_back()
         with suppress(OutputError):  # opening tells of a cache that cannot be written, and builds for this run only
             for graph in self.engines.missing(graphs):
                 self._build(graph)

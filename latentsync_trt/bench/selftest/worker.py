@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from latentsync_trt.audio.encoder import SpeechStream
-from latentsync_trt.bench.machine import environment
+from latentsync_trt.bench.machine import environment, gpu_facts, library_versions
 from latentsync_trt.bench.material import FaceWindow, aligned_faces, generated_part, random_inputs
 from latentsync_trt.bench.options import BenchOptions
 from latentsync_trt.bench.setting import Setting
@@ -33,8 +33,8 @@ from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.runtime.bound import BoundRun
 from latentsync_trt.runtime.cache import EngineCache, cache_folder
 from latentsync_trt.runtime.engines import Engines
-from latentsync_trt.runtime.gpu import driver_version, free_memory_bytes, gpus
-from latentsync_trt.runtime.libraries import UNKNOWN, cuda_version, cudnn_version, rtx_version, tensorrt_version
+from latentsync_trt.runtime.gpu import free_memory_bytes, gpus
+from latentsync_trt.runtime.libraries import UNKNOWN, rtx_version
 from latentsync_trt.runtime.networks import Networks, graphs_for
 from latentsync_trt.runtime.providers import Selection, select_provider
 from latentsync_trt.runtime.session import Session
@@ -135,18 +135,10 @@ def machine(device: int) -> dict[str, str]:
     """Names and versions for a bug report; what is not there is left out."""
     gpu = next((gpu for gpu in gpus() if gpu.index == device), None)
     of_gpu = {
-        "tensorrt": tensorrt_version(),
+        **library_versions(),
         "tensorrt_rtx_plugin": rtx_version(),
-        "cuda": cuda_version(),
-        "cudnn": cudnn_version(),
-        "driver": driver_version() or "",
+        **(gpu_facts(gpu) if gpu is not None else {}),
     }
-    if gpu is not None:
-        of_gpu |= {
-            "gpu": gpu.name,
-            "compute_capability": gpu.compute_capability,
-            "gpu_memory_gb": f"{gpu.memory_bytes / 1e9:.0f}",
-        }
     found = {**environment((), ()), "os": platform.platform(), **of_gpu}
     return {name: value for name, value in found.items() if value and value != UNKNOWN}
 
