@@ -7,7 +7,7 @@ from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.types import AudioFeatures, Face, FaceDetector, SyncReport
 
 if TYPE_CHECKING:
-    from latentsync_trt.pipeline import LipSync
+    from latentsync_trt.sync.api import LipSync
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Loads the pipeline, and onnxruntime with it, when it is first asked for."""
     if name == "LipSync":
-        from latentsync_trt.pipeline import LipSync
+        from latentsync_trt.sync.api import LipSync
 
         return LipSync
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

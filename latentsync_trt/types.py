@@ -1,9 +1,10 @@
 """Frozen dataclasses that pass between the stages.
 
-Arrays: images are uint8 `(H, W, 3)` in RGB, row 0 at the top; geometry is in pixels with (x, y) order and the centre of
+Arrays: images are uint8 `(H, W, 3)` in RGB, row 0 at the top; geometry is in pixels with (x, y) order and the center of
 the top-left pixel at (0, 0); times are exact seconds as `Fraction`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Protocol, Self
@@ -19,7 +20,7 @@ BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class ColourTags:
+class ColorTags:
     """ITU-T H.273 code points of a stream, as containers and codecs store them; 2 means "not specified".
 
     `full_range` is None where the source does not say.
@@ -46,7 +47,7 @@ class VideoInfo:
     codec: str
     pixel_format: str
     rotation_deg: int
-    colour: ColourTags
+    color: ColorTags
     mirrored: bool = False
     interlaced: bool = False
     sample_aspect_ratio: Fraction = Fraction(1)
@@ -54,12 +55,12 @@ class VideoInfo:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class YuvPlanes:
-    """8-bit 4:2:0 picture: `y (H, W)`, `u` and `v` `(ceil(H/2), ceil(W/2))`, all uint8, coded as `colour` says."""
+    """8-bit 4:2:0 picture: `y (H, W)`, `u` and `v` `(ceil(H/2), ceil(W/2))`, all uint8, coded as `color` says."""
 
     y: UInt8Array
     u: UInt8Array
     v: UInt8Array
-    colour: ColourTags
+    color: ColorTags
 
 
 class Picture(Protocol):
@@ -117,7 +118,7 @@ class Face:
     """A face in a frame.
 
     `box (4,)` float32: left, top, right, bottom in pixels. `points (3, 2)` float32: mean upper edge of the left
-    brow, of the right brow (left and right in the image), nose centre, in pixels. `score` in [0, 1].
+    brow, of the right brow (left and right in the image), nose center, in pixels. `score` in [0, 1].
     """
 
     box: Float32Array
@@ -184,18 +185,28 @@ class StageTime:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """One time that a stage was busy; `start_s` on `time.perf_counter`'s scale."""
+
+    stage: str
+    thread: str
+    start_s: float
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineTime:
     """What one engine cost so far.
 
-    `placed`: share of the graph's nodes that run on `provider`; `build_s`: seconds that building took, now (`built`) or
-    when it was put into the cache; `opened`: how often it was, as networks take turns where memory is short; `open_s`:
-    seconds until it was ready, without building, all times together; `first_ms`, `mean_ms`: the first run, and the mean
-    of all others (of the first, where there are none).
+    `node_share`: share of the graph's nodes that run on `provider`; `build_s`: seconds that building took, now
+    (`built`) or when it was put into the cache; `opened`: how often it was, as networks take turns where memory is
+    short; `open_s`: seconds until it was ready, without building, all times together; `first_ms`, `mean_ms`: the first
+    run, and the mean of all others (of the first, where there are none).
     """
 
     graph: str
     provider: str
-    placed: float
+    node_share: float
     built: bool
     build_s: float
     open_s: float
@@ -227,6 +238,9 @@ class Progress:
     stage: str
     done: int
     total: int | None
+
+
+ProgressCallback = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)

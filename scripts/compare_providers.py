@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion.loop import denoise, initial_noise
 from latentsync_trt.diffusion.plan import cache_plan
 from latentsync_trt.diffusion.scheduler import ddim_schedule
-from latentsync_trt.runtime.networks import Networks
-from latentsync_trt.runtime.providers import select_provider
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.providers.select import select_provider
 
 SEED = 11
 GUIDANCE = 1.5

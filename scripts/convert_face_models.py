@@ -145,7 +145,7 @@ class Converter:
     def dequantize(self, inputs: list[int], output: int, _: Any) -> None:
         value = self.constant(inputs[0])
         if value is None:
-            sys.exit("only constants are dequantised")
+            sys.exit("only constants are dequantized")
         self.constants[output] = value
 
     def densify(self, inputs: list[int], output: int, _: Any) -> None:
@@ -154,7 +154,7 @@ class Converter:
         self.constants[output] = dense(values, self.shape(inputs[0]), tensor.Sparsity())
 
     def weights(self, name: str, value: np.ndarray) -> str:
-        """Adds an initialiser; half-precision ones are stored so and cast."""
+        """Adds an initializer; half-precision ones are stored so and cast."""
         stored = np.ascontiguousarray(value)
         if stored.dtype == np.float16:
             self.initializers[name] = numpy_helper.from_array(stored, f"{name}_half")

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from latentsync_trt import LipSync, SyncOptions, __version__  # noqa: E402
 from latentsync_trt.bench.clip_sync import SyncScore  # noqa: E402
 from latentsync_trt.bench.pictures import likeness  # noqa: E402
-from latentsync_trt.bundle import read_manifest  # noqa: E402
+from latentsync_trt.bundle.manifest import read_manifest  # noqa: E402
 from latentsync_trt.diffusion.plan import full_step_equivalents, plan_for  # noqa: E402
 from latentsync_trt.face.detector import MediaPipeDetector  # noqa: E402
 from latentsync_trt.face.mask import mouth_mask  # noqa: E402
@@ -166,7 +166,7 @@ class Bench:
         ]
 
     def _generated(self, inputs: list[tuple[Path, Path]], outs: list[Path]) -> list[UInt8Array]:
-        """The generated part of every face, cut out where the source's face is; what lies beside it is grey."""
+        """The generated part of every face, cut out where the source's face is; what lies beside it is gray."""
         kept = mouth_mask(self.side_px) >= 0.5
         rows, columns = (np.flatnonzero(~kept.all(axis=axis)) for axis in (1, 0))
         faces: list[UInt8Array] = []

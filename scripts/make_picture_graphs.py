@@ -56,8 +56,8 @@ def _model(name: str, nodes: list, inputs: dict, outputs: dict, constants: dict[
     declared = [
         [helper.make_tensor_value_info(tensor, *kind) for tensor, kind in side.items()] for side in (inputs, outputs)
     ]
-    initialisers = [numpy_helper.from_array(np.array(value, np.float32), key) for key, value in constants.items()]
-    graph = helper.make_graph(nodes, name, *declared, initialisers)
+    initializers = [numpy_helper.from_array(np.array(value, np.float32), key) for key, value in constants.items()]
+    graph = helper.make_graph(nodes, name, *declared, initializers)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from latentsync_trt.bundle import MANIFEST_NAME, read_manifest, write_manifest  # noqa: E402
+from latentsync_trt.bundle.manifest import MANIFEST_NAME, read_manifest, write_manifest  # noqa: E402
 from latentsync_trt.export.exporter import export_bundle  # noqa: E402
 from tests import narrow  # noqa: E402
 from tests.small import small_bundle  # noqa: E402

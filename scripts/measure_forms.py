@@ -27,15 +27,15 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.export.cuda_form import CudaForm
-from latentsync_trt.runtime.cache import EngineCache
-from latentsync_trt.runtime.engines import Engines
-from latentsync_trt.runtime.options import CudaOptions
-from latentsync_trt.runtime.providers import select_provider
-from latentsync_trt.runtime.recipes import cuda_recipe
-from latentsync_trt.runtime.session import Session, SessionSettings
+from latentsync_trt.runtime.cache.engine_cache import EngineCache
+from latentsync_trt.runtime.providers.select import select_provider
+from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.sessions.options import CudaOptions
+from latentsync_trt.runtime.sessions.recipes import cuda_recipe
+from latentsync_trt.runtime.sessions.session import Session, SessionSettings
 
 FULL = "denoise_step"
 GRAPHS = (FULL, "denoise_step_cached", "vae_encoder", "vae_decoder", "denoise_step_unguided")
@@ -119,11 +119,11 @@ def make_variant(folder: Path, checkpoints: Path, name: str) -> None:
     import onnx_ir as ir
     import torch
 
+    from latentsync_trt.bundle.weights import WeightsFile
     from latentsync_trt.export.cuda_graph import take_stored
     from latentsync_trt.export.graphs import build_cuda_graph
     from latentsync_trt.export.options import ExportOptions, find_sources
     from latentsync_trt.export.plans import cuda_module, load_networks, plan_graphs
-    from latentsync_trt.export.weights import WeightsFile
 
     start_s = time.monotonic()
     os.environ["LATENTSYNC_TRT_CHECKPOINTS"] = str(checkpoints)
@@ -223,7 +223,7 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         asked = RuntimeOptions(graph_form=spec["form"])
         opened = Engines(bundle, selection, asked, cache, notices.append).open(spec["graph"])
         session = opened.session
-        row |= {"placed": opened.placed, "build_s": round(opened.build_s, 2), "engine_bytes": opened.size_bytes}
+        row |= {"node_share": opened.node_share, "build_s": round(opened.build_s, 2), "engine_bytes": opened.size_bytes}
     row |= {"open_s": round(time.perf_counter() - start_s, 2), "notices": notices}
     return row | time_session(session, spec)
 

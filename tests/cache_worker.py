@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentsync_trt.runtime.cache import EngineCache
-from latentsync_trt.runtime.keys import EngineKey
+from latentsync_trt.runtime.cache.engine_cache import EngineCache
+from latentsync_trt.runtime.cache.key import EngineKey
 
 PATIENCE_S = 60.0
 

@@ -10,7 +10,7 @@ import av
 import numpy as np
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.demo import camera_frames
+from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.types import UInt8Array
 from tests.small import small_bundle
 
@@ -61,7 +61,7 @@ def number_of(rgb: UInt8Array) -> int:
 
 
 def write_face(path: Path, count: int, *, blank: Iterable[int] = (), fps: int = 25) -> Path:
-    """The demo's portrait; the frames in `blank` are grey."""
+    """The demo's portrait; the frames in `blank` are gray."""
     hidden = set(blank)
     frames = islice(camera_frames(Fraction(count, 25)), count)
     return write_video(

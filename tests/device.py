@@ -11,11 +11,11 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime.engines import Engines
-from latentsync_trt.runtime.networks import Networks, graphs_for
-from latentsync_trt.runtime.providers import Selection
+from latentsync_trt.runtime.networks.networks import Networks, graphs_for
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.types import EngineTime, WindowBatch
 from tests.small import small_bundle
 

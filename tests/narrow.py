@@ -31,7 +31,7 @@ UNET = UNetConfig(
 WHISPER = WhisperConfig(mels=80, positions=1500, width=AUDIO_WIDTH, heads=2, blocks=4)
 
 
-def randomise(network: nn.Module, seed: int = SEED) -> None:
+def randomize(network: nn.Module, seed: int = SEED) -> None:
     """Gives every parameter and buffer seeded values that keep activations near one; norms near the identity."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -48,7 +48,7 @@ def randomise(network: nn.Module, seed: int = SEED) -> None:
 def write_unet(path: Path, config: UNetConfig = UNET, extra: dict[str, Tensor] | None = None) -> Path:
     """A `latentsync_unet.pt`."""
     network = UNet(config)
-    randomise(network)
+    randomize(network)
     torch.save({"global_step": 0, "state_dict": checkpoint_tensors(network) | (extra or {})}, path)
     return path
 
@@ -56,7 +56,7 @@ def write_unet(path: Path, config: UNetConfig = UNET, extra: dict[str, Tensor] |
 def write_whisper(path: Path, config: WhisperConfig = WHISPER) -> Path:
     """A Whisper `.pt`, encoder only."""
     network = WhisperEncoder(config)
-    randomise(network)
+    randomize(network)
     dims = {
         "n_mels": config.mels,
         "n_audio_ctx": config.positions,
@@ -78,7 +78,7 @@ def write_vae(folder: Path) -> Path:
         norm_num_groups=8,
         latent_channels=4,
     )
-    randomise(vae)
+    randomize(vae)
     vae.save_pretrained(folder)
     return folder
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from latentsync_trt.bundle import Bundle, FileEntry, read_manifest, sha256_file, write_manifest
+from latentsync_trt.bundle.manifest import Bundle, FileEntry, read_manifest, sha256_file, write_manifest
 
 _SEED = 3
 _LEAST, _MOST = 1e-6, 1e3

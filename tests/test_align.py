@@ -118,7 +118,7 @@ def test_inverse_and_shift_undo_themselves():
     assert np.allclose(moved[:, :2] @ (point - (40, 50)) + moved[:, 2], there, atol=EXACT_PX)
 
 
-def test_crop_is_grey_outside_the_frame():
+def test_crop_is_gray_outside_the_frame():
     frame = np.full((200, 200, 3), 255, np.uint8)
     half_out = align(TEMPLATE_AT_256.astype(np.float32) - (105, 0), None, 256)[0]
     image = crop(frame, half_out, 256).image

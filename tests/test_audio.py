@@ -134,13 +134,13 @@ def test_features_of_real_speech(assets: Path, reference: Path) -> None:
 
     network = load_whisper(reference / "small" / "whisper.pt", torch.float32)
 
-    def hear(mel: Float32Array) -> Float32Array:
+    def encode_mel(mel: Float32Array) -> Float32Array:
         with torch.no_grad():
             return np.asarray(network(torch.from_numpy(mel)).numpy())
 
     with wave.open(str(assets / "demo1_audio.wav")) as recording:
         samples = np.frombuffer(recording.readframes(recording.getnframes()), np.int16) / np.float32(32768)
-    heard = encode_audio(lambda: [samples.astype(np.float32)], hear)
+    heard = encode_audio(lambda: [samples.astype(np.float32)], encode_mel)
     recorded = np.load(reference / "small" / "whisper_io.npz")
     assert heard.features.shape == recorded["features"].shape
     scale = np.abs(recorded["features"]).max()

@@ -14,17 +14,17 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, ProviderUnavailable
-from latentsync_trt.runtime import background, networks
-from latentsync_trt.runtime.background import failure_of
-from latentsync_trt.runtime.cache import EngineCache, cache_folder
-from latentsync_trt.runtime.engines import Engines, OpenedEngine
-from latentsync_trt.runtime.networks import Networks
-from latentsync_trt.runtime.providers import Selection
-from latentsync_trt.runtime.upkeep import survey
+from latentsync_trt.runtime.cache.engine_cache import EngineCache, cache_folder
+from latentsync_trt.runtime.cache.prune import survey
+from latentsync_trt.runtime.networks import background, networks
+from latentsync_trt.runtime.networks.background import failure_of
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
 from latentsync_trt.types import SyncReport
 from tests.cache_worker import until
 from tests.clips import decoded, synced, write_clip

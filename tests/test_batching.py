@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from latentsync_trt.bundle import Bundle, DimensionRange, FileEntry, GraphForm, Manifest
+from latentsync_trt.bundle.manifest import Bundle, DimensionRange, FileEntry, GraphForm, Manifest
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime import batching
-from latentsync_trt.runtime import networks as networks_module
-from latentsync_trt.runtime.batching import needed_bytes, window_bytes, windows_that_fit
-from latentsync_trt.runtime.engines import Engines
-from latentsync_trt.runtime.gpu import Gpu
-from latentsync_trt.runtime.networks import Networks
-from latentsync_trt.runtime.pool import SessionPool
-from latentsync_trt.runtime.providers import Selection
+from latentsync_trt.runtime.networks import batching
+from latentsync_trt.runtime.networks import networks as networks_module
+from latentsync_trt.runtime.networks.batching import needed_bytes, window_bytes, windows_that_fit
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.sessions.pool import SessionPool
 from tests.small import small_bundle
 
 GB = 10**9

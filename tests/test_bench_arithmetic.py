@@ -11,9 +11,9 @@ from latentsync_trt.bench.flops import operations
 from latentsync_trt.bench.material import generated_part, random_inputs
 from latentsync_trt.bench.onnx_file import fixed, read_graph
 from latentsync_trt.bench.spread import Spread, measure
-from latentsync_trt.bundle import DimensionRange
+from latentsync_trt.bundle.manifest import DimensionRange
 from latentsync_trt.errors import BundleError, InputError
-from latentsync_trt.runtime.session import TensorInfo
+from latentsync_trt.runtime.sessions.session import TensorInfo
 from tests.small import small_bundle
 
 OPSET = 23

@@ -40,7 +40,7 @@ GRAPH = Row(
     arithmetic=Arithmetic(35.0, 350.0, 700.0),
     memory=Memory(10**9, 2 * 10**9),
     start_up_s={"build": 2.0, "open": 0.5},
-    facts={"placed": 1.0},
+    facts={"node_share": 1.0},
 )
 QUALITY_LOOP = Row(
     "loop",

@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 from latentsync_trt.bench.options import BenchOptions
 from latentsync_trt.bench.rows import Results, Row, read_results
 from latentsync_trt.bench.suite import Record, run_bench
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import PRESETS, RuntimeOptions, Sampling, SyncOptions
 from latentsync_trt.errors import InputError, OutOfMemory
-from latentsync_trt.runtime.providers import why_unavailable
+from latentsync_trt.runtime.providers.select import why_unavailable
 from tests.clips import write_sound
 from tests.small import small_bundle
 
@@ -80,7 +80,7 @@ def test_every_graph_has_a_row_beside_the_ceiling(results: Results) -> None:
         assert row.memory.host_bytes > 50e6
     full, cached = (rows[name, None].arithmetic.tflop for name in ("denoise_step", "denoise_step_cached"))
     assert cached < full / 2
-    assert all(set(row.start_up_s) == {"build", "open"} and row.facts["placed"] == 1.0 for row in others)
+    assert all(set(row.start_up_s) == {"build", "open"} and row.facts["node_share"] == 1.0 for row in others)
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_a_loop_is_told_by_its_parts_and_steps(results: Results) -> None:
 def test_stages_are_told_in_frames_per_second(results: Results) -> None:
     rows = rows_of(results, "stage")
     cases = {case for case, _ in rows}
-    assert cases == {"decode", "face", "compose", "encode", "all off the GPU", "hear", "paint"}
+    assert cases == {"decode", "face", "compose", "encode", "all off the GPU", "encode audio", "paint"}
     assert rows["decode", None].provider is None
     assert rows["paint", "fast"].provider == "cpu"
     assert all(row.frames_per_s and row.frames_per_s > 0 for row in rows.values())

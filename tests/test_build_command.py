@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
-from latentsync_trt.runtime.providers import why_unavailable
-from latentsync_trt.runtime.upkeep import survey
+from latentsync_trt.runtime.cache.prune import survey
+from latentsync_trt.runtime.providers.select import why_unavailable
 from tests.small import small_bundle
 
 GRAPHS = tuple(Bundle.load(small_bundle(), verify=False).manifest.graphs)
@@ -57,9 +57,9 @@ def test_json_names_what_each_engine_cost(cache: Path) -> None:
     built = report(build(cache, "--graph", "vae_decoder", "--graph", "vae_encoder", "--json"))
     assert list(built) == ["vae_decoder", "vae_encoder"]
     row = built["vae_decoder"]
-    assert set(row) == {"graph", "built", "build_s", "open_s", "bytes", "placed", "form"}
+    assert set(row) == {"graph", "built", "build_s", "open_s", "bytes", "node_share", "form"}
     assert row["built"] is True
-    assert row["placed"] == 1.0
+    assert row["node_share"] == 1.0
     sizes = {item.record.key.graph: item.size_bytes for item in survey(cache) if item.record}
     assert row["bytes"] == sizes["vae_decoder"]
     again = report(build(cache, "--graph", "vae_decoder", "--json"))["vae_decoder"]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from latentsync_trt.bundle import (
-    CHECKPOINTS_VARIABLE,
+from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE, demo_folder, find_bundle
+from latentsync_trt.bundle.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
     REQUIRED_GRAPHS,
@@ -16,8 +16,6 @@ from latentsync_trt.bundle import (
     GraphEntry,
     Manifest,
     TensorEntry,
-    demo_folder,
-    find_bundle,
     read_manifest,
     sha256_file,
     write_manifest,

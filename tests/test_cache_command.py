@@ -12,12 +12,12 @@ from click.testing import CliRunner
 
 from latentsync_trt.cli import main
 from latentsync_trt.cli.cache import size_text
-from latentsync_trt.runtime import upkeep
-from latentsync_trt.runtime.cache import EngineCache
-from latentsync_trt.runtime.machine import Machine, this_machine
-from latentsync_trt.runtime.record import RECORD_NAME
-from latentsync_trt.runtime.store import SHARED_FOLDER, Store
-from latentsync_trt.runtime.upkeep import Item, Limits, clear, prune, select, survey
+from latentsync_trt.runtime.cache import prune as upkeep
+from latentsync_trt.runtime.cache.engine_cache import EngineCache
+from latentsync_trt.runtime.cache.machine import Machine, this_machine
+from latentsync_trt.runtime.cache.prune import Item, Limits, clear, prune, select, survey
+from latentsync_trt.runtime.cache.record import RECORD_NAME
+from latentsync_trt.runtime.cache.store import SHARED_FOLDER, Store
 from tests.cache_worker import KEY, engine_key
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from latentsync_trt.cli import COMMANDS, main
 from latentsync_trt.cli.sync import default_output
 from latentsync_trt.errors import BundleError, ProviderUnavailable
-from latentsync_trt.runtime.providers import select_provider, why_unavailable
-from latentsync_trt.runtime.session import Session
+from latentsync_trt.runtime.providers.select import select_provider, why_unavailable
+from latentsync_trt.runtime.sessions.session import Session
 from tests.clips import decoded, write_clip, write_sound
 from tests.small import small_bundle
 

@@ -8,14 +8,14 @@ import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import OutOfMemory
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.runtime import codec as codec_module
-from latentsync_trt.runtime.codec import GraphCodec
-from latentsync_trt.runtime.networks import Networks
-from latentsync_trt.runtime.providers import Selection
-from latentsync_trt.runtime.session import Session
+from latentsync_trt.runtime.networks import codec as codec_module
+from latentsync_trt.runtime.networks.codec import GraphCodec
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions.session import Session
 from scripts import make_picture_graphs
 from tests.small import small_bundle
 

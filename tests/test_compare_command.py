@@ -15,10 +15,10 @@ from click.testing import CliRunner, Result
 
 from latentsync_trt.bench.quality.run import Audience, Plan, compare_bundles
 from latentsync_trt.bench.quality.subjects import Subject
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
-from latentsync_trt.demo import camera_frames
 from latentsync_trt.errors import EngineBuildError, InputError
+from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.types import UInt8Array
 from tests.clips import decoded, heard, write_clip, write_face, write_sound, write_video
 from tests.perturbed import perturbed_copy

@@ -13,7 +13,7 @@ from latentsync_trt.bench.quality.layers import common_layers
 from latentsync_trt.bench.quality.sampled_graph import SAMPLED_SUFFIX, stride_for, with_samples
 from latentsync_trt.bench.quality.steps import ratio_db, replayed, step_noise
 from latentsync_trt.bench.quality.taps import RecordedStep, StepRecord
-from latentsync_trt.runtime.session import Session, SessionSettings
+from latentsync_trt.runtime.sessions.session import Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
 from tests.small import small_bundle
 
@@ -61,7 +61,7 @@ def node(kind: str, inputs: tuple[str, ...], output: str) -> Node:
     return Node(kind, inputs, (output,), {})
 
 
-def test_layers_are_found_again_where_their_weights_are_quantised() -> None:
+def test_layers_are_found_again_where_their_weights_are_quantized() -> None:
     shapes = {"y": (1, 8, 4), "z": ("frames", 8, 4), "w": (1, 8, 4)}
     plain = OnnxGraph(
         (
@@ -73,7 +73,7 @@ def test_layers_are_found_again_where_their_weights_are_quantised() -> None:
         {"proj.weight": (8, 8), "conv.weight": (8, 8, 1), "conv.bias": (8,), "other.weight": (8, 8, 1)},
         {**shapes, "scores": (1, 8, 8)},
     )
-    quantised = OnnxGraph(
+    quantized = OnnxGraph(
         (
             node("DequantizeLinear", ("proj.weight_8", "s"), "proj.weight_back"),
             node("MatMul", ("x_back", "proj.weight_back"), "y"),
@@ -84,7 +84,7 @@ def test_layers_are_found_again_where_their_weights_are_quantised() -> None:
         {"proj.weight_8": (8, 8), "conv.weight": (8, 8, 1), "other.weight": (8, 8, 1)},
         {**shapes, "w": (1, 8, 5)},
     )
-    for one, other in ((plain, quantised), (quantised, plain)):
+    for one, other in ((plain, quantized), (quantized, plain)):
         found = common_layers(one, other, {"frames": 16})
         assert [(layer.name, layer.kind, layer.output) for layer in found] == [
             ("proj", "MatMul", "y"),

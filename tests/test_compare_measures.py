@@ -31,8 +31,8 @@ from latentsync_trt.bench.quality.results import (
 from latentsync_trt.bench.quality.side_by_side import GAIN, difference
 from latentsync_trt.bench.quality.subjects import Subject, check, read_mouth
 from latentsync_trt.bench.quality.table import show_comparison
-from latentsync_trt.demo import SPEECH, SpokenMouth, spoken_mouth
 from latentsync_trt.errors import InputError, MediaError
+from latentsync_trt.media.demo_clip import SPEECH, SpokenMouth, spoken_mouth
 from latentsync_trt.types import Float32Array
 from tests.clips import write_face, write_sound
 from tests.sounds import write_samples

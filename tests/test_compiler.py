@@ -20,9 +20,9 @@ import psutil
 import pytest
 
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
-from latentsync_trt.runtime import compiler
-from latentsync_trt.runtime.compiler import Answer, CompileOrder, ContextModel, run_compiler
-from latentsync_trt.runtime.compiler_worker import write_context_model
+from latentsync_trt.runtime.compiler import process as compiler
+from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel, run_compiler
+from latentsync_trt.runtime.compiler.worker import write_context_model
 from tests.cache_worker import until
 
 ROOT = str(Path(__file__).resolve().parents[1])
@@ -418,7 +418,7 @@ def test_a_compiler_ends_with_whoever_asked_it(
     module(SLEEPS)
     pid_file = tmp_path / "pid"
     code = (
-        "import sys; from latentsync_trt.runtime.compiler import *; "
+        "import sys; from latentsync_trt.runtime.compiler.process import *; "
         "run_compiler(CompileOrder('tensorrt', sys.argv[1], {}), {'PID_FILE': sys.argv[2]})"
     )
     paths = os.pathsep.join([ROOT, os.environ["PYTHONPATH"]])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latentsync_trt.runtime.session import Session
+from latentsync_trt.runtime.sessions.session import Session
 from tests.conftest import REPOSITORY
 
 SCRIPT = REPOSITORY / "scripts" / "convert_face_models.py"

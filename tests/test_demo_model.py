@@ -16,12 +16,12 @@ from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.bench.clip_sync import Curves, score
 from latentsync_trt.bench.moments import aligned
 from latentsync_trt.bench.sync_measure import agreement, mouth_gaps
-from latentsync_trt.bundle import demo_folder
+from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.demo import SPEECH, SpokenMouth, camera_frames, spoken_mouth
 from latentsync_trt.face.align import crop
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_mono
+from latentsync_trt.media.demo_clip import SPEECH, SpokenMouth, camera_frames, spoken_mouth
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.types import UInt8Array
 from tests.clips import write_video
@@ -144,7 +144,7 @@ def test_what_breaks_is_outside_the_margins(sentence: Dubbed) -> None:
 
 
 def levels(dubbed: Dubbed) -> UInt8Array:
-    """How much each pixel of the aligned face changed: `(n, 256, 256)`, mean of the colours."""
+    """How much each pixel of the aligned face changed: `(n, 256, 256)`, mean of the colors."""
     changes = []
     for (before, matrices), after in zip(aligned(dubbed.source, (SIDE_PX,)), dubbed.made, strict=True):
         assert matrices is not None

@@ -13,9 +13,9 @@ from latentsync_trt.bench.clip_sync import Curves, joined, measure_clip, score
 from latentsync_trt.bench.moments import CELL_PX, Moment, choose_moments, draw_moments
 from latentsync_trt.bench.sync_plot import draw_plot
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.demo import SPEECH, SpokenMouth, spoken_mouth
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.media.audio import probe_audio
+from latentsync_trt.media.demo_clip import SPEECH, SpokenMouth, spoken_mouth
 from latentsync_trt.types import Progress, UInt8Array
 from scripts.train_demo.scene import Studio, draw_scene
 from scripts.train_demo.visemes import MouthTrack
@@ -32,7 +32,7 @@ CLOSURES = 9
 """My liPs … PaPa, MaMa, … Boats By … Pier."""
 
 _MEASURED = (224, 92, 30)
-"""The plot's colour of measured gaps."""
+"""The plot's color of measured gaps."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_the_built_in_mouth_is_as_long_as_its_speech() -> None:
 
 REMADE = """
 import numpy as np
-from latentsync_trt.demo import SENTENCE, SPEECH, spoken_mouth
+from latentsync_trt.media.demo_clip import SENTENCE, SPEECH, spoken_mouth
 from latentsync_trt.media.audio import read_audio_mono
 from scripts.make_demo_assets import VOICE, with_rests
 from scripts.train_demo.espeak import Speaker

@@ -11,17 +11,17 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion.loop import denoise
 from latentsync_trt.diffusion.plan import cache_plan
 from latentsync_trt.diffusion.scheduler import dpmpp_schedule
 from latentsync_trt.errors import InferenceError, InputError, OutOfMemory
-from latentsync_trt.runtime.denoiser import GraphDenoiser, step_graph
-from latentsync_trt.runtime.memory import device_value
-from latentsync_trt.runtime.networks import Networks
-from latentsync_trt.runtime.providers import Selection
-from latentsync_trt.runtime.recipes import OptimisedGraph
+from latentsync_trt.runtime.networks.denoiser import GraphDenoiser, step_graph
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions.memory import device_value
+from latentsync_trt.runtime.sessions.recipes import OptimizedGraph
 from latentsync_trt.types import WindowBatch
 from tests.device import GRAPHS, DemoNetworks, denoised, inputs, out_of_memory
 from tests.small import small_bundle
@@ -376,7 +376,7 @@ def test_batches_may_differ_in_size_within_the_range(tmp_path: Path, monkeypatch
     def never(*_: object) -> None:
         raise AssertionError("built again")
 
-    monkeypatch.setattr(OptimisedGraph, "make", never)
+    monkeypatch.setattr(OptimizedGraph, "make", never)
     denoiser = networks.denoiser()
     for windows, frames in ((1, FRAMES), (3, FRAMES), (2, 8), (1, 2)):
         latents, *others = toy_inputs(windows, frames)

@@ -13,12 +13,13 @@ from click.testing import CliRunner
 from latentsync_trt.cli import doctor_gpu, main
 from latentsync_trt.cli.findings import Finding
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
-from latentsync_trt.runtime import diagnosis, gpu, libraries
-from latentsync_trt.runtime.compiler import Answer
-from latentsync_trt.runtime.gpu import Gpu
-from latentsync_trt.runtime.libraries import Installed
-from latentsync_trt.runtime.providers import select_provider
-from latentsync_trt.runtime.reasons import Obstacle
+from latentsync_trt.runtime.compiler.process import Answer
+from latentsync_trt.runtime.providers import diagnose as diagnosis
+from latentsync_trt.runtime.providers import gpu, libraries
+from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.libraries import Installed
+from latentsync_trt.runtime.providers.messages import Obstacle
+from latentsync_trt.runtime.providers.select import select_provider
 
 ADA = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 25_757_220_864, "0000:01:00.0")
 

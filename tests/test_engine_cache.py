@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
-from latentsync_trt.runtime.cache import CACHE_VARIABLE, EngineCache, cache_folder
-from latentsync_trt.runtime.keys import EngineKey
-from latentsync_trt.runtime.upkeep import clear, survey
+from latentsync_trt.runtime.cache.engine_cache import CACHE_VARIABLE, EngineCache, cache_folder
+from latentsync_trt.runtime.cache.key import EngineKey
+from latentsync_trt.runtime.cache.prune import clear, survey
 from tests.cache_worker import KEY, engine_key, never, until, write_engine
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from latentsync_trt.errors import EngineBuildError, OutputError
-from latentsync_trt.runtime import store
-from latentsync_trt.runtime.cache import EngineCache
-from latentsync_trt.runtime.record import RECORD_NAME
-from latentsync_trt.runtime.store import Store
-from latentsync_trt.runtime.upkeep import survey
+from latentsync_trt.runtime.cache import store
+from latentsync_trt.runtime.cache.engine_cache import EngineCache
+from latentsync_trt.runtime.cache.prune import survey
+from latentsync_trt.runtime.cache.record import RECORD_NAME
+from latentsync_trt.runtime.cache.store import Store
 from tests.cache_worker import KEY, engine_key, never, until, write_engine
 
 DISC_MB = 24
@@ -191,11 +191,11 @@ def full(folder: Path) -> None:
 
 
 def fail(folder: Path) -> None:
-    raise EngineBuildError("serialising failed")
+    raise EngineBuildError("serializing failed")
 
 
 @pytest.mark.parametrize("build", [full, fail, write_engine], ids=["says so", "says anything", "says nothing"])
-def test_a_full_disc_is_recognised(
+def test_a_full_disc_is_recognized(
     cache: EngineCache, monkeypatch: pytest.MonkeyPatch, build: Callable[[Path], None]
 ) -> None:
     usage = shutil.disk_usage(cache.folder.parent)

@@ -122,9 +122,9 @@ def test_finds_a_face_at_the_edge(detector: MediaPipeDetector, portrait: UInt8Ar
     assert np.abs(face.points - np.subtract(ASTRONAUT_POINTS, (185, 0))).max() < BY_EYE_PX
 
 
-def test_finds_a_face_without_colour(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
-    grey = np.repeat(portrait.mean(axis=2, keepdims=True).astype(np.uint8), 3, axis=2)
-    assert np.abs(only(detector.detect(grey)).points - ASTRONAUT_POINTS).max() < BY_EYE_PX
+def test_finds_a_face_without_color(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
+    gray = np.repeat(portrait.mean(axis=2, keepdims=True).astype(np.uint8), 3, axis=2)
+    assert np.abs(only(detector.detect(gray)).points - ASTRONAUT_POINTS).max() < BY_EYE_PX
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 200), (240, 320), (1080, 1920)])
@@ -153,10 +153,10 @@ def test_mesh_has_all_points_inside_the_box(detector: MediaPipeDetector, portrai
 
 @pytest.mark.parametrize(("model", "count"), [(SHORT_RANGE, 896), (FULL_RANGE, 2304)])
 def test_anchors_cover_the_square(model: object, count: int) -> None:
-    centres = anchors(model)  # type: ignore[arg-type]
-    assert centres.shape == (count, 2)
-    assert centres.min() > 0
-    assert centres.max() < 1
+    centers = anchors(model)  # type: ignore[arg-type]
+    assert centers.shape == (count, 2)
+    assert centers.min() > 0
+    assert centers.max() < 1
 
 
 def test_overlapping_boxes_are_merged_by_score() -> None:

@@ -88,13 +88,13 @@ def test_a_bystander_does_not_take_over() -> None:
     assert ids(FaceTracker(Searching(frames)), 5) == [0, None, None, 1, 1]
 
 
-def test_a_bystander_is_recognised_by_a_look_at_the_frame_before() -> None:
+def test_a_bystander_is_recognized_by_a_look_at_the_frame_before() -> None:
     me, other = face_at(100), face_at(600)
     detector = Following([[me, other], [other], [face_at(110), other]], [None, other])
     assert ids(FaceTracker(detector), 3) == [0, None, 1]
 
 
-def test_a_cut_is_recognised_by_a_look_at_the_frame_before() -> None:
+def test_a_cut_is_recognized_by_a_look_at_the_frame_before() -> None:
     detector = Following([[face_at(100)], [face_at(600)]], [None, None, face_at(602)])
     assert ids(FaceTracker(detector), 3) == [0, 1, 1]
 

@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import pytest
 
-from latentsync_trt.flow import StageClock, in_background
+from latentsync_trt.sync.threads import StageClock, in_background
 
 
 def counting(limit: int, made: list[int], closed: list[bool] | None = None) -> Generator[int, None, None]:

@@ -4,8 +4,8 @@ from itertools import groupby
 
 import pytest
 
-from latentsync_trt.diffusion.windows import Window, WindowPlanner
 from latentsync_trt.errors import InputError
+from latentsync_trt.sync.windows import Window, WindowPlanner
 
 LENGTHS = range(1, 51)
 WINDOW_LENGTHS = (1, 2, 3, 4, 7, 16)

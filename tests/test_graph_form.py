@@ -13,17 +13,17 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
-from latentsync_trt.bundle import Bundle, FileEntry, read_manifest, sha256_file, write_manifest
+from latentsync_trt.bundle.manifest import Bundle, FileEntry, read_manifest, sha256_file, write_manifest
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, LatentSyncError, OutOfMemory
-from latentsync_trt.runtime import engines as engines_module
-from latentsync_trt.runtime import recipes
-from latentsync_trt.runtime.cache import EngineCache
-from latentsync_trt.runtime.engines import Engines
-from latentsync_trt.runtime.gpu import Gpu
-from latentsync_trt.runtime.providers import Selection
-from latentsync_trt.runtime.session import Session, SessionSettings, last_line
+from latentsync_trt.runtime.cache.engine_cache import EngineCache
+from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions import engines as engines_module
+from latentsync_trt.runtime.sessions import recipes
+from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.sessions.session import Session, SessionSettings, last_line
 from tests.small import small_bundle
 from tests.toy import write_toy
 
@@ -52,8 +52,8 @@ class Provider:
         self.asked.append((path, settings))
         if self.refuses and settings.name.endswith(".cuda"):
             raise EngineBuildError(f"{settings.name}: Failed to find kernel for com.microsoft.GroupNorm(1)")
-        if settings.optimised_copy is not None:
-            settings.optimised_copy.write_bytes(path.read_bytes())
+        if settings.optimized_copy is not None:
+            settings.optimized_copy.write_bytes(path.read_bytes())
         name = settings.providers[0][0]
         session = types.SimpleNamespace(get_providers=lambda: [name])
 
@@ -113,7 +113,7 @@ def test_cuda_is_given_the_form_made_for_it(make: Make, both: Bundle, provider: 
     for settings in (trying, opening):
         # Convolutions of com.microsoft go to the provider only with constant weights, which folding makes them.
         assert settings.fold_constants
-        assert settings.optimised_copy is None
+        assert settings.optimized_copy is None
         assert FORM_OPTIONS.items() <= dict(settings.providers[0][1]).items()
     assert notices == []
 
@@ -230,7 +230,7 @@ def test_a_manifest_remembers_the_forms_and_reads_without_them(both: Bundle) -> 
 
 
 def test_a_copy_holds_no_parts_of_weights(tmp_path: Path) -> None:
-    """An optimised graph whose constants are left alone reads the weights where they are, and computes the same."""
+    """An optimized graph whose constants are left alone reads the weights where they are, and computes the same."""
     weight = np.random.default_rng(1).standard_normal((WIDTH, 2 * WIDTH), np.float32)
     nodes = [
         helper.make_node("Slice", ["weight", "start", "end", "axis"], ["part"]),
@@ -247,7 +247,7 @@ def test_a_copy_holds_no_parts_of_weights(tmp_path: Path) -> None:
     sizes = {}
     for fold in (True, False):
         copy = tmp_path / f"copy_{fold}.onnx"
-        Session(tmp_path / "parts.onnx", SessionSettings(optimised_copy=copy, fold_constants=fold)).close()
+        Session(tmp_path / "parts.onnx", SessionSettings(optimized_copy=copy, fold_constants=fold)).close()
         sizes[fold] = copy.stat().st_size
         x = np.ones((1, WIDTH), np.float32)
         (y,) = Session(copy, SessionSettings(weights_folder=tmp_path)).run({"x": x})
@@ -262,5 +262,5 @@ def test_commands_show_the_form(make: Make, both: Bundle, provider: Provider, mo
     listed = CliRunner().invoke(main, ["cache", "ls", "--engine-cache", cache])
     assert "denoise_step (cuda form)" in listed.output
     monkeypatch.setenv("LATENTSYNC_TRT_CHECKPOINTS", str(both.folder.parent))
-    monkeypatch.setattr("latentsync_trt.bundle.REQUIRED_GRAPHS", ())
+    monkeypatch.setattr("latentsync_trt.bundle.manifest.REQUIRED_GRAPHS", ())
     assert "dynamic, portable and cuda form, " in CliRunner().invoke(main, ["doctor"]).output

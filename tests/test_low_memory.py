@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from latentsync_trt import LipSync, SyncOptions, pipeline
+from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.diffusion.inpainting import Inpainter
 from latentsync_trt.errors import InferenceError, OutOfMemory
-from latentsync_trt.runtime.networks import Networks
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.sync import run
+from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.types import WindowBatch
 from tests.clips import decoded, synced, write_clip
 from tests.device import COEFFICIENTS, GRAPHS, DemoNetworks, Device, denoised, inputs, out_of_memory
@@ -50,8 +51,8 @@ def test_low_memory_keeps_one_network_and_paints_the_same(
         return paint(self, windows)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Inpainter, "paint", count)
-    assert pipeline._WINDOWS_IN_TURN > 2
-    monkeypatch.setattr(pipeline, "_WINDOWS_IN_TURN", 2)  # as few as show the groups
+    assert run._WINDOWS_IN_TURN > 2
+    monkeypatch.setattr(run, "_WINDOWS_IN_TURN", 2)  # as few as show the groups
     options = RuntimeOptions(low_memory=True, engine_cache=tmp_path / "cold")
     with LipSync.from_bundle(small_bundle(), "cpu", options) as lip_sync:
         report = lip_sync.sync(*clip, tmp_path / "out.mkv", QUICK)
@@ -65,7 +66,7 @@ def test_low_memory_keeps_one_network_and_paints_the_same(
 def computed(networks: Networks) -> list[np.ndarray]:
     """One thing from each network, in the order of a run."""
     images = np.linspace(-1, 1, 4 * 3 * 128 * 128, dtype=np.float32).reshape(4, 3, 128, 128)
-    heard = networks.hear(np.linspace(-1, 1, 80 * 3000, dtype=np.float32).reshape(1, 80, 3000))
+    heard = networks.encode_mel(np.linspace(-1, 1, 80 * 3000, dtype=np.float32).reshape(1, 80, 3000))
     latents = networks.encode(images)
     return [heard, latents, denoised(networks), networks.decode(latents)]
 

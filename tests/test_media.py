@@ -17,14 +17,14 @@ from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.support import missing_codecs
 from latentsync_trt.media.timing import Stamped, at_constant_rate, on_own_clock
 from latentsync_trt.media.writer import VideoWriter, check_output_path
-from latentsync_trt.types import ColourTags, Frame, Patch, YuvPlanes
+from latentsync_trt.types import ColorTags, Frame, Patch, YuvPlanes
 from tests.clips import click_times, decoded, number_of, numbered, write_sound, write_video
 
 SOUND_IN_TIME_S = 0.011
 """Allowed shift of a click: AAC smears it over a quarter of its 43 ms blocks; a lost priming would cost 20 to 64 ms."""
 
 RGB_ROUND_TRIP = 3
-"""Largest change of an 8-bit RGB level by going to 4:2:0 and back where colours are flat."""
+"""Largest change of an 8-bit RGB level by going to 4:2:0 and back where colors are flat."""
 
 
 def numbers(path: Path, **options: object) -> list[int]:
@@ -108,14 +108,14 @@ def test_a_picture_of_odd_size_grows_by_its_edge(tmp_path: Path) -> None:
 
 
 def test_written_frames_come_back_with_tags_and_times(tmp_path: Path) -> None:
-    colour = ColourTags(9, 14, 9, full_range=False)  # BT.2020
-    frames = [Frame(i, Fraction(i, 25), rgb, planes_of(rgb, colour)) for i, rgb in enumerate(numbered(30, 64, 96))]
+    color = ColorTags(9, 14, 9, full_range=False)  # BT.2020
+    frames = [Frame(i, Fraction(i, 25), rgb, planes_of(rgb, color)) for i, rgb in enumerate(numbered(30, 64, 96))]
     source = write_video(tmp_path / "source.mp4", numbered(2))
     with VideoWriter(tmp_path / "out.mp4", probe(source), crf=12) as writer:
         for frame in frames:
             writer.write(frame)
     info = probe(tmp_path / "out.mp4")
-    assert info.colour == colour
+    assert info.color == color
     assert (info.frame_rate_fps, info.pixel_format, info.codec) == (25, "yuv420p", "h264")
     with av.open(str(tmp_path / "out.mp4")) as container:
         times = [frame.pts * frame.time_base for frame in container.decode(video=0)]
@@ -125,8 +125,8 @@ def test_written_frames_come_back_with_tags_and_times(tmp_path: Path) -> None:
 
 def test_a_patch_changes_what_it_says_and_nothing_else() -> None:
     rng = np.random.default_rng(1)
-    colour = ColourTags(1, 1, 1, full_range=False)
-    planes = planes_of(rng.integers(0, 256, (40, 60, 3), np.uint8), colour)
+    color = ColorTags(1, 1, 1, full_range=False)
+    planes = planes_of(rng.integers(0, 256, (40, 60, 3), np.uint8), color)
     changed = rng.random((11, 17)) < 0.5
     patch = Patch(13, 7, np.full((11, 17, 3), (255, 0, 0), np.uint8), changed)
     painted = apply_patch(planes, patch)
@@ -143,10 +143,10 @@ def test_a_patch_changes_what_it_says_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("full_range", [True, False])
 @pytest.mark.parametrize("matrix", [1, 5, 6, 9])
-def test_colours_survive_the_way_to_yuv_and_back(tmp_path: Path, matrix: int, full_range: bool) -> None:
-    colour = ColourTags(1, 1, matrix, full_range=full_range)
+def test_colors_survive_the_way_to_yuv_and_back(tmp_path: Path, matrix: int, full_range: bool) -> None:
+    color = ColorTags(1, 1, matrix, full_range=full_range)
     rgb = np.repeat(np.repeat(np.random.default_rng(2).integers(16, 240, (4, 6, 3), np.uint8), 16, 0), 16, 1)
-    frame = Frame(0, Fraction(0), rgb, planes_of(rgb, colour))
+    frame = Frame(0, Fraction(0), rgb, planes_of(rgb, color))
     source = write_video(tmp_path / "source.mp4", numbered(1))
     with VideoWriter(tmp_path / "out.mkv", probe(source), crf=0) as writer:
         writer.write(frame)

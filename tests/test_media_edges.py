@@ -11,31 +11,31 @@ import pytest
 
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.audio import read_audio_mono
-from latentsync_trt.media.colour import coding_of
+from latentsync_trt.media.color import coding_of
 from latentsync_trt.media.failures import open_input
 from latentsync_trt.media.patch import apply_patch, paint
 from latentsync_trt.media.pictures import Orientation, PictureConverter, orientation_of
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter, check_output_path
-from latentsync_trt.types import ColourTags, Float64Array, Patch, UInt8Array, YuvPlanes
+from latentsync_trt.types import ColorTags, Float64Array, Patch, UInt8Array, YuvPlanes
 from tests.clips import numbered, write_sound, write_video
 
 ONE_CODE = 1
 """8-bit arithmetic rounds once; a second rounding may fall on the other side."""
 
 
-def random_planes(width: int, height: int, colour: ColourTags) -> YuvPlanes:
+def random_planes(width: int, height: int, color: ColorTags) -> YuvPlanes:
     """Noise in the range of codes whose RGB does not clip in any matrix."""
     rng = np.random.default_rng(3)
     half = (-(-height // 2), -(-width // 2))
     luma = rng.integers(90, 160, (height, width), np.uint8)
-    return YuvPlanes(luma, rng.integers(110, 146, half, np.uint8), rng.integers(110, 146, half, np.uint8), colour)
+    return YuvPlanes(luma, rng.integers(110, 146, half, np.uint8), rng.integers(110, 146, half, np.uint8), color)
 
 
 def rgb_by_formula(planes: YuvPlanes) -> Float64Array:
     """R'G'B' of BT.601/709/2020's defining equations in float64, chroma repeated over its 2×2 pixels."""
     height, width = planes.y.shape
-    coding = coding_of(planes.colour, width, height)
+    coding = coding_of(planes.color, width, height)
     luma = (planes.y - coding.luma_offset) / coding.luma_scale
     blue, red = (
         ((plane.astype(np.float64) - 128) / coding.chroma_scale).repeat(2, 0).repeat(2, 1)[:height, :width]
@@ -52,7 +52,7 @@ def rgb_by_formula(planes: YuvPlanes) -> Float64Array:
     ("matrix", "full_range"), [(1, False), (5, True), (6, None), (7, False), (9, False), (2, None)]
 )
 def test_rgb_of_planes_rounds_and_comes_back(size: tuple[int, int], matrix: int, full_range: bool | None) -> None:
-    planes = random_planes(*size, ColourTags(1, 1, matrix, full_range))
+    planes = random_planes(*size, ColorTags(1, 1, matrix, full_range))
     rgb = PictureConverter().rgb_of_planes(planes)
     assert np.abs(rgb - rgb_by_formula(planes)).max() <= ONE_CODE
     back = apply_patch(planes, Patch(0, 0, rgb, np.ones(planes.y.shape, np.bool_)))
@@ -61,8 +61,8 @@ def test_rgb_of_planes_rounds_and_comes_back(size: tuple[int, int], matrix: int,
 
 
 def test_a_matrix_that_is_not_known_is_refused() -> None:
-    with pytest.raises(InputError, match="colour matrix 8"):
-        PictureConverter().rgb_of_planes(random_planes(16, 16, ColourTags(1, 1, 8, full_range=False)))
+    with pytest.raises(InputError, match="color matrix 8"):
+        PictureConverter().rgb_of_planes(random_planes(16, 16, ColorTags(1, 1, 8, full_range=False)))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from latentsync_trt.runtime import engines
-from latentsync_trt.runtime.keys import EngineKey
-from latentsync_trt.runtime.memory import device_value
+from latentsync_trt.runtime.cache.key import EngineKey
+from latentsync_trt.runtime.sessions import engines
+from latentsync_trt.runtime.sessions.memory import device_value
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ WARNING = b"2026-01-31 10:00:00.1 [W:onnxruntime:Default, session_state.cc:1 f] 
 _BEGIN = f"""
 import json, os, subprocess, sys, threading, time
 import onnxruntime as ort
-from latentsync_trt.runtime.native_log import native_errors
+from latentsync_trt.runtime.sessions.native_log import native_errors
 
 COLORED, WARNING = {COLORED!r}, {WARNING!r}
 
@@ -134,7 +134,7 @@ def test_the_default_log_speaks_inside_alone(tmp_path: Path) -> None:
         except Exception:
             return True
         return False
-    import latentsync_trt.runtime.session  # which silences it
+    import latentsync_trt.runtime.sessions.session  # which silences it
     before = fail()
     with native_errors() as inside:
         fail()

@@ -30,7 +30,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = latentsync_trt.nothing
 
 
-@pytest.mark.parametrize("module", ["latentsync_trt", "latentsync_trt.cli", "latentsync_trt.bundle"])
+@pytest.mark.parametrize("module", ["latentsync_trt", "latentsync_trt.cli", "latentsync_trt.bundle.manifest"])
 def test_importing_loads_nothing_heavy(module: str) -> None:
     heavy = "torch", "onnxruntime", "cv2", "av", "librosa"
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
@@ -39,6 +39,6 @@ def test_importing_loads_nothing_heavy(module: str) -> None:
 
 
 def test_running_needs_no_torch() -> None:
-    code = "import sys, latentsync_trt.pipeline; print([n for n in ('torch', 'onnx', 'diffusers') if n in sys.modules])"
+    code = "import sys, latentsync_trt.sync.api; print([n for n in ('torch', 'onnx', 'diffusers') if n in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.diffusion.inpainting import Inpainter
 from latentsync_trt.diffusion.plan import PlannedStep
 from latentsync_trt.diffusion.scheduler import solver_schedule
 from latentsync_trt.errors import InputError
-from latentsync_trt.flow import StageClock, in_background
-from latentsync_trt.painting import Job, Painter, Turn
-from latentsync_trt.pipeline import LipSync
+from latentsync_trt.sync.api import LipSync
+from latentsync_trt.sync.inpaint import Inpainter
+from latentsync_trt.sync.job import Job
+from latentsync_trt.sync.paint import Painter, Turn
+from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.types import AlignedFace, Float32Array, Frame, UInt8Array, UInt16Array, WindowBatch
 from tests.small import small_bundle
 

@@ -8,26 +8,26 @@ import pytest
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.partial import TILE_PX, PartlyConverted
 from latentsync_trt.media.pictures import PictureConverter
-from latentsync_trt.types import ColourTags, UInt8Array, YuvPlanes
+from latentsync_trt.types import ColorTags, UInt8Array, YuvPlanes
 
 SIZES = [(TILE_PX, 2 * TILE_PX), (2 * TILE_PX + 3, TILE_PX + 65), (1, 1), (70, 2 * TILE_PX - 1)]
-TAGS = [ColourTags(matrix=1), ColourTags(matrix=5, full_range=True)]
+TAGS = [ColorTags(matrix=1), ColorTags(matrix=5, full_range=True)]
 
 
-def planes(height: int, width: int, colour: ColourTags = TAGS[0]) -> YuvPlanes:
+def planes(height: int, width: int, color: ColorTags = TAGS[0]) -> YuvPlanes:
     noise = np.random.default_rng(height * width)
 
     def plane(rows: int, columns: int) -> UInt8Array:
         return noise.integers(0, 256, (rows, columns), np.uint8)
 
     half = -(-height // 2), -(-width // 2)
-    return YuvPlanes(plane(height, width), plane(*half), plane(*half), colour)
+    return YuvPlanes(plane(height, width), plane(*half), plane(*half), color)
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("colour", TAGS)
-def test_every_pixel_is_that_of_the_whole(size: tuple[int, int], colour: ColourTags) -> None:
-    given = planes(*size, colour)
+@pytest.mark.parametrize("color", TAGS)
+def test_every_pixel_is_that_of_the_whole(size: tuple[int, int], color: ColorTags) -> None:
+    given = planes(*size, color)
     whole = PictureConverter().rgb_of_planes(given)
     picture = PartlyConverted(given)
     assert picture.shape == whole.shape
@@ -84,5 +84,5 @@ def test_threads_may_look_at_once() -> None:
 
 
 def test_an_unknown_matrix_is_told_before_anything_is_looked_at() -> None:
-    with pytest.raises(InputError, match="colour matrix 8"):
-        PartlyConverted(planes(64, 64, ColourTags(matrix=8)))
+    with pytest.raises(InputError, match="color matrix 8"):
+        PartlyConverted(planes(64, 64, ColorTags(matrix=8)))

@@ -17,13 +17,13 @@ import pytest
 from filelock import FileLock
 
 from latentsync_trt.errors import BundleError, EngineBuildError
-from latentsync_trt.runtime import pool
-from latentsync_trt.runtime.engines import Engines
-from latentsync_trt.runtime.gpu import Gpu
-from latentsync_trt.runtime.options import CpuOptions
-from latentsync_trt.runtime.providers import Selection
-from latentsync_trt.runtime.recipes import OptimisedGraph, Place
-from latentsync_trt.runtime.session import Session, TensorInfo
+from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions import pool
+from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.sessions.options import CpuOptions
+from latentsync_trt.runtime.sessions.recipes import OptimizedGraph, Place
+from latentsync_trt.runtime.sessions.session import Session, TensorInfo
 from tests.device import GRAPHS, DemoNetworks, Device, by_graph, denoised
 
 CPU_PROVIDER = (("CPUExecutionProvider", {}),)
@@ -54,14 +54,14 @@ def test_a_graph_is_opened_once_though_many_ask(make: DemoNetworks, device: Devi
 def test_prepare_opens_side_by_side(make: DemoNetworks, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     networks = make()
     together, calls = threading.Barrier(2), itertools.count()
-    open_graph = OptimisedGraph.open
+    open_graph = OptimizedGraph.open
 
-    def meet(self: OptimisedGraph, *arguments: object) -> Session:
+    def meet(self: OptimizedGraph, *arguments: object) -> Session:
         if next(calls) < 2:
             together.wait(30)  # breaks if graphs are opened one after the other
         return open_graph(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(OptimisedGraph, "open", meet)
+    monkeypatch.setattr(OptimizedGraph, "open", meet)
     networks.prepare(GRAPHS)
     assert sorted(device.opened) == sorted(GRAPHS)
     networks.prepare(GRAPHS)
@@ -111,13 +111,13 @@ def test_without_a_cache_engines_are_built_for_this_run(
 ) -> None:
     wanted = denoised(make(engine_cache=tmp_path / "good"))
     builds: list[str] = []
-    make_engine = OptimisedGraph.make
+    make_engine = OptimizedGraph.make
 
-    def count(self: OptimisedGraph, place: object, folder: Path) -> None:
+    def count(self: OptimizedGraph, place: object, folder: Path) -> None:
         builds.append(str(place))
         make_engine(self, place, folder)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(OptimisedGraph, "make", count)
+    monkeypatch.setattr(OptimizedGraph, "make", count)
     if trouble == "full":
         usage = shutil.disk_usage(tmp_path)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
@@ -168,11 +168,11 @@ def test_a_session_that_runs_elsewhere_is_refused_with_counts(
 ) -> None:
     counts = {"CPUExecutionProvider": 89, "CUDAExecutionProvider": 911}
     monkeypatch.setattr(Session, "nodes_by_provider", lambda self: counts)
-    monkeypatch.setattr(OptimisedGraph, "_providers", lambda self: CPU_PROVIDER)
+    monkeypatch.setattr(OptimizedGraph, "_providers", lambda self: CPU_PROVIDER)
     monkeypatch.setattr(ort.InferenceSession, "get_providers", lambda self: ["CUDAExecutionProvider"])
     networks = make(Selection("cuda", gpu=Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0")))
     networks.session("vae_encoder")
-    assert by_graph(networks.times())["vae_encoder"].placed == pytest.approx(0.911)
+    assert by_graph(networks.times())["vae_encoder"].node_share == pytest.approx(0.911)
     counts["CPUExecutionProvider"] = 389
     with pytest.raises(EngineBuildError, match=r"cuda runs 70% .* 90% .*389 on CPUEx.*, 911 on CUDAEx.*--provider"):
         networks.session("vae_decoder")
@@ -205,16 +205,16 @@ def test_a_provider_that_did_not_load_is_refused(
 @pytest.fixture(params=["make", "open"])
 def gpu_in_vain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Selection:
     """A GPU whose provider cannot make, or not open, the last graph of a run."""
-    do = getattr(OptimisedGraph, request.param)
+    do = getattr(OptimizedGraph, request.param)
 
-    def refuse(self: OptimisedGraph, place: Place, folder: Path) -> object:
+    def refuse(self: OptimizedGraph, place: Place, folder: Path) -> object:
         if self.provider.startswith("CUDA") and place.graph.stem == "vae_decoder":
             raise EngineBuildError("no kernel image")
         return do(replace(self, provider="CPUExecutionProvider", provider_options=CpuOptions()), place, folder)
 
-    monkeypatch.setattr(OptimisedGraph, request.param, refuse)
-    monkeypatch.setattr(OptimisedGraph, "_providers", lambda self: CPU_PROVIDER)
-    monkeypatch.setattr(Engines, "_placed", lambda self, session: 1.0)
+    monkeypatch.setattr(OptimizedGraph, request.param, refuse)
+    monkeypatch.setattr(OptimizedGraph, "_providers", lambda self: CPU_PROVIDER)
+    monkeypatch.setattr(Engines, "_node_share", lambda self, session: 1.0)
     return Selection("cuda", gpu=Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0"))
 
 
@@ -238,9 +238,9 @@ def test_a_demanded_provider_raises(make: DemoNetworks, gpu_in_vain: Selection) 
 
 
 def test_with_no_provider_left_the_reason_is_raised(make: DemoNetworks, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: OptimisedGraph, place: object, folder: Path) -> None:
+    def refuse(self: OptimizedGraph, place: object, folder: Path) -> None:
         raise EngineBuildError("unknown operator")
 
-    monkeypatch.setattr(OptimisedGraph, "make", refuse)
+    monkeypatch.setattr(OptimizedGraph, "make", refuse)
     with pytest.raises(EngineBuildError, match="unknown operator"):
         make(may_pass_over=True).prepare(GRAPHS)

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latentsync_trt.runtime import pooled
-from latentsync_trt.runtime.pooled import Denoisers, PooledDenoiser, replays_faithfully
+from latentsync_trt.runtime.networks import pooled
+from latentsync_trt.runtime.networks.pooled import Denoisers, PooledDenoiser, replays_faithfully
 from latentsync_trt.types import Float32Array, WindowBatch
 
 LATENTS = np.random.default_rng(3).standard_normal((1, 4, 2, 3, 3)).astype(np.float32)

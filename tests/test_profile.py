@@ -14,10 +14,9 @@ from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import OutputError
-from latentsync_trt.flow import Span
-from latentsync_trt.runtime.networks import graphs_for
-from latentsync_trt.runtime.trace import TABLE_NAME, TRACE_NAME, Trace, write_profile
-from latentsync_trt.types import EngineTime
+from latentsync_trt.runtime.networks.networks import graphs_for
+from latentsync_trt.runtime.sessions.trace import TABLE_NAME, TRACE_NAME, Trace, write_profile
+from latentsync_trt.types import EngineTime, Span
 from tests.clips import write_clip
 from tests.small import small_bundle
 
@@ -83,7 +82,7 @@ def test_stages_and_engines_lie_on_one_time_line(folder: Path) -> None:
         assert event["dur"] >= 0
         assert event["pid"] in names
     spans = [event for event in timed if names[event["pid"]] == "stages"]
-    stages = {"open", "hear", "decode", "face", "align", "gather", "paint", "compose", "encode"}
+    stages = {"open", "encode audio", "decode", "face", "align", "gather", "paint", "compose", "encode"}
     assert {event["name"] for event in spans} == stages
     painting = [(event["ts"], event["ts"] + event["dur"]) for event in spans if event["name"] == "paint"]
     runs = [event for event in timed if event["name"] == "model_run"]

@@ -10,7 +10,7 @@ from string import Formatter
 import pytest
 
 from latentsync_trt import errors, runtime
-from latentsync_trt.runtime import reasons
+from latentsync_trt.runtime.providers import messages as reasons
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "providers.md"
 TEXT = re.sub(r"\s+", " ", PAGE.read_text(encoding="utf-8"))
@@ -30,7 +30,7 @@ def messages() -> Iterator[tuple[str, Fragments]]:
     """Place and unchanging parts of each message in the package's engine room."""
     for name, template in reasons.TEMPLATES.items():
         yield f"reasons.{name}", tuple(part for part, *_ in Formatter().parse(template) if part)
-    for path in sorted(Path(inspect.getfile(runtime)).parent.glob("*.py")):
+    for path in sorted(Path(inspect.getfile(runtime)).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and node.args and is_said(node.func):
                 fragments = constant_parts(node.args[0])

@@ -19,9 +19,15 @@ from typing import Any, Literal
 
 import pytest
 
-from latentsync_trt.runtime import libraries
-from latentsync_trt.runtime.options import CpuOptions, CudaOptions, ProviderOptions, RtxOptions, TensorRTOptions
-from latentsync_trt.runtime.profiles import InputShapes
+from latentsync_trt.runtime.compiler.profiles import InputShapes
+from latentsync_trt.runtime.providers import libraries
+from latentsync_trt.runtime.sessions.options import (
+    CpuOptions,
+    CudaOptions,
+    ProviderOptions,
+    RtxOptions,
+    TensorRTOptions,
+)
 from tests.tensorrt_stand_in.stand_in import stand_in_at
 
 SHAPES = {"latents": InputShapes((1, 4), (2, 4), (3, 4)), "history": InputShapes((1, 2), (1, 2), (1, 2))}

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from latentsync_trt.errors import InputError, ProviderUnavailable
-from latentsync_trt.runtime import diagnosis, gpu, libraries, reasons
-from latentsync_trt.runtime.compiler import Answer, CompileOrder
-from latentsync_trt.runtime.gpu import Gpu
-from latentsync_trt.runtime.libraries import Installed
-from latentsync_trt.runtime.providers import (
+from latentsync_trt.runtime.compiler.process import Answer, CompileOrder
+from latentsync_trt.runtime.providers import diagnose as diagnosis
+from latentsync_trt.runtime.providers import gpu, libraries
+from latentsync_trt.runtime.providers import messages as reasons
+from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.libraries import Installed
+from latentsync_trt.runtime.providers.select import (
     ORT_NAMES,
     PREFERENCE,
     Selection,
@@ -255,7 +257,7 @@ def test_a_gpu_that_this_cuda_has_no_code_for(machine: Machine) -> None:
     )
 
 
-def test_a_cpu_build_is_recognised(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_build_is_recognized(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis.ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
     assert "is a build without CUDAExecutionProvider" in str(why_unavailable("cuda"))
     assert select_provider().name == "rtx"

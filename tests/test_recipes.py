@@ -13,17 +13,17 @@ import pytest
 from filelock import FileLock
 from onnx import TensorProto, helper
 
-from latentsync_trt.bundle import Bundle, TensorEntry
+from latentsync_trt.bundle.manifest import Bundle, TensorEntry
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
-from latentsync_trt.runtime import engines as engines_module
-from latentsync_trt.runtime import recipes
-from latentsync_trt.runtime.cache import EngineCache
-from latentsync_trt.runtime.compiler import Answer, CompileOrder, ContextModel
-from latentsync_trt.runtime.engines import Engines
-from latentsync_trt.runtime.gpu import Gpu
-from latentsync_trt.runtime.providers import Selection
-from latentsync_trt.runtime.session import RECORD_ASSIGNMENT, Session, SessionSettings
+from latentsync_trt.runtime.cache.engine_cache import EngineCache
+from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel
+from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions import engines as engines_module
+from latentsync_trt.runtime.sessions import recipes
+from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.sessions.session import RECORD_ASSIGNMENT, Session, SessionSettings
 from tests.small import small_bundle
 from tests.toy import FRAMES, write_toy
 
@@ -145,7 +145,7 @@ def test_tensorrt_compiles_the_graph_and_its_context_model_is_opened(tmp_path: P
     made = engines(tmp_path, workspace_gb=4.0, optimization_level=5)
     opened = made.open("vae_encoder")
     assert opened.built
-    assert opened.placed == 1.0
+    assert opened.node_share == 1.0
     (order,) = provider.orders
     assert order.engine is not None
     folder = Path(order.engine).parent  # whose name has changed by now
@@ -179,7 +179,7 @@ def test_tensorrt_compiles_the_graph_and_its_context_model_is_opened(tmp_path: P
     assert (cuda["device_id"], cuda["enable_cuda_graph"]) == ("0", "0")
     assert not settings.optimize
     assert settings.dimensions == {}
-    assert (settings.weights_folder, settings.optimised_copy, settings.plugin_devices) == (None, None, ())
+    assert (settings.weights_folder, settings.optimized_copy, settings.plugin_devices) == (None, None, ())
     again = engines(tmp_path, workspace_gb=4.0, optimization_level=5).open("vae_encoder")
     assert not again.built
     assert len(provider.orders) == 1
@@ -426,7 +426,7 @@ def test_a_cuda_graph_is_replayed_by_the_steps_only(tmp_path: Path, provider: Pr
 
 @pytest.mark.parametrize(("optimize", "nodes"), [(False, 2), (True, 1)])
 def test_weights_in_eight_bits_stay_so_for_who_compiles_the_graph(tmp_path: Path, optimize: bool, nodes: int) -> None:
-    """`y = x · w`, the weights INT8: optimised, they would reach the provider as floats that lie on no disk."""
+    """`y = x · w`, the weights INT8: optimized, they would reach the provider as floats that lie on no disk."""
     weights = helper.make_tensor("w", TensorProto.INT8, (4, 4), range(16))
     scale = helper.make_tensor("s", TensorProto.FLOAT, (), [0.5])
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, (2, 4)) for name in "xy")

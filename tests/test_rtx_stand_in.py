@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from latentsync_trt.bundle import Bundle
-from latentsync_trt.runtime.options import RtxOptions
-from latentsync_trt.runtime.profiles import InputShapes
+from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.runtime.compiler.profiles import InputShapes
+from latentsync_trt.runtime.sessions.options import RtxOptions
 from tests.small import small_bundle
 from tests.tensorrt_stand_in.build import REPOSITORY, CannotBuild, built
 from tests.tensorrt_stand_in.run import rtx_environment

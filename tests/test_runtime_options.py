@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.cli.build import command as build_click
 from latentsync_trt.cli.options import build, options_from
 from latentsync_trt.config import PROVIDER_CHOICES, RuntimeOptions, command_line
 from latentsync_trt.errors import InputError
-from latentsync_trt.runtime.background import build_command
-from latentsync_trt.runtime.cache import EngineCache
-from latentsync_trt.runtime.engines import Engines
-from latentsync_trt.runtime.gpu import Gpu
-from latentsync_trt.runtime.networks import Networks
-from latentsync_trt.runtime.profiles import dimension_ranges
-from latentsync_trt.runtime.providers import Selection
-from latentsync_trt.runtime.recipes import OptimisedGraph
+from latentsync_trt.runtime.cache.engine_cache import EngineCache
+from latentsync_trt.runtime.compiler.profiles import dimension_ranges
+from latentsync_trt.runtime.networks.background import build_command
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.sessions.recipes import OptimizedGraph
 from latentsync_trt.types import WindowBatch
 from tests.small import small_bundle
 from tests.toy import RANGES, write_toy
@@ -223,7 +223,7 @@ def test_more_than_the_engines_take_is_refused_and_never_built(
     def never(*_: object) -> None:
         raise AssertionError("built")
 
-    monkeypatch.setattr(OptimisedGraph, "make", never)
+    monkeypatch.setattr(OptimizedGraph, "make", never)
     networks = Networks(demo, Selection("cpu"), RuntimeOptions(engine_cache=tmp_path / "cache"))
     denoiser = networks.denoiser()
     for windows, frames, words in ((2, 16, "2 windows: the engines take 1;"), (1, 8, "8 frames: the engines take 16;")):

@@ -26,13 +26,13 @@ from latentsync_trt.bench.selftest.process import Outcome, Painted, run_part
 from latentsync_trt.bench.selftest.report import LEAST_DB, REPLAY_NOTICE, Report
 from latentsync_trt.bench.selftest.run import Plan, self_test
 from latentsync_trt.bench.selftest.worker import GraphRun, Order, carry_out
-from latentsync_trt.bundle import PRECISIONS, REQUIRED_GRAPHS, Bundle
+from latentsync_trt.bundle.manifest import PRECISIONS, REQUIRED_GRAPHS, Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InferenceError
-from latentsync_trt.runtime import pooled
-from latentsync_trt.runtime.engines import Engines
-from latentsync_trt.runtime.providers import why_unavailable
+from latentsync_trt.runtime.networks import pooled
+from latentsync_trt.runtime.providers.select import why_unavailable
+from latentsync_trt.runtime.sessions.engines import Engines
 from tests.small import small_bundle
 
 WHOLE = Bundle.load(small_bundle(), verify=False)
@@ -159,7 +159,7 @@ def test_tensorrt_where_it_does_not_run(report: Report) -> None:
 CRASHING = """
 import os, signal, sys
 from latentsync_trt.bench.selftest import worker
-from latentsync_trt.runtime.engines import Engines
+from latentsync_trt.runtime.sessions.engines import Engines
 
 open_engine = Engines.open
 
@@ -333,7 +333,7 @@ def graph_run(graph: str, **fields: Any) -> GraphRun:
 
 
 def canned(order: Order, provider: str, level: int = 30_000, **graph_fields: Any) -> Outcome:
-    """What a process says that does all that is ordered, and paints grey faces."""
+    """What a process says that does all that is ordered, and paints gray faces."""
     for preset in order.presets:
         count = order.windows * BUNDLE.manifest.frames
         np.save(order.picture_file(preset), np.full((count, 8, 8, 3), level, np.uint16))

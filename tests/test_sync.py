@@ -26,7 +26,7 @@ from tests.small import small_bundle
 
 QUICK = SyncOptions(steps=2, cache_interval=2)
 UNTOUCHED_DB = 38.0
-"""PSNR of pixels nobody touched after one encode at crf 16; a second encode or a colour shift costs more."""
+"""PSNR of pixels nobody touched after one encode at crf 16; a second encode or a color shift costs more."""
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +54,7 @@ def test_paints_the_mouth_and_nothing_else(lip_sync: LipSync, face_clip: Path, s
     report = lip_sync.sync(face_clip, speech, tmp_path / "out.mp4", QUICK, on_progress=seen.append)
     assert (report.frames, report.frames_with_face, report.windows) == (20, 20, 2)
     assert (report.provider, report.duration_s) == ("cpu", 0.8)
-    stages = {"open", "hear", "decode", "face", "align", "gather", "paint", "compose", "encode"}
+    stages = {"open", "encode audio", "decode", "face", "align", "gather", "paint", "compose", "encode"}
     assert {stage.stage for stage in report.stages} == stages
     assert [progress.done for progress in seen[:-1]] == list(range(1, 21))
     assert {progress.total for progress in seen} == {20}

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latentsync_trt.runtime.compiler_worker import compile_order
+from latentsync_trt.runtime.compiler.worker import compile_order
 from tests.cache_worker import until
 from tests.clips import decoded, write_clip
 from tests.small import small_bundle
@@ -20,7 +20,7 @@ from tests.tensorrt_stand_in.stand_in import Ended, StandIn
 
 SMALL = str(small_bundle())
 SAME = 1e-5
-"""Relative: the same float32 arithmetic on the same CPU, in graphs that were optimised in one go or in two."""
+"""Relative: the same float32 arithmetic on the same CPU, in graphs that were optimized in one go or in two."""
 ENDED_S = 20.0
 MB = 2**20
 

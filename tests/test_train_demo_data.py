@@ -59,7 +59,7 @@ def test_vowels_have_the_mouths_they_are_known_for() -> None:
     assert peak["u"][2] > 0.7 > 0.2 > peak["i"][2]
 
 
-def test_neighbours_colour_a_sound() -> None:
+def test_neighbors_color_a_sound() -> None:
     beside_u = track_of(("u", 0.15), ("s", 0.1), ("u", 0.15)).rounding[14]
     beside_i = track_of(("i", 0.15), ("s", 0.1), ("i", 0.15)).rounding[14]
     assert beside_u > beside_i + 0.2

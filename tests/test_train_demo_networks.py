@@ -14,7 +14,7 @@ from scripts.train_demo.networks import (
     TINY,
     MouthReader,
     Sizes,
-    initialise,
+    initialize,
     make_unet,
     make_vae,
     make_whisper,
@@ -91,7 +91,7 @@ def test_the_shipped_networks_fit_into_the_package() -> None:
 def test_the_reader_hears_in_which_order_tokens_come() -> None:
     """Cross-attention forgets order; positions in the tokens must bring it back."""
     reader = MouthReader(32)
-    initialise(reader, 5)
+    initialize(reader, 5)
     tokens = torch.randn(1, 30, 32, generator=torch.Generator().manual_seed(6))
     with torch.no_grad():
         same = reader(tokens.flip(1))

@@ -24,7 +24,7 @@ from scripts.train_demo.networks import (
     WINDOW_FRAMES,
     MouthReader,
     TrainedUNet,
-    initialise,
+    initialize,
     make_unet,
     make_vae,
     make_whisper,
@@ -127,7 +127,7 @@ def test_filming_is_repeatable_and_complete_or_absent(speech: Speech, clips: Cli
 def test_hearing_is_learnt(speech: Speech, workshop: Workshop) -> None:
     bank = SpeechBank(speech, CPU)
     reader = MouthReader(TINY.whisper.width, blocks=2)
-    initialise(reader, 1)
+    initialize(reader, 1)
     stage = AudioStage(make_whisper(TINY, 0), reader, bank, workshop)
     losses = partial(stage.losses, batch=1)
     assert first_and_last(stage, losses, StagePlan(25, 1, 3e-3, 1.0), workshop) < FALLS_TO

@@ -12,7 +12,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from latentsync_trt.bundle import Bundle, DimensionRange, FileEntry, GraphEntry, Manifest, TensorEntry, sha256_file
+from latentsync_trt.bundle.manifest import (
+    Bundle,
+    DimensionRange,
+    FileEntry,
+    GraphEntry,
+    Manifest,
+    TensorEntry,
+    sha256_file,
+)
 
 FRAMES, WIDTH, TOKENS, DEPTH = 4, 2, 3, 5
 RANGES = {"windows": DimensionRange(1, 1, 4), "frames": DimensionRange(2, FRAMES, 8)}

@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 
 from latentsync_trt.audio.mel import MEL_BANDS, MEL_FRAMES_PER_S, SAMPLE_RATE_HZ, log_power_blocks, scaled
-from latentsync_trt.audio.windows import FEATURES_PER_S, audio_windows, frame_count, heard_positions
+from latentsync_trt.audio.windows import FEATURES_PER_S, attended_positions, audio_windows, frame_count
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import AudioFeatures, Float32Array
 
@@ -62,7 +62,7 @@ class SpeechStream:
         Raises:
             InferenceError: the graph failed.
         """
-        positions = heard_positions(np.asarray(frames, np.int64), self.feature_count)
+        positions = attended_positions(np.asarray(frames, np.int64), self.feature_count)
         first, last = (int(end) // _SEGMENT_FEATURES for end in (positions.min(), positions.max()))
         segments = np.concatenate([self._segment(index) for index in range(first, last + 1)])
         heard = segments[positions - first * _SEGMENT_FEATURES]

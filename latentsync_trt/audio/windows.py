@@ -23,7 +23,7 @@ def frame_count(duration_s: Fraction) -> int:
     return ceil(duration_s * MODEL_FPS)
 
 
-def heard_positions(frames: NDArray[np.int64], total: int) -> NDArray[np.int64]:
+def attended_positions(frames: NDArray[np.int64], total: int) -> NDArray[np.int64]:
     """The features that `frames (n,)` hear, `(n, 10)`: 2i − 4 to 2i + 5, those outside the `total` repeat the ends."""
     positions = _PER_FRAME * frames[:, None] + np.arange(-_BEFORE, _AFTER)
     return np.clip(positions, 0, total - 1)
@@ -41,5 +41,5 @@ def audio_windows(features: Float32Array, duration_s: Fraction) -> Float32Array:
     if not len(features):
         raise InputError("audio without features cannot be cut into windows")
     frames = np.arange(frame_count(duration_s))
-    heard = features[heard_positions(frames, len(features))]
+    heard = features[attended_positions(frames, len(features))]
     return np.ascontiguousarray(heard.reshape(len(frames), POSITIONS * features.shape[1], features.shape[2]))

@@ -9,13 +9,13 @@ from latentsync_trt.bench.material import SEED
 from latentsync_trt.bench.rows import CEILING, Arithmetic, Row
 from latentsync_trt.bench.setting import Setting
 from latentsync_trt.bench.spread import Spread, measure
-from latentsync_trt.bundle import TensorEntry
-from latentsync_trt.runtime.bound import BoundRun
-from latentsync_trt.runtime.libraries import rtx_version, tensorrt_version
-from latentsync_trt.runtime.options import BuildOptions, CudaOptions, RtxOptions, TensorRTOptions
-from latentsync_trt.runtime.profiles import InputShapes
-from latentsync_trt.runtime.providers import ORT_NAMES, rtx_devices
-from latentsync_trt.runtime.recipes import OptimisedGraph, Place, Recipe, RtxEngine, TensorRTEngine
+from latentsync_trt.bundle.manifest import TensorEntry
+from latentsync_trt.runtime.compiler.profiles import InputShapes
+from latentsync_trt.runtime.providers.libraries import rtx_version, tensorrt_version
+from latentsync_trt.runtime.providers.select import ORT_NAMES, rtx_devices
+from latentsync_trt.runtime.sessions.device_run import BoundRun
+from latentsync_trt.runtime.sessions.options import BuildOptions, CudaOptions, RtxOptions, TensorRTOptions
+from latentsync_trt.runtime.sessions.recipes import OptimizedGraph, Place, Recipe, RtxEngine, TensorRTEngine
 
 _GRAPHS = Path(__file__).parent.parent / "assets" / "graphs"
 
@@ -72,4 +72,4 @@ def _recipe(setting: Setting, precision: str, side: int) -> Recipe:
         return TensorRTEngine(build, TensorRTOptions(device), tensorrt_version(), gpu, (left, right), (product,))
     if name == "rtx":
         return RtxEngine(RtxOptions(), tuple(rtx_devices(device)), rtx_version())
-    return OptimisedGraph(ORT_NAMES[name], CudaOptions(device)) if name == "cuda" else OptimisedGraph(ORT_NAMES[name])
+    return OptimizedGraph(ORT_NAMES[name], CudaOptions(device)) if name == "cuda" else OptimizedGraph(ORT_NAMES[name])

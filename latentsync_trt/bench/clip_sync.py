@@ -16,12 +16,11 @@ from latentsync_trt.bench.sync_measure import (
     mouth_gaps,
     silences,
 )
-from latentsync_trt.demo import SpokenMouth
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
+from latentsync_trt.media.demo_clip import SpokenMouth
 from latentsync_trt.media.reader import read_frames
-from latentsync_trt.pipeline import ProgressCallback
-from latentsync_trt.types import BoolArray, Float32Array, Progress, UInt8Array
+from latentsync_trt.types import BoolArray, Float32Array, Progress, ProgressCallback, UInt8Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -155,7 +155,7 @@ def _clips(clips: Sequence[Sequence[Row]]) -> Figure:
 
 def _stages(stages: Sequence[Row]) -> Figure:
     # Hearing is a hundred times faster than the rest, and would press all other bars against the axis.
-    drawn = [row for row in stages if row.case != "hear"] or list(stages)
+    drawn = [row for row in stages if row.case != "encode audio"] or list(stages)
     bars = [
         Bar(words.title(row), (("frames/s", row.frames_per_s or 0.0),), f"{words.number(row.frames_per_s or 0.0)}/s")
         for row in drawn

@@ -10,11 +10,11 @@ from latentsync_trt.bench.onnx_file import read_graph
 from latentsync_trt.bench.rows import Arithmetic, Row
 from latentsync_trt.bench.setting import Setting
 from latentsync_trt.bench.spread import Spread, measure
-from latentsync_trt.bundle import DimensionRange
+from latentsync_trt.bundle.manifest import DimensionRange
 from latentsync_trt.errors import BundleError
-from latentsync_trt.runtime.bound import BoundRun
-from latentsync_trt.runtime.networks import Networks
-from latentsync_trt.runtime.profiles import dimension_ranges
+from latentsync_trt.runtime.compiler.profiles import dimension_ranges
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.sessions.device_run import BoundRun
 
 
 def measure_graphs(setting: Setting) -> Iterator[Row]:
@@ -50,7 +50,7 @@ def _measure(setting: Setting, networks: Networks, graph: str, ceiling: Row) -> 
         arithmetic=arithmetic,
         memory=watch.peak,
         start_up_s={"build": engine.build_s, "open": engine.open_s},
-        facts={"placed": engine.placed, "built_now": float(engine.built)},
+        facts={"node_share": engine.node_share, "built_now": float(engine.built)},
         notes=(*notes, *map(without_paths, networks.take_notices())),
     )
 

@@ -16,7 +16,7 @@ from latentsync_trt.bench.setting import REFERENCE_PRESET, Setting
 from latentsync_trt.bench.spread import Spread, measure
 from latentsync_trt.bench.timed import LOOP, TimedCodec, TimedDenoiser, Times
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.runtime.networks import Networks
+from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.types import UInt8Array, UInt16Array
 
 
@@ -25,7 +25,7 @@ def measure_loops(setting: Setting, clip: Clip) -> Iterator[Row]:
     setting.say(f"{setting.provider}: a window of {clip.name}")
     with setting.networks() as networks:
         manifest = setting.bundle.manifest
-        window = first_window(clip, manifest.frames, manifest.resolution_px, networks.hear)
+        window = first_window(clip, manifest.frames, manifest.resolution_px, networks.encode_mel)
         presets = sorted(setting.options.preset, key=lambda preset: not setting.is_reference(preset))
         reference = None if setting.is_reference(presets[0]) else _reference(setting, networks, window, clip)
         for preset in presets:
@@ -46,7 +46,7 @@ def _reference(setting: Setting, networks: Networks, window: FaceWindow, clip: C
             manifest = setting.reference.manifest
             networks = stack.enter_context(setting.reference_setting.networks())
             # Another bundle may hear with another encoder.
-            window = first_window(clip, manifest.frames, manifest.resolution_px, networks.hear)
+            window = first_window(clip, manifest.frames, manifest.resolution_px, networks.encode_mel)
         inpainter = setting.reference_setting.inpainter(REFERENCE_PRESET, networks, networks.denoiser())
         return _generated(inpainter.paint([(window.faces, window.audio)])[0])
 

@@ -13,9 +13,9 @@ import psutil
 
 from latentsync_trt import __version__
 from latentsync_trt.bench.rows import BundleFacts
-from latentsync_trt.bundle import Manifest
-from latentsync_trt.runtime.gpu import Gpu, driver_version
-from latentsync_trt.runtime.libraries import (
+from latentsync_trt.bundle.manifest import Manifest
+from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
+from latentsync_trt.runtime.providers.libraries import (
     UNKNOWN,
     cuda_version,
     cudnn_version,
@@ -23,7 +23,7 @@ from latentsync_trt.runtime.libraries import (
     onnxruntime_version,
     tensorrt_version,
 )
-from latentsync_trt.runtime.providers import Selection
+from latentsync_trt.runtime.providers.select import Selection
 
 _CPU_INFO = Path("/proc/cpuinfo")
 

@@ -10,18 +10,18 @@ import cv2
 import numpy as np
 
 from latentsync_trt.audio.encoder import SpeechStream
-from latentsync_trt.bundle import DimensionRange
-from latentsync_trt.demo import SIDE_PX, SPEECH, camera_frames
+from latentsync_trt.bundle.manifest import DimensionRange
 from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.align import crop
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.follower import FaceFollower
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.media.audio import probe_audio, read_audio_blocks
+from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, camera_frames
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
-from latentsync_trt.runtime.profiles import usual_shape
-from latentsync_trt.runtime.session import Array, TensorInfo
+from latentsync_trt.runtime.compiler.profiles import usual_shape
+from latentsync_trt.runtime.sessions.session import Array, TensorInfo
 from latentsync_trt.types import AlignedFace, Float32Array, Picture, UInt8Array
 
 FULL_HD_PX = (1920, 1080)

@@ -136,6 +136,6 @@ def aligned(
 
 
 def _masked(image: UInt8Array) -> UInt8Array:
-    """A face with zeros, which are grey, where the network is to paint."""
+    """A face with zeros, which are gray, where the network is to paint."""
     mask: Float32Array = mouth_mask(image.shape[0])[..., None]
     return np.rint((image.astype(np.float32) - 127.5) * mask + 127.5).astype(np.uint8)

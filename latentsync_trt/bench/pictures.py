@@ -12,7 +12,7 @@ from latentsync_trt.types import Float64Array, UInt8Array
 
 _PEAK = 255.0
 _LUMA = np.array([0.299, 0.587, 0.114])
-"""ITU-R BT.601, as grey pictures are made everywhere."""
+"""ITU-R BT.601, as gray pictures are made everywhere."""
 
 # Wang, Bovik, Sheikh, Simoncelli 2004, "Image Quality Assessment: From Error Visibility to Structural Similarity".
 _WINDOW_PX, _SIGMA_PX = 11, 1.5

@@ -11,7 +11,7 @@ _LABEL_PX = 178
 _NOTE_PX = 150
 _ROW_PX, _BAR_PX = 30, 18
 _TOP_PX, _BELOW_PX = 34, 40
-_COLOURS = 7
+_COLORS = 7
 _HEADROOM = 1.04
 _LABELS_LEFT_FROM = 0.6
 """Beyond this share of a scatter's width, labels would leave it on the right."""
@@ -29,7 +29,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Single values in one line; `category` chooses the colour."""
+    """Single values in one line; `category` chooses the color."""
 
     label: str
     values: tuple[float, ...]
@@ -62,7 +62,7 @@ def stacked_bars(bars: Sequence[Bar], unit: str, description: str, rules: Sequen
     axis = Axis(max(totals) * _HEADROOM, _LABEL_PX, WIDTH_PX - _NOTE_PX)
     drawing.axis(axis, _TOP_PX - 6, bottom, unit)
     if len(names) > 1:
-        drawing.legend([(name, _colour(names, name)) for name in names], _LABEL_PX, 14)
+        drawing.legend([(name, _color(names, name)) for name in names], _LABEL_PX, 14)
     for index, bar in enumerate(bars):
         _draw_bar(drawing, bar, names, axis, _TOP_PX + _ROW_PX * index)
     _draw_rules(drawing, rules, axis, bottom)
@@ -77,7 +77,7 @@ def _draw_bar(drawing: Drawing, bar: Bar, names: list[str], axis: Axis, top: flo
     start = 0.0
     for name, value in bar.segments:
         tip = f"{bar.label}: {name} {number(value)}"
-        drawing.rect(axis.at(start), y, axis.at(start + value) - axis.at(start), _BAR_PX, _colour(names, name), tip)
+        drawing.rect(axis.at(start), y, axis.at(start + value) - axis.at(start), _BAR_PX, _color(names, name), tip)
         start += value
     end = start
     if bar.mark is not None:
@@ -102,19 +102,19 @@ def strips(rows: Sequence[Strip], unit: str, description: str) -> str:
     drawing = Drawing(bottom + _BELOW_PX, description)
     axis = Axis(max(max(row.values) for row in rows) * _HEADROOM, _LABEL_PX, WIDTH_PX - _NOTE_PX)
     drawing.axis(axis, _TOP_PX - 6, bottom, unit)
-    drawing.legend([(name, _colour(names, name)) for name in names], _LABEL_PX, 14)
+    drawing.legend([(name, _color(names, name)) for name in names], _LABEL_PX, 14)
     for index, row in enumerate(rows):
-        _draw_strip(drawing, row, _colour(names, row.category), axis, _TOP_PX + _ROW_PX * (index + 0.5))
+        _draw_strip(drawing, row, _color(names, row.category), axis, _TOP_PX + _ROW_PX * (index + 0.5))
     return drawing.done()
 
 
-def _draw_strip(drawing: Drawing, row: Strip, colour: str, axis: Axis, y: float) -> None:
+def _draw_strip(drawing: Drawing, row: Strip, color: str, axis: Axis, y: float) -> None:
     found = Spread.of(row.values)
     drawing.text(_LABEL_PX - 10, y + 4, row.label, "label", "end")
     drawing.line((axis.at(found.p5_ms), y), (axis.at(found.p95_ms), y), "range")
     for index, value in enumerate(row.values):
         # Spread in height, by a fixed pattern, so that dots on top of one another show as many.
-        drawing.dot(axis.at(value), y + 3.2 * (index % 5 - 2), 2.2, f"dot {colour}", f"{row.label}: {number(value)}")
+        drawing.dot(axis.at(value), y + 3.2 * (index % 5 - 2), 2.2, f"dot {color}", f"{row.label}: {number(value)}")
     x = axis.at(found.median_ms)
     drawing.line((x, y - 11), (x, y + 11), "mark")
     rest = f"{number(found.median_ms)}  ({number(found.p5_ms)}–{number(found.p95_ms)})"
@@ -163,5 +163,5 @@ def _ticks(low: float, high: float) -> list[float]:
     return [step * index for index in range(first, int(high // step) + 1)]
 
 
-def _colour(names: Sequence[str], name: str) -> str:
-    return f"c{names.index(name) % _COLOURS}"
+def _color(names: Sequence[str], name: str) -> str:
+    return f"c{names.index(name) % _COLORS}"

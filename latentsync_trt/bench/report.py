@@ -10,7 +10,7 @@ from latentsync_trt.bench.page import Cells, facts, figure_of, page, table, writ
 from latentsync_trt.bench.rows import Results, Row
 
 _HOW = (
-    "Times are medians; a range holds nine of ten runs (5th to 95th percentile). Runs are synchronised, warm-up runs "
+    "Times are medians; a range holds nine of ten runs (5th to 95th percentile). Runs are synchronized, warm-up runs "
     "are left out, and inputs of single graphs are random numbers that lie on the device. Arithmetic is counted from "
     "the bundle's own graphs: convolutions, matrix products and attention, whatever a provider makes of them."
 )

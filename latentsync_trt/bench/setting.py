@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 
 from latentsync_trt.bench.options import BenchOptions
 from latentsync_trt.bench.watch import MemoryWatch
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import PresetName, RuntimeOptions, SyncOptions
-from latentsync_trt.diffusion.inpainting import ImageCodec, Inpainter
 from latentsync_trt.diffusion.loop import Denoiser, initial_noise
 from latentsync_trt.diffusion.plan import plan_for
 from latentsync_trt.diffusion.scheduler import solver_schedule
 from latentsync_trt.face.mask import latent_mask, mouth_mask
-from latentsync_trt.runtime.gpu import free_memory_bytes
-from latentsync_trt.runtime.memory import give_back_gpu_memory
-from latentsync_trt.runtime.networks import Networks
-from latentsync_trt.runtime.providers import Selection, select_provider
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.providers.gpu import free_memory_bytes
+from latentsync_trt.runtime.providers.select import Selection, select_provider
+from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
+from latentsync_trt.sync.inpaint import ImageCodec, Inpainter
 
 REFERENCE_PRESET: PresetName = "quality"
 

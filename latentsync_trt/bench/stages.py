@@ -20,13 +20,13 @@ from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.compositor import composite
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.finding import FaceFinder
-from latentsync_trt.flow import StageClock, in_background
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.partial import PartlyConverted
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.painting import Job
+from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.sync.job import Job
+from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.types import AlignedFace, Float32Array, Frame, Patch, Picture, UInt8Array, UInt16Array
 
 TOGETHER = "all off the GPU"
@@ -80,8 +80,8 @@ def measure_network_stages(setting: Setting, clip: Clip) -> Iterator[Row]:
 
     with setting.networks() as networks:
         setting.say(f"{setting.provider}: hear")
-        speech = encode_audio(pieces, networks.hear)
-        row = _row(setting, "hear", lambda: encode_audio(pieces, networks.hear), len(speech.windows))
+        speech = encode_audio(pieces, networks.encode_mel)
+        row = _row(setting, "encode audio", lambda: encode_audio(pieces, networks.encode_mel), len(speech.windows))
         yield replace(row, provider=setting.provider)
         heard = speech.windows[np.arange(manifest.frames).clip(max=len(speech.windows) - 1)]
         windows = [(faces, heard)] * setting.windows_per_batch

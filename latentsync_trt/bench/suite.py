@@ -15,7 +15,7 @@ from latentsync_trt.bench.rows import Results, Row
 from latentsync_trt.bench.setting import Setting, settings_for, with_preset
 from latentsync_trt.bench.stages import measure_network_stages, measure_stages
 from latentsync_trt.bench.whole import measure_clips
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError, MissingDependency
 

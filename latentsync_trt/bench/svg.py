@@ -1,6 +1,6 @@
 """SVG by hand: marks, text and a level axis, as text that goes into an HTML page. Pure.
 
-Colours come from the page's style sheet by class: `c0` to `c6` are categories, `axis`, `rule` and `faint` are lines.
+Colors come from the page's style sheet by class: `c0` to `c6` are categories, `axis`, `rule` and `faint` are lines.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ class Drawing:
         self.text(axis.right_px, bottom_px + 32, unit, "tick", "end")
 
     def legend(self, names: Sequence[tuple[str, str]], x: float, y: float) -> None:
-        """Names with a patch of their class's colour, in one line."""
+        """Names with a patch of their class's color, in one line."""
         for name, style in names:
             self.rect(x, y - 9, 11, 11, style)
             self.text(x + 16, y, name, "tick")

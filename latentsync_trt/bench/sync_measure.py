@@ -105,7 +105,7 @@ def closed_rate(gaps: Float32Array, silent: BoolArray) -> float:
 
 
 def loudness(blocks: Iterable[Float32Array], rate_hz: int) -> Float32Array:
-    """The loudness of each frame's 40 ms, centred on it, in dB below the loudest frame, float32 `(n,)`, at least −100.
+    """The loudness of each frame's 40 ms, centerd on it, in dB below the loudest frame, float32 `(n,)`, at least −100.
 
     Args:
         blocks: float32 `(samples,)` each, mono, one after the other. rate_hz: samples a second.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latentsync_trt.bench.canvas import FAINT, INK, RULE, Canvas, Colour
+from latentsync_trt.bench.canvas import FAINT, INK, RULE, Canvas, Color
 from latentsync_trt.bench.clip_sync import Curves, SyncScore
 from latentsync_trt.bench.sync_measure import CLOSED_GAP
 from latentsync_trt.config import MODEL_FPS
@@ -25,12 +25,12 @@ _LIPS_AT_REST = 0.03
 _LEAST_TOP = 0.15
 """The axis of gaps reaches at least so far, so that noise of shut lips looks like noise."""
 
-_LOUD: Colour = (196, 202, 212)
-_WANTED: Colour = (52, 116, 214)
-_WANTED_FILL: Colour = (221, 232, 250)
-_MEASURED: Colour = (224, 92, 30)
-_SHUT: Colour = (247, 214, 217)
-_SILENT: Colour = (243, 244, 246)
+_LOUD: Color = (196, 202, 212)
+_WANTED: Color = (52, 116, 214)
+_WANTED_FILL: Color = (221, 232, 250)
+_MEASURED: Color = (224, 92, 30)
+_SHUT: Color = (247, 214, 217)
+_SILENT: Color = (243, 244, 246)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ def draw_plot(curves: Curves, found: SyncScore) -> Canvas:
     return canvas
 
 
-def _bands(canvas: Canvas, axis: _Axis, where: BoolArray, colour: Colour) -> None:
+def _bands(canvas: Canvas, axis: _Axis, where: BoolArray, color: Color) -> None:
     for index in np.flatnonzero(where).tolist():
-        canvas.box(axis.x(index), axis.top_px, axis.x(index + 1), axis.bottom_px, colour)
+        canvas.box(axis.x(index), axis.top_px, axis.x(index + 1), axis.bottom_px, color)
 
 
 def _draw_loudness(canvas: Canvas, axis: _Axis, level_db: Float32Array) -> None:
@@ -156,14 +156,14 @@ def _draw_legend(canvas: Canvas, curves: Curves) -> None:
     y = _MOUTH_TOP_PX - 16
     canvas.text(_LEFT_PX, y, "opening of the mouth", 18, bold=True)
     x = _LEFT_PX + 240.0
-    entries: list[tuple[str, Colour, bool]] = [("measured in the result", _MEASURED, True)]
+    entries: list[tuple[str, Color, bool]] = [("measured in the result", _MEASURED, True)]
     if curves.mouth is not None:
         entries += [("what the words ask for", _WANTED, True), ("m, b, p: lips must touch", _SHUT, False)]
     entries.append(("silence", RULE, False))
-    for name, colour, is_line in entries:
+    for name, color, is_line in entries:
         if is_line:
-            canvas.line([(x, y - 6), (x + 30, y - 6)], colour, 3)
+            canvas.line([(x, y - 6), (x + 30, y - 6)], color, 3)
         else:
-            canvas.box(x, y - 14, x + 30, y + 2, colour)
+            canvas.box(x, y - 14, x + 30, y + 2, color)
         canvas.text(x + 40, y, name, 17, INK)
         x += 270

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from latentsync_trt.bench.rows import StepTimes
-from latentsync_trt.diffusion.inpainting import ImageCodec
 from latentsync_trt.diffusion.loop import Denoiser
+from latentsync_trt.sync.inpaint import ImageCodec
 from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array, WindowBatch
 
 ENCODE, LOOP, DECODE = "VAE encode", "denoising", "VAE decode"

@@ -14,11 +14,11 @@ from latentsync_trt.bench.rows import Row
 from latentsync_trt.bench.setting import Setting
 from latentsync_trt.bench.spread import Spread, measure
 from latentsync_trt.bench.torch_networks import build_modules
-from latentsync_trt.bundle import GraphEntry
+from latentsync_trt.bundle.manifest import GraphEntry
 from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.export.step import HIDDEN
-from latentsync_trt.runtime.profiles import dimension_ranges
-from latentsync_trt.runtime.session import TensorInfo, last_line
+from latentsync_trt.runtime.compiler.profiles import dimension_ranges
+from latentsync_trt.runtime.sessions.session import TensorInfo, last_line
 
 
 def measure_torch(setting: Setting) -> Iterator[Row]:

@@ -10,7 +10,7 @@ from diffusers import AutoencoderKL
 from torch import nn
 
 from latentsync_trt.bench.onnx_file import OnnxGraph, read_graph
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import BundleError
 from latentsync_trt.export.step import CachedDenoiseStep, DenoiseStep
 from latentsync_trt.export.unet import UNet, UNetConfig
@@ -35,7 +35,7 @@ def build_modules(bundle: Bundle, device: torch.device, dtype: torch.dtype) -> d
     for network in (unet, vae):
         # Not diffusers' own `to`, which warns of layers to keep in float32 where there are none.
         nn.Module.to(network, device=device, dtype=dtype).eval().requires_grad_(False)
-        _randomise(network)
+        _randomize(network)
     return {
         "denoise_step": DenoiseStep(unet, guided=True),
         "denoise_step_cached": CachedDenoiseStep(unet, guided=True),
@@ -88,7 +88,7 @@ def _vae_shape(graph: OnnxGraph) -> tuple[tuple[int, ...], int]:
     return tuple(found[level, 0] for level in range(levels)), 1 + max((layer for _, layer in found), default=-1)
 
 
-def _randomise(network: nn.Module) -> None:
+def _randomize(network: nn.Module) -> None:
     """Weights that keep activations near one, which half precision holds."""
     parameters = [*network.named_parameters(), *network.named_buffers()]
     device = parameters[0][1].device

@@ -7,7 +7,7 @@ from typing import Self
 import psutil
 
 from latentsync_trt.bench.rows import Memory
-from latentsync_trt.runtime.gpu import free_memory_bytes
+from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 
 _POLL_S = 0.02
 """Often enough for what lasts as long as a denoising step, seldom enough to take no time from it."""

@@ -18,11 +18,11 @@ from latentsync_trt.bench.spread import Spread, measure
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.align import crop
 from latentsync_trt.media.reader import read_frames
-from latentsync_trt.pipeline import LipSync
-from latentsync_trt.runtime.networks import Networks
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.sync.api import LipSync
 from latentsync_trt.types import SyncReport, UInt8Array
 
-_STAGES = ("open", "hear", "decode", "face", "align", "gather", "paint", "compose", "encode")
+_STAGES = ("open", "encode audio", "decode", "face", "align", "gather", "paint", "compose", "encode")
 """As a frame meets them; a report has them in the order in which they first ran."""
 
 _MOST_COMPARED = 250

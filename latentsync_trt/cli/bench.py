@@ -58,7 +58,8 @@ def command(
         _compare(*compare)
         return
     from latentsync_trt.bench.suite import Record, run_bench
-    from latentsync_trt.bundle import Bundle, find_bundle
+    from latentsync_trt.bundle.find import find_bundle
+    from latentsync_trt.bundle.manifest import Bundle
     from latentsync_trt.cli.show import say
 
     options, runtime = build(BenchOptions, fields), build(RuntimeOptions, fields)

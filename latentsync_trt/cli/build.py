@@ -16,7 +16,7 @@ from latentsync_trt.config import NOT_FOR_BUILDS, RuntimeOptions
 from latentsync_trt.errors import EngineBuildError
 
 if TYPE_CHECKING:
-    from latentsync_trt.runtime.engines import Engines
+    from latentsync_trt.runtime.sessions.engines import Engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Built:
     build_s: float
     open_s: float
     bytes: int
-    placed: float
+    node_share: float
     form: str
 
 
@@ -60,12 +60,13 @@ def command(
     **fields: Any,
 ) -> None:
     """Build a bundle's engines into the engine cache."""
-    from latentsync_trt.bundle import Bundle, find_bundle
+    from latentsync_trt.bundle.find import find_bundle
+    from latentsync_trt.bundle.manifest import Bundle
     from latentsync_trt.cli.show import say
-    from latentsync_trt.runtime.cache import EngineCache, cache_folder
-    from latentsync_trt.runtime.engines import Engines
-    from latentsync_trt.runtime.profiles import check_graphs
-    from latentsync_trt.runtime.providers import select_provider
+    from latentsync_trt.runtime.cache.engine_cache import EngineCache, cache_folder
+    from latentsync_trt.runtime.compiler.profiles import check_graphs
+    from latentsync_trt.runtime.providers.select import select_provider
+    from latentsync_trt.runtime.sessions.engines import Engines
 
     options = build_options(RuntimeOptions, fields)
     folder, why = find_bundle(bundle, fields["precision"])
@@ -110,12 +111,12 @@ def _build_here(engines: "Engines", graph: str, *, force: bool) -> Built:
     opened = engines.open(graph)
     opened.session.close()
     seconds = round(opened.build_s, 2), round(opened.open_s, 2)
-    return Built(graph, built or opened.built, *seconds, opened.size_bytes, opened.placed, engines.form(graph))
+    return Built(graph, built or opened.built, *seconds, opened.size_bytes, opened.node_share, engines.form(graph))
 
 
 def _build_elsewhere(engines: "Engines", graph: str, *, force: bool) -> Built:
     """The same in a process of its own."""
-    from latentsync_trt.runtime.background import build_command, failure_of
+    from latentsync_trt.runtime.networks.background import build_command, failure_of
 
     done = subprocess.run(build_command(engines, (graph,), force=force), capture_output=True, check=False)
     if done.returncode:
@@ -140,7 +141,7 @@ def _progress(total: int, *, hidden: bool) -> Iterator[Callable[[Built], None]]:
 
         def done(row: Built) -> None:
             what = f"built in {row.build_s:.1f} s" if row.built else "found in the cache"
-            size = f"{row.bytes / 1e6:.1f} MB, {row.placed:.0%} of nodes, {row.form} form"
+            size = f"{row.bytes / 1e6:.1f} MB, {row.node_share:.0%} of nodes, {row.form} form"
             say(f"{row.graph}: {what}, opened in {row.open_s:.2f} s, {size}")
             bar.advance(task)
 

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import click
 
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime.cache import cache_folder
-from latentsync_trt.runtime.keys import EngineKey
-from latentsync_trt.runtime.machine import Machine, this_machine
-from latentsync_trt.runtime.upkeep import Choice, Item, Limits, Outcome, clear, prune, survey, total_bytes
+from latentsync_trt.runtime.cache.engine_cache import cache_folder
+from latentsync_trt.runtime.cache.key import EngineKey
+from latentsync_trt.runtime.cache.machine import Machine, this_machine
+from latentsync_trt.runtime.cache.prune import Choice, Item, Limits, Outcome, clear, prune, survey, total_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])
 

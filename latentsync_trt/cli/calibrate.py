@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from latentsync_trt.bundle import PRECISIONS, checkpoints_folder, find_bundle, read_manifest
+from latentsync_trt.bundle.find import checkpoints_folder, find_bundle
+from latentsync_trt.bundle.manifest import PRECISIONS, read_manifest
 from latentsync_trt.cli.options import build, bundle_option, options_from
 from latentsync_trt.errors import LatentSyncError, MissingDependency, ProviderUnavailable
-from latentsync_trt.quantise.settings import CalibrateOptions
+from latentsync_trt.quantize.settings import CalibrateOptions
 from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:
-    from latentsync_trt.quantise.calibrate import Calibrated
-    from latentsync_trt.quantise.calibration import Calibration
-    from latentsync_trt.quantise.clips import Clip
-    from latentsync_trt.quantise.search import SearchResult
-    from latentsync_trt.runtime.providers import Selection
+    from latentsync_trt.quantize.calibrate import Calibrated
+    from latentsync_trt.quantize.calibration import Calibration
+    from latentsync_trt.quantize.clips import Clip
+    from latentsync_trt.quantize.search import SearchResult
+    from latentsync_trt.runtime.providers.select import Selection
 
 _NEEDED = ("onnx", "onnx_ir", "ml_dtypes")
 
@@ -65,9 +66,9 @@ def command(
     """Make an INT8 or FP8 bundle of a bundle, with ranges measured on clips. Goes on where it was interrupted."""
     _check_extra()
     from latentsync_trt.cli.show import say
-    from latentsync_trt.quantise.bundle_out import check_target, open_parent
-    from latentsync_trt.quantise.calibrate import calibrate
-    from latentsync_trt.quantise.calibration import Calibration
+    from latentsync_trt.quantize.bundle_out import check_target, open_parent
+    from latentsync_trt.quantize.calibrate import calibrate
+    from latentsync_trt.quantize.calibration import Calibration
 
     options, chosen = build(CalibrateOptions, fields), _clips(video, audio, clips)
     folder, why = find_bundle(bundle)
@@ -103,7 +104,7 @@ def _check_extra() -> None:
 
 
 def _clips(video: Path | None, audio: Path | None, folder: Path | None) -> "tuple[Clip, ...]":
-    from latentsync_trt.quantise.clips import Clip, clips_in
+    from latentsync_trt.quantize.clips import Clip, clips_in
 
     if video is None and folder is None:
         raise click.UsageError("give clips to look at: --video with --audio, or --clips with a folder")
@@ -115,7 +116,7 @@ def _clips(video: Path | None, audio: Path | None, folder: Path | None) -> "tupl
 
 def _select(request: str, notice: Callable[[str], None]) -> "Selection":
     """CUDA where it runs: graphs that tell of themselves would take TensorRT minutes to build, for one use."""
-    from latentsync_trt.runtime.providers import select_provider
+    from latentsync_trt.runtime.providers.select import select_provider
 
     if request != "auto":
         return select_provider(request)
@@ -173,7 +174,7 @@ def _show(made: "Calibrated", calibration: "Calibration") -> None:
     if made.search is not None:
         _show_search(made.search)
     before, after = (bundle.files[bundle.graphs["denoise_step"].weights].bytes for bundle in (parent, manifest))
-    share = "" if manifest.quantisation is None else f"{manifest.quantisation.share:.0%} of the U-Net's arithmetic, "
+    share = "" if manifest.quantization is None else f"{manifest.quantization.share:.0%} of the U-Net's arithmetic, "
     click.echo(
         f"{made.folder}: {manifest.precision} in {share}U-Net weights {before / 1e6:.1f} → {after / 1e6:.1f} MB"
         + "".join(f", faces at {value:.1f} dB of {parent.precision}" for value in made.distance.values())

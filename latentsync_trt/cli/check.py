@@ -10,11 +10,12 @@ from typing import Any
 import click
 
 from latentsync_trt import __version__
-from latentsync_trt.bundle import Bundle, Manifest, find_bundle
+from latentsync_trt.bundle.find import find_bundle
+from latentsync_trt.bundle.manifest import Bundle, Manifest
 from latentsync_trt.cli.errors import FAILED
 from latentsync_trt.cli.options import build, bundle_option, options_from, precision_option
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime.rtx_compiler import (
+from latentsync_trt.runtime.compiler.rtx import (
     DEFAULT_COMPUTE_CAPABILITY,
     GraphVerdict,
     Trial,

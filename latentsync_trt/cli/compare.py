@@ -127,7 +127,8 @@ def command(
 
 def _compare(a: str, b: str, subjects: list["Subject"], plan: "Plan", audience: "Audience") -> "Comparison":
     from latentsync_trt.bench.quality.run import compare_bundles, compare_videos
-    from latentsync_trt.bundle import Bundle, find_bundle
+    from latentsync_trt.bundle.find import find_bundle
+    from latentsync_trt.bundle.manifest import Bundle
 
     if _is_video(a) != _is_video(b):
         raise click.UsageError(f"{a} and {b}: give two bundles or two videos")

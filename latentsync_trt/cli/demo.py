@@ -9,7 +9,7 @@ from latentsync_trt.config import PRESETS, PresetName
 
 if TYPE_CHECKING:
     from latentsync_trt.bench.clip_sync import SyncScore
-    from latentsync_trt.pipeline import ProgressCallback
+    from latentsync_trt.types import ProgressCallback
 
 SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sync.png"
 
@@ -29,14 +29,14 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
     Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech and mouth over time) to
     the folder, and prints how well the lips follow.
     """
-    from latentsync_trt.bundle import find_bundle
+    from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.cli.show import progress_bar, show_report
     from latentsync_trt.config import SyncOptions
-    from latentsync_trt.demo import SENTENCE, SPEECH, camera_frames
     from latentsync_trt.errors import OutputError
     from latentsync_trt.media.audio import probe_audio
+    from latentsync_trt.media.demo_clip import SENTENCE, SPEECH, camera_frames
     from latentsync_trt.media.writer import write_pictures
-    from latentsync_trt.pipeline import LipSync
+    from latentsync_trt.sync.api import LipSync
 
     folder, _ = find_bundle(bundle)
     speech = audio or SPEECH
@@ -73,8 +73,8 @@ def look_at(
     from latentsync_trt.bench.clip_sync import measure_clip, score
     from latentsync_trt.bench.moments import choose_moments, draw_moments
     from latentsync_trt.bench.sync_plot import draw_plot
-    from latentsync_trt.bundle import read_manifest
-    from latentsync_trt.demo import SPEECH, spoken_mouth
+    from latentsync_trt.bundle.manifest import read_manifest
+    from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
     from latentsync_trt.media.reader import read_frames
 
     mouth = spoken_mouth() if audio is None else None

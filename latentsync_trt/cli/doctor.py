@@ -124,7 +124,7 @@ def _codecs() -> Iterator[Finding]:
 
 
 def _folders() -> Iterator[Finding]:
-    from latentsync_trt.bundle import checkpoints_folder
+    from latentsync_trt.bundle.find import checkpoints_folder
 
     folder = checkpoints_folder()
     state = "found" if folder.is_dir() else "not there yet"
@@ -139,7 +139,8 @@ def _free(folder: Path) -> str:
 
 
 def _bundles() -> Iterator[Finding]:
-    from latentsync_trt.bundle import Bundle, demo_folder, exported_bundles
+    from latentsync_trt.bundle.find import demo_folder, exported_bundles
+    from latentsync_trt.bundle.manifest import Bundle
     from latentsync_trt.errors import BundleError
 
     folders = [*exported_bundles(), demo_folder()]

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 
 from latentsync_trt.cli.findings import Finding, Level
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
-from latentsync_trt.runtime import diagnosis, gpu, libraries, reasons
-from latentsync_trt.runtime.cache import CACHE_VARIABLE, cache_folder
-from latentsync_trt.runtime.providers import PREFERENCE
-from latentsync_trt.runtime.upkeep import survey, total_bytes
+from latentsync_trt.runtime.cache.engine_cache import CACHE_VARIABLE, cache_folder
+from latentsync_trt.runtime.cache.prune import survey, total_bytes
+from latentsync_trt.runtime.providers import diagnose as diagnosis
+from latentsync_trt.runtime.providers import gpu, libraries
+from latentsync_trt.runtime.providers import messages as reasons
+from latentsync_trt.runtime.providers.select import PREFERENCE
 
 _COMPILER_DISTRIBUTIONS = ("tensorrt-rtx-cu13", "tensorrt-rtx-cu12", "tensorrt-rtx")
 _CHECK_LINE = 'pip install "latentsync-trt[check]"'

@@ -22,7 +22,7 @@ def command(quiet: bool, **fields: Any) -> None:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise MissingDependency(f"export needs {', '.join(missing)}: pip install 'latentsync-trt[export]'")
-    from latentsync_trt.bundle import read_manifest
+    from latentsync_trt.bundle.manifest import read_manifest
     from latentsync_trt.export.exporter import export_bundle
 
     options = build(ExportOptions, fields)

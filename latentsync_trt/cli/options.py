@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from latentsync_trt.bundle import PRECISIONS
+from latentsync_trt.bundle.manifest import PRECISIONS
 from latentsync_trt.config import PROVIDER_CHOICES, flag_name
 from latentsync_trt.errors import InputError
 

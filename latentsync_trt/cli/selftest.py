@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from latentsync_trt.bundle import DEMO_NAME, Bundle, Precision, find_bundle
+from latentsync_trt.bundle.find import find_bundle
+from latentsync_trt.bundle.manifest import DEMO_NAME, Bundle, Precision
 from latentsync_trt.cli.errors import FAILED
 from latentsync_trt.cli.options import build, options_from, precision_option, provider_option
 from latentsync_trt.config import RuntimeOptions

@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from latentsync_trt.pipeline import ProgressCallback
 from latentsync_trt.types import Progress as StageProgress
-from latentsync_trt.types import SyncReport
+from latentsync_trt.types import ProgressCallback, SyncReport
 
 
 class _RateColumn(ProgressColumn):

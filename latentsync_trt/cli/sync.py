@@ -9,7 +9,7 @@ from latentsync_trt.cli.options import build, bundle_option, options_from, preci
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 
 if TYPE_CHECKING:
-    from latentsync_trt.pipeline import LipSync
+    from latentsync_trt.sync.api import LipSync
 
 
 @click.command("sync")
@@ -41,9 +41,9 @@ def command(
     **fields: Any,
 ) -> None:
     """Lip-sync VIDEO to AUDIO."""
-    from latentsync_trt.bundle import find_bundle
+    from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.cli.show import progress_bar, say, show_report
-    from latentsync_trt.pipeline import LipSync
+    from latentsync_trt.sync.api import LipSync
 
     options, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
     target = output or default_output(video, lossless=options.lossless)

@@ -17,7 +17,7 @@ _UNGUIDED_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """How one step runs: `full` = the whole network, else its last layer alone; `guided` = with the unheard half."""
+    """How one step runs: `full`: the whole network, else its last layer alone; `guided`: with guidance."""
 
     full: bool
     guided: bool = True

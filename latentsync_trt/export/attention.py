@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from latentsync_trt.bundle import AttentionForm
+from latentsync_trt.bundle.manifest import AttentionForm
 from latentsync_trt.export.layers import Linear
 
 HEADS = 8
@@ -89,7 +89,7 @@ class AudioAttention(nn.Module):
         out: Tensor = self.to_out[0](join_heads(attend(query[0], kv[0], kv[1])))
         return out
 
-    def unheard(self) -> Tensor:
+    def unconditional(self) -> Tensor:
         """What `forward` gives for all-zero audio: keys and values have no bias, so the output's bias `(C,)`."""
         return self.to_out[0].get_parameter("bias")
 

@@ -4,8 +4,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import convenience
 
+from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.export.cuda_form import DOMAIN
-from latentsync_trt.export.weights import WeightsFile
 
 _DOMAIN_VERSION = 1
 _VIEWS = ("Reshape", "Unsqueeze", "Squeeze")

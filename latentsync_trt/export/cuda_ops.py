@@ -52,7 +52,7 @@ class CudaOps:
         return added.reshape(delta.shape)
 
     def layer_norm(self, norm: Any, parts: Sum) -> tuple[Tensor, Tensor]:
-        """The sum, normalised by a `LayerNorm`, and the sum."""
+        """The sum, normalized by a `LayerNorm`, and the sum."""
         weight, offset = norm.weight, norm.bias
         delta, bias, base = parts.delta, parts.bias, parts.base
         if not self.form.skip_layer_norm or (base is None and bias is None):
@@ -74,7 +74,7 @@ class CudaOps:
         return normed.reshape(shape), total.reshape(shape)
 
     def group_norm(self, norm: Any, parts: Sum, *, silu: bool) -> tuple[Tensor, Tensor]:
-        """The sum of images, normalised by a `WindowNorm`, `FrameNorm` or PyTorch's `GroupNorm` and perhaps activated,
+        """The sum of images, normalized by a `WindowNorm`, `FrameNorm` or PyTorch's `GroupNorm` and perhaps activated,
         and the sum."""
         shape = parts.delta.shape
         count, height, width, channels = shape
@@ -169,7 +169,7 @@ def project_apart(linear: Any, x: Tensor) -> list[Tensor]:
 
 
 def double_size(image: Tensor) -> Tensor:
-    """Nearest-neighbour doubling of images `(N, h, w, C)`."""
+    """Nearest-neighbor doubling of images `(N, h, w, C)`."""
     count, height, width, channels = image.shape
     wide = image[:, :, None, :, None, :].expand(count, height, 2, width, 2, channels)
     return wide.reshape(count, 2 * height, 2 * width, channels)

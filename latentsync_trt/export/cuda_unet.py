@@ -113,7 +113,7 @@ class _Run:
         return Sum(back.delta.reshape(residual.shape), back.bias, residual)
 
     def listen(self, block: Any, parts: Sum, fork: bool) -> tuple[Tensor, Tensor]:
-        """The audio attention of a `SpatialBlock`: its result, normalised for the feed-forward, and as it is."""
+        """The audio attention of a `SpatialBlock`: its result, normalized for the feed-forward, and as it is."""
         normed, x = self.ops.layer_norm(block.norm2, parts)
         if fork:
             x = double(x)
@@ -122,7 +122,7 @@ class _Run:
         query = torch.matmul(normed, block.attn2.to_q.weight)
         key, value = project_apart(block.attn2.to_kv, self.step.audio)
         heard = project(block.attn2.to_out[0], self.ops.attend(query, key, value, heads=HEADS))
-        # What the unheard half gets is the bias alone, which the sum adds to both.
+        # What the unconditional half gets is the bias alone, which the sum adds to both.
         delta = torch.cat([torch.zeros_like(heard.delta), heard.delta]) if self.step.guided else heard.delta
         return self.ops.layer_norm(block.norm3, Sum(delta, heard.bias, x))
 

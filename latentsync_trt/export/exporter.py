@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 
-from latentsync_trt.bundle import (
+from latentsync_trt.bundle.manifest import (
     MANIFEST_NAME,
     DimensionRange,
     FileEntry,
@@ -19,6 +19,7 @@ from latentsync_trt.bundle import (
     sha256_file,
     write_manifest,
 )
+from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import ExportMismatch, InputError, OutputError
 from latentsync_trt.export.cuda_graph import take_stored
 from latentsync_trt.export.graphs import OPSET, GraphPlan, build_cuda_graph, build_graph
@@ -33,7 +34,6 @@ from latentsync_trt.export.plans import (
 )
 from latentsync_trt.export.vae_range import wide_note
 from latentsync_trt.export.verify import TOLERANCE, affordable, needed_bytes, open_checked, verify_graph
-from latentsync_trt.export.weights import WeightsFile
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the part of the whole that is done, 0 to 1."""

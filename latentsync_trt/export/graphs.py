@@ -14,7 +14,7 @@ from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 from torch import Tensor, nn
 
-from latentsync_trt.bundle import AttentionForm, DimensionRange
+from latentsync_trt.bundle.manifest import AttentionForm, DimensionRange
 from latentsync_trt.export.attention import traced_as
 from latentsync_trt.export.cuda_graph import finish, may_fold
 

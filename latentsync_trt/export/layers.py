@@ -45,7 +45,7 @@ class Linear(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation of the last dimension."""
+    """Layer normalization of the last dimension."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class LayerNorm(nn.Module):
 
 
 class FrameNorm(nn.Module):
-    """Group normalisation of each frame by itself."""
+    """Group normalization of each frame by itself."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class FrameNorm(nn.Module):
 
 
 class WindowNorm(nn.Module):
-    """Group normalisation with statistics across all frames and pixels of a window.
+    """Group normalization with statistics across all frames and pixels of a window.
 
     The statistics come from those of the single frames (law of total variance), so that frames stay folded into the
     batch and nothing is transposed. They are float32 in every precision: a window has up to 10 M values a group.

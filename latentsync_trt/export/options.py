@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from latentsync_trt.bundle import ATTENTION_FORMS, AttentionForm, checkpoints_folder
+from latentsync_trt.bundle.find import checkpoints_folder
+from latentsync_trt.bundle.manifest import ATTENTION_FORMS, AttentionForm
 from latentsync_trt.config import check_limits, option
 from latentsync_trt.errors import CheckpointError, InputError
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from latentsync_trt.bundle import DimensionRange
+from latentsync_trt.bundle.manifest import DimensionRange
 from latentsync_trt.errors import CheckpointError, InputError
 from latentsync_trt.export.checkpoint import LoadedUNet, load_unet, load_whisper
 from latentsync_trt.export.cuda_form import CudaForm

@@ -54,7 +54,7 @@ class TimeEmbedding(nn.Module):
     def forward(self, timestep: Tensor) -> Tensor:
         steps = torch.arange(self.half_width, dtype=torch.float32, device=timestep.device)
         frequencies = torch.exp(steps * (-math.log(_LONGEST_PERIOD) / self.half_width))
-        # float32 in every precision: half precision cannot tell neighbouring timesteps apart.
+        # float32 in every precision: half precision cannot tell neighboring timesteps apart.
         angles = (timestep.float() * frequencies)[None]
         sinusoid = torch.cat([angles.cos(), angles.sin()], 1).to(self.linear_1.weight.dtype)
         embedding: Tensor = self.linear_2(F.silu(self.linear_1(sinusoid)))
@@ -88,7 +88,7 @@ class UNet(nn.Module):
             timestep: `()` int64.
             audio: `(B·F, S, D)`.
             frames: F.
-            guided: also predict with all-zero audio; the outputs then hold 2·B·F frames, the unheard half first.
+            guided: also predict with all-zero audio; the outputs then hold 2·B·F frames, the unconditional half first.
 
         Returns:
             noise `(B·F, 4, h, w)`, and the state entering the last layer, `(B·F, C, h, w)`, for `forward_cached`.

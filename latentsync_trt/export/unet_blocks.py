@@ -25,7 +25,7 @@ class StepInputs:
 
 
 class Resnet(nn.Module):
-    """Two normalised convolutions with the time embedding between them, and a residual."""
+    """Two normalized convolutions with the time embedding between them, and a residual."""
 
     def __init__(self, inputs: int, outputs: int, time_width: int) -> None:
         super().__init__()
@@ -67,8 +67,9 @@ class SpatialBlock(nn.Module):
             plain: Tensor = x + self.attn2(self.norm2(x), step.audio)
             return plain
         count = step.audio.shape[0]
-        deaf, hearing = (x, x) if fork else (x[:count], x[count:])
-        return torch.cat([deaf + self.attn2.unheard(), hearing + self.attn2(self.norm2(hearing), step.audio)])
+        unconditional, conditional = (x, x) if fork else (x[:count], x[count:])
+        attended = self.attn2(self.norm2(conditional), step.audio)
+        return torch.cat([unconditional + self.attn2.unconditional(), conditional + attended])
 
 
 class SpatialTransformer(nn.Module):
@@ -138,7 +139,7 @@ class MotionModule(nn.Module):
 
 
 class Resampler(nn.Module):
-    """A 3×3 convolution that halves the size (`up=False`), or follows a nearest-neighbour doubling."""
+    """A 3×3 convolution that halves the size (`up=False`), or follows a nearest-neighbor doubling."""
 
     def __init__(self, width: int, *, up: bool) -> None:
         super().__init__()

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latentsync_trt.demo import portrait
 from latentsync_trt.face.align import align, crop
 from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.media.demo_clip import portrait
 from latentsync_trt.types import UInt8Array
 
 _POINTS_PX = np.array([(199, 88), (252, 90), (223, 127)], np.float32)
@@ -20,7 +20,7 @@ def trial_pictures(side_px: int) -> dict[str, Tensor]:
     """Pictures by what they show, each float32 `(1, 3, H, W)` in [−1, 1].
 
     An aligned face, the same with its mouth masked as the denoiser is given it, both with H = W = `side_px`; black,
-    white, and noise of nothing but the darkest and brightest value of each colour: these look the same at every size,
+    white, and noise of nothing but the darkest and brightest value of each color: these look the same at every size,
     and have half the height and width, which takes a quarter of the time.
 
     Raises:

@@ -12,7 +12,7 @@ from latentsync_trt.export.attention import HEADS
 from latentsync_trt.export.graphs import GraphPlan
 from latentsync_trt.export.options import ExportOptions
 from latentsync_trt.export.vae import PIXELS_PER_LATENT
-from latentsync_trt.runtime.session import Array, Session
+from latentsync_trt.runtime.sessions.session import Array, Session
 
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2}
 """Largest relative difference to float32 PyTorch. float32 graphs stay near 1e-6; of half precision's 1e-3 for a single

@@ -42,7 +42,7 @@ class WhisperAttention(nn.Module):
 
 
 class WhisperBlock(nn.Module):
-    """Attention and a four times wider feed-forward, each normalised first, with residuals."""
+    """Attention and a four times wider feed-forward, each normalized first, with residuals."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class WhisperBlock(nn.Module):
 
 
 class WhisperEncoder(nn.Module):
-    """Log-mel segments → stacked hidden states, without the final normalisation."""
+    """Log-mel segments → stacked hidden states, without the final normalization."""
 
     def __init__(self, config: WhisperConfig) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ _BICUBIC_RADIUS = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlignState:
-    """What alignment remembers of a track: `bias (2,)` float64, the smoothed nose residual in normalised units."""
+    """What alignment remembers of a track: `bias (2,)` float64, the smoothed nose residual in normalized units."""
 
     bias: Float64Array
 
@@ -46,8 +46,8 @@ def align(
 ) -> tuple[Float64Array, AlignState]:
     """The similarity that takes a face to the network's pose.
 
-    Orthogonal Procrustes: with both point sets centred and divided by their standard deviation, the rotation is U·Vᵀ of
-    the SVD of their covariance. The nose residual (template minus face, both normalised, before rotation) is averaged
+    Orthogonal Procrustes: with both point sets centerd and divided by their standard deviation, the rotation is U·Vᵀ of
+    the SVD of their covariance. The nose residual (template minus face, both normalized, before rotation) is averaged
     over the track and added to the translation unscaled, as the networks' training data had it.
 
     Args:
@@ -63,12 +63,12 @@ def align(
         InputError: the points coincide or are not finite.
     """
     rounded = np.rint(points) if whole_pixels else points
-    face, face_centre, face_spread = _normalised(np.asarray(rounded, np.float64))
-    pose, pose_centre, pose_spread = _normalised(_TEMPLATE * (_ENLARGE_NUMERATOR * resolution / _ENLARGE_DENOMINATOR))
+    face, face_center, face_spread = _normalized(np.asarray(rounded, np.float64))
+    pose, pose_center, pose_spread = _normalized(_TEMPLATE * (_ENLARGE_NUMERATOR * resolution / _ENLARGE_DENOMINATOR))
     residual = pose[2] - face[2]
     bias = residual if state is None else (1 - _NEW_BIAS_SHARE) * state.bias + _NEW_BIAS_SHARE * residual
     linear = _rotation(face, pose) * (pose_spread / face_spread)
-    translation = pose_centre - linear @ face_centre + bias
+    translation = pose_center - linear @ face_center + bias
     return np.column_stack([linear, translation]), AlignState(bias)
 
 
@@ -109,7 +109,7 @@ def shifted(matrix: Float64Array, left_px: int, top_px: int) -> Float64Array:
 
 
 def frame_corners(matrix: Float64Array, size_px: tuple[int, int]) -> Float64Array:
-    """Where the centres of a crop's corner pixels lie in the frame: `(4, 2)` float64 (x, y) in pixels.
+    """Where the centers of a crop's corner pixels lie in the frame: `(4, 2)` float64 (x, y) in pixels.
 
     Args:
         matrix: `(2, 3)` frame → crop. size_px: width and height of the crop.
@@ -159,13 +159,13 @@ def resize_antialiased(
     return result
 
 
-def _normalised(points: Float64Array) -> tuple[Float64Array, Float64Array, float]:
-    """Points centred and divided by their spread; the centre; the spread (all coordinates together, n − 1)."""
-    centre = points.mean(axis=0)
-    spread = float((points - centre).std(ddof=1))
+def _normalized(points: Float64Array) -> tuple[Float64Array, Float64Array, float]:
+    """Points centerd and divided by their spread; the center; the spread (all coordinates together, n − 1)."""
+    center = points.mean(axis=0)
+    spread = float((points - center).std(ddof=1))
     if not (np.isfinite(spread) and spread > 0):
         raise InputError(f"face points {points.tolist()} span no face: they coincide or are not finite")
-    return (points - centre) / spread, centre, spread
+    return (points - center) / spread, center, spread
 
 
 def _rotation(source: Float64Array, target: Float64Array) -> Float64Array:
@@ -191,10 +191,10 @@ def _taps(source: int, target: int) -> tuple[NDArray[np.int64], Float32Array]:
     """Which of `source` samples each of `target` samples mixes, and how much of each: both `(taps, target)`."""
     step = source / target
     stretch = max(step, 1.0)
-    centre = (np.arange(target) + 0.5) * step
-    first = np.floor(centre - _BICUBIC_RADIUS * stretch + 0.5).astype(np.int64)
+    center = (np.arange(target) + 0.5) * step
+    first = np.floor(center - _BICUBIC_RADIUS * stretch + 0.5).astype(np.int64)
     index = first + np.arange(int(np.ceil(2 * _BICUBIC_RADIUS * stretch)) + 1)[:, None]
-    weight = _bicubic((index + 0.5 - centre) / stretch)
+    weight = _bicubic((index + 0.5 - center) / stretch)
     weight[(index < 0) | (index >= source)] = 0.0
     weight /= weight.sum(axis=0)
     return np.clip(index, 0, source - 1), weight.astype(np.float32)

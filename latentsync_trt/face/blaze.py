@@ -43,12 +43,12 @@ class Candidate:
 
 @lru_cache(maxsize=2)
 def anchors(model: BlazeModel) -> Float32Array:
-    """Centres of the anchors, float32 `(n, 2)`, row by row."""
+    """Centers of the anchors, float32 `(n, 2)`, row by row."""
     grids = []
     for stride, count in model.grids:
         side = model.side_px // stride
-        centres = (np.arange(side) + 0.5) / side
-        x, y = np.meshgrid(centres, centres)
+        centers = (np.arange(side) + 0.5) / side
+        x, y = np.meshgrid(centers, centers)
         grids.append(np.repeat(np.stack([x, y], axis=-1).reshape(-1, 2), count, axis=0))
     return np.concatenate(grids).astype(np.float32)
 
@@ -57,7 +57,7 @@ def decode(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> list
     """Faces in one image, best first.
 
     Args:
-        boxes: `(n, 16)` raw: centre, size, then six key points, in input pixels relative to the anchor's centre.
+        boxes: `(n, 16)` raw: center, size, then six key points, in input pixels relative to the anchor's center.
         scores: `(n,)` logits.
     """
     probabilities = np.array([sigmoid(score) for score in scores.tolist()], np.float32)
@@ -65,8 +65,8 @@ def decode(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> list
     found = found[np.argsort(-probabilities[found], kind="stable")]
     points = boxes[found].reshape(len(found), 2 + _KEYPOINTS, 2) / np.float32(model.side_px)
     middle = anchors(model)[found]
-    centre, half = points[:, 0] + middle, points[:, 1] / 2
-    corners = np.concatenate([centre - half, centre + half], axis=1)
+    center, half = points[:, 0] + middle, points[:, 1] / 2
+    corners = np.concatenate([center - half, center + half], axis=1)
     eyes = points[:, 2:4] + middle[:, None]
     return _suppressed(probabilities[found], corners, eyes)
 

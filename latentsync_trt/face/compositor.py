@@ -131,7 +131,7 @@ def _unaliased_size(face: AlignedFace) -> tuple[int, int]:
 
 
 def _rescaled(face: AlignedFace, size: tuple[int, int]) -> Float64Array:
-    """The face's matrix for a crop resized to `size`; pixel centres are half a pixel from the crop's edge in both."""
+    """The face's matrix for a crop resized to `size`; pixel centers are half a pixel from the crop's edge in both."""
     scale = np.array(size) / np.array(face.crop_size_px)
     linear = face.matrix[:, :2] * scale[:, None]
     return np.column_stack([linear, (face.matrix[:, 2] + 0.5) * scale - 0.5])

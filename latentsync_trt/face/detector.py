@@ -7,7 +7,7 @@ import numpy as np
 
 from latentsync_trt.face.blaze import FULL_RANGE, SHORT_RANGE, BlazeModel, Candidate, decode, iou, sigmoid
 from latentsync_trt.face.mesh import Region, at_rest, cut, face_of, region_around, region_of, to_frame
-from latentsync_trt.runtime.session import Session
+from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.types import Face, Float32Array, Picture, UInt8Array
 
 _ASSETS = Path(__file__).resolve().parents[1] / "assets" / "face"

@@ -49,7 +49,7 @@ def mouth_mask(resolution: int) -> Float32Array:
 def latent_mask(resolution: int) -> Float32Array:
     """`mouth_mask` on the latent grid: float32 `(h, w)`, 0 or 1, from the top-left pixel of each 8×8 block.
 
-    That is the nearest-neighbour rule of the networks' training; a pixel on the outline counts as what most of it is.
+    That is the nearest-neighbor rule of the networks' training; a pixel on the outline counts as what most of it is.
     """
     nearest = mouth_mask(resolution)[::LATENT_SCALE, ::LATENT_SCALE]
     return np.asarray(nearest >= 0.5, np.float32)

@@ -24,7 +24,7 @@ _REST_TURN = radians(3)
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A turned square of a frame: centre and side in pixels, clockwise turn of the face in radians."""
+    """A turned square of a frame: center and side in pixels, clockwise turn of the face in radians."""
 
     x_px: float
     y_px: float
@@ -75,7 +75,7 @@ def cut(frame: Picture, region: Region) -> Float32Array:
 
 def _around(frame: Picture, region: Region) -> tuple[UInt8Array, Float64Array]:
     """The part of the frame that holds the region, which may be empty, and `Region.to_frame` into that part."""
-    # Half a square's diagonal and some, which for small squares must hold the bilinear samples' neighbours.
+    # Half a square's diagonal and some, which for small squares must hold the bilinear samples' neighbors.
     reach = max(0.75 * region.side_px, 0.71 * region.side_px + 3)
     left, top = max(int(region.x_px - reach), 0), max(int(region.y_px - reach), 0)
     right, bottom = max(int(region.x_px + reach), 0), max(int(region.y_px + reach), 0)
@@ -99,7 +99,7 @@ def to_frame(landmarks: Float32Array, region: Region) -> Float32Array:
     """The network's `(1, 1404, 1, 1)` output as the mesh `(468, 3)` float32: x, y, depth in frame pixels."""
     mesh = landmarks.reshape(POINTS, 3).astype(np.float64)
     matrix = region.to_frame()
-    # The network counts from the corner of its image, not from the centre of the first pixel: so counted, points of a
+    # The network counts from the corner of its image, not from the center of the first pixel: so counted, points of a
     # mirrored picture are the mirrored points. MediaPipe's own are half a network pixel further right and down.
     planar = (mesh[:, :2] - 0.5) @ matrix[:, :2].T + matrix[:, 2]
     depth = mesh[:, 2:] * (region.side_px / SIDE_PX)

@@ -20,7 +20,7 @@ from latentsync_trt.types import Float32Array
 SPEECH_RATE_HZ = 16_000
 """Samples per second of the network's audio encoder."""
 
-# Without the limit swresample mixes into float without normalising: stereo would come out 3 dB too loud.
+# Without the limit swresample mixes into float without normalizing: stereo would come out 3 dB too loud.
 _MIX_OPTIONS = {"rematrix_maxval": "1.0"}
 
 
@@ -67,7 +67,7 @@ def read_audio_blocks(path: Path, rate_hz: int = SPEECH_RATE_HZ) -> Iterator[Flo
 
     Integer samples map full scale to [−1, 1): 16-bit ones are divided by 32768. Float samples keep their values, and
     resampling may overshoot slightly. Channels are mixed as swresample does with weights that sum to at most 1: stereo
-    is the mean of both, of surround sound the centre counts most and the low-frequency channel not.
+    is the mean of both, of surround sound the center counts most and the low-frequency channel not.
     A source that already has this rate and one channel is not filtered.
 
     Raises:

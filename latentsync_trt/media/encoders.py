@@ -33,7 +33,7 @@ def h264_encoder(encoder: Encoder, crf: int, width_px: int, height_px: int) -> H
     """The encoder that `encoder` stands for; "auto" is the GPU's where it opens for pictures of this size.
 
     Args:
-        crf: 0 to 51. x264 takes it as such; NVENC as the quantiser of every frame, which is near to it, not the same.
+        crf: 0 to 51. x264 takes it as such; NVENC as the quantizer of every frame, which is near to it, not the same.
 
     Raises:
         OutputError: the GPU's encoder is demanded and does not open.

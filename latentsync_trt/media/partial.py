@@ -8,7 +8,7 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
-from latentsync_trt.media.colour import coding_of
+from latentsync_trt.media.color import coding_of
 from latentsync_trt.media.pictures import packed_view, repeating_rgb, views
 from latentsync_trt.types import UInt8Array, YuvPlanes
 
@@ -27,7 +27,7 @@ class PartlyConverted:
 
     def __init__(self, planes: YuvPlanes) -> None:
         height, width = planes.y.shape
-        self._planes, self._coding = planes, coding_of(planes.colour, width, height)
+        self._planes, self._coding = planes, coding_of(planes.color, width, height)
         self._rgb = np.empty((height, width, 3), np.uint8)
         self._missing = np.ones((-(-height // TILE_PX), -(-width // TILE_PX)), np.bool_)
         self._lock = threading.Lock()  # a frame may be searched for the next one's face while it is composed

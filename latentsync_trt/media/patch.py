@@ -7,8 +7,8 @@ four pixels, and the way back is their mean. The two cancel out, so a picture do
 import numpy as np
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.colour import chroma_of, coding_of, luma_of
-from latentsync_trt.types import ColourTags, Float32Array, Patch, UInt8Array, YuvPlanes
+from latentsync_trt.media.color import chroma_of, coding_of, luma_of
+from latentsync_trt.types import ColorTags, Float32Array, Patch, UInt8Array, YuvPlanes
 
 
 def paint(rgb: UInt8Array, patch: Patch) -> UInt8Array:
@@ -34,21 +34,21 @@ def apply_patch(planes: YuvPlanes, patch: Patch) -> YuvPlanes:
     """
     height_px, width_px = planes.y.shape
     rows, columns = _place(patch, width_px, height_px)
-    coding = coding_of(planes.colour, width_px, height_px)
+    coding = coding_of(planes.color, width_px, height_px)
     rgb = patch.rgb.astype(np.float32)
     y, u, v = planes.y.copy(), planes.u.copy(), planes.v.copy()
     np.copyto(y[rows, columns], luma_of(rgb, coding), where=patch.changed)
     blue, red = chroma_of(rgb, coding)
     _blend_chroma(u, blue, patch, (height_px, width_px))
     _blend_chroma(v, red, patch, (height_px, width_px))
-    return YuvPlanes(y, u, v, planes.colour)
+    return YuvPlanes(y, u, v, planes.color)
 
 
-def planes_of(rgb: UInt8Array, colour: ColourTags) -> YuvPlanes:
-    """A whole picture `rgb (H, W, 3)` as 8-bit 4:2:0 planes, coded as `colour` says."""
+def planes_of(rgb: UInt8Array, color: ColorTags) -> YuvPlanes:
+    """A whole picture `rgb (H, W, 3)` as 8-bit 4:2:0 planes, coded as `color` says."""
     height, width = rgb.shape[:2]
     half = ((height + 1) // 2, (width + 1) // 2)
-    blank = YuvPlanes(np.zeros((height, width), np.uint8), np.zeros(half, np.uint8), np.zeros(half, np.uint8), colour)
+    blank = YuvPlanes(np.zeros((height, width), np.uint8), np.zeros(half, np.uint8), np.zeros(half, np.uint8), color)
     return apply_patch(blank, Patch(0, 0, rgb, np.ones((height, width), np.bool_)))
 
 
@@ -56,7 +56,7 @@ def _place(patch: Patch, width_px: int, height_px: int) -> tuple[slice, slice]:
     """Rows and columns of the picture that the patch covers."""
     height, width = patch.changed.shape
     if patch.rgb.shape != (height, width, 3):
-        raise InputError(f"patch: {patch.rgb.shape} colours for a {patch.changed.shape} mask of changes")
+        raise InputError(f"patch: {patch.rgb.shape} colors for a {patch.changed.shape} mask of changes")
     right, bottom = patch.x_px + width, patch.y_px + height
     if patch.x_px < 0 or patch.y_px < 0 or right > width_px or bottom > height_px:
         raise InputError(
@@ -84,7 +84,7 @@ def _blend_chroma(plane: UInt8Array, chroma: Float32Array, patch: Patch, size: t
 
 
 def _quads(values: Float32Array) -> Float32Array:
-    """Sums of 2×2 neighbours of an array with even sides."""
+    """Sums of 2×2 neighbors of an array with even sides."""
     return values[0::2, 0::2] + values[0::2, 1::2] + values[1::2, 0::2] + values[1::2, 1::2]
 
 

@@ -11,8 +11,8 @@ from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.colour import Coding, coding_of, encoded_tags
-from latentsync_trt.types import ColourTags, UInt8Array, YuvPlanes
+from latentsync_trt.media.color import Coding, coding_of, encoded_tags
+from latentsync_trt.types import ColorTags, UInt8Array, YuvPlanes
 
 DIRECT_FORMATS = ("yuv420p", "yuvj420p")
 """Pixel formats whose planes are taken from the decoder as they are."""
@@ -79,11 +79,11 @@ def orientation_of(frame: VideoFrame) -> Orientation:
     raise InputError("its display matrix turns the picture by an angle that is no multiple of 90°")
 
 
-def tags_of(frame: VideoFrame) -> ColourTags:
-    """The colour tags of a decoded frame; a "yuvj" format says full range by its name."""
+def tags_of(frame: VideoFrame) -> ColorTags:
+    """The color tags of a decoded frame; a "yuvj" format says full range by its name."""
     ranges = {int(ColorRange.MPEG): False, int(ColorRange.JPEG): True}
     full_range = True if frame.format.name.startswith("yuvj") else ranges.get(int(frame.color_range))
-    return ColourTags(int(frame.color_primaries), int(frame.color_trc), int(frame.colorspace), full_range)
+    return ColorTags(int(frame.color_primaries), int(frame.color_trc), int(frame.colorspace), full_range)
 
 
 def is_rgb(frame: VideoFrame) -> bool:
@@ -105,9 +105,9 @@ class PictureConverter:
             InputError: the frame must be converted and its matrix is unknown.
         """
         source = tags_of(frame)
-        colour = encoded_tags(source, source_is_rgb=is_rgb(frame))
+        color = encoded_tags(source, source_is_rgb=is_rgb(frame))
         if frame.format.name not in DIRECT_FORMATS:
-            coding = coding_of(colour, frame.width, frame.height)
+            coding = coding_of(color, frame.width, frame.height)
             swscale_range = _swscale_range(coding)
             frame = self._to_yuv.reformat(
                 frame,
@@ -120,7 +120,7 @@ class PictureConverter:
                 threads=1,
             )
         y, u, v = (orientation.apply(view) for view in views(frame))
-        return YuvPlanes(y, u, v, colour)
+        return YuvPlanes(y, u, v, color)
 
     def rgb(self, frame: VideoFrame, orientation: Orientation) -> UInt8Array:
         """The frame as RGB `(H, W, 3)` uint8 straight from its own format.
@@ -142,7 +142,7 @@ class PictureConverter:
             InputError: the matrix of the planes is unknown.
         """
         height_px, width_px = planes.y.shape
-        coding = coding_of(planes.colour, width_px, height_px)
+        coding = coding_of(planes.color, width_px, height_px)
         # With odd sides swscale stretches the chroma planes instead of repeating their samples.
         converted = repeating_rgb(self._to_rgb, frame_of_planes(planes, even=True), coding)
         return np.ascontiguousarray(packed_view(converted)[:height_px, :width_px])

@@ -54,7 +54,7 @@ def probe(path: Path) -> VideoInfo:
             codec=stream.codec_context.name,
             pixel_format=frame.format.name,
             rotation_deg=orientation.clockwise_deg,
-            colour=tags_of(frame),
+            color=tags_of(frame),
             mirrored=orientation.mirrored,
             interlaced=frame.interlaced_frame or stream.codec_context.field_order not in _PROGRESSIVE_ORDERS,
             sample_aspect_ratio=aspect,

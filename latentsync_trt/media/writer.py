@@ -19,13 +19,13 @@ from av.video.stream import VideoStream
 
 from latentsync_trt.config import MODEL_FPS, Encoder
 from latentsync_trt.errors import InputError, OutputError
-from latentsync_trt.media.colour import BT709
+from latentsync_trt.media.color import BT709
 from latentsync_trt.media.encoders import h264_encoder
 from latentsync_trt.media.failures import ffmpeg_name, writing
 from latentsync_trt.media.patch import apply_patch, paint, planes_of
 from latentsync_trt.media.pictures import frame_of_planes
 from latentsync_trt.media.soundtrack import Soundtrack
-from latentsync_trt.types import ColourTags, Frame, Patch, UInt8Array, VideoInfo
+from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
 LOSSLESS_SUFFIX = ".mkv"
@@ -70,7 +70,7 @@ class VideoWriter:
     The file is made in a temporary folder beside `output`, which is removed whatever happens.
 
     Args:
-        output: .mp4, .mov or .mkv. info: the source, whose pixel aspect is kept; colour tags come with the frames.
+        output: .mp4, .mov or .mkv. info: the source, whose pixel aspect is kept; color tags come with the frames.
         audio: whose first audio stream is the sound; None for silence.
         crf: x264's quality, 0 to 51. encoder: see `h264_encoder`. lossless: FFV1 RGB instead.
 
@@ -159,7 +159,7 @@ class VideoWriter:
             stream = cast(VideoStream, container.add_stream(h264.codec, rate=self._fps, options=h264.options))
             stream.pix_fmt = "yuv420p"
             if frame.planes is not None:
-                _tag(stream, frame.planes.colour)
+                _tag(stream, frame.planes.color)
         stream.width, stream.height = width, height
         stream.thread_count = _ENCODER_THREADS
         stream.time_base = Fraction(1, self._fps)
@@ -179,7 +179,7 @@ class VideoWriter:
             return VideoFrame.from_ndarray(rgb, format="rgb24").reformat(format=_LOSSLESS_FORMAT)
         planes = frame.planes if patch is None else apply_patch(frame.planes, patch)
         picture = frame_of_planes(planes, even=True)
-        picture.color_range = _range(planes.colour)
+        picture.color_range = _range(planes.color)
         return picture
 
     def _finish(self) -> None:
@@ -222,11 +222,11 @@ def write_pictures(
     if first is None:
         raise OutputError(f"{path}: there are no pictures to write")
     height, width = first.shape[:2]
-    colour = ColourTags(BT709, BT709, BT709, full_range=False)
-    info = VideoInfo(width, height, Fraction(MODEL_FPS), None, "h264", "yuv420p", 0, colour)
+    color = ColorTags(BT709, BT709, BT709, full_range=False)
+    info = VideoInfo(width, height, Fraction(MODEL_FPS), None, "h264", "yuv420p", 0, color)
     with VideoWriter(path, info, audio=audio, crf=_NEAR_LOSSLESS_CRF, lossless=lossless) as writer:
         for index, rgb in enumerate(chain([first], stream)):
-            planes = None if lossless else planes_of(rgb, colour)
+            planes = None if lossless else planes_of(rgb, color)
             writer.write(Frame(index, Fraction(index, MODEL_FPS), rgb, planes))
 
 
@@ -241,16 +241,16 @@ def _losses(info: VideoInfo) -> tuple[str, ...]:
     return tuple(losses)
 
 
-def _tag(stream: VideoStream, colour: ColourTags) -> None:
-    """Carries the colour tags of the pictures over to the stream."""
+def _tag(stream: VideoStream, color: ColorTags) -> None:
+    """Carries the color tags of the pictures over to the stream."""
     context = stream.codec_context
-    context.color_primaries = colour.primaries
-    context.color_trc = colour.transfer
-    context.colorspace = colour.matrix
-    context.color_range = _range(colour)
+    context.color_primaries = color.primaries
+    context.color_trc = color.transfer
+    context.colorspace = color.matrix
+    context.color_range = _range(color)
 
 
-def _range(colour: ColourTags) -> int:
-    if colour.full_range is None:
+def _range(color: ColorTags) -> int:
+    if color.full_range is None:
         return int(ColorRange.UNSPECIFIED)
-    return int(ColorRange.JPEG if colour.full_range else ColorRange.MPEG)
+    return int(ColorRange.JPEG if color.full_range else ColorRange.MPEG)

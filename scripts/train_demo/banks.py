@@ -18,7 +18,7 @@ _POSITIONS_PER_FRAME = 2
 _NO_FRAME = -1
 
 _LOUDER_DECADES = (-1.5, 1.0)
-_COLOUR_DECADES, _COLOUR_POINTS = 0.35, 6
+_COLOR_DECADES, _COLOR_POINTS = 0.35, 6
 _NOISE_BELOW_DECADES = (1.5, 6.0)
 _NOISY_SHARE, _RIPPLE_DECADES = 0.4, 0.3
 
@@ -76,14 +76,14 @@ class SpeechBank:
 def _altered(power: Tensor, generator: np.random.Generator) -> Tensor:
     """Louder or softer, through another microphone, over noise: log10 of mel power `(B, 80, n)`."""
     count, bands, columns = power.shape
-    place = np.linspace(0, _COLOUR_POINTS - 1, bands)
+    place = np.linspace(0, _COLOR_POINTS - 1, bands)
 
     def curves(spread: float) -> NDArray[np.float64]:
-        knots = generator.normal(0, spread, (count, _COLOUR_POINTS))
-        return np.stack([np.interp(place, np.arange(_COLOUR_POINTS), row) for row in knots])
+        knots = generator.normal(0, spread, (count, _COLOR_POINTS))
+        return np.stack([np.interp(place, np.arange(_COLOR_POINTS), row) for row in knots])
 
-    colour = curves(_COLOUR_DECADES) + generator.uniform(*_LOUDER_DECADES, (count, 1))
-    shifted = power + placed(colour.astype(np.float32), power.device)[..., None]
+    color = curves(_COLOR_DECADES) + generator.uniform(*_LOUDER_DECADES, (count, 1))
+    shifted = power + placed(color.astype(np.float32), power.device)[..., None]
     below = generator.uniform(*_NOISE_BELOW_DECADES, (count, 1))
     below = np.where(generator.random((count, 1)) < _NOISY_SHARE, below, 12.0)
     level = (

@@ -32,7 +32,7 @@ def make_speech(seeds: range, split: Split, processes: int) -> Speech:
     )
 
 
-def quantised(samples: Float32Array) -> tuple[UInt8Array, float]:
+def quantized(samples: Float32Array) -> tuple[UInt8Array, float]:
     """log10 of the mel power of a recording in tenths above 1e-10, `(80, n)` uint8, and its largest log10."""
     log_power = np.concatenate(list(log_power_blocks([samples])), axis=1)
     steps = np.rint((log_power - LOWEST) * STEPS_PER_DECADE)
@@ -44,7 +44,7 @@ def _record(split: Split, seed: int) -> Recording:
 
 
 def _stored(recording: Recording) -> tuple[UInt8Array, float, MouthTrack]:
-    power, peak = quantised(recording.samples)
+    power, peak = quantized(recording.samples)
     return power, peak, recording.track
 
 

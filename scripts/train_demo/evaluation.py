@@ -11,7 +11,7 @@ from latentsync_trt.bench.pictures import ssim
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.pipeline import LipSync
+from latentsync_trt.sync.api import LipSync
 from latentsync_trt.types import BoolArray, UInt8Array
 from scripts.train_demo.held_out import Case, aligned_faces, dub, held_out_cases, lips, write_inputs
 from scripts.train_demo.scene import Studio

@@ -12,12 +12,12 @@ from latentsync_trt.bench.clip_sync import Curves, SyncScore, score
 from latentsync_trt.bench.moments import aligned
 from latentsync_trt.bench.sync_measure import agreement, mouth_gaps
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.demo import SpokenMouth
 from latentsync_trt.face.align import crop
 from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.media.demo_clip import SpokenMouth
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.writer import write_pictures
-from latentsync_trt.pipeline import LipSync
+from latentsync_trt.sync.api import LipSync
 from latentsync_trt.types import Float32Array, UInt8Array
 from scripts.train_demo.espeak import Speaker, Voice
 from scripts.train_demo.recordings import HELD_OUT_VARIANTS, Recording, say

@@ -26,7 +26,7 @@ _LEAST_RATE = 0.02
 """Learning rate at the end of a stage, of that after the warm-up."""
 
 Losses = dict[str, Tensor]
-"""Parts of the loss by name; "loss" is what is minimised."""
+"""Parts of the loss by name; "loss" is what is minimized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class _Run:
     def __init__(self, name: str, network: nn.Module, plan: StagePlan, workshop: Workshop) -> None:
         self._name, self._network, self._plan, self._workshop = name, network, plan, workshop
         self._trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        self._optimiser = torch.optim.AdamW(
+        self._optimizer = torch.optim.AdamW(
             self._trained,
             plan.learning_rate,
             betas=(0.9, 0.99),
@@ -142,16 +142,16 @@ class _Run:
         return max(self.step / self._plan.steps, self.elapsed_s / budget_s)
 
     def advance(self, losses: Callable[[int], Losses]) -> Losses:
-        """One step of the optimiser."""
+        """One step of the optimizer."""
         rate = self._plan.learning_rate * _rate(self.step, self._plan.steps, self.progress())
-        for group in self._optimiser.param_groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = rate
         with self._workshop.half():
             parts = losses(self.step)
-        self._optimiser.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad(set_to_none=True)
         parts["loss"].backward()
         torch.nn.utils.clip_grad_norm_(self._trained, _CLIP_NORM)
-        self._optimiser.step()
+        self._optimizer.step()
         self.average.update()
         self.step += 1
         return parts
@@ -164,7 +164,7 @@ class _Run:
             "network": self._network.state_dict(),
             "average": self.average.state,
             "count": self.average.count,
-            "optimiser": self._optimiser.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
         }
         unfinished = self._path.with_suffix(".part")
         torch.save(content, unfinished)
@@ -176,7 +176,7 @@ class _Run:
             return
         content = torch.load(self._path, map_location=self._workshop.device, weights_only=True)
         self._network.load_state_dict(content["network"])
-        self._optimiser.load_state_dict(content["optimiser"])
+        self._optimizer.load_state_dict(content["optimizer"])
         self.average.state, self.average.count = content["average"], content["count"]
         self.step, self.elapsed_s = content["step"], content["elapsed_s"]
         self._workshop.note(stage=self._name, resumed_at=self.step)

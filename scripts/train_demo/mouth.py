@@ -78,11 +78,11 @@ class Mouth:
         self.picture = np.asarray(cv2.resize(part, self.size_px, interpolation=cv2.INTER_CUBIC), np.uint8)
         self._points = (mesh[:, :2].astype(np.float64) - (left, top) + 0.5) * ENLARGE - 0.5
         first, last = self._points[78], self._points[308]
-        self._centre = (first + last) / 2
+        self._center = (first + last) / 2
         self._half = float(np.linalg.norm(last - first)) / 2
         along = (last - first) / (2 * self._half)
         self._axes = np.stack([along, (-along[1], along[0])])
-        self._local = (self._points - self._centre) @ self._axes.T / self._half
+        self._local = (self._points - self._center) @ self._axes.T / self._half
         self._sources = self._points.copy()
         # The photographed corners are dark beyond FaceMesh's inner points: lips begin at its outer ones.
         for inner, outer, sign in ((78, 61, -1.0), (308, 291, 1.0)):
@@ -163,14 +163,14 @@ class Mouth:
     def _without_corners(self) -> UInt8Array:
         """The picture with lips where the photographed corners are dark, for lips that are bent there."""
         outer = self._points[[*_UPPER_OUTER, *_LOWER_OUTER[::-1]]]
-        away = np.abs(np.arange(self.size_px[0]) - self._centre[0]) / self._half
+        away = np.abs(np.arange(self.size_px[0]) - self._center[0]) / self._half
         dark = (self.picture.max(axis=2) < _DARK_LEVEL) & (away > _CORNERS_FROM)
         dark &= _polygon(outer, self.size_px, grow_px=5.0) > 0
         mask = cv2.dilate(dark.astype(np.uint8), np.ones((3, 3), np.uint8))
         return np.asarray(cv2.inpaint(self.picture, mask, 3, cv2.INPAINT_TELEA), np.uint8)
 
     def _pixels(self, local: Float64Array) -> Float64Array:
-        return local * self._half @ self._axes + self._centre
+        return local * self._half @ self._axes + self._center
 
     def _beyond(self, line: Float64Array, sign: float) -> Float32Array:
         """What lies below (`sign` 1) or above (−1) a lip's inner edge, which goes on straight beyond the corners."""
@@ -188,15 +188,15 @@ class Mouth:
         ceiling = np.interp(columns, upper[:, 0], upper[:, 1]).astype(np.float32)
         floor = np.interp(columns, lower[:, 0], lower[:, 1]).astype(np.float32)
         depth = ((rows - ceiling) / np.maximum(floor - ceiling, 1.0)).clip(0, 1)
-        away = np.abs(columns - float(self._centre[0])) / self._half
+        away = np.abs(columns - float(self._center[0])) / self._half
         side = np.float32(1) - np.float32(0.55) * (away**2).clip(0, 1)
         cavity = np.array([62.0, 24.0, 22.0], np.float32) * (0.75 + 0.25 * depth[..., None])
         tongue_top = lower[len(lower) // 2, 1] - self._half * (0.2 + 0.1 * (1 - pose.opening))
         tongue = _soft((rows - tongue_top - 6 * away**2) / 3.0) * (away < 0.62)
         result = _mix(np.broadcast_to(cavity, (height, width, 3)), np.array([150.0, 78.0, 76.0], np.float32), tongue)
         result = self._with_lower_teeth(result, lower)
-        colours, opacity = self._teeth
-        result = _mix(result, colours, opacity)
+        colors, opacity = self._teeth
+        result = _mix(result, colors, opacity)
         shade = 0.62 + 0.38 * _soft((rows - ceiling - 1.0) / 3.0)
         return np.asarray(result * (shade * side)[..., None], np.float32)
 
@@ -211,16 +211,16 @@ class Mouth:
 
     def _with_lower_teeth(self, inside: Float32Array, lower: Float64Array) -> Float32Array:
         """The photographed teeth upside down, behind the lower lip, darker."""
-        colours, opacity = self._teeth
+        colors, opacity = self._teeth
         middle = lower[len(lower) // 2, 1]
         teeth_bottom = self._pixels(self._local[[14]])[0, 1]
         flip = np.array([[1.0, 0.0, 0.0], [0.0, -1.0, teeth_bottom + middle - self._half * 0.13]])
         flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-        flipped = cv2.warpAffine(np.dstack([colours, opacity]), flip, self.size_px, flags=flags)
+        flipped = cv2.warpAffine(np.dstack([colors, opacity]), flip, self.size_px, flags=flags)
         return _mix(inside, flipped[..., :3] * np.float32(0.72), flipped[..., 3] * np.float32(0.85))
 
     def _photographed_teeth(self) -> tuple[Float32Array, Float32Array]:
-        """Colours `(height, width, 3)` and opacity of the upper teeth, which stay where they are."""
+        """Colors `(height, width, 3)` and opacity of the upper teeth, which stay where they are."""
         upper, lower = self._points[list(_UPPER_INNER)], self._points[list(_LOWER_INNER)]
         width, height = self.size_px
         columns = np.arange(width)
@@ -230,11 +230,11 @@ class Mouth:
         # Rows above the teeth, which the lip hides in the photograph, repeat their upper edge.
         source = np.clip(rows, ceiling + 1.5, np.maximum(floor, ceiling + 1.5)).astype(np.float32)
         across = np.broadcast_to(columns.astype(np.float32), source.shape)
-        colours = cv2.remap(self.picture, np.ascontiguousarray(across), source, cv2.INTER_LINEAR).astype(np.float32)
-        away = np.abs(columns - self._centre[0]) / self._half
+        colors = cv2.remap(self.picture, np.ascontiguousarray(across), source, cv2.INTER_LINEAR).astype(np.float32)
+        away = np.abs(columns - self._center[0]) / self._half
         opacity = _soft((floor - rows) / 1.5) * _soft((0.8 - away) / 0.06)
         opacity *= _soft((rows - ceiling + 0.5 * self._half) / 2.0)
-        return colours, opacity.astype(np.float32)
+        return colors, opacity.astype(np.float32)
 
     def _rectangle(self) -> Float64Array:
         """Points along the border, which stay."""

@@ -27,7 +27,7 @@ TRACK_VALUES = 3
 
 _SINUSOID_PERIOD = 10000
 _HEARD_PERIOD = 200
-"""Of the audio encoder's positions. A frame hears 10 of them in no order: more channels that tell neighbours apart."""
+"""Of the audio encoder's positions. A frame hears 10 of them in no order: more channels that tell neighbors apart."""
 _SHUT_BELOW, _SHUT_COUNTS = 0.03, 4.0
 _SEEN_ROWS, _SEEN_COLUMNS = 3, 4
 
@@ -129,7 +129,7 @@ def mouth_errors(found: Tensor, said: Tensor, weights: Tensor) -> Tensor:
     return ((found - said) ** 2 * weights * shut).mean(1)
 
 
-def initialise(network: nn.Module, seed: int) -> None:
+def initialize(network: nn.Module, seed: int) -> None:
     """Gives the weights of `latentsync_trt.export`'s layers, which are made empty, seeded values to train from."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -157,7 +157,7 @@ def initialise(network: nn.Module, seed: int) -> None:
 def make_unet(sizes: Sizes, seed: int) -> TrainedUNet:
     """A U-Net to train; it starts by predicting nothing."""
     network = TrainedUNet(sizes.unet)
-    initialise(network, seed)
+    initialize(network, seed)
     nn.init.zeros_(network.conv_out.weight)
     return network
 
@@ -165,7 +165,7 @@ def make_unet(sizes: Sizes, seed: int) -> TrainedUNet:
 def make_whisper(sizes: Sizes, seed: int) -> WhisperEncoder:
     """An audio encoder to train; its positions are sinusoids and stay so."""
     network = WhisperEncoder(sizes.whisper)
-    initialise(network, seed)
+    initialize(network, seed)
     network.positional_embedding.requires_grad_(False)
     return network
 

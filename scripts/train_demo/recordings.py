@@ -33,9 +33,9 @@ _SILENT_SHARE = 0.04
 _PEAK = 0.5
 _GAIN_DB = (-18.0, 4.0)
 _NOISE_DB = (-55.0, -18.0)
-_NOISY_SHARE, _ROOM_SHARE, _COLOURED_SHARE = 0.6, 0.4, 0.6
+_NOISY_SHARE, _ROOM_SHARE, _COLORED_SHARE = 0.6, 0.4, 0.6
 _ROOM_S = (0.05, 0.35)
-_COLOUR_DB, _COLOUR_POINTS = 10.0, 7
+_COLOR_DB, _COLOR_POINTS = 10.0, 7
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,12 +129,12 @@ def _heard(generator: np.random.Generator, dry: Float32Array) -> Float32Array:
     sound = dry
     if generator.random() < _ROOM_SHARE:
         sound = _in_room(generator, sound)
-    if generator.random() < _COLOURED_SHARE:
-        sound = _coloured(generator, sound, _COLOUR_DB)
+    if generator.random() < _COLORED_SHARE:
+        sound = _colored(generator, sound, _COLOR_DB)
     sound = sound * np.float32(10 ** (generator.uniform(*_GAIN_DB) / 20))
     noisy = generator.random() < _NOISY_SHARE
     level_db = generator.uniform(*_NOISE_DB) if noisy else _NOISE_DB[0] - 25
-    noise = _coloured(generator, generator.standard_normal(len(sound)).astype(np.float32), 2 * _COLOUR_DB)
+    noise = _colored(generator, generator.standard_normal(len(sound)).astype(np.float32), 2 * _COLOR_DB)
     loudness = float(np.abs(sound).max()) or _PEAK
     scale = loudness * 10 ** (level_db / 20) / max(float(noise.std()), 1e-9)
     return np.clip(sound + np.float32(scale) * noise, -1, 1).astype(np.float32)
@@ -152,10 +152,10 @@ def _in_room(generator: np.random.Generator, sound: Float32Array) -> Float32Arra
     return product[: len(sound)].astype(np.float32)
 
 
-def _coloured(generator: np.random.Generator, sound: Float32Array, spread_db: float) -> Float32Array:
+def _colored(generator: np.random.Generator, sound: Float32Array, spread_db: float) -> Float32Array:
     """Through a smooth random filter without delay."""
     size = 1 << (len(sound) - 1).bit_length()
-    place = np.linspace(0, 1, size // 2 + 1) ** 0.5 * (_COLOUR_POINTS - 1)
-    gain_db = np.interp(place, np.arange(_COLOUR_POINTS), generator.normal(0, spread_db / 2, _COLOUR_POINTS))
+    place = np.linspace(0, 1, size // 2 + 1) ** 0.5 * (_COLOR_POINTS - 1)
+    gain_db = np.interp(place, np.arange(_COLOR_POINTS), generator.normal(0, spread_db / 2, _COLOR_POINTS))
     filtered = np.fft.irfft(np.fft.rfft(sound, size) * 10 ** (gain_db / 20), size)
     return filtered[: len(sound)].astype(np.float32)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from latentsync_trt.bundle import MANIFEST_NAME, read_manifest, write_manifest
+from latentsync_trt.bundle.manifest import MANIFEST_NAME, read_manifest, write_manifest
 from latentsync_trt.export.exporter import export_bundle
 from latentsync_trt.export.options import ExportOptions
 from scripts.train_demo.networks import WINDOW_FRAMES, CheckpointFiles

@@ -1,4 +1,4 @@
-"""Films the portrait: camera, head, light, colour and grain that change from clip to clip and from frame to frame."""
+"""Films the portrait: camera, head, light, color and grain that change from clip to clip and from frame to frame."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ import cv2
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.demo import ASSETS
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mesh import region_around
+from latentsync_trt.media.demo_clip import ASSETS
 from latentsync_trt.types import Float32Array, UInt8Array
 from scripts.train_demo.atlas import Atlas
 from scripts.train_demo.mouth import AREA, ENLARGE, Mouth, MouthPose
@@ -210,8 +210,8 @@ def _lit(frame: UInt8Array, scene: Scene, index: int) -> UInt8Array:
     tables = [255 * (levels**scene.gamma * gain * level).clip(0, 1) for gain in scene.gain]
     table = np.stack(tables, axis=1).astype(np.float32)[None]
     lit = cv2.LUT(frame, table).astype(np.float32)
-    grey = lit.mean(axis=2, keepdims=True)
-    lit = grey + np.float32(scene.saturation) * (lit - grey)
+    gray = lit.mean(axis=2, keepdims=True)
+    lit = gray + np.float32(scene.saturation) * (lit - gray)
     ramp = np.linspace(-1, 1, SIDE_PX, dtype=np.float32)
     slope = np.float32(np.cos(scene.shade_angle)) * ramp + np.float32(np.sin(scene.shade_angle)) * ramp[:, None]
     lit *= (1 - np.float32(scene.shade / 2) * (1 + slope.clip(-1, 1)))[..., None]

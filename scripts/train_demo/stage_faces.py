@@ -103,7 +103,7 @@ def latent_spread(vae: Vae, faces: FaceBank, generator: np.random.Generator, cou
 
 
 def _edges(images: Tensor) -> Tensor:
-    """Differences between neighbours down and across, `(N, 6, H − 1, W − 1)`."""
+    """Differences between neighbors down and across, `(N, 6, H − 1, W − 1)`."""
     down = images[:, :, 1:, :-1] - images[:, :, :-1, :-1]
     across = images[:, :, :-1, 1:] - images[:, :, :-1, :-1]
     return torch.cat([down, across], 1)

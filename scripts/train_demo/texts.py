@@ -17,7 +17,7 @@ TRAINING = {
         "Fresh pepper, brown bread, and a piece of cheese: that is enough.",
         "They argued for hours, but the problem remained unsolved.",
         "Five women very carefully moved the wooden wheel.",
-        "When the fog lifts, you will see the harbour and the bridge.",
+        "When the fog lifts, you will see the harbor and the bridge.",
         "I would rather hope than worry about tomorrow.",
         "Yes! No. Maybe. Perhaps we should ask him once more.",
         "The judge measured each word before she gave her answer.",
@@ -27,7 +27,7 @@ TRAINING = {
     ),
     "en-gb-x-rp": (
         "The baker's boy pushed a barrow full of plums up the hill.",
-        "I have never thought much of boats, but I am fond of harbours.",
+        "I have never thought much of boats, but I am fond of harbors.",
         "Mind the gap between the platform and the carriage, please.",
         "We bought paper, pens and a bottle of purple ink.",
         "What a pity that the museum is closed on Mondays.",
@@ -124,7 +124,7 @@ _SALAD_WORDS = (3, 11)
 
 
 def draw_text(generator: np.random.Generator, language: str) -> str:
-    """A training sentence in `language`, or a salad of words from its sentences: sounds in other neighbourhoods."""
+    """A training sentence in `language`, or a salad of words from its sentences: sounds in other neighborhoods."""
     sentences = TRAINING[language]
     if generator.random() >= _SALAD_SHARE:
         return sentences[generator.integers(len(sentences))]

@@ -17,7 +17,7 @@ from scripts.train_demo.networks import (
     MouthReader,
     MouthSeer,
     TrainedUNet,
-    initialise,
+    initialize,
     make_unet,
     make_vae,
     make_whisper,
@@ -114,7 +114,7 @@ def _train_audio(
     """The audio encoder, and what it hears of the held-out speech."""
     whisper = make_whisper(settings.sizes, settings.seed).to(workshop.device)
     reader = MouthReader(settings.sizes.whisper.width)
-    initialise(reader, settings.seed + 1)
+    initialize(reader, settings.seed + 1)
     torch.manual_seed(settings.seed)
     stage = AudioStage(whisper, reader, bank, workshop).to(workshop.device)
     run_stage("audio", stage, partial(stage.losses, batch=settings.audio.batch), settings.audio, workshop)

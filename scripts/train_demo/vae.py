@@ -87,7 +87,7 @@ class Middle(nn.Module):
 
 
 class Sampler(nn.Module):
-    """A convolution that halves the size, or one after a nearest-neighbour doubling."""
+    """A convolution that halves the size, or one after a nearest-neighbor doubling."""
 
     def __init__(self, width: int, *, up: bool) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """From phonemes to what a mouth does: opening, width and rounding at 25 frames a second, lips really shut for m, b, p.
 
-Neighbouring phonemes pull at the mouth at once, each by its dominance, which decays with the distance from it (after
+Neighboring phonemes pull at the mouth at once, each by its dominance, which decays with the distance from it (after
 Cohen and Massaro's model of co-articulation). Shut lips are not blended: nothing can be said through them, so they
 multiply the blend to zero and open around it.
 """
@@ -175,9 +175,9 @@ def _blended(targets: Sequence[tuple[Shape, Phoneme]], time: Float64Array) -> Fl
     total = np.zeros((len(time), 3))
     weights = np.full((len(time), 1), 1e-9)
     for shape, part in targets:
-        centre, hold = (part.start_s + part.end_s) / 2, (part.end_s - part.start_s) / 3
+        center, hold = (part.start_s + part.end_s) / 2, (part.end_s - part.start_s) / 3
         first, last = np.searchsorted(time, (part.start_s - 0.4, part.end_s + 0.4))
-        distance = np.maximum(np.abs(time[first:last] - centre) - hold, 0.0)
+        distance = np.maximum(np.abs(time[first:last] - center) - hold, 0.0)
         pull = shape.dominance * np.exp(-distance / _REACH_S)[:, None]
         total[first:last] += pull * (shape.opening, shape.width, shape.rounding)
         weights[first:last] += pull

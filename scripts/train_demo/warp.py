@@ -33,15 +33,15 @@ class PlateWarp:
         return warped.astype(np.float32)
 
 
-def _plate(centres: Float64Array, values: Float64Array, places: Float64Array) -> Float64Array:
-    """The thin plate through `values (n, 2)` at `centres (n, 2)`, at `places (m, 2)`: `(m, 2)`."""
-    count = len(centres)
-    affine = np.column_stack([np.ones(count), centres])
+def _plate(centers: Float64Array, values: Float64Array, places: Float64Array) -> Float64Array:
+    """The thin plate through `values (n, 2)` at `centers (n, 2)`, at `places (m, 2)`: `(m, 2)`."""
+    count = len(centers)
+    affine = np.column_stack([np.ones(count), centers])
     system = np.zeros((count + 3, count + 3))
-    system[:count, :count] = _kernel(centres, centres) + _STIFFNESS * count**2 * np.eye(count)
+    system[:count, :count] = _kernel(centers, centers) + _STIFFNESS * count**2 * np.eye(count)
     system[:count, count:], system[count:, :count] = affine, affine.T
     weights = np.linalg.solve(system, np.vstack([values, np.zeros((3, 2))]))
-    return _kernel(places, centres) @ weights[:count] + weights[count] + places @ weights[count + 1 :]
+    return _kernel(places, centers) @ weights[:count] + weights[count] + places @ weights[count + 1 :]
 
 
 def _kernel(a: Float64Array, b: Float64Array) -> Float64Array:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from latentsync_trt.bundle import REQUIRED_GRAPHS
+from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS
 from latentsync_trt.export import exporter
 from latentsync_trt.export.graphs import GraphPlan
 from tests import narrow

@@ -15,8 +15,8 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from latentsync_trt.bundle import (
-    CHECKPOINTS_VARIABLE,
+from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE
+from latentsync_trt.bundle.manifest import (
     FORMAT_VERSION,
     REQUIRED_GRAPHS,
     AttentionForm,
@@ -30,11 +30,11 @@ from latentsync_trt.export.attention import attend, exports_whole, traced_as
 from latentsync_trt.export.graphs import GraphPlan, build_graph
 from latentsync_trt.export.options import ExportOptions, Sources
 from latentsync_trt.export.verify import TOLERANCE
-from latentsync_trt.quantise.bundle_out import quantise_bundle
-from latentsync_trt.quantise.layers import layers_of
-from latentsync_trt.quantise.options import QuantiseOptions
-from latentsync_trt.quantise.ranges import Ranges, observed
-from latentsync_trt.runtime.rtx_compiler import compile_graph
+from latentsync_trt.quantize.bundle_out import quantize_bundle
+from latentsync_trt.quantize.layers import layers_of
+from latentsync_trt.quantize.options import QuantizeOptions
+from latentsync_trt.quantize.ranges import Ranges, observed
+from latentsync_trt.runtime.compiler.rtx import compile_graph
 from tests import narrow
 from tests.small import small_bundle
 
@@ -137,7 +137,7 @@ def test_tensorrt_compiles_every_graph_without_the_operator(matmul_bundle: Path)
 
 @pytest.mark.slow
 def test_in_eight_bits_the_form_stays_and_its_products_are_exact(matmul_bundle: Path, tmp_path: Path) -> None:
-    folder = quantise_bundle(matmul_bundle, _ranges(matmul_bundle), QuantiseOptions("int8"), tmp_path / "int8")
+    folder = quantize_bundle(matmul_bundle, _ranges(matmul_bundle), QuantizeOptions("int8"), tmp_path / "int8")
     made = Bundle.load(folder)
     assert made.manifest.attention == "matmul"
     for name in STEPS:

@@ -17,12 +17,12 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper
 
-from latentsync_trt.bundle import Bundle, FileEntry, read_manifest, sha256_file, write_manifest
+from latentsync_trt.bundle.manifest import Bundle, FileEntry, read_manifest, sha256_file, write_manifest
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError, MissingDependency, OutOfMemory
-from latentsync_trt.runtime.profiles import InputShapes
-from latentsync_trt.runtime.rtx_compiler import compile_graph, compiler_version, plan_trials
+from latentsync_trt.runtime.compiler.profiles import InputShapes
+from latentsync_trt.runtime.compiler.rtx import compile_graph, compiler_version, plan_trials
 from tests.small import small_bundle
 
 pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")

@@ -13,7 +13,8 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
-from latentsync_trt.bundle import read_manifest
+from latentsync_trt.bundle.manifest import read_manifest
+from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.export import cuda_ops, exporter
 from latentsync_trt.export.checkpoint import LoadedUNet
@@ -26,9 +27,8 @@ from latentsync_trt.export.options import ExportOptions
 from latentsync_trt.export.plans import Networks, cuda_module, cuda_obstacles, plan_graphs
 from latentsync_trt.export.unet import UNet
 from latentsync_trt.export.vae import ImageAttention
-from latentsync_trt.export.weights import WeightsFile
 from latentsync_trt.export.whisper import WhisperEncoder
-from latentsync_trt.runtime.session import Session
+from latentsync_trt.runtime.sessions.session import Session
 from tests import narrow
 from tests.written_out import written_out
 
@@ -67,14 +67,14 @@ def make_vae(widths: tuple[int, ...] = (16, 16, 32, 32), **config: Any) -> Any:
         latent_channels=4,
         **config,
     )
-    narrow.randomise(vae)
+    narrow.randomize(vae)
     vae.set_attn_processor(ImageAttention())
     return vae.eval().requires_grad_(False)
 
 
 def make_networks(unet: UNet, vae: Any) -> Networks:
     whisper = WhisperEncoder(narrow.WHISPER)
-    narrow.randomise(whisper)
+    narrow.randomize(whisper)
     return Networks(LoadedUNet(unet, 0), vae, whisper)
 
 
@@ -94,7 +94,7 @@ def narrow_kernels() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def networks() -> Networks:
     unet = UNet(WIDE_ENOUGH).eval().requires_grad_(False)
-    narrow.randomise(unet)
+    narrow.randomize(unet)
     return make_networks(unet, make_vae())
 
 
@@ -199,7 +199,7 @@ class _Norms(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.window, self.frame = WindowNorm(width), FrameNorm(width)
-        narrow.randomise(self)
+        narrow.randomize(self)
         self.half()
 
     def forward(self, x: Tensor) -> Tensor:

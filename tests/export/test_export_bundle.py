@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from latentsync_trt.bundle import REQUIRED_GRAPHS, UNGUIDED_GRAPHS, Bundle
+from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, UNGUIDED_GRAPHS, Bundle
+from latentsync_trt.bundle.weights import ALIGNMENT_BYTES, INLINE_BELOW_BYTES
 from latentsync_trt.errors import ExportMismatch, InputError
 from latentsync_trt.export import exporter, verify
 from latentsync_trt.export.attention import attend
 from latentsync_trt.export.graphs import GraphPlan, build_graph
 from latentsync_trt.export.plans import plan_graphs
-from latentsync_trt.export.weights import ALIGNMENT_BYTES, INLINE_BELOW_BYTES
-from latentsync_trt.runtime.session import Session
+from latentsync_trt.runtime.sessions.session import Session
 from tests import narrow
 
 GRAPH_FILE_LIMIT_BYTES = 1_000_000

@@ -35,7 +35,7 @@ def _without_gradients():
 @pytest.fixture(scope="module")
 def unet() -> UNet:
     network = UNet(narrow.UNET)
-    narrow.randomise(network)
+    narrow.randomize(network)
     return network.eval()
 
 

@@ -8,15 +8,15 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.diffusion.loop import denoise
 from latentsync_trt.diffusion.plan import cache_plan
 from latentsync_trt.diffusion.scheduler import ddim_schedule, dpmpp_schedule
 from latentsync_trt.export.graphs import build_graph
 from latentsync_trt.export.options import ExportOptions, Sources
 from latentsync_trt.export.plans import load_networks, plan_graphs
-from latentsync_trt.export.weights import WeightsFile
-from latentsync_trt.runtime.denoiser import GraphDenoiser
-from latentsync_trt.runtime.session import Session
+from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
+from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.types import WindowBatch
 from tests.export.test_export_solver import diffusers_solver
 

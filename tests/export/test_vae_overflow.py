@@ -15,8 +15,7 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
-from latentsync_trt import demo
-from latentsync_trt.bundle import read_manifest
+from latentsync_trt.bundle.manifest import read_manifest
 from latentsync_trt.errors import CheckpointError, InputError
 from latentsync_trt.export import exporter
 from latentsync_trt.export.graphs import GraphPlan, build_graph
@@ -26,8 +25,9 @@ from latentsync_trt.export.vae import VaeDecoder, VaeEncoder
 from latentsync_trt.export.vae_pictures import trial_pictures
 from latentsync_trt.export.vae_range import LARGEST_HALF, LIMIT, keep_wide, largest_values, parts_of, wide_note
 from latentsync_trt.export.verify import TOLERANCE
-from latentsync_trt.runtime.rtx_compiler import compile_graph
-from latentsync_trt.runtime.session import Session
+from latentsync_trt.media import demo_clip as demo
+from latentsync_trt.runtime.compiler.rtx import compile_graph
+from latentsync_trt.runtime.sessions.session import Session
 from tests import narrow
 from tests.export.test_cuda_form import make_vae
 
@@ -161,7 +161,7 @@ def test_only_the_named_parts_are_stored_in_float32(mixed_graph: ir.Model) -> No
 
 
 @pytest.mark.slow
-def test_one_cast_before_neighbours_in_float32_and_one_behind(half_graph: ir.Model, mixed_graph: ir.Model) -> None:
+def test_one_cast_before_neighbors_in_float32_and_one_behind(half_graph: ir.Model, mixed_graph: ir.Model) -> None:
     half_casts, mixed_casts = (
         sum(node.op_type == "Cast" for node in model.graph) for model in (half_graph, mixed_graph)
     )

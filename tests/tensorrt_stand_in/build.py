@@ -17,7 +17,7 @@ from pathlib import Path
 
 import onnxruntime
 
-from latentsync_trt.runtime import libraries
+from latentsync_trt.runtime.providers import libraries
 from tests.tensorrt_stand_in.generate_defaults import write_defaults
 
 HERE = Path(__file__).parent

@@ -14,14 +14,14 @@ import numpy as np
 import onnx
 import onnx.defs
 
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import EngineBuildError
-from latentsync_trt.runtime.denoiser import GraphDenoiser
-from latentsync_trt.runtime.libraries import cuda_major, load_problem, provider_library, rtx_version
-from latentsync_trt.runtime.options import RtxOptions
-from latentsync_trt.runtime.providers import rtx_devices
-from latentsync_trt.runtime.recipes import CONTEXT_MODEL, Place, RtxEngine
-from latentsync_trt.runtime.session import CPU, Session, SessionSettings
+from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
+from latentsync_trt.runtime.providers.libraries import cuda_major, load_problem, provider_library, rtx_version
+from latentsync_trt.runtime.providers.select import rtx_devices
+from latentsync_trt.runtime.sessions.options import RtxOptions
+from latentsync_trt.runtime.sessions.recipes import CONTEXT_MODEL, Place, RtxEngine
+from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
 
 _NOTHING_TAKEN = {"nv_op_types_to_exclude": ",".join(sorted({schema.name for schema in onnx.defs.get_all_schemas()}))}

@@ -51,7 +51,7 @@ class HostBinding:
 
 def host_session(path: Any, settings: Any) -> HostSession:
     """What takes the place of `Session` in the image codec."""
-    from latentsync_trt.runtime.session import CPU, Session, SessionSettings
+    from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
 
     return HostSession(Session(path, SessionSettings(providers=CPU)))
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.runtime import recipes
-from latentsync_trt.runtime.background import BackgroundBuild
-from latentsync_trt.runtime.cache import EngineCache, cache_folder
-from latentsync_trt.runtime.engines import Engines
-from latentsync_trt.runtime.networks import Networks, graphs_for
-from latentsync_trt.runtime.providers import Selection, select_provider
-from latentsync_trt.runtime.session import Session, SessionSettings
+from latentsync_trt.runtime.cache.engine_cache import EngineCache, cache_folder
+from latentsync_trt.runtime.networks.background import BackgroundBuild
+from latentsync_trt.runtime.networks.networks import Networks, graphs_for
+from latentsync_trt.runtime.providers.select import Selection, select_provider
+from latentsync_trt.runtime.sessions import recipes
+from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.sessions.session import Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
 
 COEFFICIENTS = np.array([0.9, -0.1, 0.05, 1.1, -0.4], np.float32)
@@ -102,7 +102,7 @@ def _painted(
     if not faces:
         return [latents]
     pictures = random.integers(0, 255, (frames, 8 * side, 8 * side, 3), np.uint8)
-    heard = networks.hear(random.standard_normal((1, 80, 3000), np.float32))
+    heard = networks.encode_mel(random.standard_normal((1, 80, 3000), np.float32))
     masked, whole = networks.encode_faces(pictures, np.ones((8 * side, 8 * side), np.float32))
     painted = np.stack(networks.decode_faces(whole)).astype(np.float32)
     return [latents, heard, masked, whole, painted]

@@ -12,12 +12,12 @@ from latentsync_trt.bench.quality.results import LayerNoise, median_db, worst_db
 from latentsync_trt.bench.quality.sampled_graph import SAMPLED_SUFFIX, stride_for, with_samples
 from latentsync_trt.bench.quality.steps import ratio_db
 from latentsync_trt.bench.quality.taps import RecordedStep, StepRecord
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import InputError
-from latentsync_trt.runtime.denoiser import step_graph
-from latentsync_trt.runtime.options import CudaOptions
-from latentsync_trt.runtime.providers import Selection, why_unavailable
-from latentsync_trt.runtime.session import CPU, Array, Providers, Session, SessionSettings
+from latentsync_trt.runtime.networks.denoiser import step_graph
+from latentsync_trt.runtime.providers.select import Selection, why_unavailable
+from latentsync_trt.runtime.sessions.options import CudaOptions
+from latentsync_trt.runtime.sessions.session import CPU, Array, Providers, Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
 
 STEPS = 3
@@ -79,7 +79,7 @@ def common_layers(a: OnnxGraph, b: OnnxGraph, sizes: dict[str, int]) -> list[Lay
         other, shape = others.get(output), a.values.get(output)
         if other is None or other.kind != node.kind or shape is None or b.values.get(output, shape) != shape:
             continue
-        # A quantised layer reads its weights through another node.
+        # A quantized layer reads its weights through another node.
         weights = _weights_of(node, a) or _weights_of(other, b)
         if weights:
             stride = stride_for(size_of(shape, sizes), _SAMPLE)

@@ -9,7 +9,7 @@ from latentsync_trt.bench.quality.results import LipCurves, Lips
 from latentsync_trt.bench.quality.subjects import Subject
 from latentsync_trt.bench.sync_measure import agreement
 from latentsync_trt.errors import InputError
-from latentsync_trt.pipeline import ProgressCallback
+from latentsync_trt.types import ProgressCallback
 
 LEAST_MOVED = 0.01
 """Lips that move less are still, as far as FaceMesh can tell: those that touch read 0.02 to 0.041."""

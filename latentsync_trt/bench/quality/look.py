@@ -11,7 +11,7 @@ from latentsync_trt.bench.quality.side_by_side import draw_moments, keeping, wri
 from latentsync_trt.bench.quality.subjects import Subject
 from latentsync_trt.bench.quality.views import Eye, Faces, views
 from latentsync_trt.config import Extend
-from latentsync_trt.pipeline import ProgressCallback
+from latentsync_trt.types import ProgressCallback
 
 
 @dataclass(frozen=True, slots=True)

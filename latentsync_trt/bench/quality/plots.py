@@ -15,7 +15,7 @@ img { max-width: 100%; height: auto; } video { width: 100%; max-width: 66rem; }
 """
 """What these plots and the pictures beside them need beyond the style of all reports."""
 
-_COLOURS = ("c0", "c2", "c6")
+_COLORS = ("c0", "c2", "c6")
 _LEFT_PX, _RIGHT_PX = 70.0, WIDTH_PX - 20.0
 _TOP_PX, _BOTTOM_PX, _BELOW_PX = 34.0, 244.0, 40.0
 _FALLBACK = (0.0, 1.0)
@@ -59,7 +59,7 @@ def curves(series: Sequence[Series], frame: Frame, quiet: Sequence[bool] = (), *
             for place, value in enumerate(one.values)
         ]
         _draw(drawing, one, points, index)
-    drawing.legend([(one.name, _COLOURS[index]) for index, one in enumerate(series)], _LEFT_PX + 60, 16)
+    drawing.legend([(one.name, _COLORS[index]) for index, one in enumerate(series)], _LEFT_PX + 60, 16)
     return drawing.done()
 
 
@@ -71,7 +71,7 @@ def _draw(drawing: Drawing, one: Series, points: Sequence[tuple[float, float] | 
         return
     for place, point in enumerate(points):
         if point is not None:
-            drawing.dot(*point, 3, f"dot {_COLOURS[index]}", one.tips[place] if one.tips else "")
+            drawing.dot(*point, 3, f"dot {_COLORS[index]}", one.tips[place] if one.tips else "")
 
 
 def _draw_levels(drawing: Drawing, low: float, high: float, unit: str) -> None:

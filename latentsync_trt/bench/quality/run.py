@@ -14,14 +14,14 @@ from latentsync_trt.bench.quality.results import ClipQuality, Comparison, LayerN
 from latentsync_trt.bench.quality.steps import replayed, step_noise
 from latentsync_trt.bench.quality.subjects import Subject, check
 from latentsync_trt.bench.quality.taps import OnFaces, StepRecord, TappedNetworks
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.media.writer import TEMPORARY_PREFIX
-from latentsync_trt.pipeline import LipSync, ProgressCallback
-from latentsync_trt.runtime.cache import Notice
-from latentsync_trt.runtime.providers import Selection
-from latentsync_trt.types import Float32Array, Progress
+from latentsync_trt.runtime.cache.engine_cache import Notice
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.sync.api import LipSync
+from latentsync_trt.types import Float32Array, Progress, ProgressCallback
 
 VIDEO_FACE_PX = 256
 """Of faces cut out of finished videos, whose network is not known."""

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from latentsync_trt.demo import SPEECH, SpokenMouth, spoken_mouth
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.media.demo_clip import SPEECH, SpokenMouth, spoken_mouth
 from latentsync_trt.media.reader import probe
-from latentsync_trt.quantise.clips import SILENCE_DBFS, silent_share
+from latentsync_trt.quantize.clips import SILENCE_DBFS, silent_share
 
 _MOUTH_COLUMNS = 3
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime.cache import Notice
-from latentsync_trt.runtime.networks import Networks
-from latentsync_trt.runtime.pooled import PooledDenoiser
-from latentsync_trt.runtime.providers import select_provider
+from latentsync_trt.runtime.cache.engine_cache import Notice
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.networks.pooled import PooledDenoiser
+from latentsync_trt.runtime.providers.select import select_provider
 from latentsync_trt.types import Float32Array, UInt16Array, WindowBatch
 
 OnFaces = Callable[[Float32Array], None]

@@ -16,7 +16,7 @@ import psutil
 from latentsync_trt.bench.rows import Memory
 from latentsync_trt.bench.selftest.worker import GraphRun, Order
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.runtime.compiler import module_process
+from latentsync_trt.runtime.compiler.process import module_process
 
 _WORKER = "latentsync_trt.bench.selftest.worker"
 

@@ -9,8 +9,8 @@ from typing import Any
 from latentsync_trt.bench.rows import BundleFacts, Memory
 from latentsync_trt.bench.selftest.process import Outcome
 from latentsync_trt.bench.selftest.worker import GraphRun
-from latentsync_trt.runtime.engines import COMPILING_PROVIDERS
-from latentsync_trt.runtime.providers import ORT_NAMES
+from latentsync_trt.runtime.providers.select import ORT_NAMES
+from latentsync_trt.runtime.sessions.engines import COMPILING_PROVIDERS
 
 KIND = "latentsync-trt selftest"
 FORMAT = 1

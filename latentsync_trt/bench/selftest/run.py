@@ -29,10 +29,10 @@ from latentsync_trt.bench.selftest.report import (
     picture_failures,
 )
 from latentsync_trt.bench.selftest.worker import Order
-from latentsync_trt.bundle import Bundle
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, command_line
 from latentsync_trt.media.writer import TEMPORARY_PREFIX
-from latentsync_trt.runtime.cache import Notice
+from latentsync_trt.runtime.cache.engine_cache import Notice
 from latentsync_trt.types import UInt16Array
 
 Reference = Literal["cpu", "cuda", "none"]

@@ -24,20 +24,20 @@ from latentsync_trt.bench.options import BenchOptions
 from latentsync_trt.bench.setting import Setting
 from latentsync_trt.bench.spread import measure
 from latentsync_trt.bench.watch import MemoryWatch
-from latentsync_trt.bundle import Bundle, Manifest
+from latentsync_trt.bundle.manifest import Bundle, Manifest
 from latentsync_trt.config import MODEL_FPS, RuntimeOptions, SyncOptions
-from latentsync_trt.demo import SPEECH, camera_frames
 from latentsync_trt.diffusion.plan import plan_for
 from latentsync_trt.errors import LatentSyncError, NoFaceError
 from latentsync_trt.media.audio import read_audio_blocks
-from latentsync_trt.runtime.bound import BoundRun
-from latentsync_trt.runtime.cache import EngineCache, cache_folder
-from latentsync_trt.runtime.engines import Engines
-from latentsync_trt.runtime.gpu import free_memory_bytes, gpus
-from latentsync_trt.runtime.libraries import UNKNOWN, rtx_version
-from latentsync_trt.runtime.networks import Networks, graphs_for
-from latentsync_trt.runtime.providers import Selection, select_provider
-from latentsync_trt.runtime.session import Session
+from latentsync_trt.media.demo_clip import SPEECH, camera_frames
+from latentsync_trt.runtime.cache.engine_cache import EngineCache, cache_folder
+from latentsync_trt.runtime.networks.networks import Networks, graphs_for
+from latentsync_trt.runtime.providers.gpu import free_memory_bytes, gpus
+from latentsync_trt.runtime.providers.libraries import UNKNOWN, rtx_version
+from latentsync_trt.runtime.providers.select import Selection, select_provider
+from latentsync_trt.runtime.sessions.device_run import BoundRun
+from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.types import Float32Array, UInt16Array
 
 Emit = Callable[..., None]
@@ -245,7 +245,7 @@ class _Part:
     def _painted(self, networks: Networks, preset: str) -> tuple[UInt16Array, float]:
         """The generated part of the faces of all windows, `(n, h, w, 3)`, and seconds of painting them."""
         manifest = self._setting.bundle.manifest
-        windows = clip_windows(self._order.windows, manifest, networks.hear)
+        windows = clip_windows(self._order.windows, manifest, networks.encode_mel)
         inpainter = self._setting.inpainter(preset, networks, networks.denoiser())
         start_s = perf_counter()
         faces = [face for window in windows for face in inpainter.paint([(window.faces, window.audio)])[0]]

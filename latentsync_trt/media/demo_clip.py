@@ -1,0 +1,90 @@
+"""The built-in clip: a public-domain portrait filmed by a moving camera, and a sentence of synthetic speech."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, pi, sin
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.errors import InputError
+from latentsync_trt.types import BoolArray, Float32Array, UInt8Array
+
+ASSETS = Path(__file__).parents[1] / "assets" / "demo"
+SPEECH = ASSETS / "speech.flac"
+_PORTRAIT = ASSETS / "portrait.jpg"
+_MOUTH = ASSETS / "speech.csv"
+SENTENCE = "My lips follow these words. Papa, mama, and the boats by the pier."
+
+SIDE_PX = 480
+_FACE_PX = (224.0, 125.0)  # the middle of the face in the portrait, and of the camera's path
+_ZOOM = 1.7
+_ZOOM_SWAY, _PAN_SWAY_PX, _TURN_SWAY_DEG = 0.06, 7.0, 2.5
+_PERIODS_S = (3.1, 4.3, 5.7)  # of zoom, pan and turn: no common multiple within a clip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpokenMouth:
+    """What a mouth does while speech is heard, a value a frame at the model's rate.
+
+    `opening (n,)` float32, 0 = shut to about 1 = as wide as it goes; `shut (n,)` bool: lips that touch for m, b or p;
+    `silent (n,)` bool: nothing is said, and the mouth has come to rest.
+    """
+
+    opening: Float32Array
+    shut: BoolArray
+    silent: BoolArray
+
+
+def spoken_mouth() -> SpokenMouth:
+    """The mouth that belongs to `SPEECH`, from the times of its phonemes.
+
+    Raises:
+        InputError: the package lacks it.
+    """
+    try:
+        rows = np.loadtxt(_MOUTH, np.float32, delimiter=",", skiprows=1, encoding="ascii")
+    except FileNotFoundError:
+        raise InputError(f"{_MOUTH}: missing; install latentsync-trt again") from None
+    return SpokenMouth(rows[:, 0], rows[:, 1] > 0, rows[:, 2] > 0)
+
+
+def portrait() -> UInt8Array:
+    """The photograph that the clip is filmed from, uint8 `(H, W, 3)` RGB.
+
+    Raises:
+        InputError: the package lacks it.
+    """
+    image = cv2.imread(str(_PORTRAIT))
+    if image is None:
+        raise InputError(f"{_PORTRAIT}: missing; install latentsync-trt again")
+    return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
+
+
+def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
+    """Frames of the clip, uint8 `(480, 480, 3)` RGB at the model's rate, long enough for `duration_s`.
+
+    Raises:
+        InputError: the package lacks its portrait.
+    """
+    rgb = portrait()
+    for index in range(ceil(duration_s * MODEL_FPS)):
+        matrix = _camera(index / MODEL_FPS)
+        frame = cv2.warpAffine(
+            rgb, matrix, (SIDE_PX, SIDE_PX), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REFLECT_101
+        )
+        yield np.asarray(frame, np.uint8)
+
+
+def _camera(time_s: float) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
+    """Where the camera stands: the matrix `(2, 3)` from portrait to frame pixels."""
+    zoom_phase, pan_phase, turn_phase = (2 * pi * time_s / period_s for period_s in _PERIODS_S)
+    zoom = _ZOOM * (1 + _ZOOM_SWAY * sin(zoom_phase))
+    matrix = np.asarray(cv2.getRotationMatrix2D(_FACE_PX, _TURN_SWAY_DEG * sin(turn_phase), zoom), np.float64)
+    x, y = SIDE_PX / 2 - _FACE_PX[0], SIDE_PX * 0.45 - _FACE_PX[1]
+    matrix[0, 2] += x + _PAN_SWAY_PX * sin(pan_phase)
+    matrix[1, 2] += y + _PAN_SWAY_PX * sin(pan_phase / 2)
+    return matrix

@@ -1,0 +1,103 @@
+"""Which shapes an engine is made for. Pure.
+
+A bundle exported with `--dynamic` names its variable dimensions (windows, frames, images, segments) and their ranges.
+A *dynamic* engine covers them, a *static* one takes each at its usual value. A bundle exported with `--static` has no
+variable dimension, so nothing but static engines can be made of it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from latentsync_trt.bundle.manifest import DimensionRange, GraphEntry, Manifest, TensorEntry
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.errors import InputError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InputShapes:
+    """Smallest, usual and largest shape of one input, as TensorRT's optimization profiles take them."""
+
+    minimum: Shape
+    optimum: Shape
+    maximum: Shape
+
+
+def check_graphs(manifest: Manifest, graphs: Sequence[str]) -> None:
+    """Raises `InputError`, naming those there are, if the bundle lacks one of `graphs`."""
+    unknown = ", ".join(name for name in graphs if name not in manifest.graphs)
+    if unknown:
+        raise InputError(
+            f"--graph {unknown}: bundle {manifest.name} has no such graph, only {', '.join(manifest.graphs)}"
+        )
+
+
+def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, DimensionRange]:
+    """Range of each variable dimension of the bundle; of a single value each for static engines.
+
+    Raises:
+        InputError: dynamic engines of a static bundle, or more windows than it was exported for.
+    """
+    dynamic = manifest.shapes == "dynamic" if options.dynamic is None else options.dynamic
+    if options.max_windows is not None and not dynamic:
+        raise InputError("--max-windows goes with --dynamic")
+    if not dynamic:
+        return {name: _fixed(span) for name, span in manifest.ranges.items()}
+    if manifest.shapes == "static":
+        raise InputError(f"bundle {manifest.name} has fixed shapes; export it with --dynamic, or leave --dynamic out")
+    if options.max_windows is None:
+        return dict(manifest.ranges)
+    return _narrowed(manifest, options.max_windows)
+
+
+def _fixed(span: DimensionRange) -> DimensionRange:
+    return DimensionRange(span.optimum, span.optimum, span.optimum)
+
+
+def _narrowed(manifest: Manifest, max_windows: int) -> dict[str, DimensionRange]:
+    """The bundle's ranges for at most `max_windows` windows."""
+    windows = manifest.ranges["windows"]
+    if max_windows > windows.maximum:
+        raise InputError(
+            f"--max-windows {max_windows}: bundle {manifest.name} was exported for {windows.minimum} to "
+            f"{windows.maximum}; export it with --dynamic --max-windows {max_windows}"
+        )
+    usual = min(windows.optimum, max_windows)
+    return {**manifest.ranges, "windows": replace(windows, optimum=usual, maximum=max_windows)}
+
+
+def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dict[str, InputShapes]:
+    """Shapes of those inputs of a graph that have a variable dimension; empty for a graph of fixed shapes."""
+    return {
+        tensor.name: InputShapes(
+            *(tuple(_size(ranges, size, end) for size in tensor.shape) for end in ("minimum", "optimum", "maximum"))
+        )
+        for tensor in entry.inputs
+        if any(isinstance(size, str) for size in tensor.shape)
+    }
+
+
+def with_sizes(tensor: TensorEntry, sizes: Mapping[str, int]) -> TensorEntry:
+    """`tensor` with those of its variable dimensions that `sizes` has at those values."""
+    return replace(
+        tensor, shape=tuple(size if isinstance(size, int) else sizes.get(size, size) for size in tensor.shape)
+    )
+
+
+def usual_shape(shape: Sequence[int | str], ranges: Mapping[str, DimensionRange]) -> Shape:
+    """`shape` with its variable dimensions at their usual values."""
+    return tuple(_size(ranges, size, "optimum") for size in shape)
+
+
+def _size(ranges: Mapping[str, DimensionRange], size: int | str, end: str) -> int:
+    return size if isinstance(size, int) else int(getattr(ranges[size], end))
+
+
+def check_sizes(ranges: Mapping[str, DimensionRange], sizes: Mapping[str, int]) -> None:
+    """Raises `InputError`, naming the range, if a dimension is asked for that the engines do not cover."""
+    for name, size in sizes.items():
+        span = ranges.get(name)
+        if span is not None and not span.minimum <= size <= span.maximum:
+            allowed = f"{span.minimum}" if span.fixed else f"{span.minimum} to {span.maximum}"
+            raise InputError(f"{size} {name}: the engines take {allowed}; build or export for a wider range")

@@ -1,0 +1,128 @@
+"""NVIDIA's TensorRT compiler for RTX: does it take a graph? It needs no GPU, and makes no engine that is kept."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from latentsync_trt.bundle.manifest import Manifest, Shapes
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.errors import InputError, MissingDependency
+from latentsync_trt.runtime.compiler.process import CompileOrder, is_out_of_memory, memory_error, run_compiler
+from latentsync_trt.runtime.compiler.profiles import InputShapes, check_graphs, dimension_ranges, input_shapes
+
+DEFAULT_COMPUTE_CAPABILITY = "8.9"
+"""GeForce RTX 40xx, RTX Ada."""
+
+_SM = "SM"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One graph to compile: with its dimensions fixed or variable, and the shapes that follow for its inputs."""
+
+    graph: str
+    shapes: Shapes
+    profile: Mapping[str, InputShapes]
+
+
+def plan_trials(manifest: Manifest, graphs: Sequence[str], options: RuntimeOptions) -> tuple[Trial, ...]:
+    """What to compile of a bundle.
+
+    Args:
+        graphs: names of graphs; empty for all. options: `dynamic` and `max_windows` count. Where `dynamic` is None a
+            dynamic bundle is tried both ways, as engines of both kinds can be made of it.
+
+    Raises:
+        InputError: the bundle has no such graph or no such shapes.
+    """
+    check_graphs(manifest, graphs)
+    return tuple(
+        Trial(name, shapes, input_shapes(manifest.graphs[name], dimension_ranges(manifest, chosen)))
+        for shapes, chosen in _shape_choices(manifest, options)
+        for name in graphs or manifest.graphs
+    )
+
+
+def _shape_choices(manifest: Manifest, options: RuntimeOptions) -> Iterator[tuple[Shapes, RuntimeOptions]]:
+    if options.dynamic is None and manifest.shapes == "dynamic":
+        yield "static", replace(options, dynamic=False, max_windows=None)
+        yield "dynamic", replace(options, dynamic=True)
+    else:
+        yield "dynamic" if options.dynamic else "static", options
+
+
+@dataclass(frozen=True, slots=True)
+class GraphVerdict:
+    """What the compiler says of one graph; fields as in `compiler.Answer`."""
+
+    graph: str
+    accepted: bool
+    reason: str
+    layers: int
+    engine_bytes: int
+    seconds: float
+
+
+def compile_graph(
+    path: Path, profile: Mapping[str, InputShapes], compute_capability: str = DEFAULT_COMPUTE_CAPABILITY
+) -> GraphVerdict:
+    """Compiles a graph, strongly typed, as engines for TensorRT are.
+
+    Args:
+        path: the `.onnx` file; external weights lie beside it.
+        profile: shapes of every input with a variable dimension; equal ones make a static engine.
+        compute_capability: of the GPU the engine would be for, e.g. "8.9".
+
+    Raises:
+        MissingDependency: the compiler is not installed, or does not load. InputError: no such file, or the compiler
+        makes no engines for such a GPU. OutOfMemory: it ran out of memory. EngineBuildError: it could not be started.
+    """
+    check_compute_capability(compute_capability)
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    answer = run_compiler(
+        CompileOrder(
+            "tensorrt_rtx",
+            str(path.resolve()),
+            {name: (shapes.minimum, shapes.optimum, shapes.maximum) for name, shapes in profile.items()},
+            target=_SM + compute_capability.replace(".", ""),
+        )
+    )
+    if is_out_of_memory(answer.reason):
+        raise memory_error(path, answer.reason)
+    kept = {name: value for name, value in asdict(answer).items() if name in GraphVerdict.__slots__}
+    return GraphVerdict(path.stem, **kept)
+
+
+def check_compute_capability(compute_capability: str) -> None:
+    """Raises `InputError`, naming the supported ones, if no engine can be made for such a GPU."""
+    supported = compute_capabilities()
+    if compute_capability not in supported:
+        raise InputError(
+            f"--compute-capability {compute_capability}: TensorRT for RTX {compiler_version()} compiles for "
+            f"{', '.join(supported)}"
+        )
+
+
+def compute_capabilities() -> tuple[str, ...]:
+    """GPU generations that the compiler makes engines for, oldest first; raises `MissingDependency`."""
+    names = [name for name in _compiler().ComputeCapability.__members__ if name.startswith(_SM)]
+    numbers = sorted(int(name.removeprefix(_SM)) for name in names)
+    return tuple(f"{number // 10}.{number % 10}" for number in numbers)
+
+
+def compiler_version() -> str:
+    """Version of the compiler, e.g. "1.7.1.116"; raises `MissingDependency`."""
+    return str(_compiler().__version__)
+
+
+def _compiler() -> Any:
+    try:
+        import tensorrt_rtx
+    except (ImportError, OSError) as error:
+        raise MissingDependency(
+            f'checking needs NVIDIA\'s compiler ({error}): pip install "latentsync-trt[check]"; '
+            "it exists for Linux and Windows, not for macOS"
+        ) from error
+    return tensorrt_rtx

@@ -1,0 +1,80 @@
+"""Engines built by a process of its own, `latentsync-trt build`, while something else goes on here."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from latentsync_trt.config import NOT_FOR_BUILDS, command_line
+from latentsync_trt.runtime.sessions.engines import Engines
+
+_STOP_S = 10.0
+
+
+def build_command(engines: Engines, graphs: Sequence[str], *, force: bool = False) -> list[str]:
+    """The command that builds `graphs` of `engines` into the same cache and reports in JSON."""
+    return [
+        *(sys.executable, "-m", "latentsync_trt", "build", "--json"),
+        *("--bundle", str(engines.bundle.folder.resolve())),
+        *("--provider", engines.selection.name),
+        *(word for graph in graphs for word in ("--graph", graph)),
+        *command_line(engines.options, leave_out=(*NOT_FOR_BUILDS, "engine_cache")),
+        *("--engine-cache", str(engines.cache.folder)),
+        *(("--force",) if force else ()),
+    ]
+
+
+class BackgroundBuild:
+    """Builds `graphs` of `engines`, starting now.
+
+    `error` says what went wrong, empty if nothing; `elapsed_s` how long it took. Both count once `done`.
+    """
+
+    def __init__(self, engines: Engines, graphs: Sequence[str]) -> None:
+        self.engines = engines
+        self.error = ""
+        self.elapsed_s = 0.0
+        self._start_s = time.monotonic()
+        self._process = subprocess.Popen(
+            build_command(engines, graphs), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self._waiter = threading.Thread(target=self._watch, name="build", daemon=True)
+        self._waiter.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether the process has ended, well or not."""
+        return not self._waiter.is_alive()
+
+    def wait(self) -> str:
+        """Waits for the end; returns `error`."""
+        while not self.done:  # in pieces: Windows delivers Ctrl-C between waits only
+            self._waiter.join(0.1)
+        return self.error
+
+    def stop(self) -> None:
+        """Ends the process, if it still runs; an engine half built leaves nothing that counts."""
+        if self.done:
+            return
+        self._process.terminate()
+        self._waiter.join(_STOP_S)
+        if not self.done:
+            self._process.kill()
+            self._waiter.join()
+
+    def _watch(self) -> None:
+        out, err = self._process.communicate()
+        self.elapsed_s = time.monotonic() - self._start_s
+        if self._process.returncode:
+            self.error = failure_of(out, err, self._process.returncode)
+
+
+def failure_of(out: bytes, err: bytes, returncode: int) -> str:
+    """Why a build process failed: its own JSON error, else its last line, else how it ended."""
+    try:
+        return str(json.loads(out)["error"])
+    except (ValueError, KeyError, TypeError):
+        lines = err.decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), f"it ended with code {returncode}")

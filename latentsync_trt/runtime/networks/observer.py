@@ -1,0 +1,129 @@
+"""Denoises with graphs that also tell how large the inputs of their layers are."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from latentsync_trt.errors import InferenceError
+from latentsync_trt.runtime.networks.denoiser import step_graph
+from latentsync_trt.runtime.providers.select import ORT_NAMES, Selection
+from latentsync_trt.runtime.sessions.options import CpuOptions, CudaOptions
+from latentsync_trt.runtime.sessions.session import Array, Providers, Session, SessionSettings
+from latentsync_trt.types import Float32Array, WindowBatch
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedTensor:
+    """A tensor that layers read.
+
+    `layers`: the names of their weights. `channel_amax`, `sample`: the graph's outputs that hold the largest magnitude
+    of each channel `(C,)`, and some of the tensor's magnitudes `(n,)`.
+    """
+
+    layers: tuple[str, ...]
+    channel_amax: str
+    sample: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedGraph:
+    """A step graph with the outputs of `tensors` besides its own. Its weights lie in `weights_folder`; `dimensions`
+    fix its variable ones."""
+
+    path: Path
+    weights_folder: Path
+    tensors: tuple[ObservedTensor, ...]
+    dimensions: Mapping[str, int]
+
+
+Observe = Callable[[ObservedTensor, int, Float32Array, Float32Array], None]
+"""Told after each step, for each tensor: the timestep, channel maxima `(C,)` and sample `(n,)`, both float32."""
+
+
+class ObservingDenoiser:
+    """A `diffusion.loop.Denoiser` that keeps its state on the host, since each step's statistics go there anyway.
+
+    The graphs of guided and of unguided loops are not open at the same time.
+
+    Args:
+        graphs: observed step graphs by name. selection: CPU or CUDA. observe: takes what is seen.
+    """
+
+    def __init__(self, graphs: Mapping[str, ObservedGraph], selection: Selection, observe: Observe) -> None:
+        self._graphs, self._observe = graphs, observe
+        self._providers = plain_providers(selection)
+        self._sessions: dict[str, Session] = {}
+        self._values: dict[str, Array] = {}
+        self._guided = False
+
+    def begin(self, batch: WindowBatch) -> None:
+        """Takes a batch of windows, guided throughout or not at all."""
+        guided = batch.guidance > 1.0
+        if guided != self._guided:
+            self.close()
+        self._guided = guided
+        self._values = {
+            "latents": batch.latents,
+            "conditioning": batch.conditioning,
+            "audio": batch.audio,
+            "guidance": np.array(batch.guidance, np.float32),
+            "history": np.zeros_like(batch.latents),
+        }
+
+    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
+        """One update; `guided` must be as the window began.
+
+        Raises:
+            InferenceError: the provider failed, an input of a layer is not finite, or a cached step comes first.
+            OutOfMemory: there is too little memory.
+        """
+        if cached and "hidden" not in self._values:
+            raise InferenceError("a cached step needs a full step before it")
+        name = step_graph(guided=self._guided and guided, cached=cached)
+        session = self._session(name)
+        given = {**self._values, "timestep": np.array(timestep, np.int64), "coefficients": coefficients}
+        outputs = session.run({tensor.name: given[tensor.name] for tensor in session.inputs})
+        found = dict(zip((tensor.name for tensor in session.outputs), outputs, strict=True))
+        for tensor in self._graphs[name].tensors:
+            amax, sample = (found[output].astype(np.float32) for output in (tensor.channel_amax, tensor.sample))
+            if not np.isfinite(amax).all():
+                raise InferenceError(
+                    f"{session.name}: the input of {tensor.layers[0]} is not finite at timestep {timestep}; "
+                    "calibrate the bundle in fp32, and check its weights"
+                )
+            self._observe(tensor, timestep, amax, sample)
+        self._values |= {"latents": found["next_latents"], "history": found["next_history"]}
+        if "hidden" in found:
+            self._values["hidden"] = found["hidden"]
+
+    def latents(self) -> Float32Array:
+        """The latents now, float32 `(B, 4, F, h, w)`."""
+        return self._values["latents"]
+
+    def close(self) -> None:
+        """Frees the sessions."""
+        for session in self._sessions.values():
+            session.close()
+        self._sessions.clear()
+
+    def _session(self, name: str) -> Session:
+        if name not in self._sessions:
+            graph = self._graphs[name]
+            # In ONNX Runtime's own order what was added last runs last, and every observed tensor is held until then.
+            settings = SessionSettings(
+                providers=self._providers,
+                weights_folder=graph.weights_folder,
+                dimensions=graph.dimensions,
+                by_priority=True,
+                name=name,
+            )
+            self._sessions[name] = Session(graph.path, settings)
+        return self._sessions[name]
+
+
+def plain_providers(selection: Selection) -> Providers:
+    """ONNX Runtime's own providers for graphs that are not worth an engine: CPU, or CUDA before it."""
+    cpu = (ORT_NAMES["cpu"], CpuOptions().to_ort())
+    return (cpu,) if selection.name == "cpu" else ((ORT_NAMES["cuda"], CudaOptions(selection.device_id).to_ort()), cpu)

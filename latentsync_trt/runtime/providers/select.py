@@ -1,0 +1,122 @@
+"""Which execution provider runs the graphs, and why a better one does not."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from latentsync_trt.errors import InputError, ProviderUnavailable
+from latentsync_trt.runtime.providers import gpu as driver
+from latentsync_trt.runtime.providers import messages as reasons
+from latentsync_trt.runtime.providers.diagnose import ORT_NAMES, ProviderName, examine, rtx_devices
+from latentsync_trt.runtime.providers.gpu import Gpu
+
+__all__ = [
+    "ORT_NAMES",
+    "PREFERENCE",
+    "ProviderName",
+    "Selection",
+    "next_provider",
+    "rtx_devices",
+    "select_provider",
+    "why_unavailable",
+]
+
+PREFERENCE: tuple[ProviderName, ...] = ("tensorrt", "rtx", "cuda", "cpu")
+
+# Providers that start without a build of minutes.
+_AT_ONCE = frozenset({"cuda", "cpu"})
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The provider that runs, the better ones passed over with the reason for each, and the GPU (None on the CPU)."""
+
+    name: ProviderName
+    passed_over: tuple[tuple[str, str], ...] = ()
+    gpu: Gpu | None = None
+
+    def notices(self) -> list[str]:
+        """What to tell of the providers passed over, those with the same reason together."""
+        names: dict[str, list[str]] = {}
+        for name, reason in self.passed_over:
+            names.setdefault(reason, []).append(name)
+        return [f"passed over {', '.join(group)}: {reason}" for reason, group in names.items()]
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """Where the provider keeps its buffers."""
+        return "cpu" if self.name == "cpu" else "cuda"
+
+    @property
+    def device_id(self) -> int:
+        """Index of the GPU; 0 on the CPU."""
+        return self.gpu.index if self.gpu else 0
+
+
+def select_provider(request: str = "auto", device: int = 0) -> Selection:
+    """Chooses a provider on GPU `device`: "auto" takes the best that loads, a name is a demand.
+
+    Raises:
+        ProviderUnavailable: the named provider does not load, or is none; the message holds the reason and the cure.
+        InputError: there is no such GPU.
+    """
+    if request == "auto":
+        return _best(PREFERENCE, device)
+    name = _known(request)
+    if name != "cpu":
+        _check_device(device)
+    reason = why_unavailable(name, device)
+    if reason is not None:
+        raise ProviderUnavailable(f"{request}: {reason}")
+    return Selection(name, (), _gpu_of(name, device))
+
+
+def next_provider(selection: Selection, *, at_once: bool = True) -> Selection:
+    """The best provider after the selected one that loads; `at_once`: one that also starts without a build.
+
+    Raises:
+        ProviderUnavailable: there is none after it.
+    """
+    after = PREFERENCE[PREFERENCE.index(selection.name) + 1 :]
+    left = tuple(name for name in after if name in _AT_ONCE or not at_once)
+    if not left:
+        raise ProviderUnavailable(reasons.NOTHING_AFTER.format(name=selection.name))
+    return _best(left, selection.device_id)
+
+
+def why_unavailable(name: ProviderName, device: int = 0) -> str | None:
+    """Tries a provider on GPU `device`; None if it runs there, else the reason and the cure in one sentence."""
+    obstacle = examine(name, device)
+    return None if obstacle is None else str(obstacle)
+
+
+def _best(names: tuple[ProviderName, ...], device: int) -> Selection:
+    if device != 0 or driver.gpus():
+        _check_device(device)
+    passed_over: list[tuple[str, str]] = []
+    for name in names:
+        reason = why_unavailable(name, device)
+        if reason is None:
+            return Selection(name, tuple(passed_over), _gpu_of(name, device))
+        passed_over.append((name, reason))
+    raise ProviderUnavailable("; ".join(f"{name}: {reason}" for name, reason in passed_over))
+
+
+def _known(request: str) -> ProviderName:
+    for name in PREFERENCE:
+        if request == name:
+            return name
+    choices = ", ".join(("auto", *PREFERENCE))
+    raise ProviderUnavailable(reasons.NOT_A_PROVIDER.format(request=request, choices=choices))
+
+
+def _check_device(device: int) -> None:
+    found = driver.gpus()
+    if device == 0 and not found:
+        return  # said better by what is wrong with the driver
+    if not 0 <= device < len(found):
+        existing = f"there are {', '.join(map(str, found))}" if found else "this machine shows none"
+        raise InputError(reasons.NO_SUCH_GPU.format(device=device, existing=existing))
+
+
+def _gpu_of(name: ProviderName, device: int) -> Gpu | None:
+    return None if name == "cpu" else driver.gpus()[device]

@@ -1,0 +1,85 @@
+"""Memory that sessions take turns with: one pool on the CPU, one on each GPU."""
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+_log = logging.getLogger(__name__)
+
+COPY_GRAPH = Path(__file__).parents[2] / "assets" / "graphs" / "copy.onnx"
+"""`latents_copy = latents`, `history_copy = history`, float32 `(B, 4, F, h, w)`."""
+
+# Grow by what is asked for; doubling would hold gigabytes that nothing uses.
+_ARENA = {"arena_extend_strategy": 1}
+
+
+def device_value(array: NDArray[Any], device: str, device_id: int) -> Any:
+    """An `OrtValue` on `device` ("cpu" or "cuda") that starts as `array`, and is never the caller's own memory."""
+    # Not `ascontiguousarray`, which makes a vector of a scalar.
+    array = np.asarray(array, order="C")
+    if device == "cpu":
+        return ort.OrtValue.ortvalue_from_numpy(array.copy())
+    # `ortvalue_from_numpy` allocates through ONNX Runtime's own CUDA provider alone; this, through a plug-in, too.
+    value = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype.type, device, device_id)
+    value.update_inplace(array)
+    return value
+
+
+def share_memory(providers: Sequence[tuple[str, Mapping[str, str]]]) -> bool:
+    """Prepares the pool of those providers; whether a session on them should use it, as each else keeps its own peak.
+
+    Not with TensorRT, which brings its own memory, nor where recorded CUDA graphs hold on to addresses.
+    """
+    name, own = providers[0]
+    if name == "CUDAExecutionProvider" and own.get("enable_cuda_graph") != "1":
+        _share_gpu_memory(int(own.get("device_id", "0")))
+    elif name != "CPUExecutionProvider":
+        return False
+    _share_cpu_memory()
+    return True
+
+
+@functools.cache
+def _share_cpu_memory() -> None:
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(memory, ort.OrtArenaCfg(_ARENA))
+
+
+@functools.cache
+def _share_gpu_memory(device: int) -> None:
+    memory = ort.OrtMemoryInfo("Cuda", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, device, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator_v2(
+        "CUDAExecutionProvider", memory, {"device_id": str(device)}, ort.OrtArenaCfg(_ARENA)
+    )
+
+
+def give_back_gpu_memory(device: int) -> None:
+    """Returns to the GPU what its pool holds and nothing uses: what a closed network left is of no use in pieces.
+
+    ONNX Runtime does that at the end of a run only, so this makes the smallest run there is. Where not even that finds
+    memory, nothing is returned.
+    """
+    run = ort.RunOptions()
+    run.add_run_config_entry("memory.enable_memory_arena_shrinkage", f"gpu:{device}")
+    nothing = np.zeros((1, 4, 1, 1, 1), np.float32)
+    try:
+        _smallest_session(device).run(None, {"latents": nothing, "history": nothing}, run)
+    except Exception as error:  # noqa: BLE001 -- ORT's errors share no public base, and the next run tells of its own
+        _log.debug("the pool of GPU %d gives nothing back: %s", device, error)
+
+
+@functools.cache
+def _smallest_session(device: int) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    _share_gpu_memory(device)
+    return ort.InferenceSession(
+        str(COPY_GRAPH), options, providers=[("CUDAExecutionProvider", {"device_id": str(device)})], enable_fallback=0
+    )

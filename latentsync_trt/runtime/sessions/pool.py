@@ -1,0 +1,215 @@
+"""The open sessions of one bundle: opened when first needed, several at once, and closed where memory is short."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from latentsync_trt.errors import OutOfMemory, OutputError
+from latentsync_trt.runtime.cache.engine_cache import Notice
+from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
+from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
+from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.runtime.sessions.trace import Trace
+from latentsync_trt.types import EngineTime
+
+T = TypeVar("T")
+
+# Opening reads, verifies and uploads weights; more at once than this only wait for the disk.
+_OPENERS = 3
+
+
+class SessionPool:
+    """Sessions of the graphs of `engines`' bundle.
+
+    Closing waits for nobody: where networks take turns, one thread at a time may use them.
+
+    Args:
+        engines: find, build and open.
+        low_memory: keeps one network's sessions open at a time. Set when memory runs out, too.
+        trace_folder: where sessions write traces of every operator, None for no traces.
+        on_notice: told when memory runs out.
+        on_close: told, before sessions close, of which graphs, for those who hold buffers bound to them.
+    """
+
+    def __init__(
+        self,
+        engines: Engines,
+        *,
+        low_memory: bool,
+        trace_folder: Path | None,
+        on_notice: Notice,
+        on_close: Callable[[tuple[str, ...]], None],
+    ) -> None:
+        self.engines = engines
+        self.low_memory = low_memory
+        self._trace_folder = trace_folder
+        self._notice = on_notice
+        self._on_close = on_close
+        self._opened: dict[str, OpenedEngine] = {}
+        self._built: set[str] = set()
+        self._lock = threading.RLock()
+        self._one_at_a_time = {graph: threading.Lock() for graph in engines.bundle.manifest.graphs}
+        self._past: dict[tuple[str, str], EngineTime] = {}
+        self._traces: list[Trace] = []
+        self._numbers = itertools.count()
+
+    def session(self, graph: str) -> Session:
+        """The session of a graph, opened, and built if need be, at the first call.
+
+        Raises:
+            BundleError: the bundle has no such graph. Else as `Engines.open`.
+        """
+        self.engines.bundle.graph_path(graph)
+        with self._one_at_a_time[graph]:
+            if graph not in self._opened:
+                if self.low_memory:
+                    self._close_others(graph)
+                self._with_relief(graph, lambda: self._open(graph))
+            return self._opened[graph].session
+
+    def reopen(self, graph: str) -> bool:
+        """Closes the session of a graph after its memory ran out although the others were closed; says whether it was
+        open. What a provider chose for want of memory stays with a session: cuDNN's plans do."""
+        with self._lock:
+            known = self.low_memory and graph in self._opened
+        if known:
+            self._free((graph,))
+        return known
+
+    def prepare(self, graphs: Iterable[str]) -> None:
+        """Builds what is missing, one by one, as builds time kernels; then opens all of `graphs` side by side.
+
+        Where memory is low they are opened in turn, which shows at once whether each can be. Errors as `session`.
+        """
+        graphs = tuple(graphs)
+        if not self._opened:  # before memory is short: giving back takes some itself, the first time
+            self._give_back()
+        with suppress(OutputError):  # opening tells of a cache that cannot be written, and builds for this run only
+            for graph in self.engines.missing(graphs):
+                self._build(graph)
+        if not self.low_memory and self._open_side_by_side(graphs):
+            return
+        for graph in graphs:
+            self.session(graph)
+
+    def times(self) -> tuple[EngineTime, ...]:
+        """What each engine cost so far, those that are closed, too, in the order they were opened."""
+        with self._lock:
+            times = dict(self._past)
+            for graph, opened in self._opened.items():
+                _add(times, opened.times(graph, self.engines.selection.name))
+            return tuple(times.values())
+
+    def take_profile(self) -> tuple[tuple[EngineTime, ...], tuple[Trace, ...]]:
+        """Times and traces of what is closed by now, each handed out once."""
+        with self._lock:
+            times, traces = tuple(self._past.values()), tuple(self._traces)
+            self._past, self._traces = {}, []
+        return times, traces
+
+    def switch(self, engines: Engines) -> None:
+        """Closes everything; sessions come from `engines` from now on."""
+        self._free(tuple(self._opened))
+        self._built.clear()
+        self.engines = engines
+
+    def close(self) -> None:
+        """Closes all sessions; the next call of `session` opens again."""
+        self._close(tuple(self._opened))
+
+    def _build(self, graph: str) -> None:
+        if self.low_memory:
+            self._close_others(graph)
+        if self._with_relief(graph, lambda: self.engines.build(graph)).built:
+            self._built.add(graph)
+
+    def _open_side_by_side(self, graphs: tuple[str, ...]) -> bool:
+        """False if that takes too much memory; then none is open, and from now on there is one network at a time."""
+        try:
+            with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as openers:
+                list(openers.map(self._open_if_closed, graphs))
+        except OutOfMemory:
+            self._free(tuple(self._opened))
+            self.save_memory("it ran out")
+            return False
+        return True
+
+    def _open_if_closed(self, graph: str) -> None:
+        with self._one_at_a_time[graph]:
+            if graph not in self._opened:
+                self._open(graph)
+
+    def _open(self, graph: str) -> None:
+        prefix = None if self._trace_folder is None else self._trace_folder / f"{graph}-{next(self._numbers)}"
+        opened = self.engines.open(graph, profile_prefix=prefix)
+        opened.session.relieve = lambda: self._relieve(graph)
+        with self._lock:
+            # `prepare` builds first, so opening finds an engine that is as new as the run.
+            built = opened.built or graph in self._built
+            self._built.discard(graph)
+            self._opened[graph] = replace(opened, built=built)
+
+    def _with_relief(self, graph: str, action: Callable[[], T]) -> T:
+        """`action`, which is for `graph`; tried again where closing the other networks freed memory for it."""
+        try:
+            return action()
+        except OutOfMemory:
+            if not self._relieve(graph):
+                raise
+        return action()
+
+    def _relieve(self, graph: str) -> bool:
+        """Closes the other networks' sessions; says whether there were any."""
+        if not self._close_others(graph):
+            return False
+        self.save_memory("it ran out")
+        return True
+
+    def save_memory(self, reason: str) -> None:
+        """Keeps one network at a time on the device from now on, and says why."""
+        if self.low_memory:
+            return
+        self.low_memory = True
+        self._notice(f"memory of the device is short ({reason}): one network at a time is kept on it, which is slower")
+
+    def _close_others(self, graph: str) -> bool:
+        graphs = self.engines.bundle.manifest.graphs
+        network = graphs[graph].weights
+        with self._lock:
+            others = tuple(name for name in self._opened if graphs[name].weights != network)
+        self._free(others)
+        return bool(others)
+
+    def _free(self, graphs: tuple[str, ...]) -> None:
+        """Closes sessions so that others find their memory."""
+        self._close(graphs)
+        if graphs:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        selection = self.engines.selection
+        if selection.name == "cuda":
+            give_back_gpu_memory(selection.device_id)
+
+    def _close(self, graphs: tuple[str, ...]) -> None:
+        if not graphs:
+            return
+        self._on_close(graphs)
+        with self._lock:
+            for graph in graphs:
+                opened = self._opened.pop(graph)
+                _add(self._past, opened.times(graph, self.engines.selection.name))
+                start_s = opened.session.opened_at_s
+                path = opened.session.close()
+                if path is not None:
+                    self._traces.append(Trace(graph, path, start_s))
+
+
+def _add(times: dict[tuple[str, str], EngineTime], more: EngineTime) -> None:
+    key = more.graph, more.provider
+    times[key] = times[key].and_then(more) if key in times else more

@@ -1,0 +1,77 @@
+"""What happens to windows of faces: encode, denoise, decode."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from latentsync_trt.diffusion.loop import Denoiser, conditioning, denoise
+from latentsync_trt.diffusion.plan import PlannedStep
+from latentsync_trt.diffusion.scheduler import Step
+from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
+
+
+class ImageCodec(Protocol):
+    """The VAE."""
+
+    def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
+        """Scaled latents of faces times `mask`, and of the whole faces: both float32 `(N, 4, h, w)`.
+
+        Args:
+            faces: uint8 `(N, H, W, 3)` RGB, any N; 0 to 255 are −1 to 1 for the network.
+            mask: float32 `(H, W)`, 1 = kept; 0 turns a pixel gray.
+        """
+        ...
+
+    def decode_faces(self, latents: Float32Array) -> Sequence[UInt16Array]:
+        """Faces of scaled latents `(N, 4, h, w)`: N pictures, uint16 `(H, W, 3)` RGB.
+
+        0 to 65535 are −1 to 1 of what the network gives, which is cut off beyond: 257 times the level of an 8-bit
+        picture, so that rounding is left to whoever makes one.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inpainter:
+    """Paints the mouths of aligned faces to go with their speech.
+
+    `mask (H, W)` float32, 1 = kept; `latent_mask (h, w)` float32; `noise (1, 4, 1, h, w)` float32, the same for every
+    window of a run; `schedule` and `plan` have an entry for every step; `windows_per_batch` are denoised together.
+    """
+
+    codec: ImageCodec
+    denoiser: Denoiser
+    mask: Float32Array
+    latent_mask: Float32Array
+    noise: Float32Array
+    guidance: float
+    schedule: tuple[Step, ...]
+    plan: tuple[PlannedStep, ...]
+    windows_per_batch: int = 1
+
+    def paint(self, windows: Sequence[tuple[UInt8Array, Float32Array]]) -> list[Sequence[UInt16Array]]:
+        """Generated faces of each window: F pictures as `ImageCodec.decode_faces` gives them.
+
+        All windows go through one network before any goes through the next, so that networks can take turns in memory.
+
+        Args:
+            windows: aligned faces, uint8 `(F, H, W, 3)` RGB, and what each frame hears, float32 `(F, S, D)`.
+        """
+        told = [self._conditioning(faces) for faces, _ in windows]
+        latents: list[Float32Array] = []
+        for start in range(0, len(windows), self.windows_per_batch):
+            batch = slice(start, start + self.windows_per_batch)
+            latents += self._denoise(np.stack(told[batch]), np.stack([audio for _, audio in windows[batch]]))
+        return [self._decode(window) for window in latents]
+
+    def _conditioning(self, faces: UInt8Array) -> Float32Array:
+        masked, reference = self.codec.encode_faces(faces, self.mask)
+        return conditioning(self.latent_mask, masked[None], reference[None])[0]
+
+    def _denoise(self, known: Float32Array, audio: Float32Array) -> list[Float32Array]:
+        return list(denoise(self.denoiser, self.noise, known, audio, self.guidance, self.schedule, self.plan))
+
+    def _decode(self, latents: Float32Array) -> Sequence[UInt16Array]:
+        return self.codec.decode_faces(np.ascontiguousarray(latents.transpose(1, 0, 2, 3)))
