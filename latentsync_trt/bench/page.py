@@ -6,7 +6,7 @@ from pathlib import Path
 
 from latentsync_trt.errors import OutputError
 
-_STYLE = Path(__file__).parent.parent / "assets" / "report.css"
+_STYLE = Path(__file__).parent.parent / "assets" / "reports" / "report.css"
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
