@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,11 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.device import DemoNetworks, Device, watched_device
+from tests.exports import ExportCache
 
 if TYPE_CHECKING:
     from tests.tensorrt_stand_in.stand_in import StandIn
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def pytest_configure() -> None:
+    """One CPU thread for each operator: pytest-xdist's workers would fight for the cores."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -21,6 +28,12 @@ def engine_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LATENTSYNC_TRT_CACHE_DIR", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session")
+def exports(request: pytest.FixtureRequest) -> ExportCache:
+    """Exported bundles that are kept on disk between runs."""
+    return ExportCache(request.config.cache.mkdir("bundles"))
 
 
 @pytest.fixture(scope="session")

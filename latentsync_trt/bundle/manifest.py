@@ -34,8 +34,18 @@ ATTENTION_FORMS: tuple[AttentionForm, ...] = ("fused", "matmul")
 """Attention in portable graphs: one ONNX `Attention` operator where TensorRT takes it, or MatMul, Softmax and MatMul
 everywhere."""
 
-REQUIRED_GRAPHS = ("audio_encoder", "vae_encoder", "vae_decoder", "denoise_step", "denoise_step_cached")
-UNGUIDED_GRAPHS = ("denoise_step_unguided", "denoise_step_unguided_cached")
+AUDIO_ENCODER, VAE_ENCODER, VAE_DECODER = "audio_encoder", "vae_encoder", "vae_decoder"
+
+
+def step_graph(*, guided: bool, cached: bool) -> str:
+    """The name of the graph that runs a denoising step."""
+    return f"denoise_step{'' if guided else '_unguided'}{'_cached' if cached else ''}"
+
+
+FULL_STEP, CACHED_STEP = (step_graph(guided=True, cached=cached) for cached in (False, True))
+UNGUIDED_GRAPHS = tuple(step_graph(guided=False, cached=cached) for cached in (False, True))
+STEP_GRAPHS = (FULL_STEP, CACHED_STEP, *UNGUIDED_GRAPHS)
+REQUIRED_GRAPHS = (AUDIO_ENCODER, VAE_ENCODER, VAE_DECODER, FULL_STEP, CACHED_STEP)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What happens to windows of faces: encode, denoise, decode."""
+"""Paints the mouths of windows of aligned faces: encode, denoise, decode."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,9 +6,12 @@ from typing import Protocol
 
 import numpy as np
 
-from latentsync_trt.diffusion.loop import Denoiser, conditioning, denoise
-from latentsync_trt.diffusion.plan import PlannedStep
-from latentsync_trt.diffusion.scheduler import Step
+from latentsync_trt.bundle.manifest import Manifest
+from latentsync_trt.config import SyncOptions
+from latentsync_trt.diffusion.loop import Denoiser, conditioning, denoise, initial_noise
+from latentsync_trt.diffusion.plan import PlannedStep, plan_for
+from latentsync_trt.diffusion.scheduler import Step, solver_schedule
+from latentsync_trt.face.mask import latent_mask, mouth_mask
 from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
 
 
@@ -27,15 +30,15 @@ class ImageCodec(Protocol):
     def decode_faces(self, latents: Float32Array) -> Sequence[UInt16Array]:
         """Faces of scaled latents `(N, 4, h, w)`: N pictures, uint16 `(H, W, 3)` RGB.
 
-        0 to 65535 are −1 to 1 of what the network gives, which is cut off beyond: 257 times the level of an 8-bit
-        picture, so that rounding is left to whoever makes one.
+        The network's −1 to 1 become 0 to 65535, values beyond are clipped. That is 257 times the level of an 8-bit
+        picture, so that the compositor rounds once.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inpainter:
-    """Paints the mouths of aligned faces to go with their speech.
+    """Paints the mouths of aligned faces to match their speech; `make_inpainter` assembles one.
 
     `mask (H, W)` float32, 1 = kept; `latent_mask (h, w)` float32; `noise (1, 4, 1, h, w)` float32, the same for every
     window of a run; `schedule` and `plan` have an entry for every step; `windows_per_batch` are denoised together.
@@ -52,19 +55,19 @@ class Inpainter:
     windows_per_batch: int = 1
 
     def paint(self, windows: Sequence[tuple[UInt8Array, Float32Array]]) -> list[Sequence[UInt16Array]]:
-        """Generated faces of each window: F pictures as `ImageCodec.decode_faces` gives them.
+        """Generated faces of each window: F pictures as `ImageCodec.decode_faces` returns them.
 
-        All windows go through one network before any goes through the next, so that networks can take turns in memory.
+        All windows pass one network before any passes the next, so that one network at a time can be on the device.
 
         Args:
-            windows: aligned faces, uint8 `(F, H, W, 3)` RGB, and what each frame hears, float32 `(F, S, D)`.
+            windows: aligned faces, uint8 `(F, H, W, 3)` RGB, and the audio features of each frame, float32 `(F, S, D)`.
         """
-        told = [self._conditioning(faces) for faces, _ in windows]
+        known = [self._conditioning(faces) for faces, _ in windows]
         latents: list[Float32Array] = []
         for start in range(0, len(windows), self.windows_per_batch):
             batch = slice(start, start + self.windows_per_batch)
-            latents += self._denoise(np.stack(told[batch]), np.stack([audio for _, audio in windows[batch]]))
-        return [self._decode(window) for window in latents]
+            latents += self._denoise(np.stack(known[batch]), np.stack([audio for _, audio in windows[batch]]))
+        return [self.codec.decode_faces(np.ascontiguousarray(window.transpose(1, 0, 2, 3))) for window in latents]
 
     def _conditioning(self, faces: UInt8Array) -> Float32Array:
         masked, reference = self.codec.encode_faces(faces, self.mask)
@@ -73,5 +76,26 @@ class Inpainter:
     def _denoise(self, known: Float32Array, audio: Float32Array) -> list[Float32Array]:
         return list(denoise(self.denoiser, self.noise, known, audio, self.guidance, self.schedule, self.plan))
 
-    def _decode(self, latents: Float32Array) -> Sequence[UInt16Array]:
-        return self.codec.decode_faces(np.ascontiguousarray(latents.transpose(1, 0, 2, 3)))
+
+def make_inpainter(
+    manifest: Manifest,
+    options: SyncOptions,
+    codec: ImageCodec,
+    denoiser: Denoiser,
+    *,
+    noise: Float32Array | None = None,
+    windows_per_batch: int = 1,
+) -> Inpainter:
+    """The inpainter of a bundle with `options`; `noise`: `(1, 4, 1, h, w)` float32, instead of the seed's."""
+    side_px, latent_px = manifest.resolution_px, manifest.latent_px
+    return Inpainter(
+        codec=codec,
+        denoiser=denoiser,
+        mask=mouth_mask(side_px),
+        latent_mask=latent_mask(side_px),
+        noise=initial_noise(options.seed, latent_px, latent_px) if noise is None else noise,
+        guidance=options.guidance,
+        schedule=solver_schedule(options.sampling.solver, options.sampling.steps),
+        plan=plan_for(options),
+        windows_per_batch=windows_per_batch,
+    )

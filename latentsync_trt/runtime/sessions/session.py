@@ -1,5 +1,6 @@
 """One ONNX graph on one execution provider: the only way the other rooms run a graph."""
 
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -250,6 +251,12 @@ RECORD_ASSIGNMENT = {"session.record_ep_graph_assignment_info": "1"}
 """Session entry that makes `Session.nodes_by_provider` work."""
 
 
+def _thread_limit() -> int:
+    """CPU threads per operator that $OMP_NUM_THREADS allows, the variable that OpenMP and PyTorch read; 0: no limit."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdigit() else 0
+
+
 def _ort_options(settings: SessionSettings) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -282,8 +289,7 @@ def _ort_options(settings: SessionSettings) -> Any:
     if settings.profile_prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(settings.profile_prefix)
-    if settings.intra_op_threads is not None:
-        options.intra_op_num_threads = settings.intra_op_threads
+    options.intra_op_num_threads = settings.intra_op_threads or _thread_limit()
     if settings.by_priority:
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     return options

@@ -1,0 +1,70 @@
+"""Exported bundles on disk, so that test processes and later runs do not export the same networks again."""
+
+import hashlib
+import inspect
+import shutil
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+from filelock import FileLock
+
+from latentsync_trt.bundle.manifest import Bundle, read_manifest
+from latentsync_trt.errors import BundleError
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+_MADE_BY = ("torch", "diffusers", "onnx", "onnxscript", "onnxruntime-gpu", "numpy")
+"""Libraries whose versions decide what an export writes."""
+
+_SOURCES = ("latentsync_trt/export", "latentsync_trt/bundle", "tests/narrow.py")
+
+
+class ExportCache:
+    """Bundles below `folder`, each under a hash of the code and the libraries that make it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def bundle(self, name: str, make: Callable[[Path], object]) -> Path:
+        """The bundle `name`, a folder that is alone in its parent; `make` writes it where it is missing or damaged.
+
+        The result is shared: copy it before changing it.
+        """
+        place = self._folder / name / _digest([*_sources(), Path(inspect.getfile(make))])
+        with FileLock(self._folder / f"{name}.lock"):
+            if not _is_whole(place / "bundle"):
+                shutil.rmtree(place.parent, ignore_errors=True)  # other versions of the code go, too
+                staged = place.with_name("part")
+                staged.mkdir(parents=True)
+                make(staged / "bundle")
+                staged.rename(place)
+        return place / "bundle"
+
+
+def _sources() -> Iterable[Path]:
+    for source in _SOURCES:
+        path = REPOSITORY / source
+        yield from sorted(path.rglob("*.py")) if path.is_dir() else [path]
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256("\n".join(f"{name} {_version(name)}" for name in _MADE_BY).encode())
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except ModuleNotFoundError:
+        return ""
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        Bundle(folder, read_manifest(folder)).check_files()
+    except BundleError:
+        return False
+    return True
