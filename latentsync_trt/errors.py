@@ -5,16 +5,16 @@
     │   ├── MediaError                      a video or audio file cannot be read
     │   └── NoFaceError                     a video in which no frame shows a usable face
     ├── OutputError (OSError)               the result cannot be written
-    ├── CheckpointError (ValueError)        a weight file is not what it was given as
+    ├── CheckpointError (ValueError)        a weight file is missing, damaged or of another network
     ├── BundleError (ValueError)            an exported model is damaged, edited, too new or incomplete
     ├── ExportMismatch (ArithmeticError)    an exported graph does not reproduce the PyTorch network
-    ├── ProviderUnavailable (RuntimeError)  an execution provider that was asked for does not load
+    ├── ProviderUnavailable (RuntimeError)  an execution provider named by the caller does not load
     ├── EngineBuildError (RuntimeError)     a provider could not compile a graph
     ├── InferenceError (RuntimeError)       a provider failed while running a graph
     ├── OutOfMemory (MemoryError)           the device or the host has too little memory for a graph
     └── MissingDependency (ImportError)     an optional extra is not installed
 
-A message says what happened, where (file, frame, graph) and what to do.
+A message says what failed, where (file, frame, graph) and what to do.
 Exceptions of other libraries are translated once, where the library is called, and kept as `__cause__`.
 """
 
@@ -40,7 +40,7 @@ class OutputError(LatentSyncError, OSError):
 
 
 class CheckpointError(LatentSyncError, ValueError):
-    """A weight file is missing, damaged or of another network than it was given as."""
+    """A weight file is missing, damaged or of another network than expected."""
 
 
 class BundleError(LatentSyncError, ValueError):
@@ -52,7 +52,7 @@ class ExportMismatch(LatentSyncError, ArithmeticError):
 
 
 class ProviderUnavailable(LatentSyncError, RuntimeError):
-    """An execution provider that was asked for does not load on this machine."""
+    """An execution provider named by the caller does not load on this machine."""
 
 
 class EngineBuildError(LatentSyncError, RuntimeError):
@@ -64,8 +64,8 @@ class InferenceError(LatentSyncError, RuntimeError):
 
 
 class OutOfMemory(LatentSyncError, MemoryError):
-    """The device or the host has too little memory to open or run a graph; the message says what to lower."""
+    """The device or the host has too little memory to open or run a graph; the message says which setting to lower."""
 
 
 class MissingDependency(LatentSyncError, ImportError):
-    """An optional extra is not installed; the message holds the line that installs it."""
+    """An optional extra is not installed; the message contains the command that installs it."""

@@ -4,7 +4,7 @@ Arrays: images are uint8 `(H, W, 3)` in RGB, row 0 at the top; geometry is in pi
 the top-left pixel at (0, 0); times are exact seconds as `Fraction`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Protocol, Self
@@ -34,7 +34,7 @@ class ColorTags:
 
 @dataclass(frozen=True, slots=True)
 class VideoInfo:
-    """What a video stream says of itself. Sizes in pixels after rotation; rates in frames per second.
+    """A video stream's properties. Sizes in pixels after rotation; rates in frames per second.
 
     `rotation_deg`: clockwise turn in {0, 90, 180, 270} that makes the coded picture upright, after mirroring it left to
     right if `mirrored`. `sample_aspect_ratio`: width over height of a pixel after rotation.
@@ -64,7 +64,7 @@ class YuvPlanes:
 
 
 class Picture(Protocol):
-    """RGB, uint8 `(H, W, 3)`: an array, or what computes only the parts that are looked at. Not to be written to."""
+    """RGB, uint8 `(H, W, 3)`, read-only: an array, or an object that computes only the parts that are read."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -84,8 +84,8 @@ class Picture(Protocol):
 class Frame:
     """One picture of the output's time line.
 
-    `picture` is what faces are searched and painted in. `planes` holds the same picture in the sampling that will be
-    encoded, so that pixels nobody touches are never converted; it is None where the output is RGB.
+    Faces are searched and painted in `picture`. `planes` holds the same picture in the sampling that will be encoded,
+    so that unchanged pixels are never converted; it is None where the output is RGB.
     """
 
     index: int
@@ -103,8 +103,8 @@ class Frame:
 class Patch:
     """New pixels for one rectangle of a frame.
 
-    `x_px`, `y_px`: its top-left corner; `rgb (h, w, 3)` uint8; `changed (h, w)` bool: the pixels that differ in
-    intent from the frame's own. Everything else must reach the output untouched.
+    `x_px`, `y_px`: its top-left corner; `rgb (h, w, 3)` uint8; `changed (h, w)` bool: the pixels to replace. All
+    others must reach the output unchanged.
     """
 
     x_px: int
@@ -162,9 +162,50 @@ class WindowBatch:
     unguided_too: bool = False
 
 
+class Denoiser(Protocol):
+    """Holds the latents of one batch of windows and updates them step by step."""
+
+    def begin(self, batch: WindowBatch) -> None:
+        """Takes a batch of windows."""
+        ...
+
+    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
+        """One update with the coefficients `(5,)` of `diffusion.scheduler.Step`.
+
+        `cached` reuses features of the last full step, which must have been guided if this one is. `guided` has no
+        effect where the scale is at 1 or below.
+        """
+        ...
+
+    def latents(self) -> Float32Array:
+        """The current latents, float32 `(B, 4, F, h, w)`."""
+        ...
+
+
+class ImageCodec(Protocol):
+    """The VAE."""
+
+    def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
+        """Scaled latents of faces times `mask`, and of the whole faces: both float32 `(N, 4, h, w)`.
+
+        Args:
+            faces: uint8 `(N, H, W, 3)` RGB, any N; 0 to 255 are −1 to 1 for the network.
+            mask: float32 `(H, W)`, 1 = kept; 0 turns a pixel gray.
+        """
+        ...
+
+    def decode_faces(self, latents: Float32Array) -> Sequence[UInt16Array]:
+        """Faces of scaled latents `(N, 4, h, w)`: N pictures, uint16 `(H, W, 3)` RGB.
+
+        The network's −1 to 1 become 0 to 65535, values beyond are clipped. That is 257 times the level of an 8-bit
+        picture, so that the compositor rounds once.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AudioFeatures:
-    """Speech as the network hears it.
+    """Speech, encoded for the denoiser.
 
     `features (T, L, D)` float32: hidden states of the audio encoder, 50 per second. `windows (n, S, D)` float32: what
     video frame i attends to, n = ceil(duration × 25), S = 10·L tokens. `duration_s`: length of the recording.
@@ -196,12 +237,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class EngineTime:
-    """What one engine cost so far.
+    """What one engine has cost.
 
-    `node_share`: share of the graph's nodes that run on `provider`; `build_s`: seconds that building took, now
-    (`built`) or when it was put into the cache; `opened`: how often it was, as networks take turns where memory is
-    short; `open_s`: seconds until it was ready, without building, all times together; `first_ms`, `mean_ms`: the first
-    run, and the mean of all others (of the first, where there are none).
+    `node_share`: share of the graph's nodes that run on `provider`; `build_s`: seconds that building took, in this run
+    (`built`) or when it was put into the cache; `opened`: how often it was opened, more than once where one network at
+    a time is on the device; `open_s`: seconds until it was ready, without building, all times together; `first_ms`,
+    `mean_ms`: the first run, and the mean of all others (the first, if there are none).
     """
 
     graph: str
@@ -215,8 +256,8 @@ class EngineTime:
     mean_ms: float
     opened: int = 1
 
-    def and_then(self, later: Self) -> Self:
-        """The same engine, closed and opened again, as one."""
+    def merged(self, later: Self) -> Self:
+        """This engine's times and those after it was closed and opened again, as one."""
         first, rest = (self, later) if self.runs else (later, self)
         before, after = max(first.runs - 1, 0), rest.runs
         total_ms = before * first.mean_ms + (rest.first_ms + (after - 1) * rest.mean_ms if after else 0.0)
@@ -233,7 +274,7 @@ class EngineTime:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A running count for whoever shows it: `done` of `total` (None if not known) output frames have left `stage`."""
+    """How far a run is: `done` of `total` output frames (None if not known) have left `stage`."""
 
     stage: str
     done: int

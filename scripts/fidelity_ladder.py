@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from latentsync_trt import LipSync, SyncOptions, __version__  # noqa: E402
-from latentsync_trt.bench.clip_sync import SyncScore  # noqa: E402
+from latentsync_trt.bench.sync_measure import SyncScore  # noqa: E402
 from latentsync_trt.bench.pictures import likeness  # noqa: E402
 from latentsync_trt.bundle.manifest import read_manifest  # noqa: E402
 from latentsync_trt.diffusion.plan import full_step_equivalents, plan_for  # noqa: E402

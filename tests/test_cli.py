@@ -1,5 +1,7 @@
-"""The command line: what it lists, how it fails, what demo says."""
+"""The command line: its help texts, its errors and exit codes, the demo."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import cv2
@@ -7,10 +9,13 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt.cli import COMMANDS, main
+from latentsync_trt.cli.show import Notices, show_report
+from latentsync_trt.cli.sync import command as sync_command
 from latentsync_trt.cli.sync import default_output
-from latentsync_trt.errors import BundleError, ProviderUnavailable
+from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.runtime.providers.select import select_provider, why_unavailable
 from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.types import SyncReport
 from tests.clips import decoded, write_clip, write_sound
 from tests.small import small_bundle
 
@@ -21,11 +26,53 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command: str) -> None:
+def test_every_command_has_a_help_text(command: str) -> None:
     code, out, _ = run(command, "--help")
     assert code == 0
     assert out.startswith(f"Usage: main {command}")
-    assert command in run("--help")[1]
+    assert f"\n  {command} " in run("--help")[1]
+
+
+def test_help_is_plain_text_in_groups() -> None:
+    out = run("sync", "--help")[1]
+    headings = [line.strip() for line in out.splitlines() if line.rstrip().endswith(":") and not line.startswith(" ")]
+    assert headings == ["Input and output:", "Quality and speed:", "File:", "Hardware:", "Options:"]
+    assert out.isascii()
+
+
+def test_advanced_options_are_shown_by_help_all_only() -> None:
+    short, full = run("sync", "--help")[1], run("sync", "--help-all")[1]
+    options = {name for param in sync_command.params for name in param.opts}
+    assert {name for name in options if f"{name} " in full or f"{name}/" in full} == options
+    assert "--crf" in short
+    for name in ("--steps", "--workspace-gb", "--extend"):
+        assert name in full
+        assert f"{name} <" not in short
+    assert short == run("sync", "--help")[1]
+    assert "--help-all" not in run("doctor", "--help")[1]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["sync", "--help-all"]])
+def test_help_is_quick_and_imports_nothing_heavy(arguments: list[str]) -> None:
+    heavy = "torch", "onnxruntime", "matplotlib", "cv2", "av", "librosa"
+    code = (
+        "import sys, time; from click.testing import CliRunner; from latentsync_trt.cli import main; "
+        "assert CliRunner().invoke(main, sys.argv[1:]).exit_code == 0; "
+        f"print(time.process_time(), [name for name in {heavy} if name in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    seconds, _, imported = answer.stdout.strip().partition(" ")
+    assert imported == "[]"
+    assert float(seconds) < 1.0  # about 0.3 s of CPU time on an idle core
+
+
+def test_each_notice_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    notices = Notices()
+    notices("building engines")
+    show_report(
+        SyncReport("out.mp4", "demo", "cpu", 1, 1, 1, 0.04, 1.0, (), (), ("building engines", "loops")), notices
+    )
+    assert capsys.readouterr().err == "note: building engines\nnote: the picture starts again\n"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +96,7 @@ def test_outputs_are_named_after_the_video() -> None:
     assert default_output(Path("clip.mov"), lossless=True) == Path("clip-synced.mkv")
 
 
-def test_a_named_provider_is_a_demand() -> None:
+def test_naming_a_provider_disables_fallback() -> None:
     if why_unavailable("cuda") is None:
         pytest.skip("CUDA runs here")
     with pytest.raises(ProviderUnavailable, match="cuda: "):
@@ -74,7 +121,7 @@ def test_demo_writes_source_and_result(tmp_path: Path) -> None:
         assert cv2.imread(str(tmp_path / "demo" / name)).shape[1] >= width_px
 
 
-def test_demo_takes_a_face_of_yours(tmp_path: Path) -> None:
+def test_demo_takes_a_video_and_a_bundle(tmp_path: Path) -> None:
     speech, face = write_clip(tmp_path, 6)[::-1]
     folder = tmp_path / "demo"
     arguments = ("--audio", str(speech), "--video", str(face), "--bundle", str(small_bundle()), "-q")
@@ -83,23 +130,22 @@ def test_demo_takes_a_face_of_yours(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["out.mp4", "side_by_side.png", "sync.png"]
 
 
-def test_demo_says_when_its_folder_cannot_be(tmp_path: Path) -> None:
+def test_demo_names_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, _, err = run("demo", "--out", str(tmp_path / "file" / "demo"))
     assert code == 1
     assert "cannot be created" in err
 
 
-def test_a_graph_that_is_none_is_named(tmp_path: Path) -> None:
+def test_a_damaged_graph_is_named(tmp_path: Path) -> None:
     path = tmp_path / "broken.onnx"
     path.write_bytes(b"nothing")
     with pytest.raises(Exception, match=r"broken\.onnx"):
         Session(path)
 
 
-def test_an_edited_bundle_is_refused(tmp_path: Path) -> None:
+def test_a_bundle_without_a_valid_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     code, _, err = run("sync", "--video", "a.mp4", "--audio", "b.wav", "--bundle", str(tmp_path), "-q")
     assert code == 1
     assert "not a manifest" in err
-    assert issubclass(BundleError, ValueError)

@@ -369,7 +369,7 @@ def test_letting_go_lets_sessions_be_freed(networks: Networks) -> None:
 
 
 def test_batches_may_differ_in_size_within_the_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = RuntimeOptions(engine_cache=tmp_path / "cache", max_windows=3)
+    options = RuntimeOptions(engine_cache=tmp_path / "cache")
     networks = Networks(write_toy(tmp_path / "toy"), Selection("cpu"), options)
     networks.prepare(["denoise_step", "denoise_step_cached"])
 

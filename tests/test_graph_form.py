@@ -18,12 +18,13 @@ from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.cache.engine_cache import EngineCache
+from latentsync_trt.runtime.compiler.failures import last_line
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions import engines as engines_module
 from latentsync_trt.runtime.sessions import recipes
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.session import Session, SessionSettings, last_line
+from latentsync_trt.runtime.sessions.session import Session, SessionSettings
 from tests.small import small_bundle
 from tests.toy import write_toy
 

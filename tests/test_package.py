@@ -20,19 +20,19 @@ PUBLIC = [
 ]
 
 
-def test_public_names_are_these() -> None:
+def test_public_names() -> None:
     assert sorted(latentsync_trt.__all__) == PUBLIC
     assert all(hasattr(latentsync_trt, name) for name in PUBLIC)
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nothing"):
         _ = latentsync_trt.nothing
 
 
 @pytest.mark.parametrize("module", ["latentsync_trt", "latentsync_trt.cli", "latentsync_trt.bundle.manifest"])
 def test_importing_loads_nothing_heavy(module: str) -> None:
-    heavy = "torch", "onnxruntime", "cv2", "av", "librosa"
+    heavy = "torch", "onnxruntime", "cv2", "av", "librosa", "matplotlib"
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"

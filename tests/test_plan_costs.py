@@ -3,8 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from latentsync_trt.bench.rows import BundleFacts, Results, Row
-from latentsync_trt.bench.spread import Spread
+from latentsync_trt.bench.rows import BundleFacts, Results, Row, Spread
 from latentsync_trt.config import PRESETS
 from latentsync_trt.diffusion.plan import full_step_equivalents, plan_for
 from scripts.plan_costs import PLANS, ROWS, StepTimes, step_times, table

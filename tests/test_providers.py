@@ -1,8 +1,9 @@
 """Choosing a provider: what it takes, and what is said where something of it is missing."""
 
 import ctypes
+import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,7 @@ import pytest
 from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder
 from latentsync_trt.runtime.providers import diagnose as diagnosis
-from latentsync_trt.runtime.providers import gpu, libraries
-from latentsync_trt.runtime.providers import messages as reasons
+from latentsync_trt.runtime.providers import gpu, libraries, messages
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.libraries import Installed
 from latentsync_trt.runtime.providers.select import (
@@ -118,8 +118,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     made.installed()
     monkeypatch.setattr(diagnosis.ort, "get_available_providers", lambda: GPU_BUILD)
     monkeypatch.setattr(gpu, "driver_version", lambda: "580.65.06")
-    monkeypatch.setattr(libraries, "cuda_major", lambda: 13)
-    monkeypatch.setattr(libraries, "tensorrt_major", lambda: 10)
     monkeypatch.setattr(libraries, "tensorrt_version", lambda: "10.14.1.48")
     monkeypatch.setattr(libraries, "preload", lambda: None)
     monkeypatch.setattr(libraries, "_WINDOWS", False)
@@ -186,7 +184,7 @@ def test_auto_gives_the_reason_for_each_provider_passed_over(machine: Machine) -
     assert [name for name, _ in selection.passed_over] == ["tensorrt", "rtx"]
     reason = dict(selection.passed_over)
     assert reason["tensorrt"].startswith("libraries not found: libnvinfer.so.10, libnvonnxparser.so.10; pip install")
-    assert "GPU 1 (NVIDIA A100-SXM4-80GB, compute capability 8.0) is none that TensorRT-RTX" in reason["rtx"]
+    assert "TensorRT-RTX does not support GPU 1 (NVIDIA A100-SXM4-80GB, compute capability 8.0)" in reason["rtx"]
 
 
 def test_auto_takes_the_plug_in_where_it_has_the_gpu_and_tensorrt_is_missing(machine: Machine) -> None:
@@ -233,13 +231,13 @@ def test_hidden_gpus_are_said_to_be_hidden(machine: Machine, monkeypatch: pytest
 
 @pytest.mark.parametrize("request_", ["auto", "cuda", "tensorrt"])
 def test_a_gpu_that_does_not_exist_is_refused_with_those_that_do(machine: Machine, request_: str) -> None:
-    with pytest.raises(InputError, match=r"--device 5: no such GPU; there are GPU 0 \(.*4090.*\), GPU 1 \(.*A100"):
+    with pytest.raises(InputError, match=r"--device 5: no such GPU; available: GPU 0 \(.*4090.*\), GPU 1 \(.*A100"):
         select_provider(request_, device=5)
 
 
 def test_a_second_gpu_is_refused_where_there_is_none(machine: Machine) -> None:
     machine.no_driver()
-    with pytest.raises(InputError, match="--device 1: no such GPU; this machine shows none"):
+    with pytest.raises(InputError, match="--device 1: no such GPU; this machine has none"):
         select_provider("auto", device=1)
     assert select_provider("cpu", device=1).name == "cpu"
 
@@ -250,9 +248,9 @@ def test_the_second_of_two_gpus(machine: Machine) -> None:
     assert selection.gpu.name == "NVIDIA A100-SXM4-80GB"
 
 
-def test_a_gpu_that_this_cuda_has_no_code_for(machine: Machine) -> None:
+def test_a_gpu_that_cuda_does_not_support(machine: Machine) -> None:
     machine.driver(PASCAL)
-    assert "GPU 0 (NVIDIA GeForce GTX 1080, compute capability 6.1) is too old for CUDA 13, which starts at" in str(
+    assert "CUDA 13 does not support GPU 0 (NVIDIA GeForce GTX 1080, compute capability 6.1): it needs" in str(
         why_unavailable("cuda")
     )
 
@@ -267,8 +265,11 @@ def test_a_cpu_build_is_recognized(machine: Machine, monkeypatch: pytest.MonkeyP
     ("found", "said"),
     [
         ((), "libraries not found: libnvinfer.so.10; pip install"),
-        ((Installed("11.4.0.106", "tensorrt-cu13"),), "TensorRT 11.4.0.106 is installed (tensorrt-cu13), which is the"),
-        ((Installed("8", "/usr/lib"),), "TensorRT 8 is installed (/usr/lib), which is the wrong major version"),
+        (
+            (Installed("11.4.0.106", "tensorrt-cu13"),),
+            "TensorRT 11.4.0.106 is installed (tensorrt-cu13), but this onnxruntime needs TensorRT 10;",
+        ),
+        ((Installed("8", "/usr/lib"),), "TensorRT 8 is installed (/usr/lib), but this onnxruntime needs TensorRT 10;"),
         # The right one is there and does not load: another being there too is not the reason.
         ((Installed("11.4.0", "a"), Installed("10.14.1", "b")), "libraries not found: libnvinfer.so.10; pip install"),
     ],
@@ -283,7 +284,7 @@ def test_another_major_version_of_tensorrt_is_named(machine: Machine, found: tup
 
 def test_a_tensorrt_that_cannot_read_the_graphs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "tensorrt_version", lambda: "10.9.0.34")
-    assert "TensorRT 10.9.0.34 is too old: its ONNX parser knows the graphs' operators from 10.14 on" in str(
+    assert "TensorRT 10.9.0.34 is too old: its ONNX parser supports the graphs' operators from 10.14 on" in str(
         why_unavailable("tensorrt")
     )
 
@@ -295,10 +296,10 @@ def test_a_tensorrt_that_cannot_build(machine: Machine) -> None:
     """As the libraries of a system's package are, which come without Python."""
     machine.absent = {libraries.TENSORRT_MODULE}
     assert why_unavailable("tensorrt") == (
-        "TensorRT 10.14.1.48 is here without its Python package, which builds engines; "
+        "TensorRT 10.14.1.48 is installed without its Python package, which builds engines; "
         'pip install "latentsync-trt[tensorrt]"'
     )
-    with pytest.raises(ProviderUnavailable, match="is here without its Python package"):
+    with pytest.raises(ProviderUnavailable, match="is installed without its Python package"):
         select_provider("tensorrt")
     assert why_unavailable("cuda") is None
     selection = select_provider()
@@ -391,7 +392,7 @@ def test_a_missing_cudnn_counts_though_the_provider_loads_without(machine: Machi
 def test_a_library_that_is_there_and_broken(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = "libcublas.so.13: cannot open shared object file: No such file or directory"
     monkeypatch.setattr(libraries, "load_problem", lambda name: problem if name == "libcudnn.so.9" else None)
-    assert f"libcudnn.so.9 is there but does not load ({problem})" in str(why_unavailable("cuda"))
+    assert f"libcudnn.so.9 is installed but does not load ({problem})" in str(why_unavailable("cuda"))
 
 
 def test_on_windows_the_missing_file_is_named_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,7 +408,7 @@ def test_on_windows_the_missing_file_is_named_too(machine: Machine, monkeypatch:
 
 def test_a_session_that_runs_elsewhere_is_no_success(machine: Machine) -> None:
     machine.used["cuda"] = ["CPUExecutionProvider"]
-    assert "a trial session made with it runs on CPUExecutionProvider" in str(why_unavailable("cuda"))
+    assert "a trial session runs on CPUExecutionProvider instead" in str(why_unavailable("cuda"))
 
 
 def test_a_session_that_cannot_be_made_gives_the_words_of_onnxruntime(
@@ -438,7 +439,7 @@ def test_the_plug_in_offers_the_gpu_that_cuda_counts(machine: Machine, monkeypat
 
 
 def test_a_plug_in_that_does_not_load(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    obstacle = reasons.Obstacle(reasons.PLUGIN_FAILS.format(problem="no libcuda"), "reinstall")
+    obstacle = messages.Obstacle(messages.PLUGIN_FAILS.format(problem="no libcuda"), "reinstall")
     monkeypatch.setattr(diagnosis, "_register_plugin", lambda: obstacle)
     assert str(why_unavailable("rtx")).startswith("NVIDIA's TensorRT-RTX plug-in does not load (no libcuda); ")
     with pytest.raises(ProviderUnavailable, match="does not load"):
@@ -483,7 +484,7 @@ def test_a_gpu_without_kernels_in_the_provider_is_found_out_before_the_run(
 
 
 def test_nothing_comes_after_the_cpu(machine: Machine) -> None:
-    with pytest.raises(ProviderUnavailable, match="cpu: no other provider is left"):
+    with pytest.raises(ProviderUnavailable, match="cpu: there is no other provider to run on"):
         next_provider(Selection("cpu"))
 
 
@@ -507,28 +508,24 @@ def test_the_loader_names_the_file_that_is_missing() -> None:
     assert "a-library-that-is-not-there" in str(libraries.load_problem("a-library-that-is-not-there"))
 
 
-def test_majors_are_read_from_the_installed_onnxruntime() -> None:
-    if not libraries.provider_library("tensorrt").is_file():
+def test_major_versions_are_those_of_the_installed_onnxruntime() -> None:
+    provider = libraries.provider_library("tensorrt")
+    if not provider.is_file():
         pytest.skip("this onnxruntime is a build without GPU providers")
-    assert libraries.tensorrt_major() == 10
-    assert libraries.cuda_major() == 13
+    assert set(re.findall(rb"nvinfer(?:\.so\.|_)(\d+)", provider.read_bytes())) == {b"%d" % libraries.TENSORRT_MAJOR}
+    assert diagnosis.ort.cuda_version.split(".")[0] == str(libraries.CUDA_MAJOR)
 
 
 @pytest.mark.parametrize(
-    ("functions", "version"),
-    [
-        ({"Major": 10, "Minor": 14, "Patch": 1, "Build": 48}, "10.14.1.48"),
-        ({"": 101_401}, "10.14.1"),
-        ({"": 8_601}, "8.6.1"),
-        ({}, "unknown"),
-    ],
+    ("exported", "version"),
+    [({"Major": 10, "Minor": 14, "Patch": 1, "Build": 48}, "10.14.1.48"), ({"": 101_401}, "unknown")],
 )
-def test_the_version_of_a_loaded_tensorrt(functions: dict[str, int], version: str) -> None:
-    def answer(value: int) -> Callable[[], int]:
-        return lambda: value
-
-    exported = {f"getInferLib{part}Version": answer(value) for part, value in functions.items()}
-    assert libraries.library_version(types.SimpleNamespace(**exported)) == version
+def test_the_version_of_the_loaded_tensorrt(
+    monkeypatch: pytest.MonkeyPatch, exported: dict[str, int], version: str
+) -> None:
+    functions = {f"getInferLib{part}Version": (lambda number=number: number) for part, number in exported.items()}
+    monkeypatch.setattr(libraries, "_load", lambda name: types.SimpleNamespace(**functions))
+    assert libraries.tensorrt_version() == version
 
 
 def test_libraries_are_found_where_the_loader_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -552,9 +549,9 @@ def test_on_windows_libraries_are_found_on_the_path(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize(("system", "said"), [("win32", "nvidia.com/drivers"), ("linux", "nvidia-driver-580")])
 def test_the_cure_is_for_this_platform(monkeypatch: pytest.MonkeyPatch, system: str, said: str) -> None:
-    monkeypatch.setattr(reasons.sys, "platform", system)
-    assert said in reasons.driver_line(13)
-    monkeypatch.setattr(reasons.platform, "machine", lambda: "AMD64" if system == "win32" else "x86_64")
-    assert "pip install onnxruntime-gpu" in reasons.gpu_build_line()
-    monkeypatch.setattr(reasons.platform, "machine", lambda: "aarch64")
-    assert "--provider cpu" in reasons.gpu_build_line()
+    monkeypatch.setattr(messages.sys, "platform", system)
+    assert said in messages.driver_line()
+    monkeypatch.setattr(messages.platform, "machine", lambda: "AMD64" if system == "win32" else "x86_64")
+    assert "pip install onnxruntime-gpu" in messages.gpu_build_line()
+    monkeypatch.setattr(messages.platform, "machine", lambda: "aarch64")
+    assert "--provider cpu" in messages.gpu_build_line()

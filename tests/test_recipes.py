@@ -203,10 +203,10 @@ def test_on_another_gpu_the_compiler_sees_that_one_alone(
 
 def test_the_profile_covers_the_range_and_the_context_model_names_it(tmp_path: Path, provider: Provider) -> None:
     toy = write_toy(tmp_path / "toy")
-    engines(tmp_path, bundle=toy, max_windows=3).open("denoise_step")
+    engines(tmp_path, bundle=toy).open("denoise_step")
     (order,) = provider.orders
-    assert order.profile["latents"] == ((1, 4, 2, 2, 2), (1, 4, FRAMES, 2, 2), (3, 4, 8, 2, 2))
-    assert order.profile["audio"] == ((1, 2, 3, 5), (1, FRAMES, 3, 5), (3, 8, 3, 5))
+    assert order.profile["latents"] == ((1, 4, 2, 2, 2), (1, 4, FRAMES, 2, 2), (4, 4, 8, 2, 2))
+    assert order.profile["audio"] == ((1, 2, 3, 5), (1, FRAMES, 3, 5), (4, 8, 3, 5))
     assert set(order.profile) == {"latents", "conditioning", "audio", "history"}
     entry = toy.manifest.graphs["denoise_step"]
     assert order.context is not None
@@ -393,7 +393,7 @@ def test_too_little_memory_of_the_gpu_is_no_refusal(tmp_path: Path, provider: Pr
     assert str(caught.value).startswith(
         "vae_encoder: out of memory while TensorRT builds its engine (Requested size was 4294967296 bytes); "
     )
-    assert "--workspace-gb or --max-windows" in str(caught.value)
+    assert "lower --workspace-gb, or use --static" in str(caught.value)
     assert made.cache.find(made.key("vae_encoder")) is None
 
 
@@ -484,7 +484,6 @@ def test_what_decides_over_an_engine_is_in_its_key(tmp_path: Path, provider: Pro
     assert set(plain.versions) == {"onnxruntime", "tensorrt"}
     changes: list[dict[str, Any]] = [
         {"dynamic": False},
-        {"max_windows": 2},
         {"workspace_gb": 1.0},
         {"optimization_level": 2},
     ]

@@ -1,4 +1,4 @@
-"""`RuntimeOptions`: the same on the command line as in Python, and refused where bundle or provider cannot."""
+"""`RuntimeOptions`: command line and Python agree; values that bundle or provider do not support are refused."""
 
 import dataclasses
 from pathlib import Path
@@ -33,7 +33,6 @@ ADA = Gpu(1, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
 VALUES: list[tuple[str, Any]] = [
     ("dynamic", True),
     ("dynamic", False),
-    ("max_windows", 3),
     ("windows_per_batch", 2),
     ("device", 1),
     ("workspace_gb", 2.5),
@@ -75,7 +74,7 @@ def test_an_option_comes_back_from_the_command_line(name: str, value: Any) -> No
     assert parsed(words) == options
 
 
-def test_every_option_is_tried_and_all_go_together() -> None:
+def test_all_options_together_come_back_from_the_command_line() -> None:
     assert {name for name, _ in VALUES} == {spec.name for spec in dataclasses.fields(RuntimeOptions)}
     options = RuntimeOptions(**dict(VALUES))
     assert parsed(command_line(options)) == options
@@ -84,8 +83,8 @@ def test_every_option_is_tried_and_all_go_together() -> None:
     assert command_line(RuntimeOptions(engine_cache=Path("cache"))) == ["--engine-cache", "cache"]
 
 
-def test_a_build_elsewhere_is_of_the_same_engines(demo: Bundle, tmp_path: Path) -> None:
-    options = RuntimeOptions(**dict(VALUES) | {"dynamic": None, "max_windows": None})
+def test_a_build_process_makes_the_same_engines(demo: Bundle, tmp_path: Path) -> None:
+    options = RuntimeOptions(**dict(VALUES) | {"dynamic": None})
     cache = EngineCache(tmp_path / "cache für Ženy")
     engines = Engines(demo, Selection("cuda", gpu=ADA), options, cache, lambda text: None)
     words = build_command(engines, ("vae_encoder", "vae_decoder"), force=True)
@@ -104,7 +103,7 @@ def test_a_build_elsewhere_is_of_the_same_engines(demo: Bundle, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"max_windows": 0}, "--max-windows 0: outside 1 to 64"),
+        ({"windows_per_batch": 0}, "--windows-per-batch 0: outside 1 to 64"),
         ({"device": -1}, "--device -1: outside 0 to 63"),
         ({"workspace_gb": 0.01}, "--workspace-gb 0.01: outside"),
         ({"workspace_gb": float("nan")}, "--workspace-gb nan: outside"),
@@ -112,15 +111,13 @@ def test_a_build_elsewhere_is_of_the_same_engines(demo: Bundle, tmp_path: Path) 
         ({"build": "later"}, "--build later: not one of now, background"),
     ],
 )
-def test_values_outside_the_limits(fields: dict[str, Any], words: str) -> None:
+def test_values_outside_their_limits_are_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         RuntimeOptions(**fields)
     (name,) = fields
-    result = CliRunner().invoke(main, ["build", f"--{name.replace('_', '-')}", str(fields[name])])
+    command = ["sync", "--video", "a.mp4", "--audio", "b.wav", f"--{name.replace('_', '-')}", str(fields[name])]
+    result = CliRunner().invoke(main, command)
     assert result.exit_code == 2
-
-
-# What bundle and provider do not have.
 
 
 def engines(bundle: Bundle, tmp_path: Path, provider: str = "cpu", **options: Any) -> Engines:
@@ -132,12 +129,11 @@ def engines(bundle: Bundle, tmp_path: Path, provider: str = "cpu", **options: An
     ("provider", "options", "words"),
     [
         ("cpu", {"dynamic": True}, "bundle demo has fixed shapes; export it with --dynamic, or leave --dynamic out"),
-        ("cpu", {"max_windows": 2}, "--max-windows goes with --dynamic"),
         ("cpu", {"cuda_graph": True}, "--cuda-graph: not with provider cpu; tensorrt and cuda have it"),
         ("rtx", {"cuda_graph": True}, "--cuda-graph: not with provider rtx"),
     ],
 )
-def test_what_a_static_bundle_cannot(
+def test_what_a_static_bundle_lacks(
     demo: Bundle, tmp_path: Path, provider: str, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InputError, match=words):
@@ -148,12 +144,12 @@ def test_what_a_static_bundle_cannot(
     ("provider", "options", "words"),
     [
         ("cuda", {"cuda_graph": True}, "--cuda-graph goes with fixed shapes: use --static"),
-        ("tensorrt", {"cuda_graph": True, "max_windows": 2}, "--cuda-graph goes with fixed shapes"),
-        ("cpu", {"dynamic": False, "max_windows": 2}, "--max-windows goes with --dynamic"),
-        ("cpu", {"max_windows": 5}, "--max-windows 5: bundle toy was exported for 1 to 4; export it with --dynamic"),
+        ("tensorrt", {"cuda_graph": True}, "--cuda-graph goes with fixed shapes"),
     ],
 )
-def test_what_a_dynamic_bundle_cannot(tmp_path: Path, provider: str, options: dict[str, Any], words: str) -> None:
+def test_what_a_dynamic_bundle_does_not_support(
+    tmp_path: Path, provider: str, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(InputError, match=words):
         engines(write_toy(tmp_path / "toy"), tmp_path, provider, **options)
 
@@ -162,53 +158,24 @@ def test_ranges_of_a_dynamic_bundle(tmp_path: Path) -> None:
     manifest = write_toy(tmp_path / "toy").manifest
     assert dimension_ranges(manifest, RuntimeOptions()) == RANGES
     assert dimension_ranges(manifest, RuntimeOptions(dynamic=True)) == RANGES
-    narrower = dimension_ranges(manifest, RuntimeOptions(max_windows=2))
-    assert (narrower["windows"].maximum, narrower["frames"]) == (2, RANGES["frames"])
     fixed = dimension_ranges(manifest, RuntimeOptions(dynamic=False))
     assert all(span.minimum == span.optimum == span.maximum for span in fixed.values())
     assert fixed["frames"].optimum == manifest.frames
 
 
-@pytest.mark.parametrize(("optimum", "asked", "wanted"), [(3, 2, (1, 2, 2)), (3, 3, (1, 3, 3)), (1, 2, (1, 1, 2))])
-def test_the_usual_size_lies_within_a_narrower_range(
-    tmp_path: Path, optimum: int, asked: int, wanted: tuple[int, int, int]
-) -> None:
-    manifest = write_toy(tmp_path / "toy").manifest
-    ranges = {**RANGES, "windows": dataclasses.replace(RANGES["windows"], optimum=optimum)}
-    found = dimension_ranges(dataclasses.replace(manifest, ranges=ranges), RuntimeOptions(max_windows=asked))["windows"]
-    assert (found.minimum, found.optimum, found.maximum) == wanted
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--dynamic"], "bundle demo has fixed shapes; export it with --dynamic, or leave --dynamic out"),
-        (["--max-windows", "2"], "--max-windows goes with --dynamic"),
-    ],
-)
 @pytest.mark.parametrize("command", ["build", "sync"])
-def test_both_commands_refuse_alike(tmp_path: Path, command: str, words: list[str], message: str) -> None:
+def test_build_and_sync_refuse_the_same(tmp_path: Path, command: str) -> None:
+    message = "bundle demo has fixed shapes; export it with --dynamic, or leave --dynamic out"
     files = ["--video", "a.mp4", "--audio", "b.wav"] if command == "sync" else []
     options = ["--bundle", str(small_bundle()), "--provider", "cpu", "--engine-cache", str(tmp_path / "cache"), "-q"]
-    result = CliRunner().invoke(main, [command, *files, *options, *words])
+    result = CliRunner().invoke(main, [command, *files, *options, "--dynamic"])
     assert (result.exit_code, result.stderr) == (1, f"error: {message}\n")
     assert not (tmp_path / "cache").exists()
 
 
 def test_sync_refuses_cuda_graphs_where_there_are_none() -> None:
-    words = [
-        "--video",
-        "a.mp4",
-        "--audio",
-        "b.wav",
-        "--bundle",
-        str(small_bundle()),
-        "--provider",
-        "cpu",
-        "-q",
-        "--cuda-graph",
-    ]
-    result = CliRunner().invoke(main, ["sync", *words])
+    files = ["--video", "a.mp4", "--audio", "b.wav", "--bundle", str(small_bundle())]
+    result = CliRunner().invoke(main, ["sync", *files, "--provider", "cpu", "-q", "--cuda-graph"])
     message = "error: --cuda-graph: not with provider cpu; tensorrt and cuda have it\n"
     assert (result.exit_code, result.stderr) == (1, message)
 
@@ -217,7 +184,7 @@ def test_static_means_the_same_for_a_static_bundle(demo: Bundle, tmp_path: Path)
     assert engines(demo, tmp_path, dynamic=False).key("denoise_step") == engines(demo, tmp_path).key("denoise_step")
 
 
-def test_more_than_the_engines_take_is_refused_and_never_built(
+def test_shapes_outside_the_engines_range_are_refused_without_a_build(
     demo: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object) -> None:
@@ -229,13 +196,13 @@ def test_more_than_the_engines_take_is_refused_and_never_built(
     for windows, frames, words in ((2, 16, "2 windows: the engines take 1;"), (1, 8, "8 frames: the engines take 16;")):
         state = np.zeros((windows, 4, frames, 16, 16), np.float32)
         known = np.zeros((windows, 9, frames, 16, 16), np.float32)
-        heard = np.zeros((windows, frames, 50, 32), np.float32)
+        audio = np.zeros((windows, frames, 50, 32), np.float32)
         with pytest.raises(InputError, match=words):
-            denoiser.begin(WindowBatch(state, known, heard, 1.5))
+            denoiser.begin(WindowBatch(state, known, audio, 1.5))
     networks.close()
 
 
-def test_the_choices_of_a_provider_are_those_of_every_command() -> None:
+def test_build_and_sync_take_the_same_providers() -> None:
     for command in ("build", "sync"):
         text = CliRunner().invoke(main, [command, "--help"]).stdout
-        assert f"[{'|'.join(PROVIDER_CHOICES)}]" in text
+        assert f"<{'|'.join(PROVIDER_CHOICES)}>" in text

@@ -1,14 +1,11 @@
-"""What changed from one run of the bench to another, with the noise in view. Pure."""
+"""What changed from one run of the bench to another: `bench --compare`."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from latentsync_trt.bench import words
-from latentsync_trt.bench.rows import Results, Row, is_ceiling
-from latentsync_trt.bench.spread import Change
+from latentsync_trt.bench.rows import Change, Results, Row
+from latentsync_trt.bench.table import console, milliseconds, plain_table, rate, spread, title
 
-_TOLD_APART = ("measured_at", "command")
-"""Parts of the environment that differ between any two runs."""
+_DIFFERS_ALWAYS = ("measured_at", "command")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +22,13 @@ class Pair:
 
     @property
     def change(self) -> Change:
-        """Whether nine of ten runs lie clear of the others."""
+        """Whether the ranges of the two lie apart."""
         return self.after.time.against(self.before.time)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All that both runs measured, in the order of the first; what only one of them did; and what else differs.
-
-    `differences`: name, before, after; "none" where one does not say.
-    """
+    """Rows of both runs, rows of only one, and what else differs: name, before, after ("none" where it is missing)."""
 
     pairs: tuple[Pair, ...]
     only_before: tuple[Row, ...]
@@ -44,36 +38,44 @@ class Comparison:
 
 def compare(before: Results, after: Results) -> Comparison:
     """Puts rows of the same scenario, case, provider and preset side by side."""
-    ours = {row.key: row for row in before.rows}
-    theirs = {row.key: row for row in after.rows}
+    ours, theirs = ({row.key: row for row in results.rows} for results in (before, after))
+    pairs = tuple(Pair(row, theirs[key]) for key, row in ours.items() if key in theirs)
+    first, second = _facts(before), _facts(after)
+    differences = [(name, first.get(name, "none"), second.get(name, "none")) for name in {**first, **second}]
+    # A ceiling that moved: another machine, or one that has other work to do.
+    ceilings = [pair for pair in pairs if pair.before.is_ceiling and pair.change != "within noise"]
+    differences += [(f"ceiling {title(pair.before)}", rate(pair.before), rate(pair.after)) for pair in ceilings]
     return Comparison(
-        tuple(Pair(row, theirs[key]) for key, row in ours.items() if key in theirs),
+        pairs,
         tuple(row for key, row in ours.items() if key not in theirs),
         tuple(row for key, row in theirs.items() if key not in ours),
-        (*_differences(before, after), *_moved_ceilings(before, after)),
+        tuple((name, one, other) for name, one, other in differences if one != other),
     )
 
 
-def _moved_ceilings(before: Results, after: Results) -> Iterator[tuple[str, str, str]]:
-    """Ceilings that are not what they were: the machine is another, or has other work to do."""
-    ceilings = [{row.key: row for row in results.rows if is_ceiling(row)} for results in (before, after)]
-    for key, row in ceilings[0].items():
-        other = ceilings[1].get(key)
-        if other is not None and other.time.against(row.time) != "within noise":
-            yield f"ceiling {words.title(row)}", words.rate(row), words.rate(other)
-
-
-def _differences(before: Results, after: Results) -> tuple[tuple[str, str, str], ...]:
-    first, second = (_facts(results) for results in (before, after))
-    names = dict.fromkeys([*first, *second])
-    pairs = ((name, first.get(name, "none"), second.get(name, "none")) for name in names)
-    return tuple((name, one, other) for name, one, other in pairs if one != other)
+def show_comparison(found: Comparison, before: str, after: str) -> None:
+    """Prints what changed to stdout; `before` and `after` are names of files."""
+    screen = console()
+    for name, first, second in found.differences:
+        screen.print(f"differs: {name}: {first} → {second}")
+    table = plain_table("what", "scenario", before, "p5–p95 ms", after, "p5–p95 ms", "change", "")
+    for pair in found.pairs:
+        times = pair.before.time, pair.after.time
+        cells = [cell for time in times for cell in (milliseconds(time.median_ms), spread(time))]
+        verdict = "SLOWER" if pair.change == "slower" else pair.change
+        noise_known = min(time.runs for time in times) > 1
+        verdict = verdict if noise_known else "one run: noise unknown"
+        table.add_row(title(pair.before), pair.before.scenario, *cells, f"{pair.ratio - 1:+.1%}", verdict)
+    screen.print(table if found.pairs else "no measurement is in both files")
+    for name, rows in ((before, found.only_before), (after, found.only_after)):
+        for row in rows:
+            screen.print(f"only in {name}: {row.scenario} {title(row)}")
 
 
 def _facts(results: Results) -> dict[str, str]:
     bundle = results.bundle
     return {
-        **{name: value for name, value in results.environment.items() if name not in _TOLD_APART},
+        **{name: value for name, value in results.environment.items() if name not in _DIFFERS_ALWAYS},
         "bundle": bundle.name,
         "bundle's content": f"SHA-256 {bundle.sha256[:12]}",
         "face": f"{bundle.resolution_px} px, windows of {bundle.frames}",

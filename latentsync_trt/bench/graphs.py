@@ -1,20 +1,30 @@
-"""Scenario "graph": each graph of a bundle by itself, on random inputs that lie on the device."""
+"""Scenario "graph": each graph of a bundle by itself, on random inputs that lie on the device, and the ceiling that a
+large matrix product reaches."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from latentsync_trt.bench.ceiling import measure_ceiling
-from latentsync_trt.bench.flops import operations
+import numpy as np
+
 from latentsync_trt.bench.machine import without_paths
-from latentsync_trt.bench.material import random_inputs
-from latentsync_trt.bench.onnx_file import read_graph
-from latentsync_trt.bench.rows import Arithmetic, Row
+from latentsync_trt.bench.material import SEED, random_inputs
+from latentsync_trt.bench.rows import CEILING, Arithmetic, Row, Spread
 from latentsync_trt.bench.setting import Setting
-from latentsync_trt.bench.spread import Spread, measure
 from latentsync_trt.bundle.manifest import DimensionRange
 from latentsync_trt.errors import BundleError
 from latentsync_trt.runtime.compiler.profiles import dimension_ranges
 from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.providers.libraries import rtx_version
+from latentsync_trt.runtime.providers.select import rtx_devices
 from latentsync_trt.runtime.sessions.device_run import BoundRun
+from latentsync_trt.runtime.sessions.options import CudaOptions, RtxOptions
+from latentsync_trt.runtime.sessions.recipes import OptimizedGraph, Place, Recipe, RtxEngine
+
+_GRAPHS = Path(__file__).parents[1] / "assets" / "graphs"
+
+_GPU_SIDE, _CPU_SIDE = 8192, 1024
+"""Sides of the matrices: 1.1 TFLOP, beyond every cache of a GPU, and 2.1 GFLOP, a few hundredths of a second."""
 
 
 def measure_graphs(setting: Setting) -> Iterator[Row]:
@@ -25,18 +35,56 @@ def measure_graphs(setting: Setting) -> Iterator[Row]:
         for graph in setting.bundle.manifest.graphs:
             setting.say(f"{setting.provider}: {graph}")
             yield _measure(setting, networks, graph, ceiling)
-            # Each graph by itself: what one leaves behind must not count as memory of the next.
-            setting.close(networks)
+            # The memory of one graph must not count for the next.
+            networks.close()
+            setting.give_back()
+
+
+def measure_ceiling(setting: Setting) -> Row:
+    """Times the product of two square matrices in the bundle's precision: by cuBLAS for TensorRT, too; on the CPU in
+    float32, as its provider computes float16 graphs that way.
+
+    Raises:
+        EngineBuildError, InferenceError, OutOfMemory: the provider failed.
+    """
+    on_cpu = setting.selection.device == "cpu"
+    side = _CPU_SIDE if on_cpu else _GPU_SIDE
+    precision = "fp32" if on_cpu else setting.bundle.manifest.arithmetic
+    name = f"{CEILING} {side} {precision}"
+    setting.say(f"{setting.provider}: {name}")
+    rng = np.random.default_rng(SEED)
+    with setting.watch() as watch:
+        with TemporaryDirectory() as shared:
+            place = Place(_GRAPHS / f"matmul_{precision}.onnx", Path(shared), {"side": side})
+            session = _ceiling_recipe(setting).open(place, None)
+        inputs = {
+            tensor.name: rng.standard_normal((side, side), np.float32).astype(tensor.dtype) for tensor in session.inputs
+        }
+        run = BoundRun(session, inputs, setting.selection.device, setting.selection.device_id)
+        time, warm_up = setting.time("graph", run)
+    del run
+    session.close()
+    tflop = 2 * side**3 / 1e12
+    arithmetic = Arithmetic(tflop, 1000 * tflop / time.median_ms, 1000 * tflop / time.median_ms)
+    return Row("graph", name, setting.provider, None, time, warm_up, arithmetic=arithmetic, memory=watch.peak)
+
+
+def _ceiling_recipe(setting: Setting) -> Recipe:
+    if setting.provider == "cpu":
+        return OptimizedGraph("CPUExecutionProvider")
+    device = setting.selection.device_id
+    if setting.provider == "rtx":
+        return RtxEngine(RtxOptions(), tuple(rtx_devices(device)), rtx_version())
+    return OptimizedGraph("CUDAExecutionProvider", CudaOptions(device))
 
 
 def _measure(setting: Setting, networks: Networks, graph: str, ceiling: Row) -> Row:
-    runs, warm_up = setting.options.runs_of("graph"), setting.options.warm_up_of("graph")
     ranges = dimension_ranges(setting.bundle.manifest, setting.runtime)
     with setting.watch() as watch:
         session = networks.session(graph)
         inputs = random_inputs(session.inputs, ranges)
         run = BoundRun(session, inputs, setting.selection.device, setting.selection.device_id)
-        time = Spread.of(measure(run, runs=runs, warm_up=warm_up))
+        time, warm_up = setting.time("graph", run)
     del run
     engine = next(entry for entry in networks.times() if entry.graph == graph)
     arithmetic, notes = _arithmetic(setting, graph, ranges, time, ceiling)
@@ -58,12 +106,15 @@ def _measure(setting: Setting, networks: Networks, graph: str, ceiling: Row) -> 
 def _arithmetic(
     setting: Setting, graph: str, ranges: dict[str, DimensionRange], time: Spread, ceiling: Row
 ) -> tuple[Arithmetic | None, tuple[str, ...]]:
-    """What the bundle's own graph has to compute, whatever the provider makes of it."""
+    """The arithmetic of the bundle's own graph, whatever the provider makes of it, or a note why it is not counted."""
+    try:
+        from latentsync_trt.bench.flops import operations
+    except ImportError as error:
+        return None, (f"TFLOP not counted: needs {error.name}: pip install 'latentsync-trt[calibrate]'",)
     sizes = {name: span.optimum for name, span in ranges.items()}
     try:
-        counts = operations(read_graph(setting.bundle.graph_path(graph)), sizes)
+        tflop = sum(operations(setting.bundle.graph_path(graph), sizes).values()) / 1e12
     except BundleError as error:
-        return None, (f"TFLOP not counted: {error}",)
-    tflop = sum(counts.values()) / 1e12
-    most = ceiling.arithmetic.tflop_per_s if ceiling.arithmetic else None
-    return Arithmetic(tflop, 1000 * tflop / time.median_ms, most), ()
+        return None, (f"TFLOP not counted: {without_paths(str(error))}",)
+    rate = ceiling.arithmetic.tflop_per_s if ceiling.arithmetic else None
+    return Arithmetic(tflop, 1000 * tflop / time.median_ms, rate), ()

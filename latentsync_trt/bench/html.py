@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _TEMPLATES = Path(__file__).parents[1] / "assets" / "reports"
 
+_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+
 
 def write_html(template: str, path: Path, **values: Any) -> None:
     """Renders `template` of `assets/reports` with `values` into the file `path`, and makes its folder.
@@ -40,10 +42,13 @@ def write_html(template: str, path: Path, **values: Any) -> None:
 
 
 def svg(figure: "Figure") -> Markup:
-    """A matplotlib figure as an inline `<svg>` element."""
+    """A matplotlib figure as an inline `<svg>` element; what is drawn in black takes the color of the page's text."""
+    import matplotlib
+
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", bbox_inches="tight", transparent=True, metadata={"Date": None})
-    drawing = buffer.getvalue()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text stays text
+        figure.savefig(buffer, format="svg", bbox_inches="tight", transparent=True, metadata=_NO_METADATA)
+    drawing = buffer.getvalue().replace("#000000", "currentColor")
     return Markup(drawing[drawing.index("<svg") :])  # noqa: S704 -- made by matplotlib, which escapes text
 
 

@@ -1,4 +1,4 @@
-"""What to measure."""
+"""What a bench measures, and how often."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,12 +7,12 @@ from latentsync_trt.bench.rows import SCENARIOS
 from latentsync_trt.config import PRESETS, PROVIDER_CHOICES, check_limits, option
 from latentsync_trt.errors import InputError
 
-_USUAL_RUNS = {"graph": 20, "loop": 5, "stage": 3, "end-to-end": 3, "pytorch": 20}
-_USUAL_WARM_UP = {"graph": 3, "loop": 1, "stage": 1, "end-to-end": 1, "pytorch": 3}
+_USUAL_RUNS = {"graph": (20, 3), "loop": (5, 1), "stage": (3, 1), "end-to-end": (3, 1), "pytorch": (20, 3)}
+"""Timed runs and warm-up runs."""
 
 
 def _parse_list(flag: str, text: str, choices: tuple[str, ...]) -> tuple[str, ...]:
-    """ "a,b" → ("a", "b"), each once; raises `InputError` on what is none of `choices`."""
+    """ "a,b" → ("a", "b") without repetitions; raises `InputError` on a name that is not in `choices`."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     unknown = [name for name in names if name not in choices]
     if unknown:
@@ -26,7 +26,7 @@ class BenchOptions:
 
     provider: tuple[str, ...] = option(
         ("auto",),
-        "What runs the graphs, with commas between; a named one is a demand.",
+        "What runs the graphs, with commas between; naming a provider disables fallback.",
         parse=lambda text: _parse_list("--provider", text, PROVIDER_CHOICES),
         metavar="names",
     )
@@ -51,17 +51,11 @@ class BenchOptions:
     )
     video: str | Path | None = option(None, "Clip for loop, stage and end-to-end.  [default: the built-in portrait]")
     audio: str | Path | None = option(None, "Speech for them.  [default: the built-in sentence]")
-    reference_bundle: str | None = option(
-        None, "A bundle whose preset quality the pictures are compared with.  [default: the measured one]"
-    )
 
     def __post_init__(self) -> None:
         check_limits(self)
 
-    def runs_of(self, scenario: str) -> int:
-        """Timed runs of a scenario."""
-        return _USUAL_RUNS[scenario] if self.runs is None else self.runs
-
-    def warm_up_of(self, scenario: str) -> int:
-        """Runs of a scenario that are not timed."""
-        return _USUAL_WARM_UP[scenario] if self.warm_up is None else self.warm_up
+    def repetitions(self, scenario: str) -> tuple[int, int]:
+        """Timed runs and warm-up runs of a scenario."""
+        runs, warm_up = _USUAL_RUNS[scenario]
+        return runs if self.runs is None else self.runs, warm_up if self.warm_up is None else self.warm_up

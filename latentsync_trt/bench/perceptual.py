@@ -1,5 +1,7 @@
-"""LPIPS, a learned distance of pictures, where somebody has installed it with its weights; we ship neither."""
+"""LPIPS, a learned distance of pictures, where the user has installed it with its weights; neither is part of this
+package."""
 
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ def lpips_distance(a: UInt8Array, b: UInt8Array) -> float | None:
     import lpips
     import torch
 
-    network = lpips.LPIPS(net="alex", verbose=False).eval()
+    network = _network(lpips.LPIPS)
     with torch.inference_mode():
         distances = [float(network(_tensor(x), _tensor(y))) for x, y in zip(a, b, strict=True)]
     return float(np.mean(distances))
@@ -39,6 +41,11 @@ def _is_there() -> bool:
     import torch
 
     return Path(torch.hub.get_dir(), "checkpoints", _BACKBONE).is_file()
+
+
+@cache
+def _network(make: Any) -> Any:
+    return make(net="alex", verbose=False).eval()
 
 
 def _tensor(picture: UInt8Array) -> Any:

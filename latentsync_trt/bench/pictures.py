@@ -1,18 +1,20 @@
 """How alike two pictures are: PSNR and SSIM, of single pictures and of clips. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, log10
+from statistics import fmean
 
 import cv2
 import numpy as np
 
+from latentsync_trt.bench.perceptual import lpips_distance
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import Float64Array, UInt8Array
 
 _PEAK = 255.0
 _LUMA = np.array([0.299, 0.587, 0.114])
-"""ITU-R BT.601, as gray pictures are made everywhere."""
+"""ITU-R BT.601."""
 
 # Wang, Bovik, Sheikh, Simoncelli 2004, "Image Quality Assessment: From Error Visibility to Structural Similarity".
 _WINDOW_PX, _SIGMA_PX = 11, 1.5
@@ -24,12 +26,42 @@ class Likeness:
     """How alike two clips are.
 
     `psnr_db`: of all their pixels together; infinite where they are equal. `ssim`: mean over the frames, at most 1.
-    `frames`: how many were compared.
+    `frames`: how many were compared. `lpips`: mean over the frames, 0 for equal ones; None where it was not measured.
     """
 
     psnr_db: float
     ssim: float
     frames: int
+    lpips: float | None = None
+
+
+class LikenessMeter:
+    """Compares two clips frame by frame.
+
+    Args:
+        lpips: measure LPIPS, too, where it is installed.
+    """
+
+    def __init__(self, *, lpips: bool = False) -> None:
+        self._with_lpips = lpips
+        self._squares: list[float] = []
+        self._similarities: list[float] = []
+        self._distances: list[float] = []
+
+    def add(self, a: UInt8Array, b: UInt8Array) -> None:
+        """The next frame of both, `(H, W, 3)`, H and W at least 11; raises `InputError` as `ssim`."""
+        self._squares.append(_mean_square(a, b))
+        self._similarities.append(ssim(a, b))
+        distance = lpips_distance(a[None], b[None]) if self._with_lpips else None
+        if distance is not None:
+            self._distances.append(distance)
+
+    def result(self) -> Likeness:
+        """Of all frames; raises `InputError` where there were none."""
+        if not self._squares:
+            raise InputError("no frames: nothing to compare")
+        lpips = fmean(self._distances) if self._distances else None
+        return Likeness(_psnr_db(fmean(self._squares)), fmean(self._similarities), len(self._squares), lpips)
 
 
 def psnr(a: UInt8Array, b: UInt8Array) -> float:
@@ -38,13 +70,13 @@ def psnr(a: UInt8Array, b: UInt8Array) -> float:
     Raises:
         InputError: the shapes differ.
     """
-    return _decibels(_mean_square(a, b))
+    return _psnr_db(_mean_square(a, b))
 
 
 def ssim(a: UInt8Array, b: UInt8Array) -> float:
     """Structural similarity of two pictures `(H, W, 3)` by their luma, at most 1.
 
-    Gaussian windows of 11 pixels; only windows that lie wholly inside the picture count.
+    The mean over all Gaussian windows of 11 pixels that lie wholly inside the picture.
 
     Raises:
         InputError: the shapes differ, or a side is shorter than a window.
@@ -68,28 +100,42 @@ def likeness(frames: Iterable[UInt8Array], reference: Iterable[UInt8Array]) -> L
     Raises:
         InputError: no frames, clips of different lengths, or frames that `ssim` refuses.
     """
-    squares: list[float] = []
-    similarities: list[float] = []
+    meter, count = LikenessMeter(), 0
     try:
-        for ours, theirs in zip(frames, reference, strict=True):
-            squares.append(_mean_square(ours, theirs))
-            similarities.append(ssim(ours, theirs))
+        for count, (ours, theirs) in enumerate(zip(frames, reference, strict=True), 1):
+            meter.add(ours, theirs)
     except ValueError as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"clips of different lengths: only the first {len(squares)} frames are in both") from error
-    if not squares:
-        raise InputError("two clips without a frame: nothing to compare")
-    return Likeness(_decibels(float(np.mean(squares))), float(np.mean(similarities)), len(squares))
+        raise InputError(f"clips of different lengths: only the first {count} frames are in both") from error
+    return meter.result()
+
+
+def pooled(parts: Sequence[Likeness]) -> Likeness:
+    """Several clips as one: each frame weighs the same, and PSNR is of the mean power of the difference."""
+    frames = sum(part.frames for part in parts)
+    square = sum(part.frames * _PEAK**2 * 10 ** (-part.psnr_db / 10) for part in parts) / frames
+    ssim_sum = sum(part.frames * part.ssim for part in parts)
+    distances = [part.frames * part.lpips for part in parts if part.lpips is not None]
+    lpips = sum(distances) / frames if len(distances) == len(parts) else None
+    return Likeness(_psnr_db(square), ssim_sum / frames, frames, lpips)
+
+
+def decibels(signal: float, noise: float) -> float | None:
+    """The ratio of two powers; None without noise."""
+    if noise == 0:
+        return None
+    return 10 * log10(signal / noise) if signal > 0 else -inf
+
+
+def _psnr_db(mean_square: float) -> float:
+    found = decibels(_PEAK**2, mean_square)
+    return inf if found is None else found
 
 
 def _mean_square(a: UInt8Array, b: UInt8Array) -> float:
     _check_shapes(a, b)
     return float(np.mean((a.astype(np.float64) - b) ** 2))
-
-
-def _decibels(mean_square: float) -> float:
-    return 10 * log10(_PEAK**2 / mean_square) if mean_square else inf
 
 
 def _check_shapes(a: UInt8Array, b: UInt8Array) -> None:

@@ -1,28 +1,52 @@
 """The rows that a bench writes, and the file that holds them: JSON, read back as what was written."""
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from latentsync_trt.bench.spread import Spread
+import numpy as np
+
 from latentsync_trt.errors import InputError, OutputError
 
 FORMAT = 1
 KIND = "latentsync-trt bench"
 
 CEILING = "matmul"
-"""What the names of ceilings' rows begin with."""
+"""First word of a ceiling row's case."""
 
 Scenario = Literal["graph", "loop", "stage", "end-to-end", "pytorch"]
 SCENARIOS: tuple[Scenario, ...] = ("graph", "loop", "stage", "end-to-end", "pytorch")
 
+Change = Literal["faster", "slower", "within noise"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Milliseconds of `runs` runs: the median, and the 5th and 95th percentile (interpolated where runs are few)."""
+
+    median_ms: float
+    p5_ms: float
+    p95_ms: float
+    runs: int
+
+    @classmethod
+    def of(cls, times_ms: Sequence[float]) -> Self:
+        """The spread of at least one measured time."""
+        lower, median, upper = np.percentile(times_ms, [5, 50, 95]).tolist()
+        return cls(median, lower, upper, len(times_ms))
+
+    def against(self, before: Self) -> Change:
+        """How this differs from `before`; ranges that overlap do not differ."""
+        if self.p95_ms < before.p5_ms:
+            return "faster"
+        return "slower" if self.p5_ms > before.p95_ms else "within noise"
+
 
 @dataclass(frozen=True, slots=True)
 class BundleFacts:
-    """What was measured; `sha256` is over all graphs and weights."""
+    """The measured bundle; `sha256` is over all graphs and weights."""
 
     name: str
     resolution_px: int
@@ -34,8 +58,8 @@ class BundleFacts:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Matrix arithmetic of one run, the rate that comes to, and its share of the rate that a plain matrix product
-    reached in the same process on the same provider (None where that was not measured)."""
+    """Matrix arithmetic of one run, its rate, and the rate of one large matrix product on the same provider (None where
+    that was not measured)."""
 
     tflop: float
     tflop_per_s: float
@@ -49,8 +73,8 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Highest memory while a row was measured: resident on the host, and in use on the device beyond what was before
-    the bench began (None on the CPU, or where the driver does not say)."""
+    """Peak memory during a row: resident on the host, and in use on the device beyond what was in use before the bench
+    began (None on the CPU, or where the driver does not report it)."""
 
     host_bytes: int
     device_bytes: int | None
@@ -58,9 +82,9 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How near the generated part of the faces is to that of `reference`.
+    """Likeness of the generated part of `frames` faces to that of `reference`.
 
-    `psnr_db`: None where they are equal. `lpips`: None where it was not measured. `frames`: how many were compared.
+    `psnr_db`: None where they are equal. `lpips`: None where it was not measured.
     """
 
     reference: str
@@ -72,7 +96,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Denoising steps of one kind: how many a run has, and the milliseconds of every one that was timed."""
+    """Denoising steps of one kind: how many a run has, and the milliseconds of every timed one."""
 
     full: bool
     guided: bool
@@ -84,10 +108,9 @@ class StepTimes:
 class Row:
     """One measurement.
 
-    `case`: which graph, stage or clip. `provider` and `preset`: None where they make no difference. `frames`: video
-    frames that one run makes, 0 where that means nothing. `parts_s`: seconds of a run by part, the median run's;
-    parts of an end-to-end run overlap. `start_up_s`: seconds before the first run by part: building and opening.
-    `facts`: further numbers, by name.
+    `case`: which graph, stage or clip. `provider`, `preset`: None where they make no difference. `frames`: video frames
+    of one run, 0 where there are none. `parts_s`: seconds of the median run by part; parts of an end-to-end run
+    overlap. `start_up_s`: seconds before the first run by part: building and opening. `facts`: further numbers.
     """
 
     scenario: Scenario
@@ -109,46 +132,45 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What makes two rows of different files comparable."""
+        """Equal in rows of two files that measure the same."""
         return self.scenario, self.case, self.provider or "", self.preset or ""
 
     @property
+    def is_ceiling(self) -> bool:
+        """Whether this is the matrix product that graphs are measured against."""
+        return self.scenario == "graph" and self.case.startswith(CEILING)
+
+    @property
     def frames_per_s(self) -> float | None:
-        """Video frames a second; None where that means nothing."""
+        """Video frames per second; None for a row without frames."""
         return 1000 * self.frames / self.time.median_ms if self.frames else None
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Self:
-        """A row of parsed JSON; raises KeyError, TypeError or ValueError where it is misshapen."""
+        """A row of parsed JSON; raises KeyError, TypeError or ValueError where it is malformed."""
         if raw["scenario"] not in SCENARIOS:
             raise ValueError(f"scenario {raw['scenario']}")
-        parsed = {
-            **raw,
-            "time": Spread(**raw["time"]),
-            "arithmetic": _optional(Arithmetic, raw["arithmetic"]),
-            "memory": _optional(Memory, raw["memory"]),
-            "quality": _optional(Quality, raw["quality"]),
-            "steps": tuple(StepTimes(**{**step, "times_ms": tuple(step["times_ms"])}) for step in raw["steps"]),
-            "engines": tuple(raw["engines"]),
-            "notes": tuple(raw["notes"]),
-        }
-        return cls(**parsed)
+        nested = {"time": Spread, "arithmetic": Arithmetic, "memory": Memory, "quality": Quality}
+        parsed = {name: None if raw[name] is None else kind(**raw[name]) for name, kind in nested.items()}
+        steps = tuple(StepTimes(**{**step, "times_ms": tuple(step["times_ms"])}) for step in raw["steps"])
+        return cls(**{**raw, **parsed, "steps": steps, "engines": tuple(raw["engines"]), "notes": tuple(raw["notes"])})
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """A run of the bench: what it ran as and on (`environment`: names and versions as text), and its rows."""
+    """A run of the bench: command, versions and machine as text (`environment`), and its rows."""
 
     environment: Mapping[str, str]
     bundle: BundleFacts
     rows: tuple[Row, ...]
 
     def write(self, path: Path) -> None:
-        """Writes the file; raises `OutputError` if that cannot be done."""
-        content = {"kind": KIND, "format": FORMAT, **_rounded(asdict(self))}
+        """Writes the file, floats with six significant digits; raises `OutputError` if it cannot be written."""
+        content = json.dumps({"kind": KIND, "format": FORMAT, **asdict(self)})
+        rounded = json.loads(content, parse_float=lambda text: float(f"{float(text):.6g}"))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
+            path.write_text(json.dumps(rounded, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
         except OSError as error:
             raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
 
@@ -174,25 +196,3 @@ def read_results(path: Path) -> Results:
         return Results(content["environment"], BundleFacts(**content["bundle"]), rows)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path}: rows are damaged or incomplete ({error!r})") from error
-
-
-def is_ceiling(row: Row) -> bool:
-    """Whether a row is the matrix product that others are measured against."""
-    return row.scenario == "graph" and row.case.startswith(CEILING)
-
-
-def _optional(kind: type[Any], raw: Any) -> Any:
-    return None if raw is None else kind(**{spec.name: raw[spec.name] for spec in fields(kind)})
-
-
-# Clocks and counters do not give more than this.
-_DIGITS = 6
-
-
-def _rounded(value: Any) -> Any:
-    """The same with floats of at most six significant digits."""
-    if isinstance(value, float):
-        return value if not math.isfinite(value) else float(f"{value:.{_DIGITS}g}")
-    if isinstance(value, Mapping):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    return [_rounded(inner) for inner in value] if isinstance(value, list | tuple) else value

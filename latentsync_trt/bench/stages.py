@@ -1,9 +1,8 @@
-"""Scenario "stage": each stage of `sync` by itself, on frames that are there already."""
+"""Scenario "stage": each stage of `sync` by itself, on frames that are decoded already; painting is scenario "loop"."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from latentsync_trt.bench.machine import usable_cores
 from latentsync_trt.bench.material import Clip, aligned_faces
 from latentsync_trt.bench.rows import Row
 from latentsync_trt.bench.setting import Setting
-from latentsync_trt.bench.spread import Spread, measure
-from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.compositor import composite
 from latentsync_trt.face.detector import MediaPipeDetector
@@ -24,10 +21,9 @@ from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.partial import PartlyConverted
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.job import Job
+from latentsync_trt.sync.faces import FaceFinder, Job
 from latentsync_trt.sync.threads import StageClock, in_background
-from latentsync_trt.types import AlignedFace, Float32Array, Frame, Patch, Picture, UInt8Array, UInt16Array
+from latentsync_trt.types import AlignedFace, Float32Array, Frame, Patch, Picture
 
 TOGETHER = "all off the GPU"
 """Decode, face, compose and encode at the same time, as they run beside the networks."""
@@ -38,14 +34,16 @@ _MOST_FRAMES = 50
 """Two seconds, which at 1080p take half a gigabyte: all frames of a stage lie in memory while it is timed."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Material:
-    """Frames, their faces, what is painted in their place, uint16 `(H, W, 3)`, and the mask `(H, W)`."""
+def measure_audio_stage(setting: Setting, clip: Clip) -> Row:
+    """A row for encoding the clip's speech on the provider. Errors as `LipSync.sync`."""
+    setting.say(f"{setting.provider}: encode audio")
+    with setting.networks() as networks:
 
-    frames: list[Frame]
-    faces: list[AlignedFace]
-    painted: list[UInt16Array]
-    mask: Float32Array
+        def encode() -> int:
+            return len(encode_audio(lambda: read_audio_blocks(clip.audio), networks.encode_mel).windows)
+
+        frames = encode()
+        return _row(setting, "encode audio", encode, frames, provider=setting.provider)
 
 
 def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
@@ -53,84 +51,75 @@ def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
 
     Errors as `LipSync.sync`.
     """
-    resolution_px = setting.bundle.manifest.resolution_px
-    material = _material(clip, resolution_px)
-    patches = [_patch(*item, material.mask) for item in _items(material)]
-    writer = _Writing(clip, folder / "stage.mp4", setting.sync)
+    material = _Material.of(clip, setting.bundle.manifest.resolution_px)
+    count = len(material.frames)
+    patches = list(material.patches())
+
+    def write(frames: Iterable[tuple[Frame, Patch]]) -> None:
+        target, options = folder / "stage.mp4", setting.sync
+        with VideoWriter(target, probe(clip.video), crf=options.crf, encoder=options.encoder) as writer:
+            for frame, patch in frames:
+                writer.write(frame, patch)
+
     stages: dict[str, Callable[[], object]] = {
-        "decode": lambda: _frames(clip, len(material.frames)),
-        "face": lambda: list(aligned_faces(_unseen(material.frames), resolution_px)),
-        "compose": lambda: [_patch(*item, material.mask) for item in _items(material)],
-        "encode": lambda: writer.write(zip(material.frames, patches, strict=True)),
-        TOGETHER: lambda: writer.write(_composed(clip, material)),
+        "decode": lambda: list(islice(read_frames(clip.video), count)),
+        "face": lambda: list(aligned_faces(_unconverted(material.frames), len(material.mask))),
+        "compose": lambda: list(material.patches()),
+        "encode": lambda: write(zip(material.frames, patches, strict=True)),
+        TOGETHER: lambda: write(_composed(clip, material)),
     }
     note = f"{clip.name}, {setting.sync.encoder}, {usable_cores()} cores"
     for stage, run in stages.items():
-        setting.say(f"{stage}: {len(material.frames)} frames of {clip.name}")
-        yield replace(_row(setting, stage, run, len(material.frames)), notes=(note,))
+        setting.say(f"{stage}: {count} frames of {clip.name}")
+        yield _row(setting, stage, run, count, notes=(note,))
 
 
-def measure_network_stages(setting: Setting, clip: Clip) -> Iterator[Row]:
-    """Rows for hearing and painting, which the provider runs; painting for every preset. Errors as `LipSync.sync`."""
-    manifest = setting.bundle.manifest
-    faces = _faces(clip, manifest.resolution_px, manifest.frames)
-
-    def pieces() -> Iterator[Float32Array]:
-        return read_audio_blocks(clip.audio)
-
-    with setting.networks() as networks:
-        setting.say(f"{setting.provider}: hear")
-        speech = encode_audio(pieces, networks.encode_mel)
-        row = _row(setting, "encode audio", lambda: encode_audio(pieces, networks.encode_mel), len(speech.windows))
-        yield replace(row, provider=setting.provider)
-        heard = speech.windows[np.arange(manifest.frames).clip(max=len(speech.windows) - 1)]
-        windows = [(faces, heard)] * setting.windows_per_batch
-        for preset in setting.options.preset:
-            setting.say(f"{setting.provider}: paint with preset {preset}")
-            inpainter = setting.inpainter(preset, networks, networks.denoiser())
-            row = _row(setting, "paint", partial(inpainter.paint, windows), len(windows) * manifest.frames)
-            yield replace(row, provider=setting.provider, preset=preset)
-
-
-def _row(setting: Setting, stage: str, run: Callable[[], object], frames: int) -> Row:
-    """A row for a stage that makes `frames` frames in a run; the provider is not told."""
-    runs, warm_up = setting.options.runs_of("stage"), setting.options.warm_up_of("stage")
+def _row(
+    setting: Setting,
+    stage: str,
+    run: Callable[[], object],
+    frames: int,
+    *,
+    provider: str | None = None,
+    notes: tuple[str, ...] = (),
+) -> Row:
+    """A row for a stage that makes `frames` frames in a run."""
     with setting.watch() as watch:
-        time = Spread.of(measure(run, runs=runs, warm_up=warm_up))
-    return Row("stage", stage, None, None, time, warm_up, frames=frames, memory=watch.peak)
+        time, warm_up = setting.time("stage", run)
+    return Row("stage", stage, provider, None, time, warm_up, frames=frames, memory=watch.peak, notes=notes)
 
 
-def _unseen(frames: Iterable[Frame]) -> Iterator[Picture]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Material:
+    """Frames, their faces, and the mask `(H, W)`. The source's own faces stand for painted ones: they take as long."""
+
+    frames: list[Frame]
+    faces: list[AlignedFace]
+    mask: Float32Array
+
+    @classmethod
+    def of(cls, clip: Clip, resolution_px: int) -> "_Material":
+        """The first frames up to one without a face; raises `NoFaceError` if that is the first."""
+        frames = list(islice(read_frames(clip.video), _MOST_FRAMES))
+        faces = list[AlignedFace]()
+        for face in aligned_faces((frame.picture for frame in frames), resolution_px):
+            if face is None:
+                break
+            faces.append(face)
+        if not faces:
+            raise NoFaceError(f"{clip.video}: its first frame shows no face; stages are measured on frames with one")
+        return cls(frames[: len(faces)], faces, mouth_mask(resolution_px))
+
+    def patches(self) -> Iterator[Patch]:
+        return (self.patch(frame, face) for frame, face in zip(self.frames, self.faces, strict=True))
+
+    def patch(self, frame: Frame, face: AlignedFace) -> Patch:
+        return composite(frame.picture, face, face.image * np.uint16(257), self.mask)
+
+
+def _unconverted(frames: Iterable[Frame]) -> Iterator[Picture]:
     """The frames' pictures as the decoder hands them on, with nothing converted yet."""
     return (frame.picture if frame.planes is None else PartlyConverted(frame.planes) for frame in frames)
-
-
-def _frames(clip: Clip, count: int) -> list[Frame]:
-    return list(islice(read_frames(clip.video), count))
-
-
-def _material(clip: Clip, resolution_px: int) -> _Material:
-    """The first frames up to one without a face."""
-    frames, faces = list[Frame](), list[AlignedFace]()
-    pictures = _frames(clip, _MOST_FRAMES)
-    for frame, face in zip(pictures, aligned_faces((frame.picture for frame in pictures), resolution_px), strict=True):
-        if face is None:
-            break
-        frames.append(frame)
-        faces.append(face)
-    if not frames:
-        raise NoFaceError(f"{clip.video}: its first frame shows no face; stages are measured on frames with one")
-    # What is painted makes no difference to the time; the source's own face is as good as any.
-    painted = [face.image * np.uint16(257) for face in faces]
-    return _Material(frames, faces, painted, mouth_mask(resolution_px))
-
-
-def _items(material: _Material) -> Iterator[tuple[Frame, AlignedFace, UInt16Array]]:
-    return zip(material.frames, material.faces, material.painted, strict=True)
-
-
-def _patch(frame: Frame, face: AlignedFace, painted: UInt16Array, mask: Float32Array) -> Patch:
-    return composite(frame.picture, face, painted, mask)
 
 
 def _composed(clip: Clip, material: _Material) -> Generator[tuple[Frame, Patch], None, None]:
@@ -146,28 +135,6 @@ def _composed(clip: Clip, material: _Material) -> Generator[tuple[Frame, Patch],
 
 def _patched(jobs: Generator[Job, None, None], material: _Material) -> Generator[tuple[Frame, Patch], None, None]:
     with closing(jobs):
-        for job, painted in zip(jobs, material.painted, strict=True):
+        for job in jobs:
             if job.face is not None:  # as in all frames of the material
-                yield job.frame, _patch(job.frame, job.face, painted, material.mask)
-
-
-def _faces(clip: Clip, resolution_px: int, count: int) -> UInt8Array:
-    """A window of faces, uint8 `(count, H, W, 3)`; a short clip's are repeated, which makes no difference to time."""
-    found = _material(clip, resolution_px).faces
-    return np.stack([found[index % len(found)].image for index in range(count)])
-
-
-@dataclass(frozen=True, slots=True)
-class _Writing:
-    """How clips are written."""
-
-    clip: Clip
-    target: Path
-    options: SyncOptions
-
-    def write(self, frames: Iterable[tuple[Frame, Patch]]) -> None:
-        """One clip."""
-        info = probe(self.clip.video)
-        with VideoWriter(self.target, info, crf=self.options.crf, encoder=self.options.encoder) as writer:
-            for frame, patch in frames:
-                writer.write(frame, patch)
+                yield job.frame, material.patch(job.frame, job.face)

@@ -1,51 +1,166 @@
-"""How well a mouth follows speech, measured from pictures and sound alone: no network is needed that knows speech.
+"""How well lips follow speech, measured from pictures and sound alone, without a network trained on speech.
 
-The gap between the lips comes from FaceMesh, frame by frame. It is compared with the mouth that made the clip, where
-that is known, or with the loudness of the sound, which every clip has.
+FaceMesh gives the gap between the lips, frame by frame. It is compared with the mouth that made the speech, where that
+is known, else with the loudness of the sound.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from math import ceil
+from pathlib import Path
+from statistics import fmean
 
 import numpy as np
-from numpy.typing import NDArray
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mesh import region_around
 from latentsync_trt.face.tracker import FaceTracker
-from latentsync_trt.types import BoolArray, Float32Array, Float64Array, UInt8Array
+from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
+from latentsync_trt.media.demo_clip import SpokenMouth
+from latentsync_trt.media.reader import read_frames
+from latentsync_trt.types import BoolArray, Float32Array, Progress, ProgressCallback, UInt8Array
 
 CLOSED_GAP = 0.042
-"""Lips nearer than this touch. FaceMesh gives 0.02 to 0.041 for lips that do, and 0.043 or more for 19 of 20 gaps of a
+"""Lips closer than this touch. FaceMesh gives 0.02 to 0.041 for lips that do, and 0.043 or more for 19 of 20 gaps of a
 tenth of the widest."""
 
-MOST_LAG_FRAMES = 8
 QUIET_DB = -40.0
 """A frame this much softer than the loudest one is silent."""
+
+_MOST_LAG_FRAMES = 8
+_LEAST_FRAMES = 3
+"""With fewer frames every correlation is 1."""
 
 # Pairs of points on the inner edges of the upper and the lower lip, and the outer corners of the eyes.
 _LIPS = ((82, 87), (312, 317), (81, 178), (311, 402), (80, 88), (310, 318))
 _EYES = (33, 263)
 
-_LEAST_FRAMES = 3
-"""Below three frames every correlation is 1."""
+_SAMPLES_PER_HALF_FRAME = SPEECH_RATE_HZ // (2 * MODEL_FPS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curves:
+    """A clip over time, one value a frame at the model's rate.
+
+    `gaps (n,)` float32: between the lips, as `mouth_gaps` gives them; `level_db (n,)` float32: of the speech, as
+    `loudness` gives it; `mouth`: what the mouth should do in these n frames, where that is known.
+    """
+
+    gaps: Float32Array
+    level_db: Float32Array
+    mouth: SpokenMouth | None = None
+
+    def __len__(self) -> int:
+        return len(self.gaps)
+
+    @property
+    def target(self) -> Float32Array:
+        """What the gaps should follow: the opening of the known mouth, else the loudness, silence cut off."""
+        return self.mouth.opening if self.mouth else np.maximum(self.level_db, np.float32(QUIET_DB))
+
+    @property
+    def silent(self) -> BoolArray:
+        """Frames without speech: known, else measured."""
+        return self.mouth.silent if self.mouth else silences(self.level_db)
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
     """How alike two curves are.
 
-    `correlation`: of frames at the same time, in [−1, 1]; 0 where one of the curves is flat. `lag_frames`: how much
-    later than the other the first curve is where they agree best; `best_correlation` is what they reach there.
+    `correlation`: of frames at the same time, in [−1, 1]; 0 where a curve is flat. `lag_frames`: how much later than
+    the other the first curve is where they agree best; `best_correlation`: what they reach there.
     """
 
     correlation: float
     lag_frames: int
     best_correlation: float
+
+
+@dataclass(frozen=True, slots=True)
+class SyncScore:
+    """How well the lips of a clip follow the speech.
+
+    `known`: compared with the mouth that belongs to the speech, else with its loudness. `opening`: correlation at
+    lag 0; `lag_frames`: how late the lips are where they agree best, `best`: the correlation there. `closures`: share
+    of m, b, p shown shut, NaN where they are not known; `silence`: share of silent frames shown shut, NaN without any.
+    """
+
+    known: bool
+    opening: float
+    lag_frames: float
+    best: float
+    closures: float
+    silence: float
+
+    def __str__(self) -> str:
+        """One line for the terminal."""
+        parts = [
+            f"opening follows {'the spoken mouth' if self.known else 'loudness'} at r = {self.opening:.2f}",
+            f"best {self.lag_frames:g} frames late: {self.best:.2f}",
+            *([] if math.isnan(self.closures) else [f"m, b, p shown shut: {self.closures:.0%}"]),
+            *([] if math.isnan(self.silence) else [f"shut in silence: {self.silence:.0%}"]),
+        ]
+        return "; ".join(parts)
+
+
+def measure_clip(
+    video: Path, audio: Path, mouth: SpokenMouth | None = None, *, on_progress: ProgressCallback | None = None
+) -> Curves:
+    """The lips of `video` beside the speech in `audio`; holds one frame and one block of samples at a time.
+
+    Args:
+        mouth: what belongs to the audio, where known. on_progress: called after every frame.
+
+    Raises:
+        MediaError, InputError: a file cannot be read.
+    """
+    level_db = loudness(read_audio_blocks(audio))
+    frames = (frame.rgb for frame in read_frames(video, rgb_only=True))
+    return joined(mouth_gaps(_reporting(frames, len(level_db), on_progress)), level_db, mouth)
+
+
+def joined(gaps: Float32Array, level_db: Float32Array, mouth: SpokenMouth | None = None) -> Curves:
+    """Curves cut to the length of the shortest."""
+    count = min(len(gaps), len(level_db), *([len(mouth.opening)] if mouth else []))
+    cut = SpokenMouth(mouth.opening[:count], mouth.shut[:count], mouth.silent[:count]) if mouth else None
+    return Curves(gaps[:count], level_db[:count], cut)
+
+
+def score(curves: Curves) -> SyncScore:
+    """The numbers of a clip.
+
+    Raises:
+        InputError: fewer than three frames show a face.
+    """
+    found = agreement(curves.gaps, curves.target)
+    return SyncScore(
+        known=curves.mouth is not None,
+        opening=found.correlation,
+        lag_frames=found.lag_frames,
+        best=found.best_correlation,
+        closures=closure_recall(curves.gaps, curves.mouth.shut) if curves.mouth else math.nan,
+        silence=closed_rate(curves.gaps, curves.silent),
+    )
+
+
+def mean_score(scores: Sequence[SyncScore]) -> SyncScore:
+    """The mean of several clips, each weighing the same; NaN where no clip has the number."""
+
+    def mean(values: Iterable[float]) -> float:
+        known = [value for value in values if not math.isnan(value)]
+        return fmean(known) if known else math.nan
+
+    return SyncScore(
+        all(one.known for one in scores),
+        mean(one.opening for one in scores),
+        mean(one.lag_frames for one in scores),
+        mean(one.best for one in scores),
+        mean(one.closures for one in scores),
+        mean(one.silence for one in scores),
+    )
 
 
 def mouth_gaps(frames: Iterable[UInt8Array], detector: MediaPipeDetector | None = None) -> Float32Array:
@@ -63,24 +178,17 @@ def mouth_gaps(frames: Iterable[UInt8Array], detector: MediaPipeDetector | None 
     return np.array([_gap(frame, tracker, detector) for frame in frames], np.float32)
 
 
-def lip_gap(mesh: Float32Array) -> float:
-    """The gap between the lips of FaceMesh's points `(468, 3)`, in distances between the eyes' outer corners."""
-    points = mesh[:, :2].astype(np.float64)
-    gaps = [np.linalg.norm(points[lower] - points[upper]) for upper, lower in _LIPS]
-    return float(np.mean(gaps) / np.linalg.norm(points[_EYES[1]] - points[_EYES[0]]))
-
-
-def agreement(measured: Float32Array, driven: Float32Array, most_lag_frames: int = MOST_LAG_FRAMES) -> Agreement:
-    """How well `measured` follows `driven`, both `(n,)`; frames in which either is NaN are left out.
+def agreement(measured: Float32Array, target: Float32Array, most_lag_frames: int = _MOST_LAG_FRAMES) -> Agreement:
+    """How well `measured` follows `target`, both `(n,)`; frames in which either is NaN are left out.
 
     Raises:
         InputError: the curves differ in length, or fewer than three frames can be compared.
     """
-    if measured.shape != driven.shape or measured.ndim != 1:
-        raise InputError(f"curves of shapes {measured.shape} and {driven.shape}: two of one length are compared")
+    if measured.shape != target.shape or measured.ndim != 1:
+        raise InputError(f"curves of shapes {measured.shape} and {target.shape}: their lengths must be equal")
     reach = min(most_lag_frames, max(len(measured) - 1, 0))
     lags = range(-reach, reach + 1)
-    found = {lag: _correlation(*_shifted(measured, driven, lag)) for lag in lags}
+    found = {lag: _correlation(*_shifted(measured, target, lag)) for lag in lags}
     if found[0] is None:
         raise InputError(f"{len(measured)} frames, of which too few show a face: nothing to compare")
     best = max((lag for lag in lags if found[lag] is not None), key=lambda lag: (found[lag] or 0.0, -abs(lag)))
@@ -89,77 +197,79 @@ def agreement(measured: Float32Array, driven: Float32Array, most_lag_frames: int
 
 def closure_recall(gaps: Float32Array, shut: BoolArray) -> float:
     """Share of the times that the lips must touch (runs of True in `shut (n,)`) in which they do; NaN without any."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], shut, [False]]).astype(np.int8)))
-    runs = edges.reshape(-1, 2)
-    closed = [bool((gaps[start:end] < CLOSED_GAP).any()) for start, end in runs]
-    return float(np.mean(closed)) if closed else float("nan")
+    edges = np.flatnonzero(np.diff(shut.astype(np.int8), prepend=0, append=0))
+    closed = [bool((gaps[start:end] < CLOSED_GAP).any()) for start, end in edges.reshape(-1, 2)]
+    return float(np.mean(closed)) if closed else math.nan
 
 
 def closed_rate(gaps: Float32Array, silent: BoolArray) -> float:
-    """Share of the `silent (n,)` frames in which the lips touch; frames without a face do not count; NaN without any.
+    """Share of the `silent (n,)` frames in which the lips touch; frames without a face are left out; NaN without any.
 
-    Two frames after the sound ends, and before it begins, the mouth may still be moving: leave them out of `silent`.
+    For two frames before the sound begins and after it ends the mouth may be moving: leave them out of `silent`.
     """
     counted = gaps[silent & ~np.isnan(gaps)]
-    return float((counted < CLOSED_GAP).mean()) if counted.size else float("nan")
+    return float((counted < CLOSED_GAP).mean()) if counted.size else math.nan
 
 
-def loudness(blocks: Iterable[Float32Array], rate_hz: int) -> Float32Array:
-    """The loudness of each frame's 40 ms, centerd on it, in dB below the loudest frame, float32 `(n,)`, at least −100.
+def loudness(blocks: Iterable[Float32Array]) -> Float32Array:
+    """The loudness of each frame's 40 ms, centered on it, in dB below the loudest frame, float32 `(n,)`, at least −100.
 
     Args:
-        blocks: float32 `(samples,)` each, mono, one after the other. rate_hz: samples a second.
+        blocks: float32 `(samples,)` each, mono at `SPEECH_RATE_HZ`, one after the other.
     """
-    halves = _energies(blocks, Fraction(rate_hz, 2 * MODEL_FPS))
-    count = ceil(halves.shape[1] / 2)
-    # Frame i lies between the halves 2i − 1 and 2i; before the first and after the last one there is nothing.
-    padded = np.pad(halves, ((0, 0), (1, 1)))[:, : 2 * count]
-    energy, samples = padded.reshape(2, count, 2).sum(axis=2)
-    power = energy / np.maximum(samples, 1)
+    powers, rest = list[np.ndarray](), np.zeros(0, np.float32)
+    for block in blocks:
+        samples = np.concatenate([rest, block])
+        whole = len(samples) - len(samples) % _SAMPLES_PER_HALF_FRAME
+        halves = samples[:whole].astype(np.float64).reshape(-1, _SAMPLES_PER_HALF_FRAME)
+        powers.append(np.square(halves).mean(axis=1))
+        rest = samples[whole:]
+    if len(rest):
+        powers.append(np.square(rest, dtype=np.float64).mean(keepdims=True))
+    # Frame i lies between the halves 2i − 1 and 2i.
+    halves = np.concatenate(powers or [np.zeros(0)])
+    count = math.ceil(len(halves) / 2)
+    power = np.concatenate([halves[:1], halves])[: 2 * count].reshape(count, 2).mean(axis=1)
     peak = float(power.max(initial=0.0)) or 1.0
     return np.asarray(10 * np.log10(np.maximum(power / peak, 1e-10)), np.float32)
 
 
 def silences(level_db: Float32Array, margin_frames: int = 3) -> BoolArray:
     """Frames `(n,)` of `loudness` that are silent, as are all within `margin_frames` of them."""
-    loud = (level_db > QUIET_DB).astype(np.int64)
-    reach = np.convolve(loud, np.ones(2 * margin_frames + 1, np.int64), "same") if len(loud) else loud
-    return np.asarray(reach[: len(loud)] == 0, np.bool_)
-
-
-def _energies(blocks: Iterable[Float32Array], length: Fraction) -> Float64Array:
-    """Energy and samples of consecutive stretches of `length` samples, the last one short: `(2, stretches)`."""
-    done = [np.zeros((2, 0))]
-    open_one, first, position = np.zeros(2), 0, 0
-    for block in filter(len, blocks):
-        index = (position + np.arange(len(block))) * length.denominator // length.numerator
-        counts = [np.bincount(index - first, weights) for weights in (block.astype(np.float64) ** 2, None)]
-        found = np.stack(counts).astype(np.float64)
-        found[:, 0] += open_one
-        done.append(found[:, :-1])
-        open_one, first, position = found[:, -1], int(index[-1]), position + len(block)
-    return np.concatenate([*done, open_one[:, None]] if position else done, axis=1)
+    loud = np.pad(level_db > QUIET_DB, margin_frames)
+    return ~np.lib.stride_tricks.sliding_window_view(loud, 2 * margin_frames + 1).any(axis=1)
 
 
 def _gap(frame: UInt8Array, tracker: FaceTracker, detector: MediaPipeDetector) -> float:
     tracked = tracker.update(frame)
     found = detector.mesh(frame, region_around(tracked.face)) if tracked is not None else None
-    return lip_gap(found[0]) if found is not None else float("nan")
+    if found is None:
+        return math.nan
+    points = found[0][:, :2].astype(np.float64)
+    gaps = [np.linalg.norm(points[lower] - points[upper]) for upper, lower in _LIPS]
+    return float(np.mean(gaps) / np.linalg.norm(points[_EYES[1]] - points[_EYES[0]]))
 
 
-def _shifted(measured: Float32Array, driven: Float32Array, lag: int) -> tuple[Float32Array, Float32Array]:
-    """The frames of both that face each other if `measured` is `lag` frames late."""
+def _reporting(frames: Iterable[UInt8Array], total: int, on_progress: ProgressCallback | None) -> Iterator[UInt8Array]:
+    for done, frame in enumerate(frames, 1):
+        yield frame
+        if on_progress is not None:
+            on_progress(Progress("measuring", done, total))
+
+
+def _shifted(measured: Float32Array, target: Float32Array, lag: int) -> tuple[Float32Array, Float32Array]:
+    """The frames of both that belong together if `measured` is `lag` frames late."""
     if lag >= 0:
-        return measured[lag:], driven[: len(driven) - lag]
-    return measured[:lag], driven[-lag:]
+        return measured[lag:], target[: len(target) - lag]
+    return measured[:lag], target[-lag:]
 
 
 def _correlation(a: Float32Array, b: Float32Array) -> float | None:
-    """Pearson's, over frames in which both are numbers; None if there are too few."""
-    known: NDArray[np.bool_] = ~(np.isnan(a) | np.isnan(b))
+    """None where fewer than three frames are known; 0 where a curve is flat."""
+    known = ~(np.isnan(a) | np.isnan(b))
     if known.sum() < _LEAST_FRAMES:
         return None
-    x, y = a[known].astype(np.float64), b[known].astype(np.float64)
-    x, y = x - x.mean(), y - y.mean()
-    spread = float(np.sqrt((x**2).sum() * (y**2).sum()))
-    return float((x * y).sum() / spread) if spread > 0 else 0.0
+    x, y = (curve[known].astype(np.float64) for curve in (a, b))
+    if not (np.ptp(x) and np.ptp(y)):
+        return 0.0
+    return float(np.corrcoef(x, y)[0, 1])

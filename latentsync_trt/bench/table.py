@@ -1,4 +1,4 @@
-"""Rows and comparisons as tables in the terminal."""
+"""Rows as text: numbers with units, and tables in the terminal."""
 
 import shutil
 import sys
@@ -7,74 +7,99 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from latentsync_trt.bench import words
-from latentsync_trt.bench.compare import Comparison, Pair
-from latentsync_trt.bench.rows import Results
+from latentsync_trt.bench.rows import Memory, Quality, Results, Row, Spread
 
-# Where the table goes to a file or a pipe, there is no screen that it must fit.
-_WIDE = 200
+NOT_MEASURED = "not measured"
 
-_ARROWS = {"faster": "faster", "slower": "SLOWER", "within noise": "within noise"}
+ROW_HEADS = ("what", "scenario", "median", "p5–p95 ms", "runs", "rate", "quality", "memory")
+
+_WIDTH_OF_A_FILE = 200
+
+
+def number(value: float) -> str:
+    """Three significant digits, without an exponent where that is readable: 0.0123, 1.23, 12.3, 123, 1230."""
+    size = abs(value)
+    return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.3g}"
+
+
+def milliseconds(value_ms: float) -> str:
+    """As ms below ten seconds, then as s."""
+    return f"{number(value_ms)} ms" if value_ms < 10_000 else f"{number(value_ms / 1000)} s"
+
+
+def spread(time: Spread) -> str:
+    """The 5th to 95th percentile in ms."""
+    return "one run" if time.runs == 1 else f"{number(time.p5_ms)}–{number(time.p95_ms)}"
+
+
+def gigabytes(size_bytes: int | None) -> str:
+    """In GB with two decimals; empty where it is not known."""
+    return "" if size_bytes is None else f"{size_bytes / 1e9:.2f}"
+
+
+def title(row: Row) -> str:
+    """Case, preset and provider, as far as the row has them."""
+    return " · ".join(part for part in (row.case, row.preset, row.provider) if part)
+
+
+def rate(row: Row) -> str:
+    """TFLOP/s with the share of the ceiling, else frames/s, else nothing."""
+    if row.arithmetic is not None:
+        share = row.arithmetic.ceiling_share
+        per_s = row.arithmetic.tflop_per_s
+        shown = f"{number(per_s)} TFLOP/s" if per_s >= 1 else f"{number(1000 * per_s)} GFLOP/s"
+        return shown if share is None else f"{shown} ({share:.0%} of matmul)"
+    return "" if row.frames_per_s is None else f"{number(row.frames_per_s)} frames/s"
+
+
+def quality(found: Quality | None) -> str:
+    """PSNR and SSIM, and LPIPS if it was measured."""
+    if found is None:
+        return ""
+    psnr = "equal" if found.psnr_db is None else f"{found.psnr_db:.1f} dB"
+    lpips = "" if found.lpips is None else f", LPIPS {found.lpips:.3f}"
+    return f"{psnr}, SSIM {found.ssim:.3f}{lpips}"
+
+
+def memory(found: Memory | None) -> str:
+    """Host and device, GB."""
+    if found is None:
+        return ""
+    device = "" if found.device_bytes is None else f" + {gigabytes(found.device_bytes)} device"
+    return f"{gigabytes(found.host_bytes)} GB host{device}"
+
+
+def row_cells(row: Row) -> tuple[str, ...]:
+    """A row under `ROW_HEADS`."""
+    return (
+        title(row),
+        row.scenario,
+        milliseconds(row.time.median_ms),
+        spread(row.time),
+        f"{row.time.runs} after {row.warm_up}",
+        rate(row),
+        quality(row.quality),
+        memory(row.memory),
+    )
 
 
 def show_rows(results: Results) -> None:
     """Prints a line for each row to stdout."""
-    table = plain_table("scenario", "what", "median", "p5–p95 ms", "rate", "quality", "memory")
+    table = plain_table(*ROW_HEADS)
     for row in results.rows:
-        table.add_row(
-            row.scenario,
-            words.title(row),
-            words.milliseconds(row.time.median_ms),
-            words.spread(row.time),
-            words.rate(row),
-            words.quality(row.quality),
-            words.memory(row.memory),
-        )
-    _print(table)
-
-
-def show_comparison(found: Comparison, before: str, after: str) -> None:
-    """Prints what changed from `before` to `after`, names of files, to stdout."""
-    screen = console()
-    for name, first, second in found.differences:
-        screen.print(f"differs: {name}: {first} → {second}")
-    table = plain_table("scenario", "what", before, "p5–p95 ms", after, "p5–p95 ms", "change", "")
-    for pair in found.pairs:
-        table.add_row(*_cells(pair))
-    screen.print(table if found.pairs else "no measurement is in both files")
-    for name, rows in ((before, found.only_before), (after, found.only_after)):
-        for row in rows:
-            screen.print(f"only in {name}: {row.scenario} {words.title(row)}")
-
-
-def _cells(pair: Pair) -> tuple[str, ...]:
-    before, after = pair.before.time, pair.after.time
-    return (
-        pair.before.scenario,
-        words.title(pair.before),
-        words.milliseconds(before.median_ms),
-        words.spread(before),
-        words.milliseconds(after.median_ms),
-        words.spread(after),
-        f"{pair.ratio - 1:+.1%}",
-        _ARROWS[pair.change] if min(before.runs, after.runs) > 1 else "one run: noise unknown",
-    )
+        table.add_row(*row_cells(row))
+    console().print(table)
 
 
 def plain_table(*heads: str) -> Table:
-    """A table without a frame: the first two columns begin at the left, all others end at the right."""
+    """A table without a frame: the first two columns aligned left, all others right."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for index, head in enumerate(heads):
         table.add_column(head, overflow="fold", justify="left" if index < 2 else "right")
     return table
 
 
-def _print(table: Table) -> None:
-    console().print(table)
-
-
 def console() -> Console:
-    """Where tables go: stdout, as wide as it is."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDE
-    # Names come from files of others: no markup in them.
+    """Stdout, as wide as the terminal; names from files of others are printed without markup."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     return Console(markup=False, highlight=False, emoji=False, width=width)

@@ -47,6 +47,14 @@ UNGUIDED_GRAPHS = tuple(step_graph(guided=False, cached=cached) for cached in (F
 STEP_GRAPHS = (FULL_STEP, CACHED_STEP, *UNGUIDED_GRAPHS)
 REQUIRED_GRAPHS = (AUDIO_ENCODER, VAE_ENCODER, VAE_DECODER, FULL_STEP, CACHED_STEP)
 
+HIDDEN = "hidden"
+STEP_INPUTS = ("latents", "conditioning", "audio", "timestep", "guidance", "history", "coefficients")
+STEP_OUTPUTS = ("next_latents", "next_history")
+"""Full steps have `hidden` as a further output, cached steps as a further input."""
+
+PIXELS_PER_LATENT = 8
+"""Along an edge."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
@@ -158,7 +166,7 @@ class Manifest:
     @property
     def latent_px(self) -> int:
         """Height and width of a latent."""
-        return self.resolution_px // 8
+        return self.resolution_px // PIXELS_PER_LATENT
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Self:

@@ -6,10 +6,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-import click
+import rich_click as click
 
 from latentsync_trt.bench.options import BenchOptions
-from latentsync_trt.cli.options import build, bundle_option, options_from, precision_option
+from latentsync_trt.cli.options import build, bundle_option, options_from
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ _ROWS_SUFFIX, _REPORT_SUFFIX = ".json", ".html"
 
 @click.command("bench")
 @bundle_option
-@precision_option
 @options_from(BenchOptions)
 @options_from(SyncOptions, leave_out=_NOT_FOR_BENCH)
 @options_from(RuntimeOptions, leave_out=_NOT_FOR_BENCH)
@@ -64,7 +63,7 @@ def command(
 
     options, runtime = build(BenchOptions, fields), build(RuntimeOptions, fields)
     sync = build(SyncOptions, {name: value for name, value in fields.items() if name != "preset"})
-    folder, why = find_bundle(bundle, fields["precision"])
+    folder, why = find_bundle(bundle)
     notice = _ignore if quiet else say
     notice(f"bundle {folder.name} ({why})")
     reference = None if options.reference_bundle is None else Bundle.load(find_bundle(options.reference_bundle)[0])

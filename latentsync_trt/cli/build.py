@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
+import rich_click as click
 
 from latentsync_trt.cli.options import build as build_options
-from latentsync_trt.cli.options import bundle_option, options_from, precision_option, provider_option
+from latentsync_trt.cli.options import bundle_option, options_from, provider_option
 from latentsync_trt.config import NOT_FOR_BUILDS, RuntimeOptions
 from latentsync_trt.errors import EngineBuildError
 
@@ -35,7 +35,6 @@ class Built:
 
 @click.command("build")
 @bundle_option
-@precision_option
 @provider_option
 @click.option("--graph", "graphs", multiple=True, help="Only this graph; may be given several times.  [default: all]")
 @click.option("--force", is_flag=True, help="Build engines that are there, too.")
@@ -69,7 +68,7 @@ def command(
     from latentsync_trt.runtime.sessions.engines import Engines
 
     options = build_options(RuntimeOptions, fields)
-    folder, why = find_bundle(bundle, fields["precision"])
+    folder, why = find_bundle(bundle)
     loaded = Bundle.load(folder)
     silent = quiet or as_json
     notice = _ignore if silent else say

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-import click
+import rich_click as click
 
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.cache.engine_cache import cache_folder

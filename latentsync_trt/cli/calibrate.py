@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
+import rich_click as click
 
 from latentsync_trt.bundle.find import checkpoints_folder, find_bundle
 from latentsync_trt.bundle.manifest import PRECISIONS, read_manifest

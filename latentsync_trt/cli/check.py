@@ -4,16 +4,16 @@ import json
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
-import click
+import rich_click as click
 
 from latentsync_trt import __version__
 from latentsync_trt.bundle.find import find_bundle
 from latentsync_trt.bundle.manifest import Bundle, Manifest
 from latentsync_trt.cli.errors import FAILED
-from latentsync_trt.cli.options import build, bundle_option, options_from, precision_option
+from latentsync_trt.cli.options import bundle_option
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.compiler.rtx import (
     DEFAULT_COMPUTE_CAPABILITY,
@@ -30,7 +30,6 @@ Results = list[tuple[Trial, GraphVerdict]]
 
 @click.command("check")
 @bundle_option
-@precision_option
 @click.option("--graph", "graphs", multiple=True, help="Only this graph; may be given several times.  [default: all]")
 @click.option(
     "--compute-capability",
@@ -44,16 +43,17 @@ Results = list[tuple[Trial, GraphVerdict]]
     default=None,
     help="Compile for all shapes the bundle allows, or for one.  [default: both, if it was exported with --dynamic]",
 )
-@options_from(RuntimeOptions, leave_out=tuple({spec.name for spec in fields(RuntimeOptions)} - {"max_windows"}))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the verdicts, or the error.")
-def command(bundle: str | None, graphs: tuple[str, ...], compute_capability: str, as_json: bool, **shapes: Any) -> None:
+def command(
+    bundle: str | None, graphs: tuple[str, ...], compute_capability: str, dynamic: bool | None, as_json: bool
+) -> None:
     """Compile every graph of a bundle with TensorRT for RTX, and say what it refuses. No GPU is needed."""
     check_compute_capability(compute_capability)
-    folder, why = find_bundle(bundle, shapes["precision"])
+    folder, why = find_bundle(bundle)
     if not as_json:
         click.echo(f"bundle {folder.name} ({why}), portable graphs", err=True)
     opened = Bundle.load(folder)
-    trials = plan_trials(opened.manifest, graphs, build(RuntimeOptions, shapes))
+    trials = plan_trials(opened.manifest, graphs, RuntimeOptions(dynamic=dynamic))
     results: Results = []
     with _progress(hidden=as_json) as on_start:
         for number, trial in enumerate(trials, 1):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
+import rich_click as click
 
 from latentsync_trt.cli.options import build, options_from, provider_option
 from latentsync_trt.config import RuntimeOptions, SyncOptions

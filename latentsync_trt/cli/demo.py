@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
+import rich_click as click
 
 from latentsync_trt.config import PRESETS, PresetName
 
@@ -30,7 +30,7 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
     the folder, and prints how well the lips follow.
     """
     from latentsync_trt.bundle.find import find_bundle
-    from latentsync_trt.cli.show import progress_bar, show_report
+    from latentsync_trt.cli.show import Notices, progress_bar, show_report
     from latentsync_trt.config import SyncOptions
     from latentsync_trt.errors import OutputError
     from latentsync_trt.media.audio import probe_audio
@@ -56,8 +56,8 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
         with LipSync.from_bundle(folder, "cpu") as lip_sync:
             report = lip_sync.sync(source, speech, out / RESULT, options, on_progress=on_progress)
         found = look_at(out, source, audio, folder, on_progress)
-    show_report(report, quiet=quiet, as_json=False)
     if not quiet:
+        show_report(report, Notices())
         click.echo(f"lips: {found}")
         click.echo(f"look at {out / RESULT}, {out / PICTURE} and {out / PLOT}")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-import click
+import rich_click as click
 
 from latentsync_trt import __version__
 from latentsync_trt.cli.findings import Finding, Level

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-import click
+import rich_click as click
 
 from latentsync_trt.cli.options import build, options_from
 from latentsync_trt.errors import MissingDependency

@@ -1,21 +1,27 @@
-"""Command-line flags made from an options dataclass: one flag a field, help and default declared there once."""
+"""Command-line options made from option dataclasses: one option per field, its help and default declared there."""
 
+import copy
 import dataclasses
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
-import click
+import rich_click as click
 
-from latentsync_trt.bundle.manifest import PRECISIONS
-from latentsync_trt.config import PROVIDER_CHOICES, flag_name
+from latentsync_trt.config import HARDWARE, PROVIDER_CHOICES, QUALITY, flag_name
 from latentsync_trt.errors import InputError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_UNGROUPED = "Main options"
+
+# Shown instead of click's INTEGER RANGE; the range itself is in the help text.
+_METAVARS: dict[type, str] = {click.IntRange: "INTEGER", click.FloatRange: "NUMBER"}
+
 
 def options_from(cls: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """A decorator that adds a click option for every field of the dataclass `cls` that carries a help text."""
+    """A decorator that adds a click option for every field of the dataclass `cls` that has a help text."""
     hints = typing.get_type_hints(cls)
 
     def decorate(function: F) -> F:
@@ -28,66 +34,89 @@ def options_from(cls: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callable
 
 
 def bundle_option(function: F) -> F:
-    """`--bundle`, as every command means it."""
+    """`--bundle`, the same in every command."""
     return click.option(
-        "--bundle", help="An exported model: path, name below checkpoints/, or demo.  [default: newest, else demo]"
-    )(function)
-
-
-def precision_option(function: F) -> F:
-    """`--precision`, as every command means it that runs a bundle."""
-    return click.option(
-        "--precision",
-        type=click.Choice(PRECISIONS),
-        help="Take a bundle in this precision: --bundle itself, or what was calibrated from it.  [default: as it is]",
+        "--bundle",
+        panel=QUALITY,
+        help="Exported model: a path, a name below checkpoints/, or demo.  [default: newest, else demo]",
     )(function)
 
 
 def provider_option(function: F) -> F:
-    """`--provider`, as every command means it."""
+    """`--provider`, the same in every command."""
     return click.option(
         "--provider",
         type=click.Choice(PROVIDER_CHOICES),
         default="auto",
         show_default=True,
-        help="What runs the graphs; a named one is a demand.",
+        panel=HARDWARE,
+        help="Execution provider; auto takes the fastest available, naming one disables fallback.",
     )(function)
 
 
-def _fields_of(cls: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Those of `values` that are fields of `cls`."""
-    names = {spec.name for spec in dataclasses.fields(cls)}
-    return {name: value for name, value in values.items() if name in names}
-
-
 def build(cls: type[Any], values: dict[str, Any]) -> Any:
-    """An instance of the options dataclass `cls`; what it refuses is wrong usage, exit code 2."""
+    """An instance of the options dataclass `cls` from those of `values` that are its fields.
+
+    Raises:
+        click.UsageError: the dataclass rejects a value.
+    """
+    names = {spec.name for spec in dataclasses.fields(cls)}
     try:
-        return cls(**_fields_of(cls, values))
+        return cls(**{name: value for name, value in values.items() if name in names})
     except InputError as error:
         raise click.UsageError(str(error)) from error
 
 
+def add_help_all(command: click.Command) -> None:
+    """Adds `--help-all` to a command that has advanced options, which `--help` leaves out."""
+    if any(isinstance(param, click.Option) and param.hidden for param in command.params):
+        flag = click.RichOption(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_print_full_help,
+            help="Show all options, also the advanced ones, and exit.",
+        )
+        command.params.append(flag)
+
+
+def _print_full_help(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    full = copy.copy(ctx.command)
+    full.params = [copy.copy(param) for param in full.params]
+    for param in full.params:
+        if isinstance(param, click.Option):
+            param.hidden = False
+    click.echo(full.get_help(click.RichContext(full, parent=ctx.parent, info_name=ctx.info_name)))
+    ctx.exit()
+
+
 def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
-    flag = flag_name(spec.name)
-    limits = spec.metadata
-    common = {"help": limits["help"], "default": spec.default, "show_default": spec.default is not None}
+    flag, metadata = flag_name(spec.name), spec.metadata
+    common = {
+        "help": metadata["help"],
+        "default": spec.default,
+        "show_default": spec.default is not None,
+        "panel": metadata["group"] or _UNGROUPED,
+        "hidden": metadata["advanced"],
+    }
     if bool in {hint, *typing.get_args(hint)}:
-        return click.option(f"{flag}/{limits['off']}" if "off" in limits else flag, is_flag=True, **common)
-    if "parse" in limits:
-        return click.option(flag, spec.name, type=_Parsed(limits["parse"], limits["metavar"]), **common)
-    return click.option(flag, spec.name, type=_click_type(hint, limits), **common)
+        return click.option(f"{flag}/{metadata['off']}" if "off" in metadata else flag, is_flag=True, **common)
+    kind = _click_type(hint, metadata)
+    return click.option(flag, spec.name, type=kind, metavar=_METAVARS.get(type(kind)), **common)
 
 
-class _Parsed(click.ParamType[Any]):
-    """A value that the option's own function reads from the text."""
+class _ParsedText(click.ParamType[Any]):
+    """A value that a function of the option makes from the text."""
 
     def __init__(self, parse: Callable[[str], Any], name: str) -> None:
         self._parse = parse
         self.name = name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The value of the text; what is no text was read before."""
+        """The parsed text; the default is parsed already."""
         if not isinstance(value, str):
             return value
         try:
@@ -96,12 +125,15 @@ class _Parsed(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
-def _click_type(hint: Any, limits: typing.Mapping[str, Any]) -> click.ParamType[Any]:
-    if "choices" in limits:
-        return click.Choice([str(choice) for choice in limits["choices"]])
-    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)] or [hint]
+def _click_type(hint: Any, metadata: typing.Mapping[str, Any]) -> click.ParamType[Any]:
+    if "parse" in metadata:
+        return _ParsedText(metadata["parse"], metadata["metavar"])
+    if "choices" in metadata:
+        return click.Choice([str(choice) for choice in metadata["choices"]])
+    kinds = {hint, *typing.get_args(hint)}
+    limits = metadata.get("minimum"), metadata.get("maximum")
     if float in kinds:
-        return click.FloatRange(limits.get("minimum"), limits.get("maximum"))
+        return click.FloatRange(*limits)
     if int in kinds:
-        return click.IntRange(limits.get("minimum"), limits.get("maximum"))
-    return click.STRING
+        return click.IntRange(*limits)
+    return click.Path() if Path in kinds else click.STRING

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
+import rich_click as click
 
 from latentsync_trt.bundle.find import find_bundle
-from latentsync_trt.bundle.manifest import DEMO_NAME, Bundle, Precision
+from latentsync_trt.bundle.manifest import DEMO_NAME, Bundle
 from latentsync_trt.cli.errors import FAILED
-from latentsync_trt.cli.options import build, options_from, precision_option, provider_option
+from latentsync_trt.cli.options import build, options_from, provider_option
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
 
@@ -31,7 +31,6 @@ _UNKNOWN = "–"
     show_default=True,
     help="An exported model: path, name below checkpoints/, or demo, the built-in one.",
 )
-@precision_option
 @provider_option
 @click.option(
     "--reference",
@@ -53,7 +52,7 @@ def command(bundle: str, provider: str, reference: "Reference", as_json: bool, *
 
     options = build(RuntimeOptions, fields)
     with _without_paths(bundle, hidden=as_json):
-        plan = Plan(_open(bundle, fields["precision"]), provider, options, reference)
+        plan = Plan(_open(bundle), provider, options, reference)
         report = self_test(plan, _ignore if as_json else say)
     if as_json:
         click.echo(report.to_json())
@@ -63,8 +62,8 @@ def command(bundle: str, provider: str, reference: "Reference", as_json: bool, *
         raise SystemExit(FAILED)
 
 
-def _open(name: str, precision: Precision | None) -> Bundle:
-    return Bundle.load(find_bundle(name, precision)[0])
+def _open(name: str) -> Bundle:
+    return Bundle.load(find_bundle(name)[0])
 
 
 @contextmanager

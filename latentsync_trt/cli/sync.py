@@ -1,35 +1,39 @@
-"""`latentsync-trt sync`: a video and a recording in, the lip-synced video out."""
+"""`latentsync-trt sync`: a video and a speech recording in, the lip-synced video out."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
+import rich_click as click
 
-from latentsync_trt.cli.options import build, bundle_option, options_from, precision_option, provider_option
-from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.cli.options import build, bundle_option, options_from, provider_option
+from latentsync_trt.config import FILES, RuntimeOptions, SyncOptions
 
 if TYPE_CHECKING:
     from latentsync_trt.sync.api import LipSync
 
 
 @click.command("sync")
-@click.option("--video", required=True, type=click.Path(path_type=Path), help="Video whose lips are to move.")
+@click.option("--video", required=True, type=click.Path(path_type=Path), panel=FILES, help="Video with a face.")
 @click.option(
-    "--audio", required=True, type=click.Path(path_type=Path), help="Speech: an audio file, or a video's sound."
+    "--audio",
+    required=True,
+    type=click.Path(path_type=Path),
+    panel=FILES,
+    help="Speech: an audio file, or a video with sound.",
 )
 @click.option(
     "--output",
     "-o",
     type=click.Path(path_type=Path),
-    help="Where to write (.mp4, .mov, .mkv).  [default: <video>-synced beside the video]",
+    panel=FILES,
+    help="File to write (.mp4, .mov, .mkv).  [default: <video>-synced beside the video]",
 )
 @bundle_option
-@precision_option
-@provider_option
 @options_from(SyncOptions)
+@provider_option
 @options_from(RuntimeOptions)
-@click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the report, or the error, to stdout.")
+@click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report, or the error, to stdout as one JSON object.")
 def command(
     video: Path,
     audio: Path,
@@ -40,22 +44,24 @@ def command(
     as_json: bool,
     **fields: Any,
 ) -> None:
-    """Lip-sync VIDEO to AUDIO."""
+    """Lip-sync a video to a speech recording."""
     from latentsync_trt.bundle.find import find_bundle
-    from latentsync_trt.cli.show import progress_bar, say, show_report
+    from latentsync_trt.cli.show import Notices, progress_bar, say, show_json, show_report
     from latentsync_trt.sync.api import LipSync
 
     options, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
     target = output or default_output(video, lossless=options.lossless)
-    folder, why = find_bundle(bundle, fields["precision"])
-    silent = quiet or as_json
+    folder, why = find_bundle(bundle)
+    silent, notices = quiet or as_json, Notices()
     if not silent:
         say(f"bundle {folder.name} ({why})")
-    on_notice = None if silent else say
-    with LipSync.from_bundle(folder, provider, runtime, on_notice=on_notice) as lip_sync:
+    with LipSync.from_bundle(folder, provider, runtime, on_notice=None if silent else notices) as lip_sync:
         with progress_bar(hidden=silent) as on_progress:
             report = lip_sync.sync(video, audio, target, options, on_progress=on_progress)
-        show_report(report, quiet=quiet, as_json=as_json)
+        if as_json:
+            show_json(report)
+        elif not quiet:
+            show_report(report, notices)
         _wait_for_build(lip_sync, silent=silent)
         for path in lip_sync.close():
             if not silent:
@@ -63,7 +69,7 @@ def command(
 
 
 def _wait_for_build(lip_sync: "LipSync", *, silent: bool) -> None:
-    """The next run is to start with the engines that this one began to build."""
+    """Waits until the engines that this run started to build are in the cache, for the next run."""
     from latentsync_trt.cli.show import say
 
     if lip_sync.building and not silent:

@@ -2,36 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 
 from latentsync_trt.diffusion.plan import PlannedStep
 from latentsync_trt.diffusion.scheduler import Step
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import Float32Array, WindowBatch
+from latentsync_trt.types import Denoiser, Float32Array, WindowBatch
 
 LATENT_CHANNELS = 4
-
-
-class Denoiser(Protocol):
-    """Keeps the latents of one batch of windows and moves them along, step by step."""
-
-    def begin(self, batch: WindowBatch) -> None:
-        """Takes a batch of windows."""
-        ...
-
-    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
-        """One update with the coefficients `(5,)` of `Step`.
-
-        `cached` reuses features of the last full step, which must have been guided if this one is. `guided` has no
-        effect where the scale is at 1 or below.
-        """
-        ...
-
-    def latents(self) -> Float32Array:
-        """The latents now, float32 `(B, 4, F, h, w)`."""
-        ...
 
 
 def denoise(

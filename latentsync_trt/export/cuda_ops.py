@@ -1,7 +1,10 @@
-"""The operations of the CUDA form over the modules that hold the weights; which module it is, docstrings say.
+"""Operations of the CUDA form, over the modules that hold the weights.
 
-Activations are channels-last: images `(N, h, w, C)`, tokens `(N, T, C)`; N counts the frames of all windows. A residual
-sum is carried as a `Sum` until something needs it, so that the kernel that comes next can do it.
+The portable graphs run on every provider, but the CUDA provider spends more than half of their time on layout changes
+around convolutions, on norms in a dozen float32 passes, and on biases and residual sums. In the CUDA form activations
+are channels-last throughout, images `(N, h, w, C)` and tokens `(N, T, C)` with N frames of all windows, and kernels of
+the domain com.microsoft fuse such passes (docs/performance.md says what each brings). A residual sum is carried as a
+`Sum` until something needs it, so that the next kernel can compute it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,147 +16,135 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.onnx import ops
 
-from latentsync_trt.export.cuda_form import BIAS_ADD_WIDTHS, DOMAIN, SPLIT_GELU_WIDTHS, AttentionOp, CudaForm
-from latentsync_trt.export.layers import FRAME_NORM_EPS, LAYER_NORM_EPS, NORM_GROUPS, WINDOW_NORM_EPS, WindowNorm
+from latentsync_trt.export.layers import WindowNorm
 
+DOMAIN = "com.microsoft"
+
+SPLIT_GELU_WIDTHS = frozenset({2560, 5120, 6144, 10240, 12288})
+"""Widths, before the split, for which BiasSplitGelu is compiled."""
+
+BIAS_ADD_WIDTHS = frozenset({320, 640, 1280})
+"""Widths for which BiasAdd is compiled."""
+
+PACKED_PIXELS = 4
+"""The frames of this many pixels form one sequence of the attention among frames, with a mask between pixels: 16 frames
+alone leave the kernel's tile mostly empty."""
+
+_CHANNELS_PER_THREAD = 2
 _ATTENTION_OPSET = 23
+_MASKED = -30000.0
+"""Finite in half precision, and exactly zero after the softmax."""
 
 Attributes = Mapping[str, int | float | Sequence[int]]
 
 
+def norm_obstacle(network: nn.Module) -> str | None:
+    """Why the GroupNorm kernel does not take one of the network's norms; None if it takes all of them."""
+    norms = {(norm.num_channels, norm.num_groups) for norm in network.modules() if isinstance(norm, nn.GroupNorm)}
+    for channels, groups in sorted(norms):
+        if channels // groups % _CHANNELS_PER_THREAD:
+            return f"GroupNorm's kernel takes groups of an even number of channels, not {channels} channels in {groups}"
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """`base + delta + bias`, not yet added up; `base`, of the shape of `delta`, and `bias (C,)` may be missing."""
+    """`base + delta + bias`, not yet added up; `base` (of the shape of `delta`) and `bias (C,)` may be missing."""
 
     delta: Tensor
     bias: Tensor | None = None
     base: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CudaOps:
-    """What `form` makes of each operation, for windows of `frames` frames."""
+def total(parts: Sum) -> Tensor:
+    """The sum, added up."""
+    delta, bias, base = parts.delta, parts.bias, parts.base
+    if base is None:
+        return delta if bias is None else delta + bias
+    if bias is None:
+        return base + delta
+    width = delta.shape[-1]
+    if width not in BIAS_ADD_WIDTHS:
+        return base + (delta + bias)
+    flat = (delta.shape[0], delta[0].numel() // width, width)
+    added = _contrib("BiasAdd", (delta.reshape(flat), bias, base.reshape(flat)), delta, flat)
+    return added.reshape(delta.shape)
 
-    form: CudaForm
-    frames: int
 
-    def total(self, parts: Sum) -> Tensor:
-        """The sum, added up."""
-        delta, bias, base = parts.delta, parts.bias, parts.base
-        if base is None:
-            return delta if bias is None else delta + bias
-        if bias is None:
-            return base + delta
-        width = delta.shape[-1]
-        if not self.form.bias_add or width not in BIAS_ADD_WIDTHS:
-            return base + (delta + bias)
-        flat = (delta.shape[0], delta[0].numel() // width, width)
-        added = _contrib("BiasAdd", (delta.reshape(flat), bias, base.reshape(flat)), like=delta, shape=flat)
-        return added.reshape(delta.shape)
+def layer_norm(norm: Any, parts: Sum) -> tuple[Tensor, Tensor]:
+    """The sum normalized by an `nn.LayerNorm`, and the sum."""
+    delta, bias, base = parts.delta, parts.bias, parts.base
+    if base is None and bias is None:
+        return norm(delta), delta
+    shape, width = delta.shape, delta.shape[-1]
+    if base is None and bias is not None:
+        # The kernel takes no bias without a residual, but it broadcasts a residual over the batch.
+        delta, base, bias = delta.reshape(-1, 1, width), bias.reshape(1, 1, width), None
+    rows = (*delta.shape[:-1], 1)
+    normed, _, _, added = ops.symbolic_multi_out(
+        f"{DOMAIN}::SkipLayerNormalization",
+        (delta, base, norm.weight, norm.bias) if bias is None else (delta, base, norm.weight, norm.bias, bias),
+        {"epsilon": norm.eps},
+        dtypes=(delta.dtype, torch.float32, torch.float32, delta.dtype),
+        shapes=(delta.shape, rows, rows, delta.shape),
+        version=1,
+    )
+    return normed.reshape(shape), added.reshape(shape)
 
-    def layer_norm(self, norm: Any, parts: Sum) -> tuple[Tensor, Tensor]:
-        """The sum, normalized by a `LayerNorm`, and the sum."""
-        weight, offset = norm.weight, norm.bias
-        delta, bias, base = parts.delta, parts.bias, parts.base
-        if not self.form.skip_layer_norm or (base is None and bias is None):
-            total = self.total(parts)
-            return F.layer_norm(total, weight.shape, weight, offset, LAYER_NORM_EPS), total
-        shape, width = delta.shape, delta.shape[-1]
-        if base is None and bias is not None:
-            # The kernel has no bias without a residual, but it broadcasts a residual over what it takes for a batch.
-            delta, base, bias = delta.reshape(-1, 1, width), bias.reshape(1, 1, width), None
-        rows = (*delta.shape[:-1], 1)
-        normed, _, _, total = ops.symbolic_multi_out(
-            f"{DOMAIN}::SkipLayerNormalization",
-            (delta, base, weight, offset) if bias is None else (delta, base, weight, offset, bias),
-            {"epsilon": LAYER_NORM_EPS},
-            dtypes=(delta.dtype, torch.float32, torch.float32, delta.dtype),
-            shapes=(delta.shape, rows, rows, delta.shape),
-            version=1,
-        )
-        return normed.reshape(shape), total.reshape(shape)
 
-    def group_norm(self, norm: Any, parts: Sum, *, silu: bool) -> tuple[Tensor, Tensor]:
-        """The sum of images, normalized by a `WindowNorm`, `FrameNorm` or PyTorch's `GroupNorm` and perhaps activated,
-        and the sum."""
-        shape = parts.delta.shape
-        count, height, width, channels = shape
-        groups, epsilon = _grouping(norm)
-        # Frames on top of one another are one image to the kernel: its statistics are then those of the window.
-        frames = self.frames if isinstance(norm, WindowNorm) else 1
-        view = (count // frames, frames * height, width, channels)
-        weight, offset = norm.weight.float(), norm.bias.float()
-        attributes: dict[str, Any] = {"epsilon": epsilon, "groups": groups, "activation": int(silu), "channels_last": 1}
-        if parts.base is None or not self.form.skip_group_norm:
-            total = self.total(parts)
-            inputs: tuple[Tensor, ...] = (total.reshape(view), weight, offset)
-            normed = _contrib("GroupNorm", inputs, like=total, shape=view, attributes=attributes)
-            return normed.reshape(shape), total
-        inputs = (parts.delta.reshape(view), weight, offset, parts.base.reshape(view))
-        normed, total = ops.symbolic_multi_out(
-            f"{DOMAIN}::SkipGroupNorm",
-            inputs if parts.bias is None else (*inputs, parts.bias),
-            attributes,
-            dtypes=(parts.delta.dtype,) * 2,
-            shapes=(view, view),
-            version=1,
-        )
-        return normed.reshape(shape), total.reshape(shape)
+def group_norm(norm: Any, parts: Sum, *, frames: int = 1, silu: bool) -> tuple[Tensor, Tensor]:
+    """The sum of images, normalized by an `nn.GroupNorm` (with SiLU if asked for), and the sum.
 
-    def conv(self, conv: Any, image: Tensor, bias: Tensor | None = None, pads: tuple[int, ...] | None = None) -> Tensor:
-        """A `Conv2d` of images; `bias` instead of its own, `pads` (top, left, bottom, right) likewise."""
-        bias = conv.bias if bias is None else bias
-        top, left, bottom, right = pads or (*conv.padding, *conv.padding)
-        if not self.form.nhwc_conv:
-            padded = image.permute(0, 3, 1, 2)
-            if pads is not None:
-                padded = F.pad(padded, (left, right, top, bottom))
-            own = conv.padding if pads is None else 0
-            return F.conv2d(padded, conv.weight, bias, conv.stride, own).permute(0, 2, 3, 1)
-        (rows, columns), (down, across) = conv.kernel_size, conv.stride
-        count, height, width, _ = image.shape
-        shape = (
-            count,
-            (height + top + bottom - rows) // down + 1,
-            (width + left + right - columns) // across + 1,
-            conv.out_channels,
-        )
-        attributes: Attributes = {
-            "kernel_shape": [rows, columns],
-            "strides": [down, across],
-            "pads": [top, left, bottom, right],
-            "dilations": [1, 1],
-            "group": 1,
-        }
-        inputs = (image, conv.weight.permute(0, 2, 3, 1), bias)
-        return _contrib("NhwcConv", inputs, like=image, shape=shape, attributes=attributes)
+    `frames` per window matters for a `WindowNorm` only.
+    """
+    shape = parts.delta.shape
+    count, height, width, channels = shape
+    # The frames of a window stacked vertically are one image to the kernel, so its statistics are the window's.
+    frames = frames if isinstance(norm, WindowNorm) else 1
+    view = (count // frames, frames * height, width, channels)
+    weight, offset = norm.weight.float(), norm.bias.float()
+    attributes = {"epsilon": norm.eps, "groups": norm.num_groups, "activation": int(silu), "channels_last": 1}
+    if parts.base is None:
+        added = total(parts)
+        normed = _contrib("GroupNorm", (added.reshape(view), weight, offset), added, view, attributes)
+        return normed.reshape(shape), added
+    inputs = (parts.delta.reshape(view), weight, offset, parts.base.reshape(view))
+    normed, added = ops.symbolic_multi_out(
+        f"{DOMAIN}::SkipGroupNorm",
+        inputs if parts.bias is None else (*inputs, parts.bias),
+        attributes,
+        dtypes=(parts.delta.dtype,) * 2,
+        shapes=(view, view),
+        version=1,
+    )
+    return normed.reshape(shape), added.reshape(shape)
 
-    def feed_forward(self, module: Any, tokens: Tensor, base: Tensor) -> Sum:
-        """A `FeedForward`, with the residual `base`; its last bias is left for the sum."""
-        gate, _, back = module.net
-        both = torch.matmul(tokens, gate.proj.weight)
-        if self.form.geglu and both.shape[-1] in SPLIT_GELU_WIDTHS:
-            shape = (*both.shape[:-1], gate.outputs)
-            inner = _contrib("BiasSplitGelu", (both, gate.proj.bias), like=both, shape=shape)
-        else:
-            left, right = (both + gate.proj.bias).chunk(2, -1)
-            inner = left * F.gelu(right)
-        return project(back, inner, base)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *, heads: int) -> Tensor:
-        """Attention of `query (N, T, C)` over `key`, `value (N, S, C)`."""
-        return _attention(self.form.attention, (query, key, value), heads)
+def conv(module: Any, image: Tensor, bias: Tensor | None = None, pads: tuple[int, ...] | None = None) -> Tensor:
+    """An `nn.Conv2d` of images; `bias` and `pads` (top, left, bottom, right) replace its own."""
+    top, left, bottom, right = pads or (*module.padding, *module.padding)
+    (rows, columns), (down, across) = module.kernel_size, module.stride
+    count, height, width, _ = image.shape
+    out_height, out_width = (height + top + bottom - rows) // down + 1, (width + left + right - columns) // across + 1
+    attributes: Attributes = {
+        "kernel_shape": [rows, columns],
+        "strides": [down, across],
+        "pads": [top, left, bottom, right],
+        "dilations": [1, 1],
+        "group": 1,
+    }
+    inputs = (image, module.weight.permute(0, 2, 3, 1), module.bias if bias is None else bias)
+    return _contrib("NhwcConv", inputs, image, (count, out_height, out_width, module.out_channels), attributes)
 
-    def attend_frames(self, query: Tensor, key: Tensor, value: Tensor, *, heads: int) -> Tensor:
-        """Attention among frames; `(P, T, C)`, T being the frames of as many pixels as are packed."""
-        length = query.shape[1]
-        inputs = (query, key, value)
-        if length == self.frames:
-            return _attention(self.form.temporal_attention, inputs, heads)
-        pixel = torch.arange(length) // self.frames
-        # After the softmax has subtracted the maximum, exactly zero in every precision, and finite in each.
-        mask = torch.where(pixel[:, None] == pixel[None], 0.0, -30000.0).to(query.dtype)[None, None]
-        return _attention(self.form.temporal_attention, inputs, heads, mask)
+
+def resnet(module: Any, parts: Sum, frames: int = 1, time: Tensor | None = None) -> Sum:
+    """A `Resnet` of the U-Net, or diffusers' `ResnetBlock2D`; `time (1, E)` is the activated time embedding."""
+    normed, x = group_norm(module.norm1, parts, frames=frames, silu=True)
+    # One timestep serves all windows, so its embedding is a bias, which the convolution adds along with its own.
+    bias = None if time is None else module.conv1.bias + module.time_emb_proj(time).flatten()
+    normed, _ = group_norm(module.norm2, Sum(conv(module.conv1, normed, bias)), frames=frames, silu=True)
+    shortcut = x if module.conv_shortcut is None else conv(module.conv_shortcut, x)
+    return Sum(conv(module.conv2, normed), base=shortcut)
 
 
 def project(linear: Any, x: Tensor, base: Tensor | None = None) -> Sum:
@@ -162,10 +153,40 @@ def project(linear: Any, x: Tensor, base: Tensor | None = None) -> Sum:
 
 
 def project_apart(linear: Any, x: Tensor) -> list[Tensor]:
-    """The parts of a `Linear` that stacks several, each by itself: attention then takes them as they are."""
+    """The outputs of a `Linear` that stacks several projections, computed one by one."""
     parts = len(linear.sources)
     width = linear.weight.shape[1] // parts
     return [torch.matmul(x, linear.weight[:, part * width : (part + 1) * width]) for part in range(parts)]
+
+
+def feed_forward(module: Any, tokens: Tensor, base: Tensor) -> Sum:
+    """A `FeedForward` with the residual `base`; its last bias is left for the sum."""
+    gate, _, back = module.net
+    both = torch.matmul(tokens, gate.proj.weight)
+    if both.shape[-1] in SPLIT_GELU_WIDTHS:
+        inner = _contrib("BiasSplitGelu", (both, gate.proj.bias), both, (*both.shape[:-1], gate.outputs))
+    else:
+        left, right = (both + gate.proj.bias).chunk(2, -1)
+        inner = left * F.gelu(right)
+    return project(back, inner, base)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, *, heads: int) -> Tensor:
+    """Attention of `query (N, T, C)` over `key`, `value (N, S, C)`; for this operator the provider can use cuDNN."""
+    return _contrib("MultiHeadAttention", (query, key, value), query, query.shape, {"num_heads": heads})
+
+
+def attend_frames(query: Tensor, key: Tensor, value: Tensor, *, heads: int, frames: int) -> Tensor:
+    """Attention among the frames of each pixel, `(P, T, C)`; T counts the frames of all packed pixels."""
+    length = query.shape[1]
+    inputs = [query, key, value]
+    if length != frames:
+        pixel = torch.arange(length) // frames
+        inputs.append(torch.where(pixel[:, None] == pixel[None], 0.0, _MASKED).to(query.dtype)[None, None])
+    attributes = {"q_num_heads": heads, "kv_num_heads": heads}
+    return ops.symbolic(
+        "Attention", inputs, attributes, dtype=query.dtype, shape=query.shape, version=_ATTENTION_OPSET
+    )
 
 
 def double_size(image: Tensor) -> Tensor:
@@ -175,35 +196,8 @@ def double_size(image: Tensor) -> Tensor:
     return wide.reshape(count, 2 * height, 2 * width, channels)
 
 
-def _attention(op: AttentionOp, inputs: tuple[Tensor, ...], heads: int, mask: Tensor | None = None) -> Tensor:
-    query = inputs[0]
-    if op == "MultiHeadAttention":
-        masked = inputs if mask is None else (*inputs, None, None, mask)
-        return _contrib(op, masked, like=query, shape=query.shape, attributes={"num_heads": heads})
-    return ops.symbolic(
-        op,
-        inputs if mask is None else (*inputs, mask),
-        {"q_num_heads": heads, "kv_num_heads": heads},
-        dtype=query.dtype,
-        shape=query.shape,
-        version=_ATTENTION_OPSET,
-    )
-
-
 def _contrib(
-    op: str,
-    inputs: Sequence[Tensor | None],
-    *,
-    like: Tensor,
-    shape: Sequence[int],
-    attributes: Attributes | None = None,
+    op: str, inputs: Sequence[Tensor], like: Tensor, shape: Sequence[int], attributes: Attributes | None = None
 ) -> Tensor:
     """One output of the dtype of `like`."""
     return ops.symbolic(f"{DOMAIN}::{op}", inputs, dict(attributes or {}), dtype=like.dtype, shape=shape, version=1)
-
-
-def _grouping(norm: Any) -> tuple[int, float]:
-    """Groups and epsilon of a `WindowNorm`, `FrameNorm` or PyTorch's `GroupNorm`."""
-    if isinstance(norm, nn.GroupNorm):
-        return norm.num_groups, norm.eps
-    return NORM_GROUPS, WINDOW_NORM_EPS if isinstance(norm, WindowNorm) else FRAME_NORM_EPS

@@ -8,17 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 NORM_GROUPS = 32
-WINDOW_NORM_EPS = 1e-5
-FRAME_NORM_EPS = 1e-6
-LAYER_NORM_EPS = 1e-5
 
 
 class Linear(nn.Module):
     """`x @ weight + bias` with the weight stored `(in, out)`, which exports as one MatMul without a Transpose.
 
     Args:
-        sources: names of the checkpoint's modules, beside this one, whose outputs this one stacks; empty = its own.
-        unbiased: those of `sources` that have no bias in the checkpoint although this module has one.
+        sources: sibling modules of the checkpoint whose outputs this one stacks; empty means the one of its own name.
+        unbiased: those of `sources` that have no bias in the checkpoint.
         kernel_dims: trailing size-1 dimensions of the checkpoint's weight (2 for a 1×1 convolution).
     """
 
@@ -44,43 +41,24 @@ class Linear(nn.Module):
         return product if self.bias is None else product + self.bias
 
 
-class LayerNorm(nn.Module):
-    """Layer normalization of the last dimension."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width))
-        self.bias = nn.Parameter(torch.empty(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, LAYER_NORM_EPS)
-
-
-class FrameNorm(nn.Module):
+class FrameNorm(nn.GroupNorm):
     """Group normalization of each frame by itself."""
 
     def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width))
-        self.bias = nn.Parameter(torch.empty(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.group_norm(x, NORM_GROUPS, self.weight, self.bias, FRAME_NORM_EPS)
+        super().__init__(NORM_GROUPS, width, eps=1e-6)
 
 
-class WindowNorm(nn.Module):
+class WindowNorm(nn.GroupNorm):
     """Group normalization with statistics across all frames and pixels of a window.
 
-    The statistics come from those of the single frames (law of total variance), so that frames stay folded into the
-    batch and nothing is transposed. They are float32 in every precision: a window has up to 10 M values a group.
+    The statistics are combined from those of the single frames (law of total variance), so that frames stay folded into
+    the batch and nothing is transposed. They are float32 in every precision: a group has up to 10 M values per window.
     """
 
     def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width))
-        self.bias = nn.Parameter(torch.empty(width))
+        super().__init__(NORM_GROUPS, width, eps=1e-5)
 
-    def forward(self, x: Tensor, frames: int) -> Tensor:
+    def forward(self, x: Tensor, frames: int) -> Tensor:  # type: ignore[override]
         """`x (B·F, C, h, w)` → the same shape."""
         count, width, height, breadth = x.shape
         windows = count // frames
@@ -92,7 +70,7 @@ class WindowNorm(nn.Module):
         mean = frame_mean.mean(1, keepdim=True)
         variance = (frame_variance + _square(frame_mean - mean)).mean(1, keepdim=True)
         per_group = (NORM_GROUPS, width // NORM_GROUPS)
-        scale = torch.rsqrt(variance + WINDOW_NORM_EPS) * self.weight.float().reshape(per_group)
+        scale = torch.rsqrt(variance + self.eps) * self.weight.float().reshape(per_group)
         shift = self.bias.float().reshape(per_group) - mean * scale
         by_channel = wide.reshape(windows, frames, width, pixels)
         normed = by_channel * scale.reshape(windows, 1, width, 1) + shift.reshape(windows, 1, width, 1)

@@ -1,57 +1,57 @@
-"""Which graphs a bundle has, with example inputs of every size that is verified."""
+"""The networks of a bundle and the graphs that are exported from them, with example inputs for verification."""
 
-import copy
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from latentsync_trt.bundle.manifest import DimensionRange
+from latentsync_trt.bundle.manifest import (
+    AUDIO_ENCODER,
+    HIDDEN,
+    PIXELS_PER_LATENT,
+    STEP_INPUTS,
+    STEP_OUTPUTS,
+    VAE_DECODER,
+    VAE_ENCODER,
+    DimensionRange,
+    step_graph,
+)
 from latentsync_trt.errors import CheckpointError, InputError
 from latentsync_trt.export.checkpoint import LoadedUNet, load_unet, load_whisper
-from latentsync_trt.export.cuda_form import CudaForm
-from latentsync_trt.export.cuda_unet import CudaUNet, unet_obstacle
-from latentsync_trt.export.cuda_vae import CudaDecoder, CudaEncoder, PixelProduct, vae_obstacle
+from latentsync_trt.export.cuda_ops import norm_obstacle
+from latentsync_trt.export.cuda_unet import CudaUNet
+from latentsync_trt.export.cuda_vae import CudaDecoder, CudaEncoder, PointwiseConv, vae_obstacle
 from latentsync_trt.export.graphs import GraphPlan
 from latentsync_trt.export.options import FEWEST_FRAMES, ExportOptions, Sources
-from latentsync_trt.export.step import HIDDEN, INPUTS, OUTPUTS, CachedDenoiseStep, DenoiseStep
-from latentsync_trt.export.unet import INPUT_CHANNELS, LATENT_CHANNELS, UNet
-from latentsync_trt.export.vae import PIXELS_PER_LATENT, VaeDecoder, VaeEncoder, load_vae
-from latentsync_trt.export.vae_pictures import trial_pictures
-from latentsync_trt.export.vae_range import LIMIT, keep_wide, largest_values
-from latentsync_trt.export.whisper import WhisperConfig, WhisperEncoder
+from latentsync_trt.export.step import DenoiseStep
+from latentsync_trt.export.unet import INPUT_CHANNELS, LATENT_CHANNELS, shallow_copy
+from latentsync_trt.export.vae import VaeDecoder, VaeEncoder, load_vae
+from latentsync_trt.export.vae_overflow import load_half_vae
+from latentsync_trt.export.whisper import WhisperEncoder
 
 AUDIO_POSITIONS_PER_FRAME = 10
 _MOST_SEGMENTS = 8
 
+# The audio encoder runs once per 30 s of speech.
+_CUDA_NETWORKS = frozenset({"unet", "vae"})
+
 # The VAE's features of one image at 512 px take half a gigabyte in half precision; more images at once are not faster.
 _MOST_IMAGES = 4
-
-_TRIAL_PX = 128
-"""At most, the side of the pictures that show how far a VAE's values reach: on all of them the published VAE takes 20 s
-of a CPU core and 0.9 GB, at 512 px sixteen times as much. What is largest depends little on the size, since
-convolutions see a few pixels and norms divide by what is usual in a picture; `HEADROOM` covers what it does."""
-
-# The audio encoder runs once in 30 s of speech.
-_CUDA_NETWORKS = frozenset({"vae", "unet"})
 
 _SEED = 20
 _TIMESTEP = 501
 _GUIDANCE = 1.5
 _COEFFICIENTS = (1.02, -0.31, 0.12, 1.4, -0.9)
-"""Of a usual step's size, and all different and not zero, so that a mix-up shows."""
+"""Of a typical step's size, different and not zero, so that a mix-up shows."""
 
 Inputs = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """The three networks in one precision, but for the parts of the VAE named in `wide`, which are in float32: the
-    largest values in them are more than half precision may hold."""
+    """The three networks in one precision. `wide`: parts of the VAE that stay in float32, and their largest values."""
 
     unet: LoadedUNet
     vae: Any
@@ -60,14 +60,20 @@ class Networks:
 
 
 def load_networks(sources: Sources, options: ExportOptions, dtype: torch.dtype) -> Networks:
-    """Reads all checkpoints, the small ones first, and sees that they fit together.
+    """Reads all checkpoints, the small ones first, and checks that they fit together.
+
+    In half precision, the parts of the VAE that would overflow are in float32.
 
     Raises:
         CheckpointError: one of them cannot be used, or the audio encoder's width is not the U-Net's.
         InputError: more frames than the U-Net knows positions for.
     """
     whisper = load_whisper(sources.whisper, dtype)
-    vae = load_vae(sources.vae, dtype)
+    wide: dict[str, float] = {}
+    if dtype == torch.float16:
+        vae, wide = load_half_vae(sources.vae, options.resolution_px)
+    else:
+        vae = load_vae(sources.vae, dtype)
     unet = load_unet(sources.unet, dtype)
     config = unet.network.config
     if config.audio_width != whisper.config.width:
@@ -77,41 +83,21 @@ def load_networks(sources: Sources, options: ExportOptions, dtype: torch.dtype) 
         )
     if options.frames > config.positions:
         raise InputError(f"--frames {options.frames}: {sources.unet} knows windows of up to {config.positions} frames")
-    return Networks(unet, vae, whisper)
-
-
-def answer_overflow(networks: Networks, sources: Sources, options: ExportOptions) -> Networks:
-    """Half precision `networks`; the VAE's parts whose values come near float16's end are in float32, from the source.
-
-    Raises:
-        CheckpointError: the VAE gives values that are not finite in float32 either.
-    """
-    vae = load_vae(sources.vae, torch.float32)
-    pictures = trial_pictures(min(_TRIAL_PX, options.resolution_px))
-    wide = {name: value for name, value in largest_values(vae, pictures.values()).items() if value > LIMIT}
-    if not wide:
-        return networks
-    if not all(map(math.isfinite, wide.values())):
-        raise CheckpointError(f"{sources.vae}: gives values that are not finite, in float32; the weights are damaged")
-    keep_wide(vae, wide)
-    return replace(networks, vae=vae, wide=wide)
+    return Networks(unet, vae, whisper, wide)
 
 
 def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
     """All graphs of a bundle, network by network."""
-    portable = [
+    plans = [
         _audio_plan(networks.whisper, options),
         *_vae_plans(networks.vae, options),
-        *_step_plans(networks, options),
+        *(_step_plan(networks, options, guided=guided, cached=cached) for guided in (True, False) for cached in (False, True)),
     ]
-    plans = [replace(plan, attention=options.attention) for plan in portable]
+    plans = [replace(plan, attention=options.attention) for plan in plans]
     if not options.cuda_form:
         return plans
-    faster = _CUDA_NETWORKS - cuda_obstacles(networks, options).keys()
-    return [
-        replace(plan, cuda_module=cuda_module(plan.module, CudaForm())) if plan.network in faster else plan
-        for plan in plans
-    ]
+    formed = _CUDA_NETWORKS - cuda_obstacles(networks, options).keys()
+    return [replace(plan, cuda_module=cuda_module(plan.module)) if plan.network in formed else plan for plan in plans]
 
 
 def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str]:
@@ -119,40 +105,38 @@ def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str]
     if options.dynamic:
         return dict.fromkeys(sorted(_CUDA_NETWORKS), "shapes vary")
     mixed = "parts of it are in float32" if networks.wide else None
-    found = {"vae": vae_obstacle(networks.vae) or mixed, "unet": unet_obstacle(networks.unet.network)}
+    found = {"vae": vae_obstacle(networks.vae) or mixed, "unet": norm_obstacle(networks.unet.network)}
     return {network: reason for network, reason in found.items() if reason is not None}
 
 
-def cuda_module(module: torch.nn.Module, form: CudaForm) -> torch.nn.Module:
+def cuda_module(module: nn.Module) -> nn.Module:
     """The module of a plan in the CUDA form; it shares the parameters."""
-    made = copy.copy(module)
-    made._modules = dict(module._modules)
-    if isinstance(made, DenoiseStep):
-        made.unet = CudaUNet(made.unet, form)
-    elif isinstance(made, VaeEncoder):
-        made.encoder = CudaEncoder(made.encoder, form)
-        made.quant_conv = made.quant_conv and PixelProduct(made.quant_conv)
-    elif isinstance(made, VaeDecoder):
-        made.decoder = CudaDecoder(made.decoder, form)
-        made.post_quant_conv = made.post_quant_conv and PixelProduct(made.post_quant_conv)
+    made: Any = shallow_copy(module)
+    if isinstance(module, DenoiseStep):
+        made.unet = CudaUNet(made.unet)
+    elif isinstance(module, VaeEncoder):
+        made.encoder = CudaEncoder(made.encoder)
+        made.quant_conv = made.quant_conv and PointwiseConv(made.quant_conv)
+    elif isinstance(module, VaeDecoder):
+        made.decoder = CudaDecoder(made.decoder)
+        made.post_quant_conv = made.post_quant_conv and PointwiseConv(made.post_quant_conv)
     return made
 
 
 def _audio_plan(whisper: WhisperEncoder, options: ExportOptions) -> GraphPlan:
-    config = whisper.config
-
     def example(count: int) -> Inputs:
-        return {"mel": _random(count, config.mels, 2 * config.positions)}
+        return {"mel": _random(count, whisper.config.mels, 2 * whisper.config.positions)}
 
-    spans = {"segments": DimensionRange(1, 1, _MOST_SEGMENTS)} if options.dynamic else {}
-    return _batched("audio_encoder", "audio_encoder", whisper, example, "features", spans, static_count=1)
+    static = GraphPlan(AUDIO_ENCODER, AUDIO_ENCODER, whisper, example(1), ("features",))
+    return _batched(static, example, "segments", DimensionRange(1, 1, _MOST_SEGMENTS), options)
 
 
 def _vae_plans(vae: Any, options: ExportOptions) -> list[GraphPlan]:
     size_px = options.resolution_px
     latent_px = size_px // PIXELS_PER_LATENT
-    usual = _images_at_once(options.frames)
-    spans = {"images": DimensionRange(1, usual, _MOST_IMAGES)}
+    # The largest divisor of a window that is not above `_MOST_IMAGES`.
+    at_once = max(count for count in range(1, _MOST_IMAGES + 1) if options.frames % count == 0)
+    allowed = DimensionRange(1, at_once, _MOST_IMAGES)
 
     def image(count: int) -> Inputs:
         return {"image": _random(count, 3, size_px, size_px).tanh()}
@@ -160,56 +144,41 @@ def _vae_plans(vae: Any, options: ExportOptions) -> list[GraphPlan]:
     def latent(count: int) -> Inputs:
         return {"latent": _random(count, LATENT_CHANNELS, latent_px, latent_px)}
 
-    used = spans if options.dynamic else {}
+    encoder = GraphPlan(VAE_ENCODER, "vae", VaeEncoder(vae), image(at_once), ("latent",))
+    decoder = GraphPlan(VAE_DECODER, "vae", VaeDecoder(vae), latent(at_once), ("image",))
     return [
-        _batched("vae_encoder", "vae", VaeEncoder(vae), image, "latent", used, static_count=usual),
-        _batched("vae_decoder", "vae", VaeDecoder(vae), latent, "image", used, static_count=usual),
+        _batched(encoder, image, "images", allowed, options),
+        _batched(decoder, latent, "images", allowed, options),
     ]
-
-
-def _images_at_once(frames: int) -> int:
-    """The largest part of a window that is no more than `_MOST_IMAGES`, so that windows divide without a rest."""
-    return max(count for count in range(1, _MOST_IMAGES + 1) if frames % count == 0)
 
 
 def _batched(
-    name: str,
-    network: str,
-    module: torch.nn.Module,
-    example: Callable[[int], Inputs],
-    output: str,
-    ranges: Mapping[str, DimensionRange],
-    *,
-    static_count: int,
+    static: GraphPlan, example: Callable[[int], Inputs], dimension: str, allowed: DimensionRange, options: ExportOptions
 ) -> GraphPlan:
-    """A graph of one input whose first axis may vary."""
-    if not ranges:
-        return GraphPlan(name, network, module, example(static_count), (output,))
-    (dimension,) = ranges
-    dynamic = {next(iter(example(1))): {0: dimension}}
-    return GraphPlan(name, network, module, example(2), (output,), dynamic, ranges, (example(1), example(3)))
+    """With `--dynamic`, the plan with a first axis of its one input that may vary."""
+    if not options.dynamic:
+        return static
+    axes = {name: {0: dimension} for name in static.inputs}
+    ranges = {dimension: allowed}
+    return replace(static, inputs=example(2), dynamic=axes, ranges=ranges, further_inputs=(example(1), example(3)))
 
 
-def _step_plans(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
+def _step_plan(networks: Networks, options: ExportOptions, *, guided: bool, cached: bool) -> GraphPlan:
     unet = networks.unet.network
-    return [
-        _step_plan(unet, networks.whisper.config, options, guided=guided, cached=cached)
-        for guided in (True, False)
-        for cached in (False, True)
-    ]
-
-
-def _step_plan(unet: UNet, whisper: WhisperConfig, options: ExportOptions, *, guided: bool, cached: bool) -> GraphPlan:
-    module = (CachedDenoiseStep if cached else DenoiseStep)(unet, guided=guided)
-    name = f"denoise_step{'' if guided else '_unguided'}{'_cached' if cached else ''}"
+    module = DenoiseStep(unet, guided=guided, cached=cached)
+    outputs = STEP_OUTPUTS if cached else (*STEP_OUTPUTS, HIDDEN)
 
     def example(windows: int, frames: int = options.frames) -> Inputs:
-        inputs = step_inputs(windows, frames, options, unet, whisper, halves=2 if guided else 1)
-        return inputs if cached else {key: inputs[key] for key in INPUTS}
+        inputs = _step_inputs(networks, options, windows, frames)
+        if cached:
+            size = inputs["latents"].shape[3:]
+            hidden = _random(2 if guided else 1, windows, frames, unet.config.widths[0], *size)
+            inputs[HIDDEN] = hidden.to(unet.conv_in.weight.dtype)
+        return inputs
 
-    outputs = OUTPUTS if cached else (*OUTPUTS, HIDDEN)
+    static = GraphPlan(step_graph(guided=guided, cached=cached), "unet", module, example(1), outputs)
     if not options.dynamic:
-        return GraphPlan(name, "unet", module, example(1), outputs)
+        return static
     axes = {key: {0: "windows", 2: "frames"} for key in ("latents", "conditioning", "history")}
     axes["audio"] = {0: "windows", 1: "frames"}
     if cached:
@@ -220,35 +189,24 @@ def _step_plan(unet: UNet, whisper: WhisperConfig, options: ExportOptions, *, gu
     }
     another = options.frames + (1 if options.frames < unet.config.positions else -1)
     further = (example(1), example(1, another), example(1, FEWEST_FRAMES))
-    return GraphPlan(name, "unet", module, example(2), outputs, axes, ranges, further)
+    return replace(static, inputs=example(2), dynamic=axes, ranges=ranges, further_inputs=further)
 
 
-def step_inputs(
-    windows: int, frames: int, options: ExportOptions, unet: UNet, whisper: WhisperConfig, *, halves: int
-) -> Inputs:
-    """Seeded inputs of a denoising step, in the graph's order, `hidden` last."""
+def _step_inputs(networks: Networks, options: ExportOptions, windows: int, frames: int) -> Inputs:
+    """Seeded inputs of a denoising step, in the graph's order."""
     size = (frames, *[options.resolution_px // PIXELS_PER_LATENT] * 2)
-    tokens = AUDIO_POSITIONS_PER_FRAME * whisper.layers
+    whisper = networks.whisper.config
     values = (
         _random(windows, LATENT_CHANNELS, *size),
         _random(windows, INPUT_CHANNELS - LATENT_CHANNELS, *size),
-        _random(windows, frames, tokens, whisper.width),
+        _random(windows, frames, AUDIO_POSITIONS_PER_FRAME * whisper.layers, whisper.width),
         torch.tensor(_TIMESTEP),
         torch.tensor(_GUIDANCE),
         _random(windows, LATENT_CHANNELS, *size),
         torch.tensor(_COEFFICIENTS),
     )
-    hidden_width = unet.config.widths[0]
-    hidden = _random(halves, windows, *size[:1], hidden_width, *size[1:]).to(unet.conv_in.weight.dtype)
-    return {**dict(zip(INPUTS, values, strict=True)), HIDDEN: hidden}
+    return dict(zip(STEP_INPUTS, values, strict=True))
 
 
 def _random(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(_SEED + len(shape)))
-
-
-def source_file(path: Path) -> Path:
-    """The file that holds the weights of a source: itself, or the largest of a VAE's folder."""
-    if path.is_file():
-        return path
-    return max((file for file in path.iterdir() if file.is_file()), key=lambda file: file.stat().st_size)

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ INPUT_CHANNELS = 13
 
 LATENT_CHANNELS = 4
 _LONGEST_PERIOD = 10000
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,10 @@ class TimeEmbedding(nn.Module):
 class UNet(nn.Module):
     """Predicts the noise of windows of frames. Parameters are named as in the published checkpoints.
 
-    Stacked projections and transposed weights are described by `Linear`; `checkpoint` maps between the two.
+    `naming` maps stacked projections and transposed weights, which `Linear` describes.
     """
+
+    channel_axis = 1
 
     def __init__(self, config: UNetConfig) -> None:
         super().__init__()
@@ -94,15 +99,22 @@ class UNet(nn.Module):
             noise `(B·F, 4, h, w)`, and the state entering the last layer, `(B·F, C, h, w)`, for `forward_cached`.
         """
         step = self._step(timestep, audio, frames, guided)
-        entry = self.conv_in(sample)
-        x, skips = self._descend(entry, step)
-        x = self.mid_block(x, step)
+        entry = x = self._conv(self.conv_in, sample)
+        skips = []  # without `entry`, which only the last layer needs
+        for depth, stage in enumerate(_stages(self.down_blocks)):
+            for index in range(len(stage.resnets)):
+                x = self._layer(stage, index, x, step, fork=guided and depth == index == 0)
+                skips.append(x)
+            for downsampler in stage.downsamplers:
+                x = self._resample(downsampler, x)
+                skips.append(x)
+        x = self._middle(x, step)
         stages = _stages(self.up_blocks)
         for stage in stages:
             for index in range(len(stage.resnets) - (stage is stages[-1])):
-                x = stage.layer(index, torch.cat([x, skips.pop()], 1), step)
+                x = self._layer(stage, index, torch.cat([x, skips.pop()], self.channel_axis), step)
             for upsampler in stage.upsamplers:
-                x = upsampler(x)
+                x = self._resample(upsampler, x)
         return self._finish(x, entry, step), x
 
     def forward_cached(
@@ -112,12 +124,12 @@ class UNet(nn.Module):
 
         The other arguments are as in `forward`.
         """
-        return self._finish(hidden, self.conv_in(sample), self._step(timestep, audio, frames, guided))
+        step = self._step(timestep, audio, frames, guided)
+        return self._finish(hidden, self._conv(self.conv_in, sample), step)
 
     def tail(self) -> "UNet":
         """This network with only the parts that `forward_cached` runs; parameters are shared and keep their names."""
-        part = copy.copy(self)
-        part._modules = dict(self._modules)
+        part = shallow_copy(self)
         part.down_blocks = nn.ModuleList()
         part.mid_block = nn.Identity()
         part.up_blocks = nn.ModuleList([*(nn.Identity() for _ in self.up_blocks[:-1]), self.up_blocks[-1]])
@@ -126,24 +138,35 @@ class UNet(nn.Module):
     def _step(self, timestep: Tensor, audio: Tensor, frames: int, guided: bool) -> StepInputs:
         return StepInputs(F.silu(self.time_embedding(timestep)), audio, frames, guided)
 
-    def _descend(self, x: Tensor, step: StepInputs) -> tuple[Tensor, list[Tensor]]:
-        """Runs the down stages; the skips leave out `conv_in`'s output, which only the last layer needs."""
-        skips = []
-        for depth, stage in enumerate(_stages(self.down_blocks)):
-            for index in range(len(stage.resnets)):
-                x = stage.layer(index, x, step, fork=step.guided and depth == index == 0)
-                skips.append(x)
-            for downsampler in stage.downsamplers:
-                x = downsampler(x)
-                skips.append(x)
-        return x, skips
-
     def _finish(self, hidden: Tensor, entry: Tensor, step: StepInputs) -> Tensor:
-        last = _stages(self.up_blocks)[-1]
+        """The last layer and the output head; `entry` is the output of `conv_in`, the last layer's skip."""
         skip = double(entry) if step.guided else entry
-        x = last.layer(len(last.resnets) - 1, torch.cat([hidden, skip], 1), step)
-        noise: Tensor = self.conv_out(F.silu(self.conv_norm_out(x, step.frames)))
-        return noise
+        return self._head(_stages(self.up_blocks)[-1], torch.cat([hidden, skip], self.channel_axis), step)
+
+    # What `CudaUNet` computes with other operations.
+
+    def _conv(self, conv: nn.Module, x: Tensor) -> Tensor:
+        return conv(x)
+
+    def _resample(self, resampler: nn.Module, x: Tensor) -> Tensor:
+        return resampler(x)
+
+    def _layer(self, stage: Stage, index: int, x: Tensor, step: StepInputs, fork: bool = False) -> Tensor:
+        return stage.layer(index, x, step, fork)
+
+    def _middle(self, x: Tensor, step: StepInputs) -> Tensor:
+        return self.mid_block(x, step)
+
+    def _head(self, stage: Stage, x: Tensor, step: StepInputs) -> Tensor:
+        x = stage.layer(len(stage.resnets) - 1, x, step)
+        return self.conv_out(F.silu(self.conv_norm_out(x, step.frames)))
+
+
+def shallow_copy(module: ModuleT) -> ModuleT:
+    """A copy that shares parameters and submodules, and whose submodules can be replaced."""
+    made = copy.copy(module)
+    made._modules = dict(module._modules)
+    return made
 
 
 def _stages(blocks: nn.ModuleList) -> list[Stage]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from latentsync_trt.export.attention import AudioAttention, SelfAttention, TemporalAttention
-from latentsync_trt.export.layers import FeedForward, FrameNorm, LayerNorm, Linear, WindowNorm, to_image, to_tokens
+from latentsync_trt.export.layers import FeedForward, FrameNorm, Linear, WindowNorm, to_image, to_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +49,20 @@ class SpatialBlock(nn.Module):
 
     def __init__(self, width: int, audio_width: int) -> None:
         super().__init__()
-        self.norm1 = LayerNorm(width)
+        self.norm1 = nn.LayerNorm(width)
         self.attn1 = SelfAttention(width)
-        self.norm2 = LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
         self.attn2 = AudioAttention(width, audio_width)
-        self.norm3 = LayerNorm(width)
+        self.norm3 = nn.LayerNorm(width)
         self.ff = FeedForward(width)
 
     def forward(self, x: Tensor, step: StepInputs, fork: bool) -> Tensor:
         x = x + self.attn1(self.norm1(x))
-        x = self._listen(x, step, fork)
+        x = self._attend_audio(x, step, fork)
         hidden: Tensor = x + self.ff(self.norm3(x))
         return hidden
 
-    def _listen(self, x: Tensor, step: StepInputs, fork: bool) -> Tensor:
+    def _attend_audio(self, x: Tensor, step: StepInputs, fork: bool) -> Tensor:
         if not step.guided:
             plain: Tensor = x + self.attn2(self.norm2(x), step.audio)
             return plain
@@ -99,9 +99,9 @@ class TemporalBlock(nn.Module):
     def __init__(self, width: int, positions: int) -> None:
         super().__init__()
         self.attention_blocks = nn.ModuleList([TemporalAttention(width, positions) for _ in range(2)])
-        self.norms = nn.ModuleList([LayerNorm(width) for _ in range(2)])
+        self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(2)])
         self.ff = FeedForward(width)
-        self.ff_norm = LayerNorm(width)
+        self.ff_norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor, frames: int) -> Tensor:
         for attention, norm in zip(self.attention_blocks, self.norms, strict=True):
@@ -124,18 +124,6 @@ class TemporalTransformer(nn.Module):
         tokens = self.proj_in(to_tokens(self.norm(x)))
         tokens = self.transformer_blocks[0](tokens, frames)
         return x + to_image(self.proj_out(tokens), x)
-
-
-class MotionModule(nn.Module):
-    """The checkpoint's wrapper around a temporal transformer."""
-
-    def __init__(self, width: int, positions: int) -> None:
-        super().__init__()
-        self.temporal_transformer = TemporalTransformer(width, positions)
-
-    def forward(self, x: Tensor, frames: int) -> Tensor:
-        out: Tensor = self.temporal_transformer(x, frames)
-        return out
 
 
 class Resampler(nn.Module):
@@ -178,7 +166,11 @@ class Stage(nn.Module):
         self.attentions = nn.ModuleList(
             [SpatialTransformer(outputs, audio_width) for _ in layers] if audio_width else []
         )
-        self.motion_modules = nn.ModuleList([MotionModule(outputs, positions) for _ in layers] if positions else [])
+        self.motion_modules = nn.ModuleList(
+            [nn.ModuleDict({"temporal_transformer": TemporalTransformer(outputs, positions)}) for _ in layers]
+            if positions
+            else []
+        )
         self.downsamplers = nn.ModuleList([Resampler(outputs, up=False)] if resample == "down" else [])
         self.upsamplers = nn.ModuleList([Resampler(outputs, up=True)] if resample == "up" else [])
 
@@ -188,7 +180,7 @@ class Stage(nn.Module):
         if self.attentions:
             x = self.attentions[index](x, step, fork)
         if self.motion_modules:
-            x = self.motion_modules[index](x, step.frames)
+            x = self.motion_modules[index]["temporal_transformer"](x, step.frames)
         return x
 
 

@@ -8,18 +8,16 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
+from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT
 from latentsync_trt.errors import CheckpointError
 from latentsync_trt.export.attention import attend
-
-LATENT_CHANNELS = 4
-PIXELS_PER_LATENT = 8
+from latentsync_trt.export.unet import LATENT_CHANNELS
 
 
 class ImageAttention:
-    """Attention of the VAE's middle block, `(N, C, h, w)` → the same, through the same product as everywhere else."""
+    """Attention of the VAE's middle block, `(N, C, h, w)` → the same, as a processor of diffusers' `Attention`."""
 
     def __call__(self, attention: Any, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
-        """Called by diffusers' `Attention`, whose projections and norm it uses."""
         query, key, value = self.project(attention, hidden_states)
         joined = attend(query, key, value).transpose(1, 2).flatten(2)
         out: Tensor = hidden_states + attention.to_out[0](joined).transpose(1, 2).reshape(hidden_states.shape)
@@ -27,7 +25,7 @@ class ImageAttention:
 
     @staticmethod
     def project(attention: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of normed pixels, each `(N, heads, h·w, d)`."""
+        """Queries, keys and values of the normalized pixels, each `(N, heads, h·w, d)`."""
         count, width = hidden_states.shape[:2]
         tokens = attention.group_norm(hidden_states.flatten(2)).transpose(1, 2)
         head_dim = width // attention.heads
@@ -81,7 +79,8 @@ def load_vae(folder: Path, dtype: torch.dtype) -> Any:
     """
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder}: not a VAE folder in diffusers' layout (no config.json)")
-    _quieten_diffusers()
+    # Its loader warns of the published VAE's old parameter names, which it converts itself.
+    logging.getLogger("diffusers").setLevel(logging.ERROR)
     try:
         vae, report = AutoencoderKL.from_pretrained(
             folder, torch_dtype=dtype, local_files_only=True, low_cpu_mem_usage=False, output_loading_info=True
@@ -100,8 +99,3 @@ def load_vae(folder: Path, dtype: torch.dtype) -> Any:
         )
     vae.set_attn_processor(ImageAttention())
     return vae.eval().requires_grad_(False)
-
-
-def _quieten_diffusers() -> None:
-    """Its loader warns of the old parameter names that the published VAE has and that it converts itself."""
-    logging.getLogger("diffusers").setLevel(logging.ERROR)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from latentsync_trt.export.attention import attend, join_heads, split_heads
-from latentsync_trt.export.layers import LayerNorm, Linear
+from latentsync_trt.export.layers import Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class WhisperBlock(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.attn = WhisperAttention(width, heads)
-        self.attn_ln = LayerNorm(width)
+        self.attn_ln = nn.LayerNorm(width)
         self.mlp = nn.ModuleList([Linear(width, 4 * width), nn.GELU(), Linear(4 * width, width)])
-        self.mlp_ln = LayerNorm(width)
+        self.mlp_ln = nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.attn_ln(x))

@@ -14,8 +14,7 @@ from latentsync_trt.quantize.record import RecordedWindow
 from latentsync_trt.quantize.replay import Loop, Replay
 from latentsync_trt.quantize.search import SearchResult, measure, search
 from latentsync_trt.quantize.settings import CalibrateOptions
-from latentsync_trt.runtime.providers.eight_bit import FP8_FROM
-from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.select import FP8_FROM, Selection
 from latentsync_trt.types import Progress
 
 DISTANCE = "faces_psnr_db"

@@ -1,4 +1,4 @@
-"""The clips that a calibration looks at: which they are, and how much is said in them."""
+"""The clips that a bundle is calibrated on: which they are, and whether they are good for it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,8 +15,7 @@ VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi")
 AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus", ".aac")
 
 SILENCE_DBFS = -50.0
-"""Level of a video frame's sound below which nothing is said: room noise of a quiet recording lies under it, a
-whisper above."""
+"""Level of a video frame's sound below which it counts as silent: above the noise of a quiet room, below a whisper."""
 
 _MOSTLY = 0.5
 
@@ -25,53 +24,16 @@ _SAMPLES_PER_FRAME = SPEECH_RATE_HZ // MODEL_FPS
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A video, and the file whose sound its lips are to follow, which may be the video itself."""
+    """A video and its speech, an audio file or the video itself."""
 
     video: Path
     audio: Path
 
 
-def clips_in(folder: Path) -> tuple[Clip, ...]:
-    """The videos in a folder in the order of their names, each with the sound file of the same name, else its own.
-
-    Raises:
-        InputError: no such folder, or no video in it.
-    """
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder of clips")
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    sounds = {path.stem: path for path in files if path.suffix.lower() in AUDIO_SUFFIXES}
-    clips = tuple(Clip(path, sounds.get(path.stem, path)) for path in files if path.suffix.lower() in VIDEO_SUFFIXES)
-    if not clips:
-        raise InputError(f"{folder}: no video in it (looked for {', '.join(VIDEO_SUFFIXES)})")
-    return clips
-
-
-def silent_share(blocks: Iterable[Float32Array]) -> float:
-    """The share of a recording, in 0 to 1, in which nothing is said.
-
-    Args:
-        blocks: float32 `(samples,)` pieces, mono, 16 kHz, full scale ±1.
-    """
-    floor = 10.0 ** (SILENCE_DBFS / 10)
-    left = np.zeros(0, np.float32)
-    frames = silent = 0
-    for block in blocks:
-        left = np.concatenate([left, block])
-        whole = left[: len(left) // _SAMPLES_PER_FRAME * _SAMPLES_PER_FRAME].reshape(-1, _SAMPLES_PER_FRAME)
-        left = left[whole.size :]
-        frames += len(whole)
-        silent += int((np.square(whole, dtype=np.float64).mean(axis=1) < floor).sum())
-    return silent / frames if frames else 1.0
-
-
 @dataclass(frozen=True, slots=True)
-class Findings:
-    """What a clip was found to hold.
-
-    `frames`, and those `with_face`; `windows` that were recorded of it; `silent`: the share, in 0 to 1, of its sound in
-    which nothing is said.
-    """
+class ClipSummary:
+    """What a clip contains: `frames`, those `with_face`, `windows` recorded, and the `silent` share of its sound, 0 to
+    1."""
 
     frames: int
     with_face: int
@@ -79,25 +41,62 @@ class Findings:
     silent: float
 
 
-def what_is_missing(findings: Mapping[str, Findings], samples: int, frames: int) -> tuple[str, ...]:
-    """What clips lack to make good ranges, a sentence each.
+def clips_in(folder: Path) -> tuple[Clip, ...]:
+    """The videos in a folder, sorted by name, each with the audio file of the same name, else its own sound.
+
+    Raises:
+        InputError: no such folder, or no video in it.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder of clips")
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    audio = {path.stem: path for path in files if path.suffix.lower() in AUDIO_SUFFIXES}
+    clips = tuple(Clip(path, audio.get(path.stem, path)) for path in files if path.suffix.lower() in VIDEO_SUFFIXES)
+    if not clips:
+        raise InputError(f"{folder}: no video in it (looked for {', '.join(VIDEO_SUFFIXES)})")
+    return clips
+
+
+def clip_names(clips: Iterable[Clip]) -> list[str]:
+    """File names of the videos, numbered where two are equal."""
+    names = [clip.video.name for clip in clips]
+    return [f"{name} (clip {number})" if names.count(name) > 1 else name for number, name in enumerate(names, start=1)]
+
+
+def silent_share(blocks: Iterable[Float32Array]) -> float:
+    """The share of a recording, 0 to 1, that is silent.
 
     Args:
-        findings: by what to call the clip. samples: windows that are wanted of all together. frames: F, of a window.
+        blocks: float32 `(samples,)` pieces, mono, 16 kHz, full scale ±1.
     """
-    missing: list[str] = []
-    for name, found in findings.items():
-        if found.silent > _MOSTLY:
-            missing.append(
-                f"{name}: nothing is said in {found.silent:.0%} of its sound, so speech was hardly seen; "
-                "give a clip in which somebody talks"
-            )
-        if found.with_face < _MOSTLY * found.frames:
-            missing.append(f"{name}: a face in only {found.with_face} of {found.frames} frames")
-    windows = sum(found.windows for found in findings.values())
+    floor = 10.0 ** (SILENCE_DBFS / 10)
+    rest = np.zeros(0, np.float32)
+    frames = silent = 0
+    for block in blocks:
+        rest = np.concatenate([rest, block])
+        whole = rest[: len(rest) // _SAMPLES_PER_FRAME * _SAMPLES_PER_FRAME].reshape(-1, _SAMPLES_PER_FRAME)
+        rest = rest[whole.size :]
+        frames += len(whole)
+        silent += int((np.square(whole, dtype=np.float64).mean(axis=1) < floor).sum())
+    return silent / frames if frames else 1.0
+
+
+def warnings_of(summaries: Mapping[str, ClipSummary], samples: int, frames: int) -> tuple[str, ...]:
+    """Why calibration ranges from these clips may be poor, a sentence each.
+
+    Args:
+        summaries: by name of the clip. samples: windows asked for in all. frames: F, of a window.
+    """
+    warnings: list[str] = []
+    for name, clip in summaries.items():
+        if clip.silent > _MOSTLY:
+            warnings.append(f"{name}: {clip.silent:.0%} of its sound is silent; give a clip with more speech")
+        if clip.with_face < _MOSTLY * clip.frames:
+            warnings.append(f"{name}: a face in only {clip.with_face} of {clip.frames} frames")
+    windows = sum(clip.windows for clip in summaries.values())
     if windows < samples:
-        missing.append(
-            f"{windows} windows of the {samples} that --samples asks for: ranges of few may be too narrow; "
-            f"give clips that show a face for {samples * frames / MODEL_FPS:.0f} s together"
+        warnings.append(
+            f"{windows} windows of the {samples} that --samples asks for, so ranges may be too narrow; give clips that "
+            f"show a face for {samples * frames / MODEL_FPS:.0f} s in all"
         )
-    return tuple(missing)
+    return tuple(warnings)

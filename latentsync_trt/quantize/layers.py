@@ -1,43 +1,100 @@
-"""The layers of a step that can run in eight bits: convolutions and linear layers with weights of their own."""
+"""The layers of a step graph that can run in 8 bits, convolutions and linear layers, and what they cost. Pure."""
 
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from math import prod
 
+import onnx_ir as ir
+
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import BundleError
 
+Sizes = tuple[int, ...]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """A Conv or MatMul node and what it reads.
+    """A Conv or MatMul node with weights of its own.
 
-    `node`: its name, another one in each graph. `weight`: the name of its weights, the same in all graphs of a step.
-    `activation`: the name of its input.
+    `name`: that of its weights, which is the same in all step graphs, unlike that of the node. `activation`: the input
+    that it reads. `weights`: `(O, I, kh, kw)` or `(I, O)`.
     """
 
-    node: str
-    weight: str
-    activation: str
-    convolution: bool
+    name: str
+    node: ir.Node
+    activation: ir.Value
+    weights: ir.TensorProtocol
+
+    @property
+    def convolution(self) -> bool:
+        """Whether it is a convolution, else a linear layer."""
+        return self.node.op_type == "Conv"
 
     @property
     def output_axis(self) -> int:
-        """The axis of the weights that counts output channels: `(O, I, kh, kw)` or `(I, O)`."""
+        """The axis of the weights that counts output channels."""
         return 0 if self.convolution else 1
 
+    @property
+    def channels(self) -> int:
+        """Input channels."""
+        return self.weights.shape.numpy()[1 - self.output_axis]
 
-def layers_of(model: Any) -> tuple[Layer, ...]:
-    """The layers of an `onnx.ModelProto`, in its order.
+
+def layers_of(model: ir.Model) -> tuple[Layer, ...]:
+    """The layers of a graph in its order; raises `BundleError` where two share their weights."""
+    found: dict[str, Layer] = {}
+    for layer in _layers(model):
+        if layer.name in found:
+            raise BundleError(
+                f"{layer.name}: used by {found[layer.name].node.name} and by {layer.node.name}; export the model again"
+            )
+        found[layer.name] = layer
+    return tuple(found.values())
+
+
+def _layers(model: ir.Model) -> Iterator[Layer]:
+    for node in model.graph:
+        if node.op_type not in ("Conv", "MatMul"):
+            continue
+        activation, weights = node.inputs[:2]
+        if activation is not None and weights is not None and weights.name and weights.const_value is not None:
+            yield Layer(weights.name, node, activation, weights.const_value)
+
+
+def usual_dimensions(bundle: Bundle) -> dict[str, int]:
+    """Usual values of a bundle's variable dimensions by name."""
+    return {name: span.optimum for name, span in bundle.manifest.ranges.items()}
+
+
+def sizes_of(value: ir.Value, dimensions: Mapping[str, int]) -> Sizes | None:
+    """The shape of a value, None where the graph does not state it.
+
+    Args:
+        dimensions: values of the variable dimensions, which may appear in expressions: "2*windows*frames".
+    """
+    if value.shape is None:
+        return None
+    sizes = value.shape.evaluate(dimensions)
+    return sizes.numpy() if sizes.is_static() else None
+
+
+def multiply_adds(bundle: Bundle, graph: str) -> dict[str, int]:
+    """Multiply-adds of each layer of a step graph, by name; variable dimensions at their usual values.
 
     Raises:
-        BundleError: two layers share their weights, which then have no range of their own.
+        BundleError: the graph does not state the shape of a layer's output.
     """
-    weights = {initializer.name for initializer in model.graph.initializer}
-    found: dict[str, Layer] = {}
-    for node in model.graph.node:
-        if node.op_type not in ("Conv", "MatMul") or node.input[1] not in weights:
-            continue
-        activation, weight = node.input[0], node.input[1]
-        if weight in found:
-            raise BundleError(f"{weight}: used by {found[weight].node} and by {node.name}; export the model again")
-        found[weight] = Layer(node.name, weight, activation, node.op_type == "Conv")
-    return tuple(found.values())
+    counts: dict[str, int] = {}
+    dimensions = usual_dimensions(bundle)
+    for layer in layers_of(ir.load(bundle.graph_path(graph))):
+        sizes, weights = sizes_of(layer.node.outputs[0], dimensions), layer.weights.shape.numpy()
+        if sizes is None:
+            raise BundleError(f"{graph}: states no shape for the output of {layer.node.name}; export the model again")
+        counts[layer.name] = prod(sizes) * prod(weights[1:] if layer.convolution else weights[:1])
+    return counts
+
+
+def eight_bit_share(counts: Mapping[str, int], kept: Collection[str]) -> float:
+    """The share of multiply-adds, 0 to 1, in layers that are not in `kept`."""
+    return 1 - sum(count for name, count in counts.items() if name in kept) / sum(counts.values())

@@ -1,110 +1,118 @@
-"""Step graphs that also tell how large the inputs of their layers are.
+"""Observed step graphs: besides their own outputs they return the magnitudes of their layers' inputs.
 
-They are reduced inside the graph: at full size the inputs of a single step are 19 GB.
+These are reduced inside the graph: at full size the inputs of the layers of one step take 19 GB.
 """
 
 from collections.abc import Mapping
 from math import gcd, prod
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import onnx
-from google.protobuf.message import DecodeError
-from onnx import TensorProto, helper, numpy_helper
+import onnx_ir as ir
+from onnx_ir import convenience
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import BundleError, OutputError
-from latentsync_trt.quantize.layers import Layer, layers_of
-from latentsync_trt.quantize.shapes import shapes_of
-from latentsync_trt.quantize.slices import slice_attention
+from latentsync_trt.quantize.layers import Layer, Sizes, layers_of, sizes_of, usual_dimensions
 from latentsync_trt.runtime.networks.observer import ObservedGraph, ObservedTensor
 
 SAMPLE = 1 << 16
-"""Most values of a tensor that a step gives out: its 99.99th percentile is then within 4 % of that of all values."""
+"""Values of a tensor that a step returns, at most: their 99.99th percentile is within 4 % of that of all values."""
+
+ATTENTION_BYTES = 1 << 29
+"""Size of attention scores above which a batch is split: those of one picture of 64 × 64 tokens with eight heads."""
+
+_SCORE_BYTES = 4  # of float32; float16 takes half
 
 _WINDOWS = "windows"  # the dimension that counts them
 
-_CONSTANTS = {"observed.all": -1, "observed.first": 0, "observed.end": np.iinfo(np.int64).max}
-
 
 def write_observed(bundle: Bundle, graph: str, folder: Path) -> ObservedGraph:
-    """Writes the step graph `graph` of `bundle`, observed, to `folder`; it reads the bundle's own weights.
+    """Writes an observed step graph to `folder`; it reads the bundle's own weights.
 
-    Variable dimensions are fixed: one window, all others as they usually are.
+    Variable dimensions are fixed: one window, all others at their usual values.
 
     Raises:
-        BundleError: the graph cannot be read, or does not say how large its tensors are.
+        BundleError: the graph does not state the shape of a layer's input.
         OutputError: it cannot be written.
     """
-    source, path = bundle.graph_path(graph), folder / f"{graph}.onnx"
-    dimensions = {name: span.optimum for name, span in bundle.manifest.ranges.items()}
+    path = folder / f"{graph}.onnx"
+    dimensions = usual_dimensions(bundle)
     dimensions |= {_WINDOWS: 1} if dimensions else {}
-    try:
-        model = onnx.load(source, load_external_data=False)
-    except (OSError, DecodeError) as error:
-        raise BundleError(f"{source}: cannot be read as an ONNX graph; export the model again") from error
-    shapes = shapes_of(model, dimensions)
-    slice_attention(model, shapes)
-    readers: dict[str, list[Layer]] = {}
+    model = ir.load(bundle.graph_path(graph))
+    split_attention(model, dimensions)
+    readers: dict[ir.Value, list[Layer]] = {}
     for layer in layers_of(model):
         readers.setdefault(layer.activation, []).append(layer)
-    _add_constants(model, _CONSTANTS)
     tensors = []
-    for name, layers in readers.items():
-        if name not in shapes:
-            raise BundleError(f"{source}: does not say how large {name} is, which {layers[0].node} reads; export again")
-        tensors.append(_observe(model, name, layers, shapes[name]))
+    for value, layers in readers.items():
+        sizes = sizes_of(value, dimensions)
+        if sizes is None:
+            raise BundleError(f"{graph}: states no shape for {value.name}; export the model again")
+        tensors.append(_observe(model.graph, value, sizes, layers))
     try:
-        onnx.save(model, path)
+        ir.save(model, path)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
     return ObservedGraph(path, bundle.folder, tuple(tensors), dimensions)
 
 
-def sample_stride(shape: tuple[int, ...], channel_axis: int, sample: int = SAMPLE) -> int:
-    """Every how many-th value of a tensor makes a sample of about `sample` values that meets all channels alike."""
-    stride = max(1, prod(shape) // sample)
-    # With a factor in common, the values would come from the same channels, or the same columns, again and again.
-    while gcd(stride, prod(shape[channel_axis:])) != 1:
+def sample_stride(sizes: Sizes, channel_axis: int, sample: int = SAMPLE) -> int:
+    """The n for which every n-th value of a tensor is a sample of about `sample` values, even over the channels."""
+    stride = max(1, prod(sizes) // sample)
+    # With a common factor the sample would repeat the same channels or the same columns.
+    while gcd(stride, prod(sizes[channel_axis:])) != 1:
         stride += 1
     return stride
 
 
-def _observe(model: Any, name: str, layers: list[Layer], shape: tuple[int, ...]) -> ObservedTensor:
-    """Adds to `model` what tells of the tensor `name`."""
-    axis = 1 if layers[0].convolution else len(shape) - 1
-    own = f"{name}.observed"
-    others = np.array([i for i in range(len(shape)) if i != axis], np.int64)
-    stride = np.array([sample_stride(shape, axis)], np.int64)
-    model.graph.initializer.extend(
-        [numpy_helper.from_array(others, f"{own}.axes"), numpy_helper.from_array(stride, f"{own}.stride")]
-    )
-    every = ["observed.first", "observed.end", "observed.first", f"{own}.stride"]
-    model.graph.node.extend(
-        [
-            helper.make_node("Abs", [name], [f"{own}.abs"]),
-            helper.make_node("ReduceMax", [f"{own}.abs", f"{own}.axes"], [f"{own}.amax"], keepdims=0),
-            helper.make_node("Reshape", [f"{own}.abs", "observed.all"], [f"{own}.flat"]),
-            helper.make_node("Slice", [f"{own}.flat", *every], [f"{own}.sample"]),
-        ]
-    )
-    dtype = _dtype_of(model, layers[0].weight)
-    model.graph.output.extend(
-        [
-            helper.make_tensor_value_info(f"{own}.amax", dtype, [shape[axis]]),
-            helper.make_tensor_value_info(f"{own}.sample", dtype, [-(-prod(shape) // int(stride[0]))]),
-        ]
-    )
-    return ObservedTensor(tuple(layer.weight for layer in layers), f"{own}.amax", f"{own}.sample")
+def _observe(graph: ir.Graph, value: ir.Value, sizes: Sizes, layers: list[Layer]) -> ObservedTensor:
+    """Adds the outputs for one activation."""
+    axis = 1 if layers[0].convolution else len(sizes) - 1
+    stride = sample_stride(sizes, axis)
+    tape = ir.tape.Tape(graph)
+
+    def integers(name: str, *content: int) -> ir.Value:
+        return tape.initializer(ir.tensor(list(content), ir.DataType.INT64), f"{value.name}_{name}")
+
+    every_nth = [integers("first", 0), integers("end", prod(sizes)), integers("axis", 0), integers("stride", stride)]
+    magnitudes = tape.op("Abs", [value])
+    others = integers("other_axes", *(index for index in range(len(sizes)) if index != axis))
+    amax = tape.op("ReduceMax", [magnitudes, others], {"keepdims": 0})
+    sample = tape.op("Slice", [tape.op("Reshape", [magnitudes, integers("flat", -1)]), *every_nth])
+    for output, name, size in ((amax, "amax", sizes[axis]), (sample, "sample", -(-prod(sizes) // stride))):
+        output.name, output.shape = f"{value.name}_{name}", ir.Shape([size])
+        output.type = ir.TensorType(layers[0].weights.dtype)
+        graph.outputs.append(output)
+    return ObservedTensor(tuple(layer.name for layer in layers), f"{value.name}_amax", f"{value.name}_sample")
 
 
-def _dtype_of(model: Any, weight: str) -> int:
-    """The element type of a layer's weights, which is that of its input."""
-    return next(entry.data_type for entry in model.graph.initializer if entry.name == weight)
+def split_attention(model: ir.Model, dimensions: Mapping[str, int], most_bytes: int = ATTENTION_BYTES) -> None:
+    """Splits the batch of Attention nodes whose scores take more than `most_bytes`.
+
+    A provider without a fused kernel holds the scores of a whole batch at once: up to 9 GB in a 512 px step in float16.
+    Nodes of unknown shape are left as they are.
+    """
+    for node in tuple(model.graph):
+        lengths = _batch_parts(node, dimensions, most_bytes) if node.op_type == "Attention" and not node.domain else []
+        if len(lengths) > 1:
+            _split(model.graph, node, lengths)
 
 
-def _add_constants(model: Any, constants: Mapping[str, int]) -> None:
-    model.graph.initializer.extend(
-        helper.make_tensor(name, TensorProto.INT64, [1], [value]) for name, value in constants.items()
-    )
+def _batch_parts(node: ir.Node, dimensions: Mapping[str, int], most_bytes: int) -> list[int]:
+    """Lengths of the parts that a batch is split into; empty where its shape is unknown."""
+    queries, keys, *_ = (() if value is None else sizes_of(value, dimensions) or () for value in node.inputs)
+    if len(node.inputs) != 3 or len(node.outputs) != 1 or len(queries) != 4 or len(keys) != 4:
+        return []
+    batch, heads, tokens, _ = queries
+    most = max(1, most_bytes // (heads * tokens * keys[2] * _SCORE_BYTES))
+    return [min(most, batch - begin) for begin in range(0, batch, most)]
+
+
+def _split(graph: ir.Graph, node: ir.Node, lengths: list[int]) -> None:
+    tape, output = ir.tape.Tape(), node.outputs[0]
+    sizes = ir.Value(name=f"{output.name}_lengths", const_value=ir.tensor(lengths, ir.DataType.INT64))
+    graph.register_initializer(sizes)
+    parts = [tape.op_multi_out("Split", [value, sizes], {"axis": 0}, num_outputs=len(lengths)) for value in node.inputs]
+    attended = [tape.op("Attention", list(part), node.attributes) for part in zip(*parts, strict=True)]
+    joined = tape.op("Concat", attended, {"axis": 0})
+    convenience.replace_nodes_and_values(graph, node, [node], list(tape.nodes), [output], [joined])

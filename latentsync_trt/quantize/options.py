@@ -1,55 +1,89 @@
-"""How a bundle is quantized."""
+"""Options of `calibrate`."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Literal
 
-from latentsync_trt.errors import InputError
-from latentsync_trt.quantize.cast import EIGHT_BIT, EightBit
-from latentsync_trt.quantize.ranges import METHODS, PERCENTILE, Method
+from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS
+from latentsync_trt.config import check_limits, option
 
-RESIDUAL_READERS = ("conv_in", "conv_out", "conv_shortcut", "samplers")
-"""Convolutions that read the residual stream as it is, not normalized, and the last one. On the built-in model they did
-nearly all the damage: 70.6 dB with them kept, 42.4 dB with every layer in eight bits."""
+EightBit = Literal["int8", "fp8"]
 
-PUBLISHED = ("time_emb_proj", "time_embedding", "conv_in", "conv_out", "conv_shortcut", "proj_out", "norm_out")
-"""What NVIDIA's recipes for diffusion U-Nets leave out."""
+
+RESIDUAL_LAYERS = ("conv_in", "conv_out", "conv_shortcut", "samplers")
+"""Convolutions that read the residual stream without a norm before them, and the last one: in 8 bits they do nearly all
+the damage."""
+
+NO_LAYERS = "none"
+
+
+def parse_keep(text: str) -> tuple[str, ...]:
+    """ "conv_in,conv_out" → ("conv_in", "conv_out"); "none" → ()."""
+    return () if text == NO_LAYERS else tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizeOptions:
-    """What becomes of the layers.
+class CalibrateOptions:
+    """How a bundle is calibrated and quantized; raises `InputError` on a value outside its limits.
 
-    `kept`: those that stay as they are: names of weights, or parts of names ("conv_in" is meant wherever it is one of
-    the parts between dots, "samplers" also where it ends one). `method`, `percentile`: as in `LayerInput.amax`.
-    `smooth_alpha`: how much of the inputs' range goes over to the weights of linear layers, 0 to 1; None leaves
-    SmoothQuant out.
-
-    Raises:
-        InputError: a value is outside its limits.
+    `samples`, `steps` and `guidance` decide what is observed; the others can change without another calibration.
     """
 
-    precision: EightBit = "int8"
-    kept: tuple[str, ...] = RESIDUAL_READERS
-    method: Method = "max"
-    percentile: float = PERCENTILE
-    smooth_alpha: float | None = None
+    precision: EightBit = option("int8", "Precision of most layers of the U-Net.", choices=EIGHT_BIT_PRECISIONS)
+    samples: int = option(
+        32, "Windows to calibrate on, spread evenly over the clips; more take longer.", minimum=1, maximum=4096
+    )
+    target_psnr: float | None = option(
+        None,
+        "Mixed precision search: keep the fewest layers in the bundle's own precision so that generated faces reach "
+        "this PSNR in dB.  [default: no search]",
+        minimum=1.0,
+        maximum=120.0,
+    )
+    keep: tuple[str, ...] = option(
+        RESIDUAL_LAYERS,
+        f"Layers to keep in the bundle's own precision: parts of their names, or {NO_LAYERS}. With --target-psnr, the "
+        "choice that is tried first.",
+        parse=parse_keep,
+        metavar="NAMES",
+    )
+    measure: bool = option(
+        True, "Measure the PSNR of generated faces on windows not calibrated on.", off="--no-measure"
+    )
+    percentile: float = option(
+        99.99,
+        "Percentile of an activation's magnitudes that becomes the largest 8-bit number; 100 clips nothing.",
+        advanced=True,
+        minimum=90.0,
+        maximum=100.0,
+    )
+    smooth: float | None = option(
+        None,
+        "SmoothQuant: share of the range that moves from the inputs of linear layers to their weights, such as 0.5.  "
+        "[default: off]",
+        advanced=True,
+        minimum=0.0,
+        maximum=1.0,
+    )
+    steps: int = option(20, "Denoising steps of each window.", advanced=True, minimum=1, maximum=999)
+    guidance: float = option(
+        1.5, "Classifier-free guidance scale of the denoising.", advanced=True, minimum=1.001, maximum=20.0
+    )
 
     def __post_init__(self) -> None:
-        if self.precision not in EIGHT_BIT:
-            raise InputError(f"precision {self.precision}: not one of {', '.join(EIGHT_BIT)}")
-        if self.method not in METHODS:
-            raise InputError(f"method {self.method}: not one of {', '.join(METHODS)}")
-        if self.smooth_alpha is not None and not 0 <= self.smooth_alpha <= 1:
-            raise InputError(f"smooth alpha {self.smooth_alpha:g}: give one of 0 to 1")
+        check_limits(self)
 
-    def keeps(self, weight: str) -> bool:
-        """Whether the layer with these weights stays as it is."""
-        return any(_names(pattern, weight) for pattern in self.kept)
+    @property
+    def needs_held_out(self) -> bool:
+        """Whether windows that are not calibrated on are denoised, to measure the result or to search."""
+        return self.measure or self.target_psnr is not None
 
-    def settings(self) -> dict[str, str | float | None]:
-        """All but `kept`, for the manifest, which names the layers themselves."""
-        return {name: value for name, value in asdict(self).items() if name != "kept"}
+    def keeps(self, layer: str) -> bool:
+        """Whether `keep` names the layer with these weights.
 
-
-def _names(pattern: str, weight: str) -> bool:
-    parts = weight.split(".")
-    return pattern == weight or any(part.endswith(pattern) for part in parts) or f".{pattern}." in f".{weight}."
+        A pattern is a whole name, some of its parts between dots ("resnets.0.conv1"), or the end of one such part
+        ("samplers" for "downsamplers").
+        """
+        parts = layer.split(".")
+        return any(
+            f".{pattern}." in f".{layer}." or any(part.endswith(pattern) for part in parts) for pattern in self.keep
+        )

@@ -1,26 +1,38 @@
-"""Frames on their way to the painter: the two stages that find a face in each and cut it out, for threads of their own.
+"""Two stages of a clip: find the face in every frame, then cut it out.
 
-Which frame comes next decides where a face is looked for, so finding goes frame by frame; cutting out need not wait.
+A face is searched near its last position, so finding goes frame by frame; cutting out runs in a thread of its own.
 """
 
 from collections.abc import Generator
 from contextlib import closing
+from dataclasses import dataclass, replace
 
 from latentsync_trt.face.align import crop
 from latentsync_trt.face.follower import FaceFollower
-from latentsync_trt.sync.job import Job
 from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.types import FaceDetector, Float64Array, Frame
+from latentsync_trt.types import AlignedFace, FaceDetector, Float64Array, Frame, UInt16Array
 
-Found = tuple[Job, Float64Array | None]
-"""A frame and the matrix that cuts its face out, `(2, 3)`, frame pixels → crop pixels; None where there is none."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """A frame on its way through the stages; each stage replaces it by one with its own result.
+
+    A frame without a face has None everywhere. `track_id` changes where the face is another one or was lost between.
+    `matrix (2, 3)`: frame pixels → crop pixels. `painted`: the new face, uint16 `(H, W, 3)`, 257 × level.
+    """
+
+    frame: Frame
+    track_id: int | None = None
+    matrix: Float64Array | None = None
+    face: AlignedFace | None = None
+    painted: UInt16Array | None = None
 
 
 class FaceFinder:
-    """Finds the face of every frame of a clip, and cuts it out.
+    """Finds and cuts out the face of every frame of a clip.
 
     Args:
-        detector: finds faces. resolution_px: side of a face that was cut out. clock: takes the times.
+        detector: finds faces. resolution_px: side of an aligned face. clock: measures the stages.
     """
 
     def __init__(self, detector: FaceDetector, resolution_px: int, clock: StageClock) -> None:
@@ -29,23 +41,25 @@ class FaceFinder:
         self.frames_with_face = 0
         """Found so far."""
 
-    def find(self, frames: Generator[Frame, None, None]) -> Generator[Found, None, None]:
-        """Every frame in its order."""
+    def find(self, frames: Generator[Frame, None, None]) -> Generator[Job, None, None]:
+        """A job for every frame, in order."""
         with closing(frames):
             for frame in frames:
                 with self._clock.measure("face"):
                     followed = self._follower.update(frame.picture)
                 if followed is None:
-                    yield Job(frame), None
+                    yield Job(frame)
                 else:
                     self.frames_with_face += 1
-                    yield Job(frame, track_id=followed.track_id), followed.matrices[0]
+                    yield Job(frame, followed.track_id, followed.matrices[0])
 
-    def cut_out(self, found: Generator[Found, None, None]) -> Generator[Job, None, None]:
-        """Every frame in its order, with its face."""
-        with closing(found):
-            for job, matrix in found:
-                if matrix is not None:
-                    with self._clock.measure("align"):
-                        job.face = crop(job.frame.picture, matrix, self._resolution_px)
-                yield job
+    def cut_out(self, jobs: Generator[Job, None, None]) -> Generator[Job, None, None]:
+        """Every job in order, with its aligned face."""
+        with closing(jobs):
+            for job in jobs:
+                if job.matrix is None:
+                    yield job
+                    continue
+                with self._clock.measure("align"):
+                    face = crop(job.frame.picture, job.matrix, self._resolution_px)
+                yield replace(job, face=face)

@@ -2,38 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from latentsync_trt.bundle.manifest import Manifest
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.diffusion.loop import Denoiser, conditioning, denoise, initial_noise
+from latentsync_trt.diffusion.loop import conditioning, denoise, initial_noise
 from latentsync_trt.diffusion.plan import PlannedStep, plan_for
 from latentsync_trt.diffusion.scheduler import Step, solver_schedule
 from latentsync_trt.face.mask import latent_mask, mouth_mask
-from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
-
-
-class ImageCodec(Protocol):
-    """The VAE."""
-
-    def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
-        """Scaled latents of faces times `mask`, and of the whole faces: both float32 `(N, 4, h, w)`.
-
-        Args:
-            faces: uint8 `(N, H, W, 3)` RGB, any N; 0 to 255 are −1 to 1 for the network.
-            mask: float32 `(H, W)`, 1 = kept; 0 turns a pixel gray.
-        """
-        ...
-
-    def decode_faces(self, latents: Float32Array) -> Sequence[UInt16Array]:
-        """Faces of scaled latents `(N, 4, h, w)`: N pictures, uint16 `(H, W, 3)` RGB.
-
-        The network's −1 to 1 become 0 to 65535, values beyond are clipped. That is 257 times the level of an 8-bit
-        picture, so that the compositor rounds once.
-        """
-        ...
+from latentsync_trt.types import Denoiser, Float32Array, ImageCodec, UInt8Array, UInt16Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Frames on their way through the stages, and the two stages that paint them: gathering windows, running networks.
+"""Two stages of a clip: gather faces into windows, then run the networks on them.
 
 The networks' thread does nothing else, so that a GPU never waits for a picture to be converted or encoded.
 """
@@ -6,100 +6,117 @@ The networks' thread does nothing else, so that a GPU never waits for a picture 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from latentsync_trt.sync.faces import Job
 from latentsync_trt.sync.inpaint import Inpainter
-from latentsync_trt.sync.job import Job
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.sync.windows import Window, WindowPlanner
-from latentsync_trt.types import Float32Array, UInt8Array
+from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
 
-Gathered = tuple[Window[Job], UInt8Array]
-"""A window, and its faces `(F, H, W, 3)`."""
+
+class FaceWindow(NamedTuple):
+    """A window of jobs and their aligned faces, uint8 `(F, H, W, 3)`."""
+
+    window: Window[Job]
+    faces: UInt8Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turn:
-    """A frame, if one is left, and the windows that are to be painted now that it is there."""
+class Gathered:
+    """The next job (None after the last one), and the windows to paint now."""
 
     job: Job | None
-    windows: Sequence[Gathered] = ()
+    windows: Sequence[FaceWindow] = ()
 
 
 class Painter:
     """Paints the mouths of a clip.
 
     Args:
-        inpainter: what paints.
+        inpainter: runs the networks on windows.
         frames: F, the length of a window.
-        listen: what frames hear by their numbers: `(n, S, D)` float32. Runs a network, so the painting thread asks.
-        clock: takes the times.
-        at_once: for how many windows to wait before painting; asked anew each time.
-        before: called before each turn of painting.
+        audio_windows: audio features of frames by their index: `(n, S, D)` float32. Runs a network, so it is called in
+            the painting thread.
+        clock: measures the stages.
+        at_once: how many windows to paint together; called for every frame.
+        before: called before windows are painted.
     """
 
     def __init__(
         self,
         inpainter: Inpainter,
         frames: int,
-        listen: Callable[[list[int]], Float32Array],
+        audio_windows: Callable[[list[int]], Float32Array],
         clock: StageClock,
         *,
-        at_once: Callable[[], int],
-        before: Callable[[], None],
+        at_once: Callable[[], int] = lambda: 1,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
-        self._inpainter, self._frames, self._listen = inpainter, frames, listen
+        self._inpainter, self._frames, self._audio_windows = inpainter, frames, audio_windows
         self._clock, self._at_once, self._before = clock, at_once, before
         self.windows = 0
         """Painted so far."""
 
-    def gather(self, jobs: Generator[Job, None, None]) -> Generator[Turn, None, None]:
-        """Every job in its order, and the windows it completes, its faces side by side."""
+    def gather(self, jobs: Generator[Job, None, None]) -> Generator[Gathered, None, None]:
+        """Every job in order; windows as soon as there are `at_once` of them, or frames have waited as long as for so
+        many: in a stretch without a face no window completes, and frames must not pile up behind the last one."""
         planner: WindowPlanner[Job] = WindowPlanner(self._frames)
-        waiting: list[Gathered] = []
+        ready: list[FaceWindow] = []
+        waited = 0
         with closing(jobs):
             for job in jobs:
-                job.done = job.track_id is None
-                waiting += self._gathered(planner.push(job, job.track_id))
-                if waiting and len(waiting) >= self._at_once():
-                    yield Turn(job, waiting)
-                    waiting = []
+                waited = waited + 1 if ready else 0
+                ready += self._stacked(planner.push(job, job.track_id))
+                at_once = self._at_once()
+                if ready and (len(ready) >= at_once or waited >= at_once * self._frames):
+                    yield Gathered(job, ready)
+                    ready = []
                 else:
-                    yield Turn(job)
-        waiting += self._gathered(planner.finish())
-        if waiting:
-            yield Turn(None, waiting)
+                    yield Gathered(job)
+        ready += self._stacked(planner.finish())
+        if ready:
+            yield Gathered(None, ready)
 
-    def paint(self, turns: Generator[Turn, None, None]) -> Generator[Job, None, None]:
-        """Jobs in their order, each when its window was painted; those without a face as soon as it is their turn."""
+    def paint(self, gathered: Generator[Gathered, None, None]) -> Generator[Job, None, None]:
+        """Every job in order: with its painted face as soon as its window is done, at once if it has no face."""
         queue: deque[Job] = deque()
-        with closing(turns):
-            for turn in turns:
-                if turn.job is not None:
-                    queue.append(turn.job)
-                if turn.windows:
-                    self._paint(turn.windows)
-                while queue and queue[0].done:
-                    yield queue.popleft()
+        painted: dict[int, UInt16Array] = {}
+        with closing(gathered):
+            for item in gathered:
+                if item.job is not None:
+                    queue.append(item.job)
+                if item.windows:
+                    painted |= self._paint(item.windows)
+                while queue and (queue[0].track_id is None or queue[0].frame.index in painted):
+                    job = queue.popleft()
+                    yield replace(job, painted=painted.pop(job.frame.index, None))
 
-    def _gathered(self, windows: Sequence[Window[Job]]) -> list[Gathered]:
+    def _stacked(self, windows: Sequence[Window[Job]]) -> list[FaceWindow]:
         if not windows:
             return []
         with self._clock.measure("gather", frames=sum(window.count_new for window in windows)):
-            return [(window, _faces(window)) for window in windows]
+            return [FaceWindow(window, _faces(window)) for window in windows]
 
-    def _paint(self, windows: Sequence[Gathered]) -> None:
+    def _paint(self, windows: Sequence[FaceWindow]) -> dict[int, UInt16Array]:
+        """New faces by the index of their frame."""
         self._before()
         with self._clock.measure("paint", frames=sum(window.count_new for window, _ in windows)):
-            inputs = [(faces, self._listen([job.frame.index for job in window.items])) for window, faces in windows]
+            inputs = [(faces, self._audio_windows(_indices(window))) for window, faces in windows]
             results = self._inpainter.paint(inputs)
         self.windows += len(windows)
-        for (window, _), painted in zip(windows, results, strict=True):
-            for position in window.used:
-                window.items[position].painted = painted[position]
-                window.items[position].done = True
+        return {
+            window.items[position].frame.index: faces[position]
+            for (window, _), faces in zip(windows, results, strict=True)
+            for position in window.used
+        }
+
+
+def _indices(window: Window[Job]) -> list[int]:
+    return [job.frame.index for job in window.items]
 
 
 def _faces(window: Window[Job]) -> UInt8Array:

@@ -1,9 +1,10 @@
-"""Stages that overlap: a generator runs in a thread of its own and hands its items on through a bounded queue."""
+"""Stages that overlap: a generator runs in a thread of its own and passes its items on through a bounded queue."""
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from queue import Empty, Full, Queue
 from typing import TypeVar
 
@@ -15,11 +16,11 @@ T = TypeVar("T")
 _POLL_S = 0.1
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _End:
-    """The last thing in a queue: the producer is done, or failed with `error`."""
+    """The last item of a queue: the producer is done, or failed with `error`."""
 
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.error = error
+    error: BaseException | None = None
 
 
 def in_background(source: Generator[T, None, None], *, depth: int, name: str) -> Generator[T, None, None]:
@@ -30,57 +31,48 @@ def in_background(source: Generator[T, None, None], *, depth: int, name: str) ->
     queue: Queue[T | _End] = Queue(depth)
     stopped = threading.Event()
 
+    def put(item: T | _End) -> None:
+        while not stopped.is_set():
+            with suppress(Full):
+                queue.put(item, timeout=_POLL_S)
+                return
+
     def produce() -> None:
-        end = _End()
         try:
-            for item in source:
-                if not _put(queue, item, stopped):
-                    break
-        except BaseException as error:  # noqa: BLE001 -- whatever it is belongs to the consumer, which raises it
-            end = _End(error)
-        finally:
-            source.close()
-            _put(queue, end, stopped)
+            with closing(source):
+                for item in source:
+                    put(item)
+                    if stopped.is_set():
+                        return
+        except BaseException as error:  # noqa: BLE001 -- the consumer raises it
+            put(_End(error))
+        else:
+            put(_End())
 
     thread = threading.Thread(target=produce, name=name, daemon=True)
     thread.start()
     try:
         while True:
-            item = _get(queue, thread)
-            if isinstance(item, _End):
-                if item.error is not None:
-                    raise item.error
+            try:
+                item = queue.get(timeout=_POLL_S)
+            except Empty:
+                continue
+            if not isinstance(item, _End):
+                yield item
+            elif item.error is not None:
+                raise item.error
+            else:
                 return
-            yield item
     finally:
         stopped.set()
         thread.join()
 
 
-def _put(queue: Queue[T | _End], item: T | _End, stopped: threading.Event) -> bool:
-    while not stopped.is_set():
-        try:
-            queue.put(item, timeout=_POLL_S)
-        except Full:
-            continue
-        return True
-    return False
-
-
-def _get(queue: Queue[T | _End], thread: threading.Thread) -> T | _End:
-    while True:
-        try:
-            return queue.get(timeout=_POLL_S)
-        except Empty:
-            if not thread.is_alive() and queue.empty():
-                return _End()
-
-
 class StageClock:
-    """Seconds each stage was busy. Stages run in threads of their own, so their times overlap and do not add up.
+    """Seconds that each stage was busy. Stages run in threads of their own, so times overlap and do not add up.
 
     Args:
-        on_span: told of every single time, from the stage's own thread.
+        on_span: called with every single time, from the stage's own thread.
     """
 
     def __init__(self, on_span: Callable[[Span], None] | None = None) -> None:
@@ -91,7 +83,7 @@ class StageClock:
 
     @contextmanager
     def measure(self, stage: str, frames: int = 1) -> Iterator[None]:
-        """Counts the time inside the block, and `frames` frames, for `stage`."""
+        """Adds the time inside the block, and `frames` frames, to `stage`."""
         start = time.perf_counter()
         try:
             yield
@@ -103,24 +95,23 @@ class StageClock:
             if self._on_span is not None:
                 self._on_span(Span(stage, threading.current_thread().name, start, elapsed))
 
-    def measured(self, stage: str, source: Iterable[T]) -> Generator[T, None, None]:
-        """Counts the time `source` takes to make each item for `stage`."""
-        iterator = iter(source)
+    def measured(self, stage: str, source: Iterator[T]) -> Generator[T, None, None]:
+        """The items of `source`; adds the time it takes to make each one, and a frame for each, to `stage`."""
         try:
             while True:
                 with self.measure(stage, frames=0):
                     try:
-                        item = next(iterator)
+                        item = next(source)
                     except StopIteration:
                         return
                 with self._lock:
                     self._frames[stage] += 1
                 yield item
         finally:
-            if isinstance(iterator, Generator):
-                iterator.close()
+            if isinstance(source, Generator):
+                source.close()
 
     def times(self) -> tuple[StageTime, ...]:
-        """What was measured so far, in the order the stages first ran."""
+        """What was measured so far, in the order in which stages first ran."""
         with self._lock:
             return tuple(StageTime(stage, busy_s, self._frames[stage]) for stage, busy_s in self._busy_s.items())

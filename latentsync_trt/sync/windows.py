@@ -11,10 +11,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Window(Generic[T]):
-    """F frames for the network, some of which may have been used before or stand in for missing ones.
+    """F frames for the network; results are used from `first_new` to `first_new + count_new − 1` only.
 
-    `items` is F long. Positions `first_new` to `first_new + count_new − 1` are to be used; the others only give the
-    network its full window. A mirrored position is the item itself, so that it hears what that frame hears.
+    The other positions fill the window: frames of the window before, or mirrored ones, each with its own audio.
     """
 
     items: tuple[T, ...]
@@ -23,12 +22,12 @@ class Window(Generic[T]):
 
     @property
     def used(self) -> range:
-        """Positions inside the window whose result is wanted."""
+        """Positions whose result is used."""
         return range(self.first_new, self.first_new + self.count_new)
 
 
 class WindowPlanner(Generic[T]):
-    """Gives a window as soon as it is complete; keeps fewer than 2F items.
+    """Returns a window as soon as it is complete; keeps fewer than 2F items.
 
     A track is a run of consecutive items with one track id. Its leftover frames get a window that is shifted back over
     frames already used, or, in a track shorter than F, mirrored in time (a b c → a b c b a b …).
@@ -37,14 +36,14 @@ class WindowPlanner(Generic[T]):
     def __init__(self, frames: int) -> None:
         """`frames`: F, the length of a window. Raises `InputError` below 1."""
         if frames < 1:
-            raise InputError(f"a window of {frames} frames")
+            raise InputError(f"a window of {frames} frames: it needs at least 1")
         self._frames = frames
         self._track: Hashable = None
         self._last: list[T] = []
         self._pending: list[T] = []
 
     def push(self, item: T, track_id: Hashable) -> list[Window[T]]:
-        """Takes the next frame; `track_id` None = no face in it. Returns the windows it completes, in order."""
+        """Takes the next frame; `track_id` None = it has no face. Returns the windows it completes, in order."""
         ready = self.finish() if track_id != self._track else []
         self._track = track_id
         if track_id is not None:
@@ -55,7 +54,7 @@ class WindowPlanner(Generic[T]):
         return ready
 
     def finish(self) -> list[Window[T]]:
-        """Ends the present track; returns the window of its leftover frames, if there are any."""
+        """Ends the track; returns the window of its leftover frames, if there are any."""
         last, pending = self._last, self._pending
         self._track, self._last, self._pending = None, [], []
         if not pending:
@@ -67,7 +66,7 @@ class WindowPlanner(Generic[T]):
 
 
 def _reflected(position: int, length: int) -> int:
-    """Walks to and fro over `length` items without repeating the ends."""
+    """The index at `position` of a walk back and forth over `length` items that does not repeat the ends."""
     period = max(2 * (length - 1), 1)
     position %= period
     return min(position, period - position)

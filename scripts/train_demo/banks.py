@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from latentsync_trt.audio.windows import heard_positions
+from latentsync_trt.audio.windows import attended_positions
 from latentsync_trt.export.whisper import WhisperEncoder
 from scripts.train_demo.clips import Clips
 from scripts.train_demo.loop import normal, placed
@@ -111,7 +111,7 @@ class FeatureBank:
     def tokens(self, recordings: NDArray[np.int64], frames: NDArray[np.int64]) -> Tensor:
         """What `frames (B, F)` of `recordings (B,)` hear: `(B·F, 10·L, D)` float32."""
         firsts = np.array([self._first[int(recording)] for recording in recordings])
-        positions = heard_positions((firsts[:, None] + frames).ravel(), self._total)
+        positions = attended_positions((firsts[:, None] + frames).ravel(), self._total)
         heard = self._features[placed(positions, self._features.device)]
         return heard.flatten(1, 2).float()
 

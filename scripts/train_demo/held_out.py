@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
-from latentsync_trt.bench.clip_sync import Curves, SyncScore, score
-from latentsync_trt.bench.moments import aligned
-from latentsync_trt.bench.sync_measure import agreement, mouth_gaps
+from latentsync_trt.bench.moments import face_views
+from latentsync_trt.bench.sync_measure import Curves, SyncScore, agreement, mouth_gaps, score
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.face.align import crop
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.demo_clip import SpokenMouth
 from latentsync_trt.media.reader import read_frames
@@ -98,10 +96,10 @@ def aligned_faces(
         ValueError: a frame of the source shows no face.
     """
     rows = []
-    for index, ((_, matrices), *frames) in enumerate(zip(aligned(source, (side_px,), detector), *clips, strict=False)):
-        if matrices is None:
+    for index, faces in enumerate(face_views([source, *clips], side_px, detector)):
+        if faces is None:
             raise ValueError(f"frame {index} of a filmed clip shows no face")
-        rows.append(np.stack([crop(frame, matrices[0], side_px).image for frame in frames]))
+        rows.append(np.stack(faces[1:]))
     return np.stack(rows, axis=1)
 
 

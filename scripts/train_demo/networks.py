@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from latentsync_trt.export.checkpoint import WHISPER_PREFIX
-from latentsync_trt.export.layers import FrameNorm, LayerNorm, Linear, WindowNorm
+from latentsync_trt.export.layers import FrameNorm, Linear, WindowNorm
 from latentsync_trt.export.naming import checkpoint_tensors
 from latentsync_trt.export.unet import UNet, UNetConfig
 from latentsync_trt.export.unet_blocks import SpatialBlock, StepInputs
@@ -87,7 +87,7 @@ class MouthReader(nn.Module):
         super().__init__()
         self.query = nn.Parameter(torch.zeros(1, queries, width))
         self.blocks = nn.ModuleList([SpatialBlock(width, audio_width) for _ in range(blocks)])
-        self.norm = LayerNorm(width)
+        self.norm = nn.LayerNorm(width)
         self.out = Linear(queries * width, TRACK_VALUES + 2)
         self.width = width
 
@@ -134,7 +134,7 @@ def initialize(network: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, module in network.named_modules():
-            if isinstance(module, LayerNorm | FrameNorm | WindowNorm):
+            if isinstance(module, nn.LayerNorm | FrameNorm | WindowNorm):
                 module.weight.fill_(1.0)
                 module.bias.zero_()
             elif isinstance(module, Linear | nn.Conv1d | nn.Conv2d):

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from latentsync_trt.audio.windows import heard_positions
+from latentsync_trt.audio.windows import attended_positions
 from latentsync_trt.export.whisper import WhisperEncoder
 from scripts.train_demo.banks import SEGMENT_FRAMES, FeatureBank, SpeechBank
 from scripts.train_demo.loop import Losses, Workshop, placed
@@ -62,7 +62,7 @@ class AudioStage(nn.Module):
 def windows_of(features: Tensor, frames: NDArray[np.int64]) -> Tensor:
     """What `frames (B, F)` of segments hear of `features (B, 1500, L, D)`: `(B·F, 10·L, D)`."""
     count, total = features.shape[:2]
-    positions = heard_positions(frames.ravel(), total).reshape(*frames.shape, -1)
+    positions = attended_positions(frames.ravel(), total).reshape(*frames.shape, -1)
     index = placed(positions + np.arange(count)[:, None, None] * total, features.device)
     return features.flatten(0, 1)[index.flatten(0, 1)].flatten(1, 2)
 

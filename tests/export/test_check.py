@@ -213,7 +213,7 @@ def test_trials_follow_the_bundle_and_the_flags() -> None:
 def test_a_dynamic_bundle_is_tried_as_asked(dynamic_single_bundle: Path) -> None:
     manifest = read_manifest(dynamic_single_bundle)
     images = manifest.ranges["images"]
-    fixed, free = plan_trials(manifest, (SMALL_GRAPH,), RuntimeOptions(max_windows=2))
+    fixed, free = plan_trials(manifest, (SMALL_GRAPH,), RuntimeOptions())
     assert (fixed.shapes, free.shapes) == ("static", "dynamic")
     assert {sizes[0] for sizes in dataclasses.astuple(fixed.profile["image"])} == {images.optimum}
     assert [sizes[0] for sizes in dataclasses.astuple(free.profile["image"])] == [1, images.optimum, images.maximum]
@@ -252,11 +252,10 @@ def test_the_command_tells_a_refusal_and_fails(tmp_path: Path) -> None:
 
 
 def test_wrong_values_are_one_line() -> None:
-    for arguments in (("--graph", "vae"), ("--compute-capability", "9.0"), ("--dynamic",), ("--max-windows", "2")):
+    for arguments in (("--graph", "vae"), ("--compute-capability", "9.0"), ("--dynamic",)):
         code, out, err = run("--bundle", str(small_bundle()), *arguments)
         assert (code, out) == (1, "")
         assert err.splitlines()[-1].startswith("error: ")
-    assert run("--max-windows", "0")[0] == 2
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a console's Ctrl-C cannot be sent to one process")

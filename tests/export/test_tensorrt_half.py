@@ -19,7 +19,7 @@ def test_engines_of_fixed_and_of_variable_shapes(dynamic_half_bundle: Path, stan
         {"dynamic": True},
         {"dynamic": True, "windows": 3, "faces": False},
         {"dynamic": True, "windows": 2, "frames": 3, "cached": False, "faces": False},
-        {"max_windows": 2, "windows": 2, "low_memory": True, "faces": False},
+        {"windows": 2, "low_memory": True, "faces": False},
     ]
     answers, ended = stand_in.scenario("pictures", bundle=str(dynamic_half_bundle), settings=settings)
     for setting, answer in zip(settings, answers, strict=True):

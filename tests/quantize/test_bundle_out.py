@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE, demo_folder, find_bundle
+from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE
 from latentsync_trt.bundle.manifest import (
     MANIFEST_NAME,
     REQUIRED_GRAPHS,
@@ -22,16 +21,14 @@ from latentsync_trt.bundle.manifest import (
     sha256_file,
     write_manifest,
 )
-from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion.loop import denoise
-from latentsync_trt.errors import BundleError, InputError
+from latentsync_trt.errors import InputError
 from latentsync_trt.quantize.bundle_out import check_target, quantize_bundle
 from latentsync_trt.quantize.options import QuantizeOptions
 from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.runtime.providers.eight_bit import eight_bit_notice
 from latentsync_trt.runtime.providers.gpu import Gpu
-from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.select import Selection, eight_bit_notice
 from latentsync_trt.types import Float32Array
 from tests.quantize.eight_bit import GUIDANCE, PLAN, SCHEDULE, inputs, small_ranges
 from tests.small import small_bundle
@@ -179,42 +176,6 @@ def checkpoints(tmp_path: Path, int8_bundle: Path, monkeypatch: pytest.MonkeyPat
     return folder
 
 
-def test_precision_finds_what_was_made_of_a_bundle(checkpoints: Path) -> None:
-    assert find_bundle("small", "int8") == (checkpoints / "small-int8", "int8 of small")
-    assert find_bundle("small", "fp32") == (checkpoints / "small", "as asked")
-    assert find_bundle(None, "int8") == (checkpoints / "small-int8", "newest of 1 exported in int8")
-    assert find_bundle(None, "fp32") == (checkpoints / "small", "newest of 1 exported in fp32")
-
-
-def test_a_damaged_neighbor_does_not_matter(checkpoints: Path) -> None:
-    (checkpoints / "torn").mkdir()
-    (checkpoints / "torn" / MANIFEST_NAME).write_text("{")
-    assert find_bundle("small", "int8")[0] == checkpoints / "small-int8"
-    assert find_bundle(None, "int8")[0] == checkpoints / "small-int8"
-
-
-def test_a_precision_that_is_not_there_says_how_to_make_it(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BundleError, match="small: is in fp32; make it with `latentsync-trt calibrate --bundle small"):
-        find_bundle("small", "fp8")
-    with pytest.raises(BundleError, match="small-int8: is in int8; make one with `latentsync-trt export --precision"):
-        find_bundle("small-int8", "fp16")
-    monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(checkpoints / "empty"))
-    with pytest.raises(BundleError, match="no int8 bundle in"):
-        find_bundle(None, "int8")
-    assert find_bundle(None, read_manifest(demo_folder()).precision)[0] == demo_folder()
-
-
-def test_another_parent_of_the_same_name_is_not_taken_for_it(checkpoints: Path) -> None:
-    rewrite(checkpoints / "small", notes=["exported again"])
-    with pytest.raises(BundleError, match="is in fp32"):
-        find_bundle("small", "int8")
-
-
-@pytest.mark.parametrize("command", ["sync", "build", "check", "bench"])
-def test_every_command_that_runs_a_bundle_takes_a_precision(command: str) -> None:
-    assert "--precision [fp32|fp16|int8|fp8]" in CliRunner().invoke(main, [command, "--help"]).output
-
-
 def test_a_run_says_that_it_only_rounds(int8_bundle: Path) -> None:
     networks = Networks(Bundle.load(int8_bundle, verify=False), Selection("cpu"), RuntimeOptions())
     assert any("cpu runs this int8 bundle by rounding" in notice for notice in networks.take_notices())
@@ -227,7 +188,7 @@ def gpu(capability: str) -> Gpu:
 
 def test_a_gpu_without_fp8_is_named(fp8_bundle: Path, int8_bundle: Path) -> None:
     fp8, int8 = read_manifest(fp8_bundle), read_manifest(int8_bundle)
-    with pytest.raises(InputError, match=r"in fp8, which GPU 0 \(NVIDIA A100, .*8\.0\) lacks: .* 8\.9; use an int8"):
+    with pytest.raises(InputError, match=r"in fp8, which GPU 0 \(NVIDIA A100, .*8\.0\) does not support: .* 8\.9; use an int8"):
         eight_bit_notice(fp8, Selection("tensorrt", gpu=gpu("8.0")))
     assert eight_bit_notice(fp8, Selection("tensorrt", gpu=gpu("8.9"))) == ""
     assert eight_bit_notice(fp8, Selection("rtx", gpu=gpu("12.0"))) == ""

@@ -10,7 +10,8 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.quantize.cast import EightBit
 from latentsync_trt.quantize.mixed import MixedSteps
 from latentsync_trt.quantize.options import QuantizeOptions
-from latentsync_trt.runtime.compiler.rtx import GraphVerdict, compile_graph
+from latentsync_trt.runtime.compiler.process import Answer
+from latentsync_trt.runtime.compiler.rtx import compile_graph
 from tests.quantize import block
 
 pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")
@@ -29,7 +30,7 @@ WIDE = 512
 """Channels of such a block: 5.2 MB of weights in float16."""
 
 
-def verdicts(folder: Path, graphs: tuple[str, ...], compute_capability: str) -> list[GraphVerdict]:
+def verdicts(folder: Path, graphs: tuple[str, ...], compute_capability: str) -> list[Answer]:
     bundle = Bundle.load(folder)
     with ThreadPoolExecutor(COMPILERS) as pool:
         return list(pool.map(lambda name: compile_graph(bundle.graph_path(name), {}, compute_capability), graphs))

@@ -41,7 +41,7 @@ def pictures(bundle: str, settings: list[dict[str, Any]], provider: str = "tenso
         with opened(loaded, select_provider(provider), notices, **setting) as networks:
             there = [_painted(networks, **run) for _ in range(run.pop("repeat", 1))]
             low = networks.low_memory
-        kept = {name: value for name, value in setting.items() if name in ("dynamic", "max_windows")}
+        kept = {name: value for name, value in setting.items() if name == "dynamic"}
         with opened(loaded, Selection("cpu"), [], **kept) as networks:
             here = _painted(networks, **run)
         answers.append({"difference": max(_difference(one, here) for one in there), "notices": notices, "low": low})

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from latentsync_trt.bench.machine import bundle_facts, environment
-from latentsync_trt.bench.quality.results import decibels
+from latentsync_trt.bench.pictures import decibels
 from latentsync_trt.bench.rows import Memory
 from latentsync_trt.bench.selftest.privacy import Privacy
 from latentsync_trt.bench.selftest.process import Outcome, run_part

@@ -20,10 +20,9 @@ import numpy as np
 from latentsync_trt.audio.encoder import SpeechStream
 from latentsync_trt.bench.machine import environment, gpu_facts, library_versions
 from latentsync_trt.bench.material import FaceWindow, aligned_faces, generated_part, random_inputs
+from latentsync_trt.bench.measure import MemoryWatch, measure
 from latentsync_trt.bench.options import BenchOptions
 from latentsync_trt.bench.setting import Setting
-from latentsync_trt.bench.spread import measure
-from latentsync_trt.bench.watch import MemoryWatch
 from latentsync_trt.bundle.manifest import Bundle, Manifest
 from latentsync_trt.config import MODEL_FPS, RuntimeOptions, SyncOptions
 from latentsync_trt.diffusion.plan import plan_for
@@ -159,7 +158,6 @@ class _Part:
         self._unusable: set[str] = set()
         self._setting = Setting(
             bundle,
-            None,
             selection,
             options,
             SyncOptions(steps=order.steps),
@@ -246,7 +244,7 @@ class _Part:
         """The generated part of the faces of all windows, `(n, h, w, 3)`, and seconds of painting them."""
         manifest = self._setting.bundle.manifest
         windows = clip_windows(self._order.windows, manifest, networks.encode_mel)
-        inpainter = self._setting.inpainter(preset, networks, networks.denoiser())
+        inpainter = self._setting.inpainter(self._setting.sync_options(preset), networks, networks.denoiser())
         start_s = perf_counter()
         faces = [face for window in windows for face in inpainter.paint([(window.faces, window.audio)])[0]]
         paint_s = perf_counter() - start_s

@@ -1,17 +1,18 @@
-"""The engine cache's folder: its names, its locks, and the few moves by which anything appears or disappears in it.
+"""The engine cache: engines that take minutes to build, built once and verified before each use.
 
-    <cache>/<digest>-<generation>/              an entry: artefacts and `engine.json`
-    <cache>/.building-<digest>-<generation>/    a build going on, or what a killed one left
-    <cache>/.old-<random>/                      something taken out of use, being deleted
-    <cache>/.shared/<machine>/                  kernel timings: they outlive engines and serve all of one GPU
-    <cache>/.locks/<digest>.lock                held while an engine of that digest is built or removed
+    <cache>/<digest>/                  an entry: the engine's files and `engine.json`
+    <cache>/.building-<digest>-<id>/   a build in progress, or the leftover of one that was killed
+    <cache>/.old-<id>/                 an entry being deleted
+    <cache>/.shared/<machine>/         kernel timings: they outlive engines and serve all of one GPU
+    <cache>/.locks/<digest>.lock       held while an engine of that digest is built or removed
 
-An entry appears by one rename when it is complete, under a name never used before, and is never changed again. So a
-reader needs no lock, and a rebuild leaves an entry alone that another process has open, which Windows could not even
-rename. Lock files stay: removing one that somebody waits for would let two processes in.
+An entry appears by one rename when it is complete and is never changed, so readers need no lock. Lock files stay:
+removing one that another process waits for would let two processes in.
 """
 
 import errno
+import logging
+import os
 import re
 import secrets
 import shutil
@@ -19,113 +20,209 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
+import platformdirs
 from filelock import FileLock, Timeout
 
-from latentsync_trt.errors import LatentSyncError, OutputError
-from latentsync_trt.runtime.cache.key import DIGEST_LENGTH
+from latentsync_trt.errors import EngineBuildError, LatentSyncError, OutputError
+from latentsync_trt.runtime.cache.entry import RECORD_NAME, examine, write_record
+from latentsync_trt.runtime.cache.key import DIGEST_LENGTH, EngineKey
 
+CACHE_VARIABLE = "LATENTSYNC_TRT_CACHE_DIR"
+LOCAL_FOLDER = "engine_cache"
 SHARED_FOLDER = ".shared"
-"""Below the cache: a folder of kernel timings for each provider, GPU and version."""
 
 _LOCKS = ".locks"
-_DIGEST = rf"(?P<digest>[0-9a-f]{{{DIGEST_LENGTH}}})"
-_ENTRY_NAME = re.compile(rf"{_DIGEST}-[0-9a-f]{{8}}")
-_BUILD_NAME = re.compile(rf"\.building-{_DIGEST}-[0-9a-f]{{8}}")
-_OLD_NAME = re.compile(r"\.old-[0-9a-f]{8}")
+_DIGEST = rf"[0-9a-f]{{{DIGEST_LENGTH}}}"
+_ENTRY_NAME = re.compile(_DIGEST)
+# An entry's name with a suffix is of an earlier layout.
+_LEFTOVER_NAME = re.compile(rf"\.building-(?P<digest>{_DIGEST})-[0-9a-f]{{8}}|\.old-[0-9a-f]{{8}}|{_DIGEST}-[0-9a-f]{{8}}")
 
-# Waiting is done in short sleeps: Windows delivers Ctrl-C between them, never inside a wait for a lock.
+# filelock waits in short sleeps: Windows delivers Ctrl-C between them.
 _POLL_S = 0.1
 
-# A provider may write its engine without looking whether it fitted. With less free than this, it may not have.
+# A provider may write its engine without checking that it fitted. With less free than this, it may not have.
 _LEAST_FREE_BYTES = 16 * 1024**2
 
 # Windows refuses to rename a folder while a virus scanner reads a file in it.
-_RENAME_TRIES = 20
+_RENAME_TRIES = 20 if sys.platform == "win32" else 1
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_NO_FOLDER = (errno.ENOTDIR, errno.EEXIST)
-_ELSEWHERE = "choose another place with --engine-cache or LATENTSYNC_TRT_CACHE_DIR"
+_NOT_A_FOLDER = (errno.ENOTDIR, errno.EEXIST)
+_ELSEWHERE = "choose another folder with --engine-cache or LATENTSYNC_TRT_CACHE_DIR"
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Notice = Callable[[str], None]
+Build = Callable[[Path], None]
 
 
-class Store:
-    """What lies below one folder, which need not exist yet. Safe for any number of processes and threads.
+def cache_folder(given: str | Path | None = None) -> Path:
+    """The folder of engines: `given`, else $LATENTSYNC_TRT_CACHE_DIR, else `engine_cache/` in the working directory if
+    it exists, else the user's cache folder."""
+    named = given or os.environ.get(CACHE_VARIABLE)
+    if named:
+        return Path(named).expanduser()
+    local = Path(LOCAL_FOLDER)
+    return local if local.is_dir() else platformdirs.user_cache_path("latentsync-trt", appauthor=False) / "engines"
 
-    All methods but `remove` raise `OutputError` where the place is no folder, cannot be read or written, or is full.
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A verified engine: its folder, which must not be changed, whether this call built it, seconds that the build
+    took, now or earlier, and when it was built (UTC)."""
+
+    folder: Path
+    built: bool
+    build_s: float
+    built_at: datetime
+
+
+class EngineCache:
+    """Finds, builds and keeps engines below one folder, which need not exist yet. Safe for any number of processes and
+    threads.
+
+    Every method but `remove` raises `OutputError` where the folder is a file, cannot be read or written, or is full.
+
+    Args:
+        folder: see `cache_folder`.
+        on_notice: receives a sentence about waiting, damaged engines and the like.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, on_notice: Notice = _log.warning) -> None:
         self.folder = folder.absolute()
+        self._notice = on_notice
+        self._verified: dict[str, datetime] = {}
+        self._built: set[str] = set()
 
-    def entries(self, digest: str | None = None) -> list[Path]:
-        """Folders named as entries are, of one digest or of all; what is in them is not looked at."""
-        return self._named(_ENTRY_NAME, digest)
+    def find(self, key: EngineKey) -> Path | None:
+        """The folder of an undamaged entry for `key`, or None. Takes no lock and works on a read-only cache.
 
-    def builds(self, digest: str | None = None) -> list[Path]:
-        """Folders of builds, going on or left behind."""
-        return self._named(_BUILD_NAME, digest)
+        Every byte is compared with its hash, once in the life of this object.
+        """
+        found = self._find(key)
+        return found.folder if found else None
 
-    def old(self) -> list[Path]:
-        """What is being deleted, or was when its process ended."""
-        return [path for path in self._listing(self.folder) if _OLD_NAME.fullmatch(path.name)]
+    def obtain(self, key: EngineKey, build: Build, *, force: bool = False) -> Engine:
+        """Finds the engine for `key`, or builds it: `build` writes its files into the empty folder it is given.
+
+        While another process builds it, this one waits. `force` accepts no engine that was built before this call.
+
+        Raises:
+            EngineBuildError: `build` wrote nothing.
+            Whatever `build` raises; nothing is left behind then.
+        """
+        return self._obtain(key, build, datetime.now(UTC) if force else None)
+
+    def load(self, key: EngineKey, build: Build, load: Callable[[Path], T]) -> tuple[Engine, T]:
+        """`obtain`, then `load` on the engine's folder.
+
+        Builds the engine again if it was deleted meanwhile, or if `load` raises `EngineBuildError` for one that this
+        object did not build: the key cannot cover everything that a provider checks.
+
+        Raises:
+            As `obtain`, and whatever `load` raises.
+        """
+        engine = self.obtain(key, build)
+        try:
+            return engine, load(engine.folder)
+        except (LatentSyncError, OSError) as error:
+            now = self._find(key)
+            gone = now is None or now.built_at != engine.built_at
+            if not gone and (key.digest in self._built or not isinstance(error, EngineBuildError)):
+                raise
+            why = "was deleted while it was opened" if gone else f"does not open ({error})"
+            self._notice(f"engine cache: {key.label} in {self.folder} {why}; building it again")
+        engine = self._obtain(key, build, engine.built_at)
+        return engine, load(engine.folder)
+
+    def _obtain(self, key: EngineKey, build: Build, newer_than: datetime | None) -> Engine:
+        found = self._find(key, newer_than)
+        if found:
+            return found
+        with self._locked(key):
+            return self._find(key, newer_than) or self._build(key, build)
+
+    def _find(self, key: EngineKey, newer_than: datetime | None = None) -> Engine | None:
+        folder = self.folder / key.digest
+        if not self._exists(folder):
+            return None
+        finding = examine(folder, key.digest, hashes=False)
+        if finding.record and finding.record.built_at != self._verified.get(key.digest):
+            finding = examine(folder, key.digest, hashes=True)
+        record = finding.record
+        if record is None or finding.problem or (newer_than and record.built_at <= newer_than):
+            return None
+        self._verified[key.digest] = record.built_at
+        with suppress(OSError):  # a read-only cache does not record when an engine was last used
+            os.utime(folder / RECORD_NAME)
+        return Engine(folder, built=False, build_s=record.build_s, built_at=record.built_at)
+
+    def _build(self, key: EngineKey, build: Build) -> Engine:
+        """Builds beside the entries and publishes the result. The lock of the digest is held."""
+        target = self.folder / key.digest
+        if self._exists(target):
+            problem = examine(target, key.digest, hashes=True).problem
+            if problem:
+                self._notice(f"engine cache: {key.label} in {target}: {problem}; building it again")
+        for leftover in self.leftovers():
+            if digest_of(leftover) in ("", key.digest):
+                with suppress(OSError):
+                    self.remove(leftover)
+        aside = self.folder / f".building-{key.digest}-{secrets.token_hex(4)}"
+        with self._explained():
+            aside.mkdir()
+        try:
+            start_s = time.monotonic()
+            self._run(build, aside)
+            build_s, built_at = round(time.monotonic() - start_s, 3), datetime.now(UTC)
+            with self._explained():
+                if not write_record(aside, key, build_s, built_at):
+                    raise EngineBuildError(f"{key.label}: the build wrote no file")
+                self.remove(target)
+                _rename(aside, target)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        self._verified[key.digest] = built_at
+        self._built.add(key.digest)
+        return Engine(target, built=True, build_s=build_s, built_at=built_at)
+
+    def _run(self, build: Build, aside: Path) -> None:
+        error: Exception | None = None
+        try:
+            build(aside)
+        except Exception as caught:
+            error = caught
+        # A provider that meets a full disk reports anything, or nothing at all.
+        if not aside.is_dir():
+            raise OutputError(f"{self.folder}: was deleted while an engine was built in it; run again") from error
+        if isinstance(error, OSError) and not isinstance(error, LatentSyncError):
+            raise self._translated(error) from error
+        if shutil.disk_usage(self.folder).free < _LEAST_FREE_BYTES:
+            raise self._full() from error
+        if error is not None:
+            raise error
+
+    def entries(self) -> list[Path]:
+        """Folders with names of entries; their content is not checked."""
+        return [path for path in self._listing(self.folder) if _ENTRY_NAME.fullmatch(path.name)]
+
+    def leftovers(self) -> list[Path]:
+        """Builds, in progress or not, and what was not deleted completely."""
+        return [path for path in self._listing(self.folder) if _LEFTOVER_NAME.fullmatch(path.name)]
 
     def timings(self) -> list[Path]:
-        """What lies in the shared folder."""
+        """Folders of kernel timings."""
         return self._listing(self.folder / SHARED_FOLDER)
 
-    @contextmanager
-    def locked(self, digest: str, on_wait: Callable[[], None]) -> Iterator[float]:
-        """Holds the lock of a digest; `on_wait` is called once if another holds it. Yields the seconds waited."""
-        start_s, lock, told = time.monotonic(), self._lock(digest), False
-        while not self._acquire(lock):
-            if not told:
-                on_wait()
-                told = True
-            time.sleep(_POLL_S)
-        try:
-            yield round(time.monotonic() - start_s, 3) if told else 0.0
-        finally:
-            lock.release()
-
-    @contextmanager
-    def try_locked(self, digest: str) -> Iterator[bool]:
-        """Holds the lock of a digest if it is free; yields whether it was."""
-        lock = self._lock(digest)
-        held = self._acquire(lock)
-        try:
-            yield held
-        finally:
-            if held:
-                lock.release()
-
-    def any_locked(self) -> bool:
-        """Whether something is being built or removed."""
-        for path in self._listing(self.folder / _LOCKS):
-            with self.try_locked(path.stem) as free:
-                if not free:
-                    return True
-        return False
-
-    def begin(self, digest: str) -> Path:
-        """An empty folder to build in. Removes what killed builds of the digest left; its lock must be held."""
-        for leftover in [*self.builds(digest), *self.old()]:
-            with suppress(OSError):
-                self.remove(leftover)
-        aside = self.folder / f".building-{digest}-{secrets.token_hex(4)}"
-        with self.explained():
-            aside.mkdir()
-        return aside
-
-    def publish(self, aside: Path) -> Path:
-        """Makes a finished build an entry; returns its folder."""
-        target = self.folder / aside.name.removeprefix(".building-")
-        with self.explained():
-            _rename(aside, target)
-        return target
-
     def remove(self, path: Path) -> None:
-        """Takes an entry or the like out of sight by one rename, then deletes it. What is gone already is no error.
+        """Takes an entry or the like out of use by one rename, then deletes it; no error if it does not exist.
 
         Raises:
             OSError: it is in use (on Windows) or write-protected, or not all of it could be deleted.
@@ -135,93 +232,95 @@ class Store:
             path.rename(old)
         except FileNotFoundError:
             return
-        if old.is_dir():
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            old.unlink(missing_ok=True)
+        shutil.rmtree(old, ignore_errors=True)
         if old.exists():
             raise OSError(errno.EACCES, "some of its files cannot be deleted", str(old))
 
-    def trouble(self, aside: Path, error: Exception | None = None) -> OutputError | None:
-        """What is wrong with the place after a build in `aside`, which may have failed with `error`; None if nothing.
-
-        A provider that meets a full disc says anything, or nothing at all.
-        """
-        if not aside.is_dir():
-            return OutputError(f"{self.folder}: was deleted while an engine was built in it; run again")
-        if (isinstance(error, OSError) and error.errno in _FULL) or self._free_bytes() < _LEAST_FREE_BYTES:
-            return self._full()
-        if isinstance(error, OSError) and not isinstance(error, LatentSyncError):
-            return self._explain(error)
-        return None
+    @contextmanager
+    def try_locked(self, digest: str) -> Iterator[bool]:
+        """Holds the lock of a digest if it is free; yields whether it was."""
+        lock = FileLock(self.folder / _LOCKS / f"{digest}.lock")
+        held = self._acquire(lock, blocking=False)
+        try:
+            yield held
+        finally:
+            if held:
+                lock.release()
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
+    def _locked(self, key: EngineKey) -> Iterator[None]:
+        """Holds the lock of `key`'s digest, after waiting for it with a notice."""
+        lock = FileLock(self.folder / _LOCKS / f"{key.digest}.lock")
+        if not self._acquire(lock, blocking=False):
+            self._notice(f"engine cache: {key.label} is being built by another process; waiting for it")
+            self._acquire(lock, blocking=True)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _acquire(self, lock: FileLock, *, blocking: bool) -> bool:
+        with self._explained():
+            Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(blocking=blocking, poll_interval=_POLL_S)
+            except Timeout:
+                return False
+        return True
+
+    def _exists(self, path: Path) -> bool:
+        with self._explained():
+            try:
+                path.stat()
+            except FileNotFoundError:
+                return False
+        return True
+
+    def _listing(self, folder: Path) -> list[Path]:
+        with self._explained():
+            return sorted(folder.iterdir()) if self._exists(folder) else []
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
         """Turns an OSError into an `OutputError` that says what to do."""
         try:
             yield
         except LatentSyncError:
             raise
         except OSError as error:
-            raise self._explain(error) from error
+            raise self._translated(error) from error
 
-    def _named(self, pattern: re.Pattern[str], digest: str | None) -> list[Path]:
-        found = ((path, pattern.fullmatch(path.name)) for path in self._listing(self.folder))
-        return [path for path, match in found if match and digest in (None, match["digest"])]
-
-    def _listing(self, folder: Path) -> list[Path]:
-        with self.explained():
-            try:
-                return sorted(folder.iterdir())
-            except FileNotFoundError:
-                return []
-
-    def _lock(self, digest: str) -> FileLock:
-        return FileLock(self.folder / _LOCKS / f"{digest}.lock")
-
-    def _acquire(self, lock: FileLock) -> bool:
-        with self.explained():
-            Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
-            try:
-                lock.acquire(blocking=False)
-            except (Timeout, FileNotFoundError):  # the latter if somebody deleted the folder just now
-                return False
-        return True
-
-    def _free_bytes(self) -> int:
-        with self.explained():
-            return shutil.disk_usage(self.folder).free
-
-    def _full(self) -> OutputError:
-        free_mb = self._free_bytes() / 1e6
-        return OutputError(
-            f"{self.folder}: the disc is full ({free_mb:.0f} MB free); make room, for example with `latentsync-trt "
-            f"cache prune --unused-days 30`, or {_ELSEWHERE}"
-        )
-
-    def _explain(self, error: OSError) -> OutputError:
+    def _translated(self, error: OSError) -> OutputError:
         if error.errno in _FULL:
             return self._full()
-        if error.errno in _NO_FOLDER:
-            return OutputError(f"{self.folder}: a file is in the place of the engine cache; {_ELSEWHERE}")
+        if error.errno in _NOT_A_FOLDER:
+            return OutputError(f"{self.folder}: the engine cache is not a folder but a file; {_ELSEWHERE}")
         where = f": {error.filename}" if error.filename else ""
         return OutputError(
             f"{self.folder}: the engine cache cannot be used ({error.strerror or error}{where}); {_ELSEWHERE}"
         )
 
+    def _full(self) -> OutputError:
+        free_mb = shutil.disk_usage(self.folder).free / 1e6
+        return OutputError(
+            f"{self.folder}: the disk is full ({free_mb:.0f} MB free); make room, for example with `latentsync-trt "
+            f"cache prune --unused-days 30`, or {_ELSEWHERE}"
+        )
+
 
 def digest_of(path: Path) -> str:
     """The digest in the name of an entry or a build; empty for anything else."""
-    match = _ENTRY_NAME.fullmatch(path.name) or _BUILD_NAME.fullmatch(path.name)
-    return match["digest"] if match else ""
+    match = _LEFTOVER_NAME.fullmatch(path.name)
+    return (match["digest"] or "") if match else path.name if _ENTRY_NAME.fullmatch(path.name) else ""
 
 
 def _rename(source: Path, target: Path) -> None:
-    for _ in range(_RENAME_TRIES - 1 if sys.platform == "win32" else 0):
+    for tries_left in reversed(range(_RENAME_TRIES)):
         try:
             source.rename(target)
         except PermissionError:
+            if not tries_left:
+                raise
             time.sleep(_POLL_S)
         else:
             return
-    source.rename(target)

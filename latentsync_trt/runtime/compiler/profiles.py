@@ -1,8 +1,8 @@
-"""Which shapes an engine is made for. Pure.
+"""The shapes an engine is built for. Pure.
 
 A bundle exported with `--dynamic` names its variable dimensions (windows, frames, images, segments) and their ranges.
-A *dynamic* engine covers them, a *static* one takes each at its usual value. A bundle exported with `--static` has no
-variable dimension, so nothing but static engines can be made of it.
+A *dynamic* engine covers these ranges, a *static* one has each dimension at its usual value. A bundle exported with
+`--static` has no variable dimension, so only static engines can be made of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class InputShapes:
 
 
 def check_graphs(manifest: Manifest, graphs: Sequence[str]) -> None:
-    """Raises `InputError`, naming those there are, if the bundle lacks one of `graphs`."""
+    """Raises `InputError`, naming the bundle's graphs, if it lacks one of `graphs`."""
     unknown = ", ".join(name for name in graphs if name not in manifest.graphs)
     if unknown:
         raise InputError(
@@ -34,41 +34,25 @@ def check_graphs(manifest: Manifest, graphs: Sequence[str]) -> None:
 
 
 def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, DimensionRange]:
-    """Range of each variable dimension of the bundle; of a single value each for static engines.
+    """Range of each variable dimension of the bundle; for static engines, each range is a single value.
 
     Raises:
-        InputError: dynamic engines of a static bundle, or more windows than it was exported for.
+        InputError: dynamic engines of a static bundle.
     """
     dynamic = manifest.shapes == "dynamic" if options.dynamic is None else options.dynamic
-    if options.max_windows is not None and not dynamic:
-        raise InputError("--max-windows goes with --dynamic")
     if not dynamic:
         return {name: _fixed(span) for name, span in manifest.ranges.items()}
     if manifest.shapes == "static":
         raise InputError(f"bundle {manifest.name} has fixed shapes; export it with --dynamic, or leave --dynamic out")
-    if options.max_windows is None:
-        return dict(manifest.ranges)
-    return _narrowed(manifest, options.max_windows)
+    return dict(manifest.ranges)
 
 
 def _fixed(span: DimensionRange) -> DimensionRange:
     return DimensionRange(span.optimum, span.optimum, span.optimum)
 
 
-def _narrowed(manifest: Manifest, max_windows: int) -> dict[str, DimensionRange]:
-    """The bundle's ranges for at most `max_windows` windows."""
-    windows = manifest.ranges["windows"]
-    if max_windows > windows.maximum:
-        raise InputError(
-            f"--max-windows {max_windows}: bundle {manifest.name} was exported for {windows.minimum} to "
-            f"{windows.maximum}; export it with --dynamic --max-windows {max_windows}"
-        )
-    usual = min(windows.optimum, max_windows)
-    return {**manifest.ranges, "windows": replace(windows, optimum=usual, maximum=max_windows)}
-
-
 def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dict[str, InputShapes]:
-    """Shapes of those inputs of a graph that have a variable dimension; empty for a graph of fixed shapes."""
+    """Shapes of the inputs that have a variable dimension; empty for a graph of fixed shapes."""
     return {
         tensor.name: InputShapes(
             *(tuple(_size(ranges, size, end) for size in tensor.shape) for end in ("minimum", "optimum", "maximum"))
@@ -79,7 +63,7 @@ def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dic
 
 
 def with_sizes(tensor: TensorEntry, sizes: Mapping[str, int]) -> TensorEntry:
-    """`tensor` with those of its variable dimensions that `sizes` has at those values."""
+    """`tensor` with the variable dimensions named in `sizes` fixed at these values."""
     return replace(
         tensor, shape=tuple(size if isinstance(size, int) else sizes.get(size, size) for size in tensor.shape)
     )
@@ -95,7 +79,7 @@ def _size(ranges: Mapping[str, DimensionRange], size: int | str, end: str) -> in
 
 
 def check_sizes(ranges: Mapping[str, DimensionRange], sizes: Mapping[str, int]) -> None:
-    """Raises `InputError`, naming the range, if a dimension is asked for that the engines do not cover."""
+    """Raises `InputError`, naming the range, if the engines do not cover one of `sizes`."""
     for name, size in sizes.items():
         span = ranges.get(name)
         if span is not None and not span.minimum <= size <= span.maximum:

@@ -1,14 +1,15 @@
-"""NVIDIA's TensorRT compiler for RTX: does it take a graph? It needs no GPU, and makes no engine that is kept."""
+"""NVIDIA's compiler for TensorRT-RTX: does it accept a graph? It needs no GPU, and no engine is kept."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from latentsync_trt.bundle.manifest import Manifest, Shapes
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError, MissingDependency
-from latentsync_trt.runtime.compiler.process import CompileOrder, is_out_of_memory, memory_error, run_compiler
+from latentsync_trt.runtime.compiler.failures import is_out_of_memory
+from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, memory_error, run_compiler
 from latentsync_trt.runtime.compiler.profiles import InputShapes, check_graphs, dimension_ranges, input_shapes
 
 DEFAULT_COMPUTE_CAPABILITY = "8.9"
@@ -19,7 +20,7 @@ _SM = "SM"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One graph to compile: with its dimensions fixed or variable, and the shapes that follow for its inputs."""
+    """One graph to compile, with static or dynamic shapes, and the shapes of its inputs that follow."""
 
     graph: str
     shapes: Shapes
@@ -30,8 +31,9 @@ def plan_trials(manifest: Manifest, graphs: Sequence[str], options: RuntimeOptio
     """What to compile of a bundle.
 
     Args:
-        graphs: names of graphs; empty for all. options: `dynamic` and `max_windows` count. Where `dynamic` is None a
-            dynamic bundle is tried both ways, as engines of both kinds can be made of it.
+        graphs: names of graphs; empty for all.
+        options: only `dynamic` is used. Where it is None, a dynamic bundle is compiled both
+            ways, as engines of both kinds can be made of it.
 
     Raises:
         InputError: the bundle has no such graph or no such shapes.
@@ -46,27 +48,15 @@ def plan_trials(manifest: Manifest, graphs: Sequence[str], options: RuntimeOptio
 
 def _shape_choices(manifest: Manifest, options: RuntimeOptions) -> Iterator[tuple[Shapes, RuntimeOptions]]:
     if options.dynamic is None and manifest.shapes == "dynamic":
-        yield "static", replace(options, dynamic=False, max_windows=None)
+        yield "static", replace(options, dynamic=False)
         yield "dynamic", replace(options, dynamic=True)
     else:
         yield "dynamic" if options.dynamic else "static", options
 
 
-@dataclass(frozen=True, slots=True)
-class GraphVerdict:
-    """What the compiler says of one graph; fields as in `compiler.Answer`."""
-
-    graph: str
-    accepted: bool
-    reason: str
-    layers: int
-    engine_bytes: int
-    seconds: float
-
-
 def compile_graph(
     path: Path, profile: Mapping[str, InputShapes], compute_capability: str = DEFAULT_COMPUTE_CAPABILITY
-) -> GraphVerdict:
+) -> Answer:
     """Compiles a graph, strongly typed, as engines for TensorRT are.
 
     Args:
@@ -91,25 +81,19 @@ def compile_graph(
     )
     if is_out_of_memory(answer.reason):
         raise memory_error(path, answer.reason)
-    kept = {name: value for name, value in asdict(answer).items() if name in GraphVerdict.__slots__}
-    return GraphVerdict(path.stem, **kept)
+    return answer
 
 
 def check_compute_capability(compute_capability: str) -> None:
     """Raises `InputError`, naming the supported ones, if no engine can be made for such a GPU."""
-    supported = compute_capabilities()
-    if compute_capability not in supported:
-        raise InputError(
-            f"--compute-capability {compute_capability}: TensorRT for RTX {compiler_version()} compiles for "
-            f"{', '.join(supported)}"
-        )
-
-
-def compute_capabilities() -> tuple[str, ...]:
-    """GPU generations that the compiler makes engines for, oldest first; raises `MissingDependency`."""
     names = [name for name in _compiler().ComputeCapability.__members__ if name.startswith(_SM)]
     numbers = sorted(int(name.removeprefix(_SM)) for name in names)
-    return tuple(f"{number // 10}.{number % 10}" for number in numbers)
+    supported = [f"{number // 10}.{number % 10}" for number in numbers]
+    if compute_capability not in supported:
+        raise InputError(
+            f"--compute-capability {compute_capability}: TensorRT-RTX {compiler_version()} compiles for "
+            f"{', '.join(supported)}"
+        )
 
 
 def compiler_version() -> str:
@@ -122,7 +106,7 @@ def _compiler() -> Any:
         import tensorrt_rtx
     except (ImportError, OSError) as error:
         raise MissingDependency(
-            f'checking needs NVIDIA\'s compiler ({error}): pip install "latentsync-trt[check]"; '
-            "it exists for Linux and Windows, not for macOS"
+            f"`check` needs NVIDIA's compiler for TensorRT-RTX ({error}): "
+            'pip install "latentsync-trt[check]"; it exists for Linux and Windows, not for macOS'
         ) from error
     return tensorrt_rtx

@@ -1,57 +1,40 @@
-"""The process in which `compiler` compiles one graph with TensorRT or TensorRT for RTX.
-
-The order is one line of JSON on stdin, the answer is the last line of stdout. Stdin stays open while the caller lives:
-when it ends, so does this process.
-"""
+"""The child process of `process.run_compiler`: compiles one graph with TensorRT or TensorRT-RTX."""
 
 import importlib
-import json
-import os
-import signal
-import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# The parser names the condition that failed: for an operation it knows of and lacks, and for one it never heard of.
+from latentsync_trt.runtime.compiler.child import Emit, serve
+from latentsync_trt.runtime.compiler.failures import is_out_of_memory
+
+# The condition by which the parser rejects an operation that it knows but lacks, and one that it does not know.
 _UNSUPPORTED = "false"
 _UNKNOWN = "Plugin not found"
-# Without a GPU every failure is followed by this one, which is none of the graph's.
+# Without a GPU each failure is followed by this one, which has nothing to do with the graph.
 _NO_GPU = ("checkMacros.cpp::catchCudaError", "CUDA driver version is insufficient")
-_OUT_OF_MEMORY = ("outofmemory", "out of memory", "could not be allocated", "bad_alloc")
 
 
-def main() -> None:
-    """Answers one order."""
-    # The compiler holds the interpreter for minutes, and Python's own handler would wait for it.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    order = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_the_caller, daemon=True).start()
-    answer = compile_order(importlib.import_module(order["compiler"]), order)
-    sys.stdout.write("\n" + json.dumps(answer) + "\n")
-
-
-def _end_with_the_caller() -> None:
-    sys.stdin.read()
-    os._exit(1)
+def answer(order: Mapping[str, Any], emit: Emit) -> None:
+    """Carries out an order; the fields of `process.Answer` are its only event."""
+    emit(**compile_order(importlib.import_module(order["compiler"]), order))
 
 
 def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
     """Compiles the graph at `order["path"]`, strongly typed, and writes what the order asks for.
 
     Args:
-        trt: the Python module of TensorRT or of TensorRT for RTX.
-        order: the fields of `compiler.CompileOrder`.
+        trt: the Python module of TensorRT or of TensorRT-RTX.
+        order: the fields of `process.CompileOrder`.
 
     Returns:
-        The fields of `compiler.Answer`.
+        The fields of `process.Answer`.
     """
     if not trt.__version__.startswith(order["version"]):
-        return {"accepted": False, "reason": "of another version", "version": str(trt.__version__)}
+        return {"accepted": False, "reason": "the compiler is of another version", "version": str(trt.__version__)}
     if order["context"]:
-        importlib.import_module("onnx")  # found missing now, not after minutes of building
+        importlib.import_module("onnx")  # if it is missing, fail now, not after minutes of building
     log = _make_log(trt)
     started_s = time.perf_counter()
     builder = trt.Builder(log)
@@ -71,7 +54,7 @@ def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "accepted": engine is not None,
         "reason": reason,
-        "out_of_memory": engine is None and _is_memory(log),
+        "out_of_memory": engine is None and any(map(is_out_of_memory, (*log.errors, *log.warnings))),
         "layers": 0 if parser.num_errors else network.num_layers,
         "engine_bytes": 0 if engine is None else engine.nbytes,
         "seconds": round(time.perf_counter() - started_s, 3),
@@ -90,7 +73,7 @@ def _make_log(trt: Any) -> Any:
             self.warnings: list[str] = []
 
         def log(self, severity: Any, message: str) -> None:
-            """Called by the compiler."""
+            """The compiler calls this."""
             if any(sign in message for sign in _NO_GPU):
                 return
             if severity <= trt.ILogger.ERROR:
@@ -123,13 +106,13 @@ def _profile(builder: Any, shapes: Mapping[str, Sequence[Sequence[int]]]) -> Any
 
 
 def _take_timings(config: Any, path: Path, log: Any) -> str:
-    """Gives the builder the kernel timings of earlier builds; returns why it rejects them, empty if it does not."""
+    """Passes the kernel timings of earlier builds to the builder; returns why it rejects them, empty if it does not."""
     known = path.read_bytes() if path.is_file() else b""
     cache = config.create_timing_cache(known)
     if cache is not None and config.set_timing_cache(cache, False):
         return ""
     reason = _builder_reason(log)
-    log.errors.clear()  # else they would be the reason of a refusal, too
+    log.errors.clear()  # else they would count as the reason of a refusal
     config.set_timing_cache(config.create_timing_cache(b""), False)
     return reason
 
@@ -153,7 +136,7 @@ def write_context_model(
 ) -> None:
     """Writes the model of one node by which ONNX Runtime's TensorRT provider loads an engine that it did not build.
 
-    Its attributes: https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html
+    Node attributes: https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html
 
     Args:
         engine: path of the engine, relative to the model's folder.
@@ -183,7 +166,7 @@ def write_context_model(
 
 
 def _parser_reason(parser: Any) -> str:
-    """The refused operations, each with its first node and what the parser says of it."""
+    """The refused operations, each with its first node and the parser's message."""
     first: dict[str, Any] = {}
     for error in (parser.get_error(index) for index in range(parser.num_errors)):
         first.setdefault(error.node_operator(), error)
@@ -200,19 +183,15 @@ def _node_reasons(errors: Iterable[Any]) -> Iterator[str]:
 
 
 def _builder_reason(log: Any) -> str:
-    said = log.errors or log.warnings
-    return _one_line(said[0]) if said else "the builder gives no reason"
-
-
-def _is_memory(log: Any) -> bool:
-    return any(sign in text.lower() for text in (*log.errors, *log.warnings) for sign in _OUT_OF_MEMORY)
+    messages = log.errors or log.warnings
+    return _one_line(messages[0]) if messages else "the builder gives no reason"
 
 
 def _one_line(text: str) -> str:
-    """The text without line breaks and without what a missing GPU adds."""
+    """The text without line breaks and without what TensorRT adds where there is no GPU."""
     lines = [line for line in text.splitlines() if not any(sign in line for sign in _NO_GPU)]
     return " ".join(" ".join(lines).split())
 
 
 if __name__ == "__main__":
-    main()
+    serve(answer)

@@ -1,33 +1,42 @@
 """The denoising step on device buffers: inputs go up once a window, latents come back once, nothing in between."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from latentsync_trt.errors import InferenceError
-from latentsync_trt.runtime.sessions.memory import COPY_GRAPH, device_value
-from latentsync_trt.runtime.sessions.session import Array, Session, SessionSettings
+from latentsync_trt.bundle.manifest import step_graph
+from latentsync_trt.errors import InferenceError, OutOfMemory
+from latentsync_trt.runtime.cache.engine_cache import Notice
+from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.sessions.memory import COPY_GRAPH, DeviceBuffers
+from latentsync_trt.runtime.sessions.pool import SessionPool
+from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
 
 _STATE = ("latents", "history")
 
+# Providers record a CUDA graph at the second or third run; after these, all runs are replays.
+_RUNS_BEFORE_REPLAY = 4
 
-def step_graph(*, guided: bool, cached: bool) -> str:
-    """The name of the graph of a step."""
-    return f"denoise_step{'' if guided else '_unguided'}{'_cached' if cached else ''}"
+# Relative. A replay runs the same kernels on the same numbers; only reductions may add in another order.
+_REPLAY_TOLERANCE = 1e-2
+
+_TIMESTEP = 501
+_COEFFICIENTS = np.array([1.02, -0.31, 0.12, 1.4, -0.9], np.float32)
 
 
 class GraphDenoiser:
-    """Runs the full and the cached step graphs, guided and unguided ones, by I/O binding.
+    """Runs the graphs of full and cached, guided and unguided steps by I/O binding; see `types.Denoiser`.
 
     Two pairs of state buffers are swapped between steps. A recorded CUDA graph knows only the addresses it was recorded
-    with, so there the new state is copied back on the device instead. Guided and unguided graphs take turns on the same
-    buffers, but for `hidden`, which has two halves in one and one in the other.
+    with, so there the new state is copied back on the device instead. Guided and unguided graphs share the buffers, but
+    for `hidden`, which has two halves in one and one in the other.
 
     Args:
-        open_session: gives the session of a graph by name; asked only for graphs that are needed.
+        open_session: returns the session of a graph by name; called only for graphs that are needed.
         device: "cpu" or "cuda", where the sessions' provider keeps its buffers.
         device_id: which GPU.
         cuda_graph: the sessions replay CUDA graphs.
@@ -42,8 +51,9 @@ class GraphDenoiser:
         cuda_graph: bool = False,
     ) -> None:
         self._open = open_session
-        self._device = device
-        self._device_id = device_id
+        self._device, self._device_id = device, device_id
+        self._buffers = DeviceBuffers(device, device_id)
+        self._shapes: tuple[tuple[int, ...], ...] = ()
         self._values: dict[str, Any] = {}
         self._states: list[dict[str, Any]] = []
         self._current = 0
@@ -52,40 +62,37 @@ class GraphDenoiser:
         self._hidden: dict[bool, Any] = {}
         self._reusable: bool | None = None
         self._bindings: dict[tuple[str, int], tuple[Session, Any]] = {}
-        self._replayed = cuda_graph
-        self._copier: _Copier | None = None
+        self._copier = _Copier(device_id) if cuda_graph else None
 
     def begin(self, batch: WindowBatch) -> None:
         """Uploads a batch of windows; at a guidance of 1 or below only unguided graphs will run."""
         self._guidance = batch.guidance > 1.0
         self._kinds = {self._guidance, False} if batch.unguided_too else {self._guidance}
         session = self._open(step_graph(guided=self._guidance, cached=False))
-        session.with_relief(lambda: self._take(batch))
+        session.retrying(lambda: self._upload(batch))
         self._reusable = None
         self._current = 0
 
-    def _take(self, batch: WindowBatch) -> None:
-        """Puts a batch into the buffers; makes new ones where these are of other sizes."""
-        fixed: dict[str, Array] = {
-            "conditioning": batch.conditioning,
-            "audio": batch.audio,
-            "timestep": np.array(0, np.int64),
-            "guidance": np.array(batch.guidance, np.float32),
-            "coefficients": np.zeros(5, np.float32),
-        }
-        shapes = {name: value.shape for name, value in fixed.items()}
-        if shapes == {name: tuple(v.shape()) for name, v in self._values.items()}:
-            for name, array in fixed.items():
-                self._values[name].update_inplace(np.asarray(array, order="C"))
-        else:
-            self.release()
+    def _upload(self, batch: WindowBatch) -> None:
+        shapes = (batch.latents.shape, batch.conditioning.shape, batch.audio.shape)
+        if shapes != self._shapes:
+            self.release()  # bindings hold the old buffers
             self._values, self._states = {}, []
-            values = {name: self._upload(array) for name, array in fixed.items()}
-            nothing = np.zeros_like(batch.latents)
-            self._states = [{name: self._upload(nothing) for name in _STATE} for _ in range(2)]
-            self._values = values
-        self._states[0]["latents"].update_inplace(np.asarray(batch.latents, order="C"))
-        self._states[0]["history"].update_inplace(np.zeros_like(batch.latents))
+            self._buffers.clear()
+            self._shapes = shapes
+        upload = self._buffers.upload
+        self._values = {
+            "conditioning": upload("conditioning", batch.conditioning),
+            "audio": upload("audio", batch.audio),
+            "timestep": upload("timestep", np.array(0, np.int64)),
+            "guidance": upload("guidance", np.array(batch.guidance, np.float32)),
+            "coefficients": upload("coefficients", np.zeros(5, np.float32)),
+        }
+        first = {"latents": batch.latents, "history": np.zeros_like(batch.latents)}
+        self._states = [
+            {name: upload(name, first[name]) for name in _STATE},
+            {name: self._buffers.empty(f"next {name}", batch.latents.shape, np.float32) for name in _STATE},
+        ]
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
         """One denoising step in place. `cached` reuses the inner features of the last full step.
@@ -94,21 +101,21 @@ class GraphDenoiser:
             guided: False leaves the unconditional half out of this step, as a scale at 1 or below does out of all.
 
         Raises:
-            InferenceError: the provider failed, a cached step came before a full one of its kind, or `begin` was not
-                told of unguided steps.
-            OutOfMemory: the device's memory is short.
+            InferenceError: the provider failed, no full step of its kind came before a cached one, or the batch was
+                not begun with `unguided_too`.
+            OutOfMemory: there is too little memory.
         """
         guided = guided and self._guidance
         if guided not in self._kinds:
-            raise InferenceError("an unguided step, but the batch of windows was begun for guided steps alone")
+            raise InferenceError("an unguided step, but the batch of windows was begun for guided steps only")
         if cached and self._reusable is not guided:
             kind = "guided" if guided else "unguided"
-            raise InferenceError(f"a cached step needs a full step before it: here {kind} as it is")
+            raise InferenceError(f"a cached step needs a full step before it, here a full {kind} step")
         graph = step_graph(guided=guided, cached=cached)
         session = self._open(graph)
-        # Copying takes a stream, and the first one memory.
-        session.with_relief(lambda: self._values["timestep"].update_inplace(np.array(timestep, np.int64)))
-        session.with_relief(lambda: self._values["coefficients"].update_inplace(coefficients))
+        # Copying takes a stream, and the first stream takes memory.
+        session.retrying(lambda: self._values["timestep"].update_inplace(np.array(timestep, np.int64)))
+        session.retrying(lambda: self._values["coefficients"].update_inplace(coefficients))
         binding = self._binding(graph, session, guided=guided)
         session.run_bound(binding)
         if not cached:
@@ -117,12 +124,10 @@ class GraphDenoiser:
                 # The first full step let the provider allocate `hidden`, whose shape only the graph knows.
                 self._hidden[guided] = binding.get_outputs()[_names(session.outputs).index("hidden")]
                 self._bindings.clear()
-        if not self._replayed:
-            self._current = 1 - self._current
-            return
         if self._copier is None:
-            self._copier = session.with_relief(lambda: _Copier(self._device_id))
-        self._copier.copy(self._states[1], self._states[0])
+            self._current = 1 - self._current
+        else:
+            self._copier.copy(self._states[1], self._states[0], session)
 
     def latents(self) -> Float32Array:
         """Downloads the current latents, float32 `(B, 4, F, h, w)`."""
@@ -130,20 +135,17 @@ class GraphDenoiser:
         return np.array(self._states[self._current]["latents"].numpy(), np.float32)
 
     def release(self) -> None:
-        """Lets go of the sessions and of what lies in their memory, so that it can be freed; `begin` comes next."""
+        """Drops the sessions and what lies in their memory, so that it can be freed; `begin` must come next."""
         self._bindings.clear()
         self._hidden.clear()
         self._reusable = None
-
-    def _upload(self, array: Array) -> Any:
-        return device_value(array, self._device, self._device_id)
 
     def _binding(self, graph: str, session: Session, *, guided: bool) -> Any:
         key = (graph, self._current)
         bound_to, binding = self._bindings.get(key, (None, None))
         if bound_to is not session:
             if guided not in self._hidden:
-                session.with_relief(lambda: self._allocate_hidden(session, guided=guided))
+                session.retrying(lambda: self._allocate_hidden(session, guided=guided))
             binding = self._bind(session, self._hidden.get(guided))
             self._bindings[key] = session, binding
         return binding
@@ -165,7 +167,7 @@ class GraphDenoiser:
         return binding
 
     def _allocate_hidden(self, session: Session, *, guided: bool) -> None:
-        """Makes the buffer for `hidden` where the graph says its shape; elsewhere only a run can tell."""
+        """Allocates `hidden` where the graph's shapes are fixed; otherwise the first run does."""
         info = next((tensor for tensor in session.outputs if tensor.name == "hidden"), None)
         if info is not None and all(isinstance(size, int) for size in info.shape):
             self._hidden[guided] = ort.OrtValue.ortvalue_from_shape_and_type(
@@ -174,16 +176,18 @@ class GraphDenoiser:
 
 
 class _Copier:
-    """Copies state buffers on the GPU, for ONNX Runtime's Python interface has no such call for CUDA."""
+    """Copies state buffers on the GPU: ONNX Runtime's Python interface has no such call for CUDA."""
 
     def __init__(self, device_id: int) -> None:
-        cuda = ("CUDAExecutionProvider", {"device_id": str(device_id)})
-        self._session = Session(COPY_GRAPH, SessionSettings(providers=(cuda, ("CPUExecutionProvider", {}))))
+        self._settings = SessionSettings(providers=(("CUDAExecutionProvider", {"device_id": str(device_id)}), *CPU))
+        self._session: Session | None = None
         self._binding: Any = None
         self._bound: tuple[int, ...] = ()
 
-    def copy(self, source: dict[str, Any], target: dict[str, Any]) -> None:
-        """Copies `source`'s tensors over `target`'s."""
+    def copy(self, source: dict[str, Any], target: dict[str, Any], beside: Session) -> None:
+        """Copies `source`'s tensors over `target`'s; opens its own session first, with memory that `beside` frees."""
+        if self._session is None:
+            self._session = beside.retrying(lambda: Session(COPY_GRAPH, self._settings))
         addresses = tuple(value.data_ptr() for state in (source, target) for value in state.values())
         if addresses != self._bound:
             self._binding = self._session.ort.io_binding()
@@ -192,6 +196,96 @@ class _Copier:
                 self._binding.bind_ortvalue_output(f"{name}_copy", target[name])
             self._bound = addresses
         self._session.run_bound(self._binding)
+
+
+class PooledDenoiser:
+    """The denoiser of a pool's bundle, a `types.Denoiser`; uses the pool's current engines for each batch of windows.
+
+    A provider may record an operator wrongly in a CUDA graph, and then compute something else without an error. So
+    replays are compared with first runs before any is used; where they differ, the engines go on without CUDA graphs,
+    with a notice.
+    """
+
+    def __init__(self, pool: SessionPool, on_notice: Notice) -> None:
+        self._pool, self._notice = pool, on_notice
+        self._engines: Engines | None = None
+        self._denoiser: GraphDenoiser
+        self._checked: set[tuple[bool, bool]] = set()
+
+    def begin(self, batch: WindowBatch) -> None:
+        """As `GraphDenoiser.begin`; raises `InputError` where the engines do not take so many windows or frames."""
+        self._pool.engines.check(windows=batch.latents.shape[0], frames=batch.latents.shape[2])
+        self._follow_engines()
+        if self._pool.engines.cuda_graph and not self._replays_checked(batch):
+            name = self._pool.engines.selection.name
+            self._notice(
+                f"CUDA graphs: {name} computes something else when it replays one; going on without CUDA graphs"
+            )
+            self._pool.switch(self._pool.engines.without_cuda_graph())
+            self._follow_engines()
+        self._denoiser.begin(batch)
+
+    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
+        """As `GraphDenoiser.step`."""
+        try:
+            self._denoiser.step(timestep, coefficients, cached=cached, guided=guided)
+        except OutOfMemory:
+            # A new session has no features that a cached step could reuse.
+            full = [step_graph(guided=kind, cached=False) for kind in (True, False)]
+            if cached or not sum(self._pool.reopen(graph) for graph in full):  # both, not the first that is open
+                raise
+            self._denoiser.step(timestep, coefficients, cached=cached, guided=guided)
+
+    def latents(self) -> Float32Array:
+        """As `GraphDenoiser.latents`."""
+        return self._denoiser.latents()
+
+    def release(self) -> None:
+        """As `GraphDenoiser.release`; buffers stay."""
+        if self._engines is not None:
+            self._denoiser.release()
+
+    def close(self) -> None:
+        """Frees the buffers, too; the next batch allocates them again."""
+        if self._engines is not None:
+            self._engines = None
+            del self._denoiser
+
+    def _follow_engines(self) -> None:
+        engines = self._pool.engines
+        if self._engines is not engines:
+            selection, self._engines, self._checked = engines.selection, engines, set()
+            self._denoiser = GraphDenoiser(
+                self._pool.session, selection.device, selection.device_id, cuda_graph=engines.cuda_graph
+            )
+
+    def _replays_checked(self, batch: WindowBatch) -> bool:
+        use = batch.guidance > 1.0, batch.unguided_too
+        if use not in self._checked and not replays_faithfully(self._denoiser, batch):
+            return False
+        self._checked.add(use)
+        return True
+
+
+def replays_faithfully(denoiser: GraphDenoiser, batch: WindowBatch) -> bool:
+    """Whether full and cached steps repeat their first results after runs on other numbers.
+
+    Tries the kinds of steps that `batch` will need: guided as its scale says, and unguided with `unguided_too`.
+    """
+
+    def steps(sign: float) -> Float32Array:
+        latents, known = np.float32(sign) * batch.latents, np.float32(sign) * batch.conditioning
+        denoiser.begin(replace(batch, latents=latents, conditioning=known))
+        for guided in (True, False) if batch.unguided_too else (True,):
+            denoiser.step(_TIMESTEP, _COEFFICIENTS, cached=False, guided=guided)
+            denoiser.step(_TIMESTEP - 1, -_COEFFICIENTS, cached=True, guided=guided)
+        return denoiser.latents()
+
+    first = steps(1.0)
+    for _ in range(_RUNS_BEFORE_REPLAY):
+        steps(-1.0)
+    again = steps(1.0)
+    return bool(np.abs(again - first).max() <= _REPLAY_TOLERANCE * np.abs(first).max())
 
 
 def _names(tensors: Any) -> list[str]:

@@ -1,7 +1,7 @@
 """The GPUs of this machine, as CUDA numbers them, and what their driver can do.
 
-Asked of the driver itself, so that it works without any CUDA library and where onnxruntime finds none. NVML serves for
-what the CUDA driver would make a context for; it numbers GPUs otherwise, so they are matched by their PCI address.
+Read from the driver itself, so no CUDA library is needed. NVML is used where the CUDA driver would create a context; it
+numbers GPUs differently, so they are matched by their PCI address.
 """
 
 import ctypes
@@ -33,8 +33,8 @@ _NO_DEVICE = 100
 class Gpu:
     """One GPU.
 
-    `index` counts as CUDA does: $CUDA_VISIBLE_DEVICES hides and orders. `compute_capability`: e.g. "8.9".
-    `pci_address`: e.g. "0000:01:00.0".
+    `index`: CUDA's, which $CUDA_VISIBLE_DEVICES changes. `compute_capability`: e.g. "8.9". `pci_address`: e.g.
+    "0000:01:00.0".
     """
 
     index: int
@@ -45,7 +45,7 @@ class Gpu:
 
     @property
     def capability(self) -> tuple[int, int]:
-        """The compute capability as numbers that compare."""
+        """The compute capability as numbers, for comparisons."""
         major, _, minor = self.compute_capability.partition(".")
         return int(major), int(minor)
 
@@ -66,7 +66,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def driver_problem() -> str | None:
-    """Why the driver cannot be used, in the loader's or the driver's own words; None if it can."""
+    """Why the driver cannot be used, as the loader or the driver reports it; None if it can."""
     return _driver()[1]
 
 
@@ -80,7 +80,7 @@ def driver_cuda() -> tuple[int, int] | None:
 
 
 def driver_version() -> str | None:
-    """Version of the installed driver, e.g. "580.65.06"; None where NVML does not say."""
+    """Version of the installed driver, e.g. "580.65.06"; None where NVML does not tell."""
     try:
         pynvml.nvmlInit()
         version = pynvml.nvmlSystemGetDriverVersion()
@@ -90,7 +90,7 @@ def driver_version() -> str | None:
 
 
 def free_memory_bytes(index: int) -> int | None:
-    """Memory of GPU `index` that nothing uses at this moment; None where that cannot be known."""
+    """Memory of GPU `index` that is free at this moment; None where that is not known."""
     found = next((gpu for gpu in gpus() if gpu.index == index), None)
     if found is None:
         return None
@@ -103,7 +103,7 @@ def free_memory_bytes(index: int) -> int | None:
 
 
 def visible_only(gpu: Gpu) -> dict[str, str]:
-    """Variables for a process that is to see this GPU alone, as its GPU 0."""
+    """Environment variables for a child process that must see only this GPU, as its GPU 0."""
     shown = os.environ.get(_VISIBLE)
     names = shown.split(",") if shown else []
     return {_VISIBLE: names[gpu.index].strip() if gpu.index < len(names) else str(gpu.index)}
@@ -111,7 +111,7 @@ def visible_only(gpu: Gpu) -> dict[str, str]:
 
 @functools.cache
 def _driver() -> tuple[Any, str | None]:
-    """The driver's library, or None, and what is wrong with it."""
+    """The driver's library or None, and what is wrong with it."""
     try:
         driver = _open_driver()
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The shared libraries that GPU providers need: which ones, where they are, which versions, and getting pip's loaded.
+"""The shared libraries that GPU providers need: which ones, where they are, which versions, and loading pip's.
 
-pip puts CUDA, cuDNN and TensorRT into folders that the loader of the operating system does not search. A library that
-is already in the process counts as found, so they are loaded here, by path, before a provider asks for them by name.
+pip puts CUDA, cuDNN and TensorRT into folders that the operating system's loader does not search. A library that is
+already in the process counts as found, so they are loaded here, by path, before a provider asks for them by name.
 """
 
 import contextlib
@@ -14,30 +14,34 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnxruntime as ort
 
-RTX_PACKAGE = "onnxruntime_ep_nv_tensorrt_rtx"
+# The major versions that onnxruntime-gpu 1.31 is built for; a test compares them with the installed wheel.
+CUDA_MAJOR, CUDNN_MAJOR, TENSORRT_MAJOR = 13, 9, 10
 
 UNKNOWN = "unknown"
 
-_WINDOWS = sys.platform == "win32"
-
-_RTX_DISTRIBUTIONS = {13: "onnxruntime-ep-nv-tensorrt-rtx-cu13", 12: "onnxruntime-ep-nv-tensorrt-rtx-cu12"}
-_TENSORRT_DISTRIBUTIONS = ("tensorrt-cu13", "tensorrt-cu12", "tensorrt")
-_TENSORRT_PACKAGE = "tensorrt_libs"
+RTX_DISTRIBUTION = "onnxruntime-ep-nv-tensorrt-rtx-cu13"
+RTX_PACKAGE = "onnxruntime_ep_nv_tensorrt_rtx"
 TENSORRT_MODULE = "tensorrt"
+_TENSORRT_PACKAGE = "tensorrt_libs"
+
+# Names of distributions by which any major version is found, to name a wrong one.
+_TENSORRT_DISTRIBUTIONS = ("tensorrt-cu13", "tensorrt-cu12", "tensorrt")
+_CUDA_DISTRIBUTIONS = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12")
+
 # In this order each finds what it needs: the plug-ins and the parser are linked with nvinfer.
 _TENSORRT_LIBRARIES = ("nvinfer", "nvinfer_plugin", "nvonnxparser")
 _TENSORRT_NEEDED = ("nvinfer", "nvonnxparser")
 
 # cuDNN is opened at the first convolution, not with the provider: without this list it would be missed until then.
 _CUDA_LIBRARIES = ("cudart", "cublasLt", "cublas", "cudnn")
-_CUDNN_MAJOR = 9
+
+_WINDOWS = sys.platform == "win32"
 
 _SYSTEM_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
@@ -50,11 +54,8 @@ _SYSTEM_FOLDERS = (
     "/opt/tensorrt/lib",
 )
 
-# LOAD_WITH_ALTERED_SEARCH_PATH of Windows; it goes with absolute paths only.
+# LOAD_WITH_ALTERED_SEARCH_PATH of Windows; for absolute paths only.
 _BESIDE_IT = 0x8
-
-# From this major on, versions are major·10000 + minor·100 + patch; before, major·1000 + minor·100 + patch.
-_WIDE_VERSION = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +76,10 @@ def onnxruntime_version() -> str:
     return str(ort.__version__)
 
 
-def cuda_major() -> int | None:
-    """CUDA's major version that this onnxruntime was built for; None for a build without CUDA."""
-    digits = re.match(r"\d+", str(getattr(ort, "cuda_version", "")))
-    return int(digits[0]) if digits else None
-
-
-@functools.cache
-def tensorrt_major() -> int | None:
-    """TensorRT's major version that this onnxruntime loads, read from its provider; None if it has no such provider."""
-    try:
-        content = provider_library("tensorrt").read_bytes()
-    except OSError:
-        return None
-    found = re.search(rb"nvinfer(?:\.so\.|_)(\d+)", content)
-    return int(found[1]) if found else None
-
-
 def provider_library(name: str) -> Path:
     """The file that onnxruntime loads for a provider ("cuda", "tensorrt"), or for all of them ("shared")."""
-    return Path(ort.__file__).parent / "capi" / _plain_name(f"onnxruntime_providers_{name}")
+    library = f"onnxruntime_providers_{name}"
+    return Path(ort.__file__).parent / "capi" / (f"{library}.dll" if _WINDOWS else f"lib{library}.so")
 
 
 def needed_libraries(name: str) -> tuple[str, ...]:
@@ -102,16 +87,11 @@ def needed_libraries(name: str) -> tuple[str, ...]:
     cuda = tuple(_cuda_file(library) for library in _CUDA_LIBRARIES)
     if name != "tensorrt":
         return cuda
-    return (*cuda, *(versioned_name(library, tensorrt_major() or 0) for library in _TENSORRT_NEEDED))
-
-
-def versioned_name(library: str, major: int) -> str:
-    """File name of TensorRT's `library` in a major version: "libnvinfer.so.10", on Windows "nvinfer_10.dll"."""
-    return f"{library}_{major}.dll" if _WINDOWS else f"lib{library}.so.{major}"
+    return (*cuda, *map(_tensorrt_file, _TENSORRT_NEEDED))
 
 
 def load_problem(library: str) -> str | None:
-    """Loads a library by name or path for the whole process; None if that works, else what the loader says."""
+    """Loads a library by name or path for the whole process; None if that works, else the loader's message."""
     try:
         _load(library)
     except OSError as error:
@@ -126,24 +106,23 @@ def _load(library: str) -> ctypes.CDLL:
 
 @functools.cache
 def preload() -> None:
-    """Loads what pip has installed of CUDA, cuDNN and TensorRT; what is not there is left to the loader."""
+    """Loads CUDA, cuDNN and TensorRT as far as pip has installed them; the rest is left to the system's loader."""
     # onnxruntime prints a line for every file it does not find.
     with contextlib.redirect_stdout(io.StringIO()):
         ort.preload_dlls()
     folder = package_folder(_TENSORRT_PACKAGE)
-    major = tensorrt_major()
-    if folder is None or major is None:
+    if folder is None:
         return
     if _WINDOWS:  # the builder's own libraries, which it opens by name at the first build
         os.environ["PATH"] = os.pathsep.join((str(folder), os.environ.get("PATH", "")))
     for library in _TENSORRT_LIBRARIES:
-        path = folder / versioned_name(library, major)
+        path = folder / _tensorrt_file(library)
         if path.is_file():
             load_problem(str(path))
 
 
 def package_folder(package: str) -> Path | None:
-    """Folder of an installed Python package or module, which is not imported; None if there is none."""
+    """Folder of an installed Python package or module, without importing it; None if it is not installed."""
     spec = importlib.util.find_spec(package)
     places = list(spec.submodule_search_locations or ()) if spec else []
     if places:
@@ -152,30 +131,24 @@ def package_folder(package: str) -> Path | None:
 
 
 def installed_tensorrt() -> tuple[Installed, ...]:
-    """Every TensorRT that can be found, of any major version: pip's first, then the system's."""
-    distributions = [
-        Installed(version, name) for name in _TENSORRT_DISTRIBUTIONS if (version := distribution_version(name))
-    ]
-    return (*distributions, *_in_folders("nvinfer"))
+    """All versions of TensorRT that can be found, of any major version: pip's first, then the system's."""
+    return (*_in_pip(_TENSORRT_DISTRIBUTIONS), *_in_folders("nvinfer"))
 
 
 def installed_cuda() -> tuple[Installed, ...]:
-    """Every CUDA runtime that can be found: pip's first, then the system's."""
-    runtimes = [
-        Installed(version, name)
-        for name in ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12")
-        if (version := distribution_version(name))
-    ]
-    return (*runtimes, *_in_folders("cudart"))
+    """All versions of the CUDA runtime that can be found, of any major version: pip's first, then the system's."""
+    return (*_in_pip(_CUDA_DISTRIBUTIONS), *_in_folders("cudart"))
 
 
 def tensorrt_version() -> str:
     """Full version of the TensorRT that onnxruntime loads here, e.g. "10.14.1.48"; "unknown" where it does not load."""
     preload()
     try:
-        return library_version(_load(versioned_name("nvinfer", tensorrt_major() or 0)))
-    except OSError:
+        library = _load(_tensorrt_file("nvinfer"))
+        parts = [getattr(library, f"getInferLib{part}Version") for part in ("Major", "Minor", "Patch", "Build")]
+    except (OSError, AttributeError):
         return UNKNOWN
+    return ".".join(str(part()) for part in parts)
 
 
 def cuda_version() -> str:
@@ -199,31 +172,9 @@ def cudnn_version() -> str:
     return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
 
 
-def library_version(library: Any) -> str:
-    """Version of a loaded TensorRT library, by the functions that it exports."""
-    parts = [getattr(library, f"getInferLib{part}Version", None) for part in ("Major", "Minor", "Patch", "Build")]
-    if all(parts):
-        return ".".join(str(part()) for part in parts if part is not None)
-    if not hasattr(library, "getInferLibVersion"):
-        return UNKNOWN
-    number = int(library.getInferLibVersion())
-    major, rest = divmod(number, 10_000 if number >= _WIDE_VERSION else 1_000)
-    return f"{major}.{rest // 100}.{rest % 100}"
-
-
 def rtx_version() -> str:
     """Version of NVIDIA's TensorRT-RTX plug-in; "unknown" if it is not installed."""
-    return next((version for name in _RTX_DISTRIBUTIONS.values() if (version := distribution_version(name))), UNKNOWN)
-
-
-def rtx_cuda_major() -> int:
-    """CUDA's major version that the installed plug-in was built for, or the one pip would install."""
-    return next((major for major, name in _RTX_DISTRIBUTIONS.items() if distribution_version(name)), 13)
-
-
-def rtx_distribution() -> str:
-    """The plug-in's distribution on the package index."""
-    return _RTX_DISTRIBUTIONS[rtx_cuda_major()]
+    return distribution_version(RTX_DISTRIBUTION) or UNKNOWN
 
 
 @functools.cache
@@ -236,27 +187,34 @@ def rtx_library() -> Path:
     preload()
     package = importlib.import_module(RTX_PACKAGE)
     library = Path(package.get_library_path())
-    # It is linked with a CUDA runtime by its short name, and carries one under its full name.
+    # It is linked with a CUDA runtime by its short name, and its package has one under its full name.
     for runtime in library.parent.glob("libcudart.so.*"):
         load_problem(str(runtime))
     return library
 
 
 def distribution_version(name: str) -> str | None:
-    """Version of a distribution that pip has installed; None if it has not."""
+    """Version of an installed distribution; None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _plain_name(library: str) -> str:
-    return f"{library}.dll" if _WINDOWS else f"lib{library}.so"
-
-
 def _cuda_file(library: str) -> str:
-    major = _CUDNN_MAJOR if library == "cudnn" else cuda_major()
+    major = CUDNN_MAJOR if library == "cudnn" else CUDA_MAJOR
     return f"{library}64_{major}.dll" if _WINDOWS else f"lib{library}.so.{major}"
+
+
+def _tensorrt_file(library: str) -> str:
+    return f"{library}_{TENSORRT_MAJOR}.dll" if _WINDOWS else f"lib{library}.so.{TENSORRT_MAJOR}"
+
+
+def _in_pip(distributions: Iterable[str]) -> Iterator[Installed]:
+    for name in distributions:
+        version = distribution_version(name)
+        if version:
+            yield Installed(version, name)
 
 
 def _in_folders(library: str) -> Iterator[Installed]:

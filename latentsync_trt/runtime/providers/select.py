@@ -3,17 +3,20 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, Manifest
 from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.runtime.providers import gpu as driver
-from latentsync_trt.runtime.providers import messages as reasons
+from latentsync_trt.runtime.providers import messages
 from latentsync_trt.runtime.providers.diagnose import ORT_NAMES, ProviderName, examine, rtx_devices
 from latentsync_trt.runtime.providers.gpu import Gpu
 
 __all__ = [
+    "FP8_FROM",
     "ORT_NAMES",
     "PREFERENCE",
     "ProviderName",
     "Selection",
+    "eight_bit_notice",
     "next_provider",
     "rtx_devices",
     "select_provider",
@@ -22,8 +25,13 @@ __all__ = [
 
 PREFERENCE: tuple[ProviderName, ...] = ("tensorrt", "rtx", "cuda", "cpu")
 
-# Providers that start without a build of minutes.
+# Providers that start without building engines for minutes.
 _AT_ONCE = frozenset({"cuda", "cpu"})
+
+FP8_FROM = (8, 9)
+"""Compute capability of the first GPUs with FP8: RTX 40xx, L4, H100."""
+
+_WITH_EIGHT_BIT_KERNELS = ("tensorrt", "rtx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +43,7 @@ class Selection:
     gpu: Gpu | None = None
 
     def notices(self) -> list[str]:
-        """What to tell of the providers passed over, those with the same reason together."""
+        """One line for each reason, with the providers that were passed over for it."""
         names: dict[str, list[str]] = {}
         for name, reason in self.passed_over:
             names.setdefault(reason, []).append(name)
@@ -53,10 +61,10 @@ class Selection:
 
 
 def select_provider(request: str = "auto", device: int = 0) -> Selection:
-    """Chooses a provider on GPU `device`: "auto" takes the best that loads, a name is a demand.
+    """Chooses a provider on GPU `device`: "auto" takes the best that loads; naming a provider disables fallback.
 
     Raises:
-        ProviderUnavailable: the named provider does not load, or is none; the message holds the reason and the cure.
+        ProviderUnavailable: the named provider is unknown or does not load; the message has the reason and the cure.
         InputError: there is no such GPU.
     """
     if request == "auto":
@@ -79,7 +87,7 @@ def next_provider(selection: Selection, *, at_once: bool = True) -> Selection:
     after = PREFERENCE[PREFERENCE.index(selection.name) + 1 :]
     left = tuple(name for name in after if name in _AT_ONCE or not at_once)
     if not left:
-        raise ProviderUnavailable(reasons.NOTHING_AFTER.format(name=selection.name))
+        raise ProviderUnavailable(messages.NOTHING_AFTER.format(name=selection.name))
     return _best(left, selection.device_id)
 
 
@@ -106,17 +114,39 @@ def _known(request: str) -> ProviderName:
         if request == name:
             return name
     choices = ", ".join(("auto", *PREFERENCE))
-    raise ProviderUnavailable(reasons.NOT_A_PROVIDER.format(request=request, choices=choices))
+    raise ProviderUnavailable(messages.NOT_A_PROVIDER.format(request=request, choices=choices))
 
 
 def _check_device(device: int) -> None:
     found = driver.gpus()
     if device == 0 and not found:
-        return  # said better by what is wrong with the driver
+        return  # the driver's obstacle says more
     if not 0 <= device < len(found):
-        existing = f"there are {', '.join(map(str, found))}" if found else "this machine shows none"
-        raise InputError(reasons.NO_SUCH_GPU.format(device=device, existing=existing))
+        existing = f"available: {', '.join(map(str, found))}" if found else "this machine has none"
+        raise InputError(messages.NO_SUCH_GPU.format(device=device, existing=existing))
 
 
 def _gpu_of(name: ProviderName, device: int) -> Gpu | None:
     return None if name == "cpu" else driver.gpus()[device]
+
+
+def eight_bit_notice(manifest: Manifest, selection: Selection) -> str:
+    """What to say of an 8-bit bundle on a provider that has no 8-bit kernels; else empty.
+
+    Raises:
+        InputError: the GPU does not support the bundle's precision.
+    """
+    if manifest.precision not in EIGHT_BIT_PRECISIONS:
+        return ""
+    if selection.name not in _WITH_EIGHT_BIT_KERNELS:
+        return (
+            f"{selection.name} emulates this {manifest.precision} bundle in {manifest.arithmetic}: results are those "
+            "of 8 bits, speed is not; use tensorrt or rtx for that"
+        )
+    if manifest.precision == "fp8" and selection.gpu is not None and selection.gpu.capability < FP8_FROM:
+        least = ".".join(map(str, FP8_FROM))
+        raise InputError(
+            f"bundle {manifest.name} is in fp8, which {selection.gpu} does not support: it needs compute capability "
+            f"{least}; use an int8 or {manifest.arithmetic} bundle"
+        )
+    return ""

@@ -22,10 +22,9 @@ from latentsync_trt.runtime.compiler.profiles import (
     input_shapes,
     with_sizes,
 )
-from latentsync_trt.runtime.providers.eight_bit import eight_bit_notice
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
 from latentsync_trt.runtime.providers.libraries import cuda_version, rtx_version, tensorrt_version
-from latentsync_trt.runtime.providers.select import ORT_NAMES, Selection, rtx_devices
+from latentsync_trt.runtime.providers.select import ORT_NAMES, Selection, eight_bit_notice, rtx_devices
 from latentsync_trt.runtime.sessions.forms import check_form, chosen_form
 from latentsync_trt.runtime.sessions.options import BuildOptions, CudaOptions, RtxOptions, TensorRTOptions
 from latentsync_trt.runtime.sessions.recipes import (

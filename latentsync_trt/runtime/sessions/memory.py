@@ -1,4 +1,4 @@
-"""Memory that sessions take turns with: one pool on the CPU, one on each GPU."""
+"""Device memory: buffers, and one pool on the CPU and on each GPU that all sessions share."""
 
 import functools
 import logging
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 COPY_GRAPH = Path(__file__).parents[2] / "assets" / "graphs" / "copy.onnx"
 """`latents_copy = latents`, `history_copy = history`, float32 `(B, 4, F, h, w)`."""
 
-# Grow by what is asked for; doubling would hold gigabytes that nothing uses.
+# Grow by the requested size; doubling would hold gigabytes that nothing uses.
 _ARENA = {"arena_extend_strategy": 1}
 
 
@@ -31,10 +31,40 @@ def device_value(array: NDArray[Any], device: str, device_id: int) -> Any:
     return value
 
 
-def share_memory(providers: Sequence[tuple[str, Mapping[str, str]]]) -> bool:
-    """Prepares the pool of those providers; whether a session on them should use it, as each else keeps its own peak.
+class DeviceBuffers:
+    """Named buffers on a device ("cpu" or "cuda"), kept between uses; a new one where its shape changes."""
 
-    Not with TensorRT, which brings its own memory, nor where recorded CUDA graphs hold on to addresses.
+    def __init__(self, device: str, device_id: int) -> None:
+        self._device, self._device_id = device, device_id
+        self._values: dict[str, Any] = {}
+
+    def upload(self, name: str, array: NDArray[Any]) -> Any:
+        """The `OrtValue` of that name, with a copy of `array` in it."""
+        value = self._values.get(name)
+        if value is None or tuple(value.shape()) != array.shape:
+            self._values[name] = device_value(array, self._device, self._device_id)
+        else:
+            value.update_inplace(np.asarray(array, order="C"))
+        return self._values[name]
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:
+        """The `OrtValue` of that name, with any content."""
+        value = self._values.get(name)
+        if value is None or tuple(value.shape()) != shape:
+            value = ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype, self._device, self._device_id)
+            self._values[name] = value
+        return value
+
+    def clear(self) -> None:
+        """Frees all buffers."""
+        self._values.clear()
+
+
+def share_memory(providers: Sequence[tuple[str, Mapping[str, str]]]) -> bool:
+    """Prepares the pool of those providers; returns whether a session on them should use it.
+
+    Without it, each session holds its own peak. Not for TensorRT, which allocates its own memory, nor with recorded
+    CUDA graphs, which need fixed addresses.
     """
     name, own = providers[0]
     if name == "CUDAExecutionProvider" and own.get("enable_cuda_graph") != "1":
@@ -60,18 +90,18 @@ def _share_gpu_memory(device: int) -> None:
 
 
 def give_back_gpu_memory(device: int) -> None:
-    """Returns to the GPU what its pool holds and nothing uses: what a closed network left is of no use in pieces.
+    """Returns unused memory of the pool to the GPU; a closed network leaves it in pieces that fit no other.
 
-    ONNX Runtime does that at the end of a run only, so this makes the smallest run there is. Where not even that finds
-    memory, nothing is returned.
+    ONNX Runtime does that at the end of a run only, so this runs the smallest graph. Without memory even for that,
+    nothing is returned.
     """
     run = ort.RunOptions()
     run.add_run_config_entry("memory.enable_memory_arena_shrinkage", f"gpu:{device}")
     nothing = np.zeros((1, 4, 1, 1, 1), np.float32)
     try:
         _smallest_session(device).run(None, {"latents": nothing, "history": nothing}, run)
-    except Exception as error:  # noqa: BLE001 -- ORT's errors share no public base, and the next run tells of its own
-        _log.debug("the pool of GPU %d gives nothing back: %s", device, error)
+    except Exception as error:  # noqa: BLE001 -- ONNX Runtime's errors have no public base; the next run raises its own
+        _log.debug("no memory was returned to GPU %d: %s", device, error)
 
 
 @functools.cache

@@ -276,7 +276,7 @@ def _refusal(graph: Path, answer: Answer) -> EngineBuildError | OutOfMemory:
     if answer.out_of_memory:
         return OutOfMemory(
             f"{graph.stem}: out of memory while TensorRT builds its engine ({answer.reason}); close other programs on "
-            "this GPU, or lower --workspace-gb or --max-windows"
+            "this GPU, or lower --workspace-gb, or use --static"
         )
     cure = "see `latentsync-trt check`"
     if _ATTENTION.search(answer.reason):

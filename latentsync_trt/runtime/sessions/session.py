@@ -14,6 +14,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError, OutOfMemory
+from latentsync_trt.runtime.compiler.failures import is_out_of_memory, last_line
 from latentsync_trt.runtime.sessions.memory import share_memory
 from latentsync_trt.runtime.sessions.native_log import native_errors
 
@@ -37,19 +38,6 @@ _NUMPY_TYPES: dict[str, type[np.generic]] = {
     "tensor(uint16)": np.uint16,
     "tensor(bool)": np.bool_,
 }
-
-# What ONNX Runtime's arena, the CUDA runtime, cuDNN, cuBLAS and TensorRT write when memory is short.
-_OUT_OF_MEMORY = (
-    "failed to allocate memory",
-    "out of memory",
-    "cudnn_status_alloc_failed",
-    "cublas_status_alloc_failed",
-    "the resource allocation failed",  # cuBLAS, in words
-    "outofmemory",
-    "is smaller than requested bytes",
-    "bad allocation",
-    "could not be allocated",
-)
 
 _MOST_BYTES = 10**13
 
@@ -310,7 +298,7 @@ def _translated(
     """The error for people; `reasons`: what the provider's log said meanwhile."""
     text = "\n".join([str(error), *reasons])
     said = last_line(error) + "".join(f"; TensorRT: {reason}" for reason in dict.fromkeys(reasons))
-    if isinstance(error, MemoryError) or any(sign in text.lower() for sign in _OUT_OF_MEMORY):
+    if isinstance(error, MemoryError) or is_out_of_memory(text):
         asked = re.search(r"(?:requested buffer of size |Requested size was )(\d+)", text)
         # What cuDNN could not find out comes as a size that no device has.
         known = asked is not None and int(asked[1]) < _MOST_BYTES
@@ -320,10 +308,3 @@ def _translated(
             "--precision fp16, or close other programs on this GPU"
         )
     return otherwise(f"{where}: {said}")
-
-
-def last_line(error: Exception) -> str:
-    """The part of an ONNX Runtime message that a person can use: its last line that is not empty, nor cuDNN's dump of
-    what it was to run."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("{")]
-    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,147 @@
+"""Figures of clips: the lips beside the speech over time, and faces in rows and columns."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from latentsync_trt.bench.moments import SHOWN_PX, Moment
+from latentsync_trt.bench.sync_measure import CLOSED_GAP, QUIET_DB, Curves
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.types import BoolArray, Float32Array, Float64Array, UInt8Array
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_SHOWN_S = 12.0
+"""A longer clip is cut: more would be one block of ink."""
+
+_DPI = 100
+_FLOOR_DB = QUIET_DB - 10
+_LIPS_AT_REST = 0.03
+"""What the measure gives for lips that touch; the known mouth's 0 is drawn there."""
+_LEAST_TOP = 0.15
+"""The axis of gaps reaches at least this far, so that noise of shut lips looks like noise."""
+
+_LINES = ("#d9591c", "#1b9e85")
+_TARGET, _SHUT, _SPEECH, _SILENT = "#3f7fd6", "#cf4a63", "#8792a1", "#8792a1"
+
+_BORDER_PX, _LABELS_PX, _FOOT_PX = 8, 180, 64
+
+
+def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
+    """The loudness of the speech, and below it the gap between the lips in each result, over the first 12 s.
+
+    Args:
+        results: one or two, of the same speech and at least one frame each, by name.
+    """
+    from matplotlib.figure import Figure
+
+    first = next(iter(results.values()))
+    count = min(len(first), round(MOST_SHOWN_S * MODEL_FPS))
+    time_s = (np.arange(count) + 0.5) / MODEL_FPS
+    figure = Figure(figsize=(12, 6.2), dpi=_DPI, layout="constrained")
+    speech, lips = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
+    speech.fill_between(time_s, _FLOOR_DB, first.level_db[:count], color=_SPEECH, alpha=0.6, linewidth=0)
+    speech.set(ylim=(_FLOOR_DB, 0), ylabel="loudness of\nthe speech, dB")
+    _band(lips, time_s, first.silent[:count], _SILENT, "nothing is said")
+    if first.mouth is not None:
+        _band(lips, time_s, first.mouth.shut[:count], _SHUT, "m, b, p: lips must touch")
+        target = _target_gaps(first.mouth.opening[:count].astype(np.float64), first.gaps[:count])
+        lips.plot(time_s, target, color=_TARGET, linewidth=1.5, label="what the words require (scaled)")
+        lips.fill_between(time_s, _LIPS_AT_REST, target, color=_TARGET, alpha=0.12, linewidth=0)
+    for color, (name, curves) in zip(_LINES, results.items(), strict=False):
+        lips.plot(time_s, curves.gaps[:count], ".-", color=color, markersize=4, label=_plain(name))
+    lips.axhline(CLOSED_GAP, color=_SPEECH, linestyle="--", linewidth=1, label="below: lips touch")
+    top = max(float(np.nan_to_num(curves.gaps[:count]).max(initial=0.0)) for curves in results.values())
+    lips.set(xlim=(0, count / MODEL_FPS), ylim=(0, max(1.05 * top, _LEAST_TOP)), xlabel="time, s")
+    lips.set_ylabel("gap between the lips\n(distance between the eyes = 1)")
+    for axes in (speech, lips):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=6, frameon=False)
+    cut = "" if count == len(first) else f"The first {count / MODEL_FPS:.0f} s of {len(first) / MODEL_FPS:.0f} s. "
+    if cut or title:
+        figure.suptitle(_plain(f"{cut}{title}"))
+    return figure
+
+
+def face_grid(rows: Sequence[str], columns: Mapping[Moment, Sequence[UInt8Array]]) -> "Figure":
+    """Faces pixel by pixel, labeled: a column for each moment.
+
+    Args:
+        rows: their labels. columns: from top to bottom, `(256, 256, 3)` RGB each.
+
+    Raises:
+        InputError: there are no columns.
+    """
+    from matplotlib.figure import Figure
+
+    if not columns:
+        raise InputError("no frame shows a face: there is nothing to draw")
+    step_px = SHOWN_PX + _BORDER_PX
+    width_px, height_px = _LABELS_PX + len(columns) * step_px, len(rows) * step_px + _BORDER_PX + _FOOT_PX
+    figure = Figure(figsize=(width_px / _DPI, height_px / _DPI), dpi=_DPI, facecolor="white")
+
+    def write(x_px: float, y_px: float, text: str, side: str) -> None:
+        figure.text(x_px / width_px, y_px / height_px, _plain(text), ha=side, va="center", size=13)
+
+    for row, label in enumerate(rows):
+        write(_LABELS_PX - 12, height_px - row * step_px - step_px / 2, label, "right")
+    for column, (moment, faces) in enumerate(columns.items()):
+        left_px = _LABELS_PX + column * step_px
+        write(left_px + SHOWN_PX / 2, _FOOT_PX / 2, f"{moment.index / MODEL_FPS:.2f} s\n{moment.shows}", "center")
+        for row, face in enumerate(faces):
+            figure.figimage(face, left_px, height_px - (row + 1) * step_px)
+    return figure
+
+
+def title_bar(titles: Sequence[str], height_px: int = 40) -> UInt8Array:
+    """Titles above faces that stand side by side, uint8 `(height_px, 256 · titles, 3)`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    width_px = SHOWN_PX * len(titles)
+    figure = Figure(figsize=(width_px / _DPI, height_px / _DPI), dpi=_DPI, facecolor="white")
+    for column, title in enumerate(titles):
+        x = (column + 0.5) / len(titles)
+        figure.text(x, 0.5, _plain(title), ha="center", va="center", size=13, weight="bold")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def save_png(figure: "Figure", path: Path) -> None:
+    """Writes the file completely or not at all; raises `OutputError` if it cannot be written."""
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        figure.savefig(staged, format="png")
+        staged.replace(path)
+    except OSError as error:
+        staged.unlink(missing_ok=True)
+        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def _band(axes: "Axes", time_s: Float64Array, where: BoolArray, color: str, label: str) -> None:
+    """Shades the frames of `where` from top to bottom."""
+    half_s = 0.5 / MODEL_FPS
+    edges = np.flatnonzero(np.diff(where.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
+    for number, (start, end) in enumerate(edges.tolist()):
+        span_s = time_s[start] - half_s, time_s[end - 1] + half_s
+        axes.axvspan(*span_s, color=color, alpha=0.18, linewidth=0, label="" if number else label)
+
+
+def _target_gaps(opening: Float64Array, gaps: Float32Array) -> Float64Array:
+    """The known opening as a gap: its 0 where lips at rest are measured, its unit by least squares."""
+    known = ~np.isnan(gaps)
+    target = opening[known]
+    unit = float(target @ (gaps[known] - _LIPS_AT_REST) / max(float(target @ target), 1e-9))
+    return _LIPS_AT_REST + max(unit, _LEAST_TOP / 2) * opening
+
+
+def _plain(text: str) -> str:
+    """In the characters that every font has, and not as a formula."""
+    return text.encode("ascii", "replace").decode().replace("$", r"\$")

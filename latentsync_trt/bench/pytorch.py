@@ -1,0 +1,150 @@
+"""Scenario "pytorch": the networks of a bundle as PyTorch modules of the same shapes with random weights, eager and
+compiled, on the same inputs: for the ratio of times."""
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor, nn
+
+from latentsync_trt.bench.machine import without_paths
+from latentsync_trt.bench.material import SEED, random_inputs
+from latentsync_trt.bench.rows import Row
+from latentsync_trt.bench.setting import Setting
+from latentsync_trt.bundle.manifest import HIDDEN, Bundle, GraphEntry
+from latentsync_trt.errors import BundleError, ProviderUnavailable
+from latentsync_trt.export.step import DenoiseStep
+from latentsync_trt.export.unet import UNet, UNetConfig
+from latentsync_trt.export.vae import ImageAttention, VaeDecoder, VaeEncoder
+from latentsync_trt.runtime.compiler.profiles import dimension_ranges
+from latentsync_trt.runtime.sessions.session import TensorInfo, last_line
+
+_DEVIATION = 0.02
+"""Of random weights: activations stay within the range of half precision."""
+
+_VAE_LAYER = re.compile(r"encoder\.down_blocks\.(\d+)\.resnets\.(\d+)\.conv1\.weight")
+
+
+def measure_torch(setting: Setting) -> Iterator[Row]:
+    """Rows for each network, eager and compiled: float16 on a GPU, float32 on the CPU, whatever the bundle's precision.
+
+    Raises:
+        ProviderUnavailable: the provider is on a GPU, and this PyTorch has no CUDA.
+        BundleError: the bundle is of other networks than this version exports.
+    """
+    device = torch.device(setting.selection.device, setting.selection.device_id)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ProviderUnavailable(f"scenario pytorch: torch {torch.__version__} finds no CUDA; install a build with it")
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    for graph, module in _modules(setting.bundle, device, dtype).items():
+        inputs = _inputs(setting, setting.bundle.manifest.graphs[graph], device, dtype)
+        rows = [_measure(setting, f"{graph} eager", device, module, inputs)]
+        try:
+            rows.append(_measure(setting, f"{graph} compiled", device, torch.compile(module), inputs))
+        except RuntimeError as error:  # no compiler on this machine, or one that does not take the network
+            reason = without_paths(last_line(error))
+            setting.say(f"pytorch {device.type}: torch.compile failed on {graph}: {reason}")
+            rows = [replace(rows[0], notes=(*rows[0].notes, f"torch.compile not measured: {reason}"))]
+        yield from rows
+        torch.compiler.reset()
+
+
+def _measure(
+    setting: Setting, case: str, device: torch.device, module: Callable[..., object], inputs: Mapping[str, Tensor]
+) -> Row:
+    setting.say(f"pytorch {device.type}: {case}")
+
+    def run() -> None:
+        module(*inputs.values())
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    with torch.inference_mode(), setting.watch() as watch:
+        start_s = perf_counter()
+        run()
+        first_s = perf_counter() - start_s
+        time, warm_up = setting.time("pytorch", run)
+        memory = watch.peak
+    precision = "fp16" if device.type == "cuda" else "fp32"
+    return Row(
+        "pytorch",
+        case,
+        device.type,
+        None,
+        time,
+        warm_up,
+        memory=memory,
+        start_up_s={"first run, compiling included": first_s},
+        notes=(f"torch {torch.__version__}, {precision}, random weights",),
+    )
+
+
+def _inputs(setting: Setting, entry: GraphEntry, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The inputs that scenario "graph" gives to the same graph; `hidden` in the modules' precision."""
+    tensors = [TensorInfo(tensor.name, tensor.shape, np.dtype(tensor.dtype)) for tensor in entry.inputs]
+    arrays = random_inputs(tensors, dimension_ranges(setting.bundle.manifest, setting.runtime))
+    inputs = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+    return {name: tensor.to(dtype) if name == HIDDEN else tensor for name, tensor in inputs.items()}
+
+
+def _modules(bundle: Bundle, device: torch.device, dtype: torch.dtype) -> dict[str, nn.Module]:
+    """Modules by the names of their graphs: the guided steps, and the image codec."""
+    # diffusers warns of what `ImageAttention` has no use for, whenever a compiler looks at it.
+    logging.getLogger("diffusers").setLevel(logging.ERROR)
+    with device:  # made there: 1.3 billion parameters take long to copy
+        unet, vae = UNet(_unet_config(bundle)), _vae(bundle)
+    vae.set_attn_processor(ImageAttention())
+    generator = torch.Generator(device).manual_seed(SEED)
+    for network in (unet, vae):
+        # Not diffusers' own `to`, which warns of layers to keep in float32 where there are none.
+        nn.Module.to(network, dtype=dtype).eval().requires_grad_(False)
+        for tensor in (*network.parameters(), *network.buffers()):
+            tensor.normal_(0, _DEVIATION, generator=generator)
+    return {
+        "denoise_step": DenoiseStep(unet, guided=True),
+        "denoise_step_cached": DenoiseStep(unet, guided=True, cached=True),
+        "vae_encoder": VaeEncoder(vae),
+        "vae_decoder": VaeDecoder(vae),
+    }
+
+
+def _unet_config(bundle: Bundle) -> UNetConfig:
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list | tuple) else value for name, value in bundle.manifest.unet.items()
+    }
+    try:
+        return UNetConfig(**fields)
+    except TypeError as error:
+        raise BundleError(f"{bundle.folder}: its U-Net is none that this version exports; export it again") from error
+
+
+def _vae(bundle: Bundle) -> AutoencoderKL:
+    """The VAE whose shapes the encoder's weights have."""
+    graph = onnx.load(bundle.graph_path("vae_encoder"), load_external_data=False).graph
+    widths: dict[int, int] = {}
+    layers = groups = 0
+    for weight in graph.initializer:
+        if found := _VAE_LAYER.fullmatch(weight.name):
+            level, layer = int(found[1]), int(found[2])
+            layers = max(layers, layer + 1)
+            if layer == 0:
+                widths[level] = int(weight.dims[0])
+    for node in graph.node:
+        groups = next((attribute.i for attribute in node.attribute if attribute.name == "num_groups"), groups)
+    if not widths or not groups:
+        raise BundleError(f"{bundle.folder}: its image encoder is none of diffusers' AutoencoderKL")
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * len(widths),
+        up_block_types=("UpDecoderBlock2D",) * len(widths),
+        block_out_channels=tuple(widths[level] for level in sorted(widths)),
+        layers_per_block=layers,
+        norm_num_groups=groups,
+        latent_channels=4,
+    )

@@ -1,0 +1,269 @@
+"""One clip of a comparison: what is known of it before a run, and what both results of it show."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from latentsync_trt.bench.clip_figures import face_grid, save_png, title_bar
+from latentsync_trt.bench.material import generated_part
+from latentsync_trt.bench.moments import SHOWN_PX, Faces, Moment, choose_moments, face_views, shown
+from latentsync_trt.bench.pictures import Likeness, LikenessMeter
+from latentsync_trt.bench.quality.results import Area, ClipQuality, Flicker, Lips
+from latentsync_trt.bench.sync_measure import Curves, agreement, joined, measure_clip, score
+from latentsync_trt.config import Extend
+from latentsync_trt.errors import InputError, MediaError
+from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.media.demo_clip import SpokenMouth
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.writer import write_pictures
+from latentsync_trt.quantize.clips import SILENCE_DBFS, silent_share
+from latentsync_trt.types import Float32Array, ProgressCallback, UInt8Array
+
+GAIN = 8
+"""How many times the difference of pictures is enlarged."""
+
+# The mouth in 1/256 of an aligned face. On four clips of real faces the lips' outline, wide open or shut, stays within
+# x = 70 to 189 and y = 135 to 193.
+_MOUTH_ROWS, _MOUTH_COLUMNS = (124, 204), (64, 196)
+_UNIT = 256
+
+# The second difference of white noise has 1 + 4 + 1 times its variance; steady movement has none.
+_FLICKER_GAIN = 6.0
+
+_TITLE_CHARACTERS = 18
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subject:
+    """A clip, the speech that it is dubbed with, and the mouth that belongs to that speech, where it is known."""
+
+    video: Path
+    audio: Path
+    mouth: SpokenMouth | None = None
+
+    @property
+    def name(self) -> str:
+        """What the report calls it."""
+        return self.video.name
+
+    def check(self) -> None:
+        """Finds what makes the clip useless before anything is run.
+
+        Raises:
+            MediaError: the video or the sound cannot be read. InputError: the sound is silent.
+        """
+        probe(self.video)
+        try:
+            silent = silent_share(read_audio_blocks(self.audio))
+        except MediaError as error:
+            if self.audio != self.video:
+                raise
+            raise MediaError(f"{error}; name the speech with --audio") from error
+        if silent == 1.0:
+            raise InputError(
+                f"{self.audio}: silent (never above {SILENCE_DBFS:.0f} dB of full scale): lips have nothing to follow; "
+                "give speech with --audio"
+            )
+
+
+def read_mouth(path: Path) -> SpokenMouth:
+    """The mouth of a recording, from CSV: a header, then for each frame (25 a second) opening (0 = shut to about 1),
+    whether the lips must touch (0 or 1), whether nothing is said (0 or 1).
+
+    Raises:
+        InputError: it cannot be read, or holds something else.
+    """
+    try:
+        rows = np.array(
+            [line.split(",") for line in path.read_text(encoding="utf-8").splitlines()[1:]], np.float32, ndmin=2
+        )
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as the mouth of a recording ({error})") from error
+    if rows.shape[1] != 3 or not np.isfinite(rows).all():
+        raise InputError(f"{path}: a line for each frame is needed, with opening, shut and silent as numbers")
+    return SpokenMouth(rows[:, 0], rows[:, 1] > 0, rows[:, 2] > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both results of a clip, finished videos, and A's and B's names; `side_px`: of the faces to compare."""
+
+    a: Path
+    b: Path
+    names: tuple[str, str]
+    side_px: int
+
+
+def measure(
+    pair: Pair,
+    subject: Subject,
+    report: Path,
+    *,
+    extend: Extend = "loop",
+    on_progress: ProgressCallback | None = None,
+) -> ClipQuality:
+    """Measures both results, and writes the picture and the video that show them.
+
+    Args:
+        report: picture and video are named after it. extend: how the source goes on where it ends before the results.
+
+    Raises:
+        InputError: too few frames show a face, or pictures differ in size. OutputError: a file cannot be written.
+        MediaError: one cannot be read.
+    """
+    a, b = (measure_clip(video, subject.audio, subject.mouth, on_progress=on_progress) for video in (pair.a, pair.b))
+    a, b = joined(a.gaps[: len(b)], a.level_db, a.mouth), joined(b.gaps[: len(a)], b.level_db, b.mouth)
+    lips = compare_lips(a, b, subject.name)
+    titles = ("source", *(f"{letter}: {_short(name)}" for letter, name in zip("AB", pair.names, strict=True)))
+    titles += (f"difference x {GAIN}",)
+    picture, video = report.with_suffix(".png"), report.with_suffix(".mp4")
+    meter = FaceMeter(pair.side_px)
+    kept = dict[Moment, tuple[UInt8Array, ...]]()
+    frames = _side_by_side(_views(pair, subject.video, len(a), extend), titles, meter, choose_moments(a), kept)
+    write_pictures(video, frames, audio=subject.audio)
+    save_png(face_grid(titles, kept), picture)
+    return ClipQuality(
+        name=subject.name,
+        frames=len(a),
+        frames_with_face=meter.frames,
+        areas=meter.areas(),
+        lips=lips,
+        a=a,
+        b=b,
+        flicker=meter.flicker(),
+        picture=picture.name,
+        video=video.name,
+    )
+
+
+def compare_lips(a: Curves, b: Curves, name: str) -> Lips:
+    """The numbers of both curves, which have one length.
+
+    Raises:
+        InputError: too few frames of one, or of both at the same time, show a face.
+    """
+    try:
+        scores = score(a), score(b)
+        alike = agreement(b.gaps, a.gaps).correlation
+    except InputError as error:
+        raise InputError(f"{name}: {error}; give a longer clip, or one that shows the face") from error
+    return Lips(
+        *scores,
+        missing_a=int(np.isnan(a.gaps).sum()),
+        missing_b=int(np.isnan(b.gaps).sum()),
+        moved_a=float(np.nanstd(a.gaps)),
+        moved_b=float(np.nanstd(b.gaps)),
+        alike=1.0 if np.array_equal(a.gaps, b.gaps, equal_nan=True) else alike,
+        apart=float(np.nanmean(np.abs(a.gaps - b.gaps))),
+    )
+
+
+class FlickerMeter:
+    """Change from picture to picture that is no movement; keeps three pictures."""
+
+    def __init__(self) -> None:
+        self._last: deque[Float32Array] = deque(maxlen=3)
+        self._squares: list[float] = []
+
+    def add(self, picture: Float32Array | None) -> None:
+        """The next picture, of one shape with the last; None where there is none, which begins a new sequence."""
+        if picture is None:
+            self._last.clear()
+            return
+        self._last.append(picture)
+        if len(self._last) == self._last.maxlen:
+            first, middle, last = self._last
+            self._squares.append(float(np.mean(np.square(first - 2 * middle + last, dtype=np.float64))))
+
+    def result(self) -> float | None:
+        """The standard deviation of the white noise that would change as much, in the pictures' unit; None where there
+        were never three pictures in a row."""
+        return float(np.sqrt(np.mean(self._squares) / _FLICKER_GAIN)) if self._squares else None
+
+
+class FaceMeter:
+    """Sums up the faces of source, A and B, frame by frame.
+
+    Args:
+        side_px: sides of the faces.
+    """
+
+    def __init__(self, side_px: int) -> None:
+        self._parts = parts_of(side_px)
+        self._areas = {area: LikenessMeter(lpips=True) for area in self._parts}
+        self._flicker = {name: FlickerMeter() for name in ("source", "a", "b", "difference")}
+        self.frames = 0
+
+    def add(self, faces: Faces | None) -> None:
+        """The faces of the next frame; None where the source shows none."""
+        if faces is None:
+            for meter in self._flicker.values():
+                meter.add(None)
+            return
+        self.frames += 1
+        source, a, b = faces
+        for area, part in self._parts.items():
+            self._areas[area].add(a[part], b[part])
+        mouths = [face[self._parts["mouth"]].astype(np.float32) for face in (source, a, b)]
+        for meter, picture in zip(self._flicker.values(), (*mouths, mouths[2] - mouths[1]), strict=True):
+            meter.add(picture)
+
+    def areas(self) -> dict[Area, Likeness]:
+        """How near B's faces are to A's; raises `InputError` where no frame showed a face."""
+        return {area: meter.result() for area, meter in self._areas.items()}
+
+    def flicker(self) -> Flicker:
+        """Of all frames."""
+        return Flicker(**{name: meter.result() for name, meter in self._flicker.items()})
+
+
+def parts_of(side_px: int) -> dict[Area, tuple[slice, slice]]:
+    """Rows and columns of an aligned face: the rectangle around what is generated; the lips with some room."""
+    rows, columns = (
+        slice(start * side_px // _UNIT, end * side_px // _UNIT) for start, end in (_MOUTH_ROWS, _MOUTH_COLUMNS)
+    )
+    return {"generated": generated_part(side_px), "mouth": (rows, columns)}
+
+
+def difference(a: UInt8Array, b: UInt8Array) -> UInt8Array:
+    """What two pictures of one shape differ by, enlarged; white where it is too much to show."""
+    return np.asarray(np.minimum(np.abs(a.astype(np.int16) - b) * GAIN, 255), np.uint8)
+
+
+def _views(pair: Pair, source: Path, frames: int, extend: Extend) -> Iterator[Faces | None]:
+    clips = (
+        read_frames(source, rgb_only=True, frame_count=frames, extend=extend),
+        *(read_frames(video, rgb_only=True, frame_count=frames) for video in (pair.a, pair.b)),
+    )
+    return face_views([(frame.rgb for frame in clip) for clip in clips], pair.side_px)
+
+
+def _cells(faces: Faces) -> tuple[UInt8Array, ...]:
+    source, a, b = map(shown, faces)
+    return source, a, b, difference(a, b)
+
+
+def _side_by_side(
+    views: Iterable[Faces | None],
+    titles: tuple[str, ...],
+    meter: FaceMeter,
+    moments: Iterable[Moment],
+    kept: dict[Moment, tuple[UInt8Array, ...]],
+) -> Iterator[UInt8Array]:
+    """The frames of the video; on the way `meter` is fed, and the pictures of the `moments` go into `kept`."""
+    by_index = {moment.index: moment for moment in moments}
+    bar = title_bar(titles)
+    gray: UInt8Array = np.full((SHOWN_PX, SHOWN_PX, 3), 127, np.uint8)
+    for index, faces in enumerate(views):
+        meter.add(faces)
+        cells = (gray,) * len(titles) if faces is None else _cells(faces)
+        if index in by_index and faces is not None:
+            kept[by_index[index]] = cells
+        yield np.vstack([bar, np.hstack(cells)])
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _TITLE_CHARACTERS else f"{name[: _TITLE_CHARACTERS - 2]}.."

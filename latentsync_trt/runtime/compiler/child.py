@@ -1,0 +1,147 @@
+"""Runs a module of this package in a child process, which takes one order and reports events, both as JSON lines.
+
+A child that works in native code for minutes can be interrupted at once, and if it crashes only the child ends.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, Queue
+from tempfile import TemporaryFile
+from typing import IO, Any, cast
+
+Event = dict[str, Any]
+Emit = Callable[..., None]
+"""Takes the fields of an event as keyword arguments."""
+
+# Windows reports a crash as an NTSTATUS of this size as its exit code, e.g. 0xC0000005 for an access violation.
+_NTSTATUS = 0x8000_0000
+# Windows delivers Ctrl-C between waits, never during one.
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a child ended: its exit code, negative for a signal, and its last line on stderr."""
+
+    code: int
+    last_words: str
+
+    def __str__(self) -> str:
+        """For example "signal 11 (SIGSEGV)" or "exit code 1"."""
+        if self.code & _NTSTATUS and self.code > 0:
+            return f"code 0x{self.code:08X}"
+        if self.code >= 0:
+            return f"exit code {self.code}"
+        with suppress(ValueError):
+            return f"signal {-self.code} ({signal.Signals(-self.code).name})"
+        return f"signal {-self.code}"
+
+
+def run_child(
+    module: str,
+    order: Mapping[str, Any],
+    on_event: Callable[[Event], None],
+    environment: Mapping[str, str] | None = None,
+) -> Ended:
+    """Runs `module`, which calls `serve`, until it ends. It also ends when this process ends or is interrupted.
+
+    Args:
+        on_event: called for each event as it arrives. environment: variables in addition to those of this process.
+
+    Raises:
+        OSError: the process cannot be started. KeyboardInterrupt: also if Ctrl-C reached only the child.
+    """
+    command, variables = _command(module)
+    with TemporaryFile() as stderr:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            encoding="utf-8",
+            errors="replace",
+            env={**variables, **(environment or {})},
+        )
+        stdin = cast(IO[str], process.stdin)
+        try:
+            with suppress(OSError):  # the child has ended; its exit code and stderr say why
+                stdin.write(json.dumps(order) + "\n")
+                stdin.flush()
+            for event in _events(cast(IO[str], process.stdout)):
+                on_event(event)
+            code = _wait(process)
+        finally:
+            process.kill()  # does nothing if it has ended
+            process.wait()
+            with suppress(OSError):  # of an order that was not read
+                stdin.close()
+        if code == -signal.SIGINT:
+            raise KeyboardInterrupt
+        stderr.seek(0)
+        lines = stderr.read().decode("utf-8", errors="replace").splitlines()
+    return Ended(code, next((line.strip() for line in reversed(lines) if line.strip()), ""))
+
+
+def serve(work: Callable[[Event, Emit], None]) -> None:
+    """In the child: has `work` carry out the order on stdin. What libraries write to stdout goes to stderr."""
+    # Native code holds the interpreter for minutes, and Python's own handler would wait for it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as events:
+        os.dup2(2, 1)
+
+        def emit(**fields: Any) -> None:
+            events.write("\n" + json.dumps(fields) + "\n")  # an event has a line of its own
+            events.flush()
+
+        work(order, emit)
+
+
+def _end_with_the_parent() -> None:
+    """Ends this process when the parent closes stdin, as the end of the parent does."""
+    while os.read(0, 1024):
+        pass
+    os._exit(1)
+
+
+def _command(module: str) -> tuple[list[str], dict[str, str]]:
+    """Command and environment that run a module of this very package and import nothing from the current folder."""
+    root = str(Path(__file__).resolve().parents[3])
+    paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return [sys.executable, "-P", "-m", module], {**os.environ, "PYTHONPATH": paths, "PYTHONUTF8": "1"}
+
+
+def _events(stdout: IO[str]) -> Iterator[Event]:
+    """Events as they arrive, read by another thread, so that waiting can be interrupted on Windows, too."""
+    lines: Queue[str | None] = Queue()
+
+    def pump() -> None:
+        with stdout:
+            for line in stdout:
+                lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=pump, daemon=True).start()
+    while True:
+        with suppress(Empty, ValueError):  # a line that is no JSON was printed before `serve` took stdout
+            line = lines.get(timeout=_POLL_S)
+            if line is None:
+                return
+            event = json.loads(line)
+            if isinstance(event, dict):
+                yield event
+
+
+def _wait(process: "subprocess.Popen[str]") -> int:
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(_POLL_S)
