@@ -193,7 +193,6 @@ class SyncOptions:
         "loop",
         "If the video ends before the audio: start it again, or hold its last frame.",
         group=FILES,
-        advanced=True,
         choices=("loop", "hold"),
     )
 
@@ -243,7 +242,7 @@ class RuntimeOptions:
         minimum=1,
         maximum=64,
     )
-    device: int = option(0, "Which GPU, by CUDA's number.", group=HARDWARE, minimum=0, maximum=63)
+    device: int = _engine_option(0, "Which GPU, by CUDA's number.", minimum=0, maximum=63)
     workspace_gb: float | None = _engine_option(
         None,
         "Limit of GPU memory for an engine's temporary data in TensorRT.  [default: no limit]",

@@ -3,15 +3,14 @@
     python scripts/compare_providers.py BUNDLE [--provider cuda] [--reference cpu] [--reference-bundle FP32_BUNDLE]
         [--steps 20] [--repeats 5] [--json FILE]
 
-Random inputs, never zeros. The reference may be another bundle of the same networks, in float32 as a rule. The row it
-writes holds versions, GPU, distances in dB and relative, and median times.
+The inputs are random. The reference can be another bundle of the same networks, usually in float32. The row that it
+writes has versions, the GPU, distances in dB and relative, and median times.
 """
 
 import argparse
 import json
 import platform
 import statistics
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -46,8 +45,8 @@ def main() -> None:
     other = Bundle.load(arguments.reference_bundle) if arguments.reference_bundle else bundle
     reference = results_of(Networks(other, select_provider(arguments.reference)), arguments.steps, 0)
     options = RuntimeOptions(cuda_graph=arguments.cuda_graph or None)
-    networks = Networks(bundle, select_provider(arguments.provider), options)
-    ours = results_of(networks, arguments.steps, arguments.repeats)
+    selection = select_provider(arguments.provider)
+    ours = results_of(Networks(bundle, selection, options), arguments.steps, arguments.repeats)
     row = {
         "bundle": bundle.manifest.name,
         "resolution_px": bundle.manifest.resolution_px,
@@ -58,7 +57,7 @@ def main() -> None:
         "steps": arguments.steps,
         "onnxruntime": onnxruntime.__version__,
         "python": platform.python_version(),
-        "gpu": gpu_name(),
+        "gpu": str(selection.gpu or "none"),
         "distances": {name: distance(reference[0][name], ours[0][name]) for name in reference[0]},
         "median_ms": ours[1],
     }
@@ -72,17 +71,19 @@ def results_of(networks: Networks, steps: int, repeats: int) -> tuple[dict[str, 
     manifest = networks.bundle.manifest
     rng = np.random.default_rng(SEED)
     side, frames = manifest.latent_px, manifest.frames
-    images = rng.uniform(-1, 1, (frames, 3, manifest.resolution_px, manifest.resolution_px)).astype(np.float32)
+    faces = rng.integers(0, 256, (frames, manifest.resolution_px, manifest.resolution_px, 3), np.uint8)
+    kept = np.ones((manifest.resolution_px, manifest.resolution_px), np.float32)
     conditioning = rng.standard_normal((1, 9, frames, side, side)).astype(np.float32)
     audio = rng.standard_normal((1, frames, 10 * manifest.audio_layers, manifest.audio_width)).astype(np.float32)
-    denoiser, outputs, times = networks.denoiser(), {}, {}
-    calls: dict[str, Any] = {"encode": lambda: networks.encode(images)}
+    denoiser, outputs, times = networks.denoiser, {}, {}
+    calls: dict[str, Any] = {"encode": lambda: networks.codec.encode_faces(faces, kept)[1]}
     for name, interval, guidance in (("loop", 1, GUIDANCE), ("loop_cached_3", 3, GUIDANCE), ("loop_unguided", 1, 1.0)):
         schedule, plan = ddim_schedule(steps), cache_plan(steps, interval)
         calls[name] = lambda schedule=schedule, plan=plan, guidance=guidance: denoise(
             denoiser, initial_noise(SEED, side, side), conditioning, audio, guidance, schedule, plan
         )
-    calls["decode"] = lambda: networks.decode(conditioning[0, :4].transpose(1, 0, 2, 3).copy())
+    latents = conditioning[0, :4].transpose(1, 0, 2, 3).copy()
+    calls["decode"] = lambda: np.stack(networks.codec.decode_faces(latents)) / np.float32(65535)
     for name, call in calls.items():
         outputs[name] = call()
         durations = []
@@ -105,14 +106,6 @@ def distance(reference: np.ndarray, ours: np.ndarray) -> dict[str, float]:
         "snr_db": float("inf") if power == 0 else float(10 * np.log10(np.mean(reference**2) / power)),
         "relative": float(np.abs(error).max() / np.abs(reference).max()),
     }
-
-
-def gpu_name() -> str:
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "none"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every saving costs in fidelity: one table from the full float32 loop down to the fastest preset.
+"""The fidelity that each optimization costs: one table from the full float32 loop to the fastest preset.
 
     python -m scripts.train_demo export --precision fp32 …      # the same networks in both precisions
     python scripts/fidelity_ladder.py FP32_BUNDLE FP16_BUNDLE   # needs the dev extra; about 20 minutes on two cores
@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from latentsync_trt import LipSync, SyncOptions, __version__  # noqa: E402
-from latentsync_trt.bench.sync_measure import SyncScore  # noqa: E402
 from latentsync_trt.bench.pictures import likeness  # noqa: E402
+from latentsync_trt.bench.sync_measure import SyncScore  # noqa: E402
 from latentsync_trt.bundle.manifest import read_manifest  # noqa: E402
 from latentsync_trt.diffusion.plan import full_step_equivalents, plan_for  # noqa: E402
 from latentsync_trt.face.detector import MediaPipeDetector  # noqa: E402
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("fp16", type=Path, help="bundle of all other lines")
     parser.add_argument("--also", action="append", default=[], metavar="NAME=BUNDLE", help="one more precision")
     parser.add_argument("--sentences", type=int, default=SENTENCES)
-    parser.add_argument("--plans", type=int, default=len(PLANS), help="only the first so many")
+    parser.add_argument("--plans", type=int, default=len(PLANS), help="how many plans, from the first")
     parser.add_argument("--provider", default="cpu")
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="without ending")
     arguments = parser.parse_args()
@@ -149,20 +149,20 @@ class Bench:
         """A rung for each variant, the first of which is the reference."""
         self.cases = cases
         inputs = [write_inputs(case, self._studio, self.folder) for case in cases]
-        generated, heard = [], []
+        generated, numbers = [], []
         for variant in variants:
             with LipSync.from_bundle(self.bundles[variant.bundle], self.provider) as lip_sync:
                 outs = [self.folder / f"{case.number}-out.mkv" for case in cases]
                 for clip, out in zip(inputs, outs, strict=True):
                     self._reports.append(lip_sync.sync(*clip, out, variant.options))
-            heard.append(
+            numbers.append(
                 [lips(_frames(out, case), case, self._detector) for case, out in zip(cases, outs, strict=True)]
             )
             generated.append(self._generated(inputs, outs))
-            print(f"{variant.name}: {heard[-1][0][0]}", flush=True)
+            print(f"{variant.name}: {numbers[-1][0][0]}", flush=True)
         return [
-            self._rung(variant, faces, generated[0], numbers)
-            for variant, faces, numbers in zip(variants, generated, heard, strict=True)
+            self._rung(variant, faces, generated[0], found)
+            for variant, faces, found in zip(variants, generated, numbers, strict=True)
         ]
 
     def _generated(self, inputs: list[tuple[Path, Path]], outs: list[Path]) -> list[UInt8Array]:

@@ -2,10 +2,10 @@
 
     python scripts/make_random_checkpoints.py [--out checkpoints/random] [--seed 7] [--precision fp32]
 
-Needs torch and safetensors (not diffusers). FOLDER becomes what $LATENTSYNC_TRT_CHECKPOINTS points at: the U-Net
-(1.27 billion parameters, 5.1 GB in float32), Whisper tiny's encoder and the VAE, under the names and in the formats of
-the published files. Weights are scaled so that activations stay near one, which half precision holds. The same seed
-gives the same weights with the same torch on the same kind of CPU; elsewhere they may differ.
+Needs the `export` extra. Set $LATENTSYNC_TRT_CHECKPOINTS to the folder. It gets the U-Net (1.27 billion parameters,
+5.1 GB in float32), Whisper tiny's encoder and the VAE, under the names and in the formats of the published files.
+Weights are scaled so that activations stay near one, within the range of half precision. The same seed gives the same
+weights with the same torch on the same kind of CPU; elsewhere they may differ.
 """
 
 import argparse
@@ -15,18 +15,18 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from diffusers import AutoencoderKL
 from safetensors.torch import save_file
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from latentsync_trt.export.checkpoint import WHISPER_PREFIX  # noqa: E402
+from latentsync_trt.export.checkpoint import WHISPER_PREFIX, whisper_file  # noqa: E402
 from latentsync_trt.export.naming import origins  # noqa: E402
 from latentsync_trt.export.unet import UNet, UNetConfig  # noqa: E402
 from latentsync_trt.export.whisper import WhisperConfig, WhisperEncoder  # noqa: E402
@@ -41,19 +41,16 @@ UNET = UNetConfig(
     positions=24,
 )
 WHISPER_TINY = WhisperConfig(mels=80, positions=1500, width=384, heads=6, blocks=4)
-VAE_WIDTHS = (128, 256, 512, 512)
-VAE_LAYERS = 2
-VAE_LATENT_CHANNELS = 4
 VAE_CONFIG = {
     "_class_name": "AutoencoderKL",
     "act_fn": "silu",
-    "block_out_channels": VAE_WIDTHS,
-    "down_block_types": ["DownEncoderBlock2D"] * len(VAE_WIDTHS),
-    "up_block_types": ["UpDecoderBlock2D"] * len(VAE_WIDTHS),
+    "block_out_channels": (128, 256, 512, 512),
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
     "in_channels": 3,
     "out_channels": 3,
-    "latent_channels": VAE_LATENT_CHANNELS,
-    "layers_per_block": VAE_LAYERS,
+    "latent_channels": 4,
+    "layers_per_block": 2,
     "norm_num_groups": 32,
     "sample_size": 256,
     "scaling_factor": 0.18215,
@@ -82,8 +79,8 @@ def main() -> None:
         print(f"{folder}: there already")
         return
     whisper = shapes_of(WhisperEncoder, WHISPER_TINY, WHISPER_PREFIX)
-    unet, vae = shapes_of(UNet, UNET), dict(vae_shapes())
-    check_place(folder, [*unet.values(), *vae.values(), *whisper.values()], DTYPES[arguments.precision])
+    unet, vae = shapes_of(UNet, UNET), vae_shapes()
+    check_target(folder, [*unet.values(), *vae.values(), *whisper.values()], DTYPES[arguments.precision])
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder) as temporary:
         staged = Path(temporary)
@@ -97,17 +94,17 @@ def main() -> None:
     print(f"{folder}: {sum(math.prod(shape) for shape in unet.values()) / 1e9:.2f} billion parameters in the U-Net")
 
 
-def check_place(folder: Path, shapes: list[Shape], dtype: torch.dtype) -> None:
-    """Ends the program if something else lies at `folder`, which it would replace, or if the disk is too full."""
+def check_target(folder: Path, shapes: list[Shape], dtype: torch.dtype) -> None:
+    """Ends the program if `folder` has other files, or if the disk has too little space."""
     if folder.exists() and any(folder.iterdir()):
-        raise SystemExit(f"{folder}: holds other files; remove them, or choose another --out")
+        raise SystemExit(f"{folder}: has other files; remove them, or choose another --out")
     needed_bytes = sum(math.prod(shape) for shape in shapes) * dtype.itemsize + SPARE_BYTES
-    place = folder.resolve()
-    while not place.exists():
-        place = place.parent
-    free_bytes = shutil.disk_usage(place).free
+    parent = folder.resolve()
+    while not parent.exists():
+        parent = parent.parent
+    free_bytes = shutil.disk_usage(parent).free
     if free_bytes < needed_bytes:
-        raise SystemExit(f"{place}: {free_bytes / 1e9:.1f} GB free, {needed_bytes / 1e9:.1f} needed")
+        raise SystemExit(f"{parent}: {free_bytes / 1e9:.1f} GB free, {needed_bytes / 1e9:.1f} needed")
 
 
 def shapes_of(network: type[UNet | WhisperEncoder], config: UNetConfig | WhisperConfig, prefix: str = "") -> Shapes:
@@ -115,6 +112,13 @@ def shapes_of(network: type[UNet | WhisperEncoder], config: UNetConfig | Whisper
     with torch.device("meta"):
         table = origins(network(config), prefix)
     return {name: origin.shape for origin in table.values() for name in origin.names if name is not None}
+
+
+def vae_shapes() -> Shapes:
+    """Names and shapes of the published VAE's tensors, as diffusers names them today."""
+    with torch.device("meta"):
+        vae = AutoencoderKL.from_config(VAE_CONFIG)
+    return {name: tuple(tensor.shape) for name, tensor in vae.state_dict().items()}
 
 
 def random_tensors(shapes: Shapes, arguments: argparse.Namespace) -> dict[str, Tensor]:
@@ -137,15 +141,8 @@ def random_tensor(name: str, shape: Shape, seed: int) -> Tensor:
 
 def write_whisper(path: Path, tensors: dict[str, Tensor]) -> None:
     """One of OpenAI's `.pt` files, encoder only."""
-    dims = {
-        "n_mels": WHISPER_TINY.mels,
-        "n_audio_ctx": WHISPER_TINY.positions,
-        "n_audio_state": WHISPER_TINY.width,
-        "n_audio_head": WHISPER_TINY.heads,
-        "n_audio_layer": WHISPER_TINY.blocks,
-    }
     path.parent.mkdir(parents=True)
-    torch.save({"dims": dims, "model_state_dict": tensors}, path)
+    torch.save(whisper_file(WHISPER_TINY, tensors), path)
 
 
 def write_vae(folder: Path, tensors: dict[str, Tensor]) -> None:
@@ -153,63 +150,6 @@ def write_vae(folder: Path, tensors: dict[str, Tensor]) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(VAE_CONFIG, indent=2) + "\n", encoding="utf-8")
     save_file(tensors, folder / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
-
-
-def vae_shapes() -> Iterator[tuple[str, Shape]]:
-    """Names and shapes of the published VAE's tensors, as diffusers names them today."""
-    top, bottom = VAE_WIDTHS[0], VAE_WIDTHS[-1]
-    moments = 2 * VAE_LATENT_CHANNELS
-    yield from conv("encoder.conv_in", 3, top, 3)
-    previous = top
-    for level, width in enumerate(VAE_WIDTHS):
-        yield from resnets(f"encoder.down_blocks.{level}", previous, width, VAE_LAYERS)
-        if level < len(VAE_WIDTHS) - 1:
-            yield from conv(f"encoder.down_blocks.{level}.downsamplers.0.conv", width, width, 3)
-        previous = width
-    yield from middle("encoder", bottom)
-    yield from vector("encoder.conv_norm_out", bottom)
-    yield from conv("encoder.conv_out", bottom, moments, 3)
-    yield from conv("quant_conv", moments, moments, 1)
-    yield from conv("post_quant_conv", VAE_LATENT_CHANNELS, VAE_LATENT_CHANNELS, 1)
-    yield from conv("decoder.conv_in", VAE_LATENT_CHANNELS, bottom, 3)
-    yield from middle("decoder", bottom)
-    for index, width in enumerate(reversed(VAE_WIDTHS)):
-        yield from resnets(f"decoder.up_blocks.{index}", previous, width, VAE_LAYERS + 1)
-        if index < len(VAE_WIDTHS) - 1:
-            yield from conv(f"decoder.up_blocks.{index}.upsamplers.0.conv", width, width, 3)
-        previous = width
-    yield from vector("decoder.conv_norm_out", top)
-    yield from conv("decoder.conv_out", top, 3, 3)
-
-
-def middle(side: str, width: int) -> Iterator[tuple[str, Shape]]:
-    yield from resnets(f"{side}.mid_block", width, width, 2)
-    attention = f"{side}.mid_block.attentions.0"
-    yield from vector(f"{attention}.group_norm", width)
-    for projection in ("to_q", "to_k", "to_v", "to_out.0"):
-        yield f"{attention}.{projection}.weight", (width, width)
-        yield f"{attention}.{projection}.bias", (width,)
-
-
-def resnets(block: str, inputs: int, outputs: int, layers: int) -> Iterator[tuple[str, Shape]]:
-    for index, entering in enumerate((inputs, *[outputs] * (layers - 1))):
-        stem = f"{block}.resnets.{index}"
-        yield from vector(f"{stem}.norm1", entering)
-        yield from conv(f"{stem}.conv1", entering, outputs, 3)
-        yield from vector(f"{stem}.norm2", outputs)
-        yield from conv(f"{stem}.conv2", outputs, outputs, 3)
-        if entering != outputs:
-            yield from conv(f"{stem}.conv_shortcut", entering, outputs, 1)
-
-
-def conv(stem: str, inputs: int, outputs: int, kernel: int) -> Iterator[tuple[str, Shape]]:
-    yield f"{stem}.weight", (outputs, inputs, kernel, kernel)
-    yield f"{stem}.bias", (outputs,)
-
-
-def vector(stem: str, width: int) -> Iterator[tuple[str, Shape]]:
-    yield f"{stem}.weight", (width,)
-    yield f"{stem}.bias", (width,)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
-"""Times the CUDA form of a bundle's graphs against the portable one, whole and switch by switch, on a GPU.
+"""Times the CUDA form of a bundle's graphs against the portable one, and provider options one by one, on a GPU.
 
-    python scripts/measure_forms.py make BUNDLE --checkpoints FOLDER [--jobs 10]
-    python scripts/measure_forms.py time BUNDLE [BUNDLE ...] --json FILE [--limit-s 420] [--runs 20]
+    python scripts/measure_forms.py BUNDLE [BUNDLE ...] --json FILE [--limit-s 420] [--runs 20]
 
-`make` writes the full step in variants of the form, beside the bundle's graphs and reading their weights, each in a
-process of its own (a minute, 6 GB). `time` opens every graph of every bundle in both forms as a run would, then the
-variants of the first, each in a process of its own, and compares outputs on random inputs with the portable graph's.
-What the rows hold, `docs/performance.md` says.
+Opens every graph of every bundle in both forms as a run would, then the first bundle's full step with one option of the
+provider changed, each in a process of its own, and compares outputs on random inputs with the portable graph's.
+`docs/performance.md` explains the rows.
 """
 
 import argparse
@@ -19,57 +17,29 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.bundle.manifest import CACHED_STEP, FULL_STEP, VAE_DECODER, VAE_ENCODER, Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.export.cuda_form import CudaForm
-from latentsync_trt.runtime.cache.engine_cache import EngineCache
+from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.providers.select import select_provider
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.options import CudaOptions
-from latentsync_trt.runtime.sessions.recipes import cuda_recipe
+from latentsync_trt.runtime.sessions.options import cuda_options
 from latentsync_trt.runtime.sessions.session import Session, SessionSettings
 
-FULL = "denoise_step"
-GRAPHS = (FULL, "denoise_step_cached", "vae_encoder", "vae_decoder", "denoise_step_unguided")
+GRAPHS = (FULL_STEP, CACHED_STEP, VAE_ENCODER, VAE_DECODER, step_graph(guided=False, cached=False))
 
-FORM = CudaForm()
-VARIANTS = {
-    "no-geglu": replace(FORM, geglu=False),
-    "no-skip-layer-norm": replace(FORM, skip_layer_norm=False),
-    "no-skip-group-norm": replace(FORM, skip_group_norm=False),
-    "no-bias-add": replace(FORM, bias_add=False),
-    "conv-transposed": replace(FORM, nhwc_conv=False),
-    "attention-onnx": replace(FORM, attention="Attention"),
-    "temporal-mha": replace(FORM, temporal_attention="MultiHeadAttention"),
-    "packed-1": replace(FORM, packed_pixels=1),
-    "bare": CudaForm(
-        geglu=False,
-        skip_layer_norm=False,
-        skip_group_norm=False,
-        bias_add=False,
-        attention="Attention",
-        packed_pixels=1,
-    ),
-}
-"""The form with one switch changed; `bare` is channels-last with fused norms and nothing else."""
-
-PROVIDER_CHANGES: dict[str, dict[str, str | None]] = {
+CHANGES: dict[str, dict[str, str | None]] = {
     "flash-attention": {"sdpa_kernel": None},
-    "bias-apart": {"fuse_conv_bias": "0"},
-    "conv-transposed": {"prefer_nhwc": "1"},
+    "separate-bias": {"fuse_conv_bias": "0"},
     "heuristic-convolutions": {"cudnn_conv_algo_search": "HEURISTIC"},
     "strict-layer-norm": {"enable_skip_layer_norm_strict_mode": "1"},
 }
-"""The form as it is with one option of the provider changed, None to leave it out; with the variant of its name, where
-there is one."""
+"""Changed options of the provider; None removes one."""
 
 _WARM_UP_RUNS = 4
 _QUEUED_RUNS = 10
@@ -78,87 +48,33 @@ _UNWRITTEN = 777
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["row"]:
+        print("ROW " + json.dumps(measure(json.loads(sys.argv[2]))), flush=True)
+        return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    making, timing, one = (commands.add_parser(name) for name in ("make", "time", "one"))
-    making.add_argument("bundle", type=Path)
-    making.add_argument("--checkpoints", type=Path, required=True)
-    making.add_argument("--jobs", type=int, default=len(VARIANTS))
-    making.add_argument("--only", help="make just this variant, in this process")
-    timing.add_argument("bundles", type=Path, nargs="+")
-    timing.add_argument("--json", type=Path, required=True)
-    timing.add_argument("--limit-s", type=float, default=420)
-    timing.add_argument("--runs", type=int, default=20)
-    one.add_argument("spec")
+    parser.add_argument("bundles", type=Path, nargs="+")
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--limit-s", type=float, default=420)
+    parser.add_argument("--runs", type=int, default=20)
     arguments = parser.parse_args()
-    if arguments.command == "one":
-        print("ROW " + json.dumps(measure(json.loads(arguments.spec))), flush=True)
-    elif arguments.command == "time":
-        time_all(arguments.bundles, arguments.json, arguments.limit_s, arguments.runs)
-    elif arguments.only:
-        make_variant(arguments.bundle, arguments.checkpoints, arguments.only)
-    else:
-        make_all(arguments.bundle, arguments.checkpoints, arguments.jobs)
-
-
-def make_all(bundle: Path, checkpoints: Path, jobs: int) -> None:
-    def make(name: str) -> None:
-        words = ["make", str(bundle), "--checkpoints", str(checkpoints), "--only", name]
-        subprocess.run([sys.executable, __file__, *words], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-
-    with ThreadPoolExecutor(jobs) as workers:
-        list(workers.map(make, VARIANTS))
-
-
-def variant_path(bundle: Path, name: str) -> Path:
-    return bundle / f"{FULL}.variant-{name}.onnx"
-
-
-def make_variant(folder: Path, checkpoints: Path, name: str) -> None:
-    """Writes one variant of the full step, which must find all its weights in the bundle."""
-    import onnx_ir as ir
-    import torch
-
-    from latentsync_trt.bundle.weights import WeightsFile
-    from latentsync_trt.export.cuda_graph import take_stored
-    from latentsync_trt.export.graphs import build_cuda_graph
-    from latentsync_trt.export.options import ExportOptions, find_sources
-    from latentsync_trt.export.plans import cuda_module, load_networks, plan_graphs
-
-    start_s = time.monotonic()
-    os.environ["LATENTSYNC_TRT_CHECKPOINTS"] = str(checkpoints)
-    manifest = Bundle.load(folder, verify=False).manifest
-    options = ExportOptions(resolution=manifest.resolution_px, frames=manifest.frames, cuda_form=False)
-    dtype = {"fp16": torch.float16, "fp32": torch.float32}[manifest.precision]
-    networks = load_networks(find_sources(options), options, dtype)
-    plan = next(plan for plan in plan_graphs(networks, options) if plan.name == FULL)
-    model = build_cuda_graph(plan, cuda_module(plan.module, VARIANTS[name]))
-    weights = WeightsFile(folder / manifest.graphs[FULL].weights)
-    weights.learn(ir.load(folder / manifest.graphs[FULL].file))
-    take_stored(model, weights)
-    weights.move_out(model)
-    ir.save(model, variant_path(folder, name))
-    print(f"{name}: {len(model.graph)} nodes, {time.monotonic() - start_s:.0f} s", flush=True)
+    time_all(arguments.bundles, arguments.json, arguments.limit_s, arguments.runs)
 
 
 def rows_of(bundles: list[Path]) -> Iterator[dict[str, Any]]:
-    """What is timed, most wanted first."""
-    first = str(bundles[0])
+    """What is timed, most important first."""
     for graph in GRAPHS:
         for bundle in map(str, bundles):
             for form in ("portable", "cuda"):
                 yield {"bundle": bundle, "graph": graph, "form": form}
+    first = {"bundle": str(bundles[0]), "graph": FULL_STEP}
     for form in ("cuda", "portable"):
-        yield {"bundle": first, "graph": FULL, "form": form, "kernels": True}
-    for name in sorted(PROVIDER_CHANGES.keys() - VARIANTS.keys()):
-        yield {"bundle": first, "graph": FULL, "form": "cuda", "change": name}
-    for name in VARIANTS:
-        if variant_path(bundles[0], name).is_file():
-            yield {"bundle": first, "graph": FULL, "form": "cuda", "variant": name}
+        yield first | {"form": form, "kernels": True}
+    for name in CHANGES:
+        yield first | {"form": "cuda", "change": name}
 
 
 def time_all(bundles: list[Path], target: Path, limit_s: float, runs: int) -> None:
-    """Every row in a process of its own; the file is whole after each."""
+    """Every row in a process of its own; the file is complete after each."""
     rows, start_s = [], time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         for spec in rows_of(bundles):
@@ -173,35 +89,30 @@ def time_all(bundles: list[Path], target: Path, limit_s: float, runs: int) -> No
 
 
 def label(spec: dict[str, Any]) -> str:
-    words = [Path(spec["bundle"]).name, spec["graph"], spec["form"]]
-    return " ".join(
-        [*words, *(str(spec[key]) for key in ("change", "variant") if key in spec), "kernels" * ("kernels" in spec)]
+    words = (
+        Path(spec["bundle"]).name,
+        spec["graph"],
+        spec["form"],
+        spec.get("change", ""),
+        "kernels" * ("kernels" in spec),
     )
+    return " ".join(words).strip()
 
 
 def run_row(spec: dict[str, Any]) -> dict[str, Any]:
-    # Says on stdout which kernel each attention runs.
+    # Makes ONNX Runtime print which kernel each attention runs.
     env = os.environ | ({"ORT_ENABLE_ATTENTION_KERNEL_DEBUG_INFO": "1"} if "kernels" in spec else {})
+    command = [sys.executable, __file__, "row", json.dumps(spec)]
     try:
-        done = subprocess.run(
-            [sys.executable, __file__, "one", json.dumps(spec)],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=_ROW_LIMIT_S,
-            check=False,
-        )
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_ROW_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         return {"error": f"took more than {_ROW_LIMIT_S} s"}
-    found = [line.removeprefix("ROW ") for line in done.stdout.splitlines() if line.startswith("ROW ")]
+    lines = done.stdout.splitlines()
+    found = [line.removeprefix("ROW ") for line in lines if line.startswith("ROW ")]
     if not found:
         return {"error": (done.stderr or done.stdout).strip()[-1500:]}
-    said = {
-        line.split("SdpaKernel=")[1].split("\x1b")[0].strip()
-        for line in done.stdout.splitlines()
-        if "SdpaKernel=" in line
-    }
-    return json.loads(found[0]) | ({"attention_kernels": sorted(said)} if said else {})
+    kernels = {line.split("SdpaKernel=")[1].split("\x1b")[0].strip() for line in lines if "SdpaKernel=" in line}
+    return json.loads(found[0]) | ({"attention_kernels": sorted(kernels)} if kernels else {})
 
 
 def measure(spec: dict[str, Any]) -> dict[str, Any]:
@@ -211,13 +122,11 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     selection = select_provider("cuda")
     start_s = time.perf_counter()
     row: dict[str, Any] = {"onnxruntime": ort.__version__, "gpu": str(selection.gpu)}
-    if "variant" in spec or "change" in spec:
-        path = variant_path(bundle.folder, spec["variant"]) if "variant" in spec else bundle.graph_path(FULL, "cuda")
-        options = cuda_recipe(CudaOptions(), "cuda", selection.gpu).provider_options.to_ort()
-        changed = options | PROVIDER_CHANGES.get(spec.get("change", spec.get("variant")), {})
-        given = {name: value for name, value in changed.items() if value is not None}
+    if "change" in spec:
+        options = cuda_options("cuda", selection.gpu).to_ort() | CHANGES[spec["change"]]
+        given = {name: value for name, value in options.items() if value is not None}
         providers = (("CUDAExecutionProvider", given), ("CPUExecutionProvider", {}))
-        session = Session(path, SessionSettings(providers=providers))
+        session = Session(bundle.graph_path(FULL_STEP, "cuda"), SessionSettings(providers=providers))
     else:
         cache = EngineCache(Path(spec["scratch"]) / "engines", notices.append)
         asked = RuntimeOptions(graph_form=spec["form"])
@@ -256,7 +165,7 @@ def time_session(session: Session, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def bound(session: Session) -> tuple[Any, dict[str, Any]]:
-    """Random inputs and outputs on the device. Outputs begin as what no network makes, so that gaps show."""
+    """Random inputs and outputs on the device. Outputs start with a value that no network gives, so that gaps show."""
     binding, outputs = session.ort.io_binding(), {}
     for tensor in session.inputs:
         value = ort.OrtValue.ortvalue_from_numpy(example(tensor.name, tensor.shape, tensor.dtype), "cuda", 0)

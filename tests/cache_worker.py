@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentsync_trt.runtime.cache.engine_cache import EngineCache
+from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.cache.key import EngineKey
 
 PATIENCE_S = 60.0
@@ -36,9 +36,9 @@ def engine_key(**changes: Any) -> EngineKey:
     return replace(KEY, **changes)
 
 
-def write_engine(folder: Path) -> None:
+def write_engine(folder: Path, content: bytes = b"engine") -> None:
     """Builds what a provider might: two files, one of them in a folder."""
-    (folder / "engine.bin").write_bytes(b"engine")
+    (folder / "engine.bin").write_bytes(content)
     (folder / "context").mkdir()
     (folder / "context" / "timing.bin").write_bytes(bytes(1000))
 
@@ -73,7 +73,7 @@ def main(cache: Path, signals: Path, mode: str) -> None:
         (folder / "engine.bin").write_bytes(b"all of it")
 
     engine = EngineCache(cache, on_notice).obtain(KEY, build)
-    answer = {"folder": engine.folder.name, "built": engine.built, "waited_s": engine.waited_s, "notices": notices}
+    answer = {"folder": engine.folder.name, "built": engine.built, "notices": notices}
     json.dump(answer, sys.stdout)
 
 

@@ -10,8 +10,9 @@ import av
 import numpy as np
 
 from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
 from latentsync_trt.media.demo_clip import camera_frames
-from latentsync_trt.types import UInt8Array
+from latentsync_trt.types import Float32Array, UInt8Array
 from tests.small import small_bundle
 
 CLICK_RATE_HZ = 48000
@@ -104,6 +105,11 @@ def write_sound(
             container.mux(stream.encode(piece))
         container.mux(stream.encode(None))
     return path
+
+
+def read_audio(path: Path, rate_hz: int = SPEECH_RATE_HZ) -> Float32Array:
+    """All mono samples of a file, `(n,)`."""
+    return np.concatenate(list(read_audio_blocks(path, rate_hz)))
 
 
 def decoded(path: Path) -> list[UInt8Array]:

@@ -155,7 +155,7 @@ def inputs() -> list[np.ndarray]:
 
 def denoised(networks: Networks) -> np.ndarray:
     """A full step and a cached one on made-up inputs."""
-    denoiser = networks.denoiser()
+    denoiser = networks.denoiser
     denoiser.begin(WindowBatch(*inputs(), 1.5))
     for cached in (False, True):
         denoiser.step(500, COEFFICIENTS, cached=cached)

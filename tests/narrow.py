@@ -7,8 +7,7 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
-from latentsync_trt.export.checkpoint import WHISPER_PREFIX
-from latentsync_trt.export.exporter import export_bundle
+from latentsync_trt.export.checkpoint import WHISPER_PREFIX, whisper_file
 from latentsync_trt.export.naming import checkpoint_tensors
 from latentsync_trt.export.options import ExportOptions, Sources
 from latentsync_trt.export.unet import UNet, UNetConfig
@@ -57,14 +56,7 @@ def write_whisper(path: Path, config: WhisperConfig = WHISPER) -> Path:
     """A Whisper `.pt`, encoder only."""
     network = WhisperEncoder(config)
     randomize(network)
-    dims = {
-        "n_mels": config.mels,
-        "n_audio_ctx": config.positions,
-        "n_audio_state": config.width,
-        "n_audio_head": config.heads,
-        "n_audio_layer": config.blocks,
-    }
-    torch.save({"dims": dims, "model_state_dict": checkpoint_tensors(network, WHISPER_PREFIX)}, path)
+    torch.save(whisper_file(config, checkpoint_tensors(network, WHISPER_PREFIX)), path)
     return path
 
 
@@ -97,8 +89,3 @@ def narrow_options(sources: Sources, out: Path, **fields: object) -> ExportOptio
     """Export options for the narrow networks; `fields` as in `ExportOptions`."""
     defaults = {"resolution": RESOLUTION_PX, "frames": FRAMES}
     return ExportOptions(unet=sources.unet, vae=sources.vae, whisper=sources.whisper, out=out, **(defaults | fields))
-
-
-def export_narrow(folder: Path, **fields: object) -> Path:
-    """Writes the checkpoints and exports them; returns the bundle, `folder / "bundle"`."""
-    return export_bundle(narrow_options(write_sources(folder / "sources"), folder / "bundle", **fields))

@@ -1,5 +1,5 @@
-"""Engines built by a process of its own while the run goes on. Here the slow provider and the other are both the CPU,
-with a cache each."""
+"""Engines built by a process of its own while a run goes on with another provider. Here both run on the CPU, and the
+engines of the one that compiles are copies of the graphs."""
 
 import itertools
 import json
@@ -18,8 +18,8 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, ProviderUnavailable
-from latentsync_trt.runtime.cache.engine_cache import EngineCache, cache_folder
 from latentsync_trt.runtime.cache.prune import survey
+from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.networks import background, networks
 from latentsync_trt.runtime.networks.background import failure_of
 from latentsync_trt.runtime.networks.networks import Networks
@@ -28,6 +28,7 @@ from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
 from latentsync_trt.types import SyncReport
 from tests.cache_worker import until
 from tests.clips import decoded, synced, write_clip
+from tests.compiling import COMPILING, compiling_provider
 from tests.device import GRAPHS, denoised
 from tests.small import small_bundle
 
@@ -38,7 +39,7 @@ FRAMES, WINDOWS = 20, 2
 
 @dataclass
 class Setting:
-    """A cold cache, a clip, and what is told."""
+    """An empty cache, a clip, and the notices."""
 
     cold: Path
     video: Path
@@ -46,10 +47,10 @@ class Setting:
     output: Path
     notices: list[str] = field(default_factory=list)
 
-    def networks(self) -> Networks:
-        """On the demo bundle."""
+    def networks(self, selection: Selection = COMPILING) -> Networks:
+        """On the small bundle."""
         options = RuntimeOptions(build="background", engine_cache=self.cold)
-        return Networks(Bundle.load(small_bundle()), Selection("cpu"), options, on_notice=self.notices.append)
+        return Networks(Bundle.load(small_bundle()), selection, options, on_notice=self.notices.append)
 
     def sync(self, lip_sync: LipSync) -> SyncReport:
         """One clip; its second window is painted after the build has ended."""
@@ -65,7 +66,7 @@ class Setting:
             patch.setattr(made, "between_windows", wait)
             return lip_sync.sync(self.video, self.audio, self.output, QUICK)
 
-    def told(self, words: str) -> str:
+    def notice(self, words: str) -> str:
         """The one notice with these words."""
         (notice,) = (notice for notice in self.notices if words in notice)
         return notice
@@ -78,7 +79,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def usual(clip: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
-    """What a run without any of this makes of the clip; it also builds the engines to run on meanwhile."""
+    """The frames of a run on the CPU provider alone."""
     return synced(clip, tmp_path_factory.mktemp("usual") / "out.mkv", QUICK)
 
 
@@ -86,17 +87,17 @@ def usual(clip: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 def setting(
     clip: tuple[Path, Path], usual: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Setting]:
-    """The CPU counts as slow to build, and after it comes the CPU, whose engines are in the usual cache."""
-    monkeypatch.setattr(networks, "COMPILING_PROVIDERS", ("cpu",))
+    """A provider that compiles, and after it the CPU provider."""
+    compiling_provider(monkeypatch)
     monkeypatch.setattr(networks, "next_provider", lambda selection: Selection("cpu"))
-    engines_of, calls = Networks._engines, itertools.count()
-
-    def engines(self: Networks, selection: Selection) -> Engines:
-        if next(calls) == 0:
-            return engines_of(self, selection)
-        return Engines(self.bundle, selection, self.options, EngineCache(cache_folder()), self._notice)
-
-    monkeypatch.setattr(Networks, "_engines", engines)
+    monkeypatch.setattr(Selection, "device", "cpu")
+    usual_command = background.build_command
+    monkeypatch.setattr(
+        background,
+        "build_command",
+        lambda engines, graphs: [sys.executable, "-m", "tests.build_worker", *usual_command(engines, graphs)[3:]],
+    )
+    monkeypatch.chdir(REPOSITORY)
     return Setting(tmp_path / "cold für Ženy", *clip, tmp_path / "out.mkv")
 
 
@@ -112,24 +113,20 @@ def test_a_run_starts_at_once_and_changes_between_two_windows(setting: Setting, 
         assert lip_sync.wait_for_build() == ""
     assert (report.frames, report.windows) == (FRAMES, WINDOWS)
     assert np.array_equal(np.stack(decoded(setting.output)), usual)
-    assert setting.told("being built") == f"{len(GRAPHS)} engines for cpu are being built; running on cpu meanwhile"
-    assert setting.told("are ready after").endswith(" s; changing to them")
+    assert setting.notice("being built") == f"{len(GRAPHS)} engines for rtx are being built; running on cpu meanwhile"
+    assert setting.notice("are ready after").endswith(" s; changing to them")
     assert len(setting.notices) == 2
     assert [notice for notice in report.notices if notice in setting.notices] == setting.notices
     assert not any(engine.built for engine in report.engines)  # not by this process
-    (full,) = (engine for engine in report.engines if engine.graph == "denoise_step")
-    assert (full.opened, full.runs) == (2, WINDOWS)  # before and after the change
+    runs = {engine.provider: engine.runs for engine in report.engines if engine.graph == "denoise_step"}
+    assert runs == {"cpu": 1, "rtx": WINDOWS - 1}  # before and after the change
     assert {item.state for item in survey(setting.cold, hashes=True)} == {"ready"}
 
 
 def test_with_engines_in_the_cache_there_is_nothing_to_build(setting: Setting) -> None:
-    warm = Engines(
-        Bundle.load(small_bundle()),
-        Selection("cpu"),
-        RuntimeOptions(),
-        EngineCache(setting.cold),
-        setting.notices.append,
-    )
+    notices: list[str] = []
+    cache = EngineCache(setting.cold)
+    warm = Engines(Bundle.load(small_bundle()), COMPILING, RuntimeOptions(), cache, notices.append)
     for graph in GRAPHS:
         warm.build(graph)
     made = setting.networks()
@@ -140,7 +137,7 @@ def test_with_engines_in_the_cache_there_is_nothing_to_build(setting: Setting) -
 
 
 def ended(made: Networks) -> str:
-    """Two batches of the denoiser, with the build's end and a border between windows in between; what went wrong."""
+    """Runs the denoiser before and after the end of the build; returns what went wrong with the build."""
     before = denoised(made)
     problem = made.wait_for_build()
     made.between_windows()
@@ -165,21 +162,26 @@ def test_a_build_that_fails_leaves_the_run_going(
     problem = ended(made)
     reason = {"says why": "no kernel image", "says nothing": "it ended with code 9", "cannot write": "a file is in"}
     assert reason[trouble] in problem
-    told = f"building in the background failed, going on with cpu: {problem}"
-    assert made.take_notices()[1:] == (told,)
+    assert made.take_notices()[1:] == (f"building in the background failed, going on with cpu: {problem}",)
     assert {engine.runs for engine in made.times() if engine.graph == "denoise_step"} == {2}
     made.close()
 
 
-@pytest.mark.parametrize("error", [EngineBuildError("made by another driver"), OutOfMemory("too little memory")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        EngineBuildError("made by another driver"),
+        pytest.param(OutOfMemory("too little memory"), marks=pytest.mark.slow),
+    ],
+)
 def test_engines_that_do_not_open_leave_the_run_going(
     setting: Setting, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    python(monkeypatch, "'builds nothing, which opening makes up for'")
+    python(monkeypatch, "'builds nothing, so the engines are built when they are opened'")
     open_engine = Engines.open
 
     def refuse(self: Engines, graph: str, **options: Path | None) -> OpenedEngine:
-        if self.cache.folder == setting.cold.absolute() and graph == "vae_decoder":
+        if self.selection.name == "rtx" and graph == "vae_decoder":
             raise error
         return open_engine(self, graph, **options)
 
@@ -187,12 +189,12 @@ def test_engines_that_do_not_open_leave_the_run_going(
     made = setting.networks()
     made.prepare(GRAPHS)
     assert ended(made) == ""
-    assert made.decode(np.zeros((4, 4, 16, 16), np.float32)).shape == (4, 3, 128, 128)
-    assert setting.told("failed, going on") == f"building in the background failed, going on with cpu: {error}"
+    assert len(made.codec.decode_faces(np.zeros((4, 4, 16, 16), np.float32))) == 4
+    assert setting.notice("failed, going on") == f"building in the background failed, going on with cpu: {error}"
     made.close()
 
 
-def test_closing_stops_the_build_and_nothing_half_built_is_trusted(
+def test_closing_stops_the_build_and_its_leftover_is_not_used(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signals = tmp_path / "signals"
@@ -225,18 +227,19 @@ def test_with_nothing_to_run_on_the_run_waits_and_says_so(setting: Setting, monk
     made.prepare(GRAPHS)
     assert not made.building
     reason = "cuda: no NVIDIA driver"
-    assert setting.notices == [f"nothing to run on while engines are built, so the run waits for them: {reason}"]
-    assert {time.built for time in made.times()} == {True}
+    waits = f"no provider to run on while engines are built, so the run waits for them: {reason}"
+    assert setting.notices[0] == waits
+    assert {(time.provider, time.built) for time in made.times()} == {("rtx", True)}
     made.close()
 
 
-def test_providers_that_build_in_no_time_just_build(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    made = setting.networks()
+def test_providers_without_engines_start_no_build(setting: Setting) -> None:
+    made = setting.networks(Selection("cpu"))
     made.prepare(GRAPHS[:2])
     assert not made.building
     assert setting.notices == []
-    assert {time.built for time in made.times()} == {True}
+    assert {time.built for time in made.times()} == {False}
+    assert not setting.cold.exists()
     made.close()
 
 
@@ -249,7 +252,7 @@ def test_providers_that_build_in_no_time_just_build(setting: Setting, monkeypatc
         ("[]", "", "it ended with code -9"),
     ],
 )
-def test_why_a_build_failed(out: str, err: str, wanted: str) -> None:
+def test_the_reason_of_a_failed_build(out: str, err: str, wanted: str) -> None:
     assert failure_of(out.encode(), err.encode(), -9) == wanted
 
 
@@ -258,10 +261,12 @@ def test_why_a_build_failed(out: str, err: str, wanted: str) -> None:
 
 def sync_command(setting: Setting, *words: str) -> tuple[int, str, str]:
     arguments = ["--video", setting.video, "--audio", setting.audio, "-o", setting.output.with_suffix(".mp4")]
-    options = ["--bundle", str(small_bundle()), "--provider", "cpu", "--steps", "1", "--build", "background"]
-    result = CliRunner().invoke(
-        main, ["sync", *map(str, arguments), *options, "--engine-cache", str(setting.cold), *words]
-    )
+    options = ["--bundle", str(small_bundle()), "--provider", "rtx", "--steps", "1", "--build", "background"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("latentsync_trt.sync.api.select_provider", lambda name, device: COMPILING)
+        result = CliRunner().invoke(
+            main, ["sync", *map(str, arguments), *options, "--engine-cache", str(setting.cold), *words]
+        )
     return result.exit_code, result.stdout, result.stderr
 
 

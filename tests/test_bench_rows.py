@@ -1,8 +1,8 @@
-"""Rows as files, their comparison, and the report that is made of them."""
+"""Rows as files, their comparison, and the report."""
 
 import re
-import xml.etree.ElementTree as ET
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from latentsync_trt.bench.compare import compare
 from latentsync_trt.bench.machine import slug, without_paths
-from latentsync_trt.bench.report import report, write_report
+from latentsync_trt.bench.report import Bar, stacked_bars, write_report
 from latentsync_trt.bench.rows import (
     Arithmetic,
     BundleFacts,
@@ -18,13 +18,13 @@ from latentsync_trt.bench.rows import (
     Quality,
     Results,
     Row,
+    Spread,
     StepTimes,
     read_results,
 )
-from latentsync_trt.bench.spread import Spread
-from latentsync_trt.bench.svg import tick_step
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError, OutputError
+from tests.conftest import REPOSITORY
 
 BUNDLE = BundleFacts("1.6 & <friends>", 512, 16, "fp16", "static", "ab" * 32)
 ENVIRONMENT = {"command": "latentsync-trt bench", "measured_at": "2026-01-02T03:04:05+00:00", "cpu": "A", "gpu": "G"}
@@ -52,7 +52,6 @@ QUALITY_LOOP = Row(
     frames=16,
     parts_s={"VAE encode": 0.01, "denoising": 0.08, "VAE decode": 0.01},
     steps=(StepTimes(full=True, guided=True, in_a_run=2, times_ms=(40.0, 41.0, 39.0, 40.0)),),
-    facts={"seconds_per_second_of_video": 0.16, "full_step_equivalents": 2.0},
 )
 FAST_LOOP = replace(
     QUALITY_LOOP,
@@ -72,7 +71,6 @@ CLIP = Row(
     parts_s={"decode": 0.02, "paint": 0.09},
     start_up_s={"check bundle": 1.0},
     engines=({"graph": "denoise_step", "runs": 3},),
-    facts={"paint_busy_share": 0.9, "seconds_per_second_of_video": 0.025},
     notes=("a note",),
 )
 STAGE = Row("stage", "encode", None, None, TIME, 1, frames=50, notes=("1920×1080, 2 cores",))
@@ -110,7 +108,15 @@ def test_what_are_no_rows_is_refused(tmp_path: Path, content: str, reason: str) 
         read_results(path)
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "benchmarks").glob("bench-*.json")), ids=lambda path: path.stem)
+def test_committed_rows_can_be_compared(path: Path) -> None:
+    results = read_results(path)
+    found = compare(results, results)
+    assert [row for row, _ in found.pairs] == list(results.rows)
+    assert found.differences == ()
+
+
+def test_an_unwritable_path_is_an_output_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
         ALL.write(tmp_path / "file" / "rows.json")
@@ -118,23 +124,17 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         write_report(ALL, tmp_path / "file" / "report.html")
 
 
-def test_a_comparison_shows_change_noise_and_what_else_differs() -> None:
+def test_comparison_has_pairs_leftovers_and_differences() -> None:
     faster = replace(GRAPH, time=Spread(80.0, 70.0, 89.0, 20))
-    noisy = replace(FAST_LOOP, time=Spread(52.0, 44.0, 60.0, 20))
-    after = Results({**ENVIRONMENT, "gpu": "H", "measured_at": "later"}, BUNDLE, (faster, noisy, STAGE))
+    after = Results({**ENVIRONMENT, "gpu": "H", "measured_at": "later"}, BUNDLE, (faster, STAGE))
     found = compare(ALL, after)
-    assert [(pair.before.case, pair.change) for pair in found.pairs] == [
-        ("denoise_step", "faster"),
-        ("one window", "within noise"),
-        ("encode", "within noise"),
-    ]
-    assert found.pairs[0].ratio == pytest.approx(0.8)
-    assert [row.scenario for row in found.only_before] == ["loop", "end-to-end", "pytorch"]
+    assert found.pairs == ((GRAPH, faster), (STAGE, STAGE))
+    assert [row.scenario for row in found.only_before] == ["loop", "loop", "end-to-end", "pytorch"]
     assert found.only_after == ()
     assert found.differences == (("gpu", "G", "H"),)
 
 
-def test_a_ceiling_that_moved_is_pointed_out() -> None:
+def test_comparison_reports_a_changed_ceiling() -> None:
     ceiling = replace(GRAPH, case="matmul 8192 fp16", arithmetic=Arithmetic(1.0, 700.0, 700.0))
     lower = replace(ceiling, time=Spread(140.0, 130.0, 150.0, 20), arithmetic=Arithmetic(1.0, 500.0, 500.0))
     found = compare(replace(ALL, rows=(ceiling, GRAPH)), replace(ALL, rows=(lower, GRAPH)))
@@ -143,15 +143,22 @@ def test_a_ceiling_that_moved_is_pointed_out() -> None:
     )
 
 
-def test_compare_prints_a_table_and_succeeds(tmp_path: Path) -> None:
+def test_compare_prints_changes_with_their_noise(tmp_path: Path) -> None:
     slower = replace(GRAPH, time=Spread(200.0, 190.0, 210.0, 20))
+    noisy = replace(FAST_LOOP, time=Spread(52.0, 44.0, 60.0, 20))
+    once = replace(TORCH, time=Spread(1.0, 1.0, 1.0, 1))
     ALL.write(tmp_path / "a.json")
-    Results({**ENVIRONMENT, "gpu": "Other"}, replace(BUNDLE, sha256="cd" * 32), (slower,)).write(tmp_path / "b.json")
+    other = Results({**ENVIRONMENT, "gpu": "Other"}, replace(BUNDLE, sha256="cd" * 32), (slower, noisy, once))
+    other.write(tmp_path / "b.json")
     result = CliRunner().invoke(main, ["bench", "--compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
     assert result.exit_code == 0, result.output
     assert "differs: gpu: G → Other" in result.stdout
     assert "SHA-256 abababababab → SHA-256 cdcdcdcdcdcd" in result.stdout
-    assert re.search(r"denoise_step · cuda\s+100 ms\s+90.0–110\s+200 ms\s+190–210\s+\+100.0%\s+SLOWER", result.stdout)
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    (graph,) = (line for line in lines if line.startswith("denoise_step · cuda"))
+    assert re.search(r"graph\s+100 ms\s+90.0–110\s+200 ms\s+190–210\s+\+100.0%\s+SLOWER", graph)
+    assert any(line.startswith("one window · fast · cuda") and "within noise" in line for line in lines)
+    assert any(line.startswith("denoise_step eager · cuda") and "noise unknown" in line for line in lines)
     assert "only in a.json: stage encode" in result.stdout
 
 
@@ -161,50 +168,87 @@ def test_compare_of_a_missing_file_fails_in_one_line(tmp_path: Path) -> None:
     assert re.fullmatch(r"error: .*a\.json: cannot be read .*\n", result.stderr)
 
 
-def test_the_report_is_whole_and_needs_nothing_else() -> None:
-    page = report(ALL)
-    tree = ET.fromstring(page.removeprefix("<!DOCTYPE html>"))  # well-formed, entities escaped
-    assert not re.search(r"<script|<link|<img|<iframe|@import|url\(|src=|href=", page)
-    assert [url for url in re.findall(r"https?://[^\"'\s<]+", page) if url != "http://www.w3.org/2000/svg"] == []
-    headings = [element.text for element in tree.iter("h2")]
-    assert headings == [
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The report of `ALL`."""
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    write_report(ALL, path)
+    return path.read_text(encoding="utf-8")
+
+
+def _sections(page: str) -> dict[str, str]:
+    """The text of a report by heading."""
+    parts = re.split(r"<h2>(.*?)</h2>", page.split("<main>")[1])[1:]
+    texts = (re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", part))).strip() for part in parts[1::2])
+    return dict(zip(parts[::2], texts, strict=True))
+
+
+def test_report_sections_show_the_numbers_of_the_rows(page: str) -> None:
+    sections = _sections(page)
+    assert list(sections) == [
         "Presets",
-        "A window by part",
-        "Single steps",
-        "Speed against quality",
-        "A clip by stage",
+        "Where the time of a window goes",
+        "Where the time of a clip goes",
         "Stages by themselves",
         "Graphs",
         "Against PyTorch",
-        "How and on what",
+        "Method and environment",
     ]
-    text = " ".join(tree.itertext())
-    for shown in ("1.6 & <friends>", "31.5 dB, SSIM 0.970", "50%", "2.50×", "not measured", "cached, unguided"):
-        assert shown in text
+    presets = sections["Presets"]
+    assert "quality on cuda 16 100 ms 160 156 ms reference" in presets
+    assert "fast on cuda 16 50.0 ms 320 78.1 ms 31.5 dB, SSIM 0.970" in presets
+    assert "against reference <1>" in presets
+    assert "clip.mp4 480×480 · fast · cuda 1 s" in sections["Where the time of a clip goes"]
+    assert "1920×1080, 2 cores" in sections["Stages by themselves"]
+    assert "denoise_step · cuda 100 ms 90.0–110 35.0 350 50% 2.00 0.50 1.00 GB host + 2.00 device" in sections["Graphs"]
+    torch = sections["Against PyTorch"]
+    assert "denoise_step · cuda 100 ms 250 ms 2.50× not measured" in torch
+    assert "torch 9" in torch
+    assert "one window · quality · cuda loop 100 ms 90.0–110 20 after 1 160 frames/s" in torch  # all rows
+    assert "clip.mp4 480×480 · fast · cuda: a note" in sections["Method and environment"]
+    assert "<h1>1.6 &amp; &lt;friends&gt; at 512 px on G</h1>" in page
+
+
+def test_report_figures_are_labeled_and_follow_the_theme(page: str) -> None:
+    drawings = [unescape(drawing) for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+    labels = [re.findall(r">([^<>\n]+)</text>", drawing) for drawing in drawings]
+    window, clip, stages = labels
+    assert {"one window · quality · cuda", "100 ms", "one window · fast · cuda", "50.0 ms"} <= set(window)
+    legend = ["VAE encode", "full steps", "cached steps, unguided", "VAE decode", "other"]
+    assert [label for label in window if label in legend] == legend
+    assert {"decode", "paint", "100 ms, painting 90%"} <= set(clip)
+    assert {"encode", "500 frames/s", "ms per frame"} <= set(stages)
+    assert all("#000000" not in drawing and "currentColor" in drawing for drawing in drawings)
     assert "prefers-color-scheme: dark" in page
 
 
-def test_every_plot_stays_inside_its_picture() -> None:
-    tree = ET.fromstring(report(ALL).removeprefix("<!DOCTYPE html>"))
-    drawings = list(tree.iter("{http://www.w3.org/2000/svg}svg"))
-    assert len(drawings) == 5
-    for drawing in drawings:
-        width, height = map(float, drawing.attrib["viewBox"].split()[2:])
-        for mark in drawing.iter():
-            for name, limit in (("x", width), ("x2", width), ("cx", width), ("y", height), ("y2", height)):
-                assert -1 <= float(mark.attrib.get(name, 0)) <= limit, (mark.tag, mark.attrib)
+def test_report_needs_no_other_file(page: str) -> None:
+    assert not re.search(r"<script|<link|<img|<iframe|@import|url\(http|src=", page)
+    known = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert set(re.findall(r"https?://[^\"'\s<]+", page)) <= known
 
 
-@pytest.mark.parametrize("rows", [(), (GRAPH,), (STAGE,), (replace(FAST_LOOP, steps=(), quality=None),)])
-def test_a_report_of_a_few_rows_is_well_formed(rows: tuple[Row, ...]) -> None:
-    ET.fromstring(report(replace(ALL, rows=rows)).removeprefix("<!DOCTYPE html>"))
+def test_bars_are_as_long_as_their_parts() -> None:
+    figure = stacked_bars([Bar("a", {"x": 1.0, "y": 2.0}, "3"), Bar("b", {"y": 5.0}, "5")], "s")
+    (axes,) = figure.axes
+    drawn = [(bar.get_y(), bar.get_x(), bar.get_width()) for bar in axes.patches]
+    rows = {y: [(x, width) for other, x, width in drawn if other == y and width] for y, _, _ in drawn}
+    assert list(rows.values()) == [[(0.0, 1.0), (1.0, 2.0)], [(0.0, 5.0)]]
 
 
-def test_ticks_are_round_and_few() -> None:
-    for most in (0.003, 0.9, 1.0, 7.3, 60.0, 99.9, 1234.0):
-        step = tick_step(most)
-        assert 2 <= most / step <= 6.0001
-        assert f"{step:e}"[0] in "125"
+@pytest.mark.parametrize(
+    ("rows", "headings"),
+    [
+        ((), []),
+        ((replace(GRAPH, arithmetic=None, memory=None, start_up_s={}),), ["Graphs"]),
+        ((STAGE,), ["Stages by themselves"]),
+        ((replace(FAST_LOOP, steps=(), quality=None),), ["Presets", "Where the time of a window goes"]),
+    ],
+)
+def test_report_has_sections_for_the_rows_there_are(rows: tuple[Row, ...], headings: list[str], tmp_path: Path) -> None:
+    write_report(replace(ALL, rows=rows), tmp_path / "report.html")
+    found = _sections((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert list(found) == [*headings, "Method and environment"]
 
 
 @pytest.mark.parametrize(

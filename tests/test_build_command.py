@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,35 +13,53 @@ from click.testing import CliRunner, Result
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
+from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.runtime.cache.prune import survey
-from latentsync_trt.runtime.providers.select import why_unavailable
+from latentsync_trt.runtime.networks import background
+from latentsync_trt.runtime.providers import select
+from latentsync_trt.runtime.providers.select import Selection, why_unavailable
+from latentsync_trt.runtime.sessions.builders import GraphSource
+from latentsync_trt.runtime.sessions.engines import Engines
+from tests.compiling import COMPILING, CopyBuilder, compiling_provider
 from tests.small import small_bundle
 
-GRAPHS = tuple(Bundle.load(small_bundle(), verify=False).manifest.graphs)
+MANIFEST = Bundle.load(small_bundle(), verify=False).manifest
+GRAPHS, NAME = tuple(MANIFEST.graphs), MANIFEST.name
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache; provider "rtx" runs on the CPU, and its engines are copies of the graphs."""
+    compiling_provider(monkeypatch)
+    monkeypatch.setattr(select, "select_provider", lambda name, device: COMPILING if name == "rtx" else Selection(name))
+    usual_command = background.build_command
+
+    def command(engines: Engines, graphs: Sequence[str], *, force: bool) -> list[str]:
+        return [sys.executable, "-m", "tests.build_worker", *usual_command(engines, graphs, force=force)[3:]]
+
+    monkeypatch.setattr(background, "build_command", command)
+    monkeypatch.chdir(REPOSITORY)
     return tmp_path / "engine cache für Ženy 引擎"
 
 
-def build(cache: Path, *words: str, bundle: str | Path = "demo") -> Result:
-    arguments = ["build", "--bundle", str(bundle), "--provider", "cpu", "--engine-cache", str(cache), *words]
-    return CliRunner().invoke(main, arguments)
+def build(cache: Path, *words: str, bundle: Path | None = None, provider: str = "rtx") -> Result:
+    options = ["--bundle", str(bundle or small_bundle()), "--provider", provider, "--engine-cache", str(cache)]
+    return CliRunner().invoke(main, ["build", *options, *words])
 
 
 def report(result: Result) -> dict[str, dict[str, object]]:
     """The rows of `--json` by graph."""
     assert (result.exit_code, result.stderr) == (0, "")
     found = json.loads(result.stdout)
-    assert found["provider"] == "cpu"
+    assert found["provider"] == "rtx"
     return {row["graph"]: row for row in found["engines"]}
 
 
 def test_all_graphs_and_a_second_call_finds_them(cache: Path) -> None:
     first = build(cache)
     assert first.exit_code == 0
-    assert f"7 of {len(GRAPHS)} engines built in " in first.stdout
+    assert f"{len(GRAPHS)} of {len(GRAPHS)} engines built in " in first.stdout
     for graph in GRAPHS:
         assert f"{graph}: built in " in first.stderr
     assert len(first.stdout.splitlines()) == 1
@@ -50,14 +69,24 @@ def test_all_graphs_and_a_second_call_finds_them(cache: Path) -> None:
     second = build(cache)
     assert f"0 of {len(GRAPHS)} engines built in 0.0 s" in second.stdout
     assert second.stderr.count("found in the cache") == len(GRAPHS)
-    assert [item.folder for item in survey(cache)] == [item.folder for item in items]
+
+
+def test_a_provider_without_engines_builds_none_and_says_so(cache: Path) -> None:
+    result = build(cache, provider="cpu")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "provider cpu needs no engines: it opens the bundle's graphs directly\n",
+    )
+    result = build(cache, "--graph", "vae_encoder", "--json", provider="cpu")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {"provider": "cpu", "engines": []})
+    assert not cache.exists()
 
 
 def test_json_names_what_each_engine_cost(cache: Path) -> None:
     built = report(build(cache, "--graph", "vae_decoder", "--graph", "vae_encoder", "--json"))
     assert list(built) == ["vae_decoder", "vae_encoder"]
     row = built["vae_decoder"]
-    assert set(row) == {"graph", "built", "build_s", "open_s", "bytes", "node_share", "form"}
+    assert set(row) == {"graph", "built", "build_s", "open_s", "bytes", "node_share"}
     assert row["built"] is True
     assert row["node_share"] == 1.0
     sizes = {item.record.key.graph: item.size_bytes for item in survey(cache) if item.record}
@@ -72,18 +101,19 @@ def test_force_builds_again(cache: Path) -> None:
     (old,) = survey(cache)
     assert report(build(cache, "--graph", "vae_encoder", "--force", "--json"))["vae_encoder"]["built"] is True
     (new,) = survey(cache)
-    assert new.folder != old.folder
+    assert old.record
+    assert new.record
+    assert new.record.built_at > old.record.built_at
 
 
 def test_several_at_once_are_built_by_processes_of_their_own(cache: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle für Ženy"
     shutil.copytree(small_bundle(), bundle)
-    words = ("--graph", "vae_encoder", "--graph", "vae_decoder", "--jobs", "2", "--json")
+    build(cache, "--graph", "vae_encoder", "--quiet", bundle=bundle)
+    words = ("--graph", "vae_encoder", "--graph", "vae_decoder", "--jobs", "2", "--force", "--json")
     built = report(build(cache, *words, bundle=bundle))
     assert [(name, row["built"]) for name, row in built.items()] == [("vae_encoder", True), ("vae_decoder", True)]
     assert len(survey(cache)) == 2
-    forced = report(build(cache, *words, "--force", bundle=bundle))
-    assert all(row["built"] for row in forced.values())
 
 
 def test_quiet_prints_nothing(cache: Path) -> None:
@@ -95,7 +125,7 @@ def test_quiet_prints_nothing(cache: Path) -> None:
 def test_an_unknown_graph_is_refused_with_those_there_are(cache: Path) -> None:
     result = build(cache, "--graph", "vae_encoder", "--graph", "upscaler", "-q")
     assert result.exit_code == 1
-    wanted = f"error: --graph upscaler: bundle demo has no such graph, only {', '.join(GRAPHS)}\n"
+    wanted = f"error: --graph upscaler: bundle {NAME} has no such graph, only {', '.join(GRAPHS)}\n"
     assert result.stderr == wanted
     assert not cache.exists()
 
@@ -106,10 +136,9 @@ def test_wrong_usage_exits_with_2(cache: Path, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_a_cache_that_takes_nothing_is_an_error(tmp_path: Path, jobs: str) -> None:
-    (tmp_path / "file").write_text("")
-    graphs = ("--graph", "vae_encoder", "--graph", "vae_decoder")
-    result = build(tmp_path / "file", *graphs, "--jobs", jobs, "-q")
+def test_a_cache_that_cannot_be_written_is_an_error(cache: Path, jobs: str) -> None:
+    cache.write_text("")
+    result = build(cache, "--graph", "vae_encoder", "--graph", "vae_decoder", "--jobs", jobs, "-q")
     assert result.exit_code == 1
     assert len(result.stderr.splitlines()) == 1
     assert "a file is in the place of the engine cache; choose another place with --engine-cache" in result.stderr
@@ -123,15 +152,13 @@ def test_an_edited_bundle_is_refused(cache: Path, tmp_path: Path) -> None:
     assert "100 bytes, the manifest says" in json.loads(result.stdout)["error"]
 
 
-def test_a_graph_that_does_not_compile_is_named(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Bundle, "check_files", lambda self, hashes: None)
-    shutil.copytree(small_bundle(), tmp_path / "bundle")
-    (tmp_path / "bundle" / "vae_encoder.onnx").write_bytes(b"no graph")
-    result = build(cache, "--graph", "vae_encoder", "-q", bundle=tmp_path / "bundle")
-    assert result.exit_code == 1
-    assert result.stderr.startswith("error: ")
-    assert "vae_encoder" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+def test_a_graph_that_does_not_compile_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: CopyBuilder, source: GraphSource, folder: Path) -> None:
+        raise EngineBuildError(f"{source.path.stem}: unknown operator")
+
+    monkeypatch.setattr(CopyBuilder, "build", refuse)
+    result = build(cache, "--graph", "vae_encoder", "-q")
+    assert (result.exit_code, result.stderr) == (1, "error: vae_encoder: unknown operator\n")
     assert survey(cache) == ()
 
 

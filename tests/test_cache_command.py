@@ -1,4 +1,4 @@
-"""`latentsync-trt cache`: what it shows, and what it removes."""
+"""`latentsync-trt cache`: what it lists, and what it removes."""
 
 import errno
 import json
@@ -11,13 +11,21 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt.cli import main
-from latentsync_trt.cli.cache import size_text
-from latentsync_trt.runtime.cache import prune as upkeep
-from latentsync_trt.runtime.cache.engine_cache import EngineCache
-from latentsync_trt.runtime.cache.machine import Machine, this_machine
-from latentsync_trt.runtime.cache.prune import Item, Limits, clear, prune, select, survey
-from latentsync_trt.runtime.cache.record import RECORD_NAME
-from latentsync_trt.runtime.cache.store import SHARED_FOLDER, Store
+from latentsync_trt.runtime.cache.entry import RECORD_NAME
+from latentsync_trt.runtime.cache.prune import (
+    Item,
+    Kind,
+    Limits,
+    Machine,
+    Outcome,
+    State,
+    clear,
+    prune,
+    select,
+    survey,
+    this_machine,
+)
+from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache
 from tests.cache_worker import KEY, engine_key
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
@@ -62,27 +70,26 @@ def graphs_in(folder: Path) -> list[str]:
     return [item.record.key.graph for item in survey(folder) if item.record]
 
 
-def test_ls_shows_what_each_engine_is(place: Path) -> None:
+def test_ls_shows_what_each_engine_is_for(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     code, out, _ = run(place, "ls")
     assert code == 0
     row = next(line for line in out.splitlines() if "denoise_step" in line)
-    for cell in ("demo", "tensorrt", "NVIDIA GeForce RTX 4090 (8.9)", "fp16", "windows 1-4, height 64", "ready"):
+    for cell in ("demo", "tensorrt fp16", "NVIDIA GeForce RTX 4090 (8.9)", "windows 1-4, height 64", "1.0 MB", "ready"):
         assert cell in row
-    assert f"3 engines and 1 other, {size_text(upkeep.total_bytes(survey(place)))} in {place}" in out
+    assert f"3 engines and 1 other, 4.0 MB, in {place}" in out
     assert out.index("denoise_step") < out.index("vae_encoder") < out.index("vae_decoder") < out.index("kernel timings")
 
 
 def test_ls_fits_a_narrow_terminal(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("latentsync_trt.cli.cache._WIDE", 80)
+    monkeypatch.setenv("COLUMNS", "80")
     lines = run(place, "ls")[1].splitlines()
     assert max(len(line) for line in lines[:-1]) <= 80
-    row = next(index for index, line in enumerate(lines) if "denoise_step" in line)
-    assert lines[row + 1].split()[0] == "demo"
 
 
 def test_ls_in_json(place: Path) -> None:
     content = json.loads(run(place, "ls", "--json")[1])
-    assert content["place"] == str(place)
+    assert content["folder"] == str(place)
     assert content["total_bytes"] == sum(item["size_bytes"] for item in content["items"])
     assert content["total_bytes"] > 4 * SIZE_BYTES
     first = content["items"][0]
@@ -134,8 +141,8 @@ def test_prune_removes_what_was_used_least_recently(place: Path) -> None:
     two_and_timings_gb = 3.1 * SIZE_BYTES / 1e9
     code, out, _ = run(place, "prune", "--max-gb", str(two_and_timings_gb), "--dry-run")
     assert code == 0
-    assert "vae_decoder of demo for tensorrt (1 MB): more than 0.0031 GB in all" in out
-    assert "would remove 1 engine, 1 MB" in out
+    assert "vae_decoder of demo for tensorrt (1.0 MB): more than 0.0031 GB in all" in out
+    assert "would remove 1 engine, 1.0 MB," in out
     assert len(graphs_in(place)) == 3
     assert run(place, "prune", "--max-gb", str(two_and_timings_gb))[0] == 0
     assert graphs_in(place) == ["denoise_step", "vae_encoder"]
@@ -159,27 +166,21 @@ def test_an_engine_that_is_found_counts_as_used(place: Path) -> None:
     assert graphs_in(place) == ["vae_decoder", "denoise_step"]
 
 
-def test_prune_stale_removes_what_nobody_can_use(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_stale_removes_what_cannot_be_used(place: Path) -> None:
     damage(next(item.folder for item in survey(place) if item.record and item.record.key.graph == "vae_decoder"))
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "remove", _refuse)
-        EngineCache(place, lambda _: None).obtain(
-            engine_key(graph="vae_encoder"), lambda aside: _fill(aside / "engine.bin"), force=True
-        )
     (place / f".building-{KEY.digest}-01234567").mkdir()
     (place / ".old-01234567").mkdir()
-    outcome = prune(place, Limits(stale=True))
-    assert sorted(choice.reason for choice in outcome.removed) == [
+    outcome = prune(place, Limits(stale=Machine()))
+    assert sorted(reason for _, reason in outcome.removed) == [
         "engine.bin has 4 bytes instead of 1000000",
         "left behind by a process that was ended",
         "left behind by a process that was ended",
-        "there is a newer build of it",
     ]
     assert sorted(graphs_in(place)) == ["denoise_step", "vae_encoder"]
     assert all(item.state == "ready" for item in survey(place))
 
 
-def _refuse(self: Store, path: Path) -> None:
+def _refuse(self: EngineCache, path: Path) -> None:
     raise PermissionError(errno.EACCES, "used by another process")
 
 
@@ -188,24 +189,19 @@ def _refuse(self: Store, path: Path) -> None:
     [
         (Machine(), ""),
         (Machine(KEY.versions, frozenset([KEY.gpu])), ""),
-        (Machine({"tensorrt": "10.16.1"}), "made with tensorrt 10.14.1, and here is 10.16.1"),
-        (Machine({"tensorrt": ""}), "made with tensorrt 10.14.1, and here is none"),
+        (Machine({"tensorrt": "10.16.1"}), "built with tensorrt 10.14.1, and here is 10.16.1"),
+        (Machine({"tensorrt": ""}), "built with tensorrt 10.14.1, and here is none"),
         (Machine({"something else": "1"}), ""),
         (
             Machine(gpus=frozenset(["NVIDIA H100"])),
-            "made for NVIDIA GeForce RTX 4090, which is not in this machine",
+            "built for NVIDIA GeForce RTX 4090, which is not in this machine",
         ),
     ],
 )
 def test_what_this_machine_cannot_use_is_stale(tmp_path: Path, machine: Machine, reason: str) -> None:
     add(tmp_path, "denoise_step")
-    outcome = prune(tmp_path, Limits(stale=True, machine=machine), dry_run=True)
-    assert [choice.reason for choice in outcome.removed] == ([reason] if reason else [])
-
-
-def test_an_engine_of_the_cpu_is_of_no_gpu() -> None:
-    cpu = engine_key(provider="cpu", gpu="x86_64", compute_capability="", versions={})
-    assert Machine(gpus=frozenset()).foreign(cpu) == ""
+    outcome = prune(tmp_path, Limits(stale=machine), dry_run=True)
+    assert [found for _, found in outcome.removed] == ([reason] if reason else [])
 
 
 def test_this_machine_knows_its_onnxruntime() -> None:
@@ -218,7 +214,7 @@ def test_clear_removes_everything_that_is_the_caches(place: Path) -> None:
     (place / "README.md").write_text("mine")
     code, out, _ = run(place, "clear", "--yes")
     assert code == 0
-    assert "removed 3 engines and 1 other, 4 MB" in out
+    assert "removed 3 engines and 1 other, 4.0 MB," in out
     assert survey(place) == ()
     assert (place / "README.md").exists()
 
@@ -230,36 +226,36 @@ def test_clear_asks_a_person_and_never_hangs(place: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("latentsync_trt.cli.cache.is_terminal", lambda: True)
     for answer, code, left in (("n\n", 1, 3), ("y\n", 0, 0)):
         result = CliRunner().invoke(main, ["cache", "clear", "--engine-cache", str(place)], input=answer)
-        assert "Remove 3 engines and 1 other (4 MB)" in result.stderr
+        assert "Remove 3 engines and 1 other, 4.0 MB," in result.stderr
         assert (result.exit_code, len(graphs_in(place))) == (code, left)
 
 
 @pytest.mark.parametrize("remove", [lambda place: prune(place, Limits(max_bytes=0)), clear], ids=["prune", "clear"])
-def test_what_is_being_built_stays(place: Path, remove: Callable[[Path], upkeep.Outcome]) -> None:
+def test_what_is_being_built_stays(place: Path, remove: Callable[[Path], Outcome]) -> None:
     def build(aside: Path) -> None:
         (aside / "engine.bin").write_bytes(b"half")
         outcome = remove(place)
-        kept = {choice.item.kind: choice.reason for choice in outcome.kept}
-        assert kept["engine"] == "an engine of its kind is being built"
-        assert kept["timings"] == "an engine is being built, which may be reading them"
-        assert {choice.item.kind for choice in outcome.removed} == {"engine"}
+        kept = [(item.kind, item.record.key.graph if item.record else "", reason) for item, reason in outcome.kept]
+        assert ("engine", "denoise_step", "an engine of its kind is being built") in kept
+        assert {item.kind for item, _ in outcome.kept} <= {"engine", "build"}
+        assert [item.kind for item, _ in outcome.removed] == ["engine", "engine", "timings"]
 
     engine = EngineCache(place).obtain(engine_key(graph="denoise_step"), build, force=True)
     assert graphs_in(place) == ["denoise_step"]
     assert (engine.folder / "engine.bin").read_bytes() == b"half"
-    assert [item.kind for item in survey(place)] == ["engine", "timings"]
+    assert [item.kind for item in survey(place)] == ["engine"]
 
 
 def test_what_cannot_be_removed_is_a_failure(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Store, "remove", _refuse)
+    monkeypatch.setattr(EngineCache, "remove", _refuse)
     code, out, err = run(place, "clear", "--yes")
     assert code == 1
-    assert "removed 0 engines, 0 bytes" in out
+    assert "removed 0 engines, 0 bytes," in out
     assert err.count("stays: in use, or write-protected (used by another process)") == 4
 
 
 def test_leftovers_go_first_then_engines_then_timings() -> None:
-    def item(kind: upkeep.Kind, state: upkeep.State, days: int) -> Item:
+    def item(kind: Kind, state: State, days: int) -> Item:
         return Item(kind, Path(f"{kind}-{state}-{days}"), state, 10, NOW - timedelta(days=days))
 
     items = [
@@ -271,16 +267,9 @@ def test_leftovers_go_first_then_engines_then_timings() -> None:
     ]
 
     def order(max_bytes: int) -> list[str]:
-        return [choice.item.folder.name for choice in select(items, Limits(max_bytes), NOW)]
+        return [item.folder.name for item, _ in select(items, Limits(max_bytes), NOW)]
 
     assert order(50) == []
     assert order(49) == ["build-abandoned-0"]
     assert order(21) == ["build-abandoned-0", "engine-ready-3", "engine-ready-1"]
     assert order(0) == ["build-abandoned-0", "engine-ready-3", "engine-ready-1", "timings-ready-50"]
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1_250_000, "1.25 MB"), (2_570_000_000, "2.57 GB")]
-)
-def test_sizes_for_people(size_bytes: int, text: str) -> None:
-    assert size_text(size_bytes) == text

@@ -9,10 +9,8 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.errors import OutOfMemory
+from latentsync_trt.errors import InferenceError, OutOfMemory
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.runtime.networks import codec as codec_module
-from latentsync_trt.runtime.networks.codec import GraphCodec
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.session import Session
@@ -35,6 +33,24 @@ def faces(count: int, seed: int = 5) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, SIDE_PX, SIDE_PX, 3), np.uint8)
 
 
+def encoded(networks: Networks, images: np.ndarray) -> np.ndarray:
+    """The encoder's graph on float pictures, in batches of its size."""
+    return run(networks.session("vae_encoder"), images)
+
+
+def decoded(networks: Networks, latents: np.ndarray) -> np.ndarray:
+    """The decoder's graph to float pictures."""
+    return run(networks.session("vae_decoder"), latents)
+
+
+def run(session: Session, array: np.ndarray) -> np.ndarray:
+    name, size = session.inputs[0].name, session.inputs[0].shape[0]
+    filled = np.resize(array, (-(-len(array) // int(size)) * int(size), *array.shape[1:]))
+    return np.concatenate([session.run({name: part})[0] for part in np.split(filled, len(filled) // int(size))])[
+        : len(array)
+    ]
+
+
 def as_images(pictures: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(pictures.transpose(0, 3, 1, 2) / np.float32(127.5) - np.float32(1))
 
@@ -42,28 +58,28 @@ def as_images(pictures: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("count", [1, 4, 7])
 def test_faces_are_encoded_whole_and_masked(networks: Networks, count: int) -> None:
     mask = mouth_mask(SIDE_PX)
-    masked, whole = networks.encode_faces(faces(count), mask)
+    masked, whole = networks.codec.encode_faces(faces(count), mask)
     assert masked.shape == whole.shape == (count, 4, SIDE_PX // 8, SIDE_PX // 8)
     images = as_images(faces(count))
-    np.testing.assert_array_equal(whole, networks.encode(images))
-    np.testing.assert_array_equal(masked, networks.encode(images * mask))
+    np.testing.assert_array_equal(whole, encoded(networks, images))
+    np.testing.assert_array_equal(masked, encoded(networks, images * mask))
     assert np.abs(masked - whole).max() > 0.01
 
 
 def test_another_mask_or_size_is_noticed(networks: Networks) -> None:
     pictures = faces(4)
     for mask in (mouth_mask(SIDE_PX), np.ones((SIDE_PX, SIDE_PX), np.float32), mouth_mask(SIDE_PX)):
-        masked, _ = networks.encode_faces(pictures, mask)
-        np.testing.assert_array_equal(masked, networks.encode(as_images(pictures) * mask))
+        masked, _ = networks.codec.encode_faces(pictures, mask)
+        np.testing.assert_array_equal(masked, encoded(networks, as_images(pictures) * mask))
 
 
 @pytest.mark.parametrize("count", [1, 4, 7])
 def test_latents_are_decoded_to_sixteen_bits(networks: Networks, count: int) -> None:
     latents = np.random.default_rng(3).standard_normal((count, 4, SIDE_PX // 8, SIDE_PX // 8), np.float32)
-    painted = networks.decode_faces(latents)
+    painted = networks.codec.decode_faces(latents)
     assert len(painted) == count
     assert all(picture.shape == (SIDE_PX, SIDE_PX, 3) and picture.dtype == np.uint16 for picture in painted)
-    expected = networks.decode(latents).clip(-1, 1).transpose(0, 2, 3, 1)
+    expected = decoded(networks, latents).clip(-1, 1).transpose(0, 2, 3, 1)
     assert np.ptp(expected) > 0.1
     np.testing.assert_allclose(np.stack(painted) * (2 / 65535) - 1, expected, atol=1.01 * STEP)
 
@@ -72,32 +88,12 @@ def test_what_was_given_out_and_in_stays_as_it_is(networks: Networks) -> None:
     """Buffers are used again for the next batch: neither the caller's arrays nor the results may be those buffers."""
     pictures, latents = faces(4), np.random.default_rng(1).standard_normal((4, 4, 16, 16), np.float32)
     given = pictures.copy(), latents.copy()
-    encoded, painted = networks.encode_faces(pictures, mouth_mask(SIDE_PX)), networks.decode_faces(latents)
+    encoded, painted = networks.codec.encode_faces(pictures, mouth_mask(SIDE_PX)), networks.codec.decode_faces(latents)
     kept = [array.copy() for array in (*encoded, *painted)]
-    networks.encode_faces(faces(4, seed=6), mouth_mask(SIDE_PX))
-    networks.decode_faces(-latents)
+    networks.codec.encode_faces(faces(4, seed=6), mouth_mask(SIDE_PX))
+    networks.codec.decode_faces(-latents)
     for array, copy in zip((*encoded, *painted, pictures, latents), (*kept, *given), strict=True):
         np.testing.assert_array_equal(array, copy)
-
-
-def test_buffers_are_made_once_a_size_and_let_go_with_the_engines(
-    networks: Networks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[GraphCodec] = []
-
-    class Counted(GraphCodec):
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments)  # type: ignore[arg-type]
-            made.append(self)
-
-    networks.close()
-    monkeypatch.setattr(codec_module, "GraphCodec", Counted)
-    for _ in range(3):
-        networks.encode_faces(faces(4), mouth_mask(SIDE_PX))
-    assert len(made) == 1
-    networks.close()
-    networks.encode_faces(faces(4), mouth_mask(SIDE_PX))
-    assert len(made) == 2
 
 
 ALLOCATIONS = ("ortvalue_from_numpy", "ortvalue_from_shape_and_type")
@@ -106,16 +102,19 @@ ALLOCATIONS = ("ortvalue_from_numpy", "ortvalue_from_shape_and_type")
 
 def test_a_batch_of_the_same_size_makes_no_buffer(networks: Networks, monkeypatch: pytest.MonkeyPatch) -> None:
     mask, latents = mouth_mask(SIDE_PX), np.ones((4, 4, 16, 16), np.float32)
-    networks.encode_faces(faces(4), mask)
-    networks.decode_faces(latents)
+    networks.codec.encode_faces(faces(4), mask)
+    networks.codec.decode_faces(latents)
 
     def never(*_: object) -> None:
         raise AssertionError("allocated again")
 
     for method in ALLOCATIONS:
         monkeypatch.setattr(ort.OrtValue, method, never)
-    networks.encode_faces(faces(4, seed=6), mask)
-    networks.decode_faces(-latents)
+    networks.codec.encode_faces(faces(4, seed=6), mask)
+    networks.codec.decode_faces(-latents)
+    networks.close()
+    with pytest.raises(InferenceError, match="allocated again"):  # buffers go with the engines
+        networks.codec.encode_faces(faces(4), mask)
 
 
 @pytest.mark.parametrize("method", ALLOCATIONS)
@@ -125,7 +124,7 @@ def test_buffers_find_memory_by_closing_other_networks(
     networks.close()
     networks._pool.low_memory = False
     pictures, mask = faces(4), mouth_mask(SIDE_PX)
-    wanted = networks.encode_faces(pictures, mask)
+    wanted = networks.codec.encode_faces(pictures, mask)
     networks.close()
     networks.session("vae_decoder")
     networks.session("audio_encoder")
@@ -139,7 +138,7 @@ def test_buffers_find_memory_by_closing_other_networks(
         return make(content, *kind)
 
     monkeypatch.setattr(ort.OrtValue, method, scarce)
-    found = networks.encode_faces(pictures, mask)
+    found = networks.codec.encode_faces(pictures, mask)
     assert refused
     assert networks.low_memory
     for ours, theirs in zip(found, wanted, strict=True):
@@ -147,7 +146,7 @@ def test_buffers_find_memory_by_closing_other_networks(
     nothing_left.append(True)
     networks.close()
     with pytest.raises(OutOfMemory, match=r"vae_encoder.*low-memory"):  # there is nothing left to close
-        networks.encode_faces(pictures, mask)
+        networks.codec.encode_faces(pictures, mask)
 
 
 def test_scaling_finds_memory_by_closing_other_networks(networks: Networks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +164,7 @@ def test_scaling_finds_memory_by_closing_other_networks(networks: Networks, monk
         return run(self, action)
 
     monkeypatch.setattr(Session, "_timed", scarce)
-    painted = networks.decode_faces(np.ones((4, 4, 16, 16), np.float32))
+    painted = networks.codec.decode_faces(np.ones((4, 4, 16, 16), np.float32))
     assert refused
     assert networks.low_memory
     assert len(painted) == 4

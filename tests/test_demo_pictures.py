@@ -8,13 +8,12 @@ import cv2
 import numpy as np
 import pytest
 
-from latentsync_trt.bench.canvas import Canvas
-from latentsync_trt.bench.clip_sync import Curves, joined, measure_clip, score
-from latentsync_trt.bench.moments import CELL_PX, Moment, choose_moments, draw_moments
-from latentsync_trt.bench.sync_plot import draw_plot
+from latentsync_trt.bench.clip_figures import face_grid, save_png, sync_figure
+from latentsync_trt.bench.moments import SHOWN_PX, Moment, choose_moments, face_views, masked
+from latentsync_trt.bench.sync_measure import Curves, joined, measure_clip, score
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, OutputError
-from latentsync_trt.media.audio import probe_audio
+from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.demo_clip import SPEECH, SpokenMouth, spoken_mouth
 from latentsync_trt.types import Progress, UInt8Array
 from scripts.train_demo.scene import Studio, draw_scene
@@ -30,9 +29,6 @@ SEEN_CORRELATION = 0.85
 
 CLOSURES = 9
 """My liPs … PaPa, MaMa, … Boats By … Pier."""
-
-_MEASURED = (224, 92, 30)
-"""The plot's color of measured gaps."""
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +51,16 @@ def curves(
     filmed: tuple[list[UInt8Array], list[UInt8Array]], mouth: SpokenMouth, tmp_path_factory: pytest.TempPathFactory
 ) -> Curves:
     clip = write_video(tmp_path_factory.mktemp("spoken") / "out.mp4", filmed[1])
-    told: list[Progress] = []
-    found = measure_clip(clip, SPEECH, mouth, on_progress=told.append)
-    assert [progress.done for progress in told] == list(range(1, FRAMES + 1))
+    reports: list[Progress] = []
+    found = measure_clip(clip, SPEECH, mouth, on_progress=reports.append)
+    assert [progress.done for progress in reports] == list(range(1, FRAMES + 1))
     return found
 
 
 def test_the_built_in_mouth_is_as_long_as_its_speech() -> None:
     known = spoken_mouth()
     assert len(known.opening) == len(known.shut) == len(known.silent)
-    assert probe_audio(SPEECH).duration_s * MODEL_FPS == len(known.opening)
+    assert audio_duration_s(SPEECH) * MODEL_FPS == len(known.opening)
     assert not known.opening[known.shut | known.silent].any()
     assert np.diff(known.shut.astype(int), prepend=0).clip(0).sum() == CLOSURES
     assert known.silent[0]
@@ -74,12 +70,12 @@ def test_the_built_in_mouth_is_as_long_as_its_speech() -> None:
 REMADE = """
 import numpy as np
 from latentsync_trt.media.demo_clip import SENTENCE, SPEECH, spoken_mouth
-from latentsync_trt.media.audio import read_audio_mono
+from latentsync_trt.media.audio import read_audio_blocks
 from scripts.make_demo_assets import VOICE, with_rests
 from scripts.train_demo.espeak import Speaker
 spoken = Speaker().say(SENTENCE, VOICE)
 samples, track = with_rests(spoken)
-assert np.array_equal(read_audio_mono(SPEECH, spoken.rate_hz) * 32768, samples)
+assert np.array_equal(np.concatenate(list(read_audio_blocks(SPEECH, spoken.rate_hz))) * 32768, samples)
 known = spoken_mouth()
 assert np.abs(known.opening - track.opening).max() <= 0.5e-4
 assert np.array_equal(known.shut, track.shut) and np.array_equal(known.silent, track.silent)
@@ -130,50 +126,75 @@ def test_moments_of_a_short_clip_without_silence() -> None:
     assert [(moment.index, moment.shows) for moment in moments] == [(0, "widest"), (2, "widest"), (3, "narrowest")]
 
 
-def test_the_picture_holds_what_the_network_is_given(filmed: tuple[list[UInt8Array], list[UInt8Array]]) -> None:
+def test_faces_are_cut_out_where_the_source_has_them_and_masked(
+    filmed: tuple[list[UInt8Array], list[UInt8Array]],
+) -> None:
     source, made = filmed
-    canvas = draw_moments(iter(source), iter(made), [Moment(0, "silence"), Moment(26, "widest")], 128)
-    left, step = 112 + CELL_PX + 8, CELL_PX + 8
-    own, masked, new = (canvas.pixels[8 + row * step :, left:][:CELL_PX, :CELL_PX].astype(int) for row in range(3))
+    blank = np.zeros_like(source[0])
+    views = face_views([[source[0], source[26], blank], [made[0], made[26], blank]], SHOWN_PX)
+    _, faces, nothing = views
+    assert nothing is None
+    own, new = (face.astype(int) for face in faces)
+    given = masked(faces[0], 128).astype(int)
     chin, forehead = np.s_[150:220, 90:170], np.s_[20:70, 60:200]
-    assert np.abs(masked[chin] - 128).max() <= 1
-    assert np.abs(masked[forehead] - own[forehead]).mean() < 4  # once smaller and larger again
+    assert np.abs(given[chin] - 128).max() <= 1
+    assert np.abs(given[forehead] - own[forehead]).mean() < 4  # reduced to 128 px and enlarged again
     assert np.abs(new[forehead] - own[forehead]).mean() < 1  # the studio's light
     assert np.abs(new[chin] - own[chin]).mean() > 4
 
 
-def test_a_clip_without_faces_has_no_picture() -> None:
-    blank = np.zeros((200, 200, 3), np.uint8)
+def test_the_grid_shows_every_face_pixel_by_pixel_with_labels(tmp_path: Path) -> None:
+    faces = [np.full((SHOWN_PX, SHOWN_PX, 3), level, np.uint8) for level in (60, 120, 180, 240)]
+    columns = {Moment(0, "silence"): faces[:2], Moment(26, "widest"): faces[2:]}
+    figure = face_grid(["source", "cost: $5 $x"], columns)
+    save_png(figure, tmp_path / "grid.png")
+    assert {text.get_text() for text in figure.texts} >= {"source", "0.00 s\nsilence", "1.04 s\nwidest"}
+    picture = cv2.imread(str(tmp_path / "grid.png"))
+    levels, counts = np.unique(picture.reshape(-1, 3), axis=0, return_counts=True)
+    drawn = {tuple(level) for level in levels[counts >= SHOWN_PX**2].tolist()}
+    assert drawn == {(level,) * 3 for level in (60, 120, 180, 240, 255)}
+    assert picture[SHOWN_PX // 2, -SHOWN_PX // 2].tolist() == [180] * 3  # the right column's upper face
     with pytest.raises(InputError, match="nothing to draw"):
-        draw_moments([blank], [blank], [], 128)
-    with pytest.raises(InputError, match="no face in frame 0"):
-        draw_moments([blank], [blank], [Moment(0, "widest")], 128)
+        face_grid(["source"], {})
 
 
-def test_the_plot_peaks_where_the_mouth_does(curves: Curves) -> None:
-    pixels = draw_plot(curves, score(curves)).pixels[360:780]  # below the legend
-    drawn = np.argwhere((pixels == _MEASURED).all(axis=2))
-    peak_px = 96 + (1552 - 96) * (int(np.nanargmax(curves.gaps)) + 0.5) / FRAMES
-    assert abs(drawn[drawn[:, 0].argmin(), 1] - peak_px) <= 5  # the radius of a dot, and a pixel
+def test_the_plot_shows_gaps_speech_and_what_the_words_require(curves: Curves) -> None:
+    figure = sync_figure({"result": curves}, "Lips")
+    speech, lips = figure.axes
+    lines = {line.get_label(): line for line in lips.get_lines()}
+    time_s, gaps = lines["result"].get_data()
+    assert time_s[int(np.nanargmax(gaps))] == (int(np.nanargmax(curves.gaps)) + 0.5) / MODEL_FPS
+    target = lines["what the words require (scaled)"].get_ydata()
+    assert np.corrcoef(target, curves.target)[0, 1] == pytest.approx(1.0)
+    assert "dB" in speech.get_ylabel()
+    assert (lips.get_xlabel(), lips.get_xlim()) == ("time, s", (0, FRAMES / MODEL_FPS))
+    assert lips.get_ylim()[1] > np.nanmax(curves.gaps)
+    legend = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert legend >= {"result", "nothing is said", "m, b, p: lips must touch"}
 
 
-def test_a_long_plot_shows_its_beginning() -> None:
+def test_the_plot_of_a_long_clip_shows_its_beginning() -> None:
     gaps = np.full(MODEL_FPS * 60, 0.1, np.float32)
     long = Curves(gaps, np.zeros_like(gaps))
-    assert draw_plot(long, score(long)).pixels.shape == (860, 1600, 3)
+    figure = sync_figure({"A": long, "B": long})
+    assert figure.axes[1].get_xlim() == (0, 12)
+    assert figure.get_suptitle() == "The first 12 s of 60 s. "
 
 
-def test_a_picture_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    canvas = Canvas(40, 30)
-    canvas.box(10, 10, 20, 20, (255, 0, 0))
-    canvas.save(tmp_path / "one.png")
-    assert cv2.imread(str(tmp_path / "one.png"))[15, 15].tolist() == [0, 0, 255]
+def test_a_picture_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
+    figure = face_grid(["one"], {Moment(0, "widest"): [np.zeros((SHOWN_PX, SHOWN_PX, 3), np.uint8)]})
     with pytest.raises(OutputError, match=r"two\.png: cannot be written"):
-        canvas.save(tmp_path / "gone" / "two.png")
+        save_png(figure, tmp_path / "gone" / "two.png")
     (tmp_path / "two.png").mkdir()
     with pytest.raises(OutputError):
-        canvas.save(tmp_path / "two.png")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.png", "two.png"]
+        save_png(figure, tmp_path / "two.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["two.png"]
+
+
+def test_matplotlib_is_loaded_only_when_something_is_drawn() -> None:
+    code = "import sys, latentsync_trt.cli, latentsync_trt.bench.clip_figures; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "False", done.stderr
 
 
 def test_a_clip_without_a_face_cannot_be_scored(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The denoiser's buffers, on a denoiser that can be followed by hand."""
+"""The denoiser's buffers, on graphs whose results can be computed by hand."""
 
 import gc
 import weakref
@@ -11,17 +11,17 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.bundle.manifest import Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion.loop import denoise
 from latentsync_trt.diffusion.plan import cache_plan
 from latentsync_trt.diffusion.scheduler import dpmpp_schedule
 from latentsync_trt.errors import InferenceError, InputError, OutOfMemory
-from latentsync_trt.runtime.networks.denoiser import GraphDenoiser, step_graph
+from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.memory import device_value
-from latentsync_trt.runtime.sessions.recipes import OptimizedGraph
 from latentsync_trt.types import WindowBatch
 from tests.device import GRAPHS, DemoNetworks, denoised, inputs, out_of_memory
 from tests.small import small_bundle
@@ -35,7 +35,7 @@ NO_COEFFICIENTS = np.zeros(5, np.float32)
 
 @pytest.fixture(params=["dynamic", "static"])
 def networks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Networks]:
-    """Variable shapes, where the provider allocates `hidden`, and the same graphs with their shapes fixed."""
+    """Variable shapes, where the provider allocates `hidden`, and the same graphs with fixed shapes."""
     options = RuntimeOptions(dynamic=request.param == "dynamic", engine_cache=tmp_path / "cache")
     made = Networks(write_toy(tmp_path / "toy"), Selection("cpu"), options)
     yield made
@@ -81,7 +81,7 @@ def test_nothing_of_a_batch_is_left_for_the_next(denoiser: GraphDenoiser) -> Non
     assert np.array_equal(denoiser.latents(), first)
 
 
-def test_the_callers_arrays_stay_as_they_are(denoiser: GraphDenoiser) -> None:
+def test_the_caller_s_arrays_do_not_change(denoiser: GraphDenoiser) -> None:
     arrays = toy_inputs(1)
     copies = [array.copy() for array in arrays]
     denoiser.begin(WindowBatch(*arrays, 1.5))
@@ -139,7 +139,7 @@ def test_scalars_stay_scalars(denoiser: GraphDenoiser) -> None:
 @pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("kind", ["scalar", "whole", "turned", "every other", "read-only"])
-def test_a_value_starts_as_its_array_and_is_nobody_s_memory(device: str, kind: str) -> None:
+def test_a_value_is_a_copy_of_its_array(device: str, kind: str) -> None:
     numbers = np.arange(12, dtype=np.float32).reshape(3, 4)
     numbers.setflags(write=kind != "read-only")
     shown = {"scalar": numbers[1, 2].reshape(()), "turned": numbers.T, "every other": numbers[:, ::2]}.get(
@@ -211,27 +211,27 @@ def on_device(tmp_path: Path, memory: Memory) -> Iterator[tuple[GraphDenoiser, N
 
 
 @pytest.mark.parametrize("number", range(BUFFERS))
-def test_a_buffer_that_finds_no_memory_finds_it_where_some_is_freed(
+def test_a_buffer_without_memory_is_allocated_after_some_is_freed(
     on_device: tuple[GraphDenoiser, Networks], memory: Memory, number: int
 ) -> None:
     denoiser, networks = on_device
-    session, relieved = networks.session("denoise_step"), list[int]()
+    session, freed = networks.session("denoise_step"), list[int]()
 
-    def relieve() -> bool:
-        relieved.append(memory.made)
+    def free_memory() -> bool:
+        freed.append(memory.made)
         return True
 
-    session.relieve = relieve
+    session.free_memory = free_memory
     memory.refused = {number}
     run(denoiser)
-    assert relieved == [number + 1]
+    assert freed == [number + 1]
     after = memory.made
     run(denoiser, seed=2)
     assert memory.made == after  # what was made when memory was short is kept, too
 
 
 @pytest.mark.parametrize("number", range(BUFFERS))
-def test_a_buffer_that_finds_no_memory_says_so_and_the_next_batch_may(
+def test_a_buffer_without_memory_is_an_error_and_the_next_batch_works(
     on_device: tuple[GraphDenoiser, Networks], memory: Memory, number: int
 ) -> None:
     denoiser, _ = on_device
@@ -255,9 +255,10 @@ def test_a_batch_finds_memory_by_closing_other_networks(make: DemoNetworks, monk
     assert make.notices == [
         "memory of the device is short (it ran out): one network at a time is kept on it, which is slower"
     ]
+    networks.close()
     watched.refused = {watched.made}
     with pytest.raises(OutOfMemory, match="denoise_step"):  # there is nothing left to close
-        networks.denoiser().begin(WindowBatch(*inputs(), 1.5))
+        networks.denoiser.begin(WindowBatch(*inputs(), 1.5))
 
 
 def test_a_cached_step_needs_a_full_one(denoiser: GraphDenoiser) -> None:
@@ -266,7 +267,7 @@ def test_a_cached_step_needs_a_full_one(denoiser: GraphDenoiser) -> None:
         denoiser.step(7, NO_COEFFICIENTS, cached=True)
 
 
-def test_after_letting_go_a_batch_begins_anew(denoiser: GraphDenoiser) -> None:
+def test_after_release_a_batch_begins_anew(denoiser: GraphDenoiser) -> None:
     run(denoiser)
     denoiser.release()
     with pytest.raises(InferenceError, match="needs a full step before it"):
@@ -279,7 +280,7 @@ G, g, U, u = (True, False), (True, True), (False, False), (False, True)
 
 
 @pytest.mark.parametrize("plan", [(U, u, G, g, g, U, u), (G, g, U, u, G, g), (U, G, U, U, u), (G, G, g, U)])
-def test_guided_and_unguided_steps_take_turns(both: GraphDenoiser, plan: tuple[tuple[bool, bool], ...]) -> None:
+def test_guided_and_unguided_steps_alternate(both: GraphDenoiser, plan: tuple[tuple[bool, bool], ...]) -> None:
     for seed in (1, 2):  # the second batch on the buffers of the first
         latents, conditioning, audio = toy_inputs(1, seed=seed)
         both.begin(WindowBatch(latents, conditioning, audio, 1.5, unguided_too=True))
@@ -316,7 +317,7 @@ def test_a_run_of_both_kinds_is_its_graphs_one_by_one() -> None:
         if planned.full:
             hidden[planned.guided] = new[0]
     assert {kind: array.shape[0] for kind, array in hidden.items()} == {False: 1, True: 2}
-    found = denoise(networks.denoiser(), noise, conditioning, audio, 2.5, schedule, plan)
+    found = denoise(networks.denoiser, noise, conditioning, audio, 2.5, schedule, plan)
     networks.close()
     assert np.array_equal(found, latents)
 
@@ -328,12 +329,12 @@ def test_a_cached_step_needs_a_full_one_of_its_kind(both: GraphDenoiser, plan: t
         both.step(7, NO_COEFFICIENTS, cached=cached, guided=guided)
     guided, cached = plan[-1]
     kind = "guided" if guided else "unguided"
-    with pytest.raises(InferenceError, match=f"needs a full step before it: here {kind} as it is"):
+    with pytest.raises(InferenceError, match=f"needs a full step before it, here a full {kind} step"):
         both.step(7, NO_COEFFICIENTS, cached=cached, guided=guided)
 
 
 @pytest.mark.parametrize("guidance", [0.5, 1.0])
-def test_without_a_scale_no_step_is_guided(both: GraphDenoiser, guidance: float) -> None:
+def test_at_a_scale_of_1_or_below_no_step_is_guided(both: GraphDenoiser, guidance: float) -> None:
     latents, *others = toy_inputs(1)
     both.begin(WindowBatch(latents, *others, guidance))
     for cached in (False, True):
@@ -341,22 +342,22 @@ def test_without_a_scale_no_step_is_guided(both: GraphDenoiser, guidance: float)
     assert np.abs(both.latents() - 3 * latents).max() <= SUM_OF_FEW * 3 * np.abs(latents).max()
 
 
-def test_unguided_steps_are_announced(both: GraphDenoiser) -> None:
+def test_unguided_steps_must_be_announced(both: GraphDenoiser) -> None:
     both.begin(WindowBatch(*toy_inputs(1), 1.5))
     both.step(7, NO_COEFFICIENTS, cached=False)
-    with pytest.raises(InferenceError, match="begun for guided steps alone"):
+    with pytest.raises(InferenceError, match="begun for guided steps only"):
         both.step(7, NO_COEFFICIENTS, cached=False, guided=False)
 
 
-def test_a_batch_has_nothing_to_reuse_of_the_one_before(denoiser: GraphDenoiser) -> None:
+def test_a_batch_cannot_reuse_features_of_the_one_before(denoiser: GraphDenoiser) -> None:
     run(denoiser)
     denoiser.begin(WindowBatch(*toy_inputs(1), 1.5))
     with pytest.raises(InferenceError, match="needs a full step before it"):
         denoiser.step(7, NO_COEFFICIENTS, cached=True)
 
 
-def test_letting_go_lets_sessions_be_freed(networks: Networks) -> None:
-    denoiser = networks.denoiser()
+def test_closing_frees_the_sessions(networks: Networks) -> None:
+    denoiser = networks.denoiser
     denoiser.begin(WindowBatch(*toy_inputs(1), 1.5))
     for cached in (False, True):
         denoiser.step(7, NO_COEFFICIENTS, cached=cached)
@@ -374,18 +375,18 @@ def test_batches_may_differ_in_size_within_the_range(tmp_path: Path, monkeypatch
     networks.prepare(["denoise_step", "denoise_step_cached"])
 
     def never(*_: object) -> None:
-        raise AssertionError("built again")
+        raise AssertionError("opened again")
 
-    monkeypatch.setattr(OptimizedGraph, "make", never)
-    denoiser = networks.denoiser()
+    monkeypatch.setattr(Engines, "open", never)
+    denoiser = networks.denoiser
     for windows, frames in ((1, FRAMES), (3, FRAMES), (2, 8), (1, 2)):
         latents, *others = toy_inputs(windows, frames)
         denoiser.begin(WindowBatch(latents, *others, 1.5))
         for cached in (False, True):
             denoiser.step(7, NO_COEFFICIENTS, cached=cached)
         assert np.abs(denoiser.latents() - 5 * latents).max() <= SUM_OF_FEW * 5 * np.abs(latents).max()
-    with pytest.raises(InputError, match="4 windows: the engines take 1 to 3; build or export for a wider range"):
-        denoiser.begin(WindowBatch(*toy_inputs(4), 1.5))
+    with pytest.raises(InputError, match="5 windows: the engines take 1 to 4; build or export for a wider range"):
+        denoiser.begin(WindowBatch(*toy_inputs(5), 1.5))
     with pytest.raises(InputError, match="9 frames: the engines take 2 to 8"):
         denoiser.begin(WindowBatch(*toy_inputs(1, 9), 1.5))
     networks.close()
@@ -396,5 +397,5 @@ def test_fixed_engines_of_a_dynamic_bundle_take_one_size(tmp_path: Path) -> None
     networks = Networks(write_toy(tmp_path / "toy"), Selection("cpu"), options)
     assert networks.session("denoise_step").inputs[0].shape == (1, 4, FRAMES, 2, 2)
     with pytest.raises(InputError, match="2 windows: the engines take 1; build or export"):
-        networks.denoiser().begin(WindowBatch(*toy_inputs(2), 1.5))
+        networks.denoiser.begin(WindowBatch(*toy_inputs(2), 1.5))
     networks.close()

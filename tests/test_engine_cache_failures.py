@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,13 +15,12 @@ import pytest
 
 from latentsync_trt.errors import EngineBuildError, OutputError
 from latentsync_trt.runtime.cache import store
-from latentsync_trt.runtime.cache.engine_cache import EngineCache
+from latentsync_trt.runtime.cache.entry import RECORD_NAME
 from latentsync_trt.runtime.cache.prune import survey
-from latentsync_trt.runtime.cache.record import RECORD_NAME
-from latentsync_trt.runtime.cache.store import Store
+from latentsync_trt.runtime.cache.store import EngineCache
 from tests.cache_worker import KEY, engine_key, never, until, write_engine
 
-DISC_MB = 24
+DISK_MB = 24
 """More than the cache wants left free, and little to fill."""
 
 
@@ -35,15 +35,15 @@ def cache(tmp_path: Path, notices: list[str]) -> EngineCache:
 
 
 @pytest.fixture
-def small_disc(tmp_path: Path) -> Iterator[Path]:
-    """A file system of `DISC_MB` of its own."""
-    disc = tmp_path / "disc"
-    disc.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISC_MB}m", "none", str(disc)]
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of `DISK_MB` of its own."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "none", str(disk)]
     if shutil.which("mount") is None or subprocess.run(mount, check=False, capture_output=True).returncode != 0:
         pytest.skip("needs the right to mount a small file system")
-    yield disc
-    subprocess.run(["umount", str(disc)], check=True)
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
 
 
 def cut_short(entry: Path) -> None:
@@ -75,10 +75,10 @@ def edit_the_record(entry: Path) -> None:
     (entry / RECORD_NAME).write_text(text.replace("4090", "4080"), encoding="utf-8")
 
 
-def put_another_engine_there(entry: Path) -> None:
+def replace_by_another_engine(entry: Path) -> None:
     other = EngineCache(entry.parent).obtain(engine_key(gpu="another"), write_engine)
     shutil.rmtree(entry)
-    shutil.copytree(other.folder, entry)
+    other.folder.rename(entry)
 
 
 @pytest.mark.parametrize(
@@ -88,36 +88,38 @@ def put_another_engine_there(entry: Path) -> None:
         (edit, "SHA-256 differs"),
         (lose_a_file, "engine.bin is missing"),
         (lose_the_record, "engine.json is missing"),
-        (cut_the_record, "cut short or no record"),
-        (empty_the_record, "cut short or no record"),
+        (cut_the_record, "cut short or not a record"),
+        (empty_the_record, "cut short or not a record"),
         (edit_the_record, "edited or damaged"),
-        (put_another_engine_there, "belongs to another engine"),
+        (replace_by_another_engine, "belongs to another engine"),
     ],
 )
-def test_a_damaged_engine_is_discarded_and_built_again(
+def test_a_damaged_engine_is_built_again_with_a_notice(
     cache: EngineCache, notices: list[str], damage: Callable[[Path], None], words: str
 ) -> None:
     first = cache.obtain(KEY, write_engine)
     damage(first.folder)
-    again = EngineCache(cache.folder, notices.append).obtain(KEY, write_engine)
-    assert again.built
-    assert not first.folder.exists()
+    again = EngineCache(cache.folder, notices.append)
+    assert again.find(KEY) is None
+    assert again.obtain(KEY, write_engine).built
     assert len(notices) == 1
     assert words in notices[0]
-    assert notices[0].endswith("discarded")
+    assert notices[0].endswith("; building it again")
+    assert EngineCache(cache.folder).find(KEY) == first.folder
+    assert sorted(path.name for path in cache.folder.iterdir()) == [".locks", KEY.digest]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a right that Windows users lack")
-def test_an_entry_does_not_reach_outside(cache: EngineCache, notices: list[str], tmp_path: Path) -> None:
+def test_an_entry_that_links_to_outside_is_not_used(cache: EngineCache, notices: list[str], tmp_path: Path) -> None:
     entry = cache.obtain(KEY, write_engine).folder
     outside = (entry / "context").rename(tmp_path / "outside")
     (entry / "context").symlink_to(outside, target_is_directory=True)
-    assert EngineCache(cache.folder, notices.append).find(KEY) is None
-    assert "context/timing.bin lies outside the entry; discarded" in notices[0]
+    assert EngineCache(cache.folder, notices.append).obtain(KEY, write_engine).built
+    assert "context/timing.bin lies outside the entry; building it again" in notices[0]
     assert (outside / "timing.bin").exists()
 
 
-def test_an_engine_deleted_while_it_is_opened_is_made_again(cache: EngineCache, notices: list[str]) -> None:
+def test_an_engine_deleted_while_it_is_opened_is_built_again(cache: EngineCache, notices: list[str]) -> None:
     def load(folder: Path) -> bytes:
         if not notices:
             notices.append("deleted")
@@ -127,7 +129,7 @@ def test_an_engine_deleted_while_it_is_opened_is_made_again(cache: EngineCache, 
     engine, content = cache.load(KEY, write_engine, load)
     assert engine.built
     assert content == b"engine"
-    assert "was deleted while it was opened; making it again" in notices[1]
+    assert "was deleted while it was opened; building it again" in notices[1]
 
 
 @pytest.mark.parametrize("writes_on", [True, False])
@@ -195,32 +197,32 @@ def fail(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("build", [full, fail, write_engine], ids=["says so", "says anything", "says nothing"])
-def test_a_full_disc_is_recognized(
+def test_a_full_disk_is_recognized(
     cache: EngineCache, monkeypatch: pytest.MonkeyPatch, build: Callable[[Path], None]
 ) -> None:
     usage = shutil.disk_usage(cache.folder.parent)
     if build is not full:
         monkeypatch.setattr(store.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
-    with pytest.raises(OutputError, match=r"the disc is full \(\d+ MB free\); make room, .* cache prune"):
+    with pytest.raises(OutputError, match=r"the disk is full; make room, .* cache prune"):
         cache.obtain(KEY, build)
     assert survey(cache.folder) == ()
 
 
-def test_a_disc_that_is_really_full(small_disc: Path) -> None:
+def test_a_disk_that_is_really_full(small_disk: Path) -> None:
     def build(folder: Path) -> None:
-        (folder / "engine.bin").write_bytes(bytes(2 * DISC_MB * 1024**2))
+        (folder / "engine.bin").write_bytes(bytes(2 * DISK_MB * 1024**2))
 
-    cache = EngineCache(small_disc / "cache")
-    with pytest.raises(OutputError, match="the disc is full"):
+    cache = EngineCache(small_disk / "cache")
+    with pytest.raises(OutputError, match="the disk is full"):
         cache.obtain(KEY, build)
     assert survey(cache.folder) == ()
     assert cache.obtain(KEY, write_engine).built
 
 
-def test_a_read_only_cache_is_read_but_not_written(small_disc: Path) -> None:
-    cache = EngineCache(small_disc / "cache")
+def test_a_read_only_cache_is_read_but_not_written(small_disk: Path) -> None:
+    cache = EngineCache(small_disk / "cache")
     engine = cache.obtain(KEY, write_engine)
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disc)], check=True)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     assert EngineCache(cache.folder).obtain(KEY, never).folder == engine.folder
     with pytest.raises(OutputError, match=r"cannot be used .*choose another place with --engine-cache"):
         cache.obtain(engine_key(gpu="another"), write_engine)
@@ -251,18 +253,13 @@ def test_a_protected_cache_is_read_but_not_written(cache: EngineCache, protect: 
         cache.obtain(engine_key(gpu="another"), write_engine)
 
 
-def test_what_cannot_be_removed_is_said(
-    cache: EngineCache, notices: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_in_use_cannot_be_replaced(cache: EngineCache, monkeypatch: pytest.MonkeyPatch) -> None:
     old = cache.obtain(KEY, write_engine)
 
-    def in_use(self: Store, path: Path) -> None:
-        raise PermissionError(errno.EACCES, "used by another process")
+    def in_use(self: EngineCache, path: Path) -> None:
+        raise PermissionError(errno.EACCES, "used by another process", str(path))
 
-    monkeypatch.setattr(Store, "remove", in_use)
-    assert cache.obtain(KEY, write_engine, force=True).folder != old.folder
-    assert "replaced, but still in use (used by another process)" in notices[0]
-    assert sorted(item.state for item in survey(cache.folder)) == ["ready", "replaced"]
-    (old.folder / "engine.bin").write_bytes(b"torn")
-    assert EngineCache(cache.folder, notices.append).find(KEY) is not None
-    assert "not used, and it cannot be deleted" in notices[1]
+    monkeypatch.setattr(EngineCache, "remove", in_use)
+    with pytest.raises(OutputError, match=f"cannot be used .used by another process: {re.escape(str(old.folder))}"):
+        cache.obtain(KEY, write_engine, force=True)
+    assert [item.state for item in survey(cache.folder, hashes=True)] == ["ready"]

@@ -1,4 +1,4 @@
-"""Faces found on real pictures, and the arithmetic behind them."""
+"""Face detection on real pictures, and the decoding of the networks' outputs."""
 
 import json
 from pathlib import Path
@@ -11,25 +11,25 @@ import skimage.data
 
 from latentsync_trt.face.blaze import FULL_RANGE, SHORT_RANGE, anchors, decode, iou
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.mesh import POINTS, Region, at_rest, face_of, region_around
+from latentsync_trt.face.mesh import POINTS, Region, converged, face_of, region_around
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.types import Face, UInt8Array
 
-MEDIAN_SHARE_OF_BROWS = 0.03
-"""Allowed median distance to the recorded points, as a share of the distance between the brows.
+MEDIAN_PART_OF_BROWS = 0.03
+"""Allowed median distance to the recorded points, as a fraction of the distance between the brows.
 
 1.3 % is measured, nearly all of it MediaPipe's own shift by half a network pixel. The recording of demo3 begins with
-nine frames in which MediaPipe was still on its way to the face, hence the median.
+nine frames in which MediaPipe had not converged yet, hence the median.
 """
 
 ASTRONAUT_POINTS = np.array([[200.0, 87.0], [252.0, 90.0], [223.0, 127.0]])
 """Left brow, right brow and nose of the portrait, read off the picture by eye."""
 BY_EYE_PX = 5.0
 
-TURNED_SHARE_OF_BROWS = 0.08
+TURNED_PART_OF_BROWS = 0.08
 """Most that a turned head's points are off: twice what is measured; a mesh beside the face is off by 0.3 and more."""
-MIRRORED_SHARE_OF_PIXEL = 0.25
-"""Of a network pixel: noise of the mean over many regions. Counting from the wrong place is half a pixel off."""
+MIRRORED_PART_OF_PIXEL = 0.25
+"""Of a network pixel: noise of the mean over many regions. A wrong origin is half a pixel off."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def only(faces: list[Face]) -> Face:
     return faces[0]
 
 
-def test_finds_the_portrait_where_it_is(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
+def test_finds_the_portrait(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
     face = only(detector.detect(portrait))
     assert np.abs(face.points - ASTRONAUT_POINTS).max() < BY_EYE_PX
     assert face.points.dtype == np.float32
@@ -69,17 +69,17 @@ def test_points_turn_with_the_head(detector: MediaPipeDetector, portrait: UInt8A
     expected = upright.points @ turn[:, :2].T + turn[:, 2]
     brows_px = np.linalg.norm(expected[0] - expected[1])
     found = only(detector.detect(picture))
-    assert np.linalg.norm(found.points - expected, axis=1).max() < TURNED_SHARE_OF_BROWS * brows_px
+    assert np.linalg.norm(found.points - expected, axis=1).max() < TURNED_PART_OF_BROWS * brows_px
 
 
-def test_looks_until_it_has_arrived_at_the_face(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
+def test_the_mesh_runs_until_it_converges(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
     picture, turn = turned(portrait, -45)
     x_px, y_px = turn @ (226, 110, 1)
     start = Region(x_px + 6, y_px + 6, 90, 0)
     first = detector.mesh(picture, start)
     assert first is not None
-    assert first[1] > 0.9, "a mesh on its way to the face is sure of itself"
-    assert not at_rest(start, region_around(face_of(*first)))
+    assert first[1] > 0.9, "the score does not tell that the mesh has not converged"
+    assert not converged(start, region_around(face_of(*first)))
     arrived = detector.landmarks(picture, start)
     assert arrived is not None
     expected = ASTRONAUT_POINTS @ turn[:, :2].T + turn[:, 2]
@@ -99,7 +99,7 @@ def test_points_of_a_mirrored_picture_are_mirrored(detector: MediaPipeDetector, 
             assert there is not None
             apart = face_of(*here).points[:, 0] - (last - face_of(*there).points[[1, 0, 2], 0])
             offsets.append(apart / 2 / (region.side_px / 192))
-    assert abs(np.mean(offsets)) < MIRRORED_SHARE_OF_PIXEL
+    assert abs(np.mean(offsets)) < MIRRORED_PART_OF_PIXEL
 
 
 def test_finds_a_face_of_100_px_in_full_hd(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
@@ -190,6 +190,6 @@ def test_points_agree_with_the_recorded_ones(
                 wanted = np.array(points)
                 brows_px = np.linalg.norm(wanted[0] - wanted[1])
                 distances.append(np.linalg.norm(tracked.face.points - wanted, axis=1) / brows_px)
-    assert np.median(distances) < MEDIAN_SHARE_OF_BROWS
+    assert np.median(distances) < MEDIAN_PART_OF_BROWS
     assert tracked is not None
     assert tracked.track_id == 0

@@ -1,4 +1,4 @@
-"""Staying with one face."""
+"""Tracking one face through lost frames, cuts and other faces."""
 
 import cv2
 import numpy as np
@@ -18,20 +18,20 @@ def face_at(left: float, top: float = 100.0, width: float = 100.0, height: float
     return Face(box, points)
 
 
-class Searching:
-    """A detector that only searches; gives out prepared faces frame by frame."""
+class Detecting:
+    """A detector without `follow`; returns prepared faces frame by frame."""
 
     def __init__(self, frames: list[list[Face]]) -> None:
         self.frames = iter(frames)
-        self.searches = 0
+        self.detections = 0
 
     def detect(self, frame: UInt8Array) -> list[Face]:
-        self.searches += 1
+        self.detections += 1
         return next(self.frames)
 
 
-class Following(Searching):
-    """Also follows, until told that the face is lost."""
+class Following(Detecting):
+    """A detector that also follows, with prepared results."""
 
     def __init__(self, frames: list[list[Face]], followed: list[Face | None]) -> None:
         super().__init__(frames)
@@ -51,50 +51,50 @@ def test_starts_with_the_largest_and_stays_with_it() -> None:
         [face_at(500, width=100 + 5 * i, height=130 + 5 * i), face_at(100 + i, width=120, height=150)]
         for i in range(10)
     ]
-    tracker = FaceTracker(Searching(growing))
+    tracker = FaceTracker(Detecting(growing))
     boxes = [tracker.update(FRAME) for _ in growing]
     assert all(box is not None and box.track_id == 0 and box.face.box[0] < 200 for box in boxes)
 
 
 def test_a_gap_starts_a_new_track() -> None:
-    assert ids(FaceTracker(Searching([[face_at(100)], [], [face_at(100)]])), 3) == [0, None, 1]
+    assert ids(FaceTracker(Detecting([[face_at(100)], [], [face_at(100)]])), 3) == [0, None, 1]
 
 
 def test_a_cut_starts_a_new_track() -> None:
-    assert ids(FaceTracker(Searching([[face_at(100)], [face_at(600)], [face_at(605)]])), 3) == [0, 1, 1]
+    assert ids(FaceTracker(Detecting([[face_at(100)], [face_at(600)], [face_at(605)]])), 3) == [0, 1, 1]
 
 
-def test_follows_without_searching() -> None:
+def test_follows_without_detection() -> None:
     detector = Following([[face_at(100)]], [face_at(102), face_at(104)])
     assert ids(FaceTracker(detector), 3) == [0, 0, 0]
-    assert detector.searches == 1
+    assert detector.detections == 1
 
 
-def test_searches_again_when_lost() -> None:
+def test_detects_again_when_lost() -> None:
     detector = Following([[face_at(100)], [face_at(700), face_at(110)], []], [None, None])
     assert ids(FaceTracker(detector), 3) == [0, 0, None]
-    assert detector.searches == 3
+    assert detector.detections == 3
 
 
-def test_searches_when_following_jumps() -> None:
+def test_detects_when_following_jumps() -> None:
     detector = Following([[face_at(100)], [face_at(104)]], [face_at(500)])
     assert ids(FaceTracker(detector), 2) == [0, 0]
-    assert detector.searches == 2
+    assert detector.detections == 2
 
 
 def test_a_bystander_does_not_take_over() -> None:
     me, other = face_at(100), face_at(600, width=140, height=170)
     frames = [[me, face_at(600)], [other], [other], [face_at(110), other], [face_at(112), other]]
-    assert ids(FaceTracker(Searching(frames)), 5) == [0, None, None, 1, 1]
+    assert ids(FaceTracker(Detecting(frames)), 5) == [0, None, None, 1, 1]
 
 
-def test_a_bystander_is_recognized_by_a_look_at_the_frame_before() -> None:
+def test_a_bystander_is_recognized_in_the_previous_frame() -> None:
     me, other = face_at(100), face_at(600)
     detector = Following([[me, other], [other], [face_at(110), other]], [None, other])
     assert ids(FaceTracker(detector), 3) == [0, None, 1]
 
 
-def test_a_cut_is_recognized_by_a_look_at_the_frame_before() -> None:
+def test_a_cut_is_recognized_in_the_previous_frame() -> None:
     detector = Following([[face_at(100)], [face_at(600)]], [None, None, face_at(602)])
     assert ids(FaceTracker(detector), 3) == [0, 1, 1]
 
@@ -102,19 +102,19 @@ def test_a_cut_is_recognized_by_a_look_at_the_frame_before() -> None:
 def test_patience_with_a_lost_face_ends() -> None:
     me, other = face_at(100, width=150, height=190), face_at(600)
     frames = [[me, other]] + [[other]] * (PATIENCE_FRAMES + 1)
-    found = ids(FaceTracker(Searching(frames)), len(frames))
+    found = ids(FaceTracker(Detecting(frames)), len(frames))
     assert found == [0] + [None] * PATIENCE_FRAMES + [1]
 
 
 def test_after_a_gap_the_same_place_is_preferred() -> None:
     me, larger = face_at(100), face_at(600, width=200, height=260)
-    tracker = FaceTracker(Searching([[me], [], [larger, face_at(105)]]))
+    tracker = FaceTracker(Detecting([[me], [], [larger, face_at(105)]]))
     boxes = [tracker.update(FRAME) for _ in range(3)]
     assert boxes[2] is not None
     assert (boxes[2].track_id, float(boxes[2].face.box[0])) == (1, 105.0)
 
 
-def test_waits_for_a_real_face_that_is_covered() -> None:
+def test_waits_for_a_covered_face() -> None:
     portrait = np.asarray(skimage.data.astronaut()[:300, 80:380], np.uint8)
     both = np.full((420, 760, 3), 80, np.uint8)
     both[:, :420] = cv2.resize(portrait, (420, 420))

@@ -104,8 +104,8 @@ FULL, CACHED = PlannedStep(True), PlannedStep(False)
         ((), "0 entries for 2 steps"),
         ((FULL,), "1 entries for 2 steps"),
         ((FULL,) * 3, "3 entries for 2 steps"),
-        ((FULL, PlannedStep(False, guided=False)), "denoising step 1 .* guidance begins or ends"),
-        ((PlannedStep(True, guided=False), CACHED), "denoising step 1 .* guidance begins or ends"),
+        ((FULL, PlannedStep(False, guided=False)), "denoising step 1 .* guidance starts or ends"),
+        ((PlannedStep(True, guided=False), CACHED), "denoising step 1 .* guidance starts or ends"),
     ],
 )
 def test_plans_that_do_not_fit_are_refused(inputs, plan, message):

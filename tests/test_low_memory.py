@@ -16,6 +16,7 @@ from latentsync_trt.sync import run
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.types import WindowBatch
 from tests.clips import decoded, synced, write_clip
+from tests.compiling import COMPILING, compiling_provider
 from tests.device import COEFFICIENTS, GRAPHS, DemoNetworks, Device, denoised, inputs, out_of_memory
 from tests.small import small_bundle
 
@@ -51,8 +52,8 @@ def test_low_memory_keeps_one_network_and_paints_the_same(
         return paint(self, windows)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Inpainter, "paint", count)
-    assert run._WINDOWS_IN_TURN > 2
-    monkeypatch.setattr(run, "_WINDOWS_IN_TURN", 2)  # as few as show the groups
+    assert run._LOW_MEMORY_WINDOWS > 2
+    monkeypatch.setattr(run, "_LOW_MEMORY_WINDOWS", 2)  # as few as show the groups
     options = RuntimeOptions(low_memory=True, engine_cache=tmp_path / "cold")
     with LipSync.from_bundle(small_bundle(), "cpu", options) as lip_sync:
         report = lip_sync.sync(*clip, tmp_path / "out.mkv", QUICK)
@@ -64,21 +65,29 @@ def test_low_memory_keeps_one_network_and_paints_the_same(
 
 
 def computed(networks: Networks) -> list[np.ndarray]:
-    """One thing from each network, in the order of a run."""
-    images = np.linspace(-1, 1, 4 * 3 * 128 * 128, dtype=np.float32).reshape(4, 3, 128, 128)
-    heard = networks.encode_mel(np.linspace(-1, 1, 80 * 3000, dtype=np.float32).reshape(1, 80, 3000))
-    latents = networks.encode(images)
-    return [heard, latents, denoised(networks), networks.decode(latents)]
+    """A result of each network, in the order of a run."""
+    side = networks.bundle.manifest.resolution_px
+    faces = np.arange(4 * side * side * 3).reshape(4, side, side, 3).astype(np.uint8)
+    features = networks.encode_mel(np.linspace(-1, 1, 80 * 3000, dtype=np.float32).reshape(1, 80, 3000))
+    _, latents = networks.codec.encode_faces(faces, np.ones((side, side), np.float32))
+    return [features, latents, denoised(networks), np.stack(networks.codec.decode_faces(latents))]
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[np.ndarray]:
+    """What `computed` returns with all networks open."""
+    with DemoNetworks(tmp_path_factory.mktemp("cache")) as make:
+        return computed(make())
 
 
 def equal(a: list[np.ndarray], b: list[np.ndarray]) -> bool:
     return all(np.array_equal(*pair) for pair in zip(a, b, strict=True))
 
 
-def test_networks_come_and_go(make: DemoNetworks, device: Device) -> None:
+def test_one_network_at_a_time_is_open(make: DemoNetworks, device: Device) -> None:
     networks = make(low_memory=True)
     networks.prepare(GRAPHS[:2])
-    networks.prepare(GRAPHS[2:])  # builds while another network is there
+    networks.prepare(GRAPHS[2:])
     assert device.most_networks == 1
     device.opened.clear()
     first = computed(networks)
@@ -86,7 +95,7 @@ def test_networks_come_and_go(make: DemoNetworks, device: Device) -> None:
     assert equal(computed(networks), first)
     assert device.most_networks == 1
     assert device.opened.count("denoise_step") == 2
-    denoiser = networks.denoiser()
+    denoiser = networks.denoiser
     denoiser.begin(WindowBatch(*inputs(), 1.5))
     denoiser.step(500, COEFFICIENTS, cached=False)
     networks.session("vae_decoder")
@@ -95,11 +104,8 @@ def test_networks_come_and_go(make: DemoNetworks, device: Device) -> None:
 
 
 @pytest.mark.parametrize("room", [1, 2])
-def test_too_little_memory_to_open_all(make: DemoNetworks, device: Device, room: int) -> None:
-    usual = make()
-    wanted = computed(usual)
-    usual.close()
-    device.room, device.most_networks = room, 0
+def test_too_little_memory_to_open_all(make: DemoNetworks, device: Device, wanted: list[np.ndarray], room: int) -> None:
+    device.room = room
     networks = make()
     networks.prepare(GRAPHS)
     assert equal(computed(networks), wanted)
@@ -108,10 +114,7 @@ def test_too_little_memory_to_open_all(make: DemoNetworks, device: Device, room:
     assert make.notices == [LOW_MEMORY_NOTICE]
 
 
-def test_too_little_memory_to_run(make: DemoNetworks, device: Device) -> None:
-    usual = make()
-    wanted = computed(usual)
-    usual.close()
+def test_too_little_memory_to_run(make: DemoNetworks, device: Device, wanted: list[np.ndarray]) -> None:
     device.room_to_run = 1
     networks = make()
     networks.prepare(GRAPHS)
@@ -122,57 +125,51 @@ def test_too_little_memory_to_run(make: DemoNetworks, device: Device) -> None:
     assert make.notices == [LOW_MEMORY_NOTICE]
 
 
-def test_memory_that_runs_out_at_a_cached_step(make: DemoNetworks, device: Device) -> None:
-    usual = make()
-    wanted = denoised(usual)
-    usual.close()
+def test_memory_that_runs_out_at_a_cached_step(make: DemoNetworks, device: Device, wanted: list[np.ndarray]) -> None:
     networks = make()
     networks.prepare(GRAPHS)
-    denoiser = networks.denoiser()
+    denoiser = networks.denoiser
     denoiser.begin(WindowBatch(*inputs(), 1.5))
     for cached, room in ((False, 9), (True, 1)):
         device.room_to_run = room
         denoiser.step(500, COEFFICIENTS, cached=cached)
-    assert np.array_equal(denoiser.latents(), wanted)
+    assert np.array_equal(denoiser.latents(), wanted[2])
     denoiser.step(500, COEFFICIENTS, cached=True)  # with what the full step left
     assert device.networks() == {"unet.weights"}
 
 
-def test_a_build_takes_the_room_of_open_networks(make: DemoNetworks, device: Device) -> None:
-    networks = make()
+@pytest.mark.parametrize("builds", [False, True])
+def test_a_second_clip_takes_the_room_of_open_networks(
+    make: DemoNetworks, device: Device, monkeypatch: pytest.MonkeyPatch, builds: bool
+) -> None:
+    networks = make(COMPILING) if builds else make()
+    if builds:
+        compiling_provider(monkeypatch)
     networks.prepare(GRAPHS[:2])
-    device.room = 2
-    networks.prepare(GRAPHS[2:4])  # a second clip, with other settings
+    device.room, device.most_networks = 2, 0
+    make.notices.clear()
+    networks.prepare(GRAPHS[2:4])  # with other settings, and so with other graphs
     assert device.networks() == {"unet.weights"}
-    assert make.notices == [LOW_MEMORY_NOTICE]
+    assert device.most_networks <= 2
+    assert LOW_MEMORY_NOTICE in make.notices
     assert networks.low_memory
 
 
-def test_too_little_memory_for_one_network_reaches_the_caller(make: DemoNetworks, device: Device) -> None:
+def test_too_little_memory_for_one_network_is_an_error(make: DemoNetworks, device: Device) -> None:
     networks = make()
     device.room = 0
     with pytest.raises(OutOfMemory, match=r"out of memory .*; use --low-memory, a bundle of a lower --resolution"):
         networks.prepare(GRAPHS)
     device.room, device.room_to_run = 9, 0
     with pytest.raises(OutOfMemory):
-        networks.encode(np.zeros((4, 3, 128, 128), np.float32))
+        networks.encode_mel(np.zeros((1, 80, 3000), np.float32))
 
 
-def test_the_command_says_out_of_memory_in_one_line(clip: tuple[Path, Path], device: Device, tmp_path: Path) -> None:
+def test_the_command_reports_out_of_memory_in_one_line(clip: tuple[Path, Path], device: Device, tmp_path: Path) -> None:
     device.room_to_run = 0
     video, audio = map(str, clip)
-    arguments = [
-        "--video",
-        video,
-        "--audio",
-        audio,
-        "-o",
-        str(tmp_path / "out.mp4"),
-        "--bundle",
-        str(small_bundle()),
-        "-q",
-    ]
-    result = CliRunner().invoke(main, ["sync", *arguments])
+    files = ["--video", video, "--audio", audio, "-o", str(tmp_path / "out.mp4")]
+    result = CliRunner().invoke(main, ["sync", *files, "--bundle", str(small_bundle()), "-q"])
     assert result.exit_code == 1
     assert len(result.stderr.strip().splitlines()) == 1
     assert result.stderr.startswith("error: ")
@@ -182,11 +179,10 @@ def test_the_command_says_out_of_memory_in_one_line(clip: tuple[Path, Path], dev
 
 
 @pytest.mark.parametrize("graph", ["vae_decoder", "vae_encoder", "denoise_step"])
-def test_a_session_that_stays_without_memory_is_opened_anew(
-    graph: str, device: Device, make: DemoNetworks, monkeypatch: pytest.MonkeyPatch
+def test_a_session_that_stays_without_memory_is_opened_again(
+    graph: str, device: Device, make: DemoNetworks, wanted: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What cuDNN planned for want of memory stays with a session, also when the others are closed."""
-    usual = _everything(make())
+    """What cuDNN planned because memory was short stays with a session, also when the others are closed."""
     spoiled: list[object] = []
 
     def check_run(session: object) -> None:
@@ -197,10 +193,10 @@ def test_a_session_that_stays_without_memory_is_opened_anew(
 
     monkeypatch.setattr(device, "check_run", check_run)
     networks = make()
-    for one, other in zip(_everything(networks), usual, strict=True):
-        assert np.array_equal(one, other)
+    networks.prepare(GRAPHS)
+    assert equal(computed(networks), wanted)
     assert networks.low_memory
-    assert device.opened.count(graph) == 3  # of the usual run, of this one, and once more
+    assert device.opened.count(graph) == 2
 
 
 def test_a_session_that_never_finds_memory_ends_the_run(
@@ -211,18 +207,11 @@ def test_a_session_that_never_finds_memory_ends_the_run(
             raise out_of_memory()
 
     monkeypatch.setattr(device, "check_run", check_run)
-    with pytest.raises(OutOfMemory, match="vae_decoder"):
-        _everything(make())
-    assert device.opened.count("vae_decoder") == 2
-
-
-def _everything(networks: Networks) -> list[np.ndarray]:
-    """Latents of faces, faces of latents, and latents after two steps, with all networks open at first."""
-    random, side = np.random.default_rng(6), networks.bundle.manifest.resolution_px
+    networks = make()
     networks.prepare(GRAPHS)
-    faces = random.integers(0, 255, (2, side, side, 3), np.uint8)
-    encoded = networks.encode_faces(faces, np.ones((side, side), np.float32))
-    return [*encoded, np.stack(networks.decode_faces(encoded[1])), denoised(networks)]
+    with pytest.raises(OutOfMemory, match="vae_decoder"):
+        computed(networks)
+    assert device.opened.count("vae_decoder") == 2
 
 
 def _graph_of(session: Any) -> str:

@@ -1,4 +1,4 @@
-"""The drawn mouth mask is the one the networks were trained with."""
+"""The drawn mouth mask equals the one the networks were trained with."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def recorded(reference: Path) -> np.ndarray:
 
 
 def resized(recorded: np.ndarray, resolution: int) -> np.ndarray:
-    """The release's own rule; at 256 it is the picture itself."""
+    """The release's resizing; at 256 the picture itself."""
     return cv2.resize(recorded, (resolution, resolution), interpolation=cv2.INTER_LANCZOS4) / np.float32(255)
 
 
@@ -36,7 +36,7 @@ def test_generated_region_matches_the_release(recorded, resolution):
 
 
 @pytest.mark.parametrize("resolution", [256, 512])
-def test_latent_mask_follows_the_nearest_rule(recorded, resolution):
+def test_latent_mask_is_resized_by_nearest_neighbor(recorded, resolution):
     nearest = resized(recorded, resolution)[::LATENT_SCALE, ::LATENT_SCALE]
     found = latent_mask(resolution)
     assert found.shape == (resolution // LATENT_SCALE,) * 2
@@ -64,6 +64,6 @@ def test_outline_is_antialiased():
     assert 0.001 < ((mask > 0) & (mask < 1)).mean() < 0.01
 
 
-def test_mask_cannot_be_changed_by_a_caller():
+def test_the_mask_is_read_only():
     with pytest.raises(ValueError, match="read-only"):
         mouth_mask(256)[0, 0] = 0

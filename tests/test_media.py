@@ -1,4 +1,4 @@
-"""Media in and out: exact times, untouched bytes, sound in time."""
+"""Media in and out: exact times, unchanged bytes, synchronous sound."""
 
 import os
 from fractions import Fraction
@@ -11,14 +11,14 @@ import pytest
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, MediaError, OutputError
-from latentsync_trt.media.audio import probe_audio, read_audio_mono
-from latentsync_trt.media.patch import apply_patch, planes_of
+from latentsync_trt.media.audio import audio_duration_s
+from latentsync_trt.media.codecs import missing_codecs
+from latentsync_trt.media.patching import apply_patch, planes_of
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.support import missing_codecs
 from latentsync_trt.media.timing import Stamped, at_constant_rate, on_own_clock
 from latentsync_trt.media.writer import VideoWriter, check_output_path
 from latentsync_trt.types import ColorTags, Frame, Patch, YuvPlanes
-from tests.clips import click_times, decoded, number_of, numbered, write_sound, write_video
+from tests.clips import click_times, decoded, number_of, numbered, read_audio, write_sound, write_video
 
 SOUND_IN_TIME_S = 0.011
 """Allowed shift of a click: AAC smears it over a quarter of its 43 ms blocks; a lost priming would cost 20 to 64 ms."""
@@ -37,14 +37,14 @@ def nearest(times_s: list[Fraction], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("fps", [25, 30, 24, 50, 60, 10, Fraction(30000, 1001)])
-def test_any_constant_rate_becomes_25(tmp_path: Path, fps: int | Fraction) -> None:
+def test_any_constant_rate_is_resampled_to_25(tmp_path: Path, fps: int | Fraction) -> None:
     clip = write_video(tmp_path / "clip.mp4", numbered(48), fps)
     found = numbers(clip)
     assert found == nearest([i / Fraction(fps) for i in range(48)], len(found))
     assert abs(len(found) - 48 / fps * MODEL_FPS) <= 1
 
 
-def test_a_variable_rate_is_read_by_its_times(tmp_path: Path) -> None:
+def test_a_variable_rate_is_resampled_by_time_stamps(tmp_path: Path) -> None:
     times = [0, 40, 80, 500, 510, 520, 530, 900, 1000, 1040]
     clip = write_video(tmp_path / "clip.mkv", numbered(10), 25, times=times)
     found = numbers(clip)
@@ -52,7 +52,7 @@ def test_a_variable_rate_is_read_by_its_times(tmp_path: Path) -> None:
     assert len(found) == 27
 
 
-def test_times_that_are_missing_or_go_back() -> None:
+def test_missing_and_decreasing_times_are_repaired() -> None:
     period = Fraction(1, 25)
     stamps = [None, period, None, period, 3 * period, Fraction(-10)]
     timed = list(on_own_clock([Stamped(stamp, None, i) for i, stamp in enumerate(stamps)], period))
@@ -65,7 +65,7 @@ def test_times_that_are_missing_or_go_back() -> None:
     ("extend", "expected"),
     [("loop", [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]), ("hold", [0, 1, 2] + 7 * [3]), (None, [0, 1, 2, 3])],
 )
-def test_extending(tmp_path: Path, extend: str | None, expected: list[int]) -> None:
+def test_a_short_video_is_looped_or_held(tmp_path: Path, extend: str | None, expected: list[int]) -> None:
     clip = write_video(tmp_path / "clip.mp4", numbered(4))
     assert numbers(clip, frame_count=10, extend=extend) == expected
     assert numbers(clip, frame_count=3, extend=extend) == expected[:3]
@@ -123,7 +123,7 @@ def test_written_frames_come_back_with_tags_and_times(tmp_path: Path) -> None:
     assert numbers(tmp_path / "out.mp4") == list(range(30))
 
 
-def test_a_patch_changes_what_it_says_and_nothing_else() -> None:
+def test_a_patch_changes_its_pixels_only() -> None:
     rng = np.random.default_rng(1)
     color = ColorTags(1, 1, 1, full_range=False)
     planes = planes_of(rng.integers(0, 256, (40, 60, 3), np.uint8), color)
@@ -143,7 +143,7 @@ def test_a_patch_changes_what_it_says_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("full_range", [True, False])
 @pytest.mark.parametrize("matrix", [1, 5, 6, 9])
-def test_colors_survive_the_way_to_yuv_and_back(tmp_path: Path, matrix: int, full_range: bool) -> None:
+def test_colors_survive_conversion_to_yuv_and_back(tmp_path: Path, matrix: int, full_range: bool) -> None:
     color = ColorTags(1, 1, matrix, full_range=full_range)
     rgb = np.repeat(np.repeat(np.random.default_rng(2).integers(16, 240, (4, 6, 3), np.uint8), 16, 0), 16, 1)
     frame = Frame(0, Fraction(0), rgb, planes_of(rgb, color))
@@ -191,24 +191,24 @@ def test_sound_keeps_its_time_rate_and_channels(
         assert 1.9 < float(opened.duration / av.time_base) < 2.1  # the video's 2 s
         start_s = float(next(opened.decode(video=0)).time)
     # In time with the picture, as the network heard it: some files delay their sound by their encoder's priming.
-    loud = np.flatnonzero(np.abs(read_audio_mono(sound)) > 0.4) / 16000
+    loud = np.flatnonzero(np.abs(read_audio(sound)) > 0.4) / 16000
     heard_s = loud[np.diff(loud, prepend=-1) > 0.1]
     assert len(heard_s) == len(clicks)
     assert np.allclose(np.array(click_times(output)) - start_s, heard_s, atol=SOUND_IN_TIME_S)
 
 
-def test_speech_is_read_as_it_is(tmp_path: Path) -> None:
+def test_16_khz_mono_speech_is_not_filtered(tmp_path: Path) -> None:
     sound = write_sound(tmp_path / "a.wav", 1.5, clicks_s=(0.5,))
-    samples = read_audio_mono(sound)
+    samples = read_audio(sound)
     with av.open(str(sound)) as container:
         raw = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
     assert np.array_equal(samples, raw / np.float32(32768))
-    assert probe_audio(sound).duration_s == Fraction(3, 2)
+    assert audio_duration_s(sound) == Fraction(3, 2)
 
 
-def test_speech_of_other_rates_is_resampled_in_time(tmp_path: Path) -> None:
+def test_speech_of_other_rates_is_resampled(tmp_path: Path) -> None:
     sound = write_sound(tmp_path / "a.wav", 1.5, rate_hz=44100, layout="stereo", clicks_s=(0.5,))
-    samples = read_audio_mono(sound)
+    samples = read_audio(sound)
     assert abs(len(samples) - 24000) <= 1
     assert abs(np.flatnonzero(np.abs(samples) > 0.4)[0] / 16000 - 0.5) < 0.001
 
@@ -236,7 +236,7 @@ def test_rotation_is_applied(tmp_path: Path, turn: int, monkeypatch: pytest.Monk
         assert np.abs(frame.rgb.astype(int) - expected).mean() < 2
 
 
-def test_nothing_is_left_when_writing_fails(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     clip = write_video(tmp_path / "clip.mp4", numbered(2))
     with pytest.raises(ZeroDivisionError), VideoWriter(tmp_path / "out.mp4", probe(clip)) as writer:
         for frame in read_frames(clip):
@@ -247,7 +247,7 @@ def test_nothing_is_left_when_writing_fails(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["clip.mp4"]
 
 
-def test_a_video_that_breaks_off_says_where(tmp_path: Path) -> None:
+def test_a_truncated_video_is_an_error(tmp_path: Path) -> None:
     clip = write_video(
         tmp_path / "clip.mp4",
         np.random.default_rng(4).integers(0, 256, (50, 64, 96, 3), np.uint8),
@@ -275,13 +275,13 @@ def test_output_paths_are_checked_before_any_work(tmp_path: Path) -> None:
         check_output_path(tmp_path / "folder.mp4", lossless=False)
 
 
-def test_a_folder_that_is_not_writable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_not_writable_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root, who runs many CIs, may write everywhere
     with pytest.raises(OutputError, match="not writable"):
         check_output_path(tmp_path / "x.mp4", lossless=False)
 
 
-def test_every_needed_codec_is_linked() -> None:
+def test_every_needed_codec_is_available() -> None:
     assert missing_codecs() == ()
 
 

@@ -1,4 +1,4 @@
-"""Gathering and painting windows: every frame gets its own mouth, however many are painted at once, and none waits."""
+"""Gathering and painting windows: every frame gets its own mouth, in order, and frames do not pile up."""
 
 import threading
 from collections.abc import Generator
@@ -12,9 +12,9 @@ from latentsync_trt.diffusion.plan import PlannedStep
 from latentsync_trt.diffusion.scheduler import solver_schedule
 from latentsync_trt.errors import InputError
 from latentsync_trt.sync.api import LipSync
+from latentsync_trt.sync.faces import Job
 from latentsync_trt.sync.inpaint import Inpainter
-from latentsync_trt.sync.job import Job
-from latentsync_trt.sync.paint import Painter, Turn
+from latentsync_trt.sync.paint import Gathered, Painter
 from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.types import AlignedFace, Float32Array, Frame, UInt8Array, UInt16Array, WindowBatch
 from tests.small import small_bundle
@@ -39,8 +39,8 @@ class Codec:
         return list(np.rint((images + 1) * 32767.5).astype(np.uint16))
 
 
-class Hearing:
-    """A denoiser whose result is the reference picture plus what each frame hears; `batches` counts windows."""
+class AddsAudio:
+    """A denoiser whose result is the reference picture plus the audio of each frame; `batches` counts windows."""
 
     def __init__(self) -> None:
         self.batches: list[int] = []
@@ -56,7 +56,7 @@ class Hearing:
         return self._result
 
 
-def inpainter(denoiser: Hearing, windows_per_batch: int = 1) -> Inpainter:
+def inpainter(denoiser: AddsAudio, windows_per_batch: int = 1) -> Inpainter:
     return Inpainter(
         codec=Codec(),
         denoiser=denoiser,
@@ -75,24 +75,22 @@ def jobs(tracks: list[int | None]) -> Generator[Job, None, None]:
     for index, track in enumerate(tracks):
         rgb = np.full((SIDE_PX, SIDE_PX, 3), index, np.uint8)
         face = None if track is None else AlignedFace(rgb, np.eye(2, 3), (SIDE_PX, SIDE_PX))
-        yield Job(Frame(index, Fraction(index, 25), rgb, None), face, track)
+        yield Job(Frame(index, Fraction(index, 25), rgb, None), track, face=face)
 
 
-def heard(frames: list[int]) -> Float32Array:
-    """Frame i hears i / 100."""
+def audio_windows(frames: list[int]) -> Float32Array:
+    """The audio of frame i is i / 100."""
     return np.array(frames, np.float32)[:, None, None] / np.float32(100)
 
 
-def painter(denoiser: Hearing, at_once: int) -> Painter:
-    return Painter(
-        inpainter(denoiser, at_once), FRAMES, heard, StageClock(), at_once=lambda: at_once, before=lambda: None
-    )
+def painter(denoiser: AddsAudio, at_once: int) -> Painter:
+    return Painter(inpainter(denoiser, at_once), FRAMES, audio_windows, StageClock(), at_once=lambda: at_once)
 
 
 @pytest.mark.parametrize(("at_once", "batches"), [(1, [1, 1, 1, 1]), (2, [2, 2]), (3, [3, 1])])
 def test_every_frame_gets_its_own_mouth(at_once: int, batches: list[int]) -> None:
     tracks: list[int | None] = [0] * 9 + [None] * 2 + [1] * 3  # two windows, one shifted back, and one mirrored
-    denoiser = Hearing()
+    denoiser = AddsAudio()
     made = painter(denoiser, at_once)
     found = list(made.paint(made.gather(jobs(tracks))))
     assert [job.frame.index for job in found] == list(range(len(tracks)))
@@ -107,25 +105,44 @@ def test_every_frame_gets_its_own_mouth(at_once: int, batches: list[int]) -> Non
             np.testing.assert_allclose(job.painted, (index / 127.5 + index / 100) * 32767.5, atol=1)
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 4])
+@pytest.mark.parametrize("face", [FRAMES, FRAMES + 1, 2 * FRAMES + 1, 1])
+def test_frames_do_not_pile_up_in_a_stretch_without_a_face(at_once: int, face: int) -> None:
+    """Windows that wait for others to be painted with hold back all frames after them."""
+    taken, held = 0, [0]
+
+    def counted() -> Generator[Job, None, None]:
+        nonlocal taken
+        for job in jobs([0] * face + [None] * 40 * FRAMES + [1] * FRAMES):
+            taken += 1
+            yield job
+
+    made = painter(AddsAudio(), at_once)
+    for count, _ in enumerate(made.paint(made.gather(counted()))):
+        held.append(taken - count)
+    assert max(held) <= (at_once + 1) * FRAMES
+    assert len(held) == face + 41 * FRAMES + 1
+
+
 def test_frames_are_gathered_while_networks_run() -> None:
-    """The next window is whole before this one is painted: networks that wait for frames waste a GPU."""
+    """The next window is complete before this one is painted: networks that wait for frames waste a GPU."""
     gathered, prepared = threading.Event(), threading.Event()
 
-    class Waiting(Hearing):
+    class Waiting(AddsAudio):
         def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
             if len(self.batches) == 1:
                 assert gathered.wait(TIMEOUT_S)
                 prepared.set()
 
-    def watched(turns: Generator[Turn, None, None]) -> Generator[Turn, None, None]:
-        for turn in turns:
-            if turn.windows and turn.windows[0][0].items[0].frame.index == FRAMES:
+    def watched(items: Generator[Gathered, None, None]) -> Generator[Gathered, None, None]:
+        for item in items:
+            if item.windows and item.windows[0].window.items[0].frame.index == FRAMES:
                 gathered.set()
-            yield turn
+            yield item
 
     made = painter(Waiting(), 1)
-    turns = in_background(watched(made.gather(jobs([0] * 3 * FRAMES))), depth=FRAMES, name="gather")
-    assert len(list(made.paint(turns))) == 3 * FRAMES
+    items = in_background(watched(made.gather(jobs([0] * 3 * FRAMES))), depth=FRAMES, name="gather")
+    assert len(list(made.paint(items))) == 3 * FRAMES
     assert prepared.is_set()
 
 

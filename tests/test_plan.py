@@ -42,11 +42,11 @@ def test_impossible_intervals_are_refused(interval: int) -> None:
     [
         ((), "step 0 must run the whole network"),
         ((1, 2), "step 0 must run the whole network"),
-        ((0, 5), "counted from 0 to 4"),
-        ((0, -1), "counted from 0 to 4"),
-        ((0, 2.5), "counted from 0 to 4"),
-        ((0, 3, 2), "in rising order"),
-        ((0, 3, 3), "in rising order"),
+        ((0, 5), "numbered 0 to 4"),
+        ((0, -1), "numbered 0 to 4"),
+        ((0, 2.5), "numbered 0 to 4"),
+        ((0, 3, 2), "in ascending order"),
+        ((0, 3, 3), "in ascending order"),
     ],
 )
 def test_impossible_lists_are_refused(full_steps: tuple[int, ...], message: str) -> None:

@@ -1,4 +1,4 @@
-"""The pool of sessions: each graph opened once, found again at the next start, and never run silently elsewhere."""
+"""The pool of sessions: each graph opened once, engines built once, and nothing run silently on another provider."""
 
 import errno
 import itertools
@@ -6,7 +6,6 @@ import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -17,16 +16,18 @@ import pytest
 from filelock import FileLock
 
 from latentsync_trt.errors import BundleError, EngineBuildError
+from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions import pool
+from latentsync_trt.runtime.sessions.builders import DirectOpen, GraphSource
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.options import CpuOptions
-from latentsync_trt.runtime.sessions.recipes import OptimizedGraph, Place
-from latentsync_trt.runtime.sessions.session import Session, TensorInfo
+from latentsync_trt.runtime.sessions.session import CPU, Session, TensorInfo
+from tests.compiling import COMPILING, CopyBuilder, compiling_provider
 from tests.device import GRAPHS, DemoNetworks, Device, by_graph, denoised
 
-CPU_PROVIDER = (("CPUExecutionProvider", {}),)
+GPU = Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0")
+VAE = ("vae_encoder", "vae_decoder")
 
 
 @pytest.fixture
@@ -34,10 +35,20 @@ def notices(make: DemoNetworks) -> list[str]:
     return make.notices
 
 
-# Opened once, found again.
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> CopyBuilder:
+    return compiling_provider(monkeypatch)
 
 
-def test_a_graph_is_opened_once_though_many_ask(make: DemoNetworks, device: Device) -> None:
+def encoded(networks: Networks) -> np.ndarray:
+    faces = np.arange(128 * 128 * 3, dtype=np.uint8).reshape(1, 128, 128, 3)
+    return networks.codec.encode_faces(faces, np.ones((128, 128), np.float32))[1]
+
+
+# Opened once, built once.
+
+
+def test_a_graph_that_many_threads_ask_for_is_opened_once(make: DemoNetworks, device: Device) -> None:
     networks = make()
     gate = threading.Barrier(8)
 
@@ -54,33 +65,36 @@ def test_a_graph_is_opened_once_though_many_ask(make: DemoNetworks, device: Devi
 def test_prepare_opens_side_by_side(make: DemoNetworks, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     networks = make()
     together, calls = threading.Barrier(2), itertools.count()
-    open_graph = OptimizedGraph.open
+    open_graph = DirectOpen.open
 
-    def meet(self: OptimizedGraph, *arguments: object) -> Session:
+    def meet(self: DirectOpen, source: GraphSource) -> Session:
         if next(calls) < 2:
             together.wait(30)  # breaks if graphs are opened one after the other
-        return open_graph(self, *arguments)  # type: ignore[arg-type]
+        return open_graph(self, source)
 
-    monkeypatch.setattr(OptimizedGraph, "open", meet)
+    monkeypatch.setattr(DirectOpen, "open", meet)
     networks.prepare(GRAPHS)
     assert sorted(device.opened) == sorted(GRAPHS)
     networks.prepare(GRAPHS)
     assert len(device.opened) == len(GRAPHS)
 
 
-def test_a_second_start_builds_nothing_and_gives_the_same(make: DemoNetworks, notices: list[str]) -> None:
+def test_a_second_start_builds_nothing_and_gives_the_same(
+    make: DemoNetworks, compiler: CopyBuilder, notices: list[str]
+) -> None:
     results = []
     for start in range(2):
-        networks = make()
-        networks.prepare(GRAPHS)
-        results.append(denoised(networks))
+        networks = make(COMPILING)
+        networks.prepare(VAE)
+        results.append(encoded(networks))
         times = by_graph(networks.times())
         assert {time.built for time in times.values()} == {start == 0}
         assert all(time.build_s > 0 and time.open_s > 0 for time in times.values())
-        assert times["denoise_step"].runs == times["denoise_step_cached"].runs == 1
+        assert times["vae_encoder"].runs == 2  # masked faces and whole ones
         networks.close()
+    assert compiler.built == list(VAE)
     assert np.array_equal(*results)
-    assert notices == []
+    assert [notice.partition(":")[0] for notice in notices] == ["vae_encoder"] * 2 + ["vae_decoder"] * 2
 
 
 def test_warm_up_runs_every_graph_once(make: DemoNetworks) -> None:
@@ -95,7 +109,7 @@ def test_a_graph_that_is_not_there(make: DemoNetworks) -> None:
 
 
 TROUBLES = {
-    "full": "the disc is full",
+    "full": "the disk is full",
     "a file": "a file is in the place of the engine cache",
     "read-only": "the engine cache cannot be used (Read-only file system",
 }
@@ -107,17 +121,14 @@ def read_only(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_without_a_cache_engines_are_built_for_this_run(
-    make: DemoNetworks, notices: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+    make: DemoNetworks,
+    compiler: CopyBuilder,
+    notices: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trouble: str,
 ) -> None:
-    wanted = denoised(make(engine_cache=tmp_path / "good"))
-    builds: list[str] = []
-    make_engine = OptimizedGraph.make
-
-    def count(self: OptimizedGraph, place: object, folder: Path) -> None:
-        builds.append(str(place))
-        make_engine(self, place, folder)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(OptimizedGraph, "make", count)
+    wanted = encoded(make())
     if trouble == "full":
         usage = shutil.disk_usage(tmp_path)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
@@ -125,52 +136,56 @@ def test_without_a_cache_engines_are_built_for_this_run(
         (tmp_path / "cache").write_text("")
     else:
         monkeypatch.setattr(FileLock, "acquire", read_only)
-    networks = make()
-    networks.prepare(GRAPHS)
-    assert np.array_equal(denoised(networks), wanted)
+    networks = make(COMPILING)
+    networks.prepare(VAE)
+    assert np.array_equal(encoded(networks), wanted)
     assert all(time.built for time in networks.times())
-    assert len(builds) == (trouble == "full")  # one is tried; the others would be lost as well
-    for graph in GRAPHS:
-        (told,) = (notice for notice in notices if f"; {graph} is built for this run only" in notice)
-        assert TROUBLES[trouble] in told
+    assert len(compiler.built) == (trouble == "full")  # one is tried; the others would be lost as well
+    for graph in VAE:
+        (notice,) = (notice for notice in notices if f"; {graph} is built for this run only" in notice)
+        assert TROUBLES[trouble] in notice
 
 
-def test_a_cache_deleted_meanwhile_is_made_again(make: DemoNetworks, tmp_path: Path, notices: list[str]) -> None:
-    networks = make()
-    networks.prepare(GRAPHS[:2])
-    wanted = networks.encode(np.zeros((4, 3, 128, 128), np.float32))
+def test_a_cache_that_was_deleted_is_made_again(
+    make: DemoNetworks, compiler: CopyBuilder, tmp_path: Path, notices: list[str]
+) -> None:
+    networks = make(COMPILING)
+    networks.prepare(VAE[:1])
+    wanted = encoded(networks)
     shutil.rmtree(tmp_path / "cache")
-    assert networks.decode(wanted).shape == (4, 3, 128, 128)
-    assert np.array_equal(networks.encode(np.zeros((4, 3, 128, 128), np.float32)), wanted)
+    assert len(networks.codec.decode_faces(wanted)) == 1
+    assert np.array_equal(encoded(networks), wanted)
     assert by_graph(networks.times())["vae_decoder"].built
-    assert notices == []
+    assert len(notices) == 4  # two builds, begun and done
 
 
-def test_a_damaged_engine_is_built_again_with_a_notice(make: DemoNetworks, tmp_path: Path, notices: list[str]) -> None:
-    first = make()
-    first.prepare(["vae_encoder"])
+def test_a_damaged_engine_is_built_again_with_a_notice(
+    make: DemoNetworks, compiler: CopyBuilder, tmp_path: Path, notices: list[str]
+) -> None:
+    first = make(COMPILING)
+    first.prepare(VAE[:1])
     first.close()
-    (graph,) = (tmp_path / "cache").glob("*/graph.onnx")
-    os.truncate(graph, 1000)
-    again = make()
-    again.prepare(["vae_encoder"])
+    (engine,) = (tmp_path / "cache").glob("*/engine.onnx")
+    os.truncate(engine, 1000)
+    notices.clear()
+    again = make(COMPILING)
+    again.prepare(VAE[:1])
     assert by_graph(again.times())["vae_encoder"].built
-    assert len(notices) == 1
     assert "instead of" in notices[0]
-    assert notices[0].endswith("discarded")
+    assert notices[0].endswith("building it again")
 
 
-# Never silently elsewhere.
+# Nothing runs silently on another provider.
 
 
-def test_a_session_that_runs_elsewhere_is_refused_with_counts(
+def test_a_session_that_runs_mostly_on_another_provider_is_refused(
     make: DemoNetworks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = {"CPUExecutionProvider": 89, "CUDAExecutionProvider": 911}
     monkeypatch.setattr(Session, "nodes_by_provider", lambda self: counts)
-    monkeypatch.setattr(OptimizedGraph, "_providers", lambda self: CPU_PROVIDER)
+    monkeypatch.setattr(Engines, "_opener", lambda self, graph: DirectOpen(CPU))
     monkeypatch.setattr(ort.InferenceSession, "get_providers", lambda self: ["CUDAExecutionProvider"])
-    networks = make(Selection("cuda", gpu=Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0")))
+    networks = make(Selection("cuda", gpu=GPU))
     networks.session("vae_encoder")
     assert by_graph(networks.times())["vae_encoder"].node_share == pytest.approx(0.911)
     counts["CPUExecutionProvider"] = 389
@@ -179,7 +194,7 @@ def test_a_session_that_runs_elsewhere_is_refused_with_counts(
 
 
 @pytest.mark.parametrize(("size", "on_cpu"), [("windows", 1), (2, 3)])
-def test_shapes_computed_on_the_cpu_are_no_fallback(size: int | str, on_cpu: int) -> None:
+def test_nodes_that_compute_shapes_on_the_cpu_do_not_count(size: int | str, on_cpu: int) -> None:
     def given(provider: str, *operators: str) -> SimpleNamespace:
         nodes = [SimpleNamespace(op_type=operator) for operator in operators]
         return SimpleNamespace(ep_name=provider, get_nodes=lambda: nodes)
@@ -202,28 +217,27 @@ def test_a_provider_that_did_not_load_is_refused(
     assert device.networks() == set()
 
 
-@pytest.fixture(params=["make", "open"])
-def gpu_in_vain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Selection:
-    """A GPU whose provider cannot make, or not open, the last graph of a run."""
-    do = getattr(OptimizedGraph, request.param)
+@pytest.fixture
+def failing_gpu(monkeypatch: pytest.MonkeyPatch) -> Selection:
+    """A GPU whose provider cannot open the last graph of a run."""
+    open_graph = DirectOpen.open
 
-    def refuse(self: OptimizedGraph, place: Place, folder: Path) -> object:
-        if self.provider.startswith("CUDA") and place.graph.stem == "vae_decoder":
+    def refuse(self: DirectOpen, source: GraphSource) -> Session:
+        if self.providers[0][0].startswith("CUDA") and source.path.stem == "vae_decoder":
             raise EngineBuildError("no kernel image")
-        return do(replace(self, provider="CPUExecutionProvider", provider_options=CpuOptions()), place, folder)
+        return open_graph(DirectOpen(CPU), source)
 
-    monkeypatch.setattr(OptimizedGraph, request.param, refuse)
-    monkeypatch.setattr(OptimizedGraph, "_providers", lambda self: CPU_PROVIDER)
+    monkeypatch.setattr(DirectOpen, "open", refuse)
     monkeypatch.setattr(Engines, "_node_share", lambda self, session: 1.0)
-    return Selection("cuda", gpu=Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0"))
+    monkeypatch.setattr(pool, "give_back_gpu_memory", lambda device: None)
+    return Selection("cuda", gpu=GPU)
 
 
 @pytest.mark.parametrize("low_memory", [False, True])
-def test_left_to_us_the_next_provider_runs_and_it_is_said(
-    make: DemoNetworks, notices: list[str], gpu_in_vain: Selection, monkeypatch: pytest.MonkeyPatch, low_memory: bool
+def test_with_auto_the_next_provider_runs_with_a_notice(
+    make: DemoNetworks, notices: list[str], failing_gpu: Selection, low_memory: bool
 ) -> None:
-    monkeypatch.setattr(pool, "give_back_gpu_memory", lambda device: None)
-    networks = make(gpu_in_vain, may_pass_over=True, low_memory=low_memory)
+    networks = make(failing_gpu, may_pass_over=True, low_memory=low_memory)
     networks.prepare(GRAPHS)
     assert networks.selection.name == "cpu"
     assert notices == ["cuda cannot run this bundle, going on with cpu: no kernel image"]
@@ -231,16 +245,16 @@ def test_left_to_us_the_next_provider_runs_and_it_is_said(
     assert np.array_equal(denoised(networks), denoised(make()))
 
 
-def test_a_demanded_provider_raises(make: DemoNetworks, gpu_in_vain: Selection) -> None:
-    networks = make(gpu_in_vain)
+def test_a_named_provider_that_fails_is_an_error(make: DemoNetworks, failing_gpu: Selection) -> None:
+    networks = make(failing_gpu)
     with pytest.raises(EngineBuildError, match="no kernel image"):
         networks.prepare(GRAPHS)
 
 
 def test_with_no_provider_left_the_reason_is_raised(make: DemoNetworks, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: OptimizedGraph, place: object, folder: Path) -> None:
+    def refuse(self: DirectOpen, source: GraphSource) -> Session:
         raise EngineBuildError("unknown operator")
 
-    monkeypatch.setattr(OptimizedGraph, "make", refuse)
+    monkeypatch.setattr(DirectOpen, "open", refuse)
     with pytest.raises(EngineBuildError, match="unknown operator"):
         make(may_pass_over=True).prepare(GRAPHS)

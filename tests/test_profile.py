@@ -108,7 +108,7 @@ def test_the_table_has_a_line_for_every_engine(folder: Path) -> None:
     assert float(open_s) > 0
     assert float(first_ms) > 0
     assert float(mean_ms) > 0
-    operators = rows(folder, "Operators")
+    operators = rows(folder, "The 25 slowest operators")
     milliseconds = [float(row[4]) for row in operators]
     assert milliseconds == sorted(milliseconds, reverse=True)
     assert {row[0] for row in operators} <= set(GRAPHS)
@@ -195,15 +195,15 @@ def test_times_are_brought_to_one_clock(tmp_path: Path) -> None:
     assert painting["pid"] == encoding["pid"] != found["pid"]
     assert painting["tid"] != encoding["tid"]
     assert "| vae_encoder | cpu | 100.0% | 2.0 | 1 | 0.50 | 3 | 9.0 | 4.0 |" in table.read_text(encoding="utf-8")
-    assert ["vae_encoder", "Conv", "CPU", "1", "1.5"] in rows(tmp_path, "Operators")
+    assert ["vae_encoder", "Conv", "CPU", "1", "1.5"] in rows(tmp_path, "The 25 slowest operators")
 
 
 def test_an_engine_that_is_opened_again_is_one_row() -> None:
     again = dataclasses.replace(TIME, built=False, open_s=1.0, runs=2, first_ms=7.0, mean_ms=5.0)
-    both = TIME.and_then(again)
+    both = TIME.merged(again)
     assert (both.built, both.open_s, both.runs, both.opened) == (True, 1.5, 5, 2)
     assert both.first_ms == TIME.first_ms
     assert both.mean_ms == pytest.approx((4.0 + 4.0 + 7.0 + 5.0) / 4)
     idle = dataclasses.replace(TIME, runs=0, first_ms=0.0, mean_ms=0.0)
-    assert (idle.and_then(again).first_ms, idle.and_then(again).mean_ms) == (7.0, 5.0)
-    assert (TIME.and_then(idle).first_ms, TIME.and_then(idle).mean_ms) == (9.0, 4.0)
+    assert (idle.merged(again).first_ms, idle.merged(again).mean_ms) == (7.0, 5.0)
+    assert (TIME.merged(idle).first_ms, TIME.merged(idle).mean_ms) == (9.0, 4.0)

@@ -15,14 +15,14 @@ from latentsync_trt.cli.build import command as build_click
 from latentsync_trt.cli.options import build, options_from
 from latentsync_trt.config import PROVIDER_CHOICES, RuntimeOptions, command_line
 from latentsync_trt.errors import InputError
-from latentsync_trt.runtime.cache.engine_cache import EngineCache
+from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.compiler.profiles import dimension_ranges
 from latentsync_trt.runtime.networks.background import build_command
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions.builders import DirectOpen
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.recipes import OptimizedGraph
 from latentsync_trt.types import WindowBatch
 from tests.small import small_bundle
 from tests.toy import RANGES, write_toy
@@ -86,16 +86,16 @@ def test_all_options_together_come_back_from_the_command_line() -> None:
 def test_a_build_process_makes_the_same_engines(demo: Bundle, tmp_path: Path) -> None:
     options = RuntimeOptions(**dict(VALUES) | {"dynamic": None})
     cache = EngineCache(tmp_path / "cache für Ženy")
-    engines = Engines(demo, Selection("cuda", gpu=ADA), options, cache, lambda text: None)
+    engines = Engines(demo, Selection("tensorrt", gpu=ADA), options, cache, lambda text: None)
     words = build_command(engines, ("vae_encoder", "vae_decoder"), force=True)
     assert words[1:4] == ["-m", "latentsync_trt", "build"]
     given = build_click.make_context("build", words[4:]).params
-    assert (given["provider"], given["graphs"]) == ("cuda", ("vae_encoder", "vae_decoder"))
+    assert (given["provider"], given["graphs"]) == ("tensorrt", ("vae_encoder", "vae_decoder"))
     assert (given["as_json"], given["force"], given["jobs"]) == (True, True, 1)
     assert Path(given["bundle"]) == small_bundle()
     elsewhere = build(RuntimeOptions, given)
     assert Path(elsewhere.engine_cache) == cache.folder
-    again = Engines(demo, Selection("cuda", gpu=ADA), elsewhere, cache, lambda text: None)
+    again = Engines(demo, Selection("tensorrt", gpu=ADA), elsewhere, cache, lambda text: None)
     for graph in demo.manifest.graphs:
         assert again.key(graph) == engines.key(graph)
 
@@ -181,18 +181,19 @@ def test_sync_refuses_cuda_graphs_where_there_are_none() -> None:
 
 
 def test_static_means_the_same_for_a_static_bundle(demo: Bundle, tmp_path: Path) -> None:
-    assert engines(demo, tmp_path, dynamic=False).key("denoise_step") == engines(demo, tmp_path).key("denoise_step")
+    static, default = (engines(demo, tmp_path, "tensorrt", dynamic=dynamic) for dynamic in (False, None))
+    assert static.key("denoise_step") == default.key("denoise_step")
 
 
-def test_shapes_outside_the_engines_range_are_refused_without_a_build(
+def test_shapes_outside_the_engines_range_are_refused_before_opening(
     demo: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object) -> None:
-        raise AssertionError("built")
+        raise AssertionError("opened")
 
-    monkeypatch.setattr(OptimizedGraph, "make", never)
+    monkeypatch.setattr(DirectOpen, "open", never)
     networks = Networks(demo, Selection("cpu"), RuntimeOptions(engine_cache=tmp_path / "cache"))
-    denoiser = networks.denoiser()
+    denoiser = networks.denoiser
     for windows, frames, words in ((2, 16, "2 windows: the engines take 1;"), (1, 8, "8 frames: the engines take 16;")):
         state = np.zeros((windows, 4, frames, 16, 16), np.float32)
         known = np.zeros((windows, 9, frames, 16, 16), np.float32)

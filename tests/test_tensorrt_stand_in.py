@@ -1,4 +1,4 @@
-"""TensorRT's path from end to end: ONNX Runtime's real provider over a stand-in for TensorRT's and CUDA's libraries.
+"""Provider tensorrt end to end: ONNX Runtime's real provider over a stand-in for TensorRT's and CUDA's libraries.
 
 What this proves, and what it does not: tests/tensorrt_stand_in/README.md.
 """
@@ -20,7 +20,7 @@ from tests.tensorrt_stand_in.stand_in import Ended, StandIn
 
 SMALL = str(small_bundle())
 SAME = 1e-5
-"""Relative: the same float32 arithmetic on the same CPU, in graphs that were optimized in one go or in two."""
+"""Relative: the same float32 arithmetic on the same CPU, in graphs that were optimized differently."""
 ENDED_S = 20.0
 MB = 2**20
 
@@ -52,6 +52,7 @@ def test_build_sync_and_sync_again(stand_in: StandIn, clip: tuple[str, str]) -> 
         assert run.log.count("objects left=0") == 1
         assert run.count(r"missing") == 0
         assert "CUDA graphs" not in run.err
+        check_captures(run)
     assert sync(stand_in, clip, "cpu.mkv", "--provider", "cpu").code == 0
     painted, once_more, expected = (
         np.stack(list(decoded(stand_in.work / name))).astype(int) for name in ("first.mkv", "again.mkv", "cpu.mkv")
@@ -60,18 +61,23 @@ def test_build_sync_and_sync_again(stand_in: StandIn, clip: tuple[str, str]) -> 
     assert np.array_equal(painted, once_more)
 
 
-def test_cuda_graphs_are_recorded_after_a_run_and_replayed(stand_in: StandIn, clip: tuple[str, str]) -> None:
-    replayed = sync(stand_in, clip, "a.mkv", "--provider", "tensorrt")
-    steps = [line for line in replayed.log if line.startswith(("enqueue", "capture", "graph launch", "deserialize"))]
+def check_captures(run: Ended) -> None:
+    """Each CUDA graph is recorded after a plain run, and replayed."""
+    steps = [line for line in run.log if line.startswith(("enqueue", "capture", "graph launch", "deserialize"))]
     begins = [index for index, line in enumerate(steps) if line == "capture begin"]
     assert len(begins) == 2  # the full and the cached step
     for begin in begins:
-        assert steps[begin - 1].startswith("enqueue")  # a run before it
+        assert steps[begin - 1].startswith("enqueue")
         assert steps[begin + 1].startswith("enqueue")
         assert steps[begin + 2].startswith("capture end")
         assert steps[begin + 3] == "graph launch"
     assert steps.count("graph launch") > 2 * len(begins)
-    assert replayed.count("cudaStreamSynchronize during capture") == 0
+    assert run.count("cudaStreamSynchronize during capture") == 0
+
+
+@pytest.mark.slow
+def test_plain_runs_paint_what_replays_paint(stand_in: StandIn, clip: tuple[str, str]) -> None:
+    sync(stand_in, clip, "a.mkv", "--provider", "tensorrt")
     plain = sync(stand_in, clip, "b.mkv", "--provider", "tensorrt", "--no-cuda-graph")
     assert plain.count("capture|graph launch") == 0
     assert plain.count("build nodes") == 0  # the same engines
@@ -79,6 +85,7 @@ def test_cuda_graphs_are_recorded_after_a_run_and_replayed(stand_in: StandIn, cl
     assert np.array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_every_way_of_running_paints_what_the_cpu_paints(stand_in: StandIn) -> None:
     settings = [
         {"cached": False, "faces": False},
@@ -96,7 +103,7 @@ def test_every_way_of_running_paints_what_the_cpu_paints(stand_in: StandIn) -> N
     assert ended.log[-2:][0] == "objects left=0"
 
 
-def test_why_a_build_fails_is_told(stand_in: StandIn) -> None:
+def test_a_failed_build_gives_the_reason(stand_in: StandIn) -> None:
     faults = ["refuse=Conv", "parse_error", "build_fails", "oom_build", "builder_null"]
     answers, ended = stand_in.scenario("failures", bundle=SMALL, faults=faults)
     refused, unread, failed, memory, null = answers
@@ -112,9 +119,10 @@ def test_why_a_build_fails_is_told(stand_in: StandIn) -> None:
     assert left == []
 
 
+@pytest.mark.slow
 def test_refused_attention_names_the_option_that_writes_it_in_parts(stand_in: StandIn) -> None:
-    (told, other), _ = stand_in.scenario("failures", bundle=SMALL, faults=["build_fails=Attention", "build_fails"])
-    assert "export the model with --attention matmul" in told["text"]
+    (attention, other), _ = stand_in.scenario("failures", bundle=SMALL, faults=["build_fails=Attention", "build_fails"])
+    assert "export the model with --attention matmul" in attention["text"]
     assert "--attention" not in other["text"]
 
 
@@ -132,7 +140,7 @@ def test_an_engine_that_does_not_open_says_why_and_memory_is_told_apart(stand_in
     assert ended.count("build nodes=") == 2
 
 
-def test_why_a_run_fails_is_told_and_the_engine_stays_good(stand_in: StandIn) -> None:
+def test_a_failed_run_gives_the_reason_and_the_engine_stays_good(stand_in: StandIn) -> None:
     answers, _ = stand_in.scenario("run_failures", bundle=SMALL, faults=["enqueue_fails", "oom_enqueue"])
     failed, memory, after = answers
     assert failed["error"] == "InferenceError"
@@ -142,6 +150,7 @@ def test_why_a_run_fails_is_told_and_the_engine_stays_good(stand_in: StandIn) ->
     assert after["error"] == ""
 
 
+@pytest.mark.slow
 def test_kernel_timings_shorten_the_next_build_and_bad_ones_are_removed(stand_in: StandIn) -> None:
     answer, ended = stand_in.scenario("timings", bundle=SMALL)
     first, second, *_ = ended.numbers(r"timing cache bytes=(\d+)")
@@ -154,13 +163,15 @@ def test_kernel_timings_shorten_the_next_build_and_bad_ones_are_removed(stand_in
     assert ended.count("build nodes=") == 4
 
 
-def test_two_versions_of_tensorrt_are_told(stand_in: StandIn) -> None:
+@pytest.mark.slow
+def test_two_versions_of_tensorrt_are_an_error(stand_in: StandIn) -> None:
     answer, ended = stand_in.scenario("other_version", bundle=SMALL)
     assert ended.count("parse|build") == 0  # known before minutes of building
     assert answer["error"] == "EngineBuildError"
     assert "Python's tensorrt is 10.16.2.0, but ONNX Runtime loads TensorRT 10.14.1.0" in answer["text"]
 
 
+@pytest.mark.slow
 def test_the_second_gpu_builds_and_runs(stand_in: StandIn) -> None:
     answer, ended = stand_in.scenario("second_gpu", machine={"STAND_IN_GPUS": "2"}, bundle=SMALL)
     assert answer["gpu"] == "Stand-in GPU 1"
@@ -168,6 +179,7 @@ def test_the_second_gpu_builds_and_runs(stand_in: StandIn) -> None:
     assert ended.count("builder visible=1$") == 1
 
 
+@pytest.mark.slow
 def test_engines_built_in_the_background(stand_in: StandIn) -> None:
     answer, _ = stand_in.scenario("background", bundle=SMALL, graphs=["vae_encoder", "vae_decoder"])
     assert answer == {"error": "", "missing": ["audio_encoder", "denoise_step", "denoise_step_cached"]}
@@ -175,6 +187,7 @@ def test_engines_built_in_the_background(stand_in: StandIn) -> None:
     assert "Could not find any implementation" in failed["error"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_short_of_memory_goes_on_one_network_at_a_time(stand_in: StandIn) -> None:
     asked = {"bundle": SMALL, "settings": [{}]}
     ((whole,), ended) = stand_in.scenario("pictures", **asked)
@@ -188,6 +201,7 @@ def test_a_run_that_is_short_of_memory_goes_on_one_network_at_a_time(stand_in: S
     assert not whole["low"]
 
 
+@pytest.mark.slow
 def test_a_small_gpu_starts_one_network_at_a_time_by_measure(stand_in: StandIn) -> None:
     small = {"STAND_IN_GPU_SHOWN": str(1 << 30)}
     ((answer,), ended) = stand_in.scenario("pictures", machine=small, bundle=SMALL, settings=[{}])
@@ -197,6 +211,7 @@ def test_a_small_gpu_starts_one_network_at_a_time_by_measure(stand_in: StandIn) 
     assert any("this bundle takes about 1.7 GB, 1.1 GB is free" in notice for notice in answer["notices"])
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_from_run_to_run(stand_in: StandIn) -> None:
     after, ended = stand_in.scenario("memory", bundle=SMALL, times=4)
     # The first run leaves ONNX Runtime's pool, which stays; engines of a run take 5 MB and more.
@@ -204,8 +219,9 @@ def test_memory_does_not_grow_from_run_to_run(stand_in: StandIn) -> None:
     assert "objects left=0" in ended.log
 
 
+@pytest.mark.slow
 def test_the_provider_s_own_build_is_weakly_typed(stand_in: StandIn) -> None:
-    """Why `compiler` builds engines. Once this fails, ONNX Runtime has mended it, and its own build is good again."""
+    """Why the compiler's process builds engines. If this fails, ONNX Runtime's own build may be usable again."""
     nodes, ended = stand_in.scenario("provider_builds", bundle=SMALL)
     assert set(ended.numbers(r"network flags=(\d+)")) == {0}
     assert nodes == {"TensorrtExecutionProvider": 134}
@@ -213,10 +229,11 @@ def test_the_provider_s_own_build_is_weakly_typed(stand_in: StandIn) -> None:
     assert set(parts) == {"TensorrtExecutionProvider", "CUDAExecutionProvider"}
 
 
+@pytest.mark.slow
 def test_doctor_tries_the_builder(stand_in: StandIn) -> None:
     well = stand_in.command("doctor")
     assert "✓ tensorrt runs" in well.out
-    assert "✓ TensorRT 10.14.1.0 builds engines (one of one node" in well.out
+    assert "✓ TensorRT 10.14.1.0 builds engines (one node" in well.out
     assert "latentsync-trt selftest" in well.out
     broken = stand_in.command("doctor", faults="builder_null")
     assert broken.code == 1
@@ -255,6 +272,7 @@ def test_ctrl_c_ends_a_long_build_at_once(stand_in: StandIn) -> None:
     assert not runs(compiler)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 def test_a_killed_process_leaves_no_compiler_and_no_engine(stand_in: StandIn) -> None:
     words = ("build", "--bundle", SMALL, "--provider", "tensorrt", "--graph", "vae_encoder")
@@ -269,6 +287,7 @@ def test_a_killed_process_leaves_no_compiler_and_no_engine(stand_in: StandIn) ->
     assert after.count("build nodes=") == 1
 
 
+@pytest.mark.slow
 def test_two_processes_build_an_engine_once(stand_in: StandIn) -> None:
     words = ("build", "--bundle", SMALL, "--provider", "tensorrt", "--graph", "vae_encoder")
     with stand_in.start(*words, faults="slow_build=3") as first:
@@ -319,7 +338,7 @@ def test_the_stand_in_s_module_has_tensorrt_s_names() -> None:
 
 @pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX:DeprecationWarning")
 def test_nvidia_s_compiler_takes_every_setting_of_a_build(tmp_path: Path) -> None:
-    """The worker's whole way, on the compiler that runs here: its interface is that of TensorRT's module."""
+    """All of the worker, on a compiler that runs without a GPU and has the interface of TensorRT's module."""
     trt = pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")
     order = {
         "compiler": "tensorrt_rtx",

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latentsync_trt.audio.mel import log_mel
 from scripts.train_demo.atlas import Atlas, draw_atlas
 from scripts.train_demo.mouth import MouthPose
 from scripts.train_demo.scene import Studio, draw_scene
 from scripts.train_demo.texts import HELD_OUT, TRAINING, vocabulary
 from scripts.train_demo.visemes import SHAPES, Phoneme, mouth_track
+from tests.sounds import log_mel
 
 STEP_OF_MEL = 0.5 * 0.1 / 4
 """Half a step of 1 dB, in the units of the audio encoder's input."""

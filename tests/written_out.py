@@ -64,10 +64,10 @@ class _Writer:
         groups = settings["groups"]
         grouped = self._reshape(x, (count, height * width, groups, channels // groups))
         axes = self._constant([1, 3], np.int64)
-        centerd = self._op("Sub", grouped, self._op("ReduceMean", grouped, axes))
-        variance = self._op("ReduceMean", self._op("Mul", centerd, centerd), axes)
+        centered = self._op("Sub", grouped, self._op("ReduceMean", grouped, axes))
+        variance = self._op("ReduceMean", self._op("Mul", centered, centered), axes)
         deviation = self._op("Sqrt", self._add(variance, self._constant(settings["epsilon"], np.float32)))
-        normed = self._reshape(self._op("Div", centerd, deviation), (count, height, width, channels))
+        normed = self._reshape(self._op("Div", centered, deviation), (count, height, width, channels))
         normed = self._add(self._op("Mul", normed, node.input[1]), node.input[2])
         other = self._op("Sigmoid", normed) if settings["activation"] else self._constant(1, np.float32)
         self._op("Mul", normed, other, output=node.output[0])

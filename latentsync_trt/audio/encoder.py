@@ -1,4 +1,4 @@
-"""From samples to what the network hears, through the audio encoder's graph, in segments of 30 s."""
+"""From samples to audio features, through the audio encoder's graph, in segments of 30 s."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
@@ -11,41 +11,47 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.types import AudioFeatures, Float32Array
 
 SEGMENT_FRAMES = 30 * MEL_FRAMES_PER_S
-"""Mel frames the encoder takes at once: 30 s."""
+"""Mel frames in one input of the encoder: 30 s."""
 
 _MEL_FRAMES_PER_FEATURE = MEL_FRAMES_PER_S // FEATURES_PER_S
 _SEGMENT_FEATURES = SEGMENT_FRAMES // _MEL_FRAMES_PER_FEATURE
 
-# A frame's 200 ms reach over at most one border between segments.
+# The 200 ms of a frame cross at most one border between segments.
 _SEGMENTS_KEPT = 2
 
 OpenPieces = Callable[[], Iterable[Float32Array]]
-Hear = Callable[[Float32Array], Float32Array]
+EncodeMel = Callable[[Float32Array], Float32Array]
 
 
 class SpeechStream:
-    """What video frames hear of a recording, each segment encoded when the first frame needs it.
+    """The audio windows of video frames; each segment is encoded when the first frame needs it.
 
-    Memory does not grow with the recording's length: it is gone through twice instead of kept.
+    Memory does not grow with the length of the recording: it is read twice instead of kept.
 
     Args:
         open_pieces: opens the recording: float32 `(samples,)` pieces, mono, 16 kHz, full scale ±1. Called twice.
-        hear: the audio encoder: `mel (1, 80, 3000)` → `features (1, 1500, L, D)`, float32.
+        encode_mel: the audio encoder: `mel (1, 80, 3000)` → `features (1, 1500, L, D)`, float32.
 
     Raises:
         InputError: the recording has no samples.
     """
 
-    def __init__(self, open_pieces: OpenPieces, hear: Hear) -> None:
-        pieces = _Counted(open_pieces())
-        peak, mel_frames = float("-inf"), 0
-        for block in log_power_blocks(pieces):
+    def __init__(self, open_pieces: OpenPieces, encode_mel: EncodeMel) -> None:
+        samples, mel_frames, peak = 0, 0, float("-inf")
+
+        def counted() -> Iterator[Float32Array]:
+            nonlocal samples
+            for piece in open_pieces():
+                samples += piece.size
+                yield piece
+
+        for block in log_power_blocks(counted()):
             peak, mel_frames = max(peak, float(block.max())), mel_frames + block.shape[1]
-        if not pieces.samples:
+        if not samples:
             raise InputError("the recording has no samples")
-        self.duration_s = Fraction(pieces.samples, SAMPLE_RATE_HZ)
+        self.duration_s = Fraction(samples, SAMPLE_RATE_HZ)
         self.feature_count = mel_frames // _MEL_FRAMES_PER_FEATURE
-        self._hear = hear
+        self._encode_mel = encode_mel
         self._segments = _segments(scaled(block, peak) for block in log_power_blocks(open_pieces()))
         self._features: dict[int, Float32Array] = {}
 
@@ -55,9 +61,9 @@ class SpeechStream:
         return frame_count(self.duration_s)
 
     def windows(self, frames: Sequence[int]) -> Float32Array:
-        """What the video frames with these indices hear, float32 `(n, 10·L, D)`; frames after the end hear the end.
+        """Audio windows of the video frames with these indices, float32 `(n, 10·L, D)`; the last features repeat.
 
-        Frames may go back by up to 30 s, not more.
+        Indices may go back by at most 30 s.
 
         Raises:
             InferenceError: the graph failed.
@@ -65,11 +71,11 @@ class SpeechStream:
         positions = attended_positions(np.asarray(frames, np.int64), self.feature_count)
         first, last = (int(end) // _SEGMENT_FEATURES for end in (positions.min(), positions.max()))
         segments = np.concatenate([self._segment(index) for index in range(first, last + 1)])
-        heard = segments[positions - first * _SEGMENT_FEATURES]
-        return heard.reshape(len(positions), -1, heard.shape[-1])
+        features = segments[positions - first * _SEGMENT_FEATURES]
+        return features.reshape(len(positions), -1, features.shape[-1])
 
     def all_features(self) -> Float32Array:
-        """The features of the whole recording, float32 `(T, L, D)`; instead of `windows`, not beside it."""
+        """The features of the whole recording, float32 `(T, L, D)`; call either this or `windows`."""
         segments = range(0, self.feature_count, _SEGMENT_FEATURES)
         parts = [self._segment(start // _SEGMENT_FEATURES)[: self.feature_count - start] for start in segments]
         return np.concatenate(parts, dtype=np.float32)
@@ -77,33 +83,20 @@ class SpeechStream:
     def _segment(self, index: int) -> Float32Array:
         while index not in self._features:
             newest = max(self._features, default=-1) + 1
-            self._features[newest] = self._hear(next(self._segments)[None])[0]
+            self._features[newest] = self._encode_mel(next(self._segments)[None])[0]
             self._features.pop(newest - _SEGMENTS_KEPT, None)
         return self._features[index]
 
 
-def encode_audio(open_pieces: OpenPieces, hear: Hear) -> AudioFeatures:
-    """Features and per-frame windows of a whole recording at once; arguments and errors as `SpeechStream`."""
-    stream = SpeechStream(open_pieces, hear)
+def encode_audio(open_pieces: OpenPieces, encode_mel: EncodeMel) -> AudioFeatures:
+    """Features and windows of a whole recording; arguments and errors as `SpeechStream`."""
+    stream = SpeechStream(open_pieces, encode_mel)
     features = stream.all_features()
     return AudioFeatures(features, audio_windows(features, stream.duration_s), stream.duration_s)
 
 
-class _Counted:
-    """Hands pieces on and counts their samples."""
-
-    def __init__(self, pieces: Iterable[Float32Array]) -> None:
-        self._pieces = pieces
-        self.samples = 0
-
-    def __iter__(self) -> Iterator[Float32Array]:
-        for piece in self._pieces:
-            self.samples += piece.size
-            yield piece
-
-
 def _segments(blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
-    """Regroups spectrogram blocks `(80, k)` into segments `(80, 3000)`, the last filled up with zeros."""
+    """Regroups spectrogram blocks `(80, k)` into segments `(80, 3000)`, the last padded with zeros."""
     held = np.zeros((MEL_BANDS, 0), np.float32)
     for block in blocks:
         held = np.concatenate([held, block], axis=1)

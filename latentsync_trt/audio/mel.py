@@ -1,7 +1,7 @@
 """Whisper's log-mel spectrogram, computed in blocks. Pure.
 
-Whisper cuts a recording off 8 decades below its loudest value, so a long one is gone through twice: once for that value
-(`log_power_blocks`), once for the spectrogram (`scaled`). Nothing but a block needs to be in memory.
+Whisper clips a recording 8 decades below its maximum, so it is read twice: once for the maximum of `log_power_blocks`,
+once to scale them with `scaled`. Only one block is in memory at a time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,6 @@ from functools import lru_cache
 import numpy as np
 from librosa.filters import mel as mel_filters
 
-from latentsync_trt.errors import InputError
 from latentsync_trt.types import Float32Array
 
 SAMPLE_RATE_HZ = 16000
@@ -23,42 +22,25 @@ MEL_FRAMES_PER_S = SAMPLE_RATE_HZ // _HOP
 
 _POWER_FLOOR = 1e-10
 _DYNAMIC_RANGE = 8.0
-"""Decades below the loudest value of the recording at which the spectrogram is cut off."""
+"""Decades below the recording's maximum at which the spectrogram is clipped."""
 
-# 30 s of frames: their spectra take 5 MB, whatever the length of the recording.
+# 30 s of frames: their spectra take 5 MB.
 _BLOCK_FRAMES = 30 * MEL_FRAMES_PER_S
 _BLOCK_SAMPLES = _BLOCK_FRAMES * _HOP
 
 
-def log_mel(samples: Float32Array) -> Float32Array:
-    """Log-mel spectrogram of a recording in memory, float32 `(80, n)`, n = max(samples, 400) // 160: 100 a second.
-
-    Args:
-        samples: float32 `(samples,)`, mono, 16 kHz, full scale ±1.
-
-    Raises:
-        InputError: there are no samples, or some are not finite, or they are not mono.
-    """
-    if samples.ndim != 1 or not samples.size:
-        raise InputError(f"audio of shape {samples.shape}: a mono recording with at least one sample is needed")
-    if not np.isfinite(samples).all():
-        raise InputError("the audio has samples that are not finite (NaN or infinity)")
-    log_power = np.concatenate(list(log_power_blocks([samples])), axis=1)
-    return scaled(log_power, float(log_power.max()))
-
-
 def scaled(log_power: Float32Array, peak: float) -> Float32Array:
-    """The network's input: `log_power` cut off 8 decades below `peak`, the recording's maximum, then (x + 4) / 4."""
+    """The network's input: `log_power` clipped 8 decades below `peak`, the recording's maximum, then (x + 4) / 4."""
     return (np.maximum(log_power, np.float32(peak - _DYNAMIC_RANGE)) + np.float32(4)) / np.float32(4)
 
 
 def log_power_blocks(pieces: Iterable[Float32Array]) -> Iterator[Float32Array]:
-    """log10 of the mel power, at least 1e-10, before it is cut off: float32 `(80, k)`, k up to 3000.
+    """log10 of the mel power, at least 1e-10, not clipped yet: float32 `(80, k)`, k up to 3000, 100 frames per second.
 
-    A recording shorter than one analysis window (25 ms) is followed by silence up to its length.
+    A recording shorter than one analysis window (25 ms) is padded with silence.
 
     Args:
-        pieces: float32 `(samples,)` each, of any lengths: mono, 16 kHz, full scale ±1.
+        pieces: float32 `(samples,)` of any lengths, finite: mono, 16 kHz, full scale ±1.
     """
     made = 0
     for stretch, count in _stretches(pieces):
@@ -72,7 +54,7 @@ def log_power_blocks(pieces: Iterable[Float32Array]) -> Iterator[Float32Array]:
 def _stretches(pieces: Iterable[Float32Array]) -> Iterator[tuple[Float32Array, int | None]]:
     """Overlapping stretches of the recording, reflected at its ends; each begins with the next frame's window.
 
-    With the last comes the number of samples of the recording.
+    The last one comes with the number of samples of the recording.
     """
     held: list[Float32Array] = []
     length, count = 0, 0
@@ -84,7 +66,7 @@ def _stretches(pieces: Iterable[Float32Array]) -> Iterator[tuple[Float32Array, i
         joined = np.concatenate(held)
         if length == count:
             joined = np.pad(joined, (_HALF, 0), "reflect")
-        # Half a window stays behind: should the recording end here, the reflection needs it.
+        # Half a window is held back: if the recording ends here, the reflection needs it.
         frames = (len(joined) - _HALF - _FFT) // _HOP + 1
         yield joined[: (frames - 1) * _HOP + _FFT], None
         rest = joined[frames * _HOP :]
@@ -109,7 +91,7 @@ def _log_power(samples: Float32Array) -> Float32Array:
 
 @lru_cache(maxsize=1)
 def _hann() -> Float32Array:
-    """Periodic Hann window: one sample longer than it is used."""
+    """Periodic Hann window."""
     return np.hanning(_FFT + 1)[:-1].astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""What each video frame hears of the audio features. Pure."""
+"""Which audio features each video frame attends to. Pure."""
 
 from fractions import Fraction
 from math import ceil
@@ -7,13 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.errors import InputError
 from latentsync_trt.types import Float32Array
 
 FEATURES_PER_S = 50
 _PER_FRAME = FEATURES_PER_S // MODEL_FPS
 _BEFORE, _AFTER = 4, 6
-"""A frame hears the features from 4 before its own position to 5 after: 10, or 200 ms."""
+"""A frame attends to 10 features, 200 ms: from 4 before its own position to 5 after."""
 
 POSITIONS = _BEFORE + _AFTER
 
@@ -24,22 +23,17 @@ def frame_count(duration_s: Fraction) -> int:
 
 
 def attended_positions(frames: NDArray[np.int64], total: int) -> NDArray[np.int64]:
-    """The features that `frames (n,)` hear, `(n, 10)`: 2i − 4 to 2i + 5, those outside the `total` repeat the ends."""
+    """Indices of the features of `frames (n,)`, `(n, 10)`: 2i − 4 to 2i + 5, clipped to the `total`."""
     positions = _PER_FRAME * frames[:, None] + np.arange(-_BEFORE, _AFTER)
     return np.clip(positions, 0, total - 1)
 
 
 def audio_windows(features: Float32Array, duration_s: Fraction) -> Float32Array:
-    """Windows for all frames of a recording, float32 `(n, 10·L, D)`, n = ceil(duration × 25).
+    """Windows of all frames of a recording, float32 `(n, 10·L, D)`, n = ceil(duration × 25).
 
     Args:
         features: float32 `(T, L, D)`, 50 per second. duration_s: length of the recording.
-
-    Raises:
-        InputError: there are no features.
     """
-    if not len(features):
-        raise InputError("audio without features cannot be cut into windows")
     frames = np.arange(frame_count(duration_s))
-    heard = features[attended_positions(frames, len(features))]
-    return np.ascontiguousarray(heard.reshape(len(frames), POSITIONS * features.shape[1], features.shape[2]))
+    attended = features[attended_positions(frames, len(features))]
+    return np.ascontiguousarray(attended.reshape(len(frames), POSITIONS * features.shape[1], features.shape[2]))

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import cv2
 import numpy as np
 
 from latentsync_trt.bench.moments import SHOWN_PX, Moment
@@ -99,19 +100,15 @@ def face_grid(rows: Sequence[str], columns: Mapping[Moment, Sequence[UInt8Array]
     return figure
 
 
-def title_bar(titles: Sequence[str], height_px: int = 40) -> UInt8Array:
-    """Titles above faces that stand side by side, uint8 `(height_px, 256 · titles, 3)`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    width_px = SHOWN_PX * len(titles)
-    figure = Figure(figsize=(width_px / _DPI, height_px / _DPI), dpi=_DPI, facecolor="white")
+def title_bar(titles: Sequence[str]) -> UInt8Array:
+    """Titles above faces that stand side by side, uint8 `(40, 256 · titles, 3)`."""
+    bar: UInt8Array = np.full((40, SHOWN_PX * len(titles), 3), 255, np.uint8)
+    font, scale = cv2.FONT_HERSHEY_SIMPLEX, 0.55
     for column, title in enumerate(titles):
-        x = (column + 0.5) / len(titles)
-        figure.text(x, 0.5, _plain(title), ha="center", va="center", size=13, weight="bold")
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+        (width_px, _), _ = cv2.getTextSize(_ascii(title), font, scale, 1)
+        place_px = (column * SHOWN_PX + (SHOWN_PX - width_px) // 2, 27)
+        cv2.putText(bar, _ascii(title), place_px, font, scale, (0, 0, 0), 1, cv2.LINE_AA)
+    return bar
 
 
 def save_png(figure: "Figure", path: Path) -> None:
@@ -142,6 +139,11 @@ def _target_gaps(opening: Float64Array, gaps: Float32Array) -> Float64Array:
     return _LIPS_AT_REST + max(unit, _LEAST_TOP / 2) * opening
 
 
+def _ascii(text: str) -> str:
+    """In the characters that every font has."""
+    return text.encode("ascii", "replace").decode()
+
+
 def _plain(text: str) -> str:
-    """In the characters that every font has, and not as a formula."""
-    return text.encode("ascii", "replace").decode().replace("$", r"\$")
+    """As matplotlib takes it: `$` would begin a formula."""
+    return _ascii(text).replace("$", r"\$")

@@ -2,35 +2,17 @@
 
 from dataclasses import dataclass
 
-from latentsync_trt.bench.rows import Change, Results, Row
+from latentsync_trt.bench.rows import Results, Row
 from latentsync_trt.bench.table import console, milliseconds, plain_table, rate, spread, title
 
 _DIFFERS_ALWAYS = ("measured_at", "command")
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """The same measurement before and after."""
-
-    before: Row
-    after: Row
-
-    @property
-    def ratio(self) -> float:
-        """Median time after over that before; below 1 is faster."""
-        return self.after.time.median_ms / self.before.time.median_ms
-
-    @property
-    def change(self) -> Change:
-        """Whether the ranges of the two lie apart."""
-        return self.after.time.against(self.before.time)
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
     """Rows of both runs, rows of only one, and what else differs: name, before, after ("none" where it is missing)."""
 
-    pairs: tuple[Pair, ...]
+    pairs: tuple[tuple[Row, Row], ...]
     only_before: tuple[Row, ...]
     only_after: tuple[Row, ...]
     differences: tuple[tuple[str, str, str], ...]
@@ -39,12 +21,15 @@ class Comparison:
 def compare(before: Results, after: Results) -> Comparison:
     """Puts rows of the same scenario, case, provider and preset side by side."""
     ours, theirs = ({row.key: row for row in results.rows} for results in (before, after))
-    pairs = tuple(Pair(row, theirs[key]) for key, row in ours.items() if key in theirs)
+    pairs = tuple((row, theirs[key]) for key, row in ours.items() if key in theirs)
     first, second = _facts(before), _facts(after)
     differences = [(name, first.get(name, "none"), second.get(name, "none")) for name in {**first, **second}]
     # A ceiling that moved: another machine, or one that has other work to do.
-    ceilings = [pair for pair in pairs if pair.before.is_ceiling and pair.change != "within noise"]
-    differences += [(f"ceiling {title(pair.before)}", rate(pair.before), rate(pair.after)) for pair in ceilings]
+    differences += [
+        (f"ceiling {title(row)}", rate(row), rate(other))
+        for row, other in pairs
+        if row.is_ceiling and other.time.against(row.time) != "within noise"
+    ]
     return Comparison(
         pairs,
         tuple(row for key, row in ours.items() if key not in theirs),
@@ -59,13 +44,14 @@ def show_comparison(found: Comparison, before: str, after: str) -> None:
     for name, first, second in found.differences:
         screen.print(f"differs: {name}: {first} → {second}")
     table = plain_table("what", "scenario", before, "p5–p95 ms", after, "p5–p95 ms", "change", "")
-    for pair in found.pairs:
-        times = pair.before.time, pair.after.time
+    for row, other in found.pairs:
+        times = row.time, other.time
         cells = [cell for time in times for cell in (milliseconds(time.median_ms), spread(time))]
-        verdict = "SLOWER" if pair.change == "slower" else pair.change
-        noise_known = min(time.runs for time in times) > 1
-        verdict = verdict if noise_known else "one run: noise unknown"
-        table.add_row(title(pair.before), pair.before.scenario, *cells, f"{pair.ratio - 1:+.1%}", verdict)
+        change = f"{other.time.median_ms / row.time.median_ms - 1:+.1%}"
+        verdict = {"faster": "faster", "slower": "SLOWER", "within noise": "within noise"}[other.time.against(row.time)]
+        if min(time.runs for time in times) == 1:
+            verdict = "one run: noise unknown"
+        table.add_row(title(row), row.scenario, *cells, change, verdict)
     screen.print(table if found.pairs else "no measurement is in both files")
     for name, rows in ((before, found.only_before), (after, found.only_after)):
         for row in rows:

@@ -1,9 +1,8 @@
 """Scenario "graph": each graph of a bundle by itself, on random inputs that lie on the device, and the ceiling that a
 large matrix product reaches."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -17,9 +16,10 @@ from latentsync_trt.runtime.compiler.profiles import dimension_ranges
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.libraries import rtx_version
 from latentsync_trt.runtime.providers.select import rtx_devices
+from latentsync_trt.runtime.sessions.builders import DirectOpen, GraphSource, Opener, RtxBuilder
 from latentsync_trt.runtime.sessions.device_run import BoundRun
 from latentsync_trt.runtime.sessions.options import CudaOptions, RtxOptions
-from latentsync_trt.runtime.sessions.recipes import OptimizedGraph, Place, Recipe, RtxEngine
+from latentsync_trt.runtime.sessions.session import CPU
 
 _GRAPHS = Path(__file__).parents[1] / "assets" / "graphs"
 
@@ -27,7 +27,7 @@ _GPU_SIDE, _CPU_SIDE = 8192, 1024
 """Sides of the matrices: 1.1 TFLOP, beyond every cache of a GPU, and 2.1 GFLOP, a few hundredths of a second."""
 
 
-def measure_graphs(setting: Setting) -> Iterator[Row]:
+def measure_graphs(setting: Setting) -> Generator[Row, None, None]:
     """A row for the ceiling, then one for every graph. Errors as `Networks.prepare` and `BoundRun`."""
     ceiling = measure_ceiling(setting)
     yield ceiling
@@ -54,9 +54,8 @@ def measure_ceiling(setting: Setting) -> Row:
     setting.say(f"{setting.provider}: {name}")
     rng = np.random.default_rng(SEED)
     with setting.watch() as watch:
-        with TemporaryDirectory() as shared:
-            place = Place(_GRAPHS / f"matmul_{precision}.onnx", Path(shared), {"side": side})
-            session = _ceiling_recipe(setting).open(place, None)
+        source = GraphSource(_GRAPHS / f"matmul_{precision}.onnx", {"side": side})
+        session = _ceiling_opener(setting).open(source)
         inputs = {
             tensor.name: rng.standard_normal((side, side), np.float32).astype(tensor.dtype) for tensor in session.inputs
         }
@@ -69,13 +68,13 @@ def measure_ceiling(setting: Setting) -> Row:
     return Row("graph", name, setting.provider, None, time, warm_up, arithmetic=arithmetic, memory=watch.peak)
 
 
-def _ceiling_recipe(setting: Setting) -> Recipe:
+def _ceiling_opener(setting: Setting) -> Opener:
     if setting.provider == "cpu":
-        return OptimizedGraph("CPUExecutionProvider")
+        return DirectOpen(CPU)
     device = setting.selection.device_id
     if setting.provider == "rtx":
-        return RtxEngine(RtxOptions(), tuple(rtx_devices(device)), rtx_version())
-    return OptimizedGraph("CUDAExecutionProvider", CudaOptions(device))
+        return RtxBuilder(RtxOptions(), tuple(rtx_devices(device)), rtx_version())
+    return DirectOpen((("CUDAExecutionProvider", CudaOptions(device).to_ort()), *CPU))
 
 
 def _measure(setting: Setting, networks: Networks, graph: str, ceiling: Row) -> Row:

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import fmean
 
 import numpy as np
 
 from latentsync_trt.bench.machine import without_paths
 from latentsync_trt.bench.material import Clip, FaceWindow, first_window, generated_part
-from latentsync_trt.bench.measure import LOOP, TimedNetworks, measure
+from latentsync_trt.bench.measure import TimedNetworks, measure
 from latentsync_trt.bench.pictures import LikenessMeter
-from latentsync_trt.bench.rows import Quality, Row, Spread, StepTimes
+from latentsync_trt.bench.rows import Quality, Row, Spread
 from latentsync_trt.bench.setting import REFERENCE_PRESET, Setting
-from latentsync_trt.config import MODEL_FPS, SyncOptions
+from latentsync_trt.config import SyncOptions
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.types import UInt8Array, UInt16Array
 
@@ -28,7 +28,7 @@ def measure_loops(setting: Setting, clip: Clip) -> Iterator[Row]:
         reference = None
         if reference_options not in options.values():
             setting.say(f"{setting.provider}: the window to compare with ({setting.reference_name})")
-            inpainter = setting.inpainter(reference_options, networks, networks.denoiser())
+            inpainter = setting.inpainter(reference_options, networks.codec, networks.denoiser)
             reference = _generated(inpainter.paint([(window.faces, window.audio)])[0])
         for preset in sorted(options, key=lambda name: options[name] != reference_options):
             setting.say(f"{setting.provider}: a window with preset {preset}")
@@ -45,51 +45,34 @@ def _measure(
 ) -> tuple[Row, UInt8Array]:
     """A row without quality, and the generated part of the first window."""
     runs, warm_up = setting.options.repetitions("loop")
-    timed = TimedNetworks(networks, networks.denoiser())
+    timed = TimedNetworks(networks.codec, networks.denoiser)
     inpainter = setting.inpainter(options, timed, timed)
     windows = [(window.faces, window.audio)] * setting.windows_per_batch
     painted: list[Sequence[UInt16Array]] = []
-    parts: list[dict[str, float]] = []
 
     def paint() -> None:
-        timed.parts_s.clear()
         painted[:] = inpainter.paint(windows)
-        parts.append(dict(timed.parts_s))
 
     with setting.watch() as watch:
         measure(paint, runs=0, warm_up=warm_up)
-        timed.steps_ms.clear()
-        parts.clear()
-        time = Spread.of(measure(paint, runs=runs, warm_up=0))
+        timed.clear()
+        times_ms = measure(paint, runs=runs, warm_up=0)
         memory = watch.peak
-    frames = len(windows) * len(window.faces)
-    parts_s = {name: median(run[name] for run in parts) for name in parts[0]}
-    steps = timed.steps(runs)
+    parts_s = {name: total_s / runs for name, total_s in timed.parts_s.items()}
     row = Row(
         "loop",
         "one window" if len(windows) == 1 else f"{len(windows)} windows",
         setting.provider,
         preset,
-        time,
+        Spread.of(times_ms),
         warm_up,
-        frames=frames,
+        frames=len(windows) * len(window.faces),
         memory=memory,
-        parts_s={**parts_s, "rest": max(time.median_ms / 1000 - sum(parts_s.values()), 0.0)},
-        steps=steps,
-        facts=_facts(steps, parts_s[LOOP], frames / MODEL_FPS, time),
+        parts_s={**parts_s, "rest": fmean(times_ms) / 1000 - sum(parts_s.values())},
+        steps=timed.steps(runs),
         notes=tuple(map(without_paths, networks.take_notices())),
     )
     return row, _generated(painted[0])
-
-
-def _facts(steps: tuple[StepTimes, ...], loop_s: float, video_s: float, time: Spread) -> dict[str, float]:
-    """Seconds of computing for a second of video, and the cost of the loop in its own full, guided steps."""
-    facts = {"seconds_per_second_of_video": time.median_ms / 1000 / video_s}
-    full_ms = [ms for kind in steps if kind.full and kind.guided for ms in kind.times_ms]
-    if full_ms:
-        facts["full_step_ms"] = median(full_ms)
-        facts["full_step_equivalents"] = 1000 * loop_s / median(full_ms)
-    return facts
 
 
 def _compare(ours: UInt8Array, reference: UInt8Array, name: str) -> Quality:

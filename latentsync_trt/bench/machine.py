@@ -1,4 +1,4 @@
-"""What a bench ran as and on: versions, processor, GPU; nothing that tells of the user."""
+"""The machine and the versions of a measurement, without anything that identifies the user."""
 
 import hashlib
 import os
@@ -27,12 +27,12 @@ from latentsync_trt.runtime.providers.select import Selection
 
 _CPU_INFO = Path("/proc/cpuinfo")
 
-# Two or more parts with separators between, from a root, a drive, a home folder or the present one on.
+# At least two parts, starting at a root, a drive, the home folder or the current one.
 _PATH = re.compile(r"(?:[A-Za-z]:[\\/]|~[\\/]|\.{1,2}[\\/]|/)(?:[^\s\\/'\",;:]+[\\/])+[^\s\\/'\",;:]*")
 
 
 def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict[str, str]:
-    """Names and versions as text, in the order a reader wants them; what is not there is left out."""
+    """Names and versions as text; what is missing is left out."""
     gpu = next((selection.gpu for selection in selections if selection.gpu), None)
     versions = {
         "python": platform.python_version(),
@@ -55,7 +55,7 @@ def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict
 
 
 def bundle_facts(manifest: Manifest) -> BundleFacts:
-    """What the rows say of the bundle."""
+    """The bundle as rows describe it."""
     digest = hashlib.sha256(" ".join(manifest.files[name].sha256 for name in sorted(manifest.files)).encode())
     return BundleFacts(
         without_paths(manifest.name),
@@ -68,7 +68,7 @@ def bundle_facts(manifest: Manifest) -> BundleFacts:
 
 
 def library_versions() -> dict[str, str | None]:
-    """Versions of what GPU providers need besides ONNX Runtime, `UNKNOWN` or None for what is not there."""
+    """Versions of what GPU providers need besides ONNX Runtime, `UNKNOWN` or None for what is missing."""
     return {
         "tensorrt": tensorrt_version(),
         "cuda": cuda_version(),
@@ -87,7 +87,7 @@ def gpu_facts(gpu: Gpu) -> dict[str, str]:
 
 
 def cpu_name() -> str:
-    """The processor's name, as far as the system tells it."""
+    """The processor's name."""
     if _CPU_INFO.is_file():
         found = re.search(r"^model name\s*:\s*(.+)$", _CPU_INFO.read_text(encoding="utf-8"), re.MULTILINE)
         if found:
@@ -102,14 +102,10 @@ def usable_cores() -> int:
 
 
 def without_paths(text: str) -> str:
-    """`text` with every path shortened to its last part: folders tell who somebody is."""
-    return _PATH.sub(lambda found: _last_part(found[0]), text)
+    """`text` with every path shortened to its last part, as folders can identify the user."""
+    return _PATH.sub(lambda found: PurePosixPath(PureWindowsPath(found[0]).name).name or found[0], text)
 
 
 def slug(text: str) -> str:
     """`text` as a part of a file name: lower case, words joined by hyphens."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
-
-
-def _last_part(path: str) -> str:
-    return PurePosixPath(PureWindowsPath(path).name).name or path

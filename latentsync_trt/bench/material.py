@@ -1,4 +1,4 @@
-"""What the scenarios run on: clips, a window of faces with its speech, and random inputs of graphs."""
+"""Inputs of the scenarios: clips, a window of faces with its speech, and random inputs of graphs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ import numpy as np
 
 from latentsync_trt.audio.encoder import SpeechStream
 from latentsync_trt.bundle.manifest import DimensionRange
-from latentsync_trt.errors import InputError, NoFaceError
+from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.align import crop
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.follower import FaceFollower
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.media.audio import probe_audio, read_audio_blocks
+from latentsync_trt.face.tracker import AligningTracker
+from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
 from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, camera_frames
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
@@ -25,17 +25,17 @@ from latentsync_trt.runtime.sessions.session import Array, TensorInfo
 from latentsync_trt.types import AlignedFace, Float32Array, Picture, UInt8Array
 
 FULL_HD_PX = (1920, 1080)
-"""Width and height that stages off the GPU are measured at."""
+"""Width and height of the clip for stages on the CPU."""
 
 SEED = 11
 _TIMESTEP, _GUIDANCE = 501, 1.5
 _COEFFICIENTS = (1.02, -0.31, 0.12, 1.4, -0.9)
-"""Of a usual step's size."""
+"""Of the size that they have in a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A video and a recording; `name` is what rows call them."""
+    """A video and a recording; `name` as rows show it."""
 
     video: Path
     audio: Path
@@ -60,7 +60,7 @@ def choose_clip(video: Path | None, audio: Path | None, folder: Path, size_px: t
         MediaError: the recording or the video cannot be read.
     """
     speech = audio or SPEECH
-    duration_s = probe_audio(speech).duration_s
+    duration_s = audio_duration_s(speech)
     if video is not None:
         info = probe(video)
         return Clip(video, speech, f"{video.name} {info.width_px}×{info.height_px}")
@@ -72,9 +72,9 @@ def choose_clip(video: Path | None, audio: Path | None, folder: Path, size_px: t
 
 
 def first_window(
-    clip: Clip, frames: int, resolution_px: int, hear: Callable[[Float32Array], Float32Array]
+    clip: Clip, frames: int, resolution_px: int, encode_mel: Callable[[Float32Array], Float32Array]
 ) -> FaceWindow:
-    """The first `frames` faces of a clip and what they hear; `hear` as in `SpeechStream`.
+    """The first `frames` faces of a clip and their speech; `encode_mel` as in `Networks`.
 
     Raises:
         NoFaceError: the clip shows fewer faces than that.
@@ -83,20 +83,20 @@ def first_window(
     faces = list(islice((face.image for face in aligned_faces(pictures, resolution_px) if face is not None), frames))
     if len(faces) < frames:
         raise NoFaceError(f"{clip.video}: {len(faces)} frames with a face, a window takes {frames}; give a longer clip")
-    speech = SpeechStream(lambda: read_audio_blocks(clip.audio), hear)
+    speech = SpeechStream(lambda: read_audio_blocks(clip.audio), encode_mel)
     return FaceWindow(np.stack(faces), speech.windows(range(frames)))
 
 
 def aligned_faces(pictures: Iterable[Picture], resolution_px: int) -> Iterator[AlignedFace | None]:
     """The face of each picture as `sync` cuts it out, at the network's resolution; None where there is none."""
-    follower = FaceFollower(MediaPipeDetector(), resolution_px)
+    follower = AligningTracker(MediaPipeDetector(), resolution_px)
     for picture in pictures:
         followed = follower.update(picture)
-        yield None if followed is None else crop(picture, followed.matrices[0], resolution_px)
+        yield None if followed is None else crop(picture, followed.matrix, resolution_px)
 
 
 def generated_part(resolution_px: int) -> tuple[slice, slice]:
-    """Rows and columns of an aligned face in which anything is generated; the rest of a face is the source's."""
+    """Rows and columns of an aligned face in which pixels are generated; the rest is the source's."""
     rows, columns = np.nonzero(mouth_mask(resolution_px) < 0.5)
     return slice(int(rows.min()), int(rows.max()) + 1), slice(int(columns.min()), int(columns.max()) + 1)
 
@@ -116,10 +116,8 @@ def random_inputs(tensors: Iterable[TensorInfo], ranges: Mapping[str, DimensionR
 
 
 def _film(path: Path, duration_s: Fraction, size_px: tuple[int, int]) -> None:
-    """Writes the built-in portrait as H.264, in the middle of a picture of `size_px`, as high as that."""
+    """Writes the built-in portrait as H.264, in the middle of a picture of `size_px` that is not taller than wide."""
     width_px, height_px = size_px
-    if width_px < height_px:
-        raise InputError(f"a picture of {width_px}×{height_px} px: the built-in portrait is made for wide ones")
     left = (width_px - height_px) // 2
     sides = (0, 0, left, width_px - height_px - left)
 

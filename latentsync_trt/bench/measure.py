@@ -75,7 +75,7 @@ class MemoryWatch:
 class TimedNetworks:
     """An `ImageCodec` and a `Denoiser` that time every call: the inpainter that uses them is unchanged.
 
-    `parts_s`: seconds by part, and `steps_ms`: milliseconds of each step by kind (full, guided), both until cleared.
+    `parts_s`: seconds by part since the last `clear`. `steps_ms`: milliseconds of each step by kind (full, guided).
     """
 
     def __init__(self, codec: ImageCodec, denoiser: Denoiser) -> None:
@@ -84,6 +84,11 @@ class TimedNetworks:
         self._start_s = 0.0
         self.parts_s: dict[str, float] = {}
         self.steps_ms: dict[tuple[bool, bool], list[float]] = {}
+
+    def clear(self) -> None:
+        """Forgets all times."""
+        self.parts_s.clear()
+        self.steps_ms.clear()
 
     def steps(self, runs: int) -> tuple[StepTimes, ...]:
         """All steps of `runs` runs by kind."""

@@ -10,8 +10,8 @@ from latentsync_trt.bench.sync_measure import Curves
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import crop
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.follower import FaceFollower
 from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.face.tracker import AligningTracker
 from latentsync_trt.types import BoolArray, Float64Array, UInt8Array
 
 COUNT = 6
@@ -43,15 +43,13 @@ def face_views(
     Raises:
         InputError: the pictures differ in size.
     """
-    follower = FaceFollower(detector or MediaPipeDetector(), side_px)
+    follower = AligningTracker(detector or MediaPipeDetector(), side_px)
     for frames in zip(*clips, strict=False):
         if len({frame.shape for frame in frames}) > 1:
             sizes = ", ".join(f"{frame.shape[1]}×{frame.shape[0]}" for frame in frames)
             raise InputError(f"pictures of {sizes} px; give videos of one size")
         followed = follower.update(frames[0])
-        yield None if followed is None else tuple(
-            crop(frame, followed.matrices[0], side_px).image for frame in frames
-        )
+        yield None if followed is None else tuple(crop(frame, followed.matrix, side_px).image for frame in frames)
 
 
 def shown(face: UInt8Array) -> UInt8Array:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from latentsync_trt.bench.rows import SCENARIOS
 from latentsync_trt.config import PRESETS, PROVIDER_CHOICES, check_limits, option
@@ -11,37 +12,32 @@ _USUAL_RUNS = {"graph": (20, 3), "loop": (5, 1), "stage": (3, 1), "end-to-end": 
 """Timed runs and warm-up runs."""
 
 
-def _parse_list(flag: str, text: str, choices: tuple[str, ...]) -> tuple[str, ...]:
-    """ "a,b" → ("a", "b") without repetitions; raises `InputError` on a name that is not in `choices`."""
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    unknown = [name for name in names if name not in choices]
-    if unknown:
-        raise InputError(f"{flag} {', '.join(map(repr, unknown))}: not among {', '.join(choices)}")
-    return names
+def _names(default: tuple[str, ...], choices: tuple[str, ...], help_text: str) -> Any:
+    """An option that takes names of `choices` with commas between: "a,b" → ("a", "b")."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+        unknown = [name for name in names if name not in choices]
+        if unknown:
+            raise InputError(f"{', '.join(map(repr, unknown))}: not among {', '.join(choices)}")
+        return names
+
+    return option(default, help_text, parse=parse, metavar="names")
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
     """What to measure, and how often. Raises `InputError` on a value outside its limits."""
 
-    provider: tuple[str, ...] = option(
-        ("auto",),
-        "What runs the graphs, with commas between; naming a provider disables fallback.",
-        parse=lambda text: _parse_list("--provider", text, PROVIDER_CHOICES),
-        metavar="names",
+    provider: tuple[str, ...] = _names(
+        ("auto",), PROVIDER_CHOICES, "What runs the graphs, with commas between; naming a provider disables fallback."
     )
-    preset: tuple[str, ...] = option(
-        tuple(PRESETS),
-        "Presets of sync, with commas between.",
-        parse=lambda text: _parse_list("--preset", text, tuple(PRESETS)),
-        metavar="names",
-    )
-    scenario: tuple[str, ...] = option(
+    preset: tuple[str, ...] = _names(tuple(PRESETS), tuple(PRESETS), "Presets of sync, with commas between.")
+    scenario: tuple[str, ...] = _names(
         ("graph", "loop", "stage", "end-to-end"),
+        SCENARIOS,
         "What to measure, with commas between: graph (each by itself), loop (a window: VAE and denoising), stage (each "
         "stage of sync by itself), end-to-end (whole clips), pytorch (our modules without ONNX; [export] extra).",
-        parse=lambda text: _parse_list("--scenario", text, SCENARIOS),
-        metavar="names",
     )
     runs: int | None = option(
         None, "Timed runs of everything.  [default: 20 of a graph, 5 of a loop, else 3]", minimum=1, maximum=10_000

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from math import inf, log10
 from statistics import fmean
 
@@ -100,14 +101,11 @@ def likeness(frames: Iterable[UInt8Array], reference: Iterable[UInt8Array]) -> L
     Raises:
         InputError: no frames, clips of different lengths, or frames that `ssim` refuses.
     """
-    meter, count = LikenessMeter(), 0
-    try:
-        for count, (ours, theirs) in enumerate(zip(frames, reference, strict=True), 1):
-            meter.add(ours, theirs)
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"clips of different lengths: only the first {count} frames are in both") from error
+    meter = LikenessMeter()
+    for ours, theirs in zip_longest(frames, reference):
+        if ours is None or theirs is None:
+            raise InputError("clips of different lengths: both must have the same number of frames")
+        meter.add(ours, theirs)
     return meter.result()
 
 

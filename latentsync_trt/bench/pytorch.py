@@ -5,7 +5,6 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,9 @@ from latentsync_trt.errors import BundleError, ProviderUnavailable
 from latentsync_trt.export.step import DenoiseStep
 from latentsync_trt.export.unet import UNet, UNetConfig
 from latentsync_trt.export.vae import ImageAttention, VaeDecoder, VaeEncoder
+from latentsync_trt.runtime.compiler.failures import last_line
 from latentsync_trt.runtime.compiler.profiles import dimension_ranges
-from latentsync_trt.runtime.sessions.session import TensorInfo, last_line
+from latentsync_trt.runtime.sessions.session import TensorInfo
 
 _DEVIATION = 0.02
 """Of random weights: activations stay within the range of half precision."""
@@ -67,9 +67,7 @@ def _measure(
             torch.cuda.synchronize(device)
 
     with torch.inference_mode(), setting.watch() as watch:
-        start_s = perf_counter()
-        run()
-        first_s = perf_counter() - start_s
+        run()  # compiles
         time, warm_up = setting.time("pytorch", run)
         memory = watch.peak
     precision = "fp16" if device.type == "cuda" else "fp32"
@@ -81,7 +79,6 @@ def _measure(
         time,
         warm_up,
         memory=memory,
-        start_up_s={"first run, compiling included": first_s},
         notes=(f"torch {torch.__version__}, {precision}, random weights",),
     )
 
@@ -122,7 +119,7 @@ def _unet_config(bundle: Bundle) -> UNetConfig:
     try:
         return UNetConfig(**fields)
     except TypeError as error:
-        raise BundleError(f"{bundle.folder}: its U-Net is none that this version exports; export it again") from error
+        raise BundleError(f"{bundle.folder}: its U-Net was exported by another version; export the model again") from error
 
 
 def _vae(bundle: Bundle) -> AutoencoderKL:

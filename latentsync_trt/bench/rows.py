@@ -109,8 +109,8 @@ class Row:
     """One measurement.
 
     `case`: which graph, stage or clip. `provider`, `preset`: None where they make no difference. `frames`: video frames
-    of one run, 0 where there are none. `parts_s`: seconds of the median run by part; parts of an end-to-end run
-    overlap. `start_up_s`: seconds before the first run by part: building and opening. `facts`: further numbers.
+    of one run, 0 where there are none. `parts_s`: seconds of a run by part; those of an end-to-end run overlap.
+    `start_up_s`: seconds before the first run by part: building and opening. `facts`: further numbers.
     """
 
     scenario: Scenario

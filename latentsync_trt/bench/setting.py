@@ -104,7 +104,8 @@ def settings_for(
         for text in selection.notices():
             say(text)
         selections.setdefault(selection.name, selection)
+    gpus = {name: chosen.gpu for name, chosen in selections.items()}
+    free_bytes = {name: None if gpu is None else free_memory_bytes(gpu.index) for name, gpu in gpus.items()}
     return [
-        Setting(bundle, chosen, runtime, sync, options, chosen.gpu and free_memory_bytes(chosen.gpu.index), say)
-        for chosen in selections.values()
+        Setting(bundle, chosen, runtime, sync, options, free_bytes[name], say) for name, chosen in selections.items()
     ]

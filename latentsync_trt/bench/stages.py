@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import islice, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +18,12 @@ from latentsync_trt.face.compositor import composite
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.media.audio import read_audio_blocks
-from latentsync_trt.media.partial import PartlyConverted
+from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.sync.faces import FaceFinder, Job
+from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.threads import StageClock, in_background
-from latentsync_trt.types import AlignedFace, Float32Array, Frame, Patch, Picture
-
-TOGETHER = "all off the GPU"
-"""Decode, face, compose and encode at the same time, as they run beside the networks."""
+from latentsync_trt.types import AlignedFace, Float32Array, Frame, Patch
 
 _QUEUE_DEPTH = 4
 
@@ -47,31 +44,41 @@ def measure_audio_stage(setting: Setting, clip: Clip) -> Row:
 
 
 def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
-    """Rows for the stages off the GPU, and for all of them together; `folder` takes what is written.
+    """Rows for the stages on the CPU, and for all of them at the same time; `folder` takes what is written.
 
     Errors as `LipSync.sync`.
     """
-    material = _Material.of(clip, setting.bundle.manifest.resolution_px)
-    count = len(material.frames)
-    patches = list(material.patches())
+    resolution_px = setting.bundle.manifest.resolution_px
+    frames, faces = _frames_with_faces(clip, resolution_px)
+    mask = mouth_mask(resolution_px)
 
-    def write(frames: Iterable[tuple[Frame, Patch]]) -> None:
-        target, options = folder / "stage.mp4", setting.sync
+    def detect() -> list[AlignedFace | None]:
+        # Pictures as the decoder hands them on, with nothing converted yet.
+        pictures = (frame.picture if frame.planes is None else LazyRgb(frame.planes) for frame in frames)
+        return list(aligned_faces(pictures, resolution_px))
+
+    def compose() -> list[Patch]:
+        return [_patch(frame, face, mask) for frame, face in zip(frames, faces, strict=True)]
+
+    patches, options = compose(), setting.sync
+
+    def write(patched: Iterable[tuple[Frame, Patch]]) -> None:
+        target = folder / "stage.mp4"
         with VideoWriter(target, probe(clip.video), crf=options.crf, encoder=options.encoder) as writer:
-            for frame, patch in frames:
+            for frame, patch in patched:
                 writer.write(frame, patch)
 
     stages: dict[str, Callable[[], object]] = {
-        "decode": lambda: list(islice(read_frames(clip.video), count)),
-        "face": lambda: list(aligned_faces(_unconverted(material.frames), len(material.mask))),
-        "compose": lambda: list(material.patches()),
-        "encode": lambda: write(zip(material.frames, patches, strict=True)),
-        TOGETHER: lambda: write(_composed(clip, material)),
+        "decode": lambda: list(islice(read_frames(clip.video), len(frames))),
+        "face": detect,
+        "compose": compose,
+        "encode": lambda: write(zip(frames, patches, strict=True)),
+        "all on the CPU": lambda: write(_patched(clip, len(frames), mask)),
     }
-    note = f"{clip.name}, {setting.sync.encoder}, {usable_cores()} cores"
+    note = f"{clip.name}, {options.encoder}, {usable_cores()} cores"
     for stage, run in stages.items():
-        setting.say(f"{stage}: {count} frames of {clip.name}")
-        yield _row(setting, stage, run, count, notes=(note,))
+        setting.say(f"{stage}: {len(frames)} frames of {clip.name}")
+        yield _row(setting, stage, run, len(frames), notes=(note,))
 
 
 def _row(
@@ -89,52 +96,27 @@ def _row(
     return Row("stage", stage, provider, None, time, warm_up, frames=frames, memory=watch.peak, notes=notes)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Material:
-    """Frames, their faces, and the mask `(H, W)`. The source's own faces stand for painted ones: they take as long."""
-
-    frames: list[Frame]
-    faces: list[AlignedFace]
-    mask: Float32Array
-
-    @classmethod
-    def of(cls, clip: Clip, resolution_px: int) -> "_Material":
-        """The first frames up to one without a face; raises `NoFaceError` if that is the first."""
-        frames = list(islice(read_frames(clip.video), _MOST_FRAMES))
-        faces = list[AlignedFace]()
-        for face in aligned_faces((frame.picture for frame in frames), resolution_px):
-            if face is None:
-                break
-            faces.append(face)
-        if not faces:
-            raise NoFaceError(f"{clip.video}: its first frame shows no face; stages are measured on frames with one")
-        return cls(frames[: len(faces)], faces, mouth_mask(resolution_px))
-
-    def patches(self) -> Iterator[Patch]:
-        return (self.patch(frame, face) for frame, face in zip(self.frames, self.faces, strict=True))
-
-    def patch(self, frame: Frame, face: AlignedFace) -> Patch:
-        return composite(frame.picture, face, face.image * np.uint16(257), self.mask)
+def _frames_with_faces(clip: Clip, resolution_px: int) -> tuple[list[Frame], list[AlignedFace]]:
+    """The first frames up to one without a face; raises `NoFaceError` if that is the first."""
+    frames = list(islice(read_frames(clip.video), _MOST_FRAMES))
+    found = aligned_faces((frame.picture for frame in frames), resolution_px)
+    faces = [face for face in takewhile(lambda face: face is not None, found) if face is not None]
+    if not faces:
+        raise NoFaceError(f"{clip.video}: its first frame shows no face; stages are measured on frames with one")
+    return frames[: len(faces)], faces
 
 
-def _unconverted(frames: Iterable[Frame]) -> Iterator[Picture]:
-    """The frames' pictures as the decoder hands them on, with nothing converted yet."""
-    return (frame.picture if frame.planes is None else PartlyConverted(frame.planes) for frame in frames)
-
-
-def _composed(clip: Clip, material: _Material) -> Generator[tuple[Frame, Patch], None, None]:
-    """Frames with their patches, every stage in a thread of its own, as in `sync`; nothing is painted."""
-    decoded = (frame for frame in islice(read_frames(clip.video), len(material.frames)))
-    finder = FaceFinder(MediaPipeDetector(), len(material.mask), StageClock())
-    found = finder.find(in_background(decoded, depth=_QUEUE_DEPTH, name="decode"))
-    cut = finder.cut_out(in_background(found, depth=_QUEUE_DEPTH, name="face"))
-    patched = _patched(in_background(cut, depth=_QUEUE_DEPTH, name="align"), material)
-    with closing(in_background(patched, depth=_QUEUE_DEPTH, name="compose")) as composed:
+def _patched(clip: Clip, count: int, mask: Float32Array) -> Generator[tuple[Frame, Patch], None, None]:
+    """The first frames with their patches, every stage in a thread of its own, as beside the networks in `sync`."""
+    background = partial(in_background, depth=_QUEUE_DEPTH)
+    finder = FaceFinder(MediaPipeDetector(), len(mask), StageClock())
+    frames = background((frame for frame in islice(read_frames(clip.video), count)), name="decode")
+    jobs = background(finder.cut_out(background(finder.find(frames), name="face")), name="align")
+    patched = ((job.frame, _patch(job.frame, job.face, mask)) for job in jobs if job.face is not None)
+    with closing(background(patched, name="compose")) as composed:
         yield from composed
 
 
-def _patched(jobs: Generator[Job, None, None], material: _Material) -> Generator[tuple[Frame, Patch], None, None]:
-    with closing(jobs):
-        for job in jobs:
-            if job.face is not None:  # as in all frames of the material
-                yield job.frame, material.patch(job.frame, job.face)
+def _patch(frame: Frame, face: AlignedFace, mask: Float32Array) -> Patch:
+    """The source's own face, which takes as long to compose as a painted one."""
+    return composite(frame.picture, face, face.image * np.uint16(257), mask)

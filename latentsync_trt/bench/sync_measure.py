@@ -6,7 +6,7 @@ is known, else with the loudness of the sound.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -148,19 +148,11 @@ def score(curves: Curves) -> SyncScore:
 
 def mean_score(scores: Sequence[SyncScore]) -> SyncScore:
     """The mean of several clips, each weighing the same; NaN where no clip has the number."""
-
-    def mean(values: Iterable[float]) -> float:
+    means = []
+    for values in zip(*(astuple(one)[1:] for one in scores), strict=True):
         known = [value for value in values if not math.isnan(value)]
-        return fmean(known) if known else math.nan
-
-    return SyncScore(
-        all(one.known for one in scores),
-        mean(one.opening for one in scores),
-        mean(one.lag_frames for one in scores),
-        mean(one.best for one in scores),
-        mean(one.closures for one in scores),
-        mean(one.silence for one in scores),
-    )
+        means.append(fmean(known) if known else math.nan)
+    return SyncScore(all(one.known for one in scores), *means)
 
 
 def mouth_gaps(frames: Iterable[UInt8Array], detector: MediaPipeDetector | None = None) -> Float32Array:
@@ -237,7 +229,8 @@ def loudness(blocks: Iterable[Float32Array]) -> Float32Array:
 def silences(level_db: Float32Array, margin_frames: int = 3) -> BoolArray:
     """Frames `(n,)` of `loudness` that are silent, as are all within `margin_frames` of them."""
     loud = np.pad(level_db > QUIET_DB, margin_frames)
-    return ~np.lib.stride_tricks.sliding_window_view(loud, 2 * margin_frames + 1).any(axis=1)
+    near = np.lib.stride_tricks.sliding_window_view(loud, 2 * margin_frames + 1)
+    return np.asarray(~near.any(axis=1), np.bool_)
 
 
 def _gap(frame: UInt8Array, tracker: FaceTracker, detector: MediaPipeDetector) -> float:

@@ -9,8 +9,6 @@ from rich.table import Table
 
 from latentsync_trt.bench.rows import Memory, Quality, Results, Row, Spread
 
-NOT_MEASURED = "not measured"
-
 ROW_HEADS = ("what", "scenario", "median", "p5–p95 ms", "runs", "rate", "quality", "memory")
 
 _WIDTH_OF_A_FILE = 200
@@ -30,11 +28,6 @@ def milliseconds(value_ms: float) -> str:
 def spread(time: Spread) -> str:
     """The 5th to 95th percentile in ms."""
     return "one run" if time.runs == 1 else f"{number(time.p5_ms)}–{number(time.p95_ms)}"
-
-
-def gigabytes(size_bytes: int | None) -> str:
-    """In GB with two decimals; empty where it is not known."""
-    return "" if size_bytes is None else f"{size_bytes / 1e9:.2f}"
 
 
 def title(row: Row) -> str:
@@ -65,8 +58,8 @@ def memory(found: Memory | None) -> str:
     """Host and device, GB."""
     if found is None:
         return ""
-    device = "" if found.device_bytes is None else f" + {gigabytes(found.device_bytes)} device"
-    return f"{gigabytes(found.host_bytes)} GB host{device}"
+    device = "" if found.device_bytes is None else f" + {found.device_bytes / 1e9:.2f} device"
+    return f"{found.host_bytes / 1e9:.2f} GB host{device}"
 
 
 def row_cells(row: Row) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ INLINE_BELOW_BYTES = 1024
 
 
 class WeightsFile:
-    """Appends tensors to a file and remembers them by content. Use as a context manager."""
+    """Appends tensors to a file, equal ones once. Use as a context manager."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,26 +31,14 @@ class WeightsFile:
             self._file.close()
 
     def move_out(self, model: ir.Model) -> None:
-        """Replaces the larger initializers of `model` by references into this file, one at a time."""
+        """Moves the larger initializers of `model` into this file, one at a time."""
         for value in model.graph.initializers.values():
             tensor = value.const_value
             if tensor is not None and tensor.nbytes >= INLINE_BELOW_BYTES:
-                value.const_value = self.place(tensor)
+                value.const_value = self.add(tensor)
 
-    def holds(self, data: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> bool:
-        """Whether a tensor of these bytes is in the file."""
-        return _key(np.ascontiguousarray(data)) in self._known
-
-    def learn(self, model: ir.Model) -> None:
-        """Remembers the weights of a graph that reads this file already; of a file that is not opened here, none is
-        added to them."""
-        for value in model.graph.initializers.values():
-            tensor = value.const_value
-            if isinstance(tensor, ir.ExternalTensor):
-                self._known[_key(np.ascontiguousarray(tensor.numpy()))] = tensor.offset or 0, tensor.length or 0
-
-    def place(self, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
-        """The tensor as a reference into this file, where it is now if it was not before."""
+    def add(self, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+        """The tensor as a reference into this file, appended if it is new."""
         data = np.ascontiguousarray(tensor.numpy())
         key = _key(data)
         if key not in self._known:
@@ -78,5 +66,5 @@ class WeightsFile:
 
 
 def _key(data: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> str:
-    # As bytes: NumPy exports no buffer of the eight-bit floats that it does not know itself.
+    # As bytes: NumPy exports no buffer of 8-bit floats, which it does not know.
     return hashlib.sha256(data.reshape(-1).view(np.uint8).data).hexdigest()

@@ -1,12 +1,19 @@
-"""The command line: parse, call, show. One file per command, imported only when that command runs."""
+"""The command line: parse, call, show. One file per command, imported only when that command runs.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage.
+"""
 
 import importlib
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
 
 import rich_click as click
 
 from latentsync_trt import __version__
-from latentsync_trt.cli.errors import CleanErrors
 from latentsync_trt.cli.options import add_help_all
+from latentsync_trt.errors import LatentSyncError
 
 PANELS = {
     "Lip-sync": ["demo", "sync", "export"],
@@ -18,8 +25,8 @@ PANELS = {
 COMMANDS = tuple(name for names in PANELS.values() for name in names)
 
 
-class LazyGroup(CleanErrors, click.RichGroup):
-    """Imports a command's module when it is needed, so that errors and other commands do not wait for it."""
+class CommandLine(click.RichGroup):
+    """Imports commands when they are needed, and prints errors of this package as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All commands."""
@@ -35,9 +42,31 @@ class LazyGroup(CleanErrors, click.RichGroup):
             self.add_command(command, cmd_name)
         return self.commands[cmd_name]
 
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
+        """Runs a command; errors go to stderr, or to stdout as JSON with `--json`, and the exit code is 1."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        try:
+            return super().main(arguments, *rest, **extra)
+        except LatentSyncError as error:
+            message = " ".join(str(error).split())
+        except MemoryError:
+            message = "out of memory; close other programs or use a bundle of lower resolution"
+        if "--json" in arguments:
+            click.echo(json.dumps({"error": message}))
+        else:
+            click.echo(f"error: {message}", err=True)
+        sys.exit(1)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs a command; Ctrl-C is an error."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise LatentSyncError("interrupted; no output was written") from None
+
 
 @click.group(
-    cls=LazyGroup,
+    cls=CommandLine,
     panels=[click.RichCommandPanel(heading, names) for heading, names in PANELS.items()],
     context_settings={
         "help_option_names": ["-h", "--help"],
@@ -46,8 +75,10 @@ class LazyGroup(CleanErrors, click.RichGroup):
         "rich_help_config": {
             "theme": "default-slim",
             "default_string": r"\[default: {}]",
+            "commands_before_options": True,
             "errors_panel_title": "Error:",
             "style_errors_panel_box": "BLANK",
+            "padding_errors_panel": 0,
         },
     },
 )

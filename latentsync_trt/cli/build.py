@@ -2,9 +2,8 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """One graph's line: whether its engine was built now, seconds of building (then or now) and of opening, its size,
-    the share of its nodes that run on the provider, and its form."""
+    """One graph's engine: whether it was built now, seconds of building (now or earlier) and of opening, its size, and
+    the share of its nodes that run on the provider."""
 
     graph: str
     built: bool
@@ -30,14 +29,19 @@ class Built:
     open_s: float
     bytes: int
     node_share: float
-    form: str
+
+    def __str__(self) -> str:
+        """A line for people."""
+        what = f"built in {self.build_s:.1f} s" if self.built else "found in the cache"
+        size = f"{self.bytes / 1e6:.1f} MB, {self.node_share:.0%} of nodes"
+        return f"{self.graph}: {what}, opened in {self.open_s:.2f} s, {size}"
 
 
 @click.command("build")
 @bundle_option
 @provider_option
 @click.option("--graph", "graphs", multiple=True, help="Only this graph; may be given several times.  [default: all]")
-@click.option("--force", is_flag=True, help="Build engines that are there, too.")
+@click.option("--force", is_flag=True, help="Also build engines that are in the cache.")
 @click.option(
     "--jobs",
     type=click.IntRange(1, 16),
@@ -46,7 +50,7 @@ class Built:
     help="Graphs built at once; each takes its memory, and on one GPU they disturb TensorRT's timing of kernels.",
 )
 @options_from(RuntimeOptions, leave_out=NOT_FOR_BUILDS)
-@click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
+@click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def command(
     bundle: str | None,
@@ -58,11 +62,16 @@ def command(
     as_json: bool,
     **fields: Any,
 ) -> None:
-    """Build a bundle's engines into the engine cache."""
+    """Build a bundle's engines into the engine cache.
+
+    Only providers tensorrt and rtx need engines.
+    """
+    from rich.progress import track
+
     from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.bundle.manifest import Bundle
-    from latentsync_trt.cli.show import say
-    from latentsync_trt.runtime.cache.engine_cache import EngineCache, cache_folder
+    from latentsync_trt.cli.show import STDERR, say
+    from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
     from latentsync_trt.runtime.compiler.profiles import check_graphs
     from latentsync_trt.runtime.providers.select import select_provider
     from latentsync_trt.runtime.sessions.engines import Engines
@@ -75,28 +84,34 @@ def command(
     check_graphs(loaded.manifest, graphs)
     cache = EngineCache(cache_folder(options.engine_cache), notice)
     engines = Engines(loaded, select_provider(provider, options.device), options, cache, notice)
+    name = engines.selection.name
     for text in engines.selection.notices():
         notice(text)
-    wanted = graphs or tuple(loaded.manifest.graphs)
-    notice(f"bundle {folder.name} ({why}), provider {engines.selection.name}, cache {cache.folder}")
+    notice(f"bundle {folder.name} ({why}), provider {name}")
+    wanted = (graphs or tuple(loaded.manifest.graphs)) if engines.compiled else ()
     rows = []
-    with _progress(len(wanted), hidden=silent) as on_done:
-        for row in _build_all(engines, wanted, force=force, jobs=jobs):
-            rows.append(row)
-            on_done(row)
+    for row in track(
+        _build_all(engines, wanted, force=force, jobs=jobs),
+        "building engines",
+        total=len(wanted),
+        console=STDERR,
+        transient=True,
+        disable=silent or not wanted,
+    ):
+        notice(str(row))
+        rows.append(row)
     if as_json:
-        click.echo(json.dumps({"provider": engines.selection.name, "engines": [asdict(row) for row in rows]}))
+        click.echo(json.dumps({"provider": name, "engines": [asdict(row) for row in rows]}))
+    elif not engines.compiled and not quiet:
+        click.echo(f"provider {name} needs no engines: it opens the bundle's graphs directly")
     elif not quiet:
-        total_s = sum(row.build_s for row in rows if row.built)
-        count = sum(row.built for row in rows)
-        click.echo(
-            f"{cache.folder}: {count} of {len(rows)} engines built in {total_s:.1f} s, "
-            f"{sum(row.bytes for row in rows) / 1e6:.1f} MB"
-        )
+        total_s, count = sum(row.build_s for row in rows if row.built), sum(row.built for row in rows)
+        size = f"{sum(row.bytes for row in rows) / 1e6:.1f} MB"
+        click.echo(f"{cache.folder}: {count} of {len(rows)} engines built in {total_s:.1f} s, {size}")
 
 
 def _build_all(engines: "Engines", graphs: tuple[str, ...], *, force: bool, jobs: int) -> Iterator[Built]:
-    if jobs == 1 or len(graphs) == 1:
+    if jobs == 1 or len(graphs) <= 1:
         for graph in graphs:
             yield _build_here(engines, graph, force=force)
         return
@@ -110,7 +125,7 @@ def _build_here(engines: "Engines", graph: str, *, force: bool) -> Built:
     opened = engines.open(graph)
     opened.session.close()
     seconds = round(opened.build_s, 2), round(opened.open_s, 2)
-    return Built(graph, built or opened.built, *seconds, opened.size_bytes, opened.node_share, engines.form(graph))
+    return Built(graph, built or opened.built, *seconds, opened.size_bytes, opened.node_share)
 
 
 def _build_elsewhere(engines: "Engines", graph: str, *, force: bool) -> Built:
@@ -124,28 +139,5 @@ def _build_elsewhere(engines: "Engines", graph: str, *, force: bool) -> Built:
     return Built(**row)
 
 
-@contextmanager
-def _progress(total: int, *, hidden: bool) -> Iterator[Callable[[Built], None]]:
-    """A bar on stderr with a line for every engine that is ready; yields what to call with it."""
-    if hidden:
-        yield _ignore
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from latentsync_trt.cli.show import STDERR, say
-
-    columns = (SpinnerColumn(), TextColumn("engines"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=STDERR, transient=True) as bar:
-        task = bar.add_task("engines", total=total)
-
-        def done(row: Built) -> None:
-            what = f"built in {row.build_s:.1f} s" if row.built else "found in the cache"
-            size = f"{row.bytes / 1e6:.1f} MB, {row.node_share:.0%} of nodes, {row.form} form"
-            say(f"{row.graph}: {what}, opened in {row.open_s:.2f} s, {size}")
-            bar.advance(task)
-
-        yield done
-
-
 def _ignore(_: object) -> None:
-    """Nobody watches."""
+    """Prints nothing."""

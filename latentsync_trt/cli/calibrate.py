@@ -1,4 +1,4 @@
-"""`latentsync-trt calibrate`: a bundle and clips of talking faces in, the same bundle in eight bits out."""
+"""`latentsync-trt calibrate`: a bundle and clips of talking faces in, the same bundle in INT8 or FP8 out."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +11,13 @@ import rich_click as click
 from latentsync_trt.bundle.find import checkpoints_folder, find_bundle
 from latentsync_trt.bundle.manifest import PRECISIONS, read_manifest
 from latentsync_trt.cli.options import build, bundle_option, options_from
+from latentsync_trt.config import FILES, HARDWARE
 from latentsync_trt.errors import LatentSyncError, MissingDependency, ProviderUnavailable
-from latentsync_trt.quantize.settings import CalibrateOptions
+from latentsync_trt.quantize.options import CalibrateOptions
 from latentsync_trt.types import Progress
 
 if TYPE_CHECKING:
-    from latentsync_trt.quantize.calibrate import Calibrated
-    from latentsync_trt.quantize.calibration import Calibration
+    from latentsync_trt.quantize.calibrate import Calibrated, Calibration
     from latentsync_trt.quantize.clips import Clip
     from latentsync_trt.quantize.search import SearchResult
     from latentsync_trt.runtime.providers.select import Selection
@@ -25,33 +25,45 @@ if TYPE_CHECKING:
 _NEEDED = ("onnx", "onnx_ir", "ml_dtypes")
 
 _WORK_FOLDER = ".calibration"
-"""Below checkpoints/: what calibrations have seen so far."""
 
 
 @click.command("calibrate")
 @bundle_option
-@click.option("--video", type=click.Path(path_type=Path), help="A video of a talking face.")
-@click.option("--audio", type=click.Path(path_type=Path), help="Speech for it.  [default: the video's own]")
+@click.option("--video", type=click.Path(path_type=Path), panel=FILES, help="A video of a talking face.")
+@click.option(
+    "--audio",
+    type=click.Path(path_type=Path),
+    panel=FILES,
+    help="Speech for --video.  [default: the video's own sound]",
+)
 @click.option(
     "--clips",
     type=click.Path(path_type=Path),
-    help="A folder of such videos, each with the sound file of its name beside it, else with its own sound.",
+    panel=FILES,
+    help="A folder of such videos, each with an audio file of the same name beside it, else with its own sound.",
 )
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    panel=FILES,
+    help="Folder of the new bundle.  [default: below checkpoints/]",
+)
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    panel=FILES,
+    help=f"Folder for intermediate results, to resume from.  [default: checkpoints/{_WORK_FOLDER}]",
+)
+@options_from(CalibrateOptions)
 @click.option(
     "--provider",
     type=click.Choice(("auto", "cuda", "cpu")),
     default="auto",
     show_default=True,
-    help="What denoises the clips; a named one is a demand.",
+    panel=HARDWARE,
+    help="Execution provider that denoises the clips; naming one disables fallback.",
 )
-@options_from(CalibrateOptions)
-@click.option("--out", type=click.Path(path_type=Path), help="Folder of the result.  [default: below checkpoints/]")
-@click.option(
-    "--work",
-    type=click.Path(path_type=Path),
-    help=f"Folder to remember in what was seen.  [default: checkpoints/{_WORK_FOLDER}]",
-)
-@click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
+@click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
 def command(
     bundle: str | None,
     video: Path | None,
@@ -63,38 +75,36 @@ def command(
     quiet: bool,
     **fields: Any,
 ) -> None:
-    """Make an INT8 or FP8 bundle of a bundle, with ranges measured on clips. Goes on where it was interrupted."""
+    """Make an INT8 or FP8 bundle from a bundle, calibrated on clips. Resumes after an interruption."""
     _check_extra()
     from latentsync_trt.cli.show import say
-    from latentsync_trt.quantize.bundle_out import check_target, open_parent
-    from latentsync_trt.quantize.calibrate import calibrate
-    from latentsync_trt.quantize.calibration import Calibration
+    from latentsync_trt.quantize.bundle import check_target, open_parent
+    from latentsync_trt.quantize.calibrate import Calibration
 
     options, chosen = build(CalibrateOptions, fields), _clips(video, audio, clips)
     folder, why = find_bundle(bundle)
-    notice = _ignore if quiet else say
+    notice = (lambda _: None) if quiet else say
     notice(f"bundle {folder.name} ({why})")
     parent = open_parent(folder)
     target = out or default_out(folder.name, options.precision)
     check_target(parent, target)
-    calibration = Calibration(parent, chosen, options, _select(provider, notice), work or default_work())
-    with _resumable(), _progress_bar(hidden=quiet) as on_progress:
-        made = calibrate(calibration, target, on_progress, notice)
+    root = work or checkpoints_folder() / _WORK_FOLDER
+    calibration = Calibration(parent, chosen, options, _select(provider, notice), root)
+    with _stages(hidden=quiet) as on_progress:
+        try:
+            made = calibration.run(target, on_progress, notice)
+        except KeyboardInterrupt:
+            raise LatentSyncError("interrupted; the same command resumes from here") from None
     if not quiet:
         _show(made, calibration)
 
 
 def default_out(bundle: str, precision: str) -> Path:
-    """ "1.6-512-fp16" → checkpoints/1.6-512-int8; a name without a precision gets one."""
+    """ "1.6-512-fp16" → checkpoints/1.6-512-int8; a name without a precision gets it appended."""
     for name in PRECISIONS:
         if f"-{name}" in bundle:
             return checkpoints_folder() / bundle.replace(f"-{name}", f"-{precision}")
     return checkpoints_folder() / f"{bundle}-{precision}"
-
-
-def default_work() -> Path:
-    """Where it is remembered what calibrations have seen."""
-    return checkpoints_folder() / _WORK_FOLDER
 
 
 def _check_extra() -> None:
@@ -107,15 +117,15 @@ def _clips(video: Path | None, audio: Path | None, folder: Path | None) -> "tupl
     from latentsync_trt.quantize.clips import Clip, clips_in
 
     if video is None and folder is None:
-        raise click.UsageError("give clips to look at: --video with --audio, or --clips with a folder")
+        raise click.UsageError("no clips to calibrate on: give --video with --audio, or --clips with a folder")
     if audio is not None and video is None:
-        raise click.UsageError("--audio: belongs to a --video")
+        raise click.UsageError("--audio: needs --video")
     single = () if video is None else (Clip(video, audio or video),)
     return single + (() if folder is None else clips_in(folder))
 
 
 def _select(request: str, notice: Callable[[str], None]) -> "Selection":
-    """CUDA where it runs: graphs that tell of themselves would take TensorRT minutes to build, for one use."""
+    """auto: CUDA, else the CPU. TensorRT would take minutes to build observed graphs that are used once."""
     from latentsync_trt.runtime.providers.select import select_provider
 
     if request != "auto":
@@ -123,46 +133,27 @@ def _select(request: str, notice: Callable[[str], None]) -> "Selection":
     try:
         return select_provider("cuda")
     except ProviderUnavailable as error:
-        notice(f"on the CPU, which takes long at full size ({error})")
+        notice(f"calibrating on the CPU, which takes hours at full size ({error})")
         return select_provider("cpu")
 
 
 @contextmanager
-def _resumable() -> Iterator[None]:
-    """Says of an interruption that nothing is lost."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise LatentSyncError("interrupted; the same command goes on from here") from None
-
-
-@contextmanager
-def _progress_bar(*, hidden: bool) -> Iterator[Callable[[Progress], None]]:
-    """A bar on stderr with the stage, its count and the time left; yields what moves it."""
-    if hidden:
-        yield _ignore
-        return
+def _stages(*, hidden: bool) -> Iterator[Callable[[Progress], None]]:
+    """A progress bar that starts again with each stage; yields what moves it."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     from latentsync_trt.cli.show import STDERR
 
-    columns = (
-        TextColumn("{task.description:<24}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=STDERR, expand=True, transient=True) as bar:
-        task, stage = bar.add_task("starting", total=None), ""
+    columns = (TextColumn("{task.description:<24}"), BarColumn(bar_width=None), MofNCompleteColumn())
+    times = TimeElapsedColumn(), TimeRemainingColumn()
+    with Bar(*columns, *times, console=STDERR, expand=True, transient=True, disable=hidden) as bar:
+        task = bar.add_task("starting", total=None)
 
         def move(progress: Progress) -> None:
-            nonlocal stage
-            if progress.stage != stage:
-                stage = progress.stage
+            if progress.stage != bar.tasks[0].description:
                 bar.reset(task)
-            bar.update(task, description=stage, completed=progress.done, total=progress.total)
+            bar.update(task, description=progress.stage, completed=progress.done, total=progress.total)
 
         yield move
 
@@ -177,29 +168,25 @@ def _show(made: "Calibrated", calibration: "Calibration") -> None:
     share = "" if manifest.quantization is None else f"{manifest.quantization.share:.0%} of the U-Net's arithmetic, "
     click.echo(
         f"{made.folder}: {manifest.precision} in {share}U-Net weights {before / 1e6:.1f} → {after / 1e6:.1f} MB"
-        + "".join(f", faces at {value:.1f} dB of {parent.precision}" for value in made.distance.values())
+        + "".join(f", PSNR of faces against {parent.precision} {value:.1f} dB" for value in made.distance.values())
     )
     folder = calibration.work.folder
     size_bytes = sum(path.stat().st_size for path in folder.iterdir())
     say(
-        f"note: {folder} ({size_bytes / 1e6:.0f} MB) holds what was seen; another --precision, --method, --keep or "
-        "--target-psnr begins with it, else delete it"
+        f"note: {folder} ({size_bytes / 1e6:.0f} MB) holds the calibration ranges; runs with another --precision, "
+        "--keep, --target-psnr, --percentile or --smooth reuse them, else delete it"
     )
 
 
 def _show_search(found: "SearchResult") -> None:
-    """The groups of layers, worst first, as they were kept."""
-    kept = set(found.kept)
-    click.echo(f"{'layers':<28} {'arithmetic':>10} {'one step':>9} {'at worst':>9}")
+    """The table of sensitivities, worst first, and the trials."""
+    kept = set(found.best.kept)
+    click.echo(f"{'layers':<28} {'arithmetic':>10} {'one step':>9} {'worst':>9}")
     for group in found.table:
-        word = "  kept" if kept.issuperset(group.weights) else ""
+        note = "  kept" if kept.issuperset(group.layers) else ""
         click.echo(
-            f"{f'{len(group.weights)} × {group.group}':<28} {group.share:>10.1%} {group.step_db:>6.1f} dB "
-            f"{group.worst_db:>6.1f} dB{word}"
+            f"{f'{len(group.layers)} × {group.group}':<28} {group.share:>10.1%} {group.step_db:>6.1f} dB "
+            f"{group.worst_db:>6.1f} dB{note}"
         )
     for trial in found.trials:
-        click.echo(f"loop: {trial.psnr_db:.1f} dB with {trial.share:.1%} of the arithmetic in eight bits")
-
-
-def _ignore(_: object) -> None:
-    """Nobody watches."""
+        click.echo(f"whole loop: {trial.psnr_db:.1f} dB with {trial.share:.1%} of the arithmetic in 8 bits")

@@ -1,4 +1,4 @@
-"""`latentsync-trt check`: does NVIDIA's TensorRT compiler take the graphs of a bundle? Needs no GPU."""
+"""`latentsync-trt check`: tries the graphs of a bundle with NVIDIA's compiler for TensorRT-RTX, without a GPU."""
 
 import json
 import platform
@@ -12,12 +12,11 @@ import rich_click as click
 from latentsync_trt import __version__
 from latentsync_trt.bundle.find import find_bundle
 from latentsync_trt.bundle.manifest import Bundle, Manifest
-from latentsync_trt.cli.errors import FAILED
 from latentsync_trt.cli.options import bundle_option
 from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.runtime.compiler.process import Answer
 from latentsync_trt.runtime.compiler.rtx import (
     DEFAULT_COMPUTE_CAPABILITY,
-    GraphVerdict,
     Trial,
     check_compute_capability,
     compile_graph,
@@ -25,7 +24,10 @@ from latentsync_trt.runtime.compiler.rtx import (
     plan_trials,
 )
 
-Results = list[tuple[Trial, GraphVerdict]]
+Results = list[tuple[Trial, Answer]]
+
+_SHOWN = ("accepted", "reason", "layers", "engine_bytes", "seconds")
+"""Fields of `Answer` in the JSON."""
 
 
 @click.command("check")
@@ -36,7 +38,7 @@ Results = list[tuple[Trial, GraphVerdict]]
     default=DEFAULT_COMPUTE_CAPABILITY,
     show_default=True,
     metavar="X.Y",
-    help="Of the GPU to compile for, e.g. 8.6 for RTX 30xx, 8.9 for RTX 40xx, 12.0 for RTX 50xx.",
+    help="GPU generation to compile for: 8.6 for RTX 30xx, 8.9 for RTX 40xx, 12.0 for RTX 50xx.",
 )
 @click.option(
     "--dynamic/--static",
@@ -47,7 +49,10 @@ Results = list[tuple[Trial, GraphVerdict]]
 def command(
     bundle: str | None, graphs: tuple[str, ...], compute_capability: str, dynamic: bool | None, as_json: bool
 ) -> None:
-    """Compile every graph of a bundle with TensorRT for RTX, and say what it refuses. No GPU is needed."""
+    """Try the graphs of a bundle with NVIDIA's compiler for TensorRT-RTX, without a GPU; list what it refuses.
+
+    It is not the compiler of provider tensorrt, but has the same parser interface and the same rules for types.
+    """
     check_compute_capability(compute_capability)
     folder, why = find_bundle(bundle)
     if not as_json:
@@ -58,19 +63,19 @@ def command(
     with _progress(hidden=as_json) as on_start:
         for number, trial in enumerate(trials, 1):
             on_start(f"compiling {trial.graph}, {trial.shapes} shapes ({number} of {len(trials)})")
-            verdict = compile_graph(opened.graph_path(trial.graph), trial.profile, compute_capability)
-            results.append((trial, verdict))
+            answer = compile_graph(opened.graph_path(trial.graph), trial.profile, compute_capability)
+            results.append((trial, answer))
     if as_json:
         click.echo(json.dumps(_report(opened.manifest, compute_capability, results), indent=2))
     else:
         _show(opened.manifest, compute_capability, results)
-    if not all(verdict.accepted for _, verdict in results):
-        raise SystemExit(FAILED)
+    if not all(answer.accepted for _, answer in results):
+        raise SystemExit(1)
 
 
 @contextmanager
 def _progress(*, hidden: bool) -> Iterator[Callable[[str], None]]:
-    """A line on stderr with what is being compiled and for how long; yields the callback that changes it."""
+    """A line on stderr with what is being compiled and for how long; yields the function that sets it."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -97,21 +102,21 @@ def _report(manifest: Manifest, compute_capability: str, results: Results) -> di
         "latentsync_trt": __version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
-        "accepted": all(verdict.accepted for _, verdict in results),
+        "accepted": all(answer.accepted for _, answer in results),
         "graphs": [
             {
-                "graph": verdict.graph,
+                "graph": trial.graph,
                 "shapes": trial.shapes,
                 "profile": {name: asdict(sizes) for name, sizes in trial.profile.items()},
-                **asdict(verdict),
+                **{name: getattr(answer, name) for name in _SHOWN},
             }
-            for trial, verdict in results
+            for trial, answer in results
         ],
     }
 
 
 def _show(manifest: Manifest, compute_capability: str, results: Results) -> None:
-    """Prints the table of verdicts and a closing line."""
+    """Prints the table of verdicts and a summary line."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -122,13 +127,13 @@ def _show(manifest: Manifest, compute_capability: str, results: Results) -> None
     for heading in ("layers", "engine", "seconds"):
         table.add_column(heading, justify="right")
     table.add_column("verdict", overflow="fold")
-    for trial, verdict in results:
-        said = Text("accepted", "green") if verdict.accepted else Text(f"refused: {verdict.reason}", "red")
-        size = f"{verdict.engine_bytes / 1e6:.1f} MB" if verdict.accepted else ""
-        table.add_row(verdict.graph, trial.shapes, str(verdict.layers), size, f"{verdict.seconds:.1f}", said)
+    for trial, answer in results:
+        verdict = Text("accepted", "green") if answer.accepted else Text(f"refused: {answer.reason}", "red")
+        size = f"{answer.engine_bytes / 1e6:.1f} MB" if answer.accepted else ""
+        table.add_row(trial.graph, trial.shapes, str(answer.layers), size, f"{answer.seconds:.1f}", verdict)
     Console().print(table)
-    accepted = sum(verdict.accepted for _, verdict in results)
+    accepted = sum(answer.accepted for _, answer in results)
     click.echo(
-        f"{manifest.name}, {manifest.precision}: TensorRT for RTX {compiler_version()} accepts {accepted} of "
+        f"{manifest.name}, {manifest.precision}: TensorRT-RTX {compiler_version()} accepts {accepted} of "
         f"{len(results)} for compute capability {compute_capability}"
     )

@@ -8,7 +8,7 @@ import rich_click as click
 from latentsync_trt.config import PRESETS, PresetName
 
 if TYPE_CHECKING:
-    from latentsync_trt.bench.clip_sync import SyncScore
+    from latentsync_trt.bench.sync_measure import SyncScore
     from latentsync_trt.types import ProgressCallback
 
 SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sync.png"
@@ -33,14 +33,14 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
     from latentsync_trt.cli.show import Notices, progress_bar, show_report
     from latentsync_trt.config import SyncOptions
     from latentsync_trt.errors import OutputError
-    from latentsync_trt.media.audio import probe_audio
+    from latentsync_trt.media.audio import audio_duration_s
     from latentsync_trt.media.demo_clip import SENTENCE, SPEECH, camera_frames
     from latentsync_trt.media.writer import write_pictures
     from latentsync_trt.sync.api import LipSync
 
     folder, _ = find_bundle(bundle)
     speech = audio or SPEECH
-    duration_s = probe_audio(speech).duration_s
+    duration_s = audio_duration_s(speech)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -70,9 +70,9 @@ def look_at(
     Raises:
         InputError: too few frames show a face. OutputError: a picture cannot be written.
     """
-    from latentsync_trt.bench.clip_sync import measure_clip, score
-    from latentsync_trt.bench.moments import choose_moments, draw_moments
-    from latentsync_trt.bench.sync_plot import draw_plot
+    from latentsync_trt.bench.clip_figures import face_grid, save_png, sync_figure
+    from latentsync_trt.bench.moments import SHOWN_PX, choose_moments, face_views, masked
+    from latentsync_trt.bench.sync_measure import measure_clip, score
     from latentsync_trt.bundle.manifest import read_manifest
     from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
     from latentsync_trt.media.reader import read_frames
@@ -80,14 +80,18 @@ def look_at(
     mouth = spoken_mouth() if audio is None else None
     curves = measure_clip(out / RESULT, audio or SPEECH, mouth, on_progress=on_progress)
     found = score(curves)
-    draw_plot(curves, found).save(out / PLOT)
-    sources = read_frames(source, rgb_only=True, frame_count=len(curves), extend="loop")
-    results = read_frames(out / RESULT, rgb_only=True)
-    picture = draw_moments(
-        (frame.rgb for frame in sources),
-        (frame.rgb for frame in results),
-        choose_moments(curves),
-        read_manifest(bundle).resolution_px,
+    save_png(sync_figure({"measured in the result": curves}, f"Lips: {found}"), out / PLOT)
+    resolution_px = read_manifest(bundle).resolution_px
+    clips = (
+        read_frames(source, rgb_only=True, frame_count=len(curves), extend="loop"),
+        read_frames(out / RESULT, rgb_only=True),
     )
-    picture.save(out / PICTURE)
+    moments = {moment.index: moment for moment in choose_moments(curves)}
+    views = enumerate(face_views([(frame.rgb for frame in clip) for clip in clips], SHOWN_PX))
+    columns = {
+        moments[index]: (faces[0], masked(faces[0], resolution_px), faces[1])
+        for index, faces in views
+        if faces is not None and index in moments
+    }
+    save_png(face_grid(("source", "masked", "result"), columns), out / PICTURE)
     return found

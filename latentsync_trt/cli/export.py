@@ -9,7 +9,7 @@ import rich_click as click
 
 from latentsync_trt.cli.options import build, options_from
 from latentsync_trt.errors import MissingDependency
-from latentsync_trt.export.options import ExportOptions
+from latentsync_trt.export.options import ExportOptions, find_sources
 
 _NEEDED = ("torch", "diffusers", "onnx", "onnxscript", "safetensors")
 
@@ -22,10 +22,11 @@ def command(quiet: bool, **fields: Any) -> None:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise MissingDependency(f"export needs {', '.join(missing)}: pip install 'latentsync-trt[export]'")
+    options = build(ExportOptions, fields)
+    find_sources(options)  # missing files are an error at once, before torch is imported
     from latentsync_trt.bundle.manifest import read_manifest
     from latentsync_trt.export.exporter import export_bundle
 
-    options = build(ExportOptions, fields)
     with _progress_bar(hidden=quiet) as on_progress:
         folder = export_bundle(options, on_progress)
     if quiet:

@@ -1,4 +1,4 @@
-"""The denoising loop over whatever runs a step."""
+"""The denoising loop over a `Denoiser`, and what it starts from."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -31,7 +31,7 @@ def denoise(
         conditioning: float32 `(B, 9, F, h, w)`. audio: float32 `(B, F, S, D)`.
         guidance: classifier-free guidance scale.
         schedule: the steps. plan: how each of them runs.
-        on_step: told how many steps of how many are done, after each.
+        on_step: called after each step with the number of steps done and their total.
 
     Raises:
         InputError: the plan does not fit the schedule, a step would have nothing to reuse, or shapes disagree.
@@ -58,20 +58,20 @@ def _check_plan(plan: Sequence[PlannedStep], steps: int) -> None:
         raise InputError("the first denoising step must run the whole network: there is nothing to reuse yet")
     for number, (before, now) in enumerate(pairwise(plan), start=1):
         if now.guided != before.guided and not now.full:
-            raise InputError(f"denoising step {number} must run the whole network: guidance begins or ends there")
+            raise InputError(f"denoising step {number} must run the whole network: guidance starts or ends there")
 
 
 def initial_noise(seed: int, height: int, width: int) -> Float32Array:
     """The one noise latent of a run, float32 `(1, 4, 1, height, width)`, standard normal, from PCG64(`seed`).
 
-    Drawn in double precision and rounded, so that the values do not hang on NumPy's float32 sampler.
+    Drawn in double precision and rounded, so that the values do not depend on NumPy's float32 sampler.
     """
     generator = np.random.Generator(np.random.PCG64(seed))
     return generator.standard_normal((1, LATENT_CHANNELS, 1, height, width)).astype(np.float32)
 
 
 def conditioning(latent_mask: Float32Array, masked: Float32Array, reference: Float32Array) -> Float32Array:
-    """What the network is told of each frame besides the sound: float32 `(B, 9, F, h, w)`.
+    """The network's input for each frame besides noise and audio: float32 `(B, 9, F, h, w)`.
 
     Args:
         latent_mask: float32 `(h, w)`, 1 = kept.

@@ -9,7 +9,7 @@ from latentsync_trt.config import SyncOptions, check_full_steps, check_guidance_
 from latentsync_trt.errors import InputError
 
 EVERYWHERE = (0.0, 1.0)
-"""The guidance interval of a run that is guided throughout."""
+"""The guidance interval of a run in which every step is guided."""
 
 # The same network on half the batch.
 _UNGUIDED_SHARE = 0.5
@@ -17,7 +17,7 @@ _UNGUIDED_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """How one step runs: `full`: the whole network, else its last layer alone; `guided`: with guidance."""
+    """How one step runs. `full`: the whole network, otherwise its last layer only; `guided`: with guidance."""
 
     full: bool
     guided: bool = True
@@ -43,21 +43,22 @@ def cache_plan(
 ) -> tuple[PlannedStep, ...]:
     """How each of `steps` steps runs.
 
-    Inner features of guided steps are of no use to unguided ones, nor the other way round: where guidance begins or
-    ends, the whole network runs in any case.
+    Guided and unguided steps cannot use each other's inner features, so the whole network runs where guidance starts or
+    ends.
 
     Args:
-        interval: every `interval`-th step is full, counted from the first on, and anew where guidance begins or ends.
+        interval: every `interval`-th step is full, counted from the first one, and again from where guidance starts or
+            ends.
         full_steps: the full steps, counted from 0, instead of `interval`.
-        guidance_interval: start and end, as parts of the schedule; step i of n takes its part from i/n to (i + 1)/n,
-            and is guided where that overlaps the interval.
+        guidance_interval: start and end, as fractions of the schedule; step i of n covers i/n to (i + 1)/n, and is
+            guided if that overlaps the interval.
 
     Raises:
-        InputError: `interval` is below 1; `full_steps` leave out the first step, are not in order or beyond the last;
-            the guidance interval is empty or leaves 0 to 1.
+        InputError: `interval` is below 1; `full_steps` omit the first step, are not in order or beyond the last; the
+            guidance interval is empty or not within 0 to 1.
     """
     if interval < 1:
-        raise InputError(f"cache interval {interval}: the whole network must run every N-th step, N at least 1")
+        raise InputError(f"cache interval {interval}: the whole network runs every N-th step, N must be at least 1")
     if full_steps is not None:
         check_full_steps(full_steps, steps)
     guided = _guided_steps(steps, guidance_interval)
@@ -72,16 +73,12 @@ def cache_plan(
 
 
 def full_step_equivalents(plan: Sequence[PlannedStep], cached_share: float) -> float:
-    """What a plan costs, in guided full steps.
-
-    Args:
-        cached_share: time of a cached step over that of a full one.
-    """
+    """The cost of a plan, in guided full steps; `cached_share`: time of a cached step over that of a full one."""
     return sum((1.0 if step.full else cached_share) * (1.0 if step.guided else _UNGUIDED_SHARE) for step in plan)
 
 
 def _guided_steps(steps: int, interval: tuple[float, float]) -> range:
     check_guidance_interval(interval)
-    # As the numbers are written, not as binary fractions: 0.7 of 10 steps begins with step 7.
+    # Decimal, not binary fractions: 0.7 of 10 steps starts at step 7.
     start, end = (Fraction(str(float(part))) * steps for part in interval)
     return range(floor(start), ceil(end))

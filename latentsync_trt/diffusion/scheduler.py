@@ -14,23 +14,33 @@ TRAINING_STEPS = 1000
 _BETA_FIRST, _BETA_LAST = 0.00085, 0.012
 _STEPS_OFFSET = 1
 
-# With fewer steps than this the last one of DPM-Solver++ is of first order, which is steadier near the clean image.
+# With fewer steps than this the last one of DPM-Solver++ is of first order, which is more stable near the clean image.
 _STEPS_FOR_HIGH_ORDER_END = 15
 
 MAX_STEPS = TRAINING_STEPS - _STEPS_OFFSET
-"""With the offset, one step more would ask for a noise level beyond the last one trained."""
+"""One step more, with the offset, would need a noise level beyond the last one trained."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """One update of the sampler.
 
-    `timestep` is the training step whose noise level the latents have before it. `coefficients (5,)` float32 are c_x,
-    c_eps, c_history, d_x, d_eps: `next = c_x·x + c_eps·eps + c_history·history`, `next_history = d_x·x + d_eps·eps`.
+    `timestep` is the training step whose noise level the latents have before it; `coefficients` as `coefficients`
+    returns them.
     """
 
     timestep: int
     coefficients: Float32Array
+
+
+def coefficients(
+    c_x: float, c_eps: float, c_history: float = 0.0, d_x: float = 0.0, d_eps: float = 0.0
+) -> Float32Array:
+    """The coefficients of a step in the order that step graphs take them, float32 `(5,)`.
+
+    `next = c_x·x + c_eps·eps + c_history·history`, `next_history = d_x·x + d_eps·eps`.
+    """
+    return np.array([c_x, c_eps, c_history, d_x, d_eps], np.float32)
 
 
 @lru_cache(maxsize=1)
@@ -83,7 +93,7 @@ def ddim_schedule(steps: int) -> tuple[Step, ...]:
 
     With ā the signal share now and ā' at the next visited level:
     x₀ = (x − √(1 − ā)·eps) / √ā and next = √ā'·x₀ + √(1 − ā')·eps. The last step goes to training step 0, not to a
-    clean image. DDIM remembers nothing, so the three coefficients of the history are 0.
+    clean image. DDIM has no history, so its three coefficients are 0.
 
     Raises:
         InputError: `steps` is outside 1 to 999.
@@ -102,9 +112,9 @@ def dpmpp_schedule(steps: int) -> tuple[Step, ...]:
     r is 0 on the first step, and on the last of fewer than 15.
 
     The spacing is "trailing" (Lin et al. 2023, "Common Diffusion Noise Schedules and Sample Steps are Flawed"): the
-    loop starts from pure noise, and so does this spacing, as nearly as the network was trained. With few steps the
-    "leading" one starts where a part of the picture should be there already, which shifts its mean. As with DDIM, the
-    last step goes to training step 0, not to a clean image.
+    loop starts from pure noise, and so does this spacing, as closely as the network was trained. With few steps the
+    "leading" spacing starts at a level where the latents should hold a part of the picture, which shifts its mean. As
+    with DDIM, the last step goes to training step 0, not to a clean image.
 
     Raises:
         InputError: `steps` is outside 1 to 999.
@@ -127,7 +137,7 @@ _SOLVERS = {"ddim": ddim_schedule, "dpmpp": dpmpp_schedule}
 
 def _check(steps: int) -> None:
     if not 1 <= steps <= MAX_STEPS:
-        raise InputError(f"{steps} denoising steps: the noise schedule has room for 1 to {MAX_STEPS}")
+        raise InputError(f"{steps} denoising steps: the noise schedule allows 1 to {MAX_STEPS}")
 
 
 def _dpmpp_coefficients(now: float, then: float, weight: float) -> Float32Array:
@@ -137,9 +147,9 @@ def _dpmpp_coefficients(now: float, then: float, weight: float) -> Float32Array:
     gain = then**0.5 - noise_kept * now**0.5
     from_x, from_eps = now**-0.5, -(((1 - now) / now) ** 0.5)
     ahead = gain * (1 + weight)
-    return np.array([noise_kept + ahead * from_x, ahead * from_eps, -gain * weight, from_x, from_eps], np.float32)
+    return coefficients(noise_kept + ahead * from_x, ahead * from_eps, -gain * weight, from_x, from_eps)
 
 
 def _ddim_coefficients(now: float, then: float) -> Float32Array:
     to_clean = (then / now) ** 0.5
-    return np.array([to_clean, (1 - then) ** 0.5 - to_clean * (1 - now) ** 0.5, 0.0, 0.0, 0.0], np.float32)
+    return coefficients(to_clean, (1 - then) ** 0.5 - to_clean * (1 - now) ** 0.5)

@@ -70,8 +70,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         qkv = split_heads(self.to_qkv(x), 3, HEADS)
-        out: Tensor = self.to_out[0](join_heads(attend(qkv[0], qkv[1], qkv[2])))
-        return out
+        return self.to_out[0](join_heads(attend(qkv[0], qkv[1], qkv[2])))
 
 
 class AudioAttention(nn.Module):
@@ -86,8 +85,7 @@ class AudioAttention(nn.Module):
     def forward(self, x: Tensor, audio: Tensor) -> Tensor:
         query = split_heads(self.to_q(x), 1, HEADS)
         kv = split_heads(self.to_kv(audio), 2, HEADS)
-        out: Tensor = self.to_out[0](join_heads(attend(query[0], kv[0], kv[1])))
-        return out
+        return self.to_out[0](join_heads(attend(query[0], kv[0], kv[1])))
 
     def unconditional(self) -> Tensor:
         """What `forward` gives for all-zero audio: keys and values have no bias, so the output's bias `(C,)`."""
@@ -120,11 +118,10 @@ class TemporalAttention(nn.Module):
     def forward(self, x: Tensor, frames: int) -> Tensor:
         count, pixels, width = x.shape
         windows = count // frames
-        placed = x.reshape(windows, frames, pixels, width) + self.pos_encoder(frames)
+        positioned = x.reshape(windows, frames, pixels, width) + self.pos_encoder(frames)
         # Splitting heads needs one transpose anyway; the same one moves the frames next to the head's channels.
-        packed = self.to_qkv(placed).reshape(windows, frames, pixels, 3, HEADS, width // HEADS)
+        packed = self.to_qkv(positioned).reshape(windows, frames, pixels, 3, HEADS, width // HEADS)
         qkv = packed.permute(3, 0, 2, 4, 1, 5).reshape(3, windows * pixels, HEADS, frames, width // HEADS)
         attended = attend(qkv[0], qkv[1], qkv[2]).reshape(windows, pixels, HEADS, frames, width // HEADS)
         joined = attended.permute(0, 3, 1, 2, 4).reshape(count, pixels, width)
-        out: Tensor = self.to_out[0](joined)
-        return out
+        return self.to_out[0](joined)

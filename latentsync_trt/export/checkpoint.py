@@ -1,9 +1,9 @@
-"""Reading published weight files: what they are, what shape of network they hold, what they lack."""
+"""Loading published weight files, with checks of their kind, their shapes and missing tensors."""
 
 import pickle
 import zipfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LoadedUNet:
-    """A U-Net with its weights, and how many tensors of the file it had no use for."""
+    """A U-Net with its weights, and the number of tensors in the file that it does not use."""
 
     network: UNet
     unused_tensors: int
@@ -40,7 +40,8 @@ def load_unet(path: Path, dtype: torch.dtype) -> LoadedUNet:
         CheckpointError: missing, damaged, not a LatentSync U-Net, or tensors missing or of other shapes.
     """
     content = read_file(path)
-    _refuse_whisper(path, content)
+    if _is_whisper(content):
+        raise CheckpointError(f"{path}: a Whisper model, not a LatentSync U-Net; give it as --whisper")
     tensors = content.get("state_dict") if isinstance(content, dict) else None
     if not isinstance(tensors, dict) or "conv_in.weight" not in tensors:
         raise CheckpointError(f"{path}: not a LatentSync U-Net (no `state_dict` with conv_in.weight)")
@@ -72,6 +73,11 @@ def load_whisper(path: Path, dtype: torch.dtype) -> WhisperEncoder:
     return network
 
 
+def whisper_file(config: WhisperConfig, tensors: Tensors) -> dict[str, Any]:
+    """The content of an OpenAI Whisper file with the encoder only; the inverse of `load_whisper`."""
+    return {"dims": dict(zip(_WHISPER_DIMS, astuple(config), strict=True)), "model_state_dict": tensors}
+
+
 def read_file(path: Path) -> Any:
     """Unpickles tensors and plain containers only; large files are mapped, not read.
 
@@ -87,7 +93,7 @@ def read_file(path: Path) -> Any:
 
 
 def infer_unet_config(path: Path, tensors: Tensors) -> UNetConfig:
-    """Reads the shape of the U-Net from its tensors; `path` is for messages.
+    """Infers the configuration from the tensors; `path` is for messages.
 
     Raises:
         CheckpointError: a shape that LatentSync's U-Net cannot have.
@@ -123,14 +129,7 @@ def fill(path: Path, network: nn.Module, table: Mapping[str, Origin], tensors: T
     Raises:
         CheckpointError: tensors missing or of other shapes; names the first of them.
     """
-    _check(path, table.values(), tensors)
-    state = {key: origin.gather(tensors, dtype) for key, origin in table.items()}
-    network.load_state_dict(state, assign=True)
-    network.eval().requires_grad_(False)
-
-
-def _check(path: Path, table: Iterable[Origin], tensors: Tensors) -> None:
-    wanted = {name: origin.shape for origin in table for name in origin.names if name is not None}
+    wanted = {name: origin.shape for origin in table.values() for name in origin.names if name is not None}
     missing = [name for name in wanted if not isinstance(tensors.get(name), Tensor)]
     if missing:
         named = ", ".join(missing[:_NAMED_AT_MOST]) + (", …" if len(missing) > _NAMED_AT_MOST else "")
@@ -140,15 +139,12 @@ def _check(path: Path, table: Iterable[Origin], tensors: Tensors) -> None:
         name = wrong[0]
         found, expected = tuple(tensors[name].shape), wanted[name]
         raise CheckpointError(f"{path}: {len(wrong)} tensors of another shape, first {name}: {found}, not {expected}")
+    network.load_state_dict({key: origin.gather(tensors, dtype) for key, origin in table.items()}, assign=True)
+    network.eval().requires_grad_(False)
 
 
 def _is_whisper(content: Any) -> bool:
     return isinstance(content, dict) and "dims" in content and isinstance(content.get("model_state_dict"), dict)
-
-
-def _refuse_whisper(path: Path, content: Any) -> None:
-    if _is_whisper(content):
-        raise CheckpointError(f"{path}: a Whisper model, not a LatentSync U-Net; give it as --whisper")
 
 
 def _count(tensors: Tensors, pattern: str) -> int:

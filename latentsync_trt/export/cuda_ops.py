@@ -183,10 +183,8 @@ def attend_frames(query: Tensor, key: Tensor, value: Tensor, *, heads: int, fram
     if length != frames:
         pixel = torch.arange(length) // frames
         inputs.append(torch.where(pixel[:, None] == pixel[None], 0.0, _MASKED).to(query.dtype)[None, None])
-    attributes = {"q_num_heads": heads, "kv_num_heads": heads}
-    return ops.symbolic(
-        "Attention", inputs, attributes, dtype=query.dtype, shape=query.shape, version=_ATTENTION_OPSET
-    )
+    attributes: dict[str, Any] = {"q_num_heads": heads, "kv_num_heads": heads}
+    return ops.symbolic("Attention", inputs, attributes, dtype=query.dtype, shape=query.shape, version=_ATTENTION_OPSET)
 
 
 def double_size(image: Tensor) -> Tensor:

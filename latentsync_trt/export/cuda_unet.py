@@ -5,22 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from latentsync_trt.export import cuda_ops as ops
 from latentsync_trt.export.attention import HEADS
-from latentsync_trt.export.cuda_ops import (
-    PACKED_PIXELS,
-    Sum,
-    attend,
-    attend_frames,
-    conv,
-    double_size,
-    feed_forward,
-    group_norm,
-    layer_norm,
-    project,
-    project_apart,
-    resnet,
-    total,
-)
+from latentsync_trt.export.cuda_ops import Sum
 from latentsync_trt.export.unet import UNet
 from latentsync_trt.export.unet_blocks import StepInputs, double
 
@@ -53,85 +40,85 @@ class CudaUNet(UNet):
         return _channels_first(super().forward_cached(*inputs, frames=frames, guided=guided))
 
     def _conv(self, module: nn.Module, x: Tensor) -> Tensor:
-        return conv(module, x)
+        return ops.conv(module, x)
 
     def _resample(self, resampler: Any, x: Tensor) -> Tensor:
-        return conv(resampler.conv, double_size(x) if resampler.up else x)
+        return ops.conv(resampler.conv, ops.double_size(x) if resampler.up else x)
 
     def _layer(self, stage: Any, index: int, x: Tensor, step: StepInputs, fork: bool = False) -> Tensor:
-        return total(_layer(stage, index, x, step, fork))
+        return ops.total(_layer(stage, index, x, step, fork))
 
     def _middle(self, x: Tensor, step: StepInputs) -> Tensor:
         block: Any = self.mid_block
-        parts = resnet(block.resnets[0], Sum(x), step.frames, step.time)
+        parts = ops.resnet(block.resnets[0], Sum(x), step.frames, step.time)
         parts = _spatial(block.attentions[0], parts, step)
-        return total(resnet(block.resnets[1], parts, step.frames, step.time))
+        return ops.total(ops.resnet(block.resnets[1], parts, step.frames, step.time))
 
     def _head(self, stage: Any, x: Tensor, step: StepInputs) -> Tensor:
         parts = _layer(stage, len(stage.resnets) - 1, x, step)
-        normed, _ = group_norm(self.conv_norm_out, parts, frames=step.frames, silu=True)
-        return conv(self.conv_out, normed)
+        normed, _ = ops.group_norm(self.conv_norm_out, parts, frames=step.frames, silu=True)
+        return ops.conv(self.conv_out, normed)
 
 
 def _layer(stage: Any, index: int, x: Tensor, step: StepInputs, fork: bool = False) -> Sum:
     """A layer of a `Stage`."""
-    parts = resnet(stage.resnets[index], Sum(x), step.frames, step.time)
+    parts = ops.resnet(stage.resnets[index], Sum(x), step.frames, step.time)
     if stage.attentions:
         parts = _spatial(stage.attentions[index], parts, step, fork)
     if stage.motion_modules:
-        parts = _temporal(stage.motion_modules[index]["temporal_transformer"], parts, step.frames)
+        parts = _temporal(stage.motion_modules[index].temporal_transformer, parts, step.frames)
     return parts
 
 
 def _spatial(module: Any, parts: Sum, step: StepInputs, fork: bool = False) -> Sum:
     """A `SpatialTransformer`."""
-    normed, image = group_norm(module.norm, parts, silu=False)
+    normed, image = ops.group_norm(module.norm, parts, silu=False)
     count, height, width, channels = normed.shape
     block = module.transformer_blocks[0]
-    tokens = project(module.proj_in, normed.reshape(count, height * width, channels))
-    normed, x = layer_norm(block.norm1, tokens)
-    attended = attend(*project_apart(block.attn1.to_qkv, normed), heads=HEADS)
-    normed, x = _attend_audio(block, project(block.attn1.to_out[0], attended, x), step, fork)
-    x = total(feed_forward(block.ff, normed, x))
-    back = project(module.proj_out, x)
+    tokens = ops.project(module.proj_in, normed.reshape(count, height * width, channels))
+    normed, x = ops.layer_norm(block.norm1, tokens)
+    attended = ops.attend(*ops.project_apart(block.attn1.to_qkv, normed), heads=HEADS)
+    normed, x = _attend_audio(block, ops.project(block.attn1.to_out[0], attended, x), step, fork)
+    x = ops.total(ops.feed_forward(block.ff, normed, x))
+    back = ops.project(module.proj_out, x)
     residual = double(image) if fork else image
     return Sum(back.delta.reshape(residual.shape), back.bias, residual)
 
 
 def _attend_audio(block: Any, parts: Sum, step: StepInputs, fork: bool) -> tuple[Tensor, Tensor]:
     """The audio attention of a `SpatialBlock`: the sum normalized for the feed-forward, and the sum."""
-    normed, x = layer_norm(block.norm2, parts)
+    normed, x = ops.layer_norm(block.norm2, parts)
     if fork:
         x = double(x)
     elif step.guided:
         normed = normed[step.audio.shape[0] :]
     query = torch.matmul(normed, block.attn2.to_q.weight)
-    key, value = project_apart(block.attn2.to_kv, step.audio)
-    conditional = project(block.attn2.to_out[0], attend(query, key, value, heads=HEADS))
+    key, value = ops.project_apart(block.attn2.to_kv, step.audio)
+    conditional = ops.project(block.attn2.to_out[0], ops.attend(query, key, value, heads=HEADS))
     # The unconditional half gets the bias only, which the sum adds to both.
     delta = conditional.delta
     if step.guided:
         delta = torch.cat([torch.zeros_like(delta), delta])
-    return layer_norm(block.norm3, Sum(delta, conditional.bias, x))
+    return ops.layer_norm(block.norm3, Sum(delta, conditional.bias, x))
 
 
 def _temporal(module: Any, parts: Sum, frames: int) -> Sum:
     """A `TemporalTransformer`."""
-    normed, image = group_norm(module.norm, parts, silu=False)
+    normed, image = ops.group_norm(module.norm, parts, silu=False)
     count, height, width, channels = normed.shape
     windows, pixels = count // frames, height * width
     # Everything between the two transposes works on single tokens, or on the frames of one pixel.
     moved = normed.reshape(windows, frames, pixels, channels).transpose(1, 2)
-    packed = PACKED_PIXELS if pixels % PACKED_PIXELS == 0 else 1
+    packed = ops.PACKED_PIXELS if pixels % ops.PACKED_PIXELS == 0 else 1
     block = module.transformer_blocks[0]
-    parts = project(module.proj_in, moved.reshape(-1, packed * frames, channels))
+    parts = ops.project(module.proj_in, moved.reshape(-1, packed * frames, channels))
     for attention, norm in zip(block.attention_blocks, block.norms, strict=True):
-        normed, x = layer_norm(norm, parts)
+        normed, x = ops.layer_norm(norm, parts)
         positions = attention.pos_encoder(frames).reshape(frames, channels).repeat(packed, 1)
-        qkv = project_apart(attention.to_qkv, normed + positions)
-        parts = project(attention.to_out[0], attend_frames(*qkv, heads=HEADS, frames=frames), x)
-    normed, x = layer_norm(block.ff_norm, parts)
-    back = project(module.proj_out, total(feed_forward(block.ff, normed, x)))
+        qkv = ops.project_apart(attention.to_qkv, normed + positions)
+        parts = ops.project(attention.to_out[0], ops.attend_frames(*qkv, heads=HEADS, frames=frames), x)
+    normed, x = ops.layer_norm(block.ff_norm, parts)
+    back = ops.project(module.proj_out, ops.total(ops.feed_forward(block.ff, normed, x)))
     delta = back.delta.reshape(windows, pixels, frames, channels).transpose(1, 2)
     return Sum(delta.reshape(image.shape), back.bias, image)
 

@@ -1,11 +1,12 @@
-"""The VAE's two networks in the CUDA form: the inputs, outputs and modules of diffusers' own, computed by `cuda_ops`."""
+"""The VAE's two networks in the CUDA form: inputs, outputs and modules of diffusers' own, computed by `cuda_ops`."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from latentsync_trt.export.cuda_ops import Sum, attend, conv, double_size, group_norm, norm_obstacle, resnet, total
+from latentsync_trt.export import cuda_ops as ops
+from latentsync_trt.export.cuda_ops import Sum
 
 _HALVING_PADS = (0, 0, 1, 1)
 """What diffusers pads before an encoder's convolution that halves the size: top, left, bottom, right."""
@@ -28,20 +29,20 @@ class _CudaHalf(nn.Module):
     def middle(self, block: Any, parts: Sum) -> Sum:
         """A `UNetMidBlock2D`."""
         attention = block.attentions[0]
-        normed, x = group_norm(attention.group_norm, resnet(block.resnets[0], parts), silu=False)
+        normed, x = ops.group_norm(attention.group_norm, ops.resnet(block.resnets[0], parts), silu=False)
         count, height, width, channels = normed.shape
         tokens = normed.reshape(count, height * width, channels)
         projected = [projection(tokens) for projection in (attention.to_q, attention.to_k, attention.to_v)]
-        attended = attend(*projected, heads=attention.heads)
+        attended = ops.attend(*projected, heads=attention.heads)
         out = attention.to_out[0]
         delta = torch.matmul(attended, out.weight.t()).reshape(normed.shape)
-        return resnet(block.resnets[1], Sum(delta, out.bias, x))
+        return ops.resnet(block.resnets[1], Sum(delta, out.bias, x))
 
     def head(self, parts: Sum) -> Tensor:
         """The last norm and convolution, `(N, C, h, w)`."""
         modules: Any = self
-        normed, _ = group_norm(modules.conv_norm_out, parts, silu=True)
-        return conv(modules.conv_out, normed).permute(0, 3, 1, 2)
+        normed, _ = ops.group_norm(modules.conv_norm_out, parts, silu=True)
+        return ops.conv(modules.conv_out, normed).permute(0, 3, 1, 2)
 
 
 class CudaEncoder(_CudaHalf):
@@ -49,12 +50,12 @@ class CudaEncoder(_CudaHalf):
 
     def forward(self, image: Tensor) -> Tensor:
         modules: Any = self
-        parts = Sum(conv(modules.conv_in, image.permute(0, 2, 3, 1)))
+        parts = Sum(ops.conv(modules.conv_in, image.permute(0, 2, 3, 1)))
         for block in modules.down_blocks:
             for module in block.resnets:
-                parts = resnet(module, parts)
+                parts = ops.resnet(module, parts)
             for down in block.downsamplers or ():
-                parts = Sum(conv(down.conv, total(parts), pads=_HALVING_PADS))
+                parts = Sum(ops.conv(down.conv, ops.total(parts), pads=_HALVING_PADS))
         return self.head(self.middle(modules.mid_block, parts))
 
 
@@ -63,12 +64,12 @@ class CudaDecoder(_CudaHalf):
 
     def forward(self, latent: Tensor) -> Tensor:
         modules: Any = self
-        parts = self.middle(modules.mid_block, Sum(conv(modules.conv_in, latent.permute(0, 2, 3, 1))))
+        parts = self.middle(modules.mid_block, Sum(ops.conv(modules.conv_in, latent.permute(0, 2, 3, 1))))
         for block in modules.up_blocks:
             for module in block.resnets:
-                parts = resnet(module, parts)
+                parts = ops.resnet(module, parts)
             for up in block.upsamplers or ():
-                parts = Sum(conv(up.conv, double_size(total(parts))))
+                parts = Sum(ops.conv(up.conv, ops.double_size(ops.total(parts))))
         return self.head(parts)
 
 
@@ -90,4 +91,4 @@ def vae_obstacle(vae: Any) -> str | None:
         given = vae.config[setting]
         if {*given} != {supported} if isinstance(given, tuple | list) else given != supported:
             return f"its {setting} is {given}, not {supported}"
-    return norm_obstacle(vae)
+    return ops.norm_obstacle(vae)

@@ -5,7 +5,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
@@ -21,17 +21,15 @@ from latentsync_trt.export.cuda_graph import finish, may_fold
 OPSET = 23
 """The first with `Attention`; it also has `GroupNormalization` and exact `Gelu`."""
 
-_GENERATED_PREFIX = "const"
-
 
 @dataclass(frozen=True)
 class GraphPlan:
     """What to export.
 
-    `module`: in the portable form; `cuda_module`: the same in the CUDA form, None where it has none.
-    `inputs`: name → example (order of `forward`). `outputs`: names. `network`: whose weights file it uses, e.g. "unet".
-    `dynamic`: input → {axis: dimension name}; `ranges`: dimension name → what it may be. `further_inputs`: of other
-    sizes within the ranges, for verification. `attention`: how the portable form has it.
+    `network`: the network whose weights file it uses, e.g. "unet". `module`: in the portable form. `inputs`: name →
+    example, in the order of `forward`. `outputs`: names. `dynamic`: input → {axis: dimension name}; `ranges`: allowed
+    values by dimension name. `further_inputs`: other sizes within the ranges, for verification. `cuda_module`: `module`
+    in the CUDA form, None without one. `attention`: its form in the portable graph.
     """
 
     name: str
@@ -47,24 +45,24 @@ class GraphPlan:
 
 
 def build_graph(plan: GraphPlan) -> ir.Model:
-    """Traces `plan.module` and translates it; weights still refer to the module's tensors."""
+    """The portable graph, traced from `plan.module`; weights still refer to the module's tensors."""
     with traced_as(plan.attention):
-        model = _translate(plan)
-    # Without folding, shape arithmetic stays in the graph, some of it as ops that TensorRT refuses.
+        model = _trace(plan, plan.module)
+    # Without folding, shape arithmetic stays in the graph, some of it as operators that TensorRT refuses.
     optimizer.fold_constants(model)
     return _tidy(model, plan.name)
 
 
 def build_cuda_graph(plan: GraphPlan, module: nn.Module) -> ir.Model:
-    """The same in the CUDA form, traced from `module`."""
-    model = _translate(replace(plan, module=module))
+    """The graph in the CUDA form, traced from `module`."""
+    model = _trace(plan, module)
     optimizer.fold_constants(model, should_fold=may_fold)
     _tidy(model, plan.name)
     finish(model)
     return _tidy(model, plan.name)
 
 
-def _translate(plan: GraphPlan) -> ir.Model:
+def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:
     dimensions = {
         name: torch.export.Dim(name, min=span.minimum, max=span.maximum) for name, span in plan.ranges.items()
     }
@@ -74,7 +72,7 @@ def _translate(plan: GraphPlan) -> ir.Model:
     }
     with _quiet_exporter():
         program = torch.export.export(
-            plan.module, tuple(plan.inputs.values()), dynamic_shapes=tuple(shapes.values()) if dimensions else None
+            module, tuple(plan.inputs.values()), dynamic_shapes=tuple(shapes.values()) if dimensions else None
         )
         onnx_program: Any = torch.onnx.export(
             program,
@@ -91,14 +89,11 @@ def _translate(plan: GraphPlan) -> ir.Model:
 
 
 def _name_dimensions(model: ir.Model, plan: GraphPlan) -> None:
-    """Replaces the tracer's symbols, in whole or inside expressions, by the names of the plan's dimensions."""
-    values = {value.name: value for value in model.graph.inputs}
-    names = {}
-    for name, axes in plan.dynamic.items():
-        shape = values[name].shape
-        for axis, dimension in axes.items():
-            if shape is not None:
-                names[str(shape[axis])] = dimension
+    """Replaces the tracer's symbols, also inside expressions, by the names of the plan's dimensions."""
+    shapes = {value.name: value.shape or () for value in model.graph.inputs}
+    names = {
+        str(shapes[name][axis]): dimension for name, axes in plan.dynamic.items() for axis, dimension in axes.items()
+    }
     if not names:
         return
     symbols = re.compile("|".join(rf"\b{re.escape(symbol)}\b" for symbol in names))
@@ -124,27 +119,21 @@ def _tidy(model: ir.Model, name: str) -> ir.Model:
     model.producer_name = "latentsync_trt"
     for node in model.graph:
         node.metadata_props.clear()
-    _name_constants(model)
+    # Folded constants get short names in order; the tracer's own depend on its version.
+    for index, name in enumerate([name for name in model.graph.initializers if "." not in name]):
+        model.graph.initializers[name].name = f"const_{index}"
     return model
-
-
-def _name_constants(model: ir.Model) -> None:
-    """Folded constants get short names in order; the tracer's own depend on its version."""
-    generated = [name for name in model.graph.initializers if "." not in name]
-    for index, name in enumerate(generated):
-        model.graph.initializers[name].name = f"{_GENERATED_PREFIX}_{index}"
 
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Silences what the exporter says of packages that are not there and of its own deprecated calls."""
+    """Silences the exporter's notes about packages that are not installed and about its own deprecated calls."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=FutureWarning)
-            warnings.filterwarnings("ignore", category=DeprecationWarning)
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            warnings.simplefilter("ignore", DeprecationWarning)
             yield
     finally:
         logger.setLevel(level)

@@ -1,4 +1,4 @@
-"""How a network's parameters lie in a published checkpoint: names, stacking, transposition. One table, both ways."""
+"""How a network's parameters are stored in a published checkpoint: names, stacking, transposition. For both ways."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

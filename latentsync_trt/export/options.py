@@ -1,73 +1,81 @@
-"""What to export and where to find it."""
+"""Options of `export`, and the checkpoints it reads."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from latentsync_trt.bundle.find import checkpoints_folder
 from latentsync_trt.bundle.manifest import ATTENTION_FORMS, AttentionForm
-from latentsync_trt.config import check_limits, option
+from latentsync_trt.config import FILES, check_limits, option
 from latentsync_trt.errors import CheckpointError, InputError
 
 Model = Literal["1.6", "1.5"]
 
 RESOLUTION_STEP_PX = 64
-"""The VAE and the U-Net each halve the picture three times."""
+"""The VAE and the U-Net each halve the image three times."""
 
 DEFAULT_RESOLUTION_PX: dict[str, int] = {"1.6": 512, "1.5": 256}
 FEWEST_FRAMES = 2
 LONGEST_WINDOW = 24
-"""Frame positions in the published checkpoints; below two frames there is nothing temporal to attend to."""
+"""Frame positions in the published checkpoints."""
 
 _VAE_REPOSITORY = "stabilityai/sd-vae-ft-mse"
 _VAE_FOLDER = "sd-vae-ft-mse"
+
+_file_option, _model_option, _graph_option = (partial(option, group=group) for group in (FILES, "Model", "Graphs"))
 
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
     """What `export` makes. Raises `InputError` on a value outside its limits."""
 
-    model: Model = option("1.6", "Published model: 1.6 is made for 512 px, 1.5 for 256.", choices=("1.6", "1.5"))
-    unet: str | Path | None = option(
+    model: Model = _model_option("1.6", "Published model: 1.6 is made for 512 px, 1.5 for 256.", choices=("1.6", "1.5"))
+    unet: str | Path | None = _file_option(
         None, "latentsync_unet.pt.  [default: checkpoints/latentsync-<model>/latentsync_unet.pt]"
     )
-    vae: str | Path | None = option(None, f"VAE folder, diffusers' layout.  [default: checkpoints/{_VAE_FOLDER}]")
-    whisper: str | Path | None = option(
+    vae: str | Path | None = _file_option(None, f"VAE folder, diffusers' layout.  [default: checkpoints/{_VAE_FOLDER}]")
+    whisper: str | Path | None = _file_option(
         None, "Whisper .pt file.  [default: checkpoints/latentsync-<model>/whisper/tiny.pt]"
     )
-    out: str | Path | None = option(
+    out: str | Path | None = _file_option(
         None, "Folder to write.  [default: checkpoints/<model>-<resolution>-<precision>[-dynamic][-matmul]]"
     )
-    resolution: int | None = option(
+    resolution: int | None = _model_option(
         None, "Face resolution in pixels, divisible by 64.  [default: the model's own]", minimum=64, maximum=2048
     )
-    frames: int = option(
-        16, "Frames in a window; the models were trained at 16.", minimum=FEWEST_FRAMES, maximum=LONGEST_WINDOW
+    frames: int = _model_option(
+        16,
+        "Frames in a window; the models were trained at 16.",
+        advanced=True,
+        minimum=FEWEST_FRAMES,
+        maximum=LONGEST_WINDOW,
     )
-    precision: Literal["fp32", "fp16"] = option(
+    precision: Literal["fp32", "fp16"] = _model_option(
         "fp32",
         "Weights and arithmetic inside the graphs; for INT8 and FP8 see `calibrate`.",
         choices=("fp32", "fp16"),
     )
-    dynamic: bool = option(
-        False, "Shapes: numbers of windows and frames may vary from run to run, or are fixed (fastest).", off="--static"
+    dynamic: bool = _graph_option(
+        False, "Numbers of windows and frames may vary from run to run, or are fixed (fastest).", off="--static"
     )
-    max_windows: int = option(4, "With --dynamic, most windows in one run.", minimum=2, maximum=64)
-    attention: AttentionForm = option(
+    max_windows: int = _graph_option(
+        4, "With --dynamic, most windows in one run.", advanced=True, minimum=2, maximum=64
+    )
+    attention: AttentionForm = _graph_option(
         "fused",
         "Attention in the portable graphs: fused = one ONNX operator Attention where TensorRT takes it (float16); "
-        "matmul = MatMul, Softmax and MatMul, for providers without that operator. matmul can be slower, and where the "
-        "provider does not fuse the three again, it holds the scores of a whole layer in memory: 9 GB at 512 px in "
-        "float16.",
+        "matmul = MatMul, Softmax and MatMul, for providers without that operator; can be slower and need 9 GB more "
+        "at 512 px.",
+        advanced=True,
         choices=ATTENTION_FORMS,
     )
-    cuda_form: bool = option(
+    cuda_form: bool = _graph_option(
         True,
-        "Write the graphs of VAE and denoiser once more, as ONNX Runtime's CUDA provider runs them fastest; other "
-        "providers do not need it.",
+        "Also write the graphs of VAE and denoiser in the form that ONNX Runtime's CUDA provider runs fastest.",
         off="--portable-only",
     )
-    verify: bool = option(True, "Compare every graph with PyTorch before the bundle appears.", off="--no-verify")
+    verify: bool = _graph_option(True, "Compare every graph with PyTorch before the bundle appears.", off="--no-verify")
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -95,22 +103,18 @@ class ExportOptions:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The published files that a bundle is made from."""
+    """Paths of the published files that a bundle is made from."""
 
     unet: Path
     vae: Path
     whisper: Path
 
-    def items(self) -> tuple[tuple[str, Path], ...]:
-        """Roles with their paths."""
-        return ("unet", self.unet), ("vae", self.vae), ("whisper", self.whisper)
-
 
 def find_sources(options: ExportOptions) -> Sources:
-    """The given files, or those at the default places.
+    """The given files, or those at the default paths.
 
     Raises:
-        CheckpointError: one is missing; for a default place the message holds the command that downloads it.
+        CheckpointError: one is missing; for a default path the message contains the download command.
     """
     root = checkpoints_folder()
     local = root / f"latentsync-{options.model}"

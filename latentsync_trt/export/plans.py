@@ -40,6 +40,8 @@ _CUDA_NETWORKS = frozenset({"unet", "vae"})
 # The VAE's features of one image at 512 px take half a gigabyte in half precision; more images at once are not faster.
 _MOST_IMAGES = 4
 
+_STEPS = ((True, False), (True, True), (False, False), (False, True))
+
 _SEED = 20
 _TIMESTEP = 501
 _GUIDANCE = 1.5
@@ -91,7 +93,11 @@ def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
     plans = [
         _audio_plan(networks.whisper, options),
         *_vae_plans(networks.vae, options),
-        *(_step_plan(networks, options, guided=guided, cached=cached) for guided in (True, False) for cached in (False, True)),
+        *(
+            _step_plan(networks, options, guided=guided, cached=cached)
+            for guided in (True, False)
+            for cached in (False, True)
+        ),
     ]
     plans = [replace(plan, attention=options.attention) for plan in plans]
     if not options.cuda_form:

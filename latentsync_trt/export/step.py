@@ -53,13 +53,13 @@ class DenoiseStep(nn.Module):
         # Frames go into the batch: `sample (B·F, 13, h, w)`, `tokens (B·F, S, D)`.
         sample = torch.cat([latents, conditioning], 1).to(dtype).transpose(1, 2).flatten(0, 1)
         tokens = audio.to(dtype).flatten(0, 1)
+        kept: tuple[Tensor, ...] = ()
         if hidden is None:
             noise, state = self.unet(sample, timestep, tokens, frames=frames, guided=self.guided)
             kept = (state.reshape(2 if self.guided else 1, windows, frames, *state.shape[1:]),)
         else:
             state = hidden.flatten(0, 2)
             noise = self.unet.forward_cached(sample, timestep, tokens, state, frames=frames, guided=self.guided)
-            kept = ()
         eps = self._guided_sum(noise, latents, guidance)
         c_x, c_eps, c_history, d_x, d_eps = (coefficients[i] for i in range(5))
         return c_x * latents + c_eps * eps + c_history * history, d_x * latents + d_eps * eps, *kept

@@ -60,8 +60,7 @@ class TimeEmbedding(nn.Module):
         # float32 in every precision: half precision cannot tell neighboring timesteps apart.
         angles = (timestep.float() * frequencies)[None]
         sinusoid = torch.cat([angles.cos(), angles.sin()], 1).to(self.linear_1.weight.dtype)
-        embedding: Tensor = self.linear_2(F.silu(self.linear_1(sinusoid)))
-        return embedding
+        return self.linear_2(F.silu(self.linear_1(sinusoid)))
 
 
 class UNet(nn.Module):

@@ -40,8 +40,7 @@ class Resnet(nn.Module):
         hidden = self.conv1(F.silu(self.norm1(x, step.frames)))
         hidden = hidden + self.time_emb_proj(step.time)[:, :, None, None]
         hidden = self.conv2(F.silu(self.norm2(hidden, step.frames)))
-        out: Tensor = hidden + (x if self.conv_shortcut is None else self.conv_shortcut(x))
-        return out
+        return hidden + (x if self.conv_shortcut is None else self.conv_shortcut(x))
 
 
 class SpatialBlock(nn.Module):
@@ -59,13 +58,11 @@ class SpatialBlock(nn.Module):
     def forward(self, x: Tensor, step: StepInputs, fork: bool) -> Tensor:
         x = x + self.attn1(self.norm1(x))
         x = self._attend_audio(x, step, fork)
-        hidden: Tensor = x + self.ff(self.norm3(x))
-        return hidden
+        return x + self.ff(self.norm3(x))
 
     def _attend_audio(self, x: Tensor, step: StepInputs, fork: bool) -> Tensor:
         if not step.guided:
-            plain: Tensor = x + self.attn2(self.norm2(x), step.audio)
-            return plain
+            return x + self.attn2(self.norm2(x), step.audio)
         count = step.audio.shape[0]
         unconditional, conditional = (x, x) if fork else (x[:count], x[count:])
         attended = self.attn2(self.norm2(conditional), step.audio)
@@ -106,8 +103,7 @@ class TemporalBlock(nn.Module):
     def forward(self, x: Tensor, frames: int) -> Tensor:
         for attention, norm in zip(self.attention_blocks, self.norms, strict=True):
             x = x + attention(norm(x), frames)
-        hidden: Tensor = x + self.ff(self.ff_norm(x))
-        return hidden
+        return x + self.ff(self.ff_norm(x))
 
 
 class TemporalTransformer(nn.Module):
@@ -135,8 +131,7 @@ class Resampler(nn.Module):
         self.up = up
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest") if self.up else x)
-        return out
+        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest") if self.up else x)
 
 
 class Stage(nn.Module):
@@ -180,7 +175,7 @@ class Stage(nn.Module):
         if self.attentions:
             x = self.attentions[index](x, step, fork)
         if self.motion_modules:
-            x = self.motion_modules[index]["temporal_transformer"](x, step.frames)
+            x = self.motion_modules[index].temporal_transformer(x, step.frames)
         return x
 
 
@@ -195,8 +190,7 @@ class MidBlock(nn.Module):
     def forward(self, x: Tensor, step: StepInputs) -> Tensor:
         x = self.resnets[0](x, step)
         x = self.attentions[0](x, step)
-        out: Tensor = self.resnets[1](x, step)
-        return out
+        return self.resnets[1](x, step)
 
 
 def double(x: Tensor) -> Tensor:

@@ -20,8 +20,7 @@ class ImageAttention:
     def __call__(self, attention: Any, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
         query, key, value = self.project(attention, hidden_states)
         joined = attend(query, key, value).transpose(1, 2).flatten(2)
-        out: Tensor = hidden_states + attention.to_out[0](joined).transpose(1, 2).reshape(hidden_states.shape)
-        return out
+        return hidden_states + attention.to_out[0](joined).transpose(1, 2).reshape(hidden_states.shape)
 
     @staticmethod
     def project(attention: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,8 +62,7 @@ class VaeDecoder(nn.Module):
         unscaled = (latent / self.scale + self.shift).to(first.weight.dtype)
         if self.post_quant_conv is not None:
             unscaled = self.post_quant_conv(unscaled)
-        image: Tensor = self.decoder(unscaled).float()
-        return image
+        return self.decoder(unscaled).float()
 
 
 def _scaling(vae: Any) -> tuple[float, float]:

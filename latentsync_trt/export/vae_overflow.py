@@ -60,7 +60,7 @@ def load_half_vae(folder: Path, resolution_px: int) -> tuple[Any, dict[str, floa
 
 def parts_of(vae: Any) -> dict[str, nn.Module]:
     """The modules that are kept in one precision or another, by name; together they hold all parameters."""
-    found = {}
+    found: dict[str, nn.Module] = {}
     for half, blocks in ((vae.encoder, "encoder.down_blocks"), (vae.decoder, "decoder.up_blocks")):
         name, _, list_name = blocks.partition(".")
         children = {f"{name}.{child}": module for child, module in half.named_children() if child != list_name}

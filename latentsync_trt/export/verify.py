@@ -1,17 +1,17 @@
-"""Does an exported graph compute what PyTorch computes? Names, then shapes, then values."""
+"""Comparison of exported graphs with PyTorch: names, then shapes, then values."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 
+from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT
 from latentsync_trt.errors import ExportMismatch, InputError
 from latentsync_trt.export.attention import HEADS
 from latentsync_trt.export.graphs import GraphPlan
 from latentsync_trt.export.options import ExportOptions
-from latentsync_trt.export.vae import PIXELS_PER_LATENT
 from latentsync_trt.runtime.sessions.session import Array, Session
 
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2}
@@ -19,24 +19,22 @@ TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2}
 rounding, a whole U-Net makes less than 1e-2."""
 
 PROOF_RESOLUTION_PX = 128
-"""Where memory is short, the same networks are exported once more at this resolution and compared there."""
+"""With too little memory, the same networks are exported once more at this resolution and compared there."""
 
 _FLOAT32_BYTES = 4
 _GUIDED_HALVES = 2
-_MEMORY_FILE = Path("/proc/meminfo")
 
 
-def affordable(options: ExportOptions) -> ExportOptions:
+def verification_options(options: ExportOptions) -> ExportOptions:
     """The export whose graphs can be run for verification here: `options`, or the same at a lower resolution.
 
-    On a CPU ONNX Runtime holds the attention matrix of all frames and heads at once, and its softmax. Where the system
-    does not tell what is free, nothing is checked.
+    On a CPU ONNX Runtime holds the attention matrix of all frames and heads at once, and its softmax.
 
     Raises:
         InputError: the machine has too little free memory for the lower resolution too.
     """
-    free_bytes = _free_bytes()
-    if free_bytes is None or needed_bytes(options) <= free_bytes:
+    free_bytes = psutil.virtual_memory().available
+    if needed_bytes(options) <= free_bytes:
         return options
     smaller = replace(options, resolution=min(PROOF_RESOLUTION_PX, options.resolution_px), cuda_form=False)
     if needed_bytes(smaller) > free_bytes:
@@ -48,16 +46,10 @@ def affordable(options: ExportOptions) -> ExportOptions:
 
 
 def needed_bytes(options: ExportOptions) -> int:
-    """Memory that the largest attention of a denoising step takes on the CPU."""
+    """Memory that the largest attention of a guided denoising step takes on the CPU, softmax included."""
     pixels = (options.resolution_px // PIXELS_PER_LATENT) ** 2
-    return 2 * _FLOAT32_BYTES * _GUIDED_HALVES * options.frames * HEADS * pixels**2
-
-
-def _free_bytes() -> int | None:
-    if not _MEMORY_FILE.is_file():
-        return None
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _MEMORY_FILE.read_text(encoding="ascii"), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    matrix_bytes = _FLOAT32_BYTES * _GUIDED_HALVES * options.frames * HEADS * pixels**2
+    return 2 * matrix_bytes
 
 
 def verify_graph(path: Path, plan: GraphPlan, tolerance: float) -> float:
@@ -70,9 +62,9 @@ def verify_graph(path: Path, plan: GraphPlan, tolerance: float) -> float:
         ExportMismatch: other names or shapes, a value that is not finite, or a difference above `tolerance`.
     """
     session = open_checked(path, plan)
+    dtypes = {tensor.name: tensor.dtype for tensor in session.inputs}
     worst = 0.0
     for inputs in (plan.inputs, *plan.further_inputs):
-        dtypes = {tensor.name: tensor.dtype for tensor in session.inputs}
         with torch.inference_mode():
             expected = plan.module(*inputs.values())
         outputs = session.run({name: value.numpy().astype(dtypes[name]) for name, value in inputs.items()})

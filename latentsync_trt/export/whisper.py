@@ -37,8 +37,7 @@ class WhisperAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         qkv = split_heads(self.qkv(x), 3, self.heads)
-        out: Tensor = self.out(join_heads(attend(qkv[0], qkv[1], qkv[2])))
-        return out
+        return self.out(join_heads(attend(qkv[0], qkv[1], qkv[2])))
 
 
 class WhisperBlock(nn.Module):
@@ -56,8 +55,7 @@ class WhisperBlock(nn.Module):
         hidden = self.mlp_ln(x)
         for layer in self.mlp:
             hidden = layer(hidden)
-        out: Tensor = x + hidden
-        return out
+        return x + hidden
 
 
 class WhisperEncoder(nn.Module):

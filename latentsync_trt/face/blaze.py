@@ -1,6 +1,6 @@
-"""BlazeFace's arithmetic: anchors, boxes and non-maximum suppression. Pure.
+"""BlazeFace's output as boxes: anchors, decoding, non-maximum suppression. Pure.
 
-Coordinates are shares of the network's square input, x then y. After Bazarevsky et al. 2019 and MediaPipe's settings.
+Coordinates are fractions of the network's square input, x then y. See Bazarevsky et al. 2019; MediaPipe's settings.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from latentsync_trt.types import Float32Array
 
 _SAME_FACE_IOU = 0.3
 _LOGIT_LIMIT = 80.0
-"""Beyond it a probability is 0 or 1, and its exponential would overflow."""
+"""Beyond it the probability is 0 or 1, and the exponential could overflow."""
 _KEYPOINTS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class BlazeModel:
-    """One of the two detectors: input side in pixels, `(stride, anchors per cell)` of its grids, least score."""
+    """A detector network: input side in pixels, `(stride, anchors per cell)` of its grids, score threshold."""
 
     name: str
     side_px: int
@@ -72,12 +72,12 @@ def decode(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> list
 
 
 def sigmoid(logit: float) -> float:
-    """The probability in [0, 1] that `logit` stands for."""
+    """The probability in [0, 1] of a logit."""
     return 1 / (1 + exp(-min(max(logit, -_LOGIT_LIMIT), _LOGIT_LIMIT)))
 
 
 def _suppressed(scores: Float32Array, boxes: Float32Array, eyes: Float32Array) -> list[Candidate]:
-    """Merges overlapping boxes into their mean weighted by score; `scores` descend."""
+    """Merges overlapping boxes into their mean, weighted by score; `scores` descend."""
     candidates, left = [], np.arange(len(scores))
     while left.size:
         same = iou(boxes[left[0]], boxes[left]) > _SAME_FACE_IOU

@@ -1,4 +1,4 @@
-"""Puts a generated face back into its frame, computing only on the rectangle it lies in. Pure."""
+"""Pastes a generated face back into its frame; reads and computes its rectangle only. Pure."""
 
 from math import isqrt
 
@@ -10,44 +10,37 @@ from latentsync_trt.types import AlignedFace, BoolArray, Float32Array, Float64Ar
 
 _BORDER_EROSION_PX = 2
 _EDGE_DIVISOR = 20
-"""The soft edge is 1/20 of the pasted square's side wide."""
+"""Width of the soft edge: 1/20 of the pasted square's side."""
 
 _FEATHER_DIVISOR = 80
-"""The mouth mask fades over 1/80 of the pasted square's side: a seam disappears, an old lip does not come back."""
+"""The mouth mask fades over 1/80 of the pasted square's side: wide enough to hide the seam, too narrow for old lips."""
 
 _SPREAD_PX = 1
-"""How far resizing and warping smear the mask's outline, in frame pixels."""
+"""How far resizing and warping blur the mask's outline, in frame pixels."""
 
 # Bilinear interpolation spreads a crop pixel by less than this.
 _WARP_MARGIN_PX = 2
 
 _VISIBLE = 0.5 / 255
-"""An opacity below this cannot move an 8-bit level."""
+"""A smaller opacity cannot change an 8-bit level."""
 
 
-def composite(
-    frame: Picture, face: AlignedFace, painted: UInt16Array, mask: Float32Array, *, whole_crop: bool = False
-) -> Patch:
-    """New pixels for the frame a face came from.
+def composite(frame: Picture, face: AlignedFace, painted: UInt16Array, mask: Float32Array) -> Patch:
+    """New pixels for the frame that a face was cut from.
 
-    Only the generated region replaces the frame, so that the skin around it keeps its own sharpness: the mask is warped
-    back like the picture, and fades inwards, so that no pixel it keeps is touched.
+    Only the generated region replaces the frame, so that the skin around it stays sharp: the mask is warped back like
+    the picture, and fades inwards, so that no pixel outside the region changes.
 
     Args:
-        frame: uint8 `(H, W, 3)` RGB, the frame `face` was cut from.
+        frame: uint8 `(H, W, 3)` RGB.
         face: the aligned face; may lie partly outside the frame.
-        painted: uint16 `(R, R, 3)` RGB, the generated face, 257 times its level in 8 bits.
+        painted: uint16 `(R, R, 3)` RGB, the generated face, 257 × the 8-bit level.
         mask: float32 `(R, R)` in [0, 1], 1 = kept.
-        whole_crop: replace the whole crop instead, its kept part by the resampled aligned image, as the public
-            release does.
 
     Returns:
-        The smallest rectangle that holds all changed pixels; 0×0 if none lies inside the frame.
+        The smallest rectangle with all changed pixels; 0×0 if none is inside the frame.
     """
     levels = painted * np.float32(1 / 257)
-    if whole_crop:
-        levels += mask[..., None] * (face.image.astype(np.float32) - levels)
-        return paste(frame, resize_antialiased(levels, face.crop_size_px), face.matrix)
     size = _unaliased_size(face)
     generated = np.clip(resize_antialiased(1 - mask[..., None], size)[..., 0], 0, 1)
     part = _around(generated, _WARP_MARGIN_PX)
@@ -70,7 +63,9 @@ def paste(frame: Picture, crop: Float32Array, matrix: Float64Array, opacity: Flo
     place = shifted(matrix, left, top)
     size = (right - left, bottom - top)
     warped = _warp(crop, place, size)
-    inside, side = _inside(_warp(np.ones((height, width), np.float32), place, size))
+    # The crop's area in the frame without its interpolated border, and the side of a square as large.
+    inside = _eroded(_warp(np.ones((height, width), np.float32), place, size), _BORDER_EROSION_PX)
+    side = isqrt(int(inside.sum(dtype=np.float64)))
     weight = _soft_edge(inside, side)
     if opacity is not None:
         weight *= _feathered(_warp(opacity, place, size), side)
@@ -82,40 +77,34 @@ def paste(frame: Picture, crop: Float32Array, matrix: Float64Array, opacity: Flo
 
 
 def _warp(image: Float32Array, matrix: Float64Array, size: tuple[int, int]) -> Float32Array:
-    """`image` in a rectangle of `size` (width, height) whose pixels `matrix` takes to those of the image; 0 outside."""
+    """`image` sampled at a rectangle of `size` (width, height); `matrix`: its pixels → image pixels; 0 outside."""
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     return cv2.warpAffine(image, matrix, size, flags=flags, borderMode=cv2.BORDER_CONSTANT).astype(
         np.float32, copy=False
     )
 
 
-def _inside(coverage: Float32Array) -> tuple[Float32Array, int]:
-    """The crop's area in the frame without its interpolated border, and the side of a square as large, in pixels."""
-    eroded = _eroded(coverage, _BORDER_EROSION_PX)
-    return eroded, isqrt(int(eroded.sum(dtype=np.float64)))
-
-
 def _soft_edge(inside: Float32Array, side_px: int) -> Float32Array:
-    """Fades the crop's area out before its border; it stays full at the frame's own edges, where the face goes on."""
+    """Fades the crop's area out before its border, but not at the edges of the frame, where the face continues."""
     edge = side_px // _EDGE_DIVISOR
     return _blurred(_eroded(inside, 2 * edge), edge)
 
 
 def _feathered(opacity: Float32Array, side_px: int) -> Float32Array:
-    """Fades a mask inwards: what was transparent before it was resized and warped is so again."""
+    """Fades a mask inwards: pixels that were 0 before resizing and warping are 0 again."""
     radius = side_px // _FEATHER_DIVISOR
     return _blurred(_eroded(opacity, 2 * (radius + _SPREAD_PX) + 1), radius)
 
 
 def _eroded(image: Float32Array, size_px: int) -> Float32Array:
-    """The minimum over a square of `size_px`; pixels beyond the rectangle take no part."""
+    """The minimum over a square of `size_px`; pixels outside the rectangle are ignored."""
     if size_px < 1:
         return image
     return cv2.erode(image, np.ones((size_px, size_px), np.uint8)).astype(np.float32, copy=False)
 
 
 def _blurred(image: Float32Array, radius_px: int) -> Float32Array:
-    """Gaussian blur over 2·radius + 1 pixels, with the standard deviation that such a kernel holds well."""
+    """Gaussian blur over 2·radius + 1 pixels, with OpenCV's standard deviation for such a kernel."""
     if radius_px < 1:
         return image
     size = 2 * radius_px + 1
@@ -124,31 +113,28 @@ def _blurred(image: Float32Array, radius_px: int) -> Float32Array:
 
 
 def _unaliased_size(face: AlignedFace) -> tuple[int, int]:
-    """The crop's size, or less where the frame shows the face smaller: a warp alone would skip pixels."""
+    """The crop's size, or less where the face is smaller in the frame: warping alone would skip pixels."""
     shrink = min(1.0, float(np.sqrt(np.linalg.det(inverse(face.matrix)[:, :2]))))
     width, height = (max(1, round(side * shrink)) for side in face.crop_size_px)
     return width, height
 
 
 def _rescaled(face: AlignedFace, size: tuple[int, int]) -> Float64Array:
-    """The face's matrix for a crop resized to `size`; pixel centers are half a pixel from the crop's edge in both."""
+    """The face's matrix for a crop resized to `size`; pixel centers are half a pixel from the edge in both sizes."""
     scale = np.array(size) / np.array(face.crop_size_px)
     linear = face.matrix[:, :2] * scale[:, None]
     return np.column_stack([linear, (face.matrix[:, 2] + 0.5) * scale - 0.5])
 
 
 def _around(values: Float32Array | BoolArray, margin_px: int = 0) -> tuple[slice, slice]:
-    """Rows and columns that hold all of `values (H, W)` which are not 0, and `margin_px` more where there are."""
-    ends = []
-    for axis in (0, 1):
-        places = np.flatnonzero(values.any(axis=1 - axis))
-        first, last = (int(places[0]), int(places[-1])) if places.size else (0, -1)
-        ends.append(slice(max(first - margin_px, 0), min(last + 1 + margin_px, values.shape[axis])))
-    return ends[0], ends[1]
+    """Rows and columns of all nonzero `values (H, W)` plus `margin_px`, clipped."""
+    left, top, width, height = cv2.boundingRect((values != 0).astype(np.uint8))
+    bottom, right = min(top + height + margin_px, values.shape[0]), min(left + width + margin_px, values.shape[1])
+    return slice(max(top - margin_px, 0), bottom), slice(max(left - margin_px, 0), right)
 
 
 def _trimmed(patch: Patch) -> Patch:
-    """The part of a patch that holds its changed pixels."""
+    """The smallest part of a patch with all its changed pixels."""
     rows, columns = _around(patch.changed)
     if rows.start == rows.stop:
         return _empty(patch.x_px, patch.y_px)

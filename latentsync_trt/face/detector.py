@@ -1,4 +1,4 @@
-"""Faces by MediaPipe's BlazeFace and FaceMesh, on sessions of our own."""
+"""Face detection with MediaPipe's BlazeFace and FaceMesh networks."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 
 from latentsync_trt.face.blaze import FULL_RANGE, SHORT_RANGE, BlazeModel, Candidate, decode, iou, sigmoid
-from latentsync_trt.face.mesh import Region, at_rest, cut, face_of, region_around, region_of, to_frame
+from latentsync_trt.face.mesh import Region, converged, cut, face_of, region_around, region_of, to_frame
 from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.types import Face, Float32Array, Picture, UInt8Array
 
@@ -14,18 +14,18 @@ _ASSETS = Path(__file__).resolve().parents[1] / "assets" / "face"
 
 LEAST_MESH_SCORE = 0.5
 MAX_FACES = 4
-"""Candidates looked at closely in one frame, best first."""
+"""Candidates that the mesh network examines in one frame, best first."""
 
 _SAME_FACE_IOU = 0.4
-_MOST_LOOKS = 8
-"""From BlazeFace's box of a head turned by 45° to 90°, the mesh needs up to seven looks to arrive at the face."""
+_MAX_MESH_RUNS = 8
+"""From BlazeFace's box of a head turned by 45° to 90°, the mesh needs up to seven runs to converge on the face."""
 
 
 class MediaPipeDetector:
-    """BlazeFace finds faces, full range first; FaceMesh finds their points. On the CPU; safe to share by threads."""
+    """BlazeFace finds faces, full range first; FaceMesh finds their points. On the CPU; thread-safe."""
 
     def __init__(self, threads: int = 1) -> None:
-        """`threads`: CPU threads for one graph; one is enough and leaves the rest to the other stages."""
+        """`threads`: CPU threads per graph; one is enough and leaves the others to the other stages."""
         self._blaze = {
             model: Session(_ASSETS / f"{model.name}.onnx", intra_op_threads=threads)
             for model in (FULL_RANGE, SHORT_RANGE)
@@ -33,33 +33,34 @@ class MediaPipeDetector:
         self._mesh = Session(_ASSETS / "face_mesh.onnx", intra_op_threads=threads)
 
     def detect(self, frame: UInt8Array) -> list[Face]:
-        """Faces in `frame`, uint8 `(H, W, 3)` RGB; every one was confirmed by its mesh."""
+        """Faces in `frame`, uint8 `(H, W, 3)` RGB, each confirmed by its mesh."""
         faces: list[Face] = []
         for model in (FULL_RANGE, SHORT_RANGE):
             for candidate in self._candidates(frame, model)[:MAX_FACES]:
                 face = self.landmarks(frame, region_of(candidate.box, candidate.eyes[0], candidate.eyes[1]))
-                if face is not None and not _known(face, faces):
+                if face is not None and not _is_known(face, faces):
                     faces.append(face)
             if faces:
                 break
         return faces
 
     def follow(self, frame: Picture, previous: Face) -> Face | None:
-        """The face near where `previous` was one frame ago; None if there is none any more."""
+        """The face near its position in the previous frame; None if there is none."""
         return self.landmarks(frame, region_around(previous))
 
     def landmarks(self, frame: Picture, region: Region) -> Face | None:
-        """The face in or near `region`, looked at until its own region is the one it is seen in; None if there is none.
+        """The face in or near `region`; None if there is none.
 
-        A mesh that is still on its way to the face has a score of 1 and points beside it.
+        The mesh runs again on the region of its own result until that no longer moves: before, its points lie beside
+        the face although its score is 1.
         """
-        for _ in range(_MOST_LOOKS):
+        for _ in range(_MAX_MESH_RUNS):
             found = self.mesh(frame, region)
             if found is None:
                 return None
             face = face_of(*found)
             own = region_around(face)
-            if at_rest(region, own):
+            if converged(region, own):
                 return face
             region = own
         return None
@@ -89,5 +90,5 @@ class MediaPipeDetector:
         ]
 
 
-def _known(face: Face, faces: list[Face]) -> bool:
+def _is_known(face: Face, faces: list[Face]) -> bool:
     return bool(faces) and bool((iou(face.box, np.stack([other.box for other in faces])) > _SAME_FACE_IOU).any())

@@ -1,7 +1,7 @@
 """The fixed mouth mask, drawn from geometry at any resolution.
 
-In the network's pose the generated region is a bib: it hangs from a straight upper edge below the eyes, leaves out a
-box for the nose bridge, runs down the cheeks almost upright and closes in an arc under the chin.
+In the network's pose the generated region has a straight upper edge below the eyes with a notch for the nose bridge,
+almost vertical sides along the cheeks, and an arc under the chin.
 """
 
 from functools import lru_cache
@@ -13,7 +13,7 @@ from latentsync_trt.types import Float32Array, Float64Array
 LATENT_SCALE = 8
 """Face pixels per latent pixel."""
 
-# Everything below is in 1/256 of the face, (x, y) from the top-left corner of the image.
+# Coordinates in 1/256 of the face, (x, y) from the top-left corner of the image.
 _UNIT = 256.0
 _TOP, _CHIN = 95.0, 243.0
 _NOSE_LEFT, _NOSE_RIGHT, _NOSE_BOTTOM = 78.0, 178.0, 128.0
@@ -25,14 +25,14 @@ _RIGHT_JAW = ((214.0, 238.0), (143.0, _CHIN), (152.0, _CHIN))
 _ARC_SEGMENTS = 64
 
 _ROWS_PER_PIXEL = 8
-"""Sub-rows averaged for one row of pixels; across x the coverage is exact."""
+"""Sub-rows averaged for one row of pixels; horizontally the coverage is exact."""
 
 
 @lru_cache(maxsize=8)
 def mouth_mask(resolution: int) -> Float32Array:
-    """What of an aligned face is kept: float32 `(H, W)` in [0, 1], 1 = kept, 0 = generated, read-only.
+    """The mask of an aligned face: float32 `(H, W)` in [0, 1], 1 = kept, 0 = generated, read-only.
 
-    Pixels on the outline hold the share of their area that is kept. `resolution` is H = W in pixels.
+    Pixels on the outline have the fraction of their area that is kept. `resolution` is H = W in pixels.
     """
     y = (np.arange(resolution * _ROWS_PER_PIXEL) + 0.5) * _UNIT / (resolution * _ROWS_PER_PIXEL)
     left = _edge(_LEFT_CHEEK, _LEFT_JAW, y)
@@ -49,7 +49,7 @@ def mouth_mask(resolution: int) -> Float32Array:
 def latent_mask(resolution: int) -> Float32Array:
     """`mouth_mask` on the latent grid: float32 `(h, w)`, 0 or 1, from the top-left pixel of each 8×8 block.
 
-    That is the nearest-neighbor rule of the networks' training; a pixel on the outline counts as what most of it is.
+    That is nearest-neighbor resizing, as in training; pixels on the outline are rounded.
     """
     nearest = mouth_mask(resolution)[::LATENT_SCALE, ::LATENT_SCALE]
     return np.asarray(nearest >= 0.5, np.float32)
@@ -67,7 +67,7 @@ def _edge(
 
 
 def _coverage(left: Float64Array, right: Float64Array, resolution: int) -> Float64Array:
-    """Share of each pixel of each row that lies between `left` and `right` (n,): `(n, resolution)` in [0, 1]."""
+    """Fraction of each pixel of each row that lies between `left` and `right` (n,): `(n, resolution)` in [0, 1]."""
     scale = resolution / _UNIT
     pixel = np.arange(resolution)
     return np.clip(np.minimum(pixel + 1.0, scale * right[:, None]) - np.maximum(pixel, scale * left[:, None]), 0.0, 1.0)

@@ -1,4 +1,4 @@
-"""FaceMesh's geometry: where to look, what its points mean. Pure."""
+"""FaceMesh's input region and the meaning of its points. Pure."""
 
 from dataclasses import dataclass
 from math import hypot, pi, radians, remainder
@@ -15,16 +15,16 @@ _LEFT_BROW = (70, 63, 105, 66, 107)
 _RIGHT_BROW = (300, 293, 334, 296, 336)
 _NOSE = (5, 64, 294, 1)
 _REGION_SCALE = 1.5
-"""The region is a square this much larger than the face's longer side."""
+"""Side of the square region over the face's longer side."""
 
-_REST_SHIFT = 0.02
-"""Share of its side that a region at rest moves when looked at again; from frame to frame, talking heads move less."""
-_REST_TURN = radians(3)
+_CONVERGED_SHIFT = 0.02
+"""Fraction of its side that a region may still move; talking heads move less from frame to frame."""
+_CONVERGED_TURN = radians(3)
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A turned square of a frame: center and side in pixels, clockwise turn of the face in radians."""
+    """A rotated square of a frame: center and side in pixels, clockwise rotation of the face in radians."""
 
     x_px: float
     y_px: float
@@ -32,7 +32,7 @@ class Region:
     angle: float
 
     def to_frame(self) -> Float64Array:
-        """`(2, 3)`: pixels of the network's input → pixels of the frame."""
+        """`(2, 3)`: network input pixels → frame pixels."""
         scale = self.side_px / SIDE_PX
         cos, sin = np.cos(self.angle) * scale, np.sin(self.angle) * scale
         middle = (SIDE_PX - 1) / 2
@@ -42,29 +42,29 @@ class Region:
 
 
 def region_of(box: Float32Array, left: Float32Array, right: Float32Array) -> Region:
-    """The region of a face with `box (4,)`, upright when the line from `left` to `right (2,)` is level; pixels."""
+    """The region of a face with `box (4,)`, rotated so that the line from `left` to `right (2,)` is level."""
     angle = float(np.arctan2(right[1] - left[1], right[0] - left[0]))
     side = float(max(box[2] - box[0], box[3] - box[1])) * _REGION_SCALE
     return Region(float(box[0] + box[2]) / 2, float(box[1] + box[3]) / 2, side, angle)
 
 
 def region_around(face: Face) -> Region:
-    """Where `face` will be in the next frame: around where it was."""
+    """The region around `face`, to find it in the next frame."""
     return region_of(face.box, face.points[0], face.points[1])
 
 
-def at_rest(seen: Region, own: Region) -> bool:
-    """Whether a face looked at in the region `seen` has nearly the same as its `own`: its points can be trusted."""
+def converged(seen: Region, own: Region) -> bool:
+    """Whether the face found in the region `seen` has nearly that as its `own` region: then its points are exact."""
     shift_px = hypot(own.x_px - seen.x_px, own.y_px - seen.y_px)
     turn = abs(remainder(own.angle - seen.angle, 2 * pi))
-    return shift_px < _REST_SHIFT * seen.side_px and turn < _REST_TURN
+    return shift_px < _CONVERGED_SHIFT * seen.side_px and turn < _CONVERGED_TURN
 
 
 def cut(frame: Picture, region: Region) -> Float32Array:
     """The region as the network's input: float32 `(1, 3, 192, 192)` in [0, 1], black outside the frame."""
     part, matrix = _around(frame, region)
     shrink = int(region.side_px // SIDE_PX)
-    if shrink >= 2:  # bilinear warping skips pixels from here on
+    if shrink >= 2:  # bilinear warping would skip pixels
         part, matrix = _shrunk(part, matrix, shrink)
     if 0 in part.shape:
         return np.zeros((1, 3, SIDE_PX, SIDE_PX), np.float32)
@@ -74,8 +74,8 @@ def cut(frame: Picture, region: Region) -> Float32Array:
 
 
 def _around(frame: Picture, region: Region) -> tuple[UInt8Array, Float64Array]:
-    """The part of the frame that holds the region, which may be empty, and `Region.to_frame` into that part."""
-    # Half a square's diagonal and some, which for small squares must hold the bilinear samples' neighbors.
+    """The part of the frame around the region, perhaps empty, and `Region.to_frame` relative to that part."""
+    # Half the diagonal, plus a margin that contains the bilinear samples' neighbors for small squares, too.
     reach = max(0.75 * region.side_px, 0.71 * region.side_px + 3)
     left, top = max(int(region.x_px - reach), 0), max(int(region.y_px - reach), 0)
     right, bottom = max(int(region.x_px + reach), 0), max(int(region.y_px + reach), 0)
@@ -99,7 +99,7 @@ def to_frame(landmarks: Float32Array, region: Region) -> Float32Array:
     """The network's `(1, 1404, 1, 1)` output as the mesh `(468, 3)` float32: x, y, depth in frame pixels."""
     mesh = landmarks.reshape(POINTS, 3).astype(np.float64)
     matrix = region.to_frame()
-    # The network counts from the corner of its image, not from the center of the first pixel: so counted, points of a
+    # The network's origin is the corner of its image, not the center of the first pixel: only then the points of a
     # mirrored picture are the mirrored points. MediaPipe's own are half a network pixel further right and down.
     planar = (mesh[:, :2] - 0.5) @ matrix[:, :2].T + matrix[:, 2]
     depth = mesh[:, 2:] * (region.side_px / SIDE_PX)

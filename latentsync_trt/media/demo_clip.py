@@ -20,18 +20,18 @@ _MOUTH = ASSETS / "speech.csv"
 SENTENCE = "My lips follow these words. Papa, mama, and the boats by the pier."
 
 SIDE_PX = 480
-_FACE_PX = (224.0, 125.0)  # the middle of the face in the portrait, and of the camera's path
+_FACE_PX = (224.0, 125.0)  # center of the face in the portrait, and of the camera's path
 _ZOOM = 1.7
 _ZOOM_SWAY, _PAN_SWAY_PX, _TURN_SWAY_DEG = 0.06, 7.0, 2.5
-_PERIODS_S = (3.1, 4.3, 5.7)  # of zoom, pan and turn: no common multiple within a clip
+_PERIODS_S = (3.1, 4.3, 5.7)  # of zoom, pan and rotation: no common multiple within a clip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpokenMouth:
-    """What a mouth does while speech is heard, a value a frame at the model's rate.
+    """The mouth that belongs to a recording of speech: one value per frame at the model's rate.
 
-    `opening (n,)` float32, 0 = shut to about 1 = as wide as it goes; `shut (n,)` bool: lips that touch for m, b or p;
-    `silent (n,)` bool: nothing is said, and the mouth has come to rest.
+    `opening (n,)` float32, from 0 = shut to about 1 = fully open; `shut (n,)` bool: lips touch, for m, b or p;
+    `silent (n,)` bool: no speech, and the mouth is at rest.
     """
 
     opening: Float32Array
@@ -40,11 +40,7 @@ class SpokenMouth:
 
 
 def spoken_mouth() -> SpokenMouth:
-    """The mouth that belongs to `SPEECH`, from the times of its phonemes.
-
-    Raises:
-        InputError: the package lacks it.
-    """
+    """The mouth for `SPEECH`, from the times of its phonemes. Raises `InputError` if the package's file is missing."""
     try:
         rows = np.loadtxt(_MOUTH, np.float32, delimiter=",", skiprows=1, encoding="ascii")
     except FileNotFoundError:
@@ -53,11 +49,7 @@ def spoken_mouth() -> SpokenMouth:
 
 
 def portrait() -> UInt8Array:
-    """The photograph that the clip is filmed from, uint8 `(H, W, 3)` RGB.
-
-    Raises:
-        InputError: the package lacks it.
-    """
+    """The photograph, uint8 `(H, W, 3)` RGB. Raises `InputError` if the package's file is missing."""
     image = cv2.imread(str(_PORTRAIT))
     if image is None:
         raise InputError(f"{_PORTRAIT}: missing; install latentsync-trt again")
@@ -65,11 +57,7 @@ def portrait() -> UInt8Array:
 
 
 def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
-    """Frames of the clip, uint8 `(480, 480, 3)` RGB at the model's rate, long enough for `duration_s`.
-
-    Raises:
-        InputError: the package lacks its portrait.
-    """
+    """Frames of the clip, uint8 `(480, 480, 3)` RGB at the model's rate, to cover `duration_s`."""
     rgb = portrait()
     for index in range(ceil(duration_s * MODEL_FPS)):
         matrix = _camera(index / MODEL_FPS)
@@ -80,7 +68,7 @@ def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
 
 
 def _camera(time_s: float) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
-    """Where the camera stands: the matrix `(2, 3)` from portrait to frame pixels."""
+    """The camera at a time: the matrix `(2, 3)` from portrait to frame pixels."""
     zoom_phase, pan_phase, turn_phase = (2 * pi * time_s / period_s for period_s in _PERIODS_S)
     zoom = _ZOOM * (1 + _ZOOM_SWAY * sin(zoom_phase))
     matrix = np.asarray(cv2.getRotationMatrix2D(_FACE_PX, _TURN_SWAY_DEG * sin(turn_phase), zoom), np.float64)

@@ -1,10 +1,9 @@
-"""Video in: upright frames at a constant rate, one after the other, never the whole clip in memory."""
+"""Video in: upright frames at a constant rate, one at a time."""
 
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import chain, repeat
 from pathlib import Path
-from typing import NamedTuple
 
 from av.container import InputContainer
 from av.stream import Disposition
@@ -13,24 +12,21 @@ from av.video.stream import VideoStream
 
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.failures import open_input, reading
-from latentsync_trt.media.partial import PartlyConverted
-from latentsync_trt.media.pictures import DIRECT_FORMATS, Orientation, PictureConverter, orientation_of, tags_of
+from latentsync_trt.media.conversion import DIRECT_FORMATS, FrameConverter, orientation_of, tags_of
+from latentsync_trt.media.files import open_input, reading
+from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.media.timing import Stamped, at_constant_rate, on_own_clock
 from latentsync_trt.types import Frame, Picture, VideoInfo, YuvPlanes
 
 _CONTAINER_TICKS_PER_S = 1_000_000
 _PROGRESSIVE_ORDERS = (0, 1)
-"""FFmpeg's field orders "unknown" and "progressive"; the rest name the field that comes first."""
+"""FFmpeg's field orders "unknown" and "progressive"; the others are interlaced."""
 
-
-class _Shown(NamedTuple):
-    picture: Picture
-    planes: YuvPlanes | None
+_Converted = tuple[Picture, YuvPlanes | None]
 
 
 def probe(path: Path) -> VideoInfo:
-    """What the first video stream of `path` says of itself; decodes one frame.
+    """Properties of the first video stream of `path`; decodes one frame.
 
     Raises:
         MediaError: the file cannot be read or has no video stream with a picture that can be decoded.
@@ -40,8 +36,11 @@ def probe(path: Path) -> VideoInfo:
         with reading(path, "its video stream cannot be decoded"):
             frame = next(container.decode(stream), None)
         if frame is None:
-            raise MediaError(f"{path}: its video stream holds no picture")
-        orientation = _orientation(path, frame)
+            raise MediaError(f"{path}: its video stream has no picture")
+        try:
+            orientation = orientation_of(frame)
+        except InputError as error:
+            raise MediaError(f"{path}: {error}") from error
         width_px, height_px = frame.width, frame.height
         aspect = stream.sample_aspect_ratio or Fraction(1)
         if orientation.transpose:
@@ -69,61 +68,61 @@ def read_frames(
     frame_count: int | None = None,
     extend: Extend | None = None,
 ) -> Iterator[Frame]:
-    """Frames of the first video stream, upright, at `fps` by the rule of `timing.at_constant_rate`.
+    """Frames of the first video stream, upright, resampled to `fps` by `timing.at_constant_rate`.
 
     Args:
         path: the video file.
         fps: frames per second of the result.
-        rgb_only: leave `Frame.planes` None and convert to RGB from the source's own format.
-        frame_count: stop after so many frames; None = at the end of the video.
-        extend: where the video ends before `frame_count`: "loop" starts it again, "hold" repeats its last frame (the
-            same arrays), None ends there.
+        rgb_only: leave `Frame.planes` None and convert to RGB directly from the source's own format.
+        frame_count: stop after this many frames; None = at the end of the video.
+        extend: if the video ends before `frame_count`: "loop" starts it again, "hold" repeats its last frame (the same
+            arrays), None ends there.
 
     Yields:
         Frames with indices 0, 1, … and times index / fps. `planes` are the decoder's own bytes for 8-bit 4:2:0 sources,
-        `picture` is computed from them, where it is looked at. Treat both as read-only: repeated frames share them.
+        `picture` is computed from them on access. Treat both as read-only: repeated frames share them.
 
     Raises:
         InputError: `extend` without a `frame_count`.
-        MediaError: the file cannot be read, has no picture, or breaks off; the message names the time.
+        MediaError: the file cannot be read, has no picture, or breaks off; the message gives the time.
     """
     if extend is not None and frame_count is None:
         raise InputError("extending a video needs the number of frames to extend it to")
-    for index, shown in enumerate(_extended(path, fps, rgb_only, extend)):
+    for index, (picture, planes) in enumerate(_extended(path, fps, rgb_only, extend)):
         if index == frame_count:
             return
-        yield Frame(index, Fraction(index, fps), shown.picture, shown.planes)
+        yield Frame(index, Fraction(index, fps), picture, planes)
 
 
-def _extended(path: Path, fps: int, rgb_only: bool, extend: Extend | None) -> Iterator[_Shown]:
-    """The video's pictures, without end where `extend` is given."""
+def _extended(path: Path, fps: int, rgb_only: bool, extend: Extend | None) -> Iterator[_Converted]:
+    """The video's pictures, without end if `extend` is given."""
     last = None
     for last in _pictures(path, fps, rgb_only):
         yield last
     if last is None:
-        raise MediaError(f"{path}: its video stream holds no picture")
+        raise MediaError(f"{path}: its video stream has no picture")
     if extend == "hold":
         yield from repeat(last)
     while extend == "loop":
         yield from _pictures(path, fps, rgb_only)
 
 
-def _pictures(path: Path, fps: int, rgb_only: bool) -> Iterator[_Shown]:
-    """One run through the video. A picture shown repeatedly is converted once."""
-    converter = PictureConverter()
+def _pictures(path: Path, fps: int, rgb_only: bool) -> Iterator[_Converted]:
+    """The pictures of the video once. A repeated picture is converted once."""
+    converter = FrameConverter()
     with open_input(path) as container:
         stream = _video_stream(path, container)
         stream.thread_type = "AUTO"
         decoded = on_own_clock(_decoded(path, container, stream), _period_s(stream))
-        frame, picture = None, None
+        frame, converted = None, None
         for shown in at_constant_rate(decoded, fps):
-            if picture is None or shown is not frame:
-                frame, picture = shown, _convert(path, converter, shown, rgb_only)
-            yield picture
+            if converted is None or shown is not frame:
+                frame, converted = shown, _convert(path, converter, shown, rgb_only)
+            yield converted
 
 
 def _decoded(path: Path, container: InputContainer, stream: VideoStream) -> Iterator[Stamped[VideoFrame]]:
-    """Decoded frames in presentation order with what they say of their times."""
+    """Decoded frames in presentation order with their own time stamps."""
     size = None
     frames = container.decode(stream)
     time_s = Fraction(0)
@@ -144,38 +143,28 @@ def _decoded(path: Path, container: InputContainer, stream: VideoStream) -> Iter
         yield Stamped(stamp_s, frame.duration * time_base if frame.duration > 0 else None, frame)
 
 
-def _convert(path: Path, converter: PictureConverter, frame: VideoFrame, rgb_only: bool) -> _Shown:
-    orientation = _orientation(path, frame)
+def _convert(path: Path, converter: FrameConverter, frame: VideoFrame, rgb_only: bool) -> _Converted:
     try:
+        orientation = orientation_of(frame)
         if rgb_only and frame.format.name not in DIRECT_FORMATS:
-            return _Shown(converter.rgb(frame, orientation), None)
+            return converter.rgb(frame, orientation), None
         planes = converter.planes(frame, orientation)
-        if rgb_only:
-            return _Shown(converter.rgb_of_planes(planes), None)
-        return _Shown(PartlyConverted(planes), planes)
-    except InputError as error:
-        raise MediaError(f"{path}: {error}") from error
-
-
-def _orientation(path: Path, frame: VideoFrame) -> Orientation:
-    try:
-        return orientation_of(frame)
+        return LazyRgb(planes), None if rgb_only else planes
     except InputError as error:
         raise MediaError(f"{path}: {error}") from error
 
 
 def _video_stream(path: Path, container: InputContainer) -> VideoStream:
-    """The first video stream that is no cover picture."""
+    """The first video stream that is not a cover picture."""
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic:
             return stream
     kinds = sorted({stream.type for stream in chain(container.streams.audio, container.streams.subtitles)})
-    found = f"only {' and '.join(kinds)}" if kinds else "nothing that can be played"
-    raise MediaError(f"{path}: has no video stream, {found}")
+    raise MediaError(f"{path}: has no video stream" + (f", only {' and '.join(kinds)}" if kinds else ""))
 
 
 def _period_s(stream: VideoStream) -> Fraction:
-    """Seconds from one picture to the next where the pictures themselves do not say."""
+    """Seconds between pictures that have no time stamps."""
     rate = stream.average_rate or stream.guessed_rate or stream.base_rate
     return 1 / Fraction(rate) if rate else Fraction(1, MODEL_FPS)
 

@@ -1,4 +1,4 @@
-"""The original sound in the output: its packets as they are where the container takes them, else AAC."""
+"""The original sound in the output: its packets copied if the container supports the codec, else AAC."""
 
 # PyAV's Packet is generic for type checkers only.
 from __future__ import annotations
@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from av.audio.codeccontext import AudioCodecContext
+from av.audio.fifo import AudioFifo
 from av.audio.frame import AudioFrame
 from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
@@ -19,7 +20,7 @@ from av.packet import Packet
 
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import audio_stream, decoded_audio
-from latentsync_trt.media.failures import open_input, reading
+from latentsync_trt.media.files import open_input, reading
 
 COPIED_CODECS: dict[str, tuple[str, ...]] = {
     ".mp4": ("aac", "mp3", "ac3", "eac3", "alac", "opus", "flac"),
@@ -32,7 +33,7 @@ COPIED_CODECS: dict[str, tuple[str, ...]] = {
 """What common players play from each container; FFmpeg would write more."""
 
 AAC_BITS_PER_S = 192_000
-"""For up to two channels; more channels get as much again for each pair."""
+"""For each pair of channels."""
 
 _AAC_RATES_HZ = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000)
 _FALLBACK_RATE_HZ = 48000
@@ -40,37 +41,24 @@ _LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 7: "
 _AAC_CHANNELS = max(_LAYOUTS)
 
 
-class _Source(Protocol):
-    """Where packets for the output come from."""
-
-    def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
-        """The next packets, up to the time `until_s` of the output."""
-        ...
-
-    def finish(self) -> Iterator[Packet[Any]]:
-        """What is still inside an encoder."""
-        ...
-
-
 class Soundtrack:
     """Adds the first audio stream of `source` to an open output. Use as a context manager.
 
-    Its first sample plays with the first picture. `copied` says whether the packets are the source's own.
+    Its first sample plays with the first picture. `copied`: whether the packets are the source's own.
 
     Raises:
         MediaError: the source cannot be read, has no audio stream, or breaks off.
     """
 
     def __init__(self, source: Path, output: OutputContainer, suffix: str) -> None:
-        self._path = source
         self._opened: AbstractContextManager[InputContainer] = open_input(source)
         container = self._opened.__enter__()
         try:
             stream = audio_stream(source, container)
-            # The decoder may go by another name than the codec: mp3float.
+            # The name of the decoder can differ from that of the codec: mp3float.
             self.copied = stream.codec_context.codec.canonical_name in COPIED_CODECS[suffix]
             kind = _Copied if self.copied else _Encoded
-            self._source: _Source = kind(source, container, stream, output)
+            self._packets: _Copied | _Encoded = kind(source, container, stream, output)
         except BaseException:
             self._opened.__exit__(None, None, None)
             raise
@@ -82,33 +70,32 @@ class Soundtrack:
         self._opened.__exit__(None, None, None)
 
     def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
-        """Packets that play before `until_s`, each once."""
-        return self._source.packets(until_s)
+        """The next packets, up to the time `until_s` of the output."""
+        return self._packets.until(until_s)
 
     def finish(self, end_s: Fraction) -> Iterator[Packet[Any]]:
-        """The rest up to the output's end at `end_s`."""
-        return chain(self._source.packets(end_s), self._source.finish())
+        """The rest up to the output's end at `end_s`, with what is still inside the encoder."""
+        return chain(self._packets.until(end_s), self._packets.flush())
 
 
 class _Copied:
+    """The source's own packets, with time stamps that start at 0."""
+
     def __init__(self, path: Path, container: InputContainer, stream: AudioStream, output: OutputContainer) -> None:
         self._path = path
         self._stream = output.add_stream_from_template(stream)
         self._packets = container.demux(stream)
         self._time_base = Fraction(stream.time_base or Fraction(1, stream.codec_context.sample_rate))
-        # A start after 0 is an encoder's delay, or silence that the speech model did not hear either.
+        # A start after 0 is an encoder's delay, or silence that the speech model did not get either.
         self._start = max(stream.start_time or 0, 0)
         self._held: Packet[Any] | None = None
 
-    def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
-        while True:
-            packet = self._held or self._next()
-            if packet is None:
-                return
-            if packet.pts is not None and packet.pts * self._time_base >= until_s:
+    def until(self, end_s: Fraction) -> Iterator[Packet[Any]]:
+        while (packet := self._held or self._next()) is not None:
+            self._held = None
+            if packet.pts is not None and packet.pts * self._time_base >= end_s:
                 self._held = packet
                 return
-            self._held = None
             packet.stream = self._stream
             yield packet
 
@@ -123,66 +110,52 @@ class _Copied:
             packet.dts -= self._start
         return packet
 
-    def finish(self) -> Iterator[Packet[Any]]:
+    def flush(self) -> Iterator[Packet[Any]]:
         return iter(())
 
 
 class _Encoded:
+    """The source's samples as AAC, at its own rate and channels where AAC has them."""
+
     def __init__(self, path: Path, container: InputContainer, stream: AudioStream, output: OutputContainer) -> None:
         source: AudioCodecContext = stream.codec_context
         if source.channels > _AAC_CHANNELS:
             raise MediaError(
-                f"{path}: its sound has {source.channels} channels, AAC takes {_AAC_CHANNELS}; "
-                "mix it down or choose an output that takes its codec as it is (.mkv, .mov)"
+                f"{path}: its sound has {source.channels} channels, AAC supports {_AAC_CHANNELS}; "
+                "mix it down, or choose an output that can hold its codec (.mkv, .mov)"
             )
         self._rate_hz = source.sample_rate if source.sample_rate in _AAC_RATES_HZ else _FALLBACK_RATE_HZ
-        self._frames = decoded_audio(path, container, stream)
-        pairs = -(-source.channels // 2)
         layout = _named_layout(source)
         self._stream = output.add_stream("aac", rate=self._rate_hz, layout=layout)
-        self._stream.bit_rate = AAC_BITS_PER_S * pairs
+        self._stream.bit_rate = AAC_BITS_PER_S * -(-source.channels // 2)
         # Packed: PyAV reads beyond the planes of a planar frame of eight channels.
-        self._resampler = AudioResampler("flt", layout, self._rate_hz)
-        self._pieces = self._resampled()
+        resampler = AudioResampler("flt", layout, self._rate_hz)
+        self._pieces = _resampled(resampler, decoded_audio(path, container, stream))
+        self._samples = AudioFifo()
         self._position = 0
-        self._held: AudioFrame | None = None
 
-    def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
-        until = int(until_s * self._rate_hz)
-        while self._position < until:
-            piece = self._held or next(self._pieces, None)
-            if piece is None:
-                return
-            piece, self._held = _split(piece, until - self._position)
-            piece.pts, piece.time_base = self._position, Fraction(1, self._rate_hz)
-            self._position += piece.samples
-            yield from self._stream.encode(piece)
+    def until(self, end_s: Fraction) -> Iterator[Packet[Any]]:
+        wanted = int(end_s * self._rate_hz) - self._position
+        while self._samples.samples < wanted and (piece := next(self._pieces, None)) is not None:
+            piece.pts = None
+            self._samples.write(piece)
+        if wanted > 0 and (part := self._samples.read(wanted, partial=True)) is not None:
+            part.pts, part.time_base = self._position, Fraction(1, self._rate_hz)
+            self._position += part.samples
+            yield from self._stream.encode(part)
 
-    def finish(self) -> Iterator[Packet[Any]]:
+    def flush(self) -> Iterator[Packet[Any]]:
         yield from self._stream.encode(None)
 
-    def _resampled(self) -> Iterator[AudioFrame]:
-        for frame in self._frames:
-            frame.pts = None
-            yield from self._resampler.resample(frame)
-        yield from self._resampler.resample(None)
+
+def _resampled(resampler: AudioResampler, frames: Iterator[AudioFrame]) -> Iterator[AudioFrame]:
+    for frame in frames:
+        frame.pts = None
+        yield from resampler.resample(frame)
+    yield from resampler.resample(None)
 
 
 def _named_layout(source: AudioCodecContext) -> str:
-    """The source's channel layout; a usual one where the file gives a number of channels only."""
+    """The source's channel layout; the usual one if the file only gives the number of channels."""
     name = source.layout.name
     return _LAYOUTS.get(source.channels, name) if name.endswith(" channels") else name
-
-
-def _split(frame: AudioFrame, samples: int) -> tuple[AudioFrame, AudioFrame | None]:
-    """The first `samples` samples of a packed float frame, and the rest if there is any."""
-    if frame.samples <= samples:
-        return frame, None
-    array = frame.to_ndarray()
-    cut = samples * frame.layout.nb_channels
-    parts = []
-    for part in (array[:, :cut], array[:, cut:]):
-        piece = AudioFrame.from_ndarray(part.copy(), format=frame.format.name, layout=frame.layout.name)
-        piece.sample_rate = frame.sample_rate
-        parts.append(piece)
-    return parts[0], parts[1]

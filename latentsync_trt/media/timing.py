@@ -1,7 +1,7 @@
-"""From the times pictures carry to a constant frame rate. Pure; all times are exact seconds.
+"""Resampling to a constant frame rate by time stamps. Pure; all times are exact seconds.
 
-The rule of `at_constant_rate` is *nearest in time*: output picture k, due at k/fps, is the source picture whose time is
-nearest, the earlier of two that are equally near. The output lasts as long as the source, rounded to whole pictures.
+Output picture k, at time k/fps, is the source picture nearest in time, the earlier of two equally near ones. The output
+lasts as long as the source, rounded to whole pictures.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,12 +12,12 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 DISCONTINUITY_S = Fraction(1)
-"""A clock that steps back this far was reset (joined recordings); less is a picture out of place."""
+"""A clock that steps back this far was reset (joined recordings); less means pictures out of order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamped(Generic[T]):
-    """A picture as the decoder gives it: `time_s` on the stream's own clock, `duration_s`; either may be missing."""
+    """A decoded picture: `time_s` on the stream's own clock, `duration_s`; either may be missing."""
 
     time_s: Fraction | None
     duration_s: Fraction | None
@@ -36,9 +36,8 @@ class Timed(Generic[T]):
 def on_own_clock(pictures: Iterable[Stamped[T]], period_s: Fraction) -> Iterator[Timed[T]]:
     """Gives pictures in presentation order strictly increasing times from 0.
 
-    A missing time is one `period_s` after the previous picture's. A picture that is not later than the one before it
-    is never shown and is dropped. Where the clock steps back by `DISCONTINUITY_S` or more it has been reset: the video
-    goes on one period later.
+    A missing time is one `period_s` after the previous picture's. A picture that is not later than the one before it is
+    dropped. Where the clock steps back by `DISCONTINUITY_S` or more, the next picture comes one period later.
     """
     origin_s: Fraction | None = None
     last_s = -period_s
@@ -55,7 +54,7 @@ def on_own_clock(pictures: Iterable[Stamped[T]], period_s: Fraction) -> Iterator
 
 
 def at_constant_rate(pictures: Iterable[Timed[T]], fps: int) -> Iterator[T]:
-    """Repeats or drops pictures so that `fps` of them fill each second; at least one where there is any.
+    """Repeats or drops pictures to get `fps` per second, at least one if there is any.
 
     Holds two pictures at a time. Repeated pictures are the same object.
     """
@@ -75,5 +74,5 @@ def at_constant_rate(pictures: Iterable[Timed[T]], fps: int) -> Iterator[T]:
 
 
 def frames_in(duration_s: Fraction | None, fps: int) -> int | None:
-    """How many pictures `at_constant_rate` makes of a video of `duration_s`; None where that is None."""
+    """Number of pictures that `at_constant_rate` makes of a video of `duration_s`; None if that is unknown."""
     return None if duration_s is None else max(1, round(duration_s * fps))

@@ -1,4 +1,4 @@
-"""Video out: encoded once, with the original sound, and there only when it is complete."""
+"""Video out: encoded once, with the original sound; the file appears only when it is complete."""
 
 import contextlib
 import os
@@ -19,11 +19,11 @@ from av.video.stream import VideoStream
 
 from latentsync_trt.config import MODEL_FPS, Encoder
 from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.media.codecs import h264_encoder
 from latentsync_trt.media.color import BT709
-from latentsync_trt.media.encoders import h264_encoder
-from latentsync_trt.media.failures import ffmpeg_name, writing
-from latentsync_trt.media.patch import apply_patch, paint, planes_of
-from latentsync_trt.media.pictures import frame_of_planes
+from latentsync_trt.media.conversion import even_frame
+from latentsync_trt.media.files import ffmpeg_name, writing
+from latentsync_trt.media.patching import apply_patch, paint, planes_of
 from latentsync_trt.media.soundtrack import Soundtrack
 from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo
 
@@ -32,24 +32,24 @@ LOSSLESS_SUFFIX = ".mkv"
 TEMPORARY_PREFIX = ".latentsync-"
 
 _LOSSLESS_FORMAT = "bgr0"
-"""8-bit RGB as FFV1 takes it."""
+"""8-bit RGB as FFV1 supports it."""
 
 _NEAR_LOSSLESS_CRF = 10
 
-# Left alone, x264 starts 1.5 threads a core, each with frames of its own: gigabytes on a large server, and no faster.
+# By default x264 starts 1.5 threads per core, each with frames of its own: gigabytes on a large server, and no faster.
 _ENCODER_THREADS = min(16, os.cpu_count() or 1)
 
 
 def check_output_path(output: Path, *inputs: Path, lossless: bool) -> None:
-    """Says before any work is done whether `output` can be written.
+    """Checks before any work is done that `output` can be written.
 
     Raises:
-        InputError: another container than `SUFFIXES` (lossless: than .mkv), or one of the `inputs`.
+        InputError: the container is not one of `SUFFIXES` (lossless: .mkv), or the file is one of the `inputs`.
         OutputError: its folder is missing or not writable, or it is a folder itself.
     """
     suffix = output.suffix.lower()
     if suffix not in SUFFIXES:
-        raise InputError(f"{output}: cannot write {suffix or 'a file without ending'}; use {', '.join(SUFFIXES)}")
+        raise InputError(f"{output}: cannot write {suffix or 'a file without extension'}; use {', '.join(SUFFIXES)}")
     if lossless and suffix != LOSSLESS_SUFFIX:
         raise InputError(f"{output}: lossless output needs a name that ends in {LOSSLESS_SUFFIX}")
     if output.is_dir():
@@ -65,13 +65,13 @@ def check_output_path(output: Path, *inputs: Path, lossless: bool) -> None:
 
 
 class VideoWriter:
-    """Writes frames at `fps`. Use as a context manager: leaving it without an error puts the file in its place.
+    """Writes frames at `fps`. Use as a context manager: the file appears when the block ends without an error.
 
-    The file is made in a temporary folder beside `output`, which is removed whatever happens.
+    It is written in a temporary folder beside `output`, which is removed in any case.
 
     Args:
         output: .mp4, .mov or .mkv. info: the source, whose pixel aspect is kept; color tags come with the frames.
-        audio: whose first audio stream is the sound; None for silence.
+        audio: file whose first audio stream is the sound; None for silence.
         crf: x264's quality, 0 to 51. encoder: see `h264_encoder`. lossless: FFV1 RGB instead.
 
     Raises:
@@ -92,26 +92,29 @@ class VideoWriter:
     ) -> None:
         self._output, self._info, self._audio = output, info, audio
         self._crf, self._encoder, self._lossless, self._fps = crf, encoder, lossless, fps
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._container: OutputContainer | None = None
-        self._stream: VideoStream | None = None
+        self._cleanup = contextlib.ExitStack()
+        self._part: Path | None = None
+        self._opened: tuple[OutputContainer, VideoStream] | None = None
         self._sound: Soundtrack | None = None
         self._count = 0
         self.notices = _losses(info)
 
     def __enter__(self) -> Self:
         with writing(self._output):
-            self._folder = tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=self._output.parent)
+            folder = tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=self._output.parent)
+            self._part = Path(self._cleanup.enter_context(folder)) / self._output.name
         return self
 
     def write(self, frame: Frame, patch: Patch | None = None) -> None:
-        """Encodes the next frame, with the new pixels of `patch`; only those differ from the frame's own.
+        """Encodes the next frame with the changed pixels of `patch`.
 
         Raises:
             OutputError: disk full, for example. MediaError: the sound cannot be read.
         """
         with writing(self._output):
-            container, stream = self._opened(frame)
+            if self._opened is None:
+                self._opened = self._open(frame)
+            container, stream = self._opened
             picture = self._picture(frame, patch)
             picture.pts, picture.time_base = self._count, Fraction(1, self._fps)
             container.mux(stream.encode(picture))
@@ -123,29 +126,24 @@ class VideoWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        with self._cleanup:
             if kind is None:
                 self._finish()
-        finally:
-            self._release()
 
-    @property
-    def _part(self) -> Path:
-        if self._folder is None:
-            raise OutputError(f"{self._output}: written to outside of `with`")
-        return Path(self._folder.name) / self._output.name
-
-    def _opened(self, frame: Frame) -> tuple[OutputContainer, VideoStream]:
-        """The container, opened when the first frame says what it holds."""
-        if self._container is None or self._stream is None:
-            options = {} if self._output.suffix.lower() == ".mkv" else {"movflags": "+faststart"}
-            self._container = av.open(ffmpeg_name(self._part), "w", options=options)
-            self._stream = self._add_video(self._container, frame)
-            if self._audio is not None:
-                self._sound = Soundtrack(self._audio, self._container, self._output.suffix.lower())
-                if not self._sound.copied:
-                    self.notices += (f"{self._output.suffix} does not take the sound as it is: encoded as AAC",)
-        return self._container, self._stream
+    def _open(self, frame: Frame) -> tuple[OutputContainer, VideoStream]:
+        """The container and its video stream, for frames like `frame`."""
+        if self._part is None:
+            raise OutputError(f"{self._output}: the writer was used outside of `with`")
+        suffix = self._output.suffix.lower()
+        options = {} if suffix == ".mkv" else {"movflags": "+faststart"}
+        container = av.open(ffmpeg_name(self._part), "w", options=options)
+        self._cleanup.callback(_close, container)
+        stream = self._add_video(container, frame)
+        if self._audio is not None:
+            self._sound = self._cleanup.enter_context(Soundtrack(self._audio, container, suffix))
+            if not self._sound.copied:
+                self.notices += (f"{suffix} does not support the sound's codec: encoded as AAC",)
+        return container, stream
 
     def _add_video(self, container: OutputContainer, frame: Frame) -> VideoStream:
         height, width = frame.picture.shape[:2]
@@ -155,7 +153,7 @@ class VideoWriter:
         else:
             height, width = self._even(height, width)
             h264 = h264_encoder(self._encoder, self._crf, width, height)
-            # PyAV knows the kind of a stream by the names of some encoders only.
+            # PyAV's types only know some encoders by name.
             stream = cast(VideoStream, container.add_stream(h264.codec, rate=self._fps, options=h264.options))
             stream.pix_fmt = "yuv420p"
             if frame.planes is not None:
@@ -178,32 +176,27 @@ class VideoWriter:
             rgb = frame.rgb if patch is None else paint(frame.rgb, patch)
             return VideoFrame.from_ndarray(rgb, format="rgb24").reformat(format=_LOSSLESS_FORMAT)
         planes = frame.planes if patch is None else apply_patch(frame.planes, patch)
-        picture = frame_of_planes(planes, even=True)
+        picture = even_frame(planes)
         picture.color_range = _range(planes.color)
         return picture
 
     def _finish(self) -> None:
-        if self._container is None or self._stream is None:
+        if self._opened is None or self._part is None:
             raise OutputError(f"{self._output}: no frame was written")
+        container, stream = self._opened
         with writing(self._output):
-            self._container.mux(self._stream.encode(None))
+            container.mux(stream.encode(None))
             if self._sound is not None:
                 for packet in self._sound.finish(Fraction(self._count, self._fps)):
-                    self._container.mux(packet)
-            container, self._container = self._container, None
+                    container.mux(packet)
             container.close()
             self._part.replace(self._output)
 
-    def _release(self) -> None:
-        """Lets go of everything; what was not finished is thrown away."""
-        if self._sound is not None:
-            self._sound.__exit__()
-        if self._container is not None:
-            # The file is thrown away; why it failed is already on its way to the caller.
-            with contextlib.suppress(av.error.FFmpegError, OSError):
-                self._container.close()
-        if self._folder is not None:
-            self._folder.cleanup()
+
+def _close(container: OutputContainer) -> None:
+    """Closes a container whose file is deleted, or that is closed already; other errors are raised elsewhere."""
+    with contextlib.suppress(av.error.FFmpegError, OSError):
+        container.close()
 
 
 def write_pictures(
@@ -212,7 +205,7 @@ def write_pictures(
     """Writes pictures of one size, uint8 `(H, W, 3)` RGB, at the model's rate, near lossless or lossless.
 
     Args:
-        audio: whose first audio stream is the sound, as long as there are pictures; None for silence.
+        audio: file whose first audio stream is the sound, cut at the last picture; None for silence.
 
     Raises:
         OutputError: the file cannot be written, or there are no pictures. MediaError: the sound cannot be read.
@@ -231,18 +224,18 @@ def write_pictures(
 
 
 def _losses(info: VideoInfo) -> tuple[str, ...]:
-    """What of the source the output cannot hold."""
+    """What the output cannot preserve of the source."""
     losses = []
     bits = max((component.bits for component in VideoFormat(info.pixel_format).components), default=8)
     if bits > 8:
-        losses.append(f"the picture has {bits} bits a channel ({info.pixel_format}); 8 are written")
+        losses.append(f"the picture has {bits} bits per channel ({info.pixel_format}); 8 are written")
     if info.interlaced:
-        losses.append("the picture is interlaced; its fields are kept together and not separated")
+        losses.append("the picture is interlaced; its fields are not separated")
     return tuple(losses)
 
 
 def _tag(stream: VideoStream, color: ColorTags) -> None:
-    """Carries the color tags of the pictures over to the stream."""
+    """Sets the color tags of the stream."""
     context = stream.codec_context
     context.color_primaries = color.primaries
     context.color_trc = color.transfer

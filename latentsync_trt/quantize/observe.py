@@ -13,7 +13,7 @@ from onnx_ir import convenience
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import BundleError, OutputError
 from latentsync_trt.quantize.layers import Layer, Sizes, layers_of, sizes_of, usual_dimensions
-from latentsync_trt.runtime.networks.observer import ObservedGraph, ObservedTensor
+from latentsync_trt.runtime.networks.uncached import ObservedGraph, ObservedTensor
 
 SAMPLE = 1 << 16
 """Values of a tensor that a step returns, at most: their 99.99th percentile is within 4 % of that of all values."""

@@ -1,10 +1,11 @@
 """Options of `calibrate`."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS
-from latentsync_trt.config import check_limits, option
+from latentsync_trt.config import QUALITY, check_limits, option
 
 EightBit = Literal["int8", "fp8"]
 
@@ -14,6 +15,8 @@ RESIDUAL_LAYERS = ("conv_in", "conv_out", "conv_shortcut", "samplers")
 the damage."""
 
 NO_LAYERS = "none"
+
+_option = partial(option, group=QUALITY)
 
 
 def parse_keep(text: str) -> tuple[str, ...]:
@@ -28,35 +31,35 @@ class CalibrateOptions:
     `samples`, `steps` and `guidance` decide what is observed; the others can change without another calibration.
     """
 
-    precision: EightBit = option("int8", "Precision of most layers of the U-Net.", choices=EIGHT_BIT_PRECISIONS)
-    samples: int = option(
+    precision: EightBit = _option("int8", "Precision of most layers of the U-Net.", choices=EIGHT_BIT_PRECISIONS)
+    samples: int = _option(
         32, "Windows to calibrate on, spread evenly over the clips; more take longer.", minimum=1, maximum=4096
     )
-    target_psnr: float | None = option(
+    target_psnr: float | None = _option(
         None,
         "Mixed precision search: keep the fewest layers in the bundle's own precision so that generated faces reach "
         "this PSNR in dB.  [default: no search]",
         minimum=1.0,
-        maximum=120.0,
+        maximum=100.0,
     )
-    keep: tuple[str, ...] = option(
+    keep: tuple[str, ...] = _option(
         RESIDUAL_LAYERS,
         f"Layers to keep in the bundle's own precision: parts of their names, or {NO_LAYERS}. With --target-psnr, the "
         "choice that is tried first.",
         parse=parse_keep,
         metavar="NAMES",
     )
-    measure: bool = option(
+    measure: bool = _option(
         True, "Measure the PSNR of generated faces on windows not calibrated on.", off="--no-measure"
     )
-    percentile: float = option(
+    percentile: float = _option(
         99.99,
         "Percentile of an activation's magnitudes that becomes the largest 8-bit number; 100 clips nothing.",
         advanced=True,
         minimum=90.0,
         maximum=100.0,
     )
-    smooth: float | None = option(
+    smooth: float | None = _option(
         None,
         "SmoothQuant: share of the range that moves from the inputs of linear layers to their weights, such as 0.5.  "
         "[default: off]",
@@ -64,8 +67,8 @@ class CalibrateOptions:
         minimum=0.0,
         maximum=1.0,
     )
-    steps: int = option(20, "Denoising steps of each window.", advanced=True, minimum=1, maximum=999)
-    guidance: float = option(
+    steps: int = _option(20, "Denoising steps of each window.", advanced=True, minimum=1, maximum=999)
+    guidance: float = _option(
         1.5, "Classifier-free guidance scale of the denoising.", advanced=True, minimum=1.001, maximum=20.0
     )
 

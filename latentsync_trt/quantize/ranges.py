@@ -44,7 +44,7 @@ class ActivationRange:
                 "the same layer"
             )
         upper = max(self.upper, other.upper)
-        counts = self._counts_up_to(upper) + other._counts_up_to(upper)  # noqa: SLF001 -- of the same class
+        counts = self._counts_up_to(upper) + other._counts_up_to(upper)
         return ActivationRange(np.maximum(self.channel_amax, other.channel_amax), counts, upper)
 
     def amax(self, percentile: float) -> float:

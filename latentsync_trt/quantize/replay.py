@@ -1,76 +1,43 @@
-"""Recorded windows, denoised again: how far does another set of step graphs end from a bundle's own?"""
+"""Compares other step graphs with a bundle's own by denoising recorded windows with both."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
-from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.bundle.manifest import Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.diffusion.loop import Denoiser, denoise
-from latentsync_trt.diffusion.plan import PlannedStep
 from latentsync_trt.diffusion.scheduler import Step
 from latentsync_trt.errors import InputError
-from latentsync_trt.quantize.record import RecordedWindow
-from latentsync_trt.runtime.networks.denoiser import step_graph
+from latentsync_trt.quantize.windows import Loop, OnStep, RecordedWindow
 from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.runtime.networks.trial import trial_steps
+from latentsync_trt.runtime.networks.uncached import folder_denoiser
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.types import Float32Array, WindowBatch
+from latentsync_trt.types import Denoiser, Float32Array, WindowBatch
 
 PROBES = 5
-"""Steps of a loop at which single steps are compared, spread from its first to its last."""
+"""Steps at which single steps are compared, spread from the first to the last of a loop."""
 
-_PEAK = 2.0
-"""Faces lie in [−1, 1]."""
-
-_FARTHEST_DB = 200.0
-"""What stands for no difference at all."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Loop:
-    """How windows are denoised: `schedule` and `plan` have an entry for every step."""
-
-    guidance: float
-    schedule: tuple[Step, ...]
-    plan: tuple[PlannedStep, ...]
-
-    @property
-    def guided(self) -> bool:
-        """Whether any step is."""
-        return self.guidance > 1.0
-
-    @property
-    def graphs(self) -> tuple[str, ...]:
-        """The step graphs that it runs."""
-        used = (step_graph(guided=self.guided and step.guided, cached=not step.full) for step in self.plan)
-        return tuple(dict.fromkeys(used))
+_LARGEST_DB = 200.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Probe:
-    """One full step of a loop: the latents before it, and by how much the bundle's own step changes them."""
+    """A full step: the latents before it, and how the bundle's own graph changes them."""
 
     step: Step
     latents: Float32Array
     update: Float32Array
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Reference:
-    faces: tuple[Float32Array, ...]
-    probes: tuple[_Probe, ...]
-
-
 class Replay:
-    """What the bundle itself makes of the windows, to compare with; a context manager.
+    """The bundle's own results on recorded windows, to compare with; a context manager.
 
     Args:
-        selection: CPU or CUDA. windows: at least one; whole loops run over all, single steps over the first.
+        selection: CPU or CUDA. windows: at least one; whole loops run on all, single steps on the first.
 
     Raises:
         InputError: there are no windows.
@@ -79,8 +46,7 @@ class Replay:
     def __init__(self, bundle: Bundle, selection: Selection, windows: Sequence[RecordedWindow], loop: Loop) -> None:
         if not windows:
             raise InputError("nothing to compare with: no window was recorded")
-        self.bundle = bundle
-        self.loop = loop
+        self.bundle, self.loop = bundle, loop
         self._selection, self._windows = selection, tuple(windows)
         self._networks = Networks(bundle, selection, RuntimeOptions())
 
@@ -91,70 +57,70 @@ class Replay:
         self._networks.close()
 
     @property
+    def loop_graphs(self) -> tuple[str, ...]:
+        """The step graphs that whole loops run."""
+        guided = self.loop.guidance > 1
+        used = (step_graph(guided=guided and step.guided, cached=not step.full) for step in self.loop.plan)
+        return tuple(dict.fromkeys(used))
+
+    @property
     def probed_graph(self) -> str:
         """The graph whose single steps are compared."""
-        return step_graph(guided=self.loop.guided, cached=False)
+        return step_graph(guided=self.loop.guidance > 1, cached=False)
 
     def step_noise(self, folder: Path) -> tuple[float, ...]:
-        """The power of what full steps in `folder` do otherwise, over that of what they do, at each probe."""
-        probes = self._reference.probes
-        with trial_steps(folder, self._selection) as denoiser:
+        """Power of the error of full steps with the graphs in `folder`, relative to the change they make, per probe."""
+        _, probes = self._reference
+        with folder_denoiser(folder, self._selection) as denoiser:
             return tuple(
-                _power(self._update(denoiser, probe) - probe.update) / _power(probe.update) for probe in probes
+                _power(self._update(denoiser, probe.step, probe.latents) - probe.update) / _power(probe.update)
+                for probe in probes
             )
 
     def psnr_db(self, folder: Path) -> float:
-        """Peak signal-to-noise ratio of faces after whole loops with the steps in `folder`, over all windows."""
-        reference = self._reference
-        with trial_steps(folder, self._selection) as denoiser:
+        """PSNR of the faces of all windows after whole loops with the graphs in `folder`."""
+        reference, _ = self._reference
+        with folder_denoiser(folder, self._selection) as denoiser:
             errors = [
                 _power(self._faces(denoiser, window) - faces)
-                for window, faces in zip(self._windows, reference.faces, strict=True)
+                for window, faces in zip(self._windows, reference, strict=True)
             ]
-        return decibel(_PEAK**2, float(np.mean(errors)))
+        return decibel(1.0, float(np.mean(errors)))
 
     @cached_property
-    def _reference(self) -> _Reference:
-        denoiser, schedule = self._networks.denoiser(), self.loop.schedule
+    def _reference(self) -> tuple[list[Float32Array], list[_Probe]]:
+        denoiser, schedule, first = self._networks.denoiser, self.loop.schedule, self._windows[0]
         probed = {round(index * (len(schedule) - 1) / (PROBES - 1)) for index in range(PROBES)}
-        before = {0: self._windows[0].latents}
+        shape = (1, first.noise.shape[1], *first.conditioning.shape[2:])
+        before = {0: np.ascontiguousarray(np.broadcast_to(first.noise, shape))}
 
-        def keep(done: int, _: int) -> None:
+        def keep_latents(done: int, _: int) -> None:
             if done in probed:
                 before[done] = denoiser.latents()
 
-        faces = [self._faces(denoiser, self._windows[0], keep)]
+        faces = [self._faces(denoiser, first, keep_latents)]
         faces += [self._faces(denoiser, window) for window in self._windows[1:]]
-        probes = [_Probe(schedule[index], latents, latents) for index, latents in sorted(before.items())]
-        return _Reference(tuple(faces), tuple(replace(probe, update=self._update(denoiser, probe)) for probe in probes))
+        probes = [
+            _Probe(schedule[index], latents, self._update(denoiser, schedule[index], latents))
+            for index, latents in sorted(before.items())
+        ]
+        return faces, probes
 
-    def _faces(
-        self, denoiser: Denoiser, window: RecordedWindow, on_step: Callable[[int, int], None] | None = None
-    ) -> Float32Array:
-        loop = self.loop
-        latents = denoise(
-            denoiser,
-            window.noise,
-            window.conditioning,
-            window.audio,
-            loop.guidance,
-            loop.schedule,
-            loop.plan,
-            on_step,
-        )
-        decoded = self._networks.decode(np.ascontiguousarray(latents[0].transpose(1, 0, 2, 3)))
-        return np.clip(decoded, -1, 1)
+    def _faces(self, denoiser: Denoiser, window: RecordedWindow, on_step: OnStep | None = None) -> Float32Array:
+        latents = self.loop.run(denoiser, window, on_step)
+        faces = self._networks.codec.decode_faces(np.ascontiguousarray(latents[0].transpose(1, 0, 2, 3)))
+        return np.stack(faces) / np.float32(65535)
 
-    def _update(self, denoiser: Denoiser, probe: _Probe) -> Float32Array:
+    def _update(self, denoiser: Denoiser, step: Step, latents: Float32Array) -> Float32Array:
         window = self._windows[0]
-        denoiser.begin(WindowBatch(probe.latents, window.conditioning, window.audio, self.loop.guidance))
-        denoiser.step(probe.step.timestep, probe.step.coefficients, cached=False)
-        return denoiser.latents() - probe.latents
+        denoiser.begin(WindowBatch(latents, window.conditioning, window.audio, self.loop.guidance))
+        denoiser.step(step.timestep, step.coefficients, cached=False)
+        return denoiser.latents() - latents
 
 
 def decibel(signal: float, noise: float) -> float:
     """Ratio of two powers in dB, at most 200."""
-    return min(_FARTHEST_DB, 10 * float(np.log10(signal / noise))) if noise > 0 else _FARTHEST_DB
+    return min(_LARGEST_DB, 10 * float(np.log10(signal / noise))) if noise > 0 else _LARGEST_DB
 
 
 def _power(values: Float32Array) -> float:

@@ -1,8 +1,8 @@
-"""Which layers must keep their precision for a bundle in eight bits to stay near its parent.
+"""Mixed precision search: the fewest layers to keep so that an 8-bit bundle stays close to its parent.
 
-Each group of layers is put into eight bits alone, and single steps say what that does: it ranks groups as whole loops
-do, at a twentieth of the time. Errors of groups add as powers, so one whole loop says what all rankings mean for loops,
-and how many of the worst groups to keep is predicted; whole loops then confirm it, halving what is left to choose from.
+Sensitivity: each group of layers alone is put into 8 bits, and the error of single steps ranks the groups as whole
+loops would, at a twentieth of the time. Errors of groups add as powers, so one whole loop scales a prediction of how
+many of the worst groups to keep; whole loops then confirm it by bisection.
 """
 
 import tempfile
@@ -12,50 +12,47 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.quantize.mixed import MixedSteps
-from latentsync_trt.quantize.options import QuantizeOptions
+from latentsync_trt.quantize.layers import eight_bit_share, multiply_adds
+from latentsync_trt.quantize.options import CalibrateOptions
 from latentsync_trt.quantize.ranges import Ranges
 from latentsync_trt.quantize.replay import Replay, decibel
-from latentsync_trt.quantize.share import multiply_adds, share_in_eight_bits
-from latentsync_trt.types import Progress
-
-_STAGE = "search"
+from latentsync_trt.quantize.steps import QuantizedSteps
+from latentsync_trt.types import Progress, ProgressCallback
 
 _USUAL_TRIALS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class GroupDamage:
-    """What a group of layers does when it alone is in eight bits.
+class Sensitivity:
+    """What a group of layers does alone in 8 bits.
 
-    `group`: what its layers have in common in their names. `weights`: their names. `share`: of the full step's
-    multiply-adds, 0 to 1. `noise`: power of the error of a full step, over that of its change, on average over the
-    probed steps; `worst_noise`: in the worst of them.
+    `group`: the kind of layers. `layers`: their names. `share`: of the full step's multiply-adds, 0 to 1. `noise`:
+    power of a full step's error relative to the change it makes, averaged over the probed steps; `worst_noise`: their
+    maximum.
     """
 
     group: str
-    weights: tuple[str, ...]
+    layers: tuple[str, ...]
     share: float
     noise: float
     worst_noise: float
 
     @property
     def step_db(self) -> float:
-        """How far a full step's change is above its error."""
+        """Signal-to-noise ratio of a full step's change."""
         return decibel(1.0, self.noise)
 
     @property
     def worst_db(self) -> float:
-        """The same at the step where it is the least."""
+        """The same at the worst of the probed steps."""
         return decibel(1.0, self.worst_noise)
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Whole loops: `kept`, names of weights; the `share` of multiply-adds in eight bits; `psnr_db` that was reached."""
+    """Result of whole loops: names of the layers `kept`, the `share` of multiply-adds in 8 bits, and `psnr_db`."""
 
     kept: tuple[str, ...]
     share: float
@@ -64,155 +61,139 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """`kept`: names of weights that stay as they are, the fewest that were found to do; `reached_db`: with them.
-    `table`: groups in the order in which they are kept. `trials`: the whole loops that were run, in their order."""
+    """`best`: the trial with the fewest layers kept that reaches the target. `table`: groups in the order in which they
+    are kept. `trials`: all whole loops that were run, in their order."""
 
-    kept: tuple[str, ...]
-    reached_db: float
-    table: tuple[GroupDamage, ...]
+    best: Trial
+    table: tuple[Sensitivity, ...]
     trials: tuple[Trial, ...]
 
 
-def group_of(weight: str) -> str:
-    """The kind of a layer by the last two words of its name: "unet.mid_block.resnets.0.conv1.weight" → "resnets.conv1".
+def group_of(layer: str) -> str:
+    """The kind of a layer, the last two parts of its name: "unet.mid_block.resnets.0.conv1.weight" → "resnets.conv1".
 
     Layers of one kind read the same sort of input, wherever in the network they are.
     """
-    words = [word for word in weight.split(".") if not word.isdigit()]
-    return ".".join([word for word in words if word not in ("unet", "weight")][-2:])
+    parts = [part for part in layer.split(".") if not part.isdigit() and part not in ("unet", "weight")]
+    return ".".join(parts[-2:])
 
 
-def measure(ranges: Ranges, options: QuantizeOptions, replay: Replay, work: Path) -> float:
-    """The PSNR in dB of faces after whole loops with the options' choice of layers, against the bundle itself.
+def measure(ranges: Ranges, options: CalibrateOptions, replay: Replay, work: Path) -> float:
+    """PSNR in dB of faces after whole loops with the options' choice of layers, against the bundle itself.
 
     Args:
-        work: a folder that takes a few times the bundle's weights for a while.
+        work: a folder for temporary files of a few times the size of the bundle's weights.
     """
-    with _mixed_steps(ranges, options, replay, work) as steps:
-        return _psnr_db(steps, replay, [layer.weight for layer in steps.all_layers() if options.keeps(layer.weight)])
+    with _quantized_steps(ranges, options, replay, work) as steps:
+        return _psnr_db(steps, replay, steps.kept())
 
 
 def search(
-    ranges: Ranges,
-    options: QuantizeOptions,
-    replay: Replay,
-    target_psnr_db: float,
-    work: Path,
-    on_progress: Callable[[Progress], None],
+    ranges: Ranges, options: CalibrateOptions, replay: Replay, work: Path, on_progress: ProgressCallback
 ) -> SearchResult:
-    """The fewest layers to keep so that faces after whole loops reach `target_psnr_db` against the bundle itself.
-
-    Args:
-        options: all but `kept` holds; `kept` is the choice that is tried first. work: as in `measure`.
+    """The fewest layers to keep so that faces after whole loops reach `options.target_psnr`; `work` as in `measure`.
 
     Raises:
         InputError: the target is out of reach; the message says what was reached.
     """
-    with _mixed_steps(ranges, options, replay, work) as steps:
-        return _Search(steps, replay, on_progress).run(options, target_psnr_db)
+    if options.target_psnr is None:
+        raise InputError("--target-psnr is needed for a mixed precision search")
+    with _quantized_steps(ranges, options, replay, work) as steps:
+        return _Search(steps, replay, on_progress).run(options.target_psnr)
 
 
 @contextmanager
-def _mixed_steps(ranges: Ranges, options: QuantizeOptions, replay: Replay, work: Path) -> Iterator[MixedSteps]:
+def _quantized_steps(ranges: Ranges, options: CalibrateOptions, replay: Replay, work: Path) -> Iterator[QuantizedSteps]:
     with (
         tempfile.TemporaryDirectory(prefix="trials-", dir=work) as folder,
-        MixedSteps(replay.bundle, ranges, options, Path(folder)) as steps,
+        QuantizedSteps(replay.bundle, ranges, options, Path(folder)) as steps,
     ):
         yield steps
 
 
 class _Search:
-    def __init__(self, steps: MixedSteps, replay: Replay, on_progress: Callable[[Progress], None]) -> None:
+    def __init__(self, steps: QuantizedSteps, replay: Replay, on_progress: Callable[[Progress], None]) -> None:
         self._steps, self._replay, self._on_progress = steps, replay, on_progress
-        groups: dict[str, list[str]] = {}
-        for layer in steps.all_layers():
-            groups.setdefault(group_of(layer.weight), []).append(layer.weight)
-        self._groups = {group: tuple(weights) for group, weights in groups.items()}
-        graph = onnx.load(steps.bundle.graph_path(replay.probed_graph), load_external_data=False)
-        self._counts = multiply_adds(graph, steps.bundle.manifest.ranges)
-        self._reached: dict[frozenset[str], Trial] = {}
+        self._groups: dict[str, list[str]] = {}
+        for layer in steps.layers:
+            self._groups.setdefault(group_of(layer), []).append(layer)
+        self._counts = multiply_adds(steps.bundle, replay.probed_graph)
+        self._trials: dict[frozenset[str], Trial] = {}
         self._done = 0
 
-    def run(self, options: QuantizeOptions, target_db: float) -> SearchResult:
+    def run(self, target_db: float) -> SearchResult:
         """Ranks, predicts, confirms."""
-        first = tuple(weight for weights in self._groups.values() for weight in weights if options.keeps(weight))
-        table = ranked([self._damage(group) for group in self._groups])
-        started = self._try(first)
-        count = predicted(table, _loop_noise(table, started), target_db)
-        self._confirm(table, count, target_db)
-        trials = tuple(self._reached.values())
+        table = ranked([self._sensitivity(group) for group in self._groups])
+        first = self._try(self._steps.kept())
+        self._confirm(table, predicted(table, _loop_noise(table, first), target_db), target_db)
+        trials = tuple(self._trials.values())
         good = [trial for trial in trials if trial.psnr_db >= target_db]
         if not good:
             best = max(trials, key=lambda trial: trial.psnr_db)
             raise InputError(
-                f"--target-psnr {target_db:g}: out of reach; the most was {best.psnr_db:.1f} dB, with {best.share:.0%} "
-                "of the multiply-adds in eight bits; lower it, or stay with the bundle as it is"
+                f"--target-psnr {target_db:g}: out of reach, {best.psnr_db:.1f} dB was reached with {best.share:.0%} "
+                "of the multiply-adds in 8 bits; lower the target or use the bundle as it is"
             )
-        found = min(good, key=lambda trial: (len(trial.kept), -trial.psnr_db))
-        return SearchResult(found.kept, found.psnr_db, table, trials)
+        return SearchResult(min(good, key=lambda trial: (len(trial.kept), -trial.psnr_db)), table, trials)
 
-    def _confirm(self, table: Sequence[GroupDamage], count: int, target_db: float) -> None:
-        """Runs whole loops until it is known how many of the worst groups must be kept, near `count` first."""
-        too_few, enough, stride = -1, len(table), 1  # with all of them kept there would be no eight bits
+    def _confirm(self, table: Sequence[Sensitivity], count: int, target_db: float) -> None:
+        """Bisects how many of the worst groups must be kept, starting near `count`."""
+        too_few, enough, stride = -1, len(table), 1  # keeping all would leave nothing in 8 bits
         while enough - too_few > 1:
-            trial = self._try(tuple(weight for group in table[:count] for weight in group.weights))
+            trial = self._try([layer for group in table[:count] for layer in group.layers])
             if trial.psnr_db >= target_db:
                 enough, count = count, max(too_few + 1, count - stride)
             else:
                 too_few, count = count, min(enough - 1, count + stride)
             stride *= 2
 
-    def _damage(self, group: str) -> GroupDamage:
-        weights = self._groups[group]
-        others = [weight for name, of in self._groups.items() if name != group for weight in of]
-        self._steps.write(self._replay.probed_graph, others)
+    def _sensitivity(self, group: str) -> Sensitivity:
+        layers = tuple(self._groups[group])
+        self._steps.write(self._replay.probed_graph, set(self._steps.layers) - set(layers))
         noises = self._replay.step_noise(self._steps.folder)
-        self._count()
-        share = 1 - share_in_eight_bits(self._counts, weights)
-        return GroupDamage(group, weights, share, float(np.mean(noises)), max(noises))
+        self._report()
+        share = 1 - eight_bit_share(self._counts, layers)
+        return Sensitivity(group, layers, share, float(np.mean(noises)), max(noises))
 
-    def _try(self, kept: tuple[str, ...]) -> Trial:
-        """What whole loops reach with these weights kept."""
+    def _try(self, kept: Collection[str]) -> Trial:
         key = frozenset(kept)
-        if key not in self._reached:
+        if key not in self._trials:
             reached_db = _psnr_db(self._steps, self._replay, key)
-            self._reached[key] = Trial(tuple(sorted(kept)), share_in_eight_bits(self._counts, key), reached_db)
-            self._count()
-        return self._reached[key]
+            self._trials[key] = Trial(tuple(sorted(key)), eight_bit_share(self._counts, key), reached_db)
+            self._report()
+        return self._trials[key]
 
-    def _count(self) -> None:
-        expected = len(self._groups) + _USUAL_TRIALS
+    def _report(self) -> None:
         self._done += 1
-        self._on_progress(Progress(_STAGE, self._done, max(self._done, expected)))
+        self._on_progress(Progress("search", self._done, max(self._done, len(self._groups) + _USUAL_TRIALS)))
 
 
-def ranked(damages: Sequence[GroupDamage]) -> tuple[GroupDamage, ...]:
-    """The groups in the order in which to keep them: few layers that do much come before many that do as much."""
-    return tuple(sorted(damages, key=lambda damage: -damage.noise / len(damage.weights)))
+def ranked(table: Sequence[Sensitivity]) -> tuple[Sensitivity, ...]:
+    """The groups in the order in which to keep them, by the error per layer."""
+    return tuple(sorted(table, key=lambda group: -group.noise / len(group.layers)))
 
 
-def predicted(table: Sequence[GroupDamage], loop_noise: float, target_db: float) -> int:
-    """How many groups, from the first of the table on, to keep to reach the target; at most all but one.
+def predicted(table: Sequence[Sensitivity], loop_noise: float, target_db: float) -> int:
+    """How many groups to keep, from the first of the table on, to reach the target; at most all but one.
 
     Args:
-        loop_noise: what whole loops make of a unit of single steps' noise, over the faces' peak power.
+        loop_noise: power of the error of whole loops, relative to the peak's, per unit of the groups' noise.
     """
     allowed = 10 ** (-target_db / 10)
-    left = sum(damage.noise for damage in table)
-    for count, damage in enumerate(table[:-1]):
+    left = sum(group.noise for group in table)
+    for count, group in enumerate(table[:-1]):
         if left * loop_noise <= allowed:
             return count
-        left -= damage.noise
+        left -= group.noise
     return len(table) - 1
 
 
-def _loop_noise(table: Sequence[GroupDamage], trial: Trial) -> float:
-    kept = set(trial.kept)
-    left = sum(damage.noise for damage in table if not kept.issuperset(damage.weights))
+def _loop_noise(table: Sequence[Sensitivity], trial: Trial) -> float:
+    left = sum(group.noise for group in table if not set(trial.kept).issuperset(group.layers))
     return 10 ** (-trial.psnr_db / 10) / left if left else 0.0
 
 
-def _psnr_db(steps: MixedSteps, replay: Replay, kept: Collection[str]) -> float:
-    for graph in replay.loop.graphs:
+def _psnr_db(steps: QuantizedSteps, replay: Replay, kept: Collection[str]) -> float:
+    for graph in replay.loop_graphs:
         steps.write(graph, kept)
     return replay.psnr_db(steps.folder)

@@ -124,7 +124,7 @@ class QuantizedSteps:
             amax *= float((found.channel_amax * exact).max() / max(float(found.channel_amax.max()), 1e-30))
         eight_bit, scales = round_weights(weights, layer.output_axis, options.precision)
         tensor = ir.tensor(eight_bit, name=f"{layer.name}_{options.precision}")
-        return _Rounded(self._weights.place(tensor), scales, amax, factors)
+        return _Rounded(self._weights.add(tensor), scales, amax, factors)
 
     def _dequantize_weights(self, graph: ir.Graph, layer: Layer) -> None:
         rounded = self._round(layer)

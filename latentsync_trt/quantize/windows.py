@@ -1,15 +1,16 @@
 """Recorded windows: the denoiser's inputs for windows of a clip, so that loops can run without video and sound."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
 from latentsync_trt.audio.encoder import SpeechStream
 from latentsync_trt.config import MODEL_FPS, SyncOptions
-from latentsync_trt.diffusion.loop import Denoiser, conditioning, denoise, initial_noise
+from latentsync_trt.diffusion.loop import conditioning, denoise, initial_noise
 from latentsync_trt.diffusion.plan import PlannedStep
 from latentsync_trt.diffusion.scheduler import Step
 from latentsync_trt.face.mask import latent_mask, mouth_mask
@@ -17,11 +18,12 @@ from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import frames_in
 from latentsync_trt.quantize.clips import Clip, ClipSummary, silent_share
+from latentsync_trt.quantize.files import load_arrays, save_arrays
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.sync.faces import FaceFinder, Job
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.sync.windows import Window, WindowPlanner
-from latentsync_trt.types import FaceDetector, Float32Array, Frame
+from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
 
 SEED = SyncOptions().seed
 """Of the noise that every window starts from, as in a usual run."""
@@ -37,6 +39,15 @@ class RecordedWindow:
     noise: Float32Array
     conditioning: Float32Array
     audio: Float32Array
+
+    def save(self, path: Path) -> None:
+        """Writes the file `path`; raises `OutputError` if it cannot be written."""
+        save_arrays(path, {"noise": self.noise, "conditioning": self.conditioning, "audio": self.audio})
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Reads a file of `save`; raises `InputError` if it is missing or damaged."""
+        return load_arrays(path, lambda arrays: cls(arrays["noise"], arrays["conditioning"], arrays["audio"]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,52 +69,42 @@ def record_windows(
     wanted: int,
     networks: Networks,
     detector: FaceDetector,
-    save: Callable[[int, Callable[[], RecordedWindow]], None],
+    path_of: Callable[[int], Path],
     on_frame: Callable[[int, int], None],
 ) -> ClipSummary:
     """Records up to `wanted` windows, spread evenly over a clip, with the stages of a usual run.
 
     Args:
-        save: gets the number of a window in the clip and a function that computes it.
+        path_of: the file for a window by its number in the clip; windows whose file exists are not recorded again.
         on_frame: gets the frames read so far and the expected total, after each frame.
 
     Raises:
-        MediaError: the clip cannot be read. Others: as `save` and the networks.
+        MediaError: the clip cannot be read. OutputError: a window cannot be written.
     """
-    manifest, speech = networks.bundle.manifest, SpeechStream(_opener(clip.audio), networks.encode_mel)
+    manifest, clock, frames = networks.bundle.manifest, StageClock(), 0
+    speech = SpeechStream(lambda: read_audio_blocks(clip.audio), networks.encode_mel)
     in_video = frames_in(probe(clip.video).duration_s, MODEL_FPS)
     expected = speech.frame_count if in_video is None else min(in_video, speech.frame_count)
-    frames = _Counted(expected, on_frame)
-    finder = FaceFinder(detector, manifest.resolution_px, StageClock())
-    read = read_frames(clip.video, rgb_only=True, frame_count=speech.frame_count)
-    windows = _windows(finder.cut_out(finder.find(frames.of(read))), manifest.frames)
+
+    def counted(source: Generator[Frame, None, None]) -> Generator[Frame, None, None]:
+        nonlocal frames
+        with closing(source):
+            for frame in source:
+                frames += 1
+                on_frame(frames, max(frames, expected))
+                yield frame
+
+    finder = FaceFinder(detector, manifest.resolution_px, clock)
+    read = clock.measured("decode", read_frames(clip.video, rgb_only=True, frame_count=speech.frame_count))
+    windows = _windows(finder.cut_out(finder.find(counted(read))), manifest.frames)
     expected_windows, recorded = max(1, expected // manifest.frames), 0
     with closing(windows):
         for number, window in enumerate(windows):
             if _is_picked(number, wanted, expected_windows):
-                save(number, lambda window=window: _inputs(window, networks, speech))  # type: ignore[misc]
                 recorded += 1
-    return ClipSummary(frames.count, finder.frames_with_face, recorded, silent_share(read_audio_blocks(clip.audio)))
-
-
-def _opener(audio: Path) -> Callable[[], Iterator[Float32Array]]:
-    return lambda: read_audio_blocks(audio)
-
-
-class _Counted:
-    """Counts frames as they pass."""
-
-    def __init__(self, expected: int, on_frame: Callable[[int, int], None]) -> None:
-        self._expected, self._on_frame = expected, on_frame
-        self.count = 0
-
-    def of(self, frames: Generator[Frame, None, None]) -> Generator[Frame, None, None]:
-        """The frames."""
-        with closing(frames):
-            for frame in frames:
-                self.count += 1
-                self._on_frame(self.count, max(self.count, self._expected))
-                yield frame
+                if not path_of(number).is_file():
+                    _inputs(window, networks, speech).save(path_of(number))
+    return ClipSummary(frames, finder.frames_with_face, recorded, silent_share(read_audio_blocks(clip.audio)))
 
 
 def _windows(jobs: Generator[Job, None, None], frames: int) -> Generator[Window[Job], None, None]:
@@ -124,7 +125,7 @@ def _inputs(window: Window[Job], networks: Networks, speech: SpeechStream) -> Re
     manifest = networks.bundle.manifest
     side_px, latent_px = manifest.resolution_px, manifest.latent_px
     faces = np.stack([job.face.image for job in window.items if job.face is not None])
-    masked, reference = networks.encode_faces(faces, mouth_mask(side_px))
+    masked, reference = networks.codec.encode_faces(faces, mouth_mask(side_px))
     known = conditioning(latent_mask(side_px), masked[None], reference[None])
     audio = speech.windows([job.frame.index for job in window.items])
     return RecordedWindow(initial_noise(SEED, latent_px, latent_px), known, audio[None])

@@ -13,22 +13,16 @@ from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import select_provider
 from latentsync_trt.sync.run import Run, graphs_needed
-from latentsync_trt.types import (
-    AudioFeatures,
-    FaceDetector,
-    Float32Array,
-    ProgressCallback,
-    SyncReport,
-)
+from latentsync_trt.types import AudioFeatures, FaceDetector, Float32Array, ProgressCallback, SyncReport
 
 
 class LipSync:
-    """A bundle on a provider, ready to sync any number of clips in turn; sessions stay open until `close`."""
+    """A bundle on a provider, which syncs any number of clips, one after another; sessions stay open until `close`."""
 
     def __init__(self, networks: Networks) -> None:
         self._networks = networks
         self._own_detector: FaceDetector | None = None
-        self._turn = threading.Lock()
+        self._one_clip = threading.Lock()
 
     @classmethod
     def from_bundle(
@@ -42,10 +36,11 @@ class LipSync:
         """Opens the bundle in folder `path`.
 
         Args:
-            provider: "tensorrt", "rtx", "cuda" or "cpu" is a demand; "auto" takes the best that can run the bundle.
+            provider: "tensorrt", "rtx", "cuda" or "cpu" runs there or fails; "auto" takes the best that can run the
+                bundle.
             options: how engines are made, kept and run.
-            on_notice: told at once, in a sentence, what else only the report would say: engines being built and the
-                like. Called from any thread.
+            on_notice: called at once, from any thread, with the sentences that the report would hold: engines being
+                built and the like.
 
         Raises:
             BundleError: damaged, edited, incomplete or too new. ProviderUnavailable: a named provider does not load.
@@ -86,7 +81,7 @@ class LipSync:
         return self._networks.wait_for_build()
 
     def encode_audio(self, path: str | Path) -> AudioFeatures:
-        """What the network hears of a whole recording; see `AudioFeatures`.
+        """The encoded speech of a whole recording.
 
         Raises:
             MediaError: the file has no sound that can be read. InputError: its samples are not finite numbers.
@@ -113,10 +108,10 @@ class LipSync:
         Raises:
             InputError: a file or option cannot be used. NoFaceError: no face in the whole video.
             OutputError: the result cannot be written. InferenceError, EngineBuildError: the provider failed.
-            OutOfMemory: even one network alone is too much for the device.
-            Whatever is raised, no output is left behind.
+            OutOfMemory: even one network alone is too large for the device.
+            After any error, no output is left behind.
         """
-        with self._turn:  # networks may have to leave the device for one another at any time
+        with self._one_clip:  # at any time, a network may have to leave the device for another
             run = Run(self._networks, Path(video), Path(audio), Path(output), options or SyncOptions())
             return run.execute(detector or self._detector(), noise, on_progress or (lambda _: None))
 

@@ -44,6 +44,7 @@ class Run:
         self._video, self._audio, self._output = video, audio, output
         self._options = options
         self._info = probe(video)
+        next(read_audio_blocks(audio))  # an unreadable file is an error now, not after the networks were opened
         self._clock = StageClock(networks.on_span)
         self._speech = self._open_networks_and_audio()
 
@@ -91,9 +92,7 @@ class Run:
         with self._clock.measure("open", frames=0):
             self._networks.prepare(graphs_needed(self._options))
 
-    def _composed(
-        self, finder: FaceFinder, painter: Painter
-    ) -> Generator[tuple[Frame, Patch | None], None, None]:
+    def _composed(self, finder: FaceFinder, painter: Painter) -> Generator[tuple[Frame, Patch | None], None, None]:
         """Every frame of the output, with its new pixels if it shows a face."""
         # The networks return a window at once; the stages around them must be able to go on meanwhile.
         ahead = self._windows_at_once() * self._manifest.frames

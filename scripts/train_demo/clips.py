@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from latentsync_trt.face.align import crop
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.follower import FaceFollower
+from latentsync_trt.face.tracker import AligningTracker
 from latentsync_trt.types import UInt8Array
 from scripts.train_demo.atlas import Atlas, Levels, draw_atlas
 from scripts.train_demo.mouth import MouthPose
@@ -152,13 +152,13 @@ def _film_one(folder: Path, how: FilmPlan, work: _Work) -> bool:
     studio, detector = _camera(folder / _MOUTHS, how.mouths)
     spoken = np.load(folder / "spoken.npy", mmap_mode="r+")[number]
     source = np.load(folder / "source.npy", mmap_mode="r+")[number]
-    follower, track_id = FaceFollower(detector, how.resolution_px), None
+    follower, track_id = AligningTracker(detector, how.resolution_px), None
     for index in range(plan.frames):
         shown, *targets = studio.takes(plan.scene, (given[index], *(poses[index] for poses in said)), index)
         followed = follower.update(shown)
         if followed is None or track_id not in (None, followed.track_id):
             return False
-        track_id, (matrix,) = followed.track_id, followed.matrices
+        track_id, matrix = followed.track_id, followed.matrix
         source[index] = crop(shown, matrix, how.resolution_px).image
         for take, target in zip(spoken, targets, strict=True):
             take[index] = crop(target, matrix, how.resolution_px).image

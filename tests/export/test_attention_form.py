@@ -1,15 +1,17 @@
-"""`--attention`: which operators portable graphs hold, that both forms compute the same, and what a bundle says."""
+"""`--attention`: the operators in portable graphs, agreement with PyTorch, and what the manifest records."""
 
 import collections
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Collection
+import tempfile
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from click.testing import CliRunner
@@ -17,7 +19,9 @@ from torch import nn
 
 from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE
 from latentsync_trt.bundle.manifest import (
+    CACHED_STEP,
     FORMAT_VERSION,
+    FULL_STEP,
     REQUIRED_GRAPHS,
     AttentionForm,
     Bundle,
@@ -28,25 +32,26 @@ from latentsync_trt.cli import main
 from latentsync_trt.export import exporter
 from latentsync_trt.export.attention import attend, exports_whole, traced_as
 from latentsync_trt.export.graphs import GraphPlan, build_graph
-from latentsync_trt.export.options import ExportOptions, Sources
+from latentsync_trt.export.options import ExportOptions
 from latentsync_trt.export.verify import TOLERANCE
-from latentsync_trt.quantize.bundle_out import quantize_bundle
+from latentsync_trt.quantize.bundle import quantize_bundle
 from latentsync_trt.quantize.layers import layers_of
-from latentsync_trt.quantize.options import QuantizeOptions
-from latentsync_trt.quantize.ranges import Ranges, observed
+from latentsync_trt.quantize.options import CalibrateOptions
+from latentsync_trt.quantize.ranges import ActivationRange, Ranges
 from latentsync_trt.runtime.compiler.rtx import compile_graph
 from tests import narrow
+from tests.exports import ExportCache
 from tests.small import small_bundle
 
 OPERATOR = "Attention"
-IN_PARTS = ["Mul", "Transpose", "MatMul", "Cast", "Softmax", "Cast", "MatMul"]
+IN_PARTS = ["Mul", "Transpose", "MatMul", "Softmax", "MatMul"]
 """The query is scaled before the product, and the softmax is float32."""
 
 WIDE_HEADS = dataclasses.replace(narrow.UNET, widths=(128,), attention=(True,), motion_down=(True,), motion_up=(True,))
 """Heads of 16, as in the narrow VAE and audio encoder: in half precision all of them can be one operator."""
 
-WITHOUT_FULL_STEP = ("audio_encoder", "vae_encoder", "vae_decoder", "denoise_step_cached")
-STEPS = ("denoise_step", "denoise_step_cached")
+WITHOUT_FULL_STEP = tuple(name for name in REQUIRED_GRAPHS if name != FULL_STEP)
+STEPS = (FULL_STEP, CACHED_STEP)
 
 
 class _Product(nn.Module):
@@ -59,44 +64,34 @@ def operations(folder: Path, file: str) -> collections.Counter[str]:
     return collections.Counter(node.op_type for node in graph.node)
 
 
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
-    return narrow.write_sources(tmp_path_factory.mktemp("sources"), WIDE_HEADS)
-
-
-@pytest.fixture(scope="module")
-def export(sources: Sources, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def export(out: Path, attention: AttentionForm, graphs: Collection[str], *, verify: bool) -> None:
     """Exports a float16 bundle with some of the graphs."""
     plan_graphs = exporter.plan_graphs
 
-    def make(attention: AttentionForm, graphs: Collection[str], **fields: object) -> Path:
-        out = tmp_path_factory.mktemp(attention) / "bundle"
+    def chosen(*arguments: object) -> list[GraphPlan]:
+        return [plan for plan in plan_graphs(*arguments) if plan.name in graphs]
 
-        def chosen(*arguments: object) -> list[GraphPlan]:
-            return [plan for plan in plan_graphs(*arguments) if plan.name in graphs]
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(exporter, "plan_graphs", chosen)
-            options = narrow.narrow_options(sources, out, precision="fp16", attention=attention, **fields)
-            return exporter.export_bundle(options)
-
-    return make
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        sources = narrow.write_sources(Path(folder), WIDE_HEADS)
+        patch.setattr(exporter, "plan_graphs", chosen)
+        options = narrow.narrow_options(sources, out, precision="fp16", attention=attention, verify=verify)
+        exporter.export_bundle(options)
 
 
 @pytest.fixture(scope="module")
-def matmul_bundle(export: Callable[..., Path]) -> Path:
-    """All that a run needs, verified."""
-    return export("matmul", REQUIRED_GRAPHS)
+def matmul_bundle(exports: ExportCache) -> Path:
+    """All graphs that a run needs, verified."""
+    return exports.bundle("matmul", lambda out: export(out, "matmul", REQUIRED_GRAPHS, verify=True))
 
 
 @pytest.fixture(scope="module")
-def fused_bundle(export: Callable[..., Path]) -> Path:
-    """Without the full step, which costs the most time, and not verified: `dynamic_half_bundle` is."""
-    return export("fused", WITHOUT_FULL_STEP, verify=False)
+def fused_bundle(exports: ExportCache) -> Path:
+    """Without the full step, which takes the most time, and not verified: `dynamic_half_bundle` is."""
+    return exports.bundle("fused", lambda out: export(out, "fused", WITHOUT_FULL_STEP, verify=False))
 
 
 @pytest.mark.slow
-def test_portable_graphs_hold_the_operator_only_in_the_fused_form(fused_bundle: Path, matmul_bundle: Path) -> None:
+def test_only_the_fused_form_has_the_attention_operator(fused_bundle: Path, matmul_bundle: Path) -> None:
     fused, matmul = read_manifest(fused_bundle), read_manifest(matmul_bundle)
     assert (fused.attention, matmul.attention) == ("fused", "matmul")
     parts = {name: operations(matmul_bundle, matmul.graphs[name].file) for name in REQUIRED_GRAPHS}
@@ -109,9 +104,9 @@ def test_portable_graphs_hold_the_operator_only_in_the_fused_form(fused_bundle: 
 
 
 @pytest.mark.slow
-def test_graphs_for_cuda_are_the_same_in_both_forms(fused_bundle: Path, matmul_bundle: Path) -> None:
+def test_cuda_graphs_do_not_depend_on_the_attention_form(fused_bundle: Path, matmul_bundle: Path) -> None:
     whole, parts = (
-        operations(folder, read_manifest(folder).graphs["denoise_step_cached"].forms["cuda"])
+        operations(folder, read_manifest(folder).graphs[CACHED_STEP].forms["cuda"])
         for folder in (fused_bundle, matmul_bundle)
     )
     assert whole[OPERATOR] > 0
@@ -119,7 +114,7 @@ def test_graphs_for_cuda_are_the_same_in_both_forms(fused_bundle: Path, matmul_b
 
 
 @pytest.mark.slow
-def test_products_without_the_operator_agree_with_pytorch(matmul_bundle: Path) -> None:
+def test_matmul_form_agrees_with_pytorch(matmul_bundle: Path) -> None:
     verification = Bundle.load(matmul_bundle).manifest.verification
     assert verification.keys() == set(REQUIRED_GRAPHS)
     assert max(verification.values()) <= TOLERANCE["fp16"]
@@ -127,7 +122,7 @@ def test_products_without_the_operator_agree_with_pytorch(matmul_bundle: Path) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_tensorrt_compiles_every_graph_without_the_operator(matmul_bundle: Path) -> None:
+def test_tensorrt_compiles_every_graph_of_the_matmul_form(matmul_bundle: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")
     bundle = Bundle.load(matmul_bundle)
     with ThreadPoolExecutor(2) as pool:
@@ -136,8 +131,8 @@ def test_tensorrt_compiles_every_graph_without_the_operator(matmul_bundle: Path)
 
 
 @pytest.mark.slow
-def test_in_eight_bits_the_form_stays_and_its_products_are_exact(matmul_bundle: Path, tmp_path: Path) -> None:
-    folder = quantize_bundle(matmul_bundle, _ranges(matmul_bundle), QuantizeOptions("int8"), tmp_path / "int8")
+def test_quantized_bundle_keeps_the_form_and_its_products_unquantized(matmul_bundle: Path, tmp_path: Path) -> None:
+    folder = quantize_bundle(matmul_bundle, _ranges(matmul_bundle), CalibrateOptions("int8"), tmp_path / "int8")
     made = Bundle.load(folder)
     assert made.manifest.attention == "matmul"
     for name in STEPS:
@@ -158,25 +153,37 @@ def _ranges(folder: Path) -> Ranges:
     """As if no input of a layer had exceeded 4."""
     found = {}
     for name in STEPS:
-        model = onnx.load(folder / f"{name}.onnx", load_external_data=False)
-        shapes = {initializer.name: initializer.dims for initializer in model.graph.initializer}
-        for layer in layers_of(model):
-            amax = np.full(shapes[layer.weight][int(layer.convolution)], 4, np.float32)
-            found[layer.weight] = observed(amax, amax, 1)
+        for layer in layers_of(ir.load(folder / f"{name}.onnx")):
+            amax = np.full(layer.channels, 4, np.float32)
+            found[layer.name] = ActivationRange.of_step(amax, amax)
     return found
 
 
-@pytest.mark.parametrize("form", ["fused", "matmul"])
-def test_a_plan_decides_the_form(form: AttentionForm) -> None:
-    inputs = {name: torch.randn(2, 4, 6, 40).half() for name in ("query", "key", "value")}
+@pytest.mark.parametrize(
+    ("form", "dtype", "head_dim", "fused"),
+    [
+        ("fused", torch.float16, 40, True),
+        ("matmul", torch.float16, 40, False),
+        ("fused", torch.float16, 8, False),
+        ("fused", torch.float16, 20, False),
+        ("fused", torch.float32, 40, False),
+    ],
+)
+def test_attention_is_one_operator_where_tensorrt_takes_it(
+    form: AttentionForm, dtype: torch.dtype, head_dim: int, fused: bool
+) -> None:
+    inputs = {name: torch.randn(2, 4, 6, head_dim).to(dtype) for name in ("query", "key", "value")}
     model = build_graph(GraphPlan("product", "unet", _Product(), inputs, ("out",), attention=form))
-    assert [node.op_type for node in model.graph] == ([OPERATOR] if form == "fused" else IN_PARTS)
-    if form == "matmul":
+    operators = [node.op_type for node in model.graph]
+    if fused:
+        assert operators == [OPERATOR]
+    else:
+        assert [name for name in operators if name != "Cast"] == IN_PARTS
         (softmax,) = (node for node in model.graph if node.op_type == "Softmax")
         assert softmax.inputs[0].dtype.numpy() == np.float32
 
 
-def test_the_form_ends_with_its_context_and_stays_in_its_thread() -> None:
+def test_the_form_is_limited_to_its_context_and_thread() -> None:
     def whole() -> bool:
         return exports_whole(torch.float16, 40)
 
@@ -190,7 +197,7 @@ def test_the_form_ends_with_its_context_and_stays_in_its_thread() -> None:
     assert whole()
 
 
-def test_manifests_before_format_3_mean_the_operator(tmp_path: Path) -> None:
+def test_manifests_before_format_3_are_read_as_fused(tmp_path: Path) -> None:
     manifest = dataclasses.replace(read_manifest(small_bundle()), attention="matmul", format_version=FORMAT_VERSION)
     path = write_manifest(tmp_path, manifest)
     assert read_manifest(tmp_path).attention == "matmul"
@@ -225,6 +232,7 @@ def test_the_flag_reaches_the_export(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         return tmp_path
 
     monkeypatch.setattr(exporter, "export_bundle", note)
+    monkeypatch.setattr("latentsync_trt.cli.export.find_sources", lambda _: None)
     assert CliRunner().invoke(main, ["export", "--attention", "matmul", "--quiet"]).exit_code == 0
     assert CliRunner().invoke(main, ["export", "--quiet"]).exit_code == 0
     assert [options.attention for options in asked] == ["matmul", "fused"]

@@ -1,4 +1,4 @@
-"""The CUDA form computes what PyTorch does and adds nothing to the weights: in float32, at narrow widths."""
+"""The CUDA form computes what PyTorch does and adds nearly nothing to the weights: in float32, at narrow widths."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -11,16 +11,14 @@ import onnx_ir as ir
 import pytest
 import torch
 from diffusers import AutoencoderKL
-from torch import Tensor, nn
+from torch import nn
 
-from latentsync_trt.bundle.manifest import read_manifest
+from latentsync_trt.bundle.manifest import CACHED_STEP, FULL_STEP, STEP_GRAPHS, VAE_DECODER, VAE_ENCODER, read_manifest
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.export import cuda_ops, exporter
 from latentsync_trt.export.checkpoint import LoadedUNet
-from latentsync_trt.export.cuda_form import CudaForm, group_norm_obstacle
-from latentsync_trt.export.cuda_graph import take_stored
-from latentsync_trt.export.cuda_ops import CudaOps, Sum
+from latentsync_trt.export.cuda_ops import Sum, group_norm, norm_obstacle
 from latentsync_trt.export.graphs import GraphPlan, build_cuda_graph, build_graph
 from latentsync_trt.export.layers import FrameNorm, WindowNorm
 from latentsync_trt.export.options import ExportOptions
@@ -30,6 +28,7 @@ from latentsync_trt.export.vae import ImageAttention
 from latentsync_trt.export.whisper import WhisperEncoder
 from latentsync_trt.runtime.sessions.session import Session
 from tests import narrow
+from tests.exports import ExportCache
 from tests.written_out import written_out
 
 TOLERANCE = 1e-5
@@ -38,21 +37,7 @@ TOLERANCE = 1e-5
 WIDE_ENOUGH = replace(narrow.UNET, widths=(64, 128), motion_down=(True, False), motion_up=(False, True))
 """Two channels in a group of the norms, the fewest that the kernel takes; and no more parts than must be traced."""
 
-PLAIN = CudaForm(
-    geglu=False,
-    skip_layer_norm=False,
-    skip_group_norm=False,
-    bias_add=False,
-    nhwc_conv=False,
-    attention="Attention",
-    temporal_attention="MultiHeadAttention",
-    packed_pixels=1,
-)
-"""Everything that the default form is not."""
-
-FULL, CACHED = "denoise_step", "denoise_step_cached"
-STEPS = (FULL, CACHED, "denoise_step_unguided", "denoise_step_unguided_cached")
-GRAPHS = ("vae_encoder", "vae_decoder", *STEPS)
+GRAPHS = (VAE_ENCODER, VAE_DECODER, *STEP_GRAPHS)
 
 Plans = Mapping[str, GraphPlan]
 
@@ -84,7 +69,7 @@ def options_of(**fields: Any) -> ExportOptions:
 
 @pytest.fixture(scope="module", autouse=True)
 def narrow_kernels() -> Iterator[None]:
-    """BiasSplitGelu and BiasAdd exist for a few widths alone, none of which is narrow; here, for narrow ones, too."""
+    """BiasSplitGelu and BiasAdd exist for a few widths only, none of which is narrow; here, for narrow ones, too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_ops, "SPLIT_GELU_WIDTHS", {8 * width for width in WIDE_ENOUGH.widths})
         patch.setattr(cuda_ops, "BIAS_ADD_WIDTHS", set(WIDE_ENOUGH.widths))
@@ -104,97 +89,91 @@ def plans(networks: Networks) -> Plans:
 
 
 @pytest.fixture(scope="module")
-def models(plans: Plans) -> Mapping[str, ir.Model]:
-    """The default form of every graph."""
-    return {name: build_cuda_graph(plans[name], cuda(plans[name])) for name in GRAPHS}
+def bundle(exports: ExportCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same networks with every graph in both forms; not verified."""
+
+    def make(out: Path) -> None:
+        sources = narrow.write_sources(tmp_path_factory.mktemp("sources"), WIDE_ENOUGH)
+        make_vae().save_pretrained(sources.vae)
+        exporter.export_bundle(narrow.narrow_options(sources, out, verify=False))
+
+    return exports.bundle("both_forms", make)
 
 
-def cuda(plan: GraphPlan, form: CudaForm | None = None) -> nn.Module:
-    """The plan's module in a form, its own if none is given."""
-    made = plan.cuda_module if form is None else cuda_module(plan.module, form)
-    assert made is not None
-    return made
+def ops_of(model: onnx.ModelProto | ir.Model) -> set[str]:
+    return {node.op_type for node in (model.graph if isinstance(model, ir.Model) else model.graph.node)}
 
 
-def relative_difference(model: ir.Model, plan: GraphPlan, folder: Path) -> float:
-    """The largest of all outputs, to PyTorch's."""
-    path = folder / "written_out.onnx"
-    onnx.save(written_out(ir.to_proto(model)), path)
+def load(bundle: Path, name: str) -> onnx.ModelProto:
+    """A graph in the CUDA form, without weights."""
+    return onnx.load(bundle / f"{name}.cuda.onnx", load_external_data=False)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_cuda_graph_computes_the_same_as_pytorch(bundle: Path, plans: Plans, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "written_out.onnx"
+    onnx.save(written_out(onnx.load(bundle / f"{name}.cuda.onnx")), path)
+    plan = plans[name]
     outputs = Session(path, intra_op_threads=1).run({name: value.numpy() for name, value in plan.inputs.items()})
     with torch.inference_mode():
         found = plan.module(*plan.inputs.values())
     truths = [truth.numpy() for truth in (found if isinstance(found, tuple) else (found,))]
     assert [output.shape for output in outputs] == [truth.shape for truth in truths]
     norms = [(np.linalg.norm(a - b), np.linalg.norm(b)) for a, b in zip(outputs, truths, strict=True)]
-    return max(float(difference / size) for difference, size in norms)
+    assert max(float(difference / size) for difference, size in norms) <= TOLERANCE
 
 
-def ops_of(model: ir.Model) -> set[str]:
-    return {node.op_type for node in model.graph}
+def test_fused_operators_are_in_the_graphs(bundle: Path) -> None:
+    fused = {"GroupNorm", "SkipGroupNorm", "NhwcConv", "MultiHeadAttention"}
+    assert fused <= ops_of(load(bundle, VAE_ENCODER))
+    assert fused | {"BiasSplitGelu", "SkipLayerNormalization", "BiasAdd"} <= ops_of(load(bundle, FULL_STEP))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
-def test_the_form_computes_what_pytorch_does(
-    plans: Plans, models: Mapping[str, ir.Model], name: str, tmp_path: Path
-) -> None:
-    assert relative_difference(models[name], plans[name], tmp_path) <= TOLERANCE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [FULL, "vae_encoder"])
-def test_every_switch_changes_ops_and_not_the_result(
-    plans: Plans, models: Mapping[str, ir.Model], name: str, tmp_path: Path
-) -> None:
-    plain = build_cuda_graph(plans[name], cuda(plans[name], PLAIN))
-    assert relative_difference(plain, plans[name], tmp_path) <= TOLERANCE
-    switched = {"SkipGroupNorm", "NhwcConv", *(("BiasSplitGelu", "SkipLayerNormalization", "BiasAdd") * (name == FULL))}
-    assert switched <= ops_of(models[name])
-    assert not switched & ops_of(plain)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", GRAPHS)
-def test_pictures_stay_channels_last(models: Mapping[str, ir.Model], name: str) -> None:
+def test_activations_stay_channels_last(bundle: Path, name: str) -> None:
     """And cuDNN finds no plan for a fused convolution of four channels that come before the pixels."""
-    assert "Conv" not in ops_of(models[name])
+    assert "Conv" not in ops_of(load(bundle, name))
 
 
-@pytest.mark.slow
-def test_frames_of_several_pixels_make_one_sequence(models: Mapping[str, ir.Model]) -> None:
-    lengths = {node.inputs[0].shape[1] for node in models[FULL].graph if node.op_type == "Attention"}
-    assert lengths == {CudaForm().packed_pixels * narrow.FRAMES}
+def test_frames_of_several_pixels_form_one_sequence(bundle: Path) -> None:
+    graph = ir.load(bundle / f"{FULL_STEP}.cuda.onnx").graph
+    lengths = {node.inputs[0].shape[1] for node in graph if node.op_type == "Attention"}
+    assert lengths == {cuda_ops.PACKED_PIXELS * narrow.FRAMES}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
-def test_onnxruntime_lacks_nothing_but_kernels(models: Mapping[str, ir.Model], name: str, tmp_path: Path) -> None:
-    """Types, shapes and attributes are what the ops' schemas say, as far as a session gets on a CPU."""
-    path = tmp_path / f"{name}.onnx"
-    ir.save(ir.from_proto(ir.to_proto(models[name])), path)
+def test_onnxruntime_lacks_only_kernels(bundle: Path, name: str) -> None:
+    """Types, shapes and attributes are what the operators' schemas say, as far as a session gets on a CPU."""
     with pytest.raises(EngineBuildError, match=r"Failed to find kernel|Could not find an implementation"):
-        Session(path)
+        Session(bundle / f"{name}.cuda.onnx")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("names", [("vae_encoder", "vae_decoder"), (CACHED,)], ids=["vae", "unet"])
-def test_the_form_reads_the_weights_of_the_portable_graphs(
-    plans: Plans, models: Mapping[str, ir.Model], names: tuple[str, ...], tmp_path: Path
-) -> None:
-    """Which cuts this network's models off from their weights: the last of its tests."""
-    with WeightsFile(tmp_path / "weights") as weights:
-        for name in names:
-            weights.move_out(build_graph(plans[name]))
-        before = weights.path.read_bytes()
-        for name in names:
-            weights.move_out(models[name])
-            stored = [value.const_value for value in models[name].graph.initializers.values()]
-            assert sum(isinstance(tensor, ir.ExternalTensor) for tensor in stored) > 10
-    assert weights.path.read_bytes() == before
+@pytest.mark.parametrize("names", [(VAE_ENCODER, VAE_DECODER), STEP_GRAPHS], ids=["vae", "unet"])
+def test_both_forms_read_the_same_weights(bundle: Path, names: tuple[str, ...]) -> None:
+    portable, cuda = (
+        {
+            (tensor.offset, tensor.length)
+            for name in names
+            for value in ir.load(bundle / f"{name}{form}.onnx").graph.initializers.values()
+            if isinstance(tensor := value.const_value, ir.ExternalTensor)
+        }
+        for form in ("", ".cuda")
+    )
+    assert len(cuda) > 10
+    assert cuda <= portable
+
+
+def test_manifest_lists_both_forms(bundle: Path) -> None:
+    manifest = read_manifest(bundle)
+    assert manifest.graphs[CACHED_STEP].forms == {"cuda": f"{CACHED_STEP}.cuda.onnx"}
+    assert manifest.graphs["audio_encoder"].forms == {}
+    assert manifest.notes == ()
+    for entry in manifest.graphs.values():
+        assert {entry.file, entry.weights, *entry.forms.values()} <= manifest.files.keys()
 
 
 class _Norms(nn.Module):
-    """A norm whose float32 weights the portable graph holds, and one whose it does not; in half precision."""
+    """Both kinds of norms, in half precision."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -202,51 +181,43 @@ class _Norms(nn.Module):
         narrow.randomize(self)
         self.half()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.frame(self.window(x, 2))
 
 
 class _CudaNorms(_Norms):
-    def forward(self, x: Tensor) -> Tensor:
-        made = CudaOps(CudaForm(), frames=2)
-        normed, _ = made.group_norm(self.window, Sum(x.permute(0, 2, 3, 1)), silu=False)
-        return made.group_norm(self.frame, Sum(normed), silu=False)[0].permute(0, 3, 1, 2)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed, _ = group_norm(self.window, Sum(x.permute(0, 2, 3, 1)), frames=2, silu=False)
+        return group_norm(self.frame, Sum(normed), silu=False)[0].permute(0, 3, 1, 2)
 
 
-def test_half_precision_norms_take_the_float32_weights_that_are_there(tmp_path: Path) -> None:
+def test_half_precision_adds_only_float32_weights_of_norms(tmp_path: Path) -> None:
     width = 640
     plan = GraphPlan("norms", "unet", _Norms(width), {"x": torch.ones(2, width, 4, 4).half()}, ("y",))
     made = build_cuda_graph(plan, _CudaNorms(width))
-    assert sum(node.op_type == "Cast" for node in made.graph) == 4
+    assert "Cast" not in ops_of(made)
     with WeightsFile(tmp_path / "weights") as weights:
         weights.move_out(build_graph(plan))
-        before = weights.path.read_bytes()
-        take_stored(made, weights)
+        before_bytes = weights.path.stat().st_size
         weights.move_out(made)
-    assert weights.path.read_bytes() == before
-    window, frame = (node for node in made.graph if node.op_type == "GroupNorm")
-    assert all(value.producer() is None for value in window.inputs[1:])
-    assert [value.producer().op_type for value in frame.inputs[1:]] == ["Cast", "Cast"]
+    # The portable graph has those of the window norm; weight and bias of the other one are added.
+    assert 2 * 4 * width <= weights.path.stat().st_size - before_bytes <= 2 * 4 * width + 2 * 4096
 
 
-@pytest.mark.parametrize(
-    ("channels", "groups", "fits"), [(320, 32, True), (960, 32, True), (64, 32, True), (32, 32, False), (96, 32, False)]
-)
-def test_norms_need_groups_of_an_even_number_of_channels(channels: int, groups: int, fits: bool) -> None:
-    assert (group_norm_obstacle(channels, groups) is None) == fits
+@pytest.mark.parametrize(("width", "fits"), [(320, True), (960, True), (64, True), (32, False), (96, False)])
+def test_norms_need_groups_of_an_even_number_of_channels(width: int, fits: bool) -> None:
+    assert (norm_obstacle(nn.Sequential(FrameNorm(64), WindowNorm(width))) is None) == fits
 
 
-def test_widths_for_which_no_kernel_is_compiled_keep_the_ops_of_onnx(
-    networks: Networks, plans: Plans, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_widths_without_a_compiled_kernel_keep_onnx_operators(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_ops, "SPLIT_GELU_WIDTHS", frozenset({2560}))
     monkeypatch.setattr(cuda_ops, "BIAS_ADD_WIDTHS", frozenset({320}))
-    ops = ops_of(build_cuda_graph(plans[CACHED], cuda(plans[CACHED])))
+    ops = ops_of(build_cuda_graph(plans[CACHED_STEP], cuda_module(plans[CACHED_STEP].module)))
     assert "GroupNorm" in ops
     assert not {"BiasSplitGelu", "BiasAdd"} & ops
 
 
-def test_networks_that_the_kernels_do_not_take_stay_portable(networks: Networks) -> None:
+def test_networks_that_the_kernels_do_not_take_are_portable_only(networks: Networks) -> None:
     assert cuda_obstacles(networks, options_of()) == {}
     assert cuda_obstacles(networks, options_of(dynamic=True)) == {"unet": "shapes vary", "vae": "shapes vary"}
     narrower = make_networks(UNet(narrow.UNET), make_vae((8, 8, 16, 16)))
@@ -258,22 +229,4 @@ def test_networks_that_the_kernels_do_not_take_stay_portable(networks: Networks)
     other = make_networks(networks.unet.network, make_vae(act_fn="mish"))
     assert cuda_obstacles(other, options_of()) == {"vae": "its act_fn is mish, not silu"}
     formed = {plan.name for plan in plan_graphs(other, options_of()) if plan.cuda_module is not None}
-    assert formed == set(STEPS)
-
-
-@pytest.mark.slow
-def test_a_bundle_lists_the_forms_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = narrow.write_sources(tmp_path / "sources", WIDE_ENOUGH)
-
-    def quick(*arguments: Any) -> list[GraphPlan]:
-        return [plan for plan in plan_graphs(*arguments) if plan.name in ("vae_encoder", CACHED)]
-
-    monkeypatch.setattr(exporter, "plan_graphs", quick)
-    manifest = read_manifest(exporter.export_bundle(narrow.narrow_options(sources, tmp_path / "bundle", verify=False)))
-    assert manifest.graphs[CACHED].forms == {"cuda": f"{CACHED}.cuda.onnx"}
-    assert manifest.graphs["vae_encoder"].forms == {}
-    assert f"{CACHED}.cuda.onnx" in manifest.files
-    assert [note for note in manifest.notes if "CUDA" in note] == [
-        "vae: no graphs in the CUDA form, as GroupNorm's kernel takes groups of an even number of channels, not 8 "
-        "channels in 8"
-    ]
+    assert formed == set(STEP_GRAPHS)

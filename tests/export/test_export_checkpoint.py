@@ -32,7 +32,7 @@ def _edited(source: Path, target: Path, **changes: torch.Tensor | None) -> Path:
     return target
 
 
-def test_configuration_and_weights_survive_the_checkpoint_format(sources: Sources) -> None:
+def test_configuration_and_weights_are_read_back(sources: Sources) -> None:
     loaded = load_unet(sources.unet, torch.float32)
     written = torch.load(sources.unet, weights_only=True)["state_dict"]
     assert loaded.network.config == narrow.UNET
@@ -82,7 +82,7 @@ def test_a_wrong_shape_is_named(sources: Sources, tmp_path: Path) -> None:
         load_unet(path, torch.float32)
 
 
-def test_kinds_are_told_apart(sources: Sources) -> None:
+def test_swapped_files_are_recognized(sources: Sources) -> None:
     with pytest.raises(CheckpointError, match="a Whisper model, not a LatentSync U-Net; give it as --whisper"):
         load_unet(sources.whisper, torch.float32)
     with pytest.raises(CheckpointError, match="a LatentSync U-Net, not one of OpenAI's Whisper models"):

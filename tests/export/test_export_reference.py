@@ -1,26 +1,24 @@
 """The exported graphs against the public release: single networks, and the whole 20-step guided loop."""
 
-from collections.abc import Callable
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
-import onnx_ir as ir
 import pytest
 import torch
 
-from latentsync_trt.bundle.weights import WeightsFile
+from latentsync_trt.bundle.manifest import CACHED_STEP, FULL_STEP, VAE_DECODER, VAE_ENCODER
 from latentsync_trt.diffusion.loop import denoise
 from latentsync_trt.diffusion.plan import cache_plan
 from latentsync_trt.diffusion.scheduler import ddim_schedule, dpmpp_schedule
-from latentsync_trt.export.graphs import build_graph
-from latentsync_trt.export.options import ExportOptions, Sources
-from latentsync_trt.export.plans import load_networks, plan_graphs
+from latentsync_trt.export import exporter
+from latentsync_trt.export.options import ExportOptions
+from latentsync_trt.export.plans import plan_graphs
 from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
 from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.types import WindowBatch
 from tests.export.test_export_solver import diffusers_solver
-
-pytestmark = pytest.mark.slow
+from tests.exports import ExportCache
 
 RESOLUTION_PX = 128
 NETWORK_TOLERANCE = 1e-4
@@ -28,13 +26,15 @@ NETWORK_TOLERANCE = 1e-4
 LOOP_TOLERANCE = 1e-3
 """The same, grown over 20 guided steps."""
 HALF_PRECISION_DB = 40.0
-"""Least signal-to-noise ratio of float16 graphs to the float32 release after the whole loop."""
+"""Least signal-to-noise ratio of float16 graphs, compared with the float32 release after the whole loop."""
 SCALING_FACTOR = 0.18215
 
 SOLVER_TOLERANCE = 1e-5
 """diffusers computes its coefficients in float32."""
 NOISE_ALONE = np.array([0, 1, 0, 0, 0], np.float32)
 """Coefficients that make `next_latents` the predicted noise."""
+
+STEPS = (FULL_STEP, CACHED_STEP)
 
 Graphs = dict[str, Session]
 
@@ -44,32 +44,32 @@ def relative(found: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
 
-def _export(reference: Path, folder: Path, precision: str, wanted: Callable[[str], bool]) -> Graphs:
-    """Those graphs of the recorded networks that are `wanted`."""
+def _sessions(folder: Path, graphs: Collection[str]) -> Graphs:
+    return {name: Session(folder / f"{name}.onnx") for name in graphs}
+
+
+def _export(reference: Path, out: Path, precision: str, graphs: Collection[str]) -> None:
+    """Exports some graphs of the recorded networks, without verification."""
     small = reference / "small"
-    sources = Sources(small / "unet.pt", small / "vae", small / "whisper.pt")
-    options = ExportOptions(resolution=RESOLUTION_PX, precision=precision)
-    dtype = {"fp32": torch.float32, "fp16": torch.float16}[precision]
-    sessions = {}
-    for plan in plan_graphs(load_networks(sources, options, dtype), options):
-        if wanted(plan.name):
-            model = build_graph(plan)
-            with WeightsFile(folder / f"{plan.name}.weights") as weights:
-                weights.move_out(model)
-            ir.save(model, folder / f"{plan.name}.onnx")
-            sessions[plan.name] = Session(folder / f"{plan.name}.onnx")
-    return sessions
+    sources = {"unet": small / "unet.pt", "vae": small / "vae", "whisper": small / "whisper.pt"}
+    options = ExportOptions(
+        **sources, out=out, resolution=RESOLUTION_PX, precision=precision, verify=False, cuda_form=False
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        chosen = lambda *arguments: [plan for plan in plan_graphs(*arguments) if plan.name in graphs]  # noqa: E731
+        patch.setattr(exporter, "plan_graphs", chosen)
+        exporter.export_bundle(options)
 
 
 @pytest.fixture(scope="module")
-def single(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Graphs:
-    return _export(reference, tmp_path_factory.mktemp("fp32"), "fp32", lambda name: "unguided" not in name)
+def single(reference: Path, exports: ExportCache) -> Graphs:
+    graphs = (VAE_ENCODER, VAE_DECODER, *STEPS)
+    return _sessions(exports.bundle("reference_fp32", lambda out: _export(reference, out, "fp32", graphs)), graphs)
 
 
 @pytest.fixture(scope="module")
-def half(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Graphs:
-    steps = ("denoise_step", "denoise_step_cached")
-    return _export(reference, tmp_path_factory.mktemp("fp16"), "fp16", lambda name: name in steps)
+def half(reference: Path, exports: ExportCache) -> Graphs:
+    return _sessions(exports.bundle("reference_fp16", lambda out: _export(reference, out, "fp16", STEPS)), STEPS)
 
 
 def _loop(reference: Path, graphs: Graphs, interval: int) -> np.ndarray:
@@ -86,12 +86,15 @@ def _loop(reference: Path, graphs: Graphs, interval: int) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize(("interval", "recording"), [(1, "final"), (3, "final_cache_interval3")])
+@pytest.mark.parametrize(
+    ("interval", "recording"), [pytest.param(1, "final", marks=pytest.mark.slow), (3, "final_cache_interval3")]
+)
 def test_the_loop_reproduces_the_release(reference: Path, single: Graphs, interval: int, recording: str) -> None:
     wanted = np.load(reference / "small" / "loop_20steps.npz")[recording]
     assert relative(_loop(reference, single, interval), wanted) <= LOOP_TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("interval", "recording"), [(1, "final"), (3, "final_cache_interval3")])
 def test_half_precision_stays_near_the_release(reference: Path, half: Graphs, interval: int, recording: str) -> None:
     wanted = np.load(reference / "small" / "loop_20steps.npz")[recording].astype(np.float64)
@@ -99,9 +102,10 @@ def test_half_precision_stays_near_the_release(reference: Path, half: Graphs, in
     assert 10 * np.log10(np.mean(wanted**2) / np.mean(error**2)) >= HALF_PRECISION_DB
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
-def test_dpmpp_through_the_graphs_goes_where_diffusers_goes(reference: Path, single: Graphs) -> None:
-    """diffusers' scheduler, on the host, over the noise that the same graph predicts."""
+def test_dpmpp_loop_agrees_with_the_diffusers_scheduler(reference: Path, single: Graphs) -> None:
+    """The scheduler of diffusers on the host, with noise that the same graph predicts."""
     steps = 8
     with np.load(reference / "small" / "loop_20steps.npz") as recorded:
         noise, conditioning, audio = recorded["noise"], recorded["conditioning"], recorded["audio"][None]
@@ -121,10 +125,10 @@ def test_dpmpp_through_the_graphs_goes_where_diffusers_goes(reference: Path, sin
 def test_the_vae_graphs_reproduce_the_release(reference: Path, single: Graphs) -> None:
     recorded = np.load(reference / "small" / "vae_io.npz")
     latent = recorded["latent_mode_unscaled"] * np.float32(SCALING_FACTOR)
-    repeats = single["vae_encoder"].inputs[0].shape[0] // len(latent)
+    repeats = single[VAE_ENCODER].inputs[0].shape[0] // len(latent)
     images = np.tile(recorded["image"], (repeats, 1, 1, 1))
-    (encoded,) = single["vae_encoder"].run({"image": images})
-    (decoded,) = single["vae_decoder"].run({"latent": np.tile(latent, (repeats, 1, 1, 1))})
+    (encoded,) = single[VAE_ENCODER].run({"image": images})
+    (decoded,) = single[VAE_DECODER].run({"latent": np.tile(latent, (repeats, 1, 1, 1))})
     assert relative(encoded, np.tile(latent, (repeats, 1, 1, 1))) <= NETWORK_TOLERANCE
     assert relative(decoded, np.tile(recorded["decoded"], (repeats, 1, 1, 1))) <= NETWORK_TOLERANCE
 
@@ -142,5 +146,5 @@ def test_one_guided_prediction_reproduces_the_release(reference: Path, single: G
         "coefficients": NOISE_ALONE,  # which, at guidance 1, is the prediction with audio
     }
     arrays = {name: np.asarray(value) for name, value in inputs.items()}
-    noise, _, _ = single["denoise_step"].run(arrays)
+    noise, _, _ = single[FULL_STEP].run(arrays)
     assert relative(noise, recorded["output"][1:]) <= NETWORK_TOLERANCE

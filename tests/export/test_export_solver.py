@@ -51,7 +51,7 @@ def assert_same_trajectory(latents: np.ndarray, predict: Predict, steps: int) ->
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 10, 14, 15, 20, 25, 50])
-def test_a_linear_model_takes_the_same_way(steps: int) -> None:
+def test_trajectory_of_a_linear_model_is_the_same(steps: int) -> None:
     random = np.random.default_rng(steps)
     latents = random.standard_normal((2, 4, 3, 8, 8), np.float32)
     mixing = random.standard_normal((8, 8), np.float32) / np.float32(6)
@@ -59,7 +59,7 @@ def test_a_linear_model_takes_the_same_way(steps: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [8, 20])
-def test_recorded_predictions_take_the_same_way(reference: Path, steps: int) -> None:
+def test_trajectory_of_recorded_predictions_is_the_same(reference: Path, steps: int) -> None:
     with np.load(reference / "small" / "ddim.npz") as file:
         latents, predictions = file["x_T"], file["eps"]
     assert len(predictions) >= steps

@@ -20,10 +20,18 @@ from latentsync_trt.errors import CheckpointError, InputError
 from latentsync_trt.export import exporter
 from latentsync_trt.export.graphs import GraphPlan, build_graph
 from latentsync_trt.export.options import ExportOptions, Sources
-from latentsync_trt.export.plans import Networks, answer_overflow, cuda_obstacles, load_networks, plan_graphs
+from latentsync_trt.export.plans import cuda_obstacles, load_networks, plan_graphs
 from latentsync_trt.export.vae import VaeDecoder, VaeEncoder
-from latentsync_trt.export.vae_pictures import trial_pictures
-from latentsync_trt.export.vae_range import LARGEST_HALF, LIMIT, keep_wide, largest_values, parts_of, wide_note
+from latentsync_trt.export.vae_overflow import (
+    LARGEST_HALF,
+    LIMIT,
+    keep_wide,
+    largest_values,
+    load_half_vae,
+    parts_of,
+    trial_pictures,
+    wide_note,
+)
 from latentsync_trt.export.verify import TOLERANCE
 from latentsync_trt.media import demo_clip as demo
 from latentsync_trt.runtime.compiler.rtx import compile_graph
@@ -128,7 +136,7 @@ def distance(image: np.ndarray, truth: np.ndarray) -> float:
 
 
 @pytest.mark.slow
-def test_half_precision_alone_loses_the_picture_and_verification_does_not_see_it(
+def test_half_precision_overflows_and_verification_does_not_detect_it(
     half_graph: ir.Model, latent: Tensor, truth: np.ndarray, tmp_path: Path
 ) -> None:
     vae = overflowing(make_vae())
@@ -147,7 +155,9 @@ def test_parts_in_float32_keep_the_picture(pictures: Mapping[str, Tensor], laten
 
 
 @pytest.mark.slow
-def test_so_does_the_exported_graph(mixed_graph: ir.Model, latent: Tensor, truth: np.ndarray, tmp_path: Path) -> None:
+def test_exported_graph_with_parts_in_float32_keeps_the_picture(
+    mixed_graph: ir.Model, latent: Tensor, truth: np.ndarray, tmp_path: Path
+) -> None:
     assert distance(rounded(mixed_graph, latent, tmp_path / "mixed.onnx"), truth) <= HALF_TOLERANCE
 
 
@@ -161,7 +171,7 @@ def test_only_the_named_parts_are_stored_in_float32(mixed_graph: ir.Model) -> No
 
 
 @pytest.mark.slow
-def test_one_cast_before_neighbors_in_float32_and_one_behind(half_graph: ir.Model, mixed_graph: ir.Model) -> None:
+def test_one_cast_before_and_after_neighboring_parts_in_float32(half_graph: ir.Model, mixed_graph: ir.Model) -> None:
     half_casts, mixed_casts = (
         sum(node.op_type == "Cast" for node in model.graph) for model in (half_graph, mixed_graph)
     )
@@ -169,7 +179,7 @@ def test_one_cast_before_neighbors_in_float32_and_one_behind(half_graph: ir.Mode
 
 
 @pytest.mark.slow
-def test_tensorrt_takes_both_precisions_in_one_graph(mixed_graph: ir.Model, tmp_path: Path) -> None:
+def test_tensorrt_compiles_both_precisions_in_one_graph(mixed_graph: ir.Model, tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")
     ir.save(mixed_graph, tmp_path / "mixed.onnx")
     verdict = compile_graph(tmp_path / "mixed.onnx", {})
@@ -178,11 +188,11 @@ def test_tensorrt_takes_both_precisions_in_one_graph(mixed_graph: ir.Model, tmp_
 
 def test_parts_hold_every_parameter_once() -> None:
     for vae in (make_vae(), make_vae(use_quant_conv=False, use_post_quant_conv=False)):
-        held = [id(p) for modules in parts_of(vae).values() for module in modules for p in module.parameters()]
+        held = [id(p) for part in parts_of(vae).values() for p in part.parameters()]
         assert sorted(held) == sorted(map(id, vae.parameters()))
 
 
-def test_the_largest_value_of_a_part_is_what_it_takes_makes_or_holds(pictures: Mapping[str, Tensor]) -> None:
+def test_largest_value_of_a_part_covers_inputs_outputs_and_parameters(pictures: Mapping[str, Tensor]) -> None:
     vae = make_vae()
     made = VaeEncoder(vae)(pictures["face"]) / vae.config.scaling_factor
     taken = vae.post_quant_conv(made)
@@ -227,11 +237,11 @@ def scale_logits(vae: Any) -> None:
     ("scale", "parts"),
     [
         (scale_hidden, {"encoder.down_blocks.1"}),
-        (scale_residual, {"decoder.up_blocks.3", "decoder.conv_out"}),
+        (scale_residual, {"decoder.up_blocks.3", "decoder.conv_norm_out"}),
         (scale_logits, {"encoder.mid_block"}),
     ],
 )
-def test_what_lies_between_two_kernels_counts(scale: Any, parts: set[str], pictures: Mapping[str, Tensor]) -> None:
+def test_values_between_two_kernels_are_measured(scale: Any, parts: set[str], pictures: Mapping[str, Tensor]) -> None:
     vae = make_vae()
     scale(vae)
     found = largest_values(vae, [pictures["face"]])
@@ -246,15 +256,15 @@ def test_measuring_leaves_the_vae_as_it_was(pictures: Mapping[str, Tensor]) -> N
     assert all(torch.equal(value, before[name]) for name, value in vae.state_dict().items())
 
 
-def test_an_ordinary_vae_is_exported_as_ever(tmp_path: Path) -> None:
-    sources = narrow.write_sources(tmp_path)
-    options = options_of(sources)
-    networks = load_networks(sources, options, torch.float16)
-    assert answer_overflow(networks, sources, options) is networks
+def test_an_ordinary_vae_is_entirely_in_half_precision(tmp_path: Path) -> None:
+    vae, wide = load_half_vae(narrow.write_vae(tmp_path / "vae"), SIDE_PX)
+    assert wide == {}
+    assert {parameter.dtype for parameter in vae.parameters()} == {torch.float16}
+    assert not any(module._forward_pre_hooks for module in vae.modules())
 
 
 @pytest.mark.slow
-def test_the_answer_is_exported_verified_and_written_down(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixed_vae_is_exported_verified_and_recorded(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
     def decoder(*arguments: Any) -> list[GraphPlan]:
         return [plan for plan in plan_graphs(*arguments) if plan.name == "vae_decoder"]
 
@@ -267,31 +277,20 @@ def test_the_answer_is_exported_verified_and_written_down(sources: Sources, monk
     assert "vae: no graphs in the CUDA form, as parts of it are in float32" in manifest.notes
 
 
-@pytest.mark.parametrize("precision", ["fp16", "fp32"])
-def test_only_half_precision_is_looked_at(
-    sources: Sources, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[Networks] = []
-    stages: list[str] = []
-    monkeypatch.setattr(exporter, "_fill", lambda folder, networks, *_: given.append(networks))
-    options = replace(options_of(sources), precision=precision, out=tmp_path / "bundle")
-    exporter.export_bundle(options, lambda stage, _: stages.append(stage))
-    wide = GROWN if precision == "fp16" else set()
-    assert [networks.wide.keys() for networks in given] == [wide]
-    assert ("looking for overflow in the VAE" in stages) == bool(wide)
+def test_overflow_is_searched_in_half_precision_only(sources: Sources) -> None:
+    for dtype, wide in ((torch.float16, GROWN), (torch.float32, set())):
+        assert load_networks(sources, options_of(sources), dtype).wide.keys() == wide
 
 
-def test_the_cuda_form_is_left_out_for_parts_in_float32_alone(sources: Sources) -> None:
+def test_parts_in_float32_exclude_the_cuda_form(sources: Sources) -> None:
     options = options_of(sources)
-    networks = load_networks(sources, options, torch.float16)
-    assert "vae" not in cuda_obstacles(networks, options)
-    answered = answer_overflow(networks, sources, options)
-    assert answered.wide.keys() == GROWN
-    assert cuda_obstacles(answered, options)["vae"] == "parts of it are in float32"
-    assert {plan.cuda_module for plan in plan_graphs(answered, options) if plan.network == "vae"} == {None}
+    mixed = load_networks(sources, options, torch.float16)
+    assert cuda_obstacles(mixed, options)["vae"] == "parts of it are in float32"
+    assert {plan.cuda_module for plan in plan_graphs(mixed, options) if plan.network == "vae"} == {None}
+    assert "vae" not in cuda_obstacles(replace(mixed, wide={}), options)
 
 
-def test_the_note_names_parts_values_and_the_reason() -> None:
+def test_note_names_parts_values_and_the_reason() -> None:
     assert wide_note({"decoder.up_blocks.2": 123456.7, "decoder.conv_out": 2e4}) == (
         "vae: in float32, as float16 ends at 65,504: decoder.up_blocks.2 (values up to 123,457), decoder.conv_out "
         "(values up to 20,000)"
@@ -299,18 +298,16 @@ def test_the_note_names_parts_values_and_the_reason() -> None:
     assert LIMIT < LARGEST_HALF == 65504
 
 
-def test_a_vae_that_is_not_finite_in_float32_either_is_refused(sources: Sources, tmp_path: Path) -> None:
+def test_a_vae_that_is_not_finite_in_float32_either_is_refused(tmp_path: Path) -> None:
     vae = make_vae()
     vae.decoder.up_blocks[0].resnets[0].conv1.bias[0] = math.nan
     vae.save_pretrained(tmp_path / "vae")
-    damaged = replace(sources, vae=tmp_path / "vae")
-    networks = load_networks(damaged, options_of(damaged), torch.float16)
     with pytest.raises(CheckpointError, match=r"vae: .* not finite"):
-        answer_overflow(networks, damaged, options_of(sources))
+        load_half_vae(tmp_path / "vae", SIDE_PX)
 
 
 @pytest.mark.parametrize("side_px", [64, 128])
-def test_trial_pictures_are_what_they_are_called(side_px: int) -> None:
+def test_trial_pictures(side_px: int) -> None:
     found = trial_pictures(side_px)
     for name, picture in found.items():
         assert picture.shape == (1, 3, *[side_px if "face" in name else side_px // 2] * 2)
@@ -325,9 +322,7 @@ def test_trial_pictures_are_what_they_are_called(side_px: int) -> None:
     assert (found["white"] == 1).all()
 
 
-def test_without_its_portrait_the_package_is_to_be_installed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_portrait_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "_PORTRAIT", tmp_path / "portrait.jpg")
     with pytest.raises(InputError, match="install latentsync-trt again"):
         trial_pictures(SIDE_PX)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.config import RuntimeOptions
@@ -13,7 +14,8 @@ SAME_LEVELS = 3
 """Half precision, and sums in another order for another batch; on random weights most pixels clip to black or white."""
 
 
-def test_windows_painted_together_look_as_when_painted_alone(dynamic_half_bundle: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_windows_denoised_together_look_the_same_as_alone(dynamic_half_bundle: Path, tmp_path: Path) -> None:
     clip = write_face(tmp_path / "face.mp4", 3 * narrow.FRAMES)
     sound = write_sound(tmp_path / "speech.wav", 3 * narrow.FRAMES / 25, clicks_s=(0.2,))
     made = []

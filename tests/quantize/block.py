@@ -1,5 +1,5 @@
-"""A bundle with one step of one block: a convolution with a skip around it, and a linear layer whose input is also an
-output of the graph."""
+"""A bundle with one step graph of one block: a convolution with a skip connection around it, and a linear layer whose
+input is also an output of the graph."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from latentsync_trt.bundle.manifest import Bundle, FileEntry, GraphEntry, Manifest, TensorEntry, sha256_file
-from latentsync_trt.quantize.ranges import LayerInput, Ranges, observed
+from latentsync_trt.quantize.ranges import ActivationRange, Ranges
 
 SIDE = 4
 CONVOLUTION, BIAS, LINEAR = "net.conv.weight", "net.conv.bias", "net.to_q.weight"
@@ -18,9 +18,9 @@ GRAPH = "denoise_step"
 
 
 def write_block(folder: Path, channels: int = 8, dtype: type[np.floating] = np.float32) -> Bundle:
-    """Writes the bundle into a new folder, its weights into a file of their own; `dtype`: what its layers compute in.
+    """Writes the bundle into a new folder, its weights into a file of their own; `dtype`: of its layers.
 
-    Nothing but the step is there, so it is not a whole bundle.
+    It lacks all graphs but the step.
     """
     folder.mkdir(parents=True)
     latents = TensorEntry("latents", "float32", (1, channels, SIDE, SIDE))
@@ -52,7 +52,7 @@ def write_block(folder: Path, channels: int = 8, dtype: type[np.floating] = np.f
 
 
 def weights(channels: int = 8) -> dict[str, NDArray[np.float32]]:
-    """Of the layers, and the convolution's bias, by name: activations stay near one."""
+    """Of the layers, and the convolution's bias, by name; activations stay near one."""
     random = np.random.default_rng(5)
     conv = random.standard_normal((channels, channels, 3, 3), np.float32) / np.float32(np.sqrt(9 * channels))
     linear = random.standard_normal((channels, channels), np.float32) / np.float32(np.sqrt(channels))
@@ -60,13 +60,13 @@ def weights(channels: int = 8) -> dict[str, NDArray[np.float32]]:
 
 
 def ranges(channels: int = 8, amax: float = 4.0) -> Ranges:
-    """As if every channel of every input had reached `amax`."""
-    return {name: seen(np.full(channels, amax, np.float32)) for name in (CONVOLUTION, LINEAR)}
+    """Calibration ranges in which every channel of every input reaches `amax`."""
+    return {name: reaching(np.full(channels, amax, np.float32)) for name in (CONVOLUTION, LINEAR)}
 
 
-def seen(channel_amax: NDArray[np.float32]) -> LayerInput:
-    """As if the largest values had been these, and all others the same as the first."""
-    return observed(channel_amax, channel_amax, 1)
+def reaching(channel_amax: NDArray[np.float32]) -> ActivationRange:
+    """The range of an input whose channels reach these values."""
+    return ActivationRange.of_step(channel_amax, channel_amax)
 
 
 def latents(channels: int = 8) -> NDArray[np.float32]:

@@ -1,59 +1,77 @@
-"""The small bundle in eight bits, with ranges of what it does on noise."""
+"""The small bundle in 8 bits, with ranges observed on noise."""
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.diffusion.loop import denoise
 from latentsync_trt.diffusion.plan import cache_plan
 from latentsync_trt.diffusion.scheduler import solver_schedule
-from latentsync_trt.quantize.bundle_out import Provenance, quantize_bundle
-from latentsync_trt.quantize.cast import EightBit
+from latentsync_trt.quantize.bundle import Provenance, quantize_bundle
 from latentsync_trt.quantize.observe import write_observed
-from latentsync_trt.quantize.options import QuantizeOptions
-from latentsync_trt.quantize.ranges import LayerInput, Ranges, merged, observed
-from latentsync_trt.runtime.networks.observer import ObservedTensor, ObservingDenoiser
+from latentsync_trt.quantize.options import CalibrateOptions, EightBit
+from latentsync_trt.quantize.ranges import ActivationRange, Ranges
+from latentsync_trt.quantize.windows import Loop, RecordedWindow
+from latentsync_trt.runtime.networks.uncached import ObservedTensor, ObservingDenoiser
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import Float32Array
 from tests.small import small_bundle
 
 GUIDED = ("denoise_step", "denoise_step_cached")
-SCHEDULE, PLAN = solver_schedule("ddim", 2), cache_plan(2, 2)
-GUIDANCE = 1.5
 
 
-def inputs(bundle: Bundle) -> tuple[Float32Array, Float32Array, Float32Array]:
-    """Noise, conditioning and audio for a window."""
+def small_loop(steps: int = 2, guidance: float = 1.5) -> Loop:
+    """Every other step is full."""
+    return Loop(guidance, solver_schedule("ddim", steps), cache_plan(steps, 2))
+
+
+def small_window(bundle: Bundle) -> RecordedWindow:
+    """A window of noise."""
     manifest, random = bundle.manifest, np.random.default_rng(2)
     side, frames = manifest.latent_px, manifest.frames
-    audio = (1, frames, 10 * manifest.audio_layers, manifest.audio_width)
-    shapes: Sequence[tuple[int, ...]] = [(1, 4, 1, side, side), (1, 9, frames, side, side), audio]
-    noise, known, heard = (random.standard_normal(shape, np.float32) for shape in shapes)
-    return noise, known, heard
+    return RecordedWindow(
+        random.standard_normal((1, 4, 1, side, side), np.float32),
+        random.standard_normal((1, 9, frames, side, side), np.float32),
+        random.standard_normal((1, frames, 10 * manifest.audio_layers, manifest.audio_width), np.float32),
+    )
+
+
+class Observer:
+    """Merges what observed graphs return."""
+
+    def __init__(self) -> None:
+        self.ranges: dict[str, ActivationRange] = {}
+        self.calls = 0
+        self.timesteps: dict[str, set[int]] = {}
+
+    def __call__(self, tensor: ObservedTensor, timestep: int, amax: Float32Array, sample: Float32Array) -> None:
+        self.calls += 1
+        now = ActivationRange.of_step(amax, sample)
+        for layer in tensor.layers:
+            self.ranges[layer] = self.ranges[layer].merged(now) if layer in self.ranges else now
+            self.timesteps.setdefault(layer, set()).add(timestep)
+
+
+def observe_small(loop: Loop, graphs: tuple[str, ...] = GUIDED) -> tuple[Observer, Float32Array]:
+    """What a loop of the small bundle shows, and its latents at the end."""
+    bundle, observer = Bundle.load(small_bundle(), verify=False), Observer()
+    with TemporaryDirectory() as folder:
+        observed = {name: write_observed(bundle, name, Path(folder)) for name in graphs}
+        denoiser = ObservingDenoiser(observed, Selection("cpu"), observer)
+        latents = loop.run(denoiser, small_window(bundle))
+        denoiser.close()
+    return observer, latents
 
 
 @functools.cache
 def small_ranges() -> Ranges:
-    """What a full and a cached step of the small bundle show."""
-    bundle, seen = Bundle.load(small_bundle(), verify=False), dict[str, LayerInput]()
-
-    def see(tensor: ObservedTensor, timestep: int, amax: Float32Array, sample: Float32Array) -> None:
-        now = observed(amax, sample, timestep)
-        for layer in tensor.layers:
-            seen[layer] = merged(seen[layer], now) if layer in seen else now
-
-    with TemporaryDirectory() as folder:
-        graphs = {name: write_observed(bundle, name, Path(folder)) for name in GUIDED}
-        denoiser = ObservingDenoiser(graphs, Selection("cpu"), see)
-        denoise(denoiser, *inputs(bundle), GUIDANCE, SCHEDULE, PLAN)
-        denoiser.close()
-    return seen
+    """Calibration ranges of all layers of the small bundle."""
+    return observe_small(small_loop())[0].ranges
 
 
 def write_eight_bit(folder: Path, kind: EightBit, provenance: Provenance | None = None) -> Path:
-    """The small bundle in eight bits, all options at their defaults."""
-    return quantize_bundle(small_bundle(), small_ranges(), QuantizeOptions(kind), folder, provenance)
+    """The small bundle in 8 bits."""
+    options = CalibrateOptions(kind, percentile=100.0)
+    return quantize_bundle(small_bundle(), small_ranges(), options, folder, provenance)

@@ -1,96 +1,74 @@
-"""Observed graphs: what they tell of their layers' inputs, and that they compute what they did before."""
+"""Observed graphs: the statistics they return, and that they compute what they did before."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.diffusion.loop import denoise
-from latentsync_trt.diffusion.plan import cache_plan
-from latentsync_trt.diffusion.scheduler import solver_schedule
 from latentsync_trt.errors import BundleError, InferenceError
-from latentsync_trt.quantize.layers import layers_of
-from latentsync_trt.quantize.observe import SAMPLE, sample_stride, write_observed
-from latentsync_trt.quantize.ranges import LayerInput, merged, observed
-from latentsync_trt.quantize.shapes import shapes_of
+from latentsync_trt.quantize.layers import layers_of, sizes_of
+from latentsync_trt.quantize.observe import SAMPLE, sample_stride, split_attention, write_observed
+from latentsync_trt.quantize.ranges import ActivationRange
 from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.runtime.networks.observer import ObservedTensor, ObservingDenoiser
+from latentsync_trt.runtime.networks.uncached import ObservingDenoiser
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions import session as sessions
 from latentsync_trt.types import Float32Array, WindowBatch
+from tests.quantize.eight_bit import Observer, observe_small, small_loop, small_window
 from tests.quantize.toy_layers import CONVOLUTION, LINEAR, OTHER, write_layers
 from tests.small import small_bundle
 from tests.toy import FRAMES, toy_inputs
 
 CPU = Selection("cpu")
-STEPS = 4
 NO_COEFFICIENTS = np.zeros(5, np.float32)
 
-
-class Eye:
-    """Remembers what it was told, by weights."""
-
-    def __init__(self) -> None:
-        self.seen: dict[str, LayerInput] = {}
-        self.told = 0
-
-    def __call__(self, tensor: ObservedTensor, timestep: int, amax: Float32Array, sample: Float32Array) -> None:
-        self.told += 1
-        now = observed(amax, sample, timestep)
-        for layer in tensor.layers:
-            self.seen[layer] = merged(self.seen[layer], now) if layer in self.seen else now
+BATCH, HEADS, TOKENS, WIDTH = 5, 2, 6, 4
+SCORES_BYTES = HEADS * TOKENS * TOKENS * 4
+"""Of one entry of the batch."""
 
 
-def toy_batch(seed: int = 1, scale: float = 1.0) -> WindowBatch:
-    latents, known, audio = (np.float32(scale) * values for values in toy_inputs(1, seed=seed))
+def toy_batch(scale: float = 1.0) -> WindowBatch:
+    latents, known, audio = (np.float32(scale) * values for values in toy_inputs(1))
     return WindowBatch(latents, known, audio, 1.5)
 
 
-def small_batch() -> tuple[Float32Array, Float32Array, Float32Array]:
-    """Noise, conditioning and audio for the small bundle."""
-    manifest, random = Bundle.load(small_bundle(), verify=False).manifest, np.random.default_rng(2)
-    side, frames, width = manifest.latent_px, manifest.frames, manifest.audio_width
-    shapes = [(1, 4, 1, side, side), (1, 9, frames, side, side), (1, frames, 10 * manifest.audio_layers, width)]
-    noise, known, audio = (random.standard_normal(shape, np.float32) for shape in shapes)
-    return noise, known, audio
-
-
-def observe_toy(folder: Path, batch: WindowBatch, dtype: type[np.floating] = np.float32) -> tuple[Eye, Float32Array]:
-    """What one step of the toy shows, and its latents after it."""
-    eye = Eye()
-    denoiser = ObservingDenoiser(
-        {"denoise_step": write_observed(write_layers(folder / "toy", dtype), "denoise_step", folder)}, CPU, eye
-    )
+def observe_toy(folder: Path, batch: WindowBatch, dtype: type[np.floating] = np.float32) -> Observer:
+    """What one step of the toy returns."""
+    observer = Observer()
+    graph = write_observed(write_layers(folder / "toy", dtype), "denoise_step", folder)
+    denoiser = ObservingDenoiser({"denoise_step": graph}, CPU, observer)
     denoiser.begin(batch)
     denoiser.step(7, NO_COEFFICIENTS, cached=False)
-    return eye, denoiser.latents()
+    return observer
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_channel_maxima_and_samples_are_those_of_the_inputs(tmp_path: Path, dtype: type[np.floating]) -> None:
     batch = toy_batch()
-    eye, _ = observe_toy(tmp_path, batch, dtype)
+    found = observe_toy(tmp_path, batch, dtype).ranges
     latents, audio = np.abs(batch.latents.astype(dtype)), np.abs(batch.audio.astype(dtype))
-    np.testing.assert_array_equal(eye.seen[CONVOLUTION].channel_amax, latents.max(axis=(0, 2, 3, 4)))
-    np.testing.assert_array_equal(eye.seen[LINEAR].channel_amax, audio.max(axis=(0, 1, 2)))
+    np.testing.assert_array_equal(found[CONVOLUTION].channel_amax, latents.max(axis=(0, 2, 3, 4)))
+    np.testing.assert_array_equal(found[LINEAR].channel_amax, audio.max(axis=(0, 1, 2)))
     # Tensors as small as these are sampled whole.
-    whole = observed(latents.max(axis=(0, 2, 3, 4)).astype(np.float32), latents.ravel().astype(np.float32), 7)
-    np.testing.assert_array_equal(eye.seen[CONVOLUTION].counts, whole.counts)
+    whole = ActivationRange.of_step(latents.max(axis=(0, 2, 3, 4)), latents.ravel().astype(np.float32))
+    np.testing.assert_array_equal(found[CONVOLUTION].counts, whole.counts)
 
 
-def test_layers_that_read_one_tensor_are_told_of_it_once(tmp_path: Path) -> None:
-    eye, _ = observe_toy(tmp_path, toy_batch())
-    assert eye.told == 2
-    assert eye.seen[LINEAR] is eye.seen[OTHER]
+def test_a_tensor_that_two_layers_read_is_observed_once(tmp_path: Path) -> None:
+    observer = observe_toy(tmp_path, toy_batch())
+    assert observer.calls == 2
+    assert observer.ranges[LINEAR] is observer.ranges[OTHER]
 
 
-def test_variable_dimensions_are_those_of_one_window(tmp_path: Path) -> None:
-    """Calibration sees one window at a time, whatever the bundle usually takes."""
+def test_variable_dimensions_are_fixed_at_one_window(tmp_path: Path) -> None:
     bundle = write_layers(tmp_path / "toy")
     graph = write_observed(bundle, "denoise_step", tmp_path)
     assert graph.dimensions == {"windows": 1, "frames": FRAMES}
@@ -98,60 +76,47 @@ def test_variable_dimensions_are_those_of_one_window(tmp_path: Path) -> None:
 
 
 def test_an_observed_loop_computes_what_the_plain_one_does(tmp_path: Path) -> None:
-    bundle, inputs = Bundle.load(small_bundle(), verify=False), small_batch()
-    schedule, plan = solver_schedule("ddim", STEPS), cache_plan(STEPS, 3)
-    eye = Eye()
-    names = ("denoise_step", "denoise_step_cached")
-    graphs = {name: write_observed(bundle, name, tmp_path) for name in names}
-    watched = ObservingDenoiser(graphs, CPU, eye)
-    observed_latents = denoise(watched, *inputs, 1.5, schedule, plan)
+    bundle, loop = Bundle.load(small_bundle(), verify=False), small_loop()
+    observer, observed_latents = observe_small(loop)
     networks = Networks(bundle, CPU, RuntimeOptions(engine_cache=tmp_path / "cache"))
-    plain_latents = denoise(networks.denoiser(), *inputs, 1.5, schedule, plan)
+    plain_latents = loop.run(networks.denoiser, small_window(bundle))
     networks.close()
     np.testing.assert_array_equal(observed_latents, plain_latents)
-    layers = {layer.weight for layer in layers_of(onnx.load(bundle.graph_path(names[0]), load_external_data=False))}
-    assert set(eye.seen) == layers
-    full = {step.timestep for step, planned in zip(schedule, plan, strict=True) if planned.full}
-    everywhere = {step.timestep for step in schedule}
-    assert {frozenset(seen.step_amax) for seen in eye.seen.values()} == {frozenset(full), frozenset(everywhere)}
+    assert set(observer.ranges) == {layer.name for layer in layers_of(ir.load(bundle.graph_path("denoise_step")))}
+    full, cached = (step.timestep for step in loop.schedule)
+    assert {frozenset(steps) for steps in observer.timesteps.values()} == {frozenset({full}), frozenset({full, cached})}
 
 
-def test_unguided_loops_run_the_graphs_without_the_unheard_half(tmp_path: Path) -> None:
-    bundle, inputs = Bundle.load(small_bundle(), verify=False), small_batch()
-    eye = Eye()
-    denoiser = ObservingDenoiser(
-        {"denoise_step_unguided": write_observed(bundle, "denoise_step_unguided", tmp_path)}, CPU, eye
-    )
-    latents = denoise(denoiser, *inputs, 1.0, solver_schedule("ddim", 1), cache_plan(1, 1))
+def test_unguided_loops_run_the_unguided_graphs() -> None:
+    observer, latents = observe_small(small_loop(1, guidance=1.0), ("denoise_step_unguided",))
     assert np.isfinite(latents).all()
-    assert eye.seen
+    assert observer.ranges
 
 
 def test_a_cached_step_needs_a_full_one_of_the_same_window(tmp_path: Path) -> None:
-    eye, _ = observe_toy(tmp_path, toy_batch())
-    denoiser = ObservingDenoiser({}, CPU, eye)
+    denoiser = ObservingDenoiser({}, CPU, Observer())
     denoiser.begin(toy_batch())
     with pytest.raises(InferenceError, match="full step before"):
         denoiser.step(7, NO_COEFFICIENTS, cached=True)
 
 
-def test_an_overflow_is_told_with_its_layer_and_timestep(tmp_path: Path) -> None:
+def test_an_overflow_is_reported_with_its_layer_and_timestep(tmp_path: Path) -> None:
     with pytest.raises(InferenceError, match=rf"{CONVOLUTION} is not finite at timestep 7.*fp32"):
         observe_toy(tmp_path, toy_batch(scale=1e6), np.float16)
 
 
-def test_a_graph_that_hides_its_sizes_is_refused(tmp_path: Path) -> None:
+def test_a_graph_without_shapes_is_refused(tmp_path: Path) -> None:
     bundle = write_layers(tmp_path / "toy")
     path = bundle.graph_path("denoise_step")
     model = onnx.load(path)
     del model.graph.value_info[:]
     onnx.save(model, path)
-    with pytest.raises(BundleError, match="how large flat is"):
+    with pytest.raises(BundleError, match="denoise_step: states no shape for flat"):
         write_observed(bundle, "denoise_step", tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("stated", "known"),
+    ("stated", "sizes"),
     [
         ([2, 3], (2, 3)),
         (["windows", 3], (1, 3)),
@@ -162,24 +127,16 @@ def test_a_graph_that_hides_its_sizes_is_refused(tmp_path: Path) -> None:
         (None, None),
     ],
 )
-def test_sizes_may_be_expressions(stated: list[str | int | None] | None, known: tuple[int, ...] | None) -> None:
-    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, stated)
-    graph = onnx.helper.make_graph([], "graph", [], [], value_info=[value])
-    assert shapes_of(onnx.helper.make_model(graph), {"windows": 1, "frames": 4}).get("x") == known
-
-
-def test_a_damaged_graph_is_refused(tmp_path: Path) -> None:
-    bundle = write_layers(tmp_path / "toy")
-    bundle.graph_path("denoise_step").write_bytes(b"no graph")
-    with pytest.raises(BundleError, match="cannot be read"):
-        write_observed(bundle, "denoise_step", tmp_path)
+def test_sizes_may_be_expressions(stated: list[str | int | None] | None, sizes: tuple[int, ...] | None) -> None:
+    value = ir.Value(name="x", shape=None if stated is None else ir.Shape(stated))
+    assert sizes_of(value, {"windows": 1, "frames": 4}) == sizes
 
 
 @pytest.mark.parametrize(
     ("shape", "axis"),
     [((32, 320, 64, 64), 1), ((131072, 320), 1), ((2, 16, 4096, 640), 3), ((4, 13, 7, 7), 1), ((1, 1280), 1)],
 )
-def test_a_sample_meets_all_channels_alike(shape: tuple[int, ...], axis: int) -> None:
+def test_a_sample_is_even_over_the_channels(shape: tuple[int, ...], axis: int) -> None:
     size = int(np.prod(shape))
     positions = np.arange(0, size, sample_stride(shape, axis))
     assert min(size, SAMPLE) / 2 < len(positions) < 1.1 * SAMPLE
@@ -188,7 +145,7 @@ def test_a_sample_meets_all_channels_alike(shape: tuple[int, ...], axis: int) ->
 
 
 @pytest.fixture
-def settings_of_sessions(monkeypatch: pytest.MonkeyPatch) -> list[ort.SessionOptions]:
+def session_options(monkeypatch: pytest.MonkeyPatch) -> list[ort.SessionOptions]:
     """The options of all sessions that are opened from now on."""
     made: list[ort.SessionOptions] = []
     original: Callable[[sessions.SessionSettings], ort.SessionOptions] = sessions._ort_options
@@ -201,7 +158,54 @@ def settings_of_sessions(monkeypatch: pytest.MonkeyPatch) -> list[ort.SessionOpt
     return made
 
 
-def test_reductions_do_not_wait_until_the_end(tmp_path: Path, settings_of_sessions: list[ort.SessionOptions]) -> None:
-    """In ONNX Runtime's own order they would run last: at full size 19 GB of tensors would be held for them."""
+def test_observed_tensors_are_reduced_as_soon_as_they_exist(
+    tmp_path: Path, session_options: list[ort.SessionOptions]
+) -> None:
+    """In ONNX Runtime's default order reductions run last, and at full size 19 GB of tensors wait for them."""
     observe_toy(tmp_path, toy_batch())
-    assert [options.execution_order for options in settings_of_sessions] == [ort.ExecutionOrder.PRIORITY_BASED]
+    assert [options.execution_order for options in session_options] == [ort.ExecutionOrder.PRIORITY_BASED]
+
+
+def attention(batch: int | str = BATCH) -> ir.Model:
+    shape = [batch, HEADS, TOKENS, WIDTH]
+    q, k, v, out = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("q", "k", "v", "out"))
+    node = helper.make_node("Attention", ["q", "k", "v"], ["out"], name="attention", scale=0.7)
+    graph = helper.make_graph([node], "graph", [q, k, v], [out])
+    return ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10))
+
+
+def run(model: ir.Model) -> NDArray[np.float32]:
+    proto, random = ir.to_proto(model), np.random.default_rng(4)
+    onnx.checker.check_model(proto)
+    inputs = {name: random.standard_normal((BATCH, HEADS, TOKENS, WIDTH), np.float32) for name in "qkv"}
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    result: Float32Array = session.run(None, inputs)[0]
+    return result
+
+
+def parts(model: ir.Model) -> list[int]:
+    """Lengths of the parts of the batch."""
+    (lengths,) = model.graph.initializers.values()
+    assert lengths.const_value is not None
+    return [int(length) for length in lengths.const_value.numpy()]
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "wanted"),
+    [(SCORES_BYTES, [1, 1, 1, 1, 1]), (2 * SCORES_BYTES, [2, 2, 1]), (SCORES_BYTES - 1, [1, 1, 1, 1, 1])],
+)
+def test_split_attention_computes_the_same(most_bytes: int, wanted: list[int]) -> None:
+    split = attention()
+    split_attention(split, {}, most_bytes)
+    assert parts(split) == wanted
+    assert [node.op_type for node in split.graph].count("Attention") == len(wanted)
+    np.testing.assert_array_equal(run(split), run(attention()))
+
+
+def test_attention_that_fits_or_has_unknown_shapes_is_not_split() -> None:
+    for model, most_bytes in ((attention(), BATCH * SCORES_BYTES), (attention("batch"), 1)):
+        split_attention(model, {}, most_bytes)
+        assert [node.op_type for node in model.graph] == ["Attention"]
+    variable = attention("batch")
+    split_attention(variable, {"batch": BATCH}, SCORES_BYTES)
+    assert parts(variable) == [1] * BATCH

@@ -1,4 +1,4 @@
-"""Ranges: what they keep of what was seen, how they merge, and where each method ends them."""
+"""Calibration ranges: percentiles, merging, and files."""
 
 from pathlib import Path
 
@@ -6,19 +6,17 @@ import numpy as np
 import pytest
 
 from latentsync_trt.errors import InputError, OutputError
-from latentsync_trt.quantize.ranges import BINS, LayerInput, load, merged, merged_ranges, observed, save
+from latentsync_trt.quantize.ranges import BINS, ActivationRange
+from latentsync_trt.quantize.work import load_ranges, save_ranges
 from latentsync_trt.types import Float32Array
 
 VALUES, CHANNELS = 40_000, 8
 
-ENTROPY_BIN = 1 / 512
-"""ONNX Runtime searches among so many ends, of the histogram's width."""
 
-
-def seen(values: Float32Array, timestep: int = 1) -> LayerInput:
-    """All of `(n, C)` values as one step shows them."""
+def range_of(values: Float32Array) -> ActivationRange:
+    """The range of `(n, C)` values that are all sampled."""
     magnitudes = np.abs(values)
-    return observed(magnitudes.max(axis=0), magnitudes.ravel(), timestep)
+    return ActivationRange.of_step(magnitudes.max(axis=0), magnitudes.ravel())
 
 
 def normal(seed: int, scale: float = 1.0) -> Float32Array:
@@ -26,130 +24,85 @@ def normal(seed: int, scale: float = 1.0) -> Float32Array:
     return values * np.float32(scale)
 
 
-def test_max_is_the_largest_magnitude() -> None:
+def test_percentile_100_is_the_exact_maximum() -> None:
     values = normal(1)
-    assert seen(values).amax("max") == np.abs(values).max()
+    assert range_of(values).amax(100) == np.abs(values).max()
 
 
 @pytest.mark.parametrize("percentile", [90.0, 99.0, 99.9])
-def test_a_percentile_is_that_of_the_values(percentile: float) -> None:
+def test_percentiles_are_those_of_the_values(percentile: float) -> None:
     values = normal(2)
-    found = seen(values)
+    found = range_of(values)
     exact = np.percentile(np.abs(values), percentile)
-    assert abs(found.amax("percentile", percentile) - exact) <= found.upper / BINS
+    assert abs(found.amax(percentile) - exact) <= found.upper / BINS
 
 
-def test_all_of_the_values_are_the_largest() -> None:
-    values = normal(3)
-    assert seen(values).amax("percentile", 100.0) == pytest.approx(np.abs(values).max(), abs=8 / BINS)
+def test_no_percentile_exceeds_the_maximum() -> None:
+    assert range_of(np.full((100, 2), 3.0, np.float32)).amax(99.99) == 3.0
 
 
-def test_no_method_goes_beyond_the_largest_value() -> None:
-    values = np.full((100, 2), 3.0, np.float32)
-    found = seen(values)
-    assert [found.amax("max"), found.amax("percentile"), found.amax("entropy")] == [3.0, 3.0, 3.0]
-
-
-def test_percentile_and_entropy_cut_off_a_value_far_from_the_others() -> None:
+def test_a_percentile_clips_an_outlier() -> None:
     values = normal(4)
-    bulk = float(np.abs(values).max())
-    values[0, 0] = 20 * bulk
-    found = seen(values)
-    assert found.amax("max") == np.abs(values).max()
-    assert found.amax("percentile") < bulk
-    assert found.amax("entropy") < found.amax("max") / 2
-
-
-def test_entropy_keeps_values_that_are_spread_evenly() -> None:
-    values = np.linspace(-1, 1, VALUES, dtype=np.float32).reshape(-1, CHANNELS)
-    assert seen(values).amax("entropy") >= 1 - 2 * ENTROPY_BIN
-
-
-@pytest.mark.parametrize("percentile", [0.0, -1.0, 100.1])
-def test_a_percentile_outside_its_limits_is_refused(percentile: float) -> None:
-    with pytest.raises(InputError, match="percentile"):
-        seen(normal(5)).amax("percentile", percentile)
+    largest = float(np.abs(values).max())
+    values[0, 0] = 20 * largest
+    assert range_of(values).amax(100) == np.abs(values).max()
+    assert range_of(values).amax(99.99) < largest
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.03, 1e-4, 1e-9, 700.0])
-def test_merging_is_as_good_as_seeing_both_at_once(scale: float) -> None:
-    """Where a tensor grows from step to step its histogram must widen without moving what is in it."""
+def test_merging_equals_observing_both_at_once(scale: float) -> None:
+    """A histogram that has to widen must not move what is in it."""
     first, second = normal(6), normal(7, scale)
-    both = seen(np.concatenate([first, second]))
-    for found in (merged(seen(first), seen(second)), merged(seen(second), seen(first))):
+    both = range_of(np.concatenate([first, second]))
+    for one, other in ((first, second), (second, first)):
+        found = range_of(one).merged(range_of(other))
         assert found.upper == both.upper
         np.testing.assert_array_equal(found.channel_amax, both.channel_amax)
         np.testing.assert_array_equal(found.counts, both.counts)
 
 
-def test_each_timestep_keeps_its_own_largest_value() -> None:
-    first, again, later = (seen(normal(seed, scale), t) for seed, scale, t in ((1, 1, 901), (2, 3, 901), (3, 2, 1)))
-    found = merged(merged(first, later), again)
-    assert found.step_amax == {1: later.amax(), 901: again.amax()}
-
-
-def test_an_input_that_was_always_zero_has_a_range_of_zero_and_merges() -> None:
-    zero, values = seen(np.zeros((VALUES // CHANNELS, CHANNELS), np.float32)), seen(normal(8))
-    assert [zero.amax("max"), zero.amax("percentile"), zero.amax("entropy")] == [0.0, 0.0, 0.0]
-    found = merged(values, zero)
-    assert found.amax() == values.amax()
+def test_an_input_that_is_always_zero_merges() -> None:
+    zero, values = range_of(np.zeros((VALUES // CHANNELS, CHANNELS), np.float32)), range_of(normal(8))
+    assert [zero.amax(100), zero.amax(99.99)] == [0.0, 0.0]
+    found = values.merged(zero)
+    assert found.amax(100) == values.amax(100)
     assert found.counts.sum() == 2 * VALUES
     assert found.counts[0] == values.counts[0] + VALUES
-    assert merged(zero, zero).counts.sum() == 2 * VALUES
+    assert zero.merged(zero).counts.sum() == 2 * VALUES
 
 
-def test_layers_of_other_widths_do_not_merge() -> None:
-    with pytest.raises(InputError, match="8 and of 4 channels"):
-        merged(seen(normal(9)), seen(normal(9)[:, :4]))
+def test_ranges_of_other_widths_do_not_merge() -> None:
+    with pytest.raises(InputError, match="8 and 4 channels"):
+        range_of(normal(9)).merged(range_of(normal(9)[:, :4]))
 
 
-def test_a_layer_that_only_one_graph_has_stays() -> None:
-    first, second = seen(normal(10)), seen(normal(11, 2.0))
-    found = merged_ranges({"both": first, "one": first}, {"both": second, "other": second})
-    assert set(found) == {"both", "one", "other"}
-    assert found["both"].amax() == second.amax()
-    assert found["one"] is first
-
-
-def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [("unet.a.weight", "unet.b.weight"), ()])
+def test_saved_ranges_are_loaded(tmp_path: Path, names: tuple[str, ...]) -> None:
     path = tmp_path / "ranges.npz"
-    ranges = {
-        "unet.a.weight": merged(seen(normal(12), 901), seen(normal(13), 1)),
-        "unet.b.weight": seen(normal(14)[:, :3]),
-    }
-    save(ranges, path)
-    again = load(path)
+    ranges = {name: range_of(normal(seed)[:, : 3 + seed]) for seed, name in enumerate(names)}
+    save_ranges(path, ranges)
+    again = load_ranges(path)
     assert list(again) == list(ranges)
     for name, layer in ranges.items():
         np.testing.assert_array_equal(again[name].channel_amax, layer.channel_amax)
         np.testing.assert_array_equal(again[name].counts, layer.counts)
-        assert (again[name].upper, again[name].step_amax) == (layer.upper, layer.step_amax)
+        assert again[name].upper == layer.upper
     assert [path.name for path in tmp_path.iterdir()] == ["ranges.npz"]
 
 
-def test_no_layers_can_be_saved_too(tmp_path: Path) -> None:
-    save({}, tmp_path / "ranges.npz")
-    assert load(tmp_path / "ranges.npz") == {}
-
-
-@pytest.mark.parametrize("content", [b"", b"nothing of ours", None])
-def test_what_is_no_ranges_file_is_refused_by_name(tmp_path: Path, content: bytes | None) -> None:
+@pytest.mark.parametrize("content", [b"", b"something else", None, "cut short"])
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path, content: bytes | str | None) -> None:
     path = tmp_path / "ranges.npz"
-    if content is not None:
+    if content == "cut short":
+        save_ranges(path, {"a": range_of(normal(15))})
+        path.write_bytes(path.read_bytes()[:-100])
+    elif isinstance(content, bytes):
         path.write_bytes(content)
-    with pytest.raises(InputError, match=r"ranges\.npz.*calibrate again"):
-        load(path)
+    with pytest.raises(InputError, match=r"ranges\.npz: cannot be read.*calibrate again"):
+        load_ranges(path)
 
 
-def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "ranges.npz"
-    save({"a": seen(normal(15))}, path)
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(InputError, match="damaged"):
-        load(path)
-
-
-def test_a_place_that_takes_no_files_is_told(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match="cannot be written"):
-        save({}, tmp_path / "file" / "ranges.npz")
+    with pytest.raises(OutputError, match=r"ranges\.npz: cannot be written"):
+        save_ranges(tmp_path / "file" / "ranges.npz", {})

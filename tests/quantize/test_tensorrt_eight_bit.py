@@ -1,4 +1,4 @@
-"""Bundles in eight bits through ONNX Runtime's TensorRT provider, over the stand-in for TensorRT's libraries."""
+"""8-bit bundles through ONNX Runtime's TensorRT provider, with the stand-in for TensorRT's libraries."""
 
 import collections
 from pathlib import Path
@@ -19,21 +19,24 @@ def qdq_nodes(bundle: Path) -> int:
     return counts["QuantizeLinear"] + counts["DequantizeLinear"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int8_bundle", "fp8_bundle"])
-def test_eight_bits_reach_tensorrt_and_paint_what_the_cpu_paints(
+def test_tensorrt_builds_all_pairs_and_paints_what_the_cpu_paints(
     kind: str, stand_in: StandIn, request: pytest.FixtureRequest
 ) -> None:
     bundle: Path = request.getfixturevalue(kind)
     ((answer,), ended) = stand_in.scenario("pictures", bundle=str(bundle), settings=[{}])
     assert answer["difference"] <= SAME
     assert max(ended.numbers(r"build nodes=.* qdq=(\d+) strong=1 ")) == qdq_nodes(bundle) > 100
-    # Weights are read from the bundle's file: what lies in a graph itself are scales and the like.
+    # Weights are read from the bundle's file; a graph itself contains scales and the like.
     assert max(ended.numbers(r"build nodes=.* inline_bytes=(\d+)")) < 200_000
     assert set(ended.numbers(r"network flags=(\d+)")) == {FLAG_OF_STRONG_TYPES}
 
 
-def test_a_provider_that_compiles_is_given_every_pair_and_weights_on_disk(int8_bundle: Path, stand_in: StandIn) -> None:
-    """What reaches a provider through ONNX Runtime, as the graphs of the RTX plug-in do."""
+def test_without_constant_folding_a_provider_gets_all_pairs_and_weights_on_disk(
+    int8_bundle: Path, stand_in: StandIn
+) -> None:
+    """As the RTX plug-in gets its graphs, through ONNX Runtime."""
     asked = {"bundle": str(int8_bundle), "graph": FULL_STEP}
     _, whole = stand_in.scenario("provider_builds", optimize=False, **asked)
     assert whole.numbers(r"build nodes=.* qdq=(\d+)") == [qdq_nodes(int8_bundle)]

@@ -1,4 +1,4 @@
-"""A bundle of variable shapes whose one step has a convolution, and two linear layers that read the same tensor."""
+"""A bundle of variable shapes whose step graph has a convolution, and two linear layers that read the same tensor."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ _OUTPUTS = (TensorEntry("next_latents", "float32", _STATE), TensorEntry("next_hi
 
 
 def write_layers(folder: Path, dtype: type[np.floating] = np.float32, *, largest_windows: int = 4) -> Bundle:
-    """Writes the bundle into a new folder; `dtype`: what its layers compute in."""
+    """Writes the bundle into a new folder; `dtype`: of its layers."""
     folder.mkdir(parents=True)
     entry = _write(folder, dtype)
     # Most runs of such a bundle would take two windows at once.
@@ -44,9 +44,9 @@ def _write(folder: Path, dtype: type[np.floating]) -> GraphEntry:
         helper.make_node("Transpose", ["state"], ["frames_first"], perm=[0, 2, 1, 3, 4]),
         helper.make_node("Reshape", ["frames_first", "pictures"], ["flat"]),
         helper.make_node("Conv", ["flat", CONVOLUTION], ["convolved"], name="conv"),
-        helper.make_node("Cast", ["audio"], ["heard"], to=element),
-        helper.make_node("MatMul", ["heard", LINEAR], ["q"], name="to_q"),
-        helper.make_node("MatMul", ["heard", OTHER], ["kv"], name="to_kv"),
+        helper.make_node("Cast", ["audio"], ["features"], to=element),
+        helper.make_node("MatMul", ["features", LINEAR], ["q"], name="to_q"),
+        helper.make_node("MatMul", ["features", OTHER], ["kv"], name="to_kv"),
         *(helper.make_node("ReduceMean", [name], [f"{name}_mean"], keepdims=0) for name in ("convolved", "q", "kv")),
         helper.make_node("Sum", ["convolved_mean", "q_mean", "kv_mean"], ["update"]),
         helper.make_node("Cast", ["update"], ["exact"], to=TensorProto.FLOAT),
@@ -58,7 +58,7 @@ def _write(folder: Path, dtype: type[np.floating]) -> GraphEntry:
     inputs, outputs = ([_info(entry) for entry in entries] for entries in (_INPUTS, _OUTPUTS))
     stated = [
         helper.make_tensor_value_info("flat", element, ["windows*frames", 4, WIDTH, WIDTH]),
-        helper.make_tensor_value_info("heard", element, ["windows", "frames", TOKENS, DEPTH]),
+        helper.make_tensor_value_info("features", element, ["windows", "frames", TOKENS, DEPTH]),
     ]
     graph = helper.make_graph(nodes, "denoise_step", inputs, outputs, [*constants, pictures], value_info=stated)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)

@@ -16,6 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import onnxruntime
+from filelock import FileLock
 
 from latentsync_trt.runtime.providers import libraries
 from tests.tensorrt_stand_in.generate_defaults import write_defaults
@@ -61,16 +62,16 @@ def built(*, rtx: bool = False) -> Path:
     for path in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h"), HERE / "build.py", HERE / "generate_defaults.py"]):
         digest.update(path.read_bytes())
     folder = CACHE / digest.hexdigest()[:16]
-    if not folder.is_dir():
-        aside = folder.with_name(f".{folder.name}-{os.getpid()}")
-        if include is None:
-            build_for_rtx(aside)
-        else:
-            build(aside, include, real_cuda=False)
-        try:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with FileLock(CACHE / f"{folder.name}.lock"):  # pytest-xdist's workers want it at the same time
+        if not folder.is_dir():
+            aside = folder.with_name(f".{folder.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            if include is None:
+                build_for_rtx(aside)
+            else:
+                build(aside, include, real_cuda=False)
             aside.rename(folder)
-        except OSError:  # another process was quicker
-            shutil.rmtree(aside)
     return folder
 
 

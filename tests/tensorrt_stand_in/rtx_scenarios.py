@@ -17,10 +17,10 @@ import onnx.defs
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
-from latentsync_trt.runtime.providers.libraries import cuda_major, load_problem, provider_library, rtx_version
+from latentsync_trt.runtime.providers.libraries import load_problem, provider_library, rtx_version
 from latentsync_trt.runtime.providers.select import rtx_devices
+from latentsync_trt.runtime.sessions.builders import CONTEXT_MODEL, GraphSource, RtxBuilder
 from latentsync_trt.runtime.sessions.options import RtxOptions
-from latentsync_trt.runtime.sessions.recipes import CONTEXT_MODEL, Place, RtxEngine
 from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
 
@@ -41,11 +41,11 @@ class TargetedOptions(RtxOptions):
 
 def compiled(bundle: str, graphs: Sequence[str]) -> dict[str, Any]:
     """Has the plug-in compile graphs; operators and inputs of the context models, and bytes of the engines."""
-    recipe = RtxEngine(TargetedOptions(), _devices(), rtx_version())
+    builder = RtxBuilder(TargetedOptions(), _devices(), rtx_version())
     found = {}
     for graph in graphs:
         with tempfile.TemporaryDirectory() as folder:
-            recipe.make(Place(Path(bundle) / f"{graph}.onnx", Path(folder) / "shared"), Path(folder))
+            builder.build(GraphSource(Path(bundle) / f"{graph}.onnx"), Path(folder))
             model = onnx.load(Path(folder) / CONTEXT_MODEL, load_external_data=False).graph
             found[graph] = {
                 "operators": collections.Counter(node.op_type for node in model.node),
@@ -80,7 +80,6 @@ def denoised(bundle: str) -> dict[str, Any]:
         "difference": float(np.abs(there - here).max()),
         "largest": float(np.abs(here).max()),
         "cuda_provider": load_problem(str(provider_library("cuda"))),
-        "cuda": cuda_major(),
     }
 
 

@@ -15,11 +15,11 @@ import numpy as np
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.runtime.cache.engine_cache import EngineCache, cache_folder
+from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
 from latentsync_trt.runtime.networks.background import BackgroundBuild
 from latentsync_trt.runtime.networks.networks import Networks, graphs_for
 from latentsync_trt.runtime.providers.select import Selection, select_provider
-from latentsync_trt.runtime.sessions import recipes
+from latentsync_trt.runtime.sessions import builders
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.session import Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
@@ -90,7 +90,7 @@ def _painted(
         guidance,
         unguided_too=unguided_too,
     )
-    denoiser = networks.denoiser()
+    denoiser = networks.denoiser
     networks.prepare(graphs_for(guidance=guidance, full_steps_only=not cached, unguided_too=unguided_too))
     for part in (batch, replace(batch, latents=-batch.latents)):  # the second finds the buffers of the first
         denoiser.begin(part)
@@ -102,10 +102,10 @@ def _painted(
     if not faces:
         return [latents]
     pictures = random.integers(0, 255, (frames, 8 * side, 8 * side, 3), np.uint8)
-    heard = networks.encode_mel(random.standard_normal((1, 80, 3000), np.float32))
-    masked, whole = networks.encode_faces(pictures, np.ones((8 * side, 8 * side), np.float32))
-    painted = np.stack(networks.decode_faces(whole)).astype(np.float32)
-    return [latents, heard, masked, whole, painted]
+    features = networks.encode_mel(random.standard_normal((1, 80, 3000), np.float32))
+    masked, whole = networks.codec.encode_faces(pictures, np.ones((8 * side, 8 * side), np.float32))
+    painted = np.stack(networks.codec.decode_faces(whole)).astype(np.float32)
+    return [latents, features, masked, whole, painted]
 
 
 def _difference(one: list[Float32Array], other: list[Float32Array]) -> float:
@@ -170,12 +170,12 @@ def timings(bundle: str) -> dict[str, Any]:
 
 def other_version(bundle: str) -> dict[str, str]:
     """Builds where Python's tensorrt is of another version than the library that ONNX Runtime loads."""
-    usual = recipes.visible_only
+    usual = builders.visible_only
 
     def visible(gpu: Any) -> dict[str, str]:
         return {**usual(gpu), "STAND_IN_VERSION": "101602"}
 
-    recipes.visible_only = visible
+    builders.visible_only = visible
     return _ending(lambda: _engines(bundle, []).build("vae_encoder"))
 
 

@@ -15,14 +15,13 @@ from latentsync_trt.bench.pictures import Likeness
 from latentsync_trt.bench.quality.clip import GAIN
 from latentsync_trt.bench.quality.results import Area, ClipQuality, Comparison, Lips
 from latentsync_trt.bench.sync_measure import SyncScore
-from latentsync_trt.bench.table import console, plain_table
-from latentsync_trt.bench.words import number
+from latentsync_trt.bench.table import console, number, plain_table
 
 HEADS = ("", "A", "B", "B against A")
 
-_AREAS: Mapping[Area, str] = {"generated": "generated part of the face", "mouth": "mouth"}
+_AREAS: Mapping[Area, str] = {"generated": "generated part", "mouth": "mouth"}
 
-_LABEL_WIDTH = 44
+_LABEL_WIDTH = 40
 """Of the first column, at most, so that a table is less than 100 wide; longer names of clips are wrapped."""
 
 Line = tuple[str, str, str, str]
@@ -35,10 +34,10 @@ def show_comparison(found: Comparison) -> None:
     table = plain_table(*HEADS)
     label, side_a, *_ = table.columns
     label.max_width, side_a.justify = _LABEL_WIDTH, "right"
-    sections = {f"{clip.name}, {clip.frames} frames": clip_lines(clip) for clip in found.clips}
     for line in side_lines(found):
         table.add_row(*line)
-    for title, lines in {**sections, "all clips": total_lines(found)}.items():
+    sections = [(f"{clip.name}, {clip.frames} frames", clip_lines(clip)) for clip in found.clips]
+    for title, lines in [*sections, ("all clips", total_lines(found))]:
         for index, line in enumerate(lines):
             if not index:
                 table.add_section()
@@ -50,7 +49,9 @@ def show_comparison(found: Comparison) -> None:
 def write_report(found: Comparison, path: Path) -> None:
     """Writes the page beside the pictures; raises `OutputError` if that cannot be done."""
     hashes = {
-        f"SHA-256 of {letter}": f"{side.sha256[:16]}…" for letter, side in (("A", found.a), ("B", found.b)) if side.sha256
+        f"SHA-256 of {letter}": f"{side.sha256[:16]}…"
+        for letter, side in (("A", found.a), ("B", found.b))
+        if side.sha256
     }
     write_html(
         "compare.html.j2",
@@ -66,7 +67,7 @@ def write_report(found: Comparison, path: Path) -> None:
 
 
 def _clip_content(clip: ClipQuality, folder: Path) -> dict[str, Any]:
-    picture = np.asarray(cv2.imread(str(folder / clip.picture))[..., ::-1], np.uint8)
+    picture = np.asarray(cv2.imread(str(folder / clip.picture)), np.uint8)[..., ::-1]
     return {
         "clip": clip,
         "lines": list(clip_lines(clip)),

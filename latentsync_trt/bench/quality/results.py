@@ -102,7 +102,7 @@ class Comparison:
         return mean_score([clip.lips.a for clip in self.clips]), mean_score([clip.lips.b for clip in self.clips])
 
     def to_json(self) -> dict[str, Any]:
-        """All numbers, rounded to six digits; null for what was not measured, and for the decibels of equal pictures."""
+        """All numbers, rounded to six digits; null for what was not measured, and for the PSNR of equal pictures."""
         a, b = self.mean_scores
         content: dict[str, Any] = _plain(
             {

@@ -1,7 +1,7 @@
 """The order of a comparison: A dubs every clip, then B does, then both results are measured."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from latentsync_trt.bench.quality.results import ClipQuality, Comparison, Side
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.media.writer import TEMPORARY_PREFIX
-from latentsync_trt.runtime.cache.engine_cache import Notice
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.sync.api import LipSync
@@ -36,7 +35,7 @@ class Plan:
     provider: str = "auto"
     sync: SyncOptions = SyncOptions()
     runtime: RuntimeOptions = RuntimeOptions()
-    say: Notice = lambda _: None
+    say: Callable[[str], None] = lambda _: None
     on_progress: ProgressCallback | None = None
     command: Sequence[str] = ()
 
@@ -61,28 +60,28 @@ def compare_bundles(a: Bundle, b: Bundle, subjects: Sequence[Subject], plan: Pla
     """
     for subject in subjects:
         subject.check()
-    names, sync = _names(a, b), replace(plan.sync, lossless=True)
+    names = _names(a, b)
     side_px = max(LEAST_SIDE_PX, a.manifest.resolution_px, b.manifest.resolution_px)
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=plan.report.parent) as name:
-        made = [_dub(letter, bundle, subjects, plan, Path(name)) for letter, bundle in (("A", a), ("B", b))]
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=plan.report.parent) as folder:
+        ours, theirs = (_dub(letter, side, subjects, plan, Path(folder)) for letter, side in (("A", a), ("B", b)))
         clips = tuple(
             measure(
-                Pair(*(dubbed.videos[number] for dubbed in made), names, side_px),
+                Pair(ours.videos[number], theirs.videos[number], names, side_px),
                 subject,
                 plan.report_of(number, len(subjects)),
-                extend=sync.extend,
+                extend=plan.sync.extend,
                 on_progress=plan.progress_of("measure"),
             )
             for number, subject in enumerate(subjects)
         )
-    selections = tuple(dubbed.selection for dubbed in made)
+    selections = ours.selection, theirs.selection
     notes = (
         *_differences(a, b, selections),
         *_still_lips(clips),
-        *dict.fromkeys(notice for dubbed in made for notice in dubbed.notices),
+        *dict.fromkeys((*ours.notices, *theirs.notices)),
     )
-    sides = (_side(bundle, name) for bundle, name in zip((a, b), names, strict=True))
-    return Comparison(environment(plan.command, selections), *sides, _settings(sync), clips, notes)
+    facts = environment(plan.command, selections)
+    return Comparison(facts, _side(a, names[0]), _side(b, names[1]), _settings(plan.sync), clips, notes)
 
 
 def compare_videos(a: Path, b: Path, subject: Subject, plan: Plan) -> Comparison:
@@ -116,9 +115,7 @@ def _dub(letter: str, bundle: Bundle, subjects: Sequence[Subject], plan: Plan, f
     with LipSync(networks) as lip_sync:
         for number, subject in enumerate(subjects):
             videos.append(folder / f"{letter}-{number}.mkv")
-            report = lip_sync.sync(
-                subject.video, subject.audio, videos[-1], sync, on_progress=plan.progress_of(letter)
-            )
+            report = lip_sync.sync(subject.video, subject.audio, videos[-1], sync, on_progress=plan.progress_of(letter))
             notices += map(without_paths, report.notices)
         return _Dubbed(tuple(videos), networks.selection, tuple(notices))
 
@@ -151,10 +148,11 @@ def _differences(a: Bundle, b: Bundle, selections: Sequence[Selection]) -> Itera
     ran_on = [selection.name for selection in selections]
     if len(set(ran_on)) > 1:
         yield f"A ran on {ran_on[0]}, B on {ran_on[1]}: part of the difference is the providers'"
-    if a.manifest.resolution_px != b.manifest.resolution_px:
+    sides_px = a.manifest.resolution_px, b.manifest.resolution_px
+    if len(set(sides_px)) > 1:
         yield (
-            f"A works at {a.manifest.resolution_px} px, B at {b.manifest.resolution_px} px, so they start from different "
-            "noise: look at the lips' numbers and at the video rather than at PSNR"
+            f"A works at {sides_px[0]} px, B at {sides_px[1]} px, so they start from different noise: look at the "
+            "lips' numbers and at the video rather than at PSNR"
         )
 
 

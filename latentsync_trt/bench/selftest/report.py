@@ -1,59 +1,95 @@
-"""What the self-test found, and the verdict. Pure."""
+"""Results of the self-test, and the verdict. Pure."""
 
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from latentsync_trt.bench.rows import BundleFacts, Memory
-from latentsync_trt.bench.selftest.process import Outcome
-from latentsync_trt.bench.selftest.worker import GraphRun
 from latentsync_trt.runtime.providers.select import ORT_NAMES
 from latentsync_trt.runtime.sessions.engines import COMPILING_PROVIDERS
 
 KIND = "latentsync-trt selftest"
-FORMAT = 1
+FORMAT = 2
 
 LEAST_DB: Mapping[str, float] = {"fp32": 60.0, "fp16": 45.0, "int8": 35.0, "fp8": 35.0}
-"""Least PSNR to the reference's pictures, by the bundle's precision.
-
-Measured on the CPU with the tests' float32 bundle: weights rounded to TF32's 10 bits of mantissa, which GPUs compute
-float32 with, read 73 dB, to 7 bits 56. With the built-in float16 model: 8 bits 62 dB, 5 bits 55, 3 bits 43, and cached
-steps in the place of full ones 41. Its INT8 and FP8 bundles lie at 54 and 51 dB from it (docs/demo.md), and a GPU that
-rounds some values to the next step differs by less than quantization itself does.
-"""
+"""Least PSNR to the reference's pictures, by the bundle's precision; docs/selftest.md has the measurements for it."""
 
 REPLAY_NOTICE = "CUDA graphs:"
-"""What the notice of `runtime.pooled` begins with, of a provider whose replays differ."""
+"""Start of the notice of `runtime.networks` that replays of a provider differ."""
 
 _DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class GraphResult:
-    """One graph; what is not known is None.
+    """One graph; None for what is not known.
 
-    `nodes` of the graph as ONNX Runtime runs it, a compiled part being one; `nodes_on_provider`: those that the tested
-    provider was assigned. `build_s`: at the first start; `open_s`, `run_ms`: at the second, from the cache; `cuda_ms`:
-    a run on the CUDA provider. `engine_bytes`: in the cache.
+    `nodes`: how many nodes of the graph, as ONNX Runtime runs it, each of its providers was assigned; a compiled part
+    is one node. `built`: whether its engine was built at this start; `build_s`: how long that took, now or earlier;
+    `engine_bytes`: in the cache; None for providers without engines. `run_ms`: median of runs on inputs on the device.
+
+    In a report, `open_s` and `run_ms` are of the second start, from the cache, and `cuda_ms` is a run on provider cuda.
     """
 
     graph: str
     error: str = ""
-    nodes_on_provider: int | None = None
-    nodes: int | None = None
+    nodes: Mapping[str, int] | None = None
+    built: bool = False
     build_s: float | None = None
     open_s: float | None = None
-    built_again: bool = False
     engine_bytes: int | None = None
     run_ms: float | None = None
+    built_again: bool = False
     cuda_ms: float | None = None
+
+    def nodes_on(self, provider: str) -> int:
+        """How many nodes `provider` was assigned."""
+        return (self.nodes or {}).get(ORT_NAMES[provider], 0)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one child process has reported so far; see `worker.carry_out`.
+
+    `provider`: the one that runs, empty if none loaded. `passed_over`: notices of better ones. `paint_s`, `painted_on`:
+    by preset. `failures`: all that do not belong to one graph, and how the process died. `notices`: of `Networks`.
+    `said`: all notices. `doing`: its current step.
+    """
+
+    environment: dict[str, str] = field(default_factory=dict)
+    provider: str = ""
+    passed_over: list[str] = field(default_factory=list)
+    graphs: dict[str, GraphResult] = field(default_factory=dict)
+    paint_s: dict[str, float] = field(default_factory=dict)
+    painted_on: dict[str, list[str]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    memory: Memory | None = None
+    doing: str = "starting"
+    done: bool = False
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Takes an event: lists and dicts grow, everything else is replaced."""
+        for name, value in event.items():
+            known = getattr(self, name)
+            if name == "graphs":
+                self.graphs |= {graph: GraphResult(**fields) for graph, fields in value.items()}
+            elif name == "memory":
+                self.memory = Memory(**value)
+            elif isinstance(known, dict):
+                known.update(value)
+            elif isinstance(known, list):
+                known.extend(value)
+            else:
+                setattr(self, name, value)
 
 
 @dataclass(frozen=True, slots=True)
 class PictureResult:
-    """Painted windows beside those of the reference.
+    """Painted windows compared with those of the reference.
 
     `psnr_db`: over the generated part of the faces, None where they are equal; at least `least_db` is expected.
     """
@@ -74,7 +110,7 @@ class PictureResult:
 class Report:
     """All that a bug report needs: `provider` that ran, empty if none did, for `requested`; `reasons` of a failure.
 
-    `reference`: the provider whose pictures are compared with, empty for none. `options`: flags that were given.
+    `reference`: the provider whose pictures are compared with, "none" for none. `options`: flags that were given.
     """
 
     requested: str
@@ -92,7 +128,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether the provider does the whole job."""
+        """Whether nothing failed."""
         return not self.reasons
 
     def to_json(self) -> str:
@@ -101,66 +137,53 @@ class Report:
         return json.dumps(_rounded(content), indent=1, allow_nan=False, ensure_ascii=False)
 
 
-def graph_results(graphs: Iterable[str], first: Outcome, again: Outcome, cuda: Outcome) -> tuple[GraphResult, ...]:
-    """A line for each of `graphs`, of the first and the second start, and of CUDA."""
-    wanted = ORT_NAMES.get(first.provider, "")
-    return tuple(
-        _graph_result(graph, wanted, *(part.graphs.get(graph) for part in (first, again, cuda))) for graph in graphs
-    )
-
-
-def _graph_result(
-    graph: str, wanted: str, first: GraphRun | None, again: GraphRun | None, cuda: GraphRun | None
-) -> GraphResult:
-    if first is None:
-        return GraphResult(graph, error="not reached")
-    if first.error or first.nodes is None:
-        return GraphResult(graph, error=first.error)
-    second = again or GraphRun(graph)
-    return GraphResult(
-        graph,
+def graph_result(graph: str, first: Outcome, again: Outcome, cuda: Outcome) -> GraphResult:
+    """Both starts of a graph, and its time on CUDA, in one row."""
+    found = first.graphs.get(graph, GraphResult(graph, error="not reached"))
+    second = again.graphs.get(graph)
+    if second is None:
+        return replace(found, open_s=None)
+    return replace(
+        found,
         error=second.error,
-        nodes_on_provider=first.nodes.get(wanted, 0),
-        nodes=sum(first.nodes.values()),
-        build_s=first.build_s,
-        open_s=None if again is None or second.error else second.open_s,
+        open_s=second.open_s,
         built_again=second.built,
-        engine_bytes=first.engine_bytes,
         run_ms=second.run_ms,
-        cuda_ms=None if cuda is None else cuda.run_ms,
+        cuda_ms=cuda.graphs[graph].run_ms if graph in cuda.graphs else None,
     )
 
 
 def failures(first: Outcome, again: Outcome, graphs: Sequence[GraphResult]) -> Iterator[str]:
-    """Why the provider does not do the whole job, but for its pictures."""
-    yield from first.problems
+    """Everything that failed, except for pictures that differ."""
+    yield from first.failures
     for graph in graphs:
         if graph.graph in first.graphs:
-            yield from _graph_failures(graph, first.graphs[graph.graph], first.provider)
-        if graph.built_again:
-            why = "".join(f"; {text}" for text in again.said if graph.graph in text)
-            yield f"{graph.graph}: the second start did not find its engine in the cache, and built it again{why}"
-    yield from (f"second start: {problem}" for problem in again.problems)
+            yield from _graph_failures(graph, first, again)
+    yield from (f"second start: {problem}" for problem in again.failures)
     for part in (first, again):
-        for painted in part.painted.values():
-            others = [name for name in painted.providers if name != first.provider]
+        for preset, providers in part.painted_on.items():
+            others = [name for name in providers if name != first.provider]
             if others:
-                yield f"{painted.preset}: painted on {', '.join(others)} instead of {first.provider}"
+                yield f"{preset}: painted on {', '.join(others)} instead of {first.provider}"
     yield from dict.fromkeys(text for text in (*first.notices, *again.notices) if text.startswith(REPLAY_NOTICE))
 
 
-def _graph_failures(graph: GraphResult, first: GraphRun, provider: str) -> Iterator[str]:
+def _graph_failures(graph: GraphResult, first: Outcome, again: Outcome) -> Iterator[str]:
     if graph.error:
-        start = "" if first.error else "second start: "
+        start = "" if first.graphs[graph.graph].error else "second start: "
         where = "" if graph.graph in graph.error else f"{graph.graph}: "
         yield f"{start}{where}{graph.error}"
-    if provider in COMPILING_PROVIDERS and graph.nodes_on_provider != graph.nodes:
-        counts = ", ".join(f"{count} on {name}" for name, count in sorted((first.nodes or {}).items()))
-        yield f"{graph.graph}: {provider} was not assigned all of its nodes ({counts})"
+    nodes = graph.nodes or {}
+    if first.provider in COMPILING_PROVIDERS and graph.nodes_on(first.provider) != sum(nodes.values()):
+        counts = ", ".join(f"{count} on {name}" for name, count in sorted(nodes.items()))
+        yield f"{graph.graph}: {first.provider} was not assigned all of its nodes ({counts})"
+    if graph.built_again:
+        why = "".join(f"; {text}" for text in again.said if graph.graph in text)
+        yield f"{graph.graph}: the second start did not find its engine in the cache, and built it again{why}"
 
 
 def picture_failures(pictures: Iterable[PictureResult], reference: str) -> Iterator[str]:
-    """Which pictures are too far from the reference's."""
+    """Pictures that are too far from the reference's."""
     for found in pictures:
         if not found.near:
             distance = f"{found.psnr_db:.1f} dB to those of {reference}"
@@ -168,7 +191,7 @@ def picture_failures(pictures: Iterable[PictureResult], reference: str) -> Itera
 
 
 def _rounded(value: Any) -> Any:
-    """The same with floats of six significant digits; what is no number becomes None."""
+    """The same with floats of six significant digits; infinity and NaN become None."""
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from latentsync_trt.bundle.manifest import FileEntry, sha256_file
+from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.runtime.cache.key import EngineKey
 
 RECORD_NAME = "engine.json"
@@ -40,9 +41,15 @@ class Finding:
     problem: str = ""
 
 
-def write_record(folder: Path, key: EngineKey, build_s: float, built_at: datetime) -> bool:
-    """Writes `engine.json` for the files in `folder` and flushes all of them to the disk; False if there are none."""
+def write_record(folder: Path, key: EngineKey, build_s: float, built_at: datetime) -> None:
+    """Writes `engine.json` for the files in `folder` and flushes all of them to the disk.
+
+    Raises:
+        EngineBuildError: there are no files.
+    """
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    if not names:
+        raise EngineBuildError(f"{key.label}: the build wrote no file")
     for name in names:
         _flush(folder / name)
     files = {
@@ -59,7 +66,6 @@ def write_record(folder: Path, key: EngineKey, build_s: float, built_at: datetim
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    return bool(names)
 
 
 def examine(folder: Path, digest: str, *, hashes: bool) -> Finding:

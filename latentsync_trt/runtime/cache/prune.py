@@ -1,29 +1,30 @@
-"""Looking through the engine cache, and removing from it what is not wanted any more."""
+"""Listing the engine cache and removing engines from it."""
 
 import os
-import stat
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.runtime.cache.machine import Machine
-from latentsync_trt.runtime.cache.record import RECORD_NAME, Record, examine
-from latentsync_trt.runtime.cache.store import Store, digest_of
+from latentsync_trt.runtime.cache.entry import RECORD_NAME, Record, examine
+from latentsync_trt.runtime.cache.key import EngineKey
+from latentsync_trt.runtime.cache.store import EngineCache, digest_of
 
 Kind = Literal["engine", "build", "timings"]
-State = Literal["ready", "damaged", "unreadable", "replaced", "building", "abandoned"]
+State = Literal["ready", "damaged", "unreadable", "building", "abandoned"]
+
+_RANK: dict[Kind, int] = {"build": 0, "engine": 1, "timings": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Something that lies in the cache.
+    """One folder in the cache.
 
-    `kind`: "engine"; "build", which is no engine yet or no longer one; "timings" of kernels. `state`: an engine is
-    ready, damaged, unreadable or replaced (by a newer build), a build is building or abandoned, timings are ready.
-    `problem`: why it is not ready. `record`: of an engine, None where it cannot be read. Times are UTC.
+    `kind`: "build" is not an engine yet, or not any more; "timings" are those of kernels. `problem`: why it is not
+    ready. `record`: of an engine, None where it cannot be read. Times are UTC.
     """
 
     kind: Kind
@@ -36,33 +37,66 @@ class Item:
 
     @property
     def label(self) -> str:
-        """The item in a few words."""
+        """Short description."""
         return self.record.key.label if self.record else f"{self.kind} {self.folder.name}"
 
 
 @dataclass(frozen=True, slots=True)
+class Machine:
+    """What engines run with here. What is unknown makes no engine foreign.
+
+    `versions`: of the libraries that keys name; empty for one that is not installed. `gpus`: names of the devices,
+    None where the driver cannot be asked or hides some.
+    """
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    gpus: frozenset[str] | None = None
+
+    def foreign(self, key: EngineKey) -> str:
+        """Why no run on this machine uses an engine of `key`; empty if one may."""
+        for name, version in key.versions.items():
+            here = self.versions.get(name, version)
+            if here != version:
+                return f"built with {name} {version}, and here is {here or 'none'}"
+        if self.gpus is not None and key.gpu not in self.gpus:
+            return f"built for {key.gpu}, which is not in this machine"
+        return ""
+
+
+def this_machine() -> Machine:
+    """The libraries of this environment and the GPUs of this machine. Loads onnxruntime and the driver."""
+    from latentsync_trt.runtime.providers.gpu import driver_problem, gpus
+    from latentsync_trt.runtime.providers.libraries import UNKNOWN, onnxruntime_version, rtx_version, tensorrt_version
+
+    versions = {
+        "onnxruntime": onnxruntime_version(),
+        "tensorrt": tensorrt_version(),
+        "onnxruntime-ep-nv-tensorrt-rtx": rtx_version(),
+    }
+    all_visible = driver_problem() is None and "CUDA_VISIBLE_DEVICES" not in os.environ
+    return Machine(
+        {name: "" if version in (None, UNKNOWN) else str(version) for name, version in versions.items()},
+        frozenset(gpu.name for gpu in gpus()) if all_visible else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
-    """What `prune` removes. None and False remove nothing.
+    """What `prune` removes; None removes nothing.
 
     Args:
-        max_bytes: most that may be left; what was used least recently goes first.
-        unused_for: what was not used for so long goes.
-        stale: damaged and replaced engines go, what killed builds left, and what `machine` cannot use.
-        machine: see `machine.this_machine`.
+        max_bytes: how much may be left; the least recently used goes first.
+        unused_for: removes what was not used for longer than this.
+        stale: removes damaged engines, leftovers of killed builds, and engines that this machine cannot use.
     """
 
     max_bytes: int | None = None
     unused_for: timedelta | None = None
-    stale: bool = False
-    machine: Machine = field(default_factory=Machine)
+    stale: Machine | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """An item and why it goes, or why it stays although it should go."""
-
-    item: Item
-    reason: str
+Choice = tuple[Item, str]
+"""An item and why it is removed, or why it stays although it was to be removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +105,6 @@ class Outcome:
 
     removed: tuple[Choice, ...]
     kept: tuple[Choice, ...]
-
-    @property
-    def freed_bytes(self) -> int:
-        """Size of all that was removed."""
-        return total_bytes(choice.item for choice in self.removed)
 
 
 def total_bytes(items: Iterable[Item]) -> int:
@@ -86,176 +115,114 @@ def total_bytes(items: Iterable[Item]) -> int:
 def survey(folder: Path, *, hashes: bool = False) -> tuple[Item, ...]:
     """Everything in the cache at `folder`: engines, last used first, then builds and kernel timings.
 
-    Engines are judged by their records and file sizes; with `hashes` every byte is read. Nothing is changed.
+    Engines are checked by their records and file sizes; with `hashes` every byte is read. Changes nothing.
 
     Raises:
-        OutputError: the place is not a folder, or cannot be listed.
+        OutputError: the cache is not a folder, or cannot be listed.
     """
-    store = Store(folder)
-    found = [item for path in store.entries() if (item := _engine(path, hashes=hashes))]
-    engines = sorted(_mark_replaced(found), key=lambda item: item.last_used_at, reverse=True)
-    return (*engines, *_builds(store), *_timings(store))
+    cache = EngineCache(folder)
+    engines = list[Item]()
+    for path in cache.entries():
+        found = examine(path, path.name, hashes=hashes)
+        engines.append(Item("engine", path, found.state, *_measure(path), found.problem, found.record))
+    engines.sort(key=lambda item: item.last_used_at, reverse=True)
+    builds = [
+        Item("build", path, "building", *_measure(path), "is being built")
+        if _is_locked(cache, digest_of(path))
+        else Item("build", path, "abandoned", *_measure(path), "left behind by a process that was ended")
+        for path in cache.leftovers()
+    ]
+    return (*engines, *builds, *(Item("timings", path, "ready", *_measure(path)) for path in cache.timings()))
 
 
 def prune(folder: Path, limits: Limits, *, dry_run: bool = False) -> Outcome:
-    """Removes what `limits` say from the cache at `folder`; see `select`. Builds that go on are left alone.
+    """Removes what `limits` say from the cache at `folder`; see `select`. Builds in progress stay.
 
     Raises:
         OutputError: the cache cannot be listed or written.
     """
-    items = survey(folder)
-    return _remove(Store(folder), select(items, limits, datetime.now(UTC)), dry_run=dry_run)
+    return _remove(folder, select(survey(folder), limits, datetime.now(UTC)), dry_run=dry_run)
 
 
 def clear(folder: Path, *, dry_run: bool = False) -> Outcome:
-    """Removes everything from the cache at `folder` but what is being built, and files that are not the cache's.
+    """Removes everything from the cache at `folder` except builds in progress and files that do not belong to it.
 
     Raises:
         OutputError: the cache cannot be listed or written.
     """
-    return _remove(Store(folder), [Choice(item, "cleared") for item in survey(folder)], dry_run=dry_run)
+    return _remove(folder, [(item, "cleared") for item in survey(folder)], dry_run=dry_run)
 
 
 def select(items: Iterable[Item], limits: Limits, now: datetime) -> list[Choice]:
-    """Which of `items` go at time `now`, and why. Pure.
+    """Which of `items` to remove at time `now`, and why. Pure.
 
-    Against `max_bytes` everything counts; leftovers go first, then engines, then kernel timings, which are small and
-    save minutes.
+    `max_bytes` is compared with the size of everything; leftovers go first, then engines, then kernel timings, which
+    are small and save minutes.
     """
-    stay, chosen = list[Item](), list[Choice]()
-    for item in items:
-        reason = _why_removed(item, limits, now)
-        if reason:
-            chosen.append(Choice(item, reason))
-        else:
-            stay.append(item)
+    reasons = [(item, "" if item.state == "building" else _why_removed(item, limits, now)) for item in items]
+    chosen = [(item, reason) for item, reason in reasons if reason]
     if limits.max_bytes is not None:
+        stay = [item for item, reason in reasons if not reason]
         excess_bytes = total_bytes(stay) - limits.max_bytes
-        for item in sorted(stay, key=_worth):
+        for item in sorted(stay, key=lambda item: (_RANK[item.kind], item.last_used_at)):
             if excess_bytes > 0 and item.state != "building":
-                chosen.append(Choice(item, f"more than {limits.max_bytes / 1e9:g} GB in all"))
+                chosen.append((item, f"more than {limits.max_bytes / 1e9:g} GB in all"))
                 excess_bytes -= item.size_bytes
     return chosen
 
 
 def _why_removed(item: Item, limits: Limits, now: datetime) -> str:
-    if item.state == "building":
-        return ""
-    if limits.stale and item.state in ("damaged", "replaced", "abandoned"):
-        return item.problem
-    foreign = limits.machine.foreign(item.record.key) if limits.stale and item.record else ""
-    if foreign:
-        return foreign
+    if limits.stale is not None:
+        if item.state in ("damaged", "abandoned"):
+            return item.problem
+        foreign = limits.stale.foreign(item.record.key) if item.record else ""
+        if foreign:
+            return foreign
     if limits.unused_for is not None and now - item.last_used_at > limits.unused_for:
         return f"not used for {(now - item.last_used_at).days} days"
     return ""
 
 
-def _worth(item: Item) -> tuple[int, datetime]:
-    rank = 2 if item.kind == "timings" else int(item.state == "ready")
-    return rank, item.last_used_at
+def _measure(folder: Path) -> tuple[int, datetime]:
+    """Size of a folder's files, and when it was last used; of one that is removed meanwhile 0 and 1970."""
+    size_bytes, used_s = 0, 0.0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                size_bytes += Path(parent, name).lstat().st_size
+    for path in (folder, folder / RECORD_NAME):
+        with suppress(OSError):
+            used_s = path.stat().st_mtime
+    return size_bytes, datetime.fromtimestamp(used_s, UTC)
 
 
-def _engine(path: Path, *, hashes: bool) -> Item | None:
-    """An engine; None if somebody removed it meanwhile."""
-    finding = examine(path, digest_of(path), hashes=hashes)
-    size_bytes, changed_at = _measure(path)
-    used_at = _modified_at(path / RECORD_NAME) or changed_at
-    if used_at is None or not path.exists():
-        return None
-    return Item("engine", path, finding.state, size_bytes, used_at, finding.problem, finding.record)
-
-
-def _mark_replaced(engines: list[Item]) -> Iterator[Item]:
-    newest: dict[str, datetime] = {}
-    for item in engines:
-        if item.record and item.state == "ready":
-            digest = item.record.key.digest
-            newest[digest] = max(item.record.built_at, newest.get(digest, item.record.built_at))
-    for item in engines:
-        if item.record and item.state == "ready" and item.record.built_at < newest[item.record.key.digest]:
-            yield replace(item, state="replaced", problem="there is a newer build of it")
-        else:
-            yield item
-
-
-def _builds(store: Store) -> Iterator[Item]:
-    for path in (*store.builds(), *store.old()):
-        size_bytes, changed_at = _measure(path)
-        if changed_at is None:
-            continue
-        if _is_locked(store, path):
-            yield Item("build", path, "building", size_bytes, changed_at, "is being built")
-        else:
-            yield Item("build", path, "abandoned", size_bytes, changed_at, "left behind by a process that was ended")
-
-
-def _is_locked(store: Store, path: Path) -> bool:
-    if not digest_of(path):
-        return False
+def _is_locked(cache: EngineCache, digest: str) -> bool:
     try:
-        with store.try_locked(digest_of(path)) as free:
+        with cache.try_locked(digest) as free:
             return not free
-    except LatentSyncError:  # no right to look: it may well be going on
+    except LatentSyncError:  # no permission to lock: it may be in progress
         return True
 
 
-def _timings(store: Store) -> Iterator[Item]:
-    for path in store.timings():
-        size_bytes, changed_at = _measure(path)
-        if changed_at is not None:
-            yield Item("timings", path, "ready", size_bytes, changed_at)
-
-
-def _measure(path: Path) -> tuple[int, datetime | None]:
-    """Size of a folder's files or of a file, and when something in it changed last; None if it is gone."""
-    size_bytes, latest = 0, _modified_at(path)
-    # os.walk passes over folders that are deleted meanwhile, where Path.rglob raises.
-    inner = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
-    for file in inner or [path]:
-        try:
-            status = file.lstat()
-        except OSError:
-            continue
-        if not stat.S_ISDIR(status.st_mode):
-            size_bytes += status.st_size
-            changed_at = datetime.fromtimestamp(status.st_mtime, UTC)
-            latest = max(latest or changed_at, changed_at)
-    return size_bytes, latest
-
-
-def _modified_at(path: Path) -> datetime | None:
-    try:
-        return datetime.fromtimestamp(path.stat().st_mtime, UTC)
-    except OSError:
-        return None
-
-
-def _remove(store: Store, chosen: list[Choice], *, dry_run: bool) -> Outcome:
+def _remove(folder: Path, chosen: list[Choice], *, dry_run: bool) -> Outcome:
+    cache = EngineCache(folder)
     removed, kept = list[Choice](), list[Choice]()
-    for choice in chosen:
-        building = choice.item.state == "building"
-        refusal = choice.item.problem if building else "" if dry_run else _try_remove(store, choice.item)
+    for item, reason in chosen:
+        refusal = item.problem if item.state == "building" else "" if dry_run else _try_remove(cache, item)
         if refusal:
-            kept.append(replace(choice, reason=refusal))
+            kept.append((item, refusal))
         else:
-            removed.append(choice)
+            removed.append((item, reason))
     return Outcome(tuple(removed), tuple(kept))
 
 
-def _try_remove(store: Store, item: Item) -> str:
+def _try_remove(cache: EngineCache, item: Item) -> str:
     """Removes an item; returns why it stays, empty if it is gone."""
-    digest = digest_of(item.folder)
-    if item.kind == "timings" and store.any_locked():
-        return "an engine is being built, which may be reading them"
     try:
-        if not digest:
-            store.remove(item.folder)
-            return ""
-        with store.try_locked(digest) as free:
+        with cache.try_locked(digest_of(item.folder)) as free:
             if not free:
                 return "an engine of its kind is being built"
-            store.remove(item.folder)
+            cache.remove(item.folder)
     except LatentSyncError:
         raise
     except OSError as error:

@@ -39,10 +39,8 @@ SHARED_FOLDER = ".shared"
 _LOCKS = ".locks"
 _DIGEST = rf"[0-9a-f]{{{DIGEST_LENGTH}}}"
 _ENTRY_NAME = re.compile(_DIGEST)
-# An entry's name with a suffix is of an earlier layout.
-_LEFTOVER_NAME = re.compile(rf"\.building-(?P<digest>{_DIGEST})-[0-9a-f]{{8}}|\.old-[0-9a-f]{{8}}|{_DIGEST}-[0-9a-f]{{8}}")
+_LEFTOVER_NAME = re.compile(rf"\.building-(?P<digest>{_DIGEST})-[0-9a-f]{{8}}|\.old-[0-9a-f]{{8}}")
 
-# filelock waits in short sleeps: Windows delivers Ctrl-C between them.
 _POLL_S = 0.1
 
 # A provider may write its engine without checking that it fitted. With less free than this, it may not have.
@@ -53,7 +51,7 @@ _RENAME_TRIES = 20 if sys.platform == "win32" else 1
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_A_FOLDER = (errno.ENOTDIR, errno.EEXIST)
-_ELSEWHERE = "choose another folder with --engine-cache or LATENTSYNC_TRT_CACHE_DIR"
+_ELSEWHERE = "choose another place with --engine-cache or LATENTSYNC_TRT_CACHE_DIR"
 
 _log = logging.getLogger(__name__)
 
@@ -167,7 +165,7 @@ class EngineCache:
         """Builds beside the entries and publishes the result. The lock of the digest is held."""
         target = self.folder / key.digest
         if self._exists(target):
-            problem = examine(target, key.digest, hashes=True).problem
+            problem = examine(target, key.digest, hashes=key.digest not in self._verified).problem
             if problem:
                 self._notice(f"engine cache: {key.label} in {target}: {problem}; building it again")
         for leftover in self.leftovers():
@@ -182,8 +180,7 @@ class EngineCache:
             self._run(build, aside)
             build_s, built_at = round(time.monotonic() - start_s, 3), datetime.now(UTC)
             with self._explained():
-                if not write_record(aside, key, build_s, built_at):
-                    raise EngineBuildError(f"{key.label}: the build wrote no file")
+                write_record(aside, key, build_s, built_at)
                 self.remove(target)
                 _rename(aside, target)
         except BaseException:
@@ -194,20 +191,20 @@ class EngineCache:
         return Engine(target, built=True, build_s=build_s, built_at=built_at)
 
     def _run(self, build: Build, aside: Path) -> None:
-        error: Exception | None = None
+        """Calls `build`. A provider that meets a full disk reports anything, or nothing at all."""
         try:
-            build(aside)
-        except Exception as caught:
-            error = caught
-        # A provider that meets a full disk reports anything, or nothing at all.
+            with self._explained():
+                build(aside)
+        except Exception:
+            self._check_folder(aside)
+            raise
+        self._check_folder(aside)
+
+    def _check_folder(self, aside: Path) -> None:
         if not aside.is_dir():
-            raise OutputError(f"{self.folder}: was deleted while an engine was built in it; run again") from error
-        if isinstance(error, OSError) and not isinstance(error, LatentSyncError):
-            raise self._translated(error) from error
+            raise OutputError(f"{self.folder}: was deleted while an engine was built in it; run again")
         if shutil.disk_usage(self.folder).free < _LEAST_FREE_BYTES:
-            raise self._full() from error
-        if error is not None:
-            raise error
+            raise self._full()
 
     def entries(self) -> list[Path]:
         """Folders with names of entries; their content is not checked."""
@@ -238,33 +235,36 @@ class EngineCache:
 
     @contextmanager
     def try_locked(self, digest: str) -> Iterator[bool]:
-        """Holds the lock of a digest if it is free; yields whether it was."""
-        lock = FileLock(self.folder / _LOCKS / f"{digest}.lock")
-        held = self._acquire(lock, blocking=False)
+        """Holds the lock of a digest if it is free; yields whether it was. Nothing locks what has no digest."""
+        lock = self._lock(digest)
+        held = not digest or self._acquire(lock)
         try:
             yield held
         finally:
-            if held:
-                lock.release()
+            lock.release()
 
     @contextmanager
     def _locked(self, key: EngineKey) -> Iterator[None]:
         """Holds the lock of `key`'s digest, after waiting for it with a notice."""
-        lock = FileLock(self.folder / _LOCKS / f"{key.digest}.lock")
-        if not self._acquire(lock, blocking=False):
+        lock = self._lock(key.digest)
+        if not self._acquire(lock):
             self._notice(f"engine cache: {key.label} is being built by another process; waiting for it")
-            self._acquire(lock, blocking=True)
+            while not self._acquire(lock):  # in short waits: Windows delivers Ctrl-C only between them
+                time.sleep(_POLL_S)
         try:
             yield
         finally:
             lock.release()
 
-    def _acquire(self, lock: FileLock, *, blocking: bool) -> bool:
+    def _lock(self, digest: str) -> FileLock:
+        return FileLock(self.folder / _LOCKS / f"{digest}.lock")
+
+    def _acquire(self, lock: FileLock) -> bool:
         with self._explained():
             Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
             try:
-                lock.acquire(blocking=blocking, poll_interval=_POLL_S)
-            except Timeout:
+                lock.acquire(blocking=False)
+            except (Timeout, FileNotFoundError):  # the latter if the folder was deleted just now
                 return False
         return True
 
@@ -294,17 +294,16 @@ class EngineCache:
         if error.errno in _FULL:
             return self._full()
         if error.errno in _NOT_A_FOLDER:
-            return OutputError(f"{self.folder}: the engine cache is not a folder but a file; {_ELSEWHERE}")
+            return OutputError(f"{self.folder}: a file is in the place of the engine cache; {_ELSEWHERE}")
         where = f": {error.filename}" if error.filename else ""
         return OutputError(
             f"{self.folder}: the engine cache cannot be used ({error.strerror or error}{where}); {_ELSEWHERE}"
         )
 
     def _full(self) -> OutputError:
-        free_mb = shutil.disk_usage(self.folder).free / 1e6
         return OutputError(
-            f"{self.folder}: the disk is full ({free_mb:.0f} MB free); make room, for example with `latentsync-trt "
-            f"cache prune --unused-days 30`, or {_ELSEWHERE}"
+            f"{self.folder}: the disk is full; make room, for example with `latentsync-trt cache prune --unused-days "
+            f"30`, or {_ELSEWHERE}"
         )
 
 

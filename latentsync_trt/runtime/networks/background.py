@@ -1,4 +1,4 @@
-"""Engines built by a process of its own, `latentsync-trt build`, while something else goes on here."""
+"""Engines built by a process of its own, `latentsync-trt build`, while a run goes on."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def build_command(engines: Engines, graphs: Sequence[str], *, force: bool = Fals
 class BackgroundBuild:
     """Builds `graphs` of `engines`, starting now.
 
-    `error` says what went wrong, empty if nothing; `elapsed_s` how long it took. Both count once `done`.
+    Once `done`, `error` says what went wrong, empty if nothing, and `elapsed_s` how long it took.
     """
 
     def __init__(self, engines: Engines, graphs: Sequence[str]) -> None:
@@ -45,17 +45,17 @@ class BackgroundBuild:
 
     @property
     def done(self) -> bool:
-        """Whether the process has ended, well or not."""
+        """Whether the process has ended, with success or not."""
         return not self._waiter.is_alive()
 
     def wait(self) -> str:
         """Waits for the end; returns `error`."""
-        while not self.done:  # in pieces: Windows delivers Ctrl-C between waits only
+        while not self.done:  # in short waits: Windows delivers Ctrl-C only between them
             self._waiter.join(0.1)
         return self.error
 
     def stop(self) -> None:
-        """Ends the process, if it still runs; an engine half built leaves nothing that counts."""
+        """Ends the process if it still runs; what it had begun to build is never used."""
         if self.done:
             return
         self._process.terminate()
@@ -72,7 +72,7 @@ class BackgroundBuild:
 
 
 def failure_of(out: bytes, err: bytes, returncode: int) -> str:
-    """Why a build process failed: its own JSON error, else its last line, else how it ended."""
+    """Why a build process failed: its own JSON error, else the last line of stderr, else its exit code."""
     try:
         return str(json.loads(out)["error"])
     except (ValueError, KeyError, TypeError):

@@ -5,25 +5,26 @@ from collections.abc import Mapping
 from latentsync_trt.bundle.manifest import DimensionRange, GraphForm, Manifest
 
 _HALVES = 2
-"""Of a guided step: with the sound and without."""
+"""Of a guided step: conditional and unconditional."""
 
 _FEATURES_AT_ONCE = 32
-"""How often a full step holds features of the first level's size at its peak. 29 were measured: each further window of
+"""How many features of the first level's size a full step holds at its peak. 29 were measured: each further window of
 16 frames at 256 px took 0.61 GB of the published U-Net on the CUDA provider in float16 (benchmarks/)."""
 
 _USABLE_SHARE = 0.7
-"""Of the memory that is free once all networks are open: the image codec runs in it, too, and so may other programs."""
+"""Of the memory that is free once all networks are open: the image codec needs some, and so may other programs."""
 
 _FIXED_BYTES = 1_550_000_000
 """Of a run on the CUDA provider beside weights and features: libraries, pictures, cuDNN's workspace. With one window's
-features once, it gives the peaks that were measured: 7.1 GB at 512 px and 5.0 GB at 256 px (benchmarks/)."""
+features, it gives the measured peaks: 7.1 GB at 512 px and 5.0 GB at 256 px (benchmarks/)."""
 
 _FEATURES: dict[GraphForm, float] = {"cuda": 1.05, "portable": 2.2}
 """How many windows' features a run holds, by the form of the graphs on the CUDA provider: 10.2 GB for the portable one
-at 512 px. TensorRT's engines were not measured; they plan their memory, so they count as the CUDA form does."""
+at 512 px. TensorRT's engines were not measured; they plan their memory, so they are taken to need as much as the CUDA
+form."""
 
 _MARGIN = 1.1
-"""With 7.2 GB free, which is what it takes by the sum of the above, a run at 512 px ran out of memory."""
+"""With 7.2 GB free, exactly the sum of the above, a run at 512 px ran out of memory."""
 
 _VALUE_BYTES = {"fp32": 4, "fp16": 2}
 
@@ -32,8 +33,7 @@ def windows_that_fit(manifest: Manifest, ranges: Mapping[str, DimensionRange], f
     """Windows for one run of the denoiser, at least 1.
 
     Args:
-        ranges: of the engines' variable dimensions. free_bytes: of the device, with all networks open; None where that
-            is not known.
+        ranges: of the engines' variable dimensions. free_bytes: of the device, with all networks open; None if unknown.
     """
     windows = ranges.get("windows")
     if windows is None or free_bytes is None:
@@ -42,13 +42,13 @@ def windows_that_fit(manifest: Manifest, ranges: Mapping[str, DimensionRange], f
 
 
 def window_bytes(manifest: Manifest) -> int:
-    """About what one more window takes on the device in a full guided step."""
+    """Roughly the device memory of one more window in a full guided step."""
     features = manifest.frames * manifest.latent_px**2 * manifest.unet["widths"][0]
     return int(_FEATURES_AT_ONCE * _HALVES * features * _VALUE_BYTES[manifest.arithmetic])
 
 
 def needed_bytes(manifest: Manifest, *, provider: str, form: GraphForm) -> int:
-    """What should be free on a GPU for a run with all networks open and one window at a time.
+    """Free memory that a GPU needs for a run with all networks open and one window at a time.
 
     Args:
         provider: "tensorrt", "rtx" or "cuda". form: of the graphs on `cuda`.

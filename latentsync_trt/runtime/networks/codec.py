@@ -92,7 +92,9 @@ class VaeCodec:
     def _encode(self, faces: UInt8Array, *, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
         session, buffers = self._pool.session(VAE_ENCODER), self._buffers
         shape = (len(faces), 3, *faces.shape[1:3])
-        given = session.retrying(lambda: {"faces": buffers.upload("faces", faces), "mask": buffers.upload("mask", mask)})
+        given = session.retrying(
+            lambda: {"faces": buffers.upload("faces", faces), "mask": buffers.upload("mask", mask)}
+        )
         made = session.retrying(lambda: {name: buffers.empty(name, shape, np.float32) for name in ("image", "masked")})
         self._faces_in.free_memory = session.free_memory
         _run(self._faces_in, given, made)

@@ -1,37 +1,44 @@
 """The networks of one bundle on one provider: audio encoder, image codec and denoiser over the pool of sessions."""
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
-from weakref import WeakSet
 
 import numpy as np
 
-from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.bundle.manifest import (
+    AUDIO_ENCODER,
+    FULL_STEP,
+    STEP_GRAPHS,
+    VAE_DECODER,
+    VAE_ENCODER,
+    Bundle,
+    step_graph,
+)
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory, OutputError, ProviderUnavailable
-from latentsync_trt.runtime.cache.engine_cache import EngineCache, Notice, cache_folder
+from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory, ProviderUnavailable
+from latentsync_trt.runtime.cache.store import EngineCache, Notice, cache_folder
 from latentsync_trt.runtime.compiler.profiles import usual_shape
 from latentsync_trt.runtime.networks.background import BackgroundBuild
 from latentsync_trt.runtime.networks.batching import needed_bytes, windows_that_fit
-from latentsync_trt.runtime.networks.codec import PooledCodec
-from latentsync_trt.runtime.networks.denoiser import step_graph
-from latentsync_trt.runtime.networks.pooled import Denoisers, PooledDenoiser
+from latentsync_trt.runtime.networks.codec import VaeCodec
+from latentsync_trt.runtime.networks.denoiser import PooledDenoiser
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, next_provider
-from latentsync_trt.runtime.sessions.engines import COMPILING_PROVIDERS, Engines
+from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.pool import SessionPool
 from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.runtime.sessions.trace import profile_folder, write_profile
-from latentsync_trt.types import EngineTime, Float32Array, Span, UInt8Array, UInt16Array
+from latentsync_trt.types import EngineTime, Float32Array, Span
 
 
 class Networks:
     """Image codec, audio encoder and denoiser of `bundle`, run by the selected provider.
 
+    `codec` and `denoiser` serve one clip at a time.
+
     Args:
-        may_pass_over: another provider may be taken where the selected one cannot make the engines; it is told.
-        on_notice: told, in a sentence, about builds, waits, and whatever makes a run slower than expected.
+        may_pass_over: go on with another provider, with a notice, where the selected one cannot make the engines.
+        on_notice: called with a sentence about builds, waits, and whatever makes a run slower than expected.
 
     Raises:
         InputError: `options` ask for shapes that the bundle does not have, or for what the provider cannot do.
@@ -52,12 +59,12 @@ class Networks:
         self._notices: list[str] = []
         self._may_pass_over = may_pass_over
         self._cache = EngineCache(cache_folder(self.options.engine_cache), self._notice)
-        self._denoisers: WeakSet[PooledDenoiser] = WeakSet()
         self._needed: tuple[str, ...] = ()
         self._build: BackgroundBuild | None = None
         self._build_wanted = self.options.build == "background"
         self._profile = profile_folder(self.options.profile)
         self._spans: list[Span] = []
+        self._windows_that_fit: int | None = None
         self._pool = SessionPool(
             self._engines(selection),
             low_memory=self.options.low_memory,
@@ -65,12 +72,9 @@ class Networks:
             on_notice=self._notice,
             on_close=self._release_buffers,
         )
-
-        self._windows_that_fit: int | None = None
-        # Known now, not at the first window.
-        self._pool.engines.check(windows=self.windows_per_batch)
-        self._graph_denoisers = Denoisers(self._pool, self._notice)
-        self._codec = PooledCodec(self._pool)
+        self._pool.engines.check(windows=self.windows_per_batch)  # now, not at the first window
+        self.codec = VaeCodec(self._pool)
+        self.denoiser = PooledDenoiser(self._pool, self._notice)
 
     @property
     def selection(self) -> Selection:
@@ -79,33 +83,37 @@ class Networks:
 
     @property
     def windows_per_batch(self) -> int:
-        """How many windows the denoiser takes at once: as asked, else as many as the first `prepare` found to fit."""
+        """How many windows the denoiser takes at once: the option, or else what the first `prepare` found to fit."""
         if self.options.windows_per_batch is not None:
             return self.options.windows_per_batch
         return 1 if self.low_memory else self._windows_that_fit or 1
 
     @property
     def low_memory(self) -> bool:
-        """Whether one network at a time is kept on the device: by request, or since memory ran out."""
+        """Whether one network at a time is kept on the device: by option, or since memory ran out."""
         return self._pool.low_memory
 
     @property
     def on_span(self) -> Callable[[Span], None] | None:
-        """Takes the times of stages for the profile; None if there is to be none."""
+        """Takes the times of stages for the profile; None without one."""
         return None if self._profile is None else self._spans.append
 
     def times(self) -> tuple[EngineTime, ...]:
-        """What each engine cost so far."""
+        """What each engine has cost."""
         return self._pool.times()
 
     def take_notices(self) -> tuple[str, ...]:
-        """What was noticed since the last call."""
+        """The notices since the last call."""
         notices, self._notices = self._notices, []
         return tuple(notices)
 
     def session(self, graph: str) -> Session:
         """The session of a graph, opened at the first call; valid until another network is used."""
         return self._pool.session(graph)
+
+    def encode_mel(self, mel: Float32Array) -> Float32Array:
+        """Log mel spectrogram `(1, 80, 3000)` → features `(1, 1500, L, D)`."""
+        return self.session(AUDIO_ENCODER).run({"mel": mel})[0]
 
     def prepare(self, graphs: Iterable[str]) -> None:
         """Builds and opens what a run needs, before it begins.
@@ -115,7 +123,8 @@ class Networks:
             OutOfMemory: there is too little memory.
         """
         self._needed = graphs = tuple(graphs)
-        if self._windows_that_fit is None:
+        first = self._windows_that_fit is None
+        if first:
             self._save_memory_if_short()
         if self._build_wanted:
             self._build_wanted = False
@@ -126,8 +135,9 @@ class Networks:
                 break
             except EngineBuildError as error:
                 self._pass_over(error)
-        if self._windows_that_fit is None:  # later, some of what is used is the pool's own and would be free again
-            self._windows_that_fit = self._count_windows_that_fit()
+        if first:  # later, the pool holds memory that a batch could use
+            ranges = self._pool.engines.ranges
+            self._windows_that_fit = windows_that_fit(self.bundle.manifest, ranges, self._free_bytes())
 
     def warm_up(self, graphs: Iterable[str]) -> None:
         """Runs each graph once on zeros, so that the first clip does not pay for what providers do at a first run."""
@@ -152,76 +162,49 @@ class Networks:
             self._pool.switch(meanwhile)
             self._pool.prepare(self._needed)
 
-    def wait_for_build(self) -> str:
-        """Waits for engines that are built in the background; returns what went wrong, empty if nothing."""
-        return "" if self._build is None else self._build.wait()
-
     @property
     def building(self) -> bool:
         """Whether engines are being built in the background."""
         return self._build is not None and not self._build.done
 
+    def wait_for_build(self) -> str:
+        """Waits for engines that are built in the background; returns what went wrong, empty if nothing."""
+        return "" if self._build is None else self._build.wait()
+
     def close(self) -> tuple[Path, ...]:
-        """Frees everything, stops a build in the background; writes the profile, if one was asked for: its files.
+        """Frees everything, stops a build in the background and writes the profile, if there is one; returns its files.
 
         Raises:
             OutputError: the profile cannot be written.
         """
         if self._build is not None:
             self._build.stop()
-        self._codec.release()
+        self.codec.release()
         self._pool.close()
+        self.denoiser.close()
         times, traces = self._pool.take_profile()
         if self._profile is None or not traces:
             return ()
         spans, self._spans = self._spans, []
         return write_profile(self._profile, times, traces, spans)
 
-    def denoiser(self) -> PooledDenoiser:
-        """A denoiser for one clip."""
-        denoiser = PooledDenoiser(self._pool, self._graph_denoisers)
-        self._denoisers.add(denoiser)
-        return denoiser
-
-    def encode_mel(self, mel: Float32Array) -> Float32Array:
-        """Log mel spectrogram `(1, 80, 3000)` → features `(1, 1500, L, D)`."""
-        return self.session("audio_encoder").run({"mel": mel})[0]
-
-    def encode(self, images: Float32Array) -> Float32Array:
-        """Images `(N, 3, H, W)` in [−1, 1] → scaled latents `(N, 4, h, w)`, any N."""
-        return self._codec.encode(images)
-
-    def decode(self, latents: Float32Array) -> Float32Array:
-        """Scaled latents `(N, 4, h, w)` → images `(N, 3, H, W)`, about [−1, 1], any N."""
-        return self._codec.decode(latents)
-
-    def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
-        """As `diffusion.inpainting.ImageCodec.encode_faces`."""
-        return self._codec.encode_faces(faces, mask)
-
-    def decode_faces(self, latents: Float32Array) -> list[UInt16Array]:
-        """As `diffusion.inpainting.ImageCodec.decode_faces`."""
-        return self._codec.decode_faces(latents)
+    def _free_bytes(self) -> int | None:
+        """Free memory of the GPU; None without one, or where that is unknown."""
+        gpu = self.selection.gpu
+        return None if gpu is None else free_memory_bytes(gpu.index)
 
     def _save_memory_if_short(self) -> None:
-        """Keeps one network at a time from the start, where all of them would not fit."""
-        gpu = self.selection.gpu
-        free_bytes = None if gpu is None else free_memory_bytes(gpu.index)
+        """Keeps one network at a time on the device from the start, where all of them would not fit."""
+        free_bytes = self._free_bytes()
         if free_bytes is None or self.low_memory:
             return
-        form = self._pool.engines.form("denoise_step")
+        form = self._pool.engines.form(FULL_STEP)
         least = needed_bytes(self.bundle.manifest, provider=self.selection.name, form=form)
         if least > free_bytes:
             self._pool.save_memory(f"this bundle takes about {least / 1e9:.1f} GB, {free_bytes / 1e9:.1f} GB is free")
 
-    def _count_windows_that_fit(self) -> int:
-        """Of the engines that run now; those that are being built meanwhile are for the same shapes."""
-        gpu = self.selection.gpu
-        free_bytes = None if gpu is None else free_memory_bytes(gpu.index)
-        return windows_that_fit(self.bundle.manifest, self._pool.engines.ranges, free_bytes)
-
     def _notice(self, text: str) -> None:
-        if text in self._notices:  # networks that take turns meet the same trouble at every turn
+        if text in self._notices:  # a network that is opened again and again meets the same problem each time
             return
         self._notices.append(text)
         if self._on_notice is not None:
@@ -234,28 +217,21 @@ class Networks:
         """Builds what is missing in a process of its own, and runs on the next provider meanwhile."""
         engines = self._pool.engines
         name = engines.selection.name
-        # Elsewhere building takes less than a window does on the next provider.
-        missing = self._missing(graphs) if name in COMPILING_PROVIDERS else ()
+        missing = self._pool.missing(graphs)
         if not missing:
             return
         try:
             meanwhile = self._engines(next_provider(engines.selection))
         except (ProviderUnavailable, InputError) as error:
-            self._notice(f"nothing to run on while engines are built, so the run waits for them: {error}")
+            self._notice(f"no provider to run on while engines are built, so the run waits for them: {error}")
             return
         self._pool.switch(meanwhile)
         self._build = BackgroundBuild(engines, missing)
         running = meanwhile.selection.name
         self._notice(f"{len(missing)} engines for {name} are being built; running on {running} meanwhile")
 
-    def _missing(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of `graphs` that a build would leave in the cache; none where the cache cannot even be read."""
-        with suppress(OutputError):  # opening tells of it, and builds for this run only
-            return self._pool.engines.missing(graphs)
-        return ()
-
     def _change_to_built(self, build: BackgroundBuild) -> str:
-        """Opens the engines that were built; what went wrong, empty if nothing."""
+        """Opens the engines that were built; returns what went wrong, empty if nothing."""
         name = build.engines.selection.name
         self._notice(f"engines for {name} are ready after {build.elapsed_s:.0f} s; changing to them")
         self._pool.switch(build.engines)
@@ -266,7 +242,7 @@ class Networks:
         return ""
 
     def _pass_over(self, error: EngineBuildError) -> None:
-        """Goes on with the next provider, saying why; raises `error` where a provider was demanded or none is left."""
+        """Goes on with the next provider, with a notice; raises `error` if the provider was named or none is left."""
         if not self._may_pass_over:
             raise error
         try:
@@ -277,11 +253,9 @@ class Networks:
         self._pool.switch(self._engines(following))
 
     def _release_buffers(self, graphs: tuple[str, ...]) -> None:
-        # Where others make room for a denoiser's step, that step goes on with what it has.
-        if any(graph.startswith("denoise_step") for graph in graphs):
-            self._graph_denoisers.release()
-            for denoiser in self._denoisers:
-                denoiser.release()
+        # A denoiser keeps its features when other networks are closed to make room for its step.
+        if not set(graphs).isdisjoint(STEP_GRAPHS):
+            self.denoiser.release()
 
 
 def graphs_for(*, guidance: float, full_steps_only: bool, unguided_too: bool = False) -> tuple[str, ...]:
@@ -290,4 +264,4 @@ def graphs_for(*, guidance: float, full_steps_only: bool, unguided_too: bool = F
     kinds = (True, False) if guided and unguided_too else (guided,)
     cached = (False,) if full_steps_only else (False, True)
     steps = [step_graph(guided=kind, cached=reuse) for kind in kinds for reuse in cached]
-    return ("audio_encoder", "vae_encoder", *steps, "vae_decoder")
+    return (AUDIO_ENCODER, VAE_ENCODER, *steps, VAE_DECODER)

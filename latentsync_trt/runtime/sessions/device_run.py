@@ -1,4 +1,4 @@
-"""One graph on inputs that stay on the device: what a run costs without copies from and to the host."""
+"""One graph on inputs that stay on the device: the time of a run without copies from and to the host."""
 
 from collections.abc import Mapping
 
@@ -9,10 +9,10 @@ from latentsync_trt.runtime.sessions.session import Array, Session
 
 
 class BoundRun:
-    """Runs `session` again and again on the same inputs; outputs stay on the device, too.
+    """Runs `session` repeatedly on the same inputs; outputs stay on the device, too.
 
     Args:
-        inputs: an array for every input of the graph; uploaded here, once.
+        inputs: an array for every input of the graph, uploaded once.
         device, device_id: where the session's provider keeps its buffers, as in `Selection`.
     """
 
@@ -33,7 +33,7 @@ class BoundRun:
                 self._binding.bind_output(output.name, device, device_id)
 
     def __call__(self) -> None:
-        """One run, from inputs that are there to outputs that are complete.
+        """One run; returns when the outputs are complete.
 
         Raises:
             InferenceError: the provider failed. OutOfMemory: there is too little memory.

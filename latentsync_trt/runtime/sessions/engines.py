@@ -1,57 +1,59 @@
-"""The engines of one bundle on one provider: found in the cache, or built, opened, and looked at before they count."""
+"""The graphs of one bundle on one provider: opened directly or from engines in the cache, and checked."""
 
+import copy
 import hashlib
 import json
-import platform
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar, cast
 
-from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, Bundle, DimensionRange, GraphForm, Manifest
-from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InputError, OutputError
-from latentsync_trt.runtime.cache.engine_cache import Engine, EngineCache, Notice
+import numpy as np
+
+from latentsync_trt.bundle.manifest import STEP_GRAPHS, Bundle, DimensionRange, GraphForm, Manifest
+from latentsync_trt.config import GraphFormChoice, RuntimeOptions
+from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, OutOfMemory, OutputError
 from latentsync_trt.runtime.cache.key import EngineKey
-from latentsync_trt.runtime.cache.store import SHARED_FOLDER
+from latentsync_trt.runtime.cache.store import SHARED_FOLDER, Engine, EngineCache, Notice
 from latentsync_trt.runtime.compiler.profiles import (
-    InputShapes,
     check_sizes,
     dimension_ranges,
     input_shapes,
+    usual_shape,
     with_sizes,
 )
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
 from latentsync_trt.runtime.providers.libraries import cuda_version, rtx_version, tensorrt_version
 from latentsync_trt.runtime.providers.select import ORT_NAMES, Selection, eight_bit_notice, rtx_devices
-from latentsync_trt.runtime.sessions.forms import check_form, chosen_form
-from latentsync_trt.runtime.sessions.options import BuildOptions, CudaOptions, RtxOptions, TensorRTOptions
-from latentsync_trt.runtime.sessions.recipes import (
-    OptimizedGraph,
-    Place,
-    Recipe,
-    RtxEngine,
-    TensorRTEngine,
-    cuda_recipe,
+from latentsync_trt.runtime.sessions.builders import (
+    Builder,
+    DirectOpen,
+    GraphSource,
+    Opener,
+    RtxBuilder,
+    TensorRTBuilder,
 )
-from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.runtime.sessions.options import BuildOptions, RtxOptions, TensorRTOptions, cuda_options
+from latentsync_trt.runtime.sessions.session import CPU, Session
 from latentsync_trt.types import EngineTime
 
 T = TypeVar("T")
 
 COMPILING_PROVIDERS = ("tensorrt", "rtx")
-"""Those whose builds take minutes."""
+"""Those that need an engine, which takes minutes to build. The others open a bundle's graphs directly."""
 
 LEAST_NODE_SHARE = {"tensorrt": 0.9, "rtx": 0.9, "cuda": 0.9, "cpu": 1.0}
-"""Smallest share of a graph's nodes that must be on the provider which was chosen. Below it the run would be slower
-than its name says: copies between devices cost more than the nodes."""
+"""Smallest share of a graph's nodes that must run on the chosen provider. With less the run would be slower than the
+provider's name promises: copies between devices cost more than the nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedEngine:
-    """A session, the share of its nodes on the chosen provider, whether it was built for this, and the seconds that
-    building (then or earlier) and opening took; `size_bytes` of its files, 0 if it was kept nowhere."""
+    """A session, the share of its nodes on the chosen provider, whether an engine was built for this call, and the
+    seconds that building (now or earlier) and opening took; `size_bytes` of the engine's files. Without an engine in
+    the cache `build_s` and `size_bytes` are 0."""
 
     session: Session
     node_share: float
@@ -78,11 +80,11 @@ class OpenedEngine:
 
 
 class Engines:
-    """Finds, builds and opens the engines of a bundle.
+    """Opens the graphs of a bundle, and finds and builds their engines where the provider needs them.
 
     Args:
         selection: the provider. options: see `RuntimeOptions`. cache: where engines are kept.
-        on_notice: told, in a sentence, about builds, waits and what is discarded.
+        on_notice: receives a sentence about builds, waits and damaged engines.
 
     Raises:
         InputError: the options ask for shapes that the bundle does not have, or for what the provider cannot do.
@@ -97,55 +99,62 @@ class Engines:
         self.cache = cache
         self.ranges = dimension_ranges(bundle.manifest, options)
         self.cuda_graph = self._uses_cuda_graph()
-        check_form(bundle.manifest, selection.name, options.graph_form)
+        _check_form(bundle.manifest, selection.name, options.graph_form)
         self._refused: set[str] = set()
+        self._tried: set[str] = set()
+        self._trial = threading.Lock()
         self._notice = on_notice
         self._unwritable: OutputError | None = None
-        told = eight_bit_notice(bundle.manifest, selection)
-        if told:
-            on_notice(told)
+        precision_notice = eight_bit_notice(bundle.manifest, selection)
+        if precision_notice:
+            on_notice(precision_notice)
 
     @property
     def fixed(self) -> bool:
         """Whether every dimension has one value."""
         return all(span.fixed for span in self.ranges.values())
 
+    @property
+    def compiled(self) -> bool:
+        """Whether the provider needs engines; if not, the cache is not used."""
+        return self.selection.name in COMPILING_PROVIDERS
+
+    def form(self, graph: str) -> GraphForm:
+        """The form of a graph that is opened: "cuda" with that provider, if the bundle has it and it runs here."""
+        wanted = self.options.graph_form != "portable" and self.selection.name == "cuda" and graph not in self._refused
+        return "cuda" if wanted and "cuda" in self.bundle.manifest.graphs[graph].forms else "portable"
+
+    def without_cuda_graph(self) -> "Engines":
+        """The same engines, run kernel by kernel."""
+        made = copy.copy(self)
+        made.options, made.cuda_graph = replace(self.options, cuda_graph=False), False
+        return made
+
+    def check(self, **sizes: int) -> None:
+        """Raises `InputError`, naming what the engines take, if a run is to have other `windows` or `frames`."""
+        check_sizes(self.ranges or _sizes_of(self.bundle.manifest), sizes)
+
     def key(self, graph: str) -> EngineKey:
-        """What an engine of `graph` is found by."""
-        recipe, gpu = self._recipe(graph), self.selection.gpu
+        """The key of a graph's engine, of a provider that needs one."""
+        builder = self._builder(graph)
         return EngineKey(
             bundle=self.bundle.manifest.name,
             graph=graph,
-            graph_sha256=self.bundle.graph_hash(graph, self.form(graph)),
+            graph_sha256=self.bundle.graph_hash(graph),
             provider=self.selection.name,
-            options=recipe.options(),
+            options=builder.options(),
             precision=self.bundle.manifest.precision,
             profile={
                 name: (span.minimum, span.optimum, span.maximum) for name, span in sorted(self._spans(graph).items())
             },
-            versions=recipe.versions(),
-            # What is kept for CPUs does not depend on their instruction set; see `SessionSettings.optimized_copy`.
-            gpu=gpu.name if gpu else platform.machine(),
-            compute_capability=gpu.compute_capability if gpu else "",
-            form=self.form(graph),
+            versions=builder.versions(),
+            gpu=self._gpu.name,
+            compute_capability=self._gpu.compute_capability,
         )
 
-    def form(self, graph: str) -> GraphForm:
-        """The form of a graph that is used."""
-        if graph in self._refused:
-            return "portable"
-        return chosen_form(self.bundle.manifest, graph, self.selection.name, self.options.graph_form)
-
-    def without_cuda_graph(self) -> "Engines":
-        """The same engines, run kernel by kernel."""
-        options = replace(self.options, cuda_graph=False)
-        made = Engines(self.bundle, self.selection, options, self.cache, self._notice)
-        made._refused = self._refused
-        return made
-
     def missing(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of `graphs` that have no engine in the cache."""
-        return tuple(graph for graph in graphs if self.cache.find(self.key(graph)) is None)
+        """Those of `graphs` whose engines have to be built."""
+        return tuple(graph for graph in graphs if self.compiled and self.cache.find(self.key(graph)) is None)
 
     def build(self, graph: str, *, force: bool = False) -> Engine:
         """Builds the engine of a graph unless the cache has it; `force` builds anyway.
@@ -154,49 +163,85 @@ class Engines:
             EngineBuildError, OutOfMemory: the provider cannot compile the graph. OutputError: the cache cannot be
             written.
         """
-        return self._in_either_form(graph, lambda: self._build(graph, force=force))
-
-    def _build(self, graph: str, *, force: bool) -> Engine:
         key = self.key(graph)
         try:
-            return self.cache.obtain(key, self._maker(graph, key), force=force)
+            return self.cache.obtain(key, self._build(graph, key), force=force)
         except OutputError as error:
             self._unwritable = error
             raise
 
     def open(self, graph: str, *, profile_prefix: Path | None = None) -> OpenedEngine:
-        """A session of a graph, built first if the cache lacks it.
+        """A session of a graph. An engine that is needed and not in the cache is built first.
 
-        Where the cache cannot be written the engine is built in memory, for this run only, with a notice.
+        Where the cache cannot be written the engine is built for this run only, with a notice.
 
         Raises:
             EngineBuildError: the provider cannot compile the graph, or leaves too much of it to another.
             OutOfMemory: there is too little memory.
         """
-        return self._in_either_form(graph, lambda: self._open(graph, profile_prefix))
-
-    def _in_either_form(self, graph: str, action: Callable[[], T]) -> T:
-        """`action`; once more in the portable form where the provider refuses another, and that was not demanded."""
+        if self.compiled:
+            return self._open_built(graph, profile_prefix)
         try:
-            return action()
+            return self._open_directly(graph, profile_prefix)
         except EngineBuildError as error:
             if self.form(graph) == "portable" or self.options.graph_form != "auto":
                 raise
-            self._notice(f"{graph}: the CUDA form does not open here, going on with the portable one: {error}")
+            self._notice(f"{graph}: the CUDA form does not run here, going on with the portable one: {error}")
             self._refused.add(graph)
-        return action()
+        return self._open_directly(graph, profile_prefix)
 
-    def _open(self, graph: str, profile_prefix: Path | None) -> OpenedEngine:
-        key, recipe = self.key(graph), self._recipe(graph)
-        place = self._place(graph, key, profile_prefix)
+    def _open_directly(self, graph: str, profile_prefix: Path | None) -> OpenedEngine:
+        start_s = time.perf_counter()
+        source = self._source(graph, profile_prefix)
+        if self.form(graph) == "cuda" and graph not in self._tried:
+            session = self._open_tried(graph, source)
+            self._tried.add(graph)
+        else:
+            session = self._opener(graph).open(source)
+        share = self._node_share(session)
+        open_s = time.perf_counter() - start_s
+        return OpenedEngine(session, share, built=False, build_s=0.0, open_s=open_s, size_bytes=0)
+
+    def _open_tried(self, graph: str, source: GraphSource) -> Session:
+        """A session that has run once on zeros: a provider may open the CUDA form and then not run it.
+
+        The session is opened again where it records a CUDA graph, which would be that of this run's buffers, and where
+        memory was too short: the run that follows may free some.
+
+        Raises:
+            EngineBuildError: the provider does not run the form. Otherwise as `open`.
+        """
+        recorded = self._recorded(graph)
+        session = self._opener(graph, recorded=False).open(replace(source, profile_prefix=None) if recorded else source)
+        zeros = {
+            tensor.name: np.zeros(usual_shape(tensor.shape, self.ranges), tensor.dtype) for tensor in session.inputs
+        }
+        try:
+            with self._trial:  # one at a time, as a first run times kernels
+                session.run(zeros)
+        except OutOfMemory:
+            recorded = True
+        except InferenceError as error:
+            _discard(session)
+            raise EngineBuildError(f"{error}") from error
+        if not recorded:
+            return session
+        _discard(session)
+        return self._opener(graph).open(source)
+
+    def _open_built(self, graph: str, profile_prefix: Path | None) -> OpenedEngine:
+        key, builder, source = self.key(graph), self._builder(graph), self._source(graph, profile_prefix)
         start_s = time.perf_counter()
         try:
-            self._check_writable(key)
-            engine, session = self.cache.load(key, self._maker(graph, key), lambda folder: recipe.open(place, folder))
+            if self._unwritable is not None and self.cache.find(key) is None:
+                raise self._unwritable
+            engine, session = self.cache.load(
+                key, self._build(graph, key), lambda folder: builder.open_built(source, folder)
+            )
         except OutputError as error:
             self._unwritable = error
             self._notice(f"{error}; {graph} is built for this run only")
-            session = recipe.open(place, None)
+            session = builder.open(source)
             open_s = time.perf_counter() - start_s
             share = self._node_share(session)
             return OpenedEngine(session, share, built=True, build_s=open_s, open_s=open_s, size_bytes=0)
@@ -204,36 +249,22 @@ class Engines:
         size_bytes = sum(path.stat().st_size for path in engine.folder.rglob("*") if path.is_file())
         return OpenedEngine(session, self._node_share(session), engine.built, engine.build_s, open_s, size_bytes)
 
-    def _check_writable(self, key: EngineKey) -> None:
-        """Raises what kept an earlier build out of the cache, if a build would now be lost the same way."""
-        if self._unwritable is not None and self.cache.find(key) is None:
-            raise self._unwritable
+    def _build(self, graph: str, key: EngineKey) -> Callable[[Path], None]:
+        """Builds into the folder it is given, with notices."""
 
-    def check(self, **sizes: int) -> None:
-        """Raises `InputError`, naming what the engines take, if a run is to have other `windows` or `frames`."""
-        check_sizes(self.ranges or _sizes_of(self.bundle.manifest), sizes)
-
-    def _maker(self, graph: str, key: EngineKey) -> Callable[[Path], None]:
-        """Builds into the folder it is given, and says so."""
-
-        def make(folder: Path) -> None:
-            self._notice_of_build(f"{graph}: no engine for {self.selection.name} yet; building it, once")
+        def build(folder: Path) -> None:
+            self._notice(f"{graph}: no engine for {key.provider} yet; building it, once")
             start_s = time.perf_counter()
-            self._recipe(graph).make(self._place(graph, key), folder)
-            self._notice_of_build(f"{graph}: built in {time.perf_counter() - start_s:.1f} s")
+            self._builder(graph).build(self._source(graph), folder)
+            self._notice(f"{graph}: built in {time.perf_counter() - start_s:.1f} s")
 
-        return make
-
-    def _notice_of_build(self, text: str) -> None:
-        """Tells of builds that take minutes; those of ONNX Runtime's own providers take less than telling is worth."""
-        if self.selection.name in COMPILING_PROVIDERS:
-            self._notice(text)
+        return build
 
     def _node_share(self, session: Session) -> float:
         """Share of nodes on the chosen provider.
 
         Raises:
-            EngineBuildError: another provider runs the session, or the share is below the floor.
+            EngineBuildError: another provider runs the session, or the share is too small.
         """
         name = self.selection.name
         wanted = ORT_NAMES[name]
@@ -249,10 +280,9 @@ class Engines:
             )
         return share
 
-    def _place(self, graph: str, key: EngineKey, profile_prefix: Path | None = None) -> Place:
-        return Place(
-            graph=self.bundle.graph_path(graph, self.form(graph)),
-            shared=self.cache.folder / SHARED_FOLDER / _machine_digest(key),
+    def _source(self, graph: str, profile_prefix: Path | None = None) -> GraphSource:
+        return GraphSource(
+            path=self.bundle.graph_path(graph, self.form(graph)),
             dimensions={name: span.optimum for name, span in self._spans(graph).items() if span.fixed},
             profile_prefix=profile_prefix,
         )
@@ -261,46 +291,46 @@ class Engines:
         names = {size for tensor in self.bundle.manifest.graphs[graph].inputs for size in tensor.shape}
         return {name: span for name, span in self.ranges.items() if name in names}
 
-    def _shapes(self, graph: str) -> dict[str, InputShapes]:
-        """Profile of a graph's inputs; empty if all are fixed."""
-        entry = self.bundle.manifest.graphs[graph]
-        spans = self._spans(graph)
-        return {} if all(span.fixed for span in spans.values()) else input_shapes(entry, spans)
+    @property
+    def _gpu(self) -> Gpu:
+        return cast(Gpu, self.selection.gpu)  # which `select_provider` gives every provider but the CPU's
 
-    def _recipe(self, graph: str) -> Recipe:
-        options, name = self.options, self.selection.name
-        replayed = self.cuda_graph and graph.startswith("denoise_step")
-        if name == "tensorrt":
-            return self._tensorrt_recipe(graph, replayed=replayed)
-        if name == "rtx":
-            rtx = RtxOptions(shapes=self._shapes(graph), workspace_gb=options.workspace_gb)
-            return RtxEngine(rtx, tuple(rtx_devices(options.device)), rtx_version())
-        if name == "cuda":
-            cuda = CudaOptions(options.device, cuda_graph=replayed)
-            return self._folded(cuda_recipe(cuda, self.form(graph), self.selection.gpu))
-        return self._folded(OptimizedGraph(ORT_NAMES[name]))
+    def _recorded(self, graph: str) -> bool:
+        return self.cuda_graph and graph in STEP_GRAPHS
 
-    def _tensorrt_recipe(self, graph: str, *, replayed: bool) -> TensorRTEngine:
-        options, entry = self.options, self.bundle.manifest.graphs[graph]
-        gpu = cast(Gpu, self.selection.gpu)  # which `select_provider` gives every provider but the CPU's
+    def _opener(self, graph: str, *, recorded: bool | None = None) -> Opener:
+        if self.selection.name == "cpu":
+            return DirectOpen(CPU)
+        recorded = self._recorded(graph) if recorded is None else recorded
+        cuda = cuda_options(self.form(graph), self._gpu, cuda_graph=recorded)
+        return DirectOpen(((ORT_NAMES["cuda"], cuda.to_ort()), *CPU))
+
+    def _builder(self, graph: str) -> Builder:
+        options, entry, spans = self.options, self.bundle.manifest.graphs[graph], self._spans(graph)
+        if self.selection.name == "rtx":
+            shapes = {} if all(span.fixed for span in spans.values()) else input_shapes(entry, spans)
+            rtx = RtxOptions(shapes=shapes, workspace_gb=options.workspace_gb)
+            return RtxBuilder(rtx, tuple(rtx_devices(options.device)), rtx_version(), self._shared(rtx_version()))
         fixed = {name: span.optimum for name, span in self.ranges.items() if span.fixed}
         inputs, outputs = (
             tuple(with_sizes(tensor, fixed) for tensor in side) for side in (entry.inputs, entry.outputs)
         )
-        return TensorRTEngine(
-            BuildOptions(input_shapes(entry, self._spans(graph)), options.workspace_gb, options.optimization_level),
-            TensorRTOptions(options.device, cuda_graph=replayed),
+        return TensorRTBuilder(
+            BuildOptions(input_shapes(entry, spans), options.workspace_gb, options.optimization_level),
+            TensorRTOptions(options.device, cuda_graph=self._recorded(graph)),
             tensorrt_version(),
-            gpu,
+            self._gpu,
             inputs,
             outputs,
+            self._shared(tensorrt_version()),
             self._notice,
         )
 
-    def _folded(self, recipe: OptimizedGraph) -> OptimizedGraph:
-        """The recipe that leaves weights in eight bits to whoever opens the copy, which would hold them in 16 or 32."""
-        quantized = self.bundle.manifest.precision in EIGHT_BIT_PRECISIONS
-        return replace(recipe, fold_constants=False) if quantized else recipe
+    def _shared(self, version: str) -> Path:
+        """The folder of what all engines of one provider, GPU, driver and version share: kernel timings."""
+        gpu = self._gpu
+        content = [self.selection.name, gpu.name, gpu.compute_capability, version, driver_version(), cuda_version()]
+        return self.cache.folder / SHARED_FOLDER / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     def _uses_cuda_graph(self) -> bool:
         """TensorRT replays a graph where shapes are fixed; CUDA only if asked: 2 % at 512 px for 3.5 GB more memory."""
@@ -312,6 +342,19 @@ class Engines:
         return self.fixed and (name == "tensorrt" if asked is None else asked)
 
 
+def _check_form(manifest: Manifest, provider: str, choice: GraphFormChoice) -> None:
+    """Raises `InputError` where the CUDA form is required and not available."""
+    if choice != "cuda":
+        return
+    if provider != "cuda":
+        raise InputError(f"--graph-form cuda: not with provider {provider}; it is made for cuda alone")
+    if not any(entry.forms for entry in manifest.graphs.values()):
+        raise InputError(
+            f"--graph-form cuda: bundle {manifest.name} has no graphs in it; export it again, --static and without "
+            "--portable-only"
+        )
+
+
 def _sizes_of(manifest: Manifest) -> dict[str, DimensionRange]:
     """What the graphs of a bundle with fixed shapes take."""
     latents = next(tensor for tensor in manifest.graphs["denoise_step"].inputs if tensor.name == "latents")
@@ -319,8 +362,8 @@ def _sizes_of(manifest: Manifest) -> dict[str, DimensionRange]:
     return {"windows": DimensionRange(windows, windows, windows), "frames": DimensionRange(frames, frames, frames)}
 
 
-def _machine_digest(key: EngineKey) -> str:
-    """A name for what all engines of one provider, GPU, driver and version share: kernel timings."""
-    of_gpu = [driver_version(), cuda_version()] if key.compute_capability else []
-    content = json.dumps([key.provider, key.gpu, key.compute_capability, dict(key.versions), of_gpu], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
+def _discard(session: Session) -> None:
+    """Closes a session without its trace."""
+    trace = session.close()
+    if trace is not None:
+        trace.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class _Capture:
-    """Stderr of the whole process, read by a thread while anybody wants it."""
+    """Stderr of the whole process, read by a thread as long as there are readers of its error lines."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -89,28 +89,28 @@ class _Capture:
         del self._reached[mark]
 
     def _read(self, read_end: int, passed_on: int) -> None:
-        """Keeps the lines of ONNX Runtime's log, and passes on all others at once."""
+        """Keeps the lines of ONNX Runtime's log, and passes all others on at once."""
         with os.fdopen(read_end, "rb", buffering=0) as pipe:
             rest = b""
             while chunk := pipe.read(_READ_BYTES):
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     self._take(line + b"\n", passed_on)
-                if rest and not _may_be_ours(rest):  # a progress line, which never ends
+                if rest and not _may_be_ours(rest):  # a progress line, which has no end
                     _write(passed_on, rest)
                     rest = b""
             if rest:
                 self._take(rest, passed_on)
-        os.close(passed_on)  # here, as a child process may write on when the block has ended
+        os.close(passed_on)  # here, as a child process may still write when the block has ended
 
     def _take(self, line: bytes, passed_on: int) -> None:
         mark = _MARKED.search(line)
         ours = mark or _LOG_LINE.search(line)
-        # A progress line, which has no end, may stand before it.
+        # A progress line, which has no end, may precede it.
         _write(passed_on, line[: ours.start()] if ours else line)
         if mark:
             reached = self._reached.get(int(mark[1]))
-            if reached is not None:  # else its writer has given up
+            if reached is not None:  # otherwise the thread that wrote it has stopped waiting
                 reached.set()
         elif ours:
             text = _COLORS.sub("", ours[1].decode(errors="replace")).strip()
@@ -123,9 +123,9 @@ _capture = _Capture()
 
 @contextmanager
 def native_errors() -> Iterator[list[str]]:
-    """Gathers the error lines of ONNX Runtime's default log; complete when the block has ended.
+    """Collects the error lines of ONNX Runtime's default log; complete when the block has ended.
 
-    Several threads may be inside; each sees the lines of all. What else is written to stderr gets there as ever.
+    Several threads may be inside; each gets the lines of all. Everything else written to stderr is passed on.
     """
     lines = _capture.begin()
     try:
@@ -135,7 +135,7 @@ def native_errors() -> Iterator[list[str]]:
 
 
 def _may_be_ours(rest: bytes) -> bool:
-    """Whether the beginning of a line may be that of a log line or a mark."""
+    """Whether the beginning of a line may belong to a log line or a mark."""
     return rest.startswith((b"\x1b[", b"20", _MARK[:1]))
 
 

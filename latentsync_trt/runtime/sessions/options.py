@@ -10,13 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from latentsync_trt.bundle.manifest import GraphForm
 from latentsync_trt.runtime.compiler.profiles import InputShapes
+from latentsync_trt.runtime.providers.gpu import Gpu
 
 _BYTES_PER_GB = 10**9
 
 # Bits of the CUDA provider's `sdpa_kernel`: which attention kernels it may choose from.
 _MEMORY_EFFICIENT = 2
 _CUDNN = 8
+
+# Compute capability from which cuDNN's attention is faster than ONNX Runtime's own kernel.
+_CUDNN_ATTENTION_FROM = 9.0
 
 
 class ProviderOptions(Protocol):
@@ -64,6 +69,14 @@ class CudaOptions:
             **({"fuse_conv_bias": "1"} if self.fused_bias else {}),
             **({"sdpa_kernel": str(_CUDNN | _MEMORY_EFFICIENT)} if self.cudnn_attention else {}),
         }
+
+
+def cuda_options(form: GraphForm, gpu: Gpu, *, cuda_graph: bool = False) -> CudaOptions:
+    """The CUDA provider's options for a graph in `form` on `gpu`."""
+    if form == "portable":
+        return CudaOptions(gpu.index, cuda_graph)
+    cudnn_attention = float(gpu.compute_capability) >= _CUDNN_ATTENTION_FROM
+    return CudaOptions(gpu.index, cuda_graph, fused_bias=True, cudnn_attention=cudnn_attention)
 
 
 @dataclass(frozen=True, slots=True)

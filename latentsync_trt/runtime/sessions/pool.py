@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from latentsync_trt.errors import OutOfMemory, OutputError
-from latentsync_trt.runtime.cache.engine_cache import Notice
+from latentsync_trt.runtime.cache.store import Notice
 from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
 from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
 from latentsync_trt.runtime.sessions.session import Session
@@ -22,18 +22,20 @@ T = TypeVar("T")
 # Opening reads, verifies and uploads weights; more at once than this only wait for the disk.
 _OPENERS = 3
 
+_RAN_OUT = "it ran out"
+
 
 class SessionPool:
     """Sessions of the graphs of `engines`' bundle.
 
-    Closing waits for nobody: where networks take turns, one thread at a time may use them.
+    A session is closed without waiting for its users, so with one network at a time only one thread may use the pool.
 
     Args:
         engines: find, build and open.
-        low_memory: keeps one network's sessions open at a time. Set when memory runs out, too.
+        low_memory: keep one network's sessions open at a time. Set when memory runs out, too.
         trace_folder: where sessions write traces of every operator, None for no traces.
-        on_notice: told when memory runs out.
-        on_close: told, before sessions close, of which graphs, for those who hold buffers bound to them.
+        on_notice: called when memory runs out.
+        on_close: called with the graphs whose sessions are about to close, to drop buffers bound to them.
     """
 
     def __init__(
@@ -53,52 +55,67 @@ class SessionPool:
         self._opened: dict[str, OpenedEngine] = {}
         self._built: set[str] = set()
         self._lock = threading.RLock()
-        self._one_at_a_time = {graph: threading.Lock() for graph in engines.bundle.manifest.graphs}
+        self._opening = {graph: threading.Lock() for graph in engines.bundle.manifest.graphs}
         self._past: dict[tuple[str, str], EngineTime] = {}
         self._traces: list[Trace] = []
         self._numbers = itertools.count()
 
     def session(self, graph: str) -> Session:
-        """The session of a graph, opened, and built if need be, at the first call.
+        """The session of a graph; the first call opens it, and builds its engine if there is none.
 
         Raises:
-            BundleError: the bundle has no such graph. Else as `Engines.open`.
+            BundleError: the bundle has no such graph. Otherwise as `Engines.open`.
         """
         self.engines.bundle.graph_path(graph)
-        with self._one_at_a_time[graph]:
+        with self._opening[graph]:
             if graph not in self._opened:
                 if self.low_memory:
                     self._close_others(graph)
-                self._with_relief(graph, lambda: self._open(graph))
+                self._retrying(graph, lambda: self._open(graph))
             return self._opened[graph].session
 
-    def reopen(self, graph: str) -> bool:
-        """Closes the session of a graph after its memory ran out although the others were closed; says whether it was
-        open. What a provider chose for want of memory stays with a session: cuDNN's plans do."""
-        with self._lock:
-            known = self.low_memory and graph in self._opened
-        if known:
-            self._free((graph,))
-        return known
+    def missing(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of `graphs` that a build would add to the cache; none where the cache cannot be read."""
+        with suppress(OutputError):  # opening reports it, and builds for this run only
+            return self.engines.missing(graphs)
+        return ()
 
     def prepare(self, graphs: Iterable[str]) -> None:
-        """Builds what is missing, one by one, as builds time kernels; then opens all of `graphs` side by side.
+        """Builds missing engines one by one, as builds time kernels; then opens all of `graphs` side by side.
 
-        Where memory is low they are opened in turn, which shows at once whether each can be. Errors as `session`.
+        With one network at a time they are opened one after another, which shows whether each can be. Errors as
+        `session`.
         """
         graphs = tuple(graphs)
-        if not self._opened:  # before memory is short: giving back takes some itself, the first time
+        if not self._opened:  # before memory is short: the first call allocates some itself
             self._give_back()
-        with suppress(OutputError):  # opening tells of a cache that cannot be written, and builds for this run only
-            for graph in self.engines.missing(graphs):
+        with suppress(OutputError):  # as in `missing`
+            for graph in self.missing(graphs):
                 self._build(graph)
         if not self.low_memory and self._open_side_by_side(graphs):
             return
         for graph in graphs:
             self.session(graph)
 
+    def reopen(self, graph: str) -> bool:
+        """Closes the session of a graph whose memory ran out although no other network is open; returns whether it was
+        open. What a provider chose because memory was short stays with a session, as cuDNN's plans do."""
+        with self._lock:
+            known = self.low_memory and graph in self._opened
+        if known:
+            self._free((graph,))
+        return known
+
+    def save_memory(self, reason: str) -> None:
+        """Keeps one network at a time on the device from now on, with a notice of the reason."""
+        if not self.low_memory:
+            self.low_memory = True
+            self._notice(
+                f"memory of the device is short ({reason}): one network at a time is kept on it, which is slower"
+            )
+
     def times(self) -> tuple[EngineTime, ...]:
-        """What each engine cost so far, those that are closed, too, in the order they were opened."""
+        """What each engine has cost, closed ones included, in the order they were opened."""
         with self._lock:
             times = dict(self._past)
             for graph, opened in self._opened.items():
@@ -106,7 +123,7 @@ class SessionPool:
             return tuple(times.values())
 
     def take_profile(self) -> tuple[tuple[EngineTime, ...], tuple[Trace, ...]]:
-        """Times and traces of what is closed by now, each handed out once."""
+        """Times and traces of the sessions that were closed since the last call."""
         with self._lock:
             times, traces = tuple(self._past.values()), tuple(self._traces)
             self._past, self._traces = {}, []
@@ -125,7 +142,7 @@ class SessionPool:
     def _build(self, graph: str) -> None:
         if self.low_memory:
             self._close_others(graph)
-        if self._with_relief(graph, lambda: self.engines.build(graph)).built:
+        if self._retrying(graph, lambda: self.engines.build(graph)).built:
             self._built.add(graph)
 
     def _open_side_by_side(self, graphs: tuple[str, ...]) -> bool:
@@ -135,47 +152,40 @@ class SessionPool:
                 list(openers.map(self._open_if_closed, graphs))
         except OutOfMemory:
             self._free(tuple(self._opened))
-            self.save_memory("it ran out")
+            self.save_memory(_RAN_OUT)
             return False
         return True
 
     def _open_if_closed(self, graph: str) -> None:
-        with self._one_at_a_time[graph]:
+        with self._opening[graph]:
             if graph not in self._opened:
                 self._open(graph)
 
     def _open(self, graph: str) -> None:
         prefix = None if self._trace_folder is None else self._trace_folder / f"{graph}-{next(self._numbers)}"
         opened = self.engines.open(graph, profile_prefix=prefix)
-        opened.session.relieve = lambda: self._relieve(graph)
+        opened.session.free_memory = lambda: self._make_room(graph)
         with self._lock:
-            # `prepare` builds first, so opening finds an engine that is as new as the run.
+            # `prepare` builds first, so opening finds an engine that this run built.
             built = opened.built or graph in self._built
             self._built.discard(graph)
             self._opened[graph] = replace(opened, built=built)
 
-    def _with_relief(self, graph: str, action: Callable[[], T]) -> T:
+    def _retrying(self, graph: str, action: Callable[[], T]) -> T:
         """`action`, which is for `graph`; tried again where closing the other networks freed memory for it."""
         try:
             return action()
         except OutOfMemory:
-            if not self._relieve(graph):
+            if not self._make_room(graph):
                 raise
         return action()
 
-    def _relieve(self, graph: str) -> bool:
-        """Closes the other networks' sessions; says whether there were any."""
+    def _make_room(self, graph: str) -> bool:
+        """Closes the other networks' sessions; returns whether there were any."""
         if not self._close_others(graph):
             return False
-        self.save_memory("it ran out")
+        self.save_memory(_RAN_OUT)
         return True
-
-    def save_memory(self, reason: str) -> None:
-        """Keeps one network at a time on the device from now on, and says why."""
-        if self.low_memory:
-            return
-        self.low_memory = True
-        self._notice(f"memory of the device is short ({reason}): one network at a time is kept on it, which is slower")
 
     def _close_others(self, graph: str) -> bool:
         graphs = self.engines.bundle.manifest.graphs
@@ -186,7 +196,7 @@ class SessionPool:
         return bool(others)
 
     def _free(self, graphs: tuple[str, ...]) -> None:
-        """Closes sessions so that others find their memory."""
+        """Closes sessions and returns their memory to the device."""
         self._close(graphs)
         if graphs:
             self._give_back()
@@ -212,4 +222,4 @@ class SessionPool:
 
 def _add(times: dict[tuple[str, str], EngineTime], more: EngineTime) -> None:
     key = more.graph, more.provider
-    times[key] = times[key].and_then(more) if key in times else more
+    times[key] = times[key].merged(more) if key in times else more

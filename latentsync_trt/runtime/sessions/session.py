@@ -25,7 +25,7 @@ Providers = tuple[tuple[str, Mapping[str, str]], ...]
 
 CPU: Providers = (("CPUExecutionProvider", {}),)
 
-# Its warnings, of plug-in devices that nobody asked for, would land between the lines of the command.
+# Its warnings about plug-in devices that are not used would appear between the lines of the command.
 ort.set_default_logger_severity(4)
 
 _NUMPY_TYPES: dict[str, type[np.generic]] = {
@@ -41,7 +41,7 @@ _NUMPY_TYPES: dict[str, type[np.generic]] = {
 
 _MOST_BYTES = 10**13
 
-# Providers that say why they fail to the log alone.
+# Providers that write why they fail to the log only.
 _SILENT_PROVIDERS = frozenset({"TensorrtExecutionProvider"})
 
 
@@ -65,14 +65,11 @@ class SessionSettings:
         weights_folder: where the graph's external weights lie, if not beside it.
         config: further ONNX Runtime session entries.
         name: what messages call the graph, its file's name if empty.
-        optimized_copy: where to write the graph as the provider will run it, None for nowhere.
-        optimize: False leaves the graph as it is: for providers that compile it, and take other weights than those on
-            disk into their memory twice.
-        fold_constants: False leaves what follows from weights alone to whoever opens the copy, which else would hold
-            it.
+        optimize: False leaves the graph as it is: for providers that compile it, and hold weights that differ from
+            those on disk twice.
         profile_prefix: where to write a trace of every operator, None for no trace.
         intra_op_threads: CPU threads for one operator; None = one per physical core.
-        by_priority: run what reduces a large tensor as soon as it can, instead of last, when all of them are held.
+        by_priority: reduce large tensors as soon as possible, not at the end, when all of them are held.
     """
 
     providers: Providers = CPU
@@ -82,9 +79,7 @@ class SessionSettings:
     weights_folder: Path | None = None
     config: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
-    optimized_copy: Path | None = None
     optimize: bool = True
-    fold_constants: bool = True
     profile_prefix: Path | None = None
     intra_op_threads: int | None = None
     by_priority: bool = False
@@ -93,9 +88,9 @@ class SessionSettings:
 class Session:
     """A graph, loaded. Thread-safe: ONNX Runtime allows concurrent runs of one session.
 
-    `relieve` is called when memory is short; it says whether it freed some, and then the run is tried again.
-    `opened_at_s`, on `time.perf_counter`'s scale, is where a trace begins. `runs` counts runs; the first, which warms
-    up, is timed apart from the sum of all later ones.
+    `free_memory` is called when memory is short; it returns whether it freed some, and then the run is tried again.
+    `opened_at_s`, on `time.perf_counter`'s scale, is where a trace begins. `runs` counts runs; the first one, which
+    warms up, is timed separately from the sum of all later ones.
 
     Args:
         path: the `.onnx` file; external weights lie beside it or where `settings` say.
@@ -122,7 +117,7 @@ class Session:
             raise _translated(error, settings.name or f"{path}", EngineBuildError, reasons) from error
         self.inputs = tuple(_tensor_info(node) for node in self.ort.get_inputs())
         self.outputs = tuple(_tensor_info(node) for node in self.ort.get_outputs())
-        self.relieve: Callable[[], bool] = lambda: False
+        self.free_memory: Callable[[], bool] = lambda: False
         self.runs, self.first_run_s, self.later_runs_s = 0, 0.0, 0.0
 
     def _opened(self, options: Any) -> Any:
@@ -134,7 +129,6 @@ class Session:
             options,
             providers=providers,
             enable_fallback=0,
-            disabled_optimizers=set() if settings.fold_constants else {"ConstantFolding"},
         )
 
     @property
@@ -147,64 +141,62 @@ class Session:
 
         Raises:
             InferenceError: an input has the wrong name, shape or type, or the provider failed.
-            OutOfMemory: there is too little memory, and nothing that `relieve` could free.
+            OutOfMemory: there is too little memory, and `free_memory` can free none.
         """
         feed = dict(inputs)
-        return tuple(self.with_relief(lambda: self._timed(lambda: self.ort.run(None, feed))))
+        return tuple(self.retrying(lambda: self._timed(lambda: self.ort.run(None, feed))))
 
     def run_bound(self, binding: Any) -> None:
         """Runs the graph on bound device buffers; errors as `run`."""
-        self.with_relief(lambda: self._timed(lambda: self.ort.run_with_iobinding(binding)))
+        self.retrying(lambda: self._timed(lambda: self.ort.run_with_iobinding(binding)))
 
-    def with_relief(self, action: Callable[[], T]) -> T:
-        """What `action` returns, which takes memory beside this graph's; where that is short, errors as `run`."""
-        try:
-            return self._explained(action)
-        except _Failed as failed:
-            where = f"{self.name} on {self.provider}"
-            failure = _translated(failed.error, where, InferenceError, failed.reasons)
-            if isinstance(failure, OutOfMemory) and self.relieve():
-                return self.with_relief(action)
-            raise failure from failed.error
+    def retrying(self, action: Callable[[], T]) -> T:
+        """What `action` returns, which takes memory beside this graph's; tried again as long as `free_memory` frees
+        some. Errors as `run`."""
+        while True:
+            try:
+                return self._explained(action)
+            except OutOfMemory:
+                if not self.free_memory():
+                    raise
 
     def _explained(self, action: Callable[[], T]) -> T:
-        """`action`; where the provider does not say why it failed, once more with a look at its log."""
+        """`action`, with its failure translated; once more to read the provider's log where only that says why."""
+        where = f"{self.name} on {self.provider}"
         try:
             return action()
         except Exception as error:
             if not self._reads_log:
-                raise _Failed(error) from error
+                raise _translated(error, where, InferenceError) from error
         reasons: list[str] = []
         try:
             with native_errors() as reasons:
                 return action()
         except Exception as error:
-            raise _Failed(error, reasons) from error
+            raise _translated(error, where, InferenceError, reasons) from error
 
     def _timed(self, run: Callable[[], T]) -> T:
         start_s = time.perf_counter()
         result = run()
-        self._count(time.perf_counter() - start_s)
-        return result
-
-    def _count(self, run_s: float) -> None:
+        run_s = time.perf_counter() - start_s
         if self.runs:
             self.later_runs_s += run_s
         else:
             self.first_run_s = run_s
         self.runs += 1
+        return result
 
     def close(self) -> Path | None:
-        """Frees the graph and its memory; nothing runs after it. Returns the trace, if one was asked for."""
+        """Frees the graph and its memory; nothing can run afterwards. Returns the trace file, if there is one."""
         trace = None if self.settings.profile_prefix is None else Path(self.ort.end_profiling())
         del self.ort
         return trace
 
     def nodes_by_provider(self) -> dict[str, int]:
-        """How many nodes each provider was given; only if opened with `RECORD_ASSIGNMENT`.
+        """How many nodes are assigned to each provider; only if opened with `RECORD_ASSIGNMENT`.
 
-        Not counted are those on the CPU that compute shapes, as graphs of variable shapes have: their numbers are
-        needed there, and ONNX Runtime leaves them there.
+        Nodes on the CPU that compute shapes, in graphs of variable shapes, are not counted: ONNX Runtime always keeps
+        them there, where their numbers are needed.
         """
         counts: dict[str, int] = {}
         shapes_vary = any(not isinstance(size, int) for tensor in self.inputs for size in tensor.shape)
@@ -215,16 +207,8 @@ class Session:
         return counts
 
 
-class _Failed(Exception):
-    """A failure with what the provider's log said of it."""
-
-    def __init__(self, error: Exception, reasons: Sequence[str] = ()) -> None:
-        super().__init__(str(error))
-        self.error, self.reasons = error, reasons
-
-
 _SHAPE_OPS = frozenset({"Concat", "Div", "Mul", "Reshape", "Squeeze"})
-"""What the exported graphs compute shapes with. Of tensors on a GPU, every provider there computes them itself."""
+"""Operators that the exported graphs compute shapes with."""
 
 
 def compile_graph(path: Path, settings: SessionSettings, target: Path) -> None:
@@ -248,15 +232,15 @@ def _thread_limit() -> int:
 def _ort_options(settings: SessionSettings) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    # A buffer that is planned for a second use stays allocated between the two: in a U-Net, whose last features are as
-    # large as its first, nearly all of them do. Freed and taken again, they cost no time and a fraction of the memory.
+    # A buffer planned for reuse stays allocated between its uses: in a U-Net, whose last features are as large as its
+    # first, nearly all of them do. Freeing and allocating costs no time and a fraction of the memory.
     options.enable_mem_reuse = options.enable_mem_pattern = False
     if share_memory(settings.providers):
         options.add_session_config_entry("session.use_env_allocators", "1")
     # Waiting threads that spin take the cores that decoding, face work and encoding need at the same time.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Pairs of QuantizeLinear and DequantizeLinear run as they are. The provider's own way of running what lies between
-    # knows no FP8, and loses the sign of INT8 that a reshape carries on; nor was it faster where it does run.
+    # Keep pairs of QuantizeLinear and DequantizeLinear: fusing them does not support FP8, loses the sign of INT8 across
+    # a reshape, and was not faster where it works.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     for name, value in settings.config.items():
         options.add_session_config_entry(name, value)
@@ -270,10 +254,6 @@ def _ort_options(settings: SessionSettings) -> Any:
         )
     if not settings.optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if settings.optimized_copy is not None:
-        # Beyond "extended" come layouts of one processor, whose reordered weights would be copied into the file.
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-        options.optimized_model_filepath = str(settings.optimized_copy)
     if settings.profile_prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(settings.profile_prefix)
@@ -284,7 +264,7 @@ def _ort_options(settings: SessionSettings) -> Any:
 
 
 def _model(path: Path, settings: SessionSettings) -> str | bytes:
-    """The path, or the graph's bytes where weights lie elsewhere: ONNX Runtime looks beside a path and nowhere else."""
+    """The path, or the graph's bytes if weights are elsewhere: given a path, ONNX Runtime looks beside it only."""
     return str(path) if settings.weights_folder is None else path.read_bytes()
 
 
@@ -295,12 +275,12 @@ def _tensor_info(node: Any) -> TensorInfo:
 def _translated(
     error: Exception, where: str, otherwise: type[LatentSyncError], reasons: Sequence[str] = ()
 ) -> LatentSyncError:
-    """The error for people; `reasons`: what the provider's log said meanwhile."""
+    """The error as one of this package's; `reasons`: error lines of the provider's log meanwhile."""
     text = "\n".join([str(error), *reasons])
     said = last_line(error) + "".join(f"; TensorRT: {reason}" for reason in dict.fromkeys(reasons))
     if isinstance(error, MemoryError) or is_out_of_memory(text):
         asked = re.search(r"(?:requested buffer of size |Requested size was )(\d+)", text)
-        # What cuDNN could not find out comes as a size that no device has.
+        # Where cuDNN does not know the size, it reports one that no device has.
         known = asked is not None and int(asked[1]) < _MOST_BYTES
         why = f"for {int(asked[1]) / 1e9:.2f} GB more" if asked and known else f"({said})"
         return OutOfMemory(

@@ -4,6 +4,7 @@ Open `trace.json` in ui.perfetto.dev or chrome://tracing.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ TRACE_NAME = "trace.json"
 _MOST_OPERATORS = 25
 _STAGES_PROCESS, _FIRST_ENGINE_PROCESS = 1, 2
 
+Events = list[dict[str, Any]]
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:
@@ -30,7 +33,7 @@ class Trace:
 
 
 def profile_folder(asked: str | Path | None) -> Path | None:
-    """The folder of the profile, made if need be; raises `OutputError` if it cannot be, or takes no files."""
+    """The folder of the profile, created if need be; raises `OutputError` if no file can be written there."""
     if asked is None:
         return None
     folder = Path(asked)
@@ -39,7 +42,7 @@ def profile_folder(asked: str | Path | None) -> Path | None:
     except OSError as error:
         raise OutputError(f"{folder}: cannot be created ({error.strerror})") from error
     try:
-        TemporaryFile(dir=folder).close()  # known now, not after the run; permissions alone do not tell
+        TemporaryFile(dir=folder).close()  # now, not after the run; permissions alone do not show it
     except OSError as error:
         raise OutputError(f"{folder}: the profile cannot be written ({error.strerror})") from error
     return folder.resolve()
@@ -56,81 +59,66 @@ def write_profile(
     table, merged = folder / TABLE_NAME, folder / TRACE_NAME
     try:
         events = {trace: _events(trace) for trace in traces}
-        table.write_text(_table(times, _operators(events)), encoding="utf-8")
+        table.write_text(_table(times, events), encoding="utf-8")
         with merged.open("w", encoding="utf-8") as file:
             json.dump({"traceEvents": [*_stage_events(spans), *_engine_events(events)]}, file)
         for trace in events:
             trace.path.unlink()
-    except (OSError, ValueError) as error:  # the latter where the disc was full while the run wrote its traces
+    except (OSError, ValueError) as error:  # ValueError where the disk was full while the run wrote its traces
         reason = error.strerror if isinstance(error, OSError) else f"a trace is cut short: {error}"
         raise OutputError(f"{folder}: the profile cannot be written ({reason})") from error
     return table, merged
 
 
-def _events(trace: Trace) -> list[dict[str, Any]]:
-    """The trace's events, times in µs on `time.perf_counter`'s scale, and of the rest only what a reader looks at."""
+def _events(trace: Trace) -> Events:
+    """The trace's events, times in µs on `time.perf_counter`'s scale, without details that the profile does not use."""
     kept = []
     for event in json.loads(trace.path.read_text(encoding="utf-8")):
         if event.get("ph") != "X":
             continue
         details = event.get("args") or {}
-        kept.append(
-            {
-                "name": event["name"].removesuffix("_kernel_time"),
-                "cat": event["cat"],
-                "ph": "X",
-                "ts": event["ts"] + trace.start_s * 1e6,
-                "dur": event["dur"],
-                "tid": event["tid"],
-                "args": {key: details[key] for key in ("op_name", "provider", "output_type_shape") if key in details},
-            }
-        )
+        used = {key: details[key] for key in ("op_name", "provider", "output_type_shape") if key in details}
+        name, start_us = event["name"].removesuffix("_kernel_time"), event["ts"] + trace.start_s * 1e6
+        kept.append(event | {"name": name, "ts": start_us, "args": used})
     return kept
 
 
-def _operators(events: Mapping[Trace, list[dict[str, Any]]]) -> list[tuple[str, str, str, int, float]]:
-    """Graph, operator, provider, how often it ran and milliseconds in all; most time first."""
-    sums: dict[tuple[str, str, str], tuple[int, float]] = {}
+def _table(times: Iterable[EngineTime], events: Mapping[Trace, Events]) -> str:
+    calls, total_us = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for trace, found in events.items():
         for event in found:
             if event["cat"] == "Node" and "op_name" in event["args"]:
-                key = (trace.graph, event["args"]["op_name"], event["args"].get("provider", ""))
-                count, total_ms = sums.get(key, (0, 0.0))
-                sums[key] = count + 1, total_ms + event["dur"] / 1000
-    rows = [(*key, *value) for key, value in sums.items()]
-    return sorted(rows, key=lambda row: row[4], reverse=True)
-
-
-def _table(times: Iterable[EngineTime], operators: list[tuple[str, str, str, int, float]]) -> str:
+                provider = event["args"].get("provider", "").removesuffix("ExecutionProvider")
+                key = (trace.graph, event["args"]["op_name"], provider)
+                calls[key] += 1
+                total_us[key] += event["dur"]
     lines = [
         "# Engines",
         "",
         "| engine | provider | nodes there | build s | opened | open s | runs | first ms | mean ms of the others |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    lines += [
-        f"| {t.graph} | {t.provider} | {t.node_share:.1%} | {t.build_s if t.built else 0:.1f} | {t.opened} "
-        f"| {t.open_s:.2f} | {t.runs} | {t.first_ms:.1f} | {t.mean_ms:.1f} |"
-        for t in times
-    ]
-    lines += [
+        *(
+            f"| {t.graph} | {t.provider} | {t.node_share:.1%} | {t.build_s if t.built else 0:.1f} | {t.opened} "
+            f"| {t.open_s:.2f} | {t.runs} | {t.first_ms:.1f} | {t.mean_ms:.1f} |"
+            for t in times
+        ),
         "",
-        f"# Operators, the {_MOST_OPERATORS} that took longest",
+        f"# The {_MOST_OPERATORS} slowest operators",
         "",
-        "On a GPU these are times of launching, as a rule; a whole TensorRT engine is one operator.",
+        "On a GPU these are mostly times of launching; a whole TensorRT engine is one operator.",
         "",
         "| engine | operator | provider | calls | ms |",
         "|---|---|---|---:|---:|",
-    ]
-    lines += [
-        f"| {graph} | {operator} | {provider.removesuffix('ExecutionProvider')} | {count} | {total_ms:.1f} |"
-        for graph, operator, provider, count, total_ms in operators[:_MOST_OPERATORS]
+        *(
+            f"| {' | '.join(key)} | {calls[key]} | {us / 1000:.1f} |"
+            for key, us in total_us.most_common(_MOST_OPERATORS)
+        ),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _stage_events(spans: Iterable[Span]) -> list[dict[str, Any]]:
-    """The pipeline's stages as one process, a row a thread."""
+def _stage_events(spans: Iterable[Span]) -> Events:
+    """The pipeline's stages as one process, one row for each thread."""
     rows: dict[str, int] = {}
     events = [_name_event("process_name", _STAGES_PROCESS, 0, "stages")]
     for span in spans:
@@ -138,14 +126,14 @@ def _stage_events(spans: Iterable[Span]) -> list[dict[str, Any]]:
             rows[span.thread] = len(rows) + 1
             events.append(_name_event("thread_name", _STAGES_PROCESS, rows[span.thread], span.thread))
         times = {"ts": span.start_s * 1e6, "dur": span.busy_s * 1e6}
-        place = {"pid": _STAGES_PROCESS, "tid": rows[span.thread]}
-        events.append({"name": span.stage, "cat": "stage", "ph": "X", **times, **place})
+        row = {"pid": _STAGES_PROCESS, "tid": rows[span.thread]}
+        events.append({"name": span.stage, "cat": "stage", "ph": "X", **times, **row})
     return events
 
 
-def _engine_events(events: Mapping[Trace, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def _engine_events(events: Mapping[Trace, Events]) -> Events:
     """Every engine as a process of its own."""
-    merged: list[dict[str, Any]] = []
+    merged: Events = []
     for process, (trace, found) in enumerate(events.items(), start=_FIRST_ENGINE_PROCESS):
         merged.append(_name_event("process_name", process, 0, trace.graph))
         merged += [{**event, "pid": process} for event in found]

@@ -16,12 +16,12 @@ from onnx import TensorProto, helper
 from latentsync_trt.bundle.manifest import Bundle, TensorEntry
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
-from latentsync_trt.runtime.cache.engine_cache import EngineCache
+from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions import builders
 from latentsync_trt.runtime.sessions import engines as engines_module
-from latentsync_trt.runtime.sessions import recipes
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.session import RECORD_ASSIGNMENT, Session, SessionSettings
 from tests.small import small_bundle
@@ -91,9 +91,9 @@ class Provider:
 def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
     made = Provider()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(recipes, "run_compiler", made.compile)
-    monkeypatch.setattr(recipes, "Session", made.session)
-    monkeypatch.setattr(recipes, "compile_graph", made.compile_graph)
+    monkeypatch.setattr(builders, "run_compiler", made.compile)
+    monkeypatch.setattr(builders, "Session", made.session)
+    monkeypatch.setattr(builders, "compile_graph", made.compile_graph)
     monkeypatch.setattr(engines_module, "tensorrt_version", lambda: LOADED)
     monkeypatch.setattr(engines_module, "rtx_version", lambda: "0.5")
     monkeypatch.setattr(engines_module, "rtx_devices", lambda device: [f"device {device}"])
@@ -179,7 +179,7 @@ def test_tensorrt_compiles_the_graph_and_its_context_model_is_opened(tmp_path: P
     assert (cuda["device_id"], cuda["enable_cuda_graph"]) == ("0", "0")
     assert not settings.optimize
     assert settings.dimensions == {}
-    assert (settings.weights_folder, settings.optimized_copy, settings.plugin_devices) == (None, None, ())
+    assert (settings.weights_folder, settings.plugin_devices) == (None, ())
     again = engines(tmp_path, workspace_gb=4.0, optimization_level=5).open("vae_encoder")
     assert not again.built
     assert len(provider.orders) == 1
@@ -231,6 +231,16 @@ def test_an_engine_of_fixed_shapes_of_a_dynamic_bundle(tmp_path: Path, provider:
     assert ("next_latents", "float32", (1, 4, FRAMES, 2, 2)) in order.context.outputs
     assert provider.asked[0][1].dimensions == {}  # a context model has no dimension left to set
     assert fixed.key("denoise_step").digest != engines(tmp_path, bundle=toy).key("denoise_step").digest
+
+
+def test_timings_are_kept_for_each_driver_and_cuda_version(
+    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for driver, cuda in (("580.65", "13.0"), ("581.00", "13.0"), ("580.65", "13.1"), ("580.65", "13.0")):
+        monkeypatch.setattr(engines_module, "driver_version", lambda driver=driver: driver)
+        monkeypatch.setattr(engines_module, "cuda_version", lambda cuda=cuda: cuda)
+        engines(tmp_path).build("vae_encoder", force=True)
+    assert provider.timings_seen == [b"", b"", b"", b"after 1 builds"]
 
 
 def test_timings_of_one_build_shorten_the_next(tmp_path: Path, provider: Provider) -> None:
@@ -403,7 +413,7 @@ def test_too_little_memory_of_the_host_is_told_as_the_compiler_tells_it(
     def killed(order: CompileOrder, environment: Mapping[str, str]) -> Answer:
         raise OutOfMemory("the compiler was killed")
 
-    monkeypatch.setattr(recipes, "run_compiler", killed)
+    monkeypatch.setattr(builders, "run_compiler", killed)
     with pytest.raises(OutOfMemory, match="the compiler was killed"):
         engines(tmp_path).open("vae_encoder")
 
@@ -494,9 +504,8 @@ def test_what_decides_over_an_engine_is_in_its_key(tmp_path: Path, provider: Pro
     assert str(tmp_path) not in str(plain)
 
 
-@pytest.mark.parametrize("name", ["tensorrt", "cuda"])
-def test_how_an_engine_is_run_is_not_in_its_key(tmp_path: Path, provider: Provider, name: str) -> None:
-    keys = {engines(tmp_path, name, cuda_graph=replay).key("denoise_step").digest for replay in (True, False)}
+def test_how_an_engine_is_run_is_not_in_its_key(tmp_path: Path, provider: Provider) -> None:
+    keys = {engines(tmp_path, cuda_graph=replay).key("denoise_step").digest for replay in (True, False)}
     assert len(keys) == 1
 
 

@@ -1,4 +1,4 @@
-"""CUDA graphs are tried before they are used, and there is one set of buffers for them."""
+"""Replays of CUDA graphs are checked before they are used, and all clips share the buffers they were recorded with."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latentsync_trt.runtime.networks import pooled
-from latentsync_trt.runtime.networks.pooled import Denoisers, PooledDenoiser, replays_faithfully
+from latentsync_trt.bench.selftest.report import REPLAY_NOTICE
+from latentsync_trt.runtime.networks import denoiser as denoiser_module
+from latentsync_trt.runtime.networks.denoiser import PooledDenoiser, replays_faithfully
 from latentsync_trt.types import Float32Array, WindowBatch
 
 LATENTS = np.random.default_rng(3).standard_normal((1, 4, 2, 3, 3)).astype(np.float32)
@@ -17,7 +18,7 @@ INPUTS = (LATENTS, CONDITIONING, AUDIO, 1.5)
 
 
 class FakeDenoiser:
-    """Adds a bit of the conditioning at every step; after `faithful_runs` steps it forgets to."""
+    """Adds a multiple of the conditioning at every step, and a wrong one after `faithful_runs` steps."""
 
     def __init__(
         self, *args: Any, faithful_runs: int = 10**9, cuda_graph: bool = True, unguided_is_wrong: bool = False
@@ -74,12 +75,12 @@ class FakePool:
 
 
 @pytest.mark.parametrize(("faithful_runs", "verdict"), [(10**9, True), (4, False), (11, False)])
-def test_a_replay_that_computes_something_else_is_found(faithful_runs: int, verdict: bool) -> None:
+def test_a_wrong_replay_is_found(faithful_runs: int, verdict: bool) -> None:
     denoiser: Any = FakeDenoiser(faithful_runs=faithful_runs)
     assert replays_faithfully(denoiser, WindowBatch(*INPUTS)) is verdict
 
 
-def test_unguided_steps_are_tried_where_they_will_come() -> None:
+def test_unguided_steps_are_checked_where_a_batch_has_some() -> None:
     denoiser: Any = FakeDenoiser(unguided_is_wrong=True)
     assert replays_faithfully(denoiser, WindowBatch(*INPUTS))
     assert set(denoiser.kinds) == {(True, False), (True, True)}
@@ -96,67 +97,77 @@ def made(monkeypatch: pytest.MonkeyPatch, faithful_runs: int) -> list[FakeDenois
         all_made.append(FakeDenoiser(faithful_runs=runs, cuda_graph=cuda_graph))
         return all_made[-1]
 
-    monkeypatch.setattr(pooled, "GraphDenoiser", make)
+    monkeypatch.setattr(denoiser_module, "GraphDenoiser", make)
     return all_made
 
 
-def clip(pool: Any, denoisers: Denoisers, guidance: float = 1.5, *, unguided_too: bool = False) -> None:
-    denoiser = PooledDenoiser(pool, denoisers)
+def run_clip(denoiser: PooledDenoiser, guidance: float = 1.5, *, unguided_too: bool = False) -> None:
     for _ in range(2):
         denoiser.begin(WindowBatch(LATENTS, CONDITIONING, AUDIO, guidance, unguided_too=unguided_too))
         denoiser.step(1, np.ones(5, np.float32), cached=False, guided=not unguided_too)
         assert np.array_equal(denoiser.latents(), LATENTS + CONDITIONING[:, :4])
 
 
-def test_clips_share_the_buffers_that_a_graph_was_recorded_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_kind_of_batch_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pool: Any = FakePool()
     notices: list[str] = []
-    denoisers = Denoisers(pool, notices.append)
+    denoiser = PooledDenoiser(pool, notices.append)
     all_made = made(monkeypatch, 10**9)
     clips = [(1.5, False), (1.0, False), (1.5, True)]
-    untried = [True, False, True, False, True, False]
-    for (guidance, unguided_too), trial in zip([clip for clip in clips for _ in range(2)], untried, strict=True):
+    unchecked = [True, False, True, False, True, False]
+    for (guidance, unguided_too), checks in zip([clip for clip in clips for _ in range(2)], unchecked, strict=True):
         before = len(all_made[0].kinds) if all_made else 0
-        clip(pool, denoisers, guidance, unguided_too=unguided_too)
-        assert (len(all_made[0].kinds) - before > 2) is trial  # a clip has two steps
+        run_clip(denoiser, guidance, unguided_too=unguided_too)
+        assert (len(all_made[0].kinds) - before > 2) is checks  # a clip has two steps
     assert len(all_made) == 1
     assert (False, False) in all_made[0].kinds
     assert not notices
-    denoisers.release()
+    denoiser.release()
     assert all_made[0].released
 
 
 def test_wrong_replays_of_unguided_steps_end_cuda_graphs_for_guided_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     pool: Any = FakePool()
     notices: list[str] = []
-    denoisers = Denoisers(pool, notices.append)
-    all_made = made(monkeypatch, 30)  # enough for guided steps, and for a part of the trial of unguided ones
-    clip(pool, denoisers)
+    denoiser = PooledDenoiser(pool, notices.append)
+    all_made = made(monkeypatch, 30)  # enough for guided steps, and for a part of the check of unguided ones
+    run_clip(denoiser)
     assert pool.engines.cuda_graph
-    clip(pool, denoisers, unguided_too=True)
-    clip(pool, denoisers)
+    run_clip(denoiser, unguided_too=True)
+    run_clip(denoiser)
     assert not pool.engines.cuda_graph
-    assert [denoiser.cuda_graph for denoiser in all_made] == [True, False, False]
+    assert [denoiser.cuda_graph for denoiser in all_made] == [True, False]
     assert len(notices) == 1
 
 
 def test_wrong_replays_end_cuda_graphs_for_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
     pool: Any = FakePool()
     notices: list[str] = []
-    denoisers = Denoisers(pool, notices.append)
+    denoiser = PooledDenoiser(pool, notices.append)
     all_made = made(monkeypatch, 3)
-    clip(pool, denoisers)
+    run_clip(denoiser)
     assert not pool.engines.cuda_graph
     assert [denoiser.cuda_graph for denoiser in all_made] == [True, False]
     assert len(notices) == 1
-    assert "going on without them" in notices[0]
+    assert notices[0].startswith(REPLAY_NOTICE)  # what `selftest` reports a failure by
+    assert "going on without CUDA graphs" in notices[0]
 
 
-def test_without_cuda_graphs_every_clip_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool: Any = FakePool(cuda_graph=False)
-    denoisers = Denoisers(pool, pytest.fail)
+def test_after_closing_buffers_are_new_and_replays_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    denoiser = PooledDenoiser(FakePool(), pytest.fail)  # type: ignore[arg-type]
     all_made = made(monkeypatch, 10**9)
-    clip(pool, denoisers)
-    clip(pool, denoisers)
-    assert [denoiser.begun for denoiser in all_made] == [2, 2]
+    for _ in range(2):
+        run_clip(denoiser)
+        denoiser.close()
+    first, second = all_made
+    assert len(first.kinds) == len(second.kinds) > 2
+
+
+def test_without_cuda_graphs_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool: Any = FakePool(cuda_graph=False)
+    denoiser = PooledDenoiser(pool, pytest.fail)
+    all_made = made(monkeypatch, 10**9)
+    run_clip(denoiser)
+    run_clip(denoiser)
+    assert [denoiser.begun for denoiser in all_made] == [4]
     assert pool.engines.checked == [{"windows": 1, "frames": 2}] * 4

@@ -1,13 +1,15 @@
-"""What is converted in parts is what would be converted whole."""
+"""`LazyRgb`: tiles equal one conversion of the whole picture, and only accessed tiles are converted."""
 
 import threading
 
 import numpy as np
 import pytest
+from av.video.reformatter import VideoReformatter
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.partial import TILE_PX, PartlyConverted
-from latentsync_trt.media.pictures import PictureConverter
+from latentsync_trt.media.color import coding_of
+from latentsync_trt.media.conversion import even_frame, packed_view, repeating_rgb
+from latentsync_trt.media.lazy_rgb import TILE_PX, LazyRgb
 from latentsync_trt.types import ColorTags, UInt8Array, YuvPlanes
 
 SIZES = [(TILE_PX, 2 * TILE_PX), (2 * TILE_PX + 3, TILE_PX + 65), (1, 1), (70, 2 * TILE_PX - 1)]
@@ -24,12 +26,18 @@ def planes(height: int, width: int, color: ColorTags = TAGS[0]) -> YuvPlanes:
     return YuvPlanes(plane(height, width), plane(*half), plane(*half), color)
 
 
+def converted_whole(given: YuvPlanes) -> UInt8Array:
+    height, width = given.y.shape
+    frame = repeating_rgb(VideoReformatter(), even_frame(given), coding_of(given.color, width, height))
+    return packed_view(frame)[:height, :width].copy()
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("color", TAGS)
-def test_every_pixel_is_that_of_the_whole(size: tuple[int, int], color: ColorTags) -> None:
+def test_tiles_equal_one_conversion_of_the_whole(size: tuple[int, int], color: ColorTags) -> None:
     given = planes(*size, color)
-    whole = PictureConverter().rgb_of_planes(given)
-    picture = PartlyConverted(given)
+    whole = converted_whole(given)
+    picture = LazyRgb(given)
     assert picture.shape == whole.shape
     for rows, columns in (
         (slice(size[0] // 3, size[0] // 2 + 1), slice(size[1] // 4, size[1])),
@@ -41,16 +49,16 @@ def test_every_pixel_is_that_of_the_whole(size: tuple[int, int], color: ColorTag
     np.testing.assert_array_equal(np.asarray(picture), whole)
 
 
-def test_only_what_is_looked_at_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_accessed_tiles_are_converted_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     converted: list[tuple[int, int]] = []
-    convert = PartlyConverted._convert
+    convert = LazyRgb._convert
 
-    def counted(picture: PartlyConverted, row: int, first: int, end: int) -> None:
+    def counted(picture: LazyRgb, row: int, first: int, end: int) -> None:
         converted.extend((row, column) for column in range(first, end))
         convert(picture, row, first, end)
 
-    monkeypatch.setattr(PartlyConverted, "_convert", counted)
-    picture = PartlyConverted(planes(3 * TILE_PX, 4 * TILE_PX))
+    monkeypatch.setattr(LazyRgb, "_convert", counted)
+    picture = LazyRgb(planes(3 * TILE_PX, 4 * TILE_PX))
     part = slice(TILE_PX - 1, TILE_PX + 1), slice(2 * TILE_PX, 2 * TILE_PX + 9)
     picture[part]
     picture[part]
@@ -59,17 +67,17 @@ def test_only_what_is_looked_at_is_converted(monkeypatch: pytest.MonkeyPatch) ->
     assert len(converted) == len(set(converted)) == 12
 
 
-def test_a_part_cannot_be_written_to() -> None:
-    picture = PartlyConverted(planes(64, 64))
+def test_parts_are_read_only() -> None:
+    picture = LazyRgb(planes(64, 64))
     with pytest.raises(ValueError, match="read-only"):
         picture[0:2, 0:2][:] = 0
     with pytest.raises(ValueError, match="read-only"):
         np.asarray(picture)[:] = 0
 
 
-def test_threads_may_look_at_once() -> None:
+def test_threads_may_read_at_once() -> None:
     given = planes(8 * TILE_PX, 6 * TILE_PX)
-    whole, picture = PictureConverter().rgb_of_planes(given), PartlyConverted(given)
+    whole, picture = converted_whole(given), LazyRgb(given)
     found: list[bool] = []
 
     def look() -> None:
@@ -83,6 +91,6 @@ def test_threads_may_look_at_once() -> None:
     assert found == [True] * 4
 
 
-def test_an_unknown_matrix_is_told_before_anything_is_looked_at() -> None:
+def test_an_unknown_matrix_is_refused_at_once() -> None:
     with pytest.raises(InputError, match="color matrix 8"):
-        PartlyConverted(planes(64, 64, ColorTags(matrix=8)))
+        LazyRgb(planes(64, 64, ColorTags(matrix=8)))

@@ -1,4 +1,4 @@
-"""RGB of a YUV picture, converted where somebody looks: faces fill a part of most pictures."""
+"""RGB of a YUV picture, converted tile by tile on first access: faces fill a small part of most pictures."""
 
 import threading
 from typing import Any
@@ -9,17 +9,17 @@ from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from latentsync_trt.media.color import coding_of
-from latentsync_trt.media.pictures import packed_view, repeating_rgb, views
+from latentsync_trt.media.conversion import packed_view, repeating_rgb, views
 from latentsync_trt.types import UInt8Array, YuvPlanes
 
 TILE_PX = 128
-"""Side of a tile, even, as chroma covers two pixels. Tiles beside one another are converted at once: fewer calls."""
+"""Side of a tile; even, as a chroma sample covers two pixels."""
 
 _of_thread = threading.local()
 
 
-class PartlyConverted:
-    """A `types.Picture` of `planes`: the RGB that `pictures.PictureConverter.rgb_of_planes` gives, pixel by pixel.
+class LazyRgb:
+    """A `types.Picture` of `planes`, chroma repeated over its 2×2 pixels. Thread-safe.
 
     Raises:
         InputError: the matrix of the planes is unknown.
@@ -30,7 +30,7 @@ class PartlyConverted:
         self._planes, self._coding = planes, coding_of(planes.color, width, height)
         self._rgb = np.empty((height, width, 3), np.uint8)
         self._missing = np.ones((-(-height // TILE_PX), -(-width // TILE_PX)), np.bool_)
-        self._lock = threading.Lock()  # a frame may be searched for the next one's face while it is composed
+        self._lock = threading.Lock()  # one stage searches the next face in a frame while another composes it
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -55,7 +55,7 @@ class PartlyConverted:
         return np.array(self[:, :], dtype, copy=copy)
 
     def _convert(self, row: int, first: int, end: int) -> None:
-        """Fills the tiles of a row from column `first` to before `end`."""
+        """Fills the tiles of a row from column `first` to before `end`, in one conversion."""
         top, left, width = row * TILE_PX, first * TILE_PX, (end - first) * TILE_PX
         frame, reformatter = _tools(width)
         for view, plane, step in zip(
@@ -70,16 +70,14 @@ class PartlyConverted:
 
 
 def _runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Where true values follow one another in `flags (n,)`: from the first to behind the last."""
+    """Start and end (exclusive) of each run of true values in `flags (n,)`."""
     steps = np.diff(flags.astype(np.int8), prepend=0, append=0)
     return list(zip(np.flatnonzero(steps > 0).tolist(), np.flatnonzero(steps < 0).tolist(), strict=True))
 
 
 def _tools(width: int) -> tuple[VideoFrame, VideoReformatter]:
-    """A frame of that width to fill, and what converts it, which keeps tables for one size; both of this thread."""
-    if not hasattr(_of_thread, "tools"):
-        _of_thread.tools = {}
-    if width not in _of_thread.tools:
-        _of_thread.tools[width] = VideoFrame(width, TILE_PX, "yuv420p"), VideoReformatter()
-    frame, reformatter = _of_thread.tools[width]
-    return frame, reformatter
+    """A frame of that width to fill and a converter, which keeps tables for one size; both for this thread only."""
+    tools: dict[int, tuple[VideoFrame, VideoReformatter]] = _of_thread.__dict__.setdefault("tools", {})
+    if width not in tools:
+        tools[width] = VideoFrame(width, TILE_PX, "yuv420p"), VideoReformatter()
+    return tools[width]

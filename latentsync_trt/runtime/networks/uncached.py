@@ -1,17 +1,46 @@
-"""Denoises with graphs that also tell how large the inputs of their layers are."""
+"""Denoisers over graphs that are run for a short time: on CPU or CUDA, without the engine cache.
 
-from collections.abc import Callable, Mapping
+Graphs in a folder of their own, and graphs that also output how large the inputs of their layers are.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from latentsync_trt.bundle.manifest import step_graph
 from latentsync_trt.errors import InferenceError
-from latentsync_trt.runtime.networks.denoiser import step_graph
+from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
 from latentsync_trt.runtime.providers.select import ORT_NAMES, Selection
 from latentsync_trt.runtime.sessions.options import CpuOptions, CudaOptions
 from latentsync_trt.runtime.sessions.session import Array, Providers, Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
+
+
+@contextmanager
+def folder_denoiser(folder: Path, selection: Selection) -> Iterator[GraphDenoiser]:
+    """A denoiser over the step graphs in `folder`, which are opened when first needed and closed at the end.
+
+    Raises:
+        EngineBuildError: a graph cannot be opened. OutOfMemory: there is too little memory.
+    """
+    sessions: dict[str, Session] = {}
+
+    def session(graph: str) -> Session:
+        if graph not in sessions:
+            settings = SessionSettings(providers=_providers(selection), name=graph)
+            sessions[graph] = Session(folder / f"{graph}.onnx", settings)
+        return sessions[graph]
+
+    denoiser = GraphDenoiser(session, selection.device, selection.device_id)
+    try:
+        yield denoiser
+    finally:
+        denoiser.release()
+        for opened in sessions.values():
+            opened.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +58,8 @@ class ObservedTensor:
 
 @dataclass(frozen=True, slots=True)
 class ObservedGraph:
-    """A step graph with the outputs of `tensors` besides its own. Its weights lie in `weights_folder`; `dimensions`
-    fix its variable ones."""
+    """A step graph with additional outputs for `tensors`. Its weights are in `weights_folder`; `dimensions` fix its
+    variable dimensions."""
 
     path: Path
     weights_folder: Path
@@ -39,21 +68,21 @@ class ObservedGraph:
 
 
 Observe = Callable[[ObservedTensor, int, Float32Array, Float32Array], None]
-"""Told after each step, for each tensor: the timestep, channel maxima `(C,)` and sample `(n,)`, both float32."""
+"""Called after each step, for each tensor: the timestep, channel maxima `(C,)` and sample `(n,)`, both float32."""
 
 
 class ObservingDenoiser:
-    """A `diffusion.loop.Denoiser` that keeps its state on the host, since each step's statistics go there anyway.
+    """A `types.Denoiser` that keeps its state on the host, since each step's statistics go there anyway.
 
     The graphs of guided and of unguided loops are not open at the same time.
 
     Args:
-        graphs: observed step graphs by name. selection: CPU or CUDA. observe: takes what is seen.
+        graphs: observed step graphs by name. selection: CPU or CUDA. observe: takes the statistics.
     """
 
     def __init__(self, graphs: Mapping[str, ObservedGraph], selection: Selection, observe: Observe) -> None:
         self._graphs, self._observe = graphs, observe
-        self._providers = plain_providers(selection)
+        self._providers = _providers(selection)
         self._sessions: dict[str, Session] = {}
         self._values: dict[str, Array] = {}
         self._guided = False
@@ -99,7 +128,7 @@ class ObservingDenoiser:
             self._values["hidden"] = found["hidden"]
 
     def latents(self) -> Float32Array:
-        """The latents now, float32 `(B, 4, F, h, w)`."""
+        """The current latents, float32 `(B, 4, F, h, w)`."""
         return self._values["latents"]
 
     def close(self) -> None:
@@ -111,7 +140,7 @@ class ObservingDenoiser:
     def _session(self, name: str) -> Session:
         if name not in self._sessions:
             graph = self._graphs[name]
-            # In ONNX Runtime's own order what was added last runs last, and every observed tensor is held until then.
+            # By default ONNX Runtime runs the added outputs last, and holds every observed tensor until then.
             settings = SessionSettings(
                 providers=self._providers,
                 weights_folder=graph.weights_folder,
@@ -123,7 +152,7 @@ class ObservingDenoiser:
         return self._sessions[name]
 
 
-def plain_providers(selection: Selection) -> Providers:
-    """ONNX Runtime's own providers for graphs that are not worth an engine: CPU, or CUDA before it."""
+def _providers(selection: Selection) -> Providers:
+    """ONNX Runtime's own providers: CPU, or CUDA before it."""
     cpu = (ORT_NAMES["cpu"], CpuOptions().to_ort())
     return (cpu,) if selection.name == "cpu" else ((ORT_NAMES["cuda"], CudaOptions(selection.device_id).to_ort()), cpu)

@@ -1,7 +1,7 @@
-"""Painting a rectangle into a picture so that everything else keeps its bytes. Pure.
+"""Writes a `Patch` into a picture; all other bytes stay unchanged. Pure.
 
-Chroma of a 4:2:0 picture is taken to lie in the middle of its 2×2 pixels, in both directions: RGB repeats it over the
-four pixels, and the way back is their mean. The two cancel out, so a picture does not drift where it is blended softly.
+A chroma sample of a 4:2:0 picture counts as the center of its 2×2 pixels: conversion to RGB repeats it over the four,
+and conversion back takes their mean. The two cancel out, so softly blended pixels do not drift.
 """
 
 import numpy as np
@@ -15,9 +15,9 @@ def paint(rgb: UInt8Array, patch: Patch) -> UInt8Array:
     """A copy of `rgb (H, W, 3)` with the changed pixels of `patch`.
 
     Raises:
-        InputError: the patch does not lie inside the picture, or its arrays do not fit each other.
+        InputError: the patch leaves the picture, or the shapes of its arrays differ.
     """
-    rows, columns = _place(patch, rgb.shape[1], rgb.shape[0])
+    rows, columns = _slices(patch, rgb.shape[1], rgb.shape[0])
     painted = rgb.copy()
     painted[rows, columns][patch.changed] = patch.rgb[patch.changed]
     return painted
@@ -26,14 +26,14 @@ def paint(rgb: UInt8Array, patch: Patch) -> UInt8Array:
 def apply_patch(planes: YuvPlanes, patch: Patch) -> YuvPlanes:
     """A copy of `planes` with the changed pixels of `patch`, in the matrix and range of the planes' tags.
 
-    Luma is written where `patch.changed` is set. A chroma sample is the mean over its pixels of the new chroma where
-    they changed and of its old value where they did not. Every other byte stays as it is.
+    Luma is written where `patch.changed` is set. A chroma sample becomes the mean over its pixels: the new chroma of
+    changed pixels, its old value for the others.
 
     Raises:
-        InputError: the patch leaves the picture, its arrays do not fit each other, or the matrix is unknown.
+        InputError: the patch leaves the picture, the shapes of its arrays differ, or the matrix is unknown.
     """
     height_px, width_px = planes.y.shape
-    rows, columns = _place(patch, width_px, height_px)
+    rows, columns = _slices(patch, width_px, height_px)
     coding = coding_of(planes.color, width_px, height_px)
     rgb = patch.rgb.astype(np.float32)
     y, u, v = planes.y.copy(), planes.u.copy(), planes.v.copy()
@@ -52,8 +52,8 @@ def planes_of(rgb: UInt8Array, color: ColorTags) -> YuvPlanes:
     return apply_patch(blank, Patch(0, 0, rgb, np.ones((height, width), np.bool_)))
 
 
-def _place(patch: Patch, width_px: int, height_px: int) -> tuple[slice, slice]:
-    """Rows and columns of the picture that the patch covers."""
+def _slices(patch: Patch, width_px: int, height_px: int) -> tuple[slice, slice]:
+    """Rows and columns of the picture under the patch."""
     height, width = patch.changed.shape
     if patch.rgb.shape != (height, width, 3):
         raise InputError(f"patch: {patch.rgb.shape} colors for a {patch.changed.shape} mask of changes")

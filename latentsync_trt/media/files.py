@@ -1,4 +1,4 @@
-"""The room's error boundary: what FFmpeg and the operating system say becomes one line of ours."""
+"""Opening media files, and FFmpeg's and the system's errors as errors of this package."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,22 +11,22 @@ from av.container import InputContainer
 
 from latentsync_trt.errors import MediaError, OutputError
 
-# Streams found inside a file must not make FFmpeg fetch anything else: a playlist named .mp4 could name a URL.
+# Streams inside a file must not make FFmpeg fetch anything else: a playlist named .mp4 could name a URL.
 _INPUT_OPTIONS = {"protocol_whitelist": "file"}
 
 
 def reason_of(error: Exception) -> str:
-    """FFmpeg's or the system's own words for `error`, without error numbers and internal function names."""
+    """The message of FFmpeg or the system, without error numbers and internal function names."""
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
 @contextmanager
-def reading(path: Path, doing: str = "cannot be read") -> Iterator[None]:
+def reading(path: Path, problem: str = "cannot be read") -> Iterator[None]:
     """Turns FFmpeg's and the system's errors inside the block into a `MediaError` that names `path`."""
     try:
         yield
     except (av.error.FFmpegError, OSError) as error:
-        raise MediaError(f"{path}: {doing}: {reason_of(error)}") from error
+        raise MediaError(f"{path}: {problem}: {reason_of(error)}") from error
 
 
 @contextmanager
@@ -50,20 +50,21 @@ def open_input(path: Path) -> Iterator[InputContainer]:
     size_bytes = _checked_size(path)
     # FFmpeg's log stays off: its callback takes the interpreter's lock, which a thread that frees a decoder holds while
     # it waits for the decoder's own threads. Two open files are then enough for a deadlock.
-    with reading(path, "is not a media file that can be read"):
+    with reading(path, "is not a readable media file"):
         container = av.open(ffmpeg_name(path), "r", options=_INPUT_OPTIONS)
     with container:
-        _check_not_cut_off(path, container, size_bytes)
+        if size_bytes is not None:
+            _check_not_cut_off(path, container, size_bytes)
         yield container
 
 
 def ffmpeg_name(path: Path) -> str:
-    """`path` as FFmpeg takes it for a file whatever its name: "a:b.mp4" alone would ask for the protocol "a"."""
+    """`path` as a name that FFmpeg always reads as a file: "a:b.mp4" alone would ask for the protocol "a"."""
     return f"file:{path}"
 
 
 def _checked_size(path: Path) -> int | None:
-    """Size in bytes, None where the path is no regular file (a pipe) and has none."""
+    """Size in bytes; None for a pipe or device, which has none."""
     with reading(path):
         status = path.stat()
     if path.is_dir():
@@ -71,15 +72,15 @@ def _checked_size(path: Path) -> int | None:
     if not S_ISREG(status.st_mode):
         return None
     if status.st_size == 0:
-        raise MediaError(f"{path}: is empty (0 bytes); it was perhaps not copied or downloaded to its end")
+        raise MediaError(f"{path}: is empty (0 bytes); copy or download it again")
     return status.st_size
 
 
-def _check_not_cut_off(path: Path, container: InputContainer, size_bytes: int | None) -> None:
-    """FFmpeg ends such a file early without a word; the index in front of the data knows better."""
+def _check_not_cut_off(path: Path, container: InputContainer, size_bytes: int) -> None:
+    """Compares the index of the file with its size: FFmpeg itself ends a truncated file early without an error."""
     for stream in container.streams:
         entries = stream.index_entries
-        if size_bytes is None or not len(entries):
+        if not len(entries):
             continue
         last = entries[len(entries) - 1]
         if last.pos + last.size > size_bytes:

@@ -1,0 +1,95 @@
+"""Codecs of the linked FFmpeg: what is missing, and which encoder writes H.264."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import av
+import av.error
+import numpy as np
+from av.codec import Codec
+from av.codec.codec import UnknownCodecError
+from av.video.codeccontext import VideoCodecContext
+from av.video.frame import VideoFrame
+
+from latentsync_trt.config import Encoder
+from latentsync_trt.errors import OutputError
+from latentsync_trt.media.files import reason_of
+
+_NEEDED_ENCODERS = ("libx264", "ffv1", "aac")
+_NEEDED_DECODERS = ("h264", "hevc", "vp9", "av1", "prores", "aac", "mp3", "opus", "flac", "pcm_s16le")
+
+# At one crf, x264's presets differ little in quality and by a tenth in size; this one keeps up with a GPU.
+_X264_PRESET = "veryfast"
+
+# NVIDIA's presets go from p1 (fast) to p7; the encoder is separate hardware, and p5 does not slow a run down.
+_NVENC_PRESET = "p5"
+_NVENC_LEAST_QP = 1
+
+
+def library_versions() -> dict[str, str]:
+    """PyAV's version and those of the FFmpeg libraries it is linked with."""
+    libraries = {name: ".".join(map(str, version)) for name, version in sorted(av.library_versions.items())}
+    return {"PyAV": av.__version__, **libraries}
+
+
+def missing_codecs() -> tuple[str, ...]:
+    """The needed encoders and decoders that the linked FFmpeg lacks."""
+    encoders = [f"encoder {name}" for name in _NEEDED_ENCODERS if not _exists(name, "w")]
+    decoders = [f"decoder {name}" for name in _NEEDED_DECODERS if not _exists(name, "r")]
+    return (*encoders, *decoders)
+
+
+def _exists(name: str, mode: Literal["r", "w"]) -> bool:
+    try:
+        Codec(name, mode)
+    except UnknownCodecError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class H264:
+    """An H.264 encoder: FFmpeg's name and options."""
+
+    codec: str
+    options: dict[str, str]
+
+
+def h264_encoder(encoder: Encoder, crf: int, width_px: int, height_px: int) -> H264:
+    """The encoder and its options; "auto" is NVENC if it opens for pictures of this size, else x264.
+
+    Args:
+        crf: 0 to 51. x264 uses it directly; NVENC as the constant quantizer, which is close to it but not the same.
+
+    Raises:
+        OutputError: `encoder` is "nvenc", which does not open.
+    """
+    x264 = H264("libx264", {"crf": str(crf), "preset": _X264_PRESET})
+    if encoder == "x264":
+        return x264
+    qp = str(max(crf, _NVENC_LEAST_QP))
+    nvenc = H264("h264_nvenc", {"preset": _NVENC_PRESET, "rc": "constqp", "qp": qp})
+    problem = problem_of(nvenc, width_px, height_px)
+    if problem is None:
+        return nvenc
+    if encoder == "auto":
+        return x264
+    raise OutputError(f"--encoder nvenc: the GPU's H.264 encoder does not open: {problem}; use --encoder x264")
+
+
+def problem_of(encoder: H264, width_px: int, height_px: int) -> str | None:
+    """Encodes one picture; the reason if that fails, else None."""
+    try:
+        context = av.CodecContext.create(encoder.codec, "w")
+        if not isinstance(context, VideoCodecContext):
+            return f"{encoder.codec} is not a video encoder"
+        context.width, context.height = width_px, height_px
+        context.pix_fmt, context.time_base = "yuv420p", Fraction(1, 25)
+        context.options = encoder.options
+        picture = VideoFrame.from_ndarray(np.zeros((height_px * 3 // 2, width_px), np.uint8), format="yuv420p")
+        context.encode(picture)
+        context.encode(None)
+    except (av.error.FFmpegError, ValueError, OSError) as error:
+        return reason_of(error)
+    return None

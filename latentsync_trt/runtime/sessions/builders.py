@@ -1,0 +1,254 @@
+"""How each provider opens a graph, and how the providers that compile graphs build an engine first.
+
+cpu, cuda    open the bundle's graph directly
+tensorrt     an engine built by TensorRT's own Python module, and an EP-context model by which ONNX Runtime loads it
+rtx          an EP-context model from ONNX Runtime's compile interface
+"""
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from latentsync_trt.bundle.manifest import TensorEntry
+from latentsync_trt.errors import EngineBuildError, OutOfMemory
+from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel, run_compiler
+from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
+from latentsync_trt.runtime.providers.libraries import onnxruntime_version
+from latentsync_trt.runtime.sessions.options import BuildOptions, CudaOptions, RtxOptions, TensorRTOptions
+from latentsync_trt.runtime.sessions.session import (
+    CPU,
+    RECORD_ASSIGNMENT,
+    Providers,
+    Session,
+    SessionSettings,
+    compile_graph,
+)
+
+_log = logging.getLogger(__name__)
+
+CONTEXT_MODEL = "context.onnx"
+
+ENGINE = "model.engine"
+"""Beside the context model: ONNX Runtime looks nowhere else."""
+
+TIMINGS = "kernels.timing"
+
+# The operator's name in messages of the parser and the builder.
+_ATTENTION = re.compile(r"\bAttention (?:\(node|operation)")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSource:
+    """A graph of a bundle, and how to open it.
+
+    Args:
+        path: the `.onnx` file.
+        dimensions: values that make variable dimensions fixed.
+        profile_prefix: where to write a trace, None for none.
+    """
+
+    path: Path
+    dimensions: Mapping[str, int] = field(default_factory=dict)
+    profile_prefix: Path | None = None
+
+    def settings(self, **fields: Any) -> SessionSettings:
+        """Session settings for this graph."""
+        return SessionSettings(
+            name=self.path.stem,
+            dimensions=self.dimensions,
+            config=RECORD_ASSIGNMENT,
+            profile_prefix=self.profile_prefix,
+            **fields,
+        )
+
+
+class Opener(Protocol):
+    """Opens a graph on one provider without the engine cache."""
+
+    def open(self, source: GraphSource) -> Session:
+        """Opens a graph; a provider that compiles builds it for this session only.
+
+        Raises:
+            EngineBuildError: the provider cannot compile the graph. OutOfMemory: there is too little memory.
+        """
+
+
+class Builder(Opener, Protocol):
+    """Builds engines that are worth keeping."""
+
+    def options(self) -> dict[str, str]:
+        """The options that change the engine, for its key: no paths, nor what only changes how it runs."""
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the libraries that build the engine."""
+
+    def build(self, source: GraphSource, folder: Path) -> None:
+        """Builds into `folder`, which is renamed afterwards. Errors as `open`."""
+
+    def open_built(self, source: GraphSource, folder: Path) -> Session:
+        """Opens what `build` wrote to `folder`. Errors as `open`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectOpen:
+    """CPU and CUDA: ONNX Runtime optimizes the graph each time, which takes less than a second longer than reading an
+    optimized copy."""
+
+    providers: Providers
+
+    def open(self, source: GraphSource) -> Session:
+        """As `Opener.open`."""
+        return Session(source.path, source.settings(providers=self.providers))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRTBuilder:
+    """TensorRT. An engine holds the whole graph.
+
+    `inputs`, `outputs`: of the graph, with the sizes that the engine is for. `shared`: a folder of kernel timings that
+    outlives engines; other processes may change it at any time.
+    """
+
+    build_options: BuildOptions
+    provider_options: TensorRTOptions
+    version: str
+    gpu: Gpu
+    inputs: tuple[TensorEntry, ...]
+    outputs: tuple[TensorEntry, ...]
+    shared: Path
+    on_notice: Callable[[str], None] = _log.warning
+
+    def options(self) -> dict[str, str]:
+        """As `Builder.options`."""
+        return self.build_options.to_key()
+
+    def versions(self) -> dict[str, str]:
+        """ONNX Runtime's and TensorRT's: an engine runs with the version that built it and no other."""
+        return {"onnxruntime": onnxruntime_version(), "tensorrt": self.version}
+
+    def build(self, source: GraphSource, folder: Path) -> None:
+        """As `Builder.build`; kernel timings of earlier builds shorten it."""
+        # On a copy, as another build may write the shared file at the same time.
+        shared, timings = self.shared / TIMINGS, folder / TIMINGS
+        _copy(shared, timings)
+        answer = run_compiler(self._order(source, folder, timings), visible_only(self.gpu))
+        if answer.rejected_timings:
+            with suppress(OSError):  # where the cache cannot be written, the next build reports the same
+                shared.unlink(missing_ok=True)
+            self.on_notice(
+                f"{source.path.stem}: TensorRT rejects the kernel timings of earlier builds, removed {shared}: "
+                f"{answer.rejected_timings}"
+            )
+        if answer.version and not answer.version.startswith(self.version):
+            raise EngineBuildError(
+                f"{source.path}: Python's tensorrt is {answer.version}, but ONNX Runtime loads TensorRT "
+                f"{self.version}, which takes engines of its own version only; install one TensorRT, or put its folder "
+                "first on the loader's path"
+            )
+        if not answer.accepted:
+            raise _refusal(source.path, answer)
+        _copy(timings, shared)
+        timings.unlink(missing_ok=True)
+
+    def open(self, source: GraphSource) -> Session:
+        """Builds in a temporary folder, and opens that."""
+        with TemporaryDirectory(prefix="latentsync-trt-") as folder:
+            self.build(source, Path(folder))
+            return self.open_built(source, Path(folder))
+
+    def open_built(self, source: GraphSource, folder: Path) -> Session:
+        """Opens the EP-context model, whose engine has fixed its shapes."""
+        providers = (
+            ("TensorrtExecutionProvider", self.provider_options.to_ort()),
+            ("CUDAExecutionProvider", CudaOptions(device=self.provider_options.device).to_ort()),
+            *CPU,
+        )
+        settings = replace(source, dimensions={}).settings(providers=providers, optimize=False)
+        return Session(folder / CONTEXT_MODEL, settings)
+
+    def _order(self, source: GraphSource, folder: Path, timings: Path) -> CompileOrder:
+        inputs, outputs = (
+            tuple((entry.name, entry.dtype, entry.shape) for entry in entries)
+            for entries in (self.inputs, self.outputs)
+        )
+        shapes = self.build_options.shapes
+        return CompileOrder(
+            "tensorrt",
+            str(source.path.resolve()),
+            {name: (ends.minimum, ends.optimum, ends.maximum) for name, ends in shapes.items()},
+            optimization_level=self.build_options.optimization_level,
+            workspace_bytes=self.build_options.workspace_bytes,
+            timings=str(timings),
+            version=self.version,
+            engine=str(folder / ENGINE),
+            context=ContextModel(str(folder / CONTEXT_MODEL), ENGINE, self.gpu.compute_capability, inputs, outputs),
+        )
+
+
+def _refusal(graph: Path, answer: Answer) -> EngineBuildError | OutOfMemory:
+    """The error for a graph that TensorRT did not compile, with TensorRT's reason and what to do."""
+    if answer.out_of_memory:
+        return OutOfMemory(
+            f"{graph.stem}: out of memory while TensorRT builds its engine ({answer.reason}); close other programs on "
+            "this GPU, lower --workspace-gb, or use --static"
+        )
+    cure = "see `latentsync-trt check`"
+    if _ATTENTION.search(answer.reason):
+        cure = "export the model with --attention matmul, which writes attention in parts"
+    return EngineBuildError(f"{graph}: TensorRT built no engine: {answer.reason}; {cure}")
+
+
+@dataclass(frozen=True, slots=True)
+class RtxBuilder:
+    """NVIDIA's plug-in for RTX cards. `shared`: a folder for kernels that it compiles on the card, None for none."""
+
+    provider_options: RtxOptions
+    devices: tuple[Any, ...]
+    version: str
+    shared: Path | None = None
+
+    def options(self) -> dict[str, str]:
+        """As `Builder.options`."""
+        return self.provider_options.to_ort()
+
+    def versions(self) -> dict[str, str]:
+        """ONNX Runtime's and the plug-in's."""
+        return {"onnxruntime": onnxruntime_version(), "onnxruntime-ep-nv-tensorrt-rtx": self.version}
+
+    def build(self, source: GraphSource, folder: Path) -> None:
+        """Compiles ahead of time, as far as the plug-in does without running."""
+        settings = self._settings(replace(source, profile_prefix=None), self.provider_options)
+        compile_graph(source.path, settings, folder / CONTEXT_MODEL)
+
+    def open(self, source: GraphSource) -> Session:
+        """As `Opener.open`."""
+        return Session(source.path, self._settings(source, self.provider_options))
+
+    def open_built(self, source: GraphSource, folder: Path) -> Session:
+        """Opens the EP-context model."""
+        options = self.provider_options
+        if self.shared is not None:
+            self.shared.mkdir(parents=True, exist_ok=True)
+            options = replace(options, runtime_cache_folder=str(self.shared))
+        return Session(folder / CONTEXT_MODEL, self._settings(replace(source, dimensions={}), options))
+
+    def _settings(self, source: GraphSource, options: RtxOptions) -> SessionSettings:
+        # Optimized, weights in eight bits would become floats, and no longer lie on disk.
+        return source.settings(plugin_devices=self.devices, plugin_options=options.to_ort(), optimize=False)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copies a file if it exists; it appears complete or not at all. Errors are ignored: it only saves time."""
+    staged = target.with_name(f".{target.name}.{os.getpid()}")
+    with suppress(OSError):
+        if source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, staged)
+            staged.replace(target)

@@ -1,0 +1,48 @@
+"""A provider that compiles graphs, in place of RTX: its engine is a copy of the graph, which the CPU runs."""
+
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions.builders import GraphSource
+from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.sessions.session import CPU, Session
+
+COMPILING = Selection("rtx", gpu=Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0"))
+
+
+@dataclass
+class CopyBuilder:
+    """A `Builder`; `built` are the graphs it built, in order."""
+
+    built: list[str] = field(default_factory=list)
+
+    def options(self) -> dict[str, str]:
+        return {}
+
+    def versions(self) -> dict[str, str]:
+        return {"compiler": "1"}
+
+    def build(self, source: GraphSource, folder: Path) -> None:
+        self.built.append(source.path.stem)
+        shutil.copy(source.path, folder / "engine.onnx")
+        time.sleep(0.01)  # so that its time shows
+
+    def open_built(self, source: GraphSource, folder: Path) -> Session:
+        return Session(folder / "engine.onnx", source.settings(providers=CPU, weights_folder=source.path.parent))
+
+    def open(self, source: GraphSource) -> Session:
+        return Session(source.path, source.settings(providers=CPU))
+
+
+def compiling_provider(patch: pytest.MonkeyPatch) -> CopyBuilder:
+    """Puts a `CopyBuilder` in the place of every provider that compiles, until `patch` is undone."""
+    builder = CopyBuilder()
+    patch.setattr(Engines, "_builder", lambda self, graph: builder)
+    patch.setattr(Engines, "_node_share", lambda self, session: 1.0)
+    return builder

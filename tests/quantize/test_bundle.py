@@ -1,0 +1,182 @@
+"""8-bit bundles: files, manifest, and that they run."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latentsync_trt.bundle.manifest import (
+    MANIFEST_NAME,
+    REQUIRED_GRAPHS,
+    Bundle,
+    FileEntry,
+    Manifest,
+    manifest_sha256,
+    read_manifest,
+    sha256_file,
+    write_manifest,
+)
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.errors import InputError
+from latentsync_trt.quantize.bundle import check_target, quantize_bundle
+from latentsync_trt.quantize.options import CalibrateOptions
+from latentsync_trt.quantize.windows import Loop
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.select import Selection, eight_bit_notice
+from latentsync_trt.types import Float32Array
+from tests.quantize.eight_bit import small_loop, small_ranges, small_window
+from tests.small import small_bundle
+
+LEAST_SHARE = 0.8
+LARGEST_WEIGHTS = 0.5
+"""Of the float32 weights: a quarter for layers in 8 bits, all for layers that are kept, and padding to pages."""
+
+LEAST_DB = 20.0
+"""Signal-to-noise ratio of latents of random networks after two steps; a wrong scale anywhere leaves less than 5."""
+
+UNCHANGED = ("audio_encoder.onnx", "audio_encoder.weights", "vae_decoder.onnx", "vae_encoder.onnx", "vae.weights")
+
+
+def latents_of(folder: Path, loop: Loop) -> Float32Array:
+    bundle = Bundle.load(folder, verify=False)
+    networks = Networks(bundle, Selection("cpu"))
+    try:
+        return loop.run(networks.denoiser, small_window(bundle))
+    finally:
+        networks.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "guidance", "steps"),
+    [
+        ("int8", 1.5, 1),
+        pytest.param("int8", 1.0, 2, marks=pytest.mark.slow),
+        pytest.param("int8", 1.5, 2, marks=pytest.mark.slow),
+        pytest.param("fp8", 1.5, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_latents_are_close_to_those_of_the_parent(
+    kind: str, guidance: float, steps: int, request: pytest.FixtureRequest
+) -> None:
+    loop = small_loop(steps, guidance)
+    exact = latents_of(small_bundle(), loop)
+    error = latents_of(request.getfixturevalue(f"{kind}_bundle"), loop) - exact
+    assert 10 * np.log10(np.mean(exact**2) / np.mean(error**2)) > LEAST_DB
+
+
+def test_the_manifest_describes_the_calibration(int8_bundle: Path) -> None:
+    made, parent = Bundle.load(int8_bundle).manifest, read_manifest(small_bundle())
+    assert (made.name, made.precision, made.arithmetic) == ("small-int8", "int8", "fp32")
+    assert made.quantization is not None
+    assert made.quantization.parent == parent.name
+    assert made.quantization.parent_sha256 == manifest_sha256(small_bundle())
+    assert made.quantization.clips == {"clip.mp4": "0a"}
+    assert made.quantization.distance == {"faces_psnr_db": 40.0}
+    assert made.quantization.settings == {"samples": 1, "precision": "int8", "percentile": 100.0, "smooth": None}
+    assert LEAST_SHARE < made.quantization.share < 1
+    assert "unet.conv_in.weight" in made.quantization.kept
+    assert "unet.mid_block.resnets.0.conv1.weight" not in made.quantization.kept
+    assert {"onnx", "onnxruntime", "ml_dtypes"} <= set(made.tools)
+    assert set(made.verification).isdisjoint(name for name in made.graphs if name.startswith("denoise_step"))
+
+
+@pytest.mark.parametrize("kind", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
+def test_all_steps_share_one_small_weights_file(kind: str, request: pytest.FixtureRequest) -> None:
+    made = read_manifest(request.getfixturevalue(f"{kind}_bundle"))
+    parent = read_manifest(small_bundle())
+    assert {made.graphs[name].weights for name in made.graphs if name.startswith("denoise_step")} == {"unet.weights"}
+    assert made.files["unet.weights"].bytes < LARGEST_WEIGHTS * parent.files["unet.weights"].bytes
+    assert {name: made.files[name] for name in UNCHANGED} == {name: parent.files[name] for name in UNCHANGED}
+
+
+@pytest.fixture(scope="module")
+def replaced(tmp_path_factory: pytest.TempPathFactory, int8_bundle: Path) -> Path:
+    """Made from the small bundle with CUDA forms and without unguided steps, in place of another bundle."""
+    folder = tmp_path_factory.mktemp("again")
+    parent, out = folder / "parent", folder / "out"
+    shutil.copytree(small_bundle(), parent)
+    graphs = json.loads((parent / MANIFEST_NAME).read_text())["graphs"]
+    for name in ("denoise_step", "vae_decoder"):
+        shutil.copyfile(parent / f"{name}.onnx", parent / f"{name}.cuda.onnx")
+        graphs[name]["forms"] = {"cuda": f"{name}.cuda.onnx"}
+    content = {**json.loads((parent / MANIFEST_NAME).read_text()), "graphs": {n: graphs[n] for n in REQUIRED_GRAPHS}}
+    files = {path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in parent.iterdir()}
+    del content["sha256"], files[MANIFEST_NAME]
+    write_manifest(parent, dataclasses.replace(Manifest.from_json(content), files=files))
+    shutil.copytree(int8_bundle, out)
+    (out / "old.txt").write_text("of the bundle that was here")
+    return quantize_bundle(parent, small_ranges(), CalibrateOptions("int8", percentile=100.0), out)
+
+
+def test_weights_are_stored_once_for_all_steps(int8_bundle: Path, replaced: Path) -> None:
+    """The guided steps use all of them, so the unguided ones add nothing."""
+    sizes = [read_manifest(folder).files["unet.weights"].bytes for folder in (int8_bundle, replaced)]
+    assert sizes[0] == sizes[1]
+
+
+def test_cuda_forms_of_steps_are_left_out(replaced: Path) -> None:
+    """They have no pairs."""
+    made = Bundle.load(replaced)
+    assert made.manifest.graphs["denoise_step"].forms == {}
+    assert made.manifest.graphs["vae_decoder"].forms == {"cuda": "vae_decoder.cuda.onnx"}
+    assert not (made.folder / "denoise_step.cuda.onnx").exists()
+
+
+def test_an_earlier_bundle_is_replaced(replaced: Path) -> None:
+    assert not (replaced / "old.txt").exists()
+    assert sorted(path.name for path in replaced.parent.iterdir()) == ["out", "parent"]
+
+
+def test_an_eight_bit_bundle_is_not_quantized_again(int8_bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is in int8 already; calibrate demo, which it was made from"):
+        quantize_bundle(int8_bundle, small_ranges(), CalibrateOptions("fp8"), tmp_path / "out")
+
+
+def test_keeping_all_layers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--keep: keeps all 246 layers of demo"):
+        quantize_bundle(small_bundle(), small_ranges(), CalibrateOptions(keep=("weight",)), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_bundles_are_replaced(tmp_path: Path) -> None:
+    parent = Bundle.load(small_bundle(), verify=False)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine").write_text("mine")
+    with pytest.raises(InputError, match="is a file"):
+        check_target(parent, tmp_path / "file")
+    with pytest.raises(InputError, match="contains files but no bundle"):
+        check_target(parent, tmp_path / "folder")
+    with pytest.raises(InputError, match="is the bundle to calibrate"):
+        check_target(parent, small_bundle())
+
+
+def test_a_run_on_the_cpu_says_that_it_emulates(int8_bundle: Path) -> None:
+    networks = Networks(Bundle.load(int8_bundle, verify=False), Selection("cpu"), RuntimeOptions())
+    assert any("cpu emulates this int8 bundle" in notice for notice in networks.take_notices())
+    networks.close()
+
+
+def test_a_gpu_without_fp8_is_refused(int8_bundle: Path) -> None:
+    def gpu(capability: str) -> Gpu:
+        return Gpu(0, "NVIDIA A100", capability, 10**10)
+
+    int8 = read_manifest(int8_bundle)
+    fp8 = dataclasses.replace(int8, precision="fp8")
+    with pytest.raises(InputError, match=r"in fp8, which GPU 0 \(NVIDIA A100, .*8\.0\) .* 8\.9; use an int8"):
+        eight_bit_notice(fp8, Selection("tensorrt", gpu=gpu("8.0")))
+    assert eight_bit_notice(fp8, Selection("tensorrt", gpu=gpu("8.9"))) == ""
+    assert eight_bit_notice(fp8, Selection("rtx", gpu=gpu("12.0"))) == ""
+    assert eight_bit_notice(int8, Selection("tensorrt", gpu=gpu("7.5"))) == ""
+    assert "speed is not" in eight_bit_notice(fp8, Selection("cuda", gpu=gpu("8.0")))
+    assert eight_bit_notice(read_manifest(small_bundle()), Selection("cpu")) == ""
+
+
+def test_manifests_without_quantization_are_read() -> None:
+    content = json.loads((small_bundle() / MANIFEST_NAME).read_text())
+    content.pop("quantization", None)
+    assert Manifest.from_json({key: value for key, value in content.items() if key != "sha256"}).quantization is None
