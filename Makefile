@@ -70,10 +70,10 @@ $(FULL)/fp16-%-dynamic/manifest.json: | $(FULL)/checkpoints/random_checkpoints.j
 	$(FULL_EXPORT) --resolution $* --dynamic --out $(FULL)/fp16-$*-dynamic
 
 $(FULL)/int8-%/manifest.json: $(FULL)/fp16-%/manifest.json
-	$(BIN)/python scripts/quantize_unseen.py --bundle $(FULL)/fp16-$* --precision int8 --out $(FULL)/int8-$*
+	$(BIN)/python scripts/quantize_without_clips.py --bundle $(FULL)/fp16-$* --precision int8 --out $(FULL)/int8-$*
 
 $(FULL)/fp8-%/manifest.json: $(FULL)/fp16-%/manifest.json
-	$(BIN)/python scripts/quantize_unseen.py --bundle $(FULL)/fp16-$* --precision fp8 --out $(FULL)/fp8-$*
+	$(BIN)/python scripts/quantize_without_clips.py --bundle $(FULL)/fp16-$* --precision fp8 --out $(FULL)/fp8-$*
 
 $(FULL)/checkpoints/random_checkpoints.json: | $(STAMPS)/dev
 	$(BIN)/python scripts/make_random_checkpoints.py --out $(FULL)/checkpoints --precision fp16

@@ -1,9 +1,9 @@
-"""Makes the bundle that tests open where they need any: tests/data/small_bundle.
+"""Makes tests/data/small_bundle, for tests that need any bundle.
 
     python scripts/make_test_bundle.py        # needs the export extra
 
-Real networks of small widths with seeded random weights: it shows the way of the data, not speech, and its manifest
-says so. The model that `latentsync-trt demo` runs is made by scripts/train_demo.
+Real networks of small widths with seeded random weights, which its manifest notes: its mouths do not follow speech. The
+model that `latentsync-trt demo` runs is made by scripts/train_demo.
 """
 
 import shutil

@@ -1,16 +1,15 @@
-"""Prints what plans of denoising steps cost, from measured step times, as the table of docs/performance.md.
+"""Prints the cost of denoising plans, computed from measured step times, as the table of docs/performance.md.
 
-    python scripts/plan_costs.py [ROW ...]
+    python scripts/plan_costs.py [ROWS ...]
 
-A row is a file of benchmarks/: what `latentsync-trt bench` wrote, or one of those that are older.
+ROWS: files of `latentsync-trt bench`, by default those in benchmarks/.
 """
 
 import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from latentsync_trt.bench.rows import KIND, read_results
+from latentsync_trt.bench.rows import read_results
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion.plan import full_step_equivalents, plan_for
 
@@ -33,7 +32,7 @@ PLANS = {
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Milliseconds of guided steps, measured at a face resolution."""
+    """Measured milliseconds of guided steps."""
 
     resolution_px: int
     full_ms: float
@@ -41,27 +40,21 @@ class StepTimes:
 
     @property
     def cached_share(self) -> float:
-        """A cached step's time over a full one's."""
+        """Time of a cached step relative to a full one."""
         return self.cached_ms / self.full_ms
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("rows", nargs="*", type=Path, default=list(ROWS))
-    print(table([times for path in parser.parse_args().rows for times in step_times(path)]))
+    print(table([step_times(path) for path in parser.parse_args().rows]))
 
 
-def step_times(path: Path) -> list[StepTimes]:
-    """What a file holds, largest faces first."""
-    row = json.loads(path.read_text())
-    if row.get("kind") == KIND:
-        results = read_results(path)
-        median_ms = {
-            measured.case: measured.time.median_ms for measured in results.rows if measured.scenario == "graph"
-        }
-        return [StepTimes(results.bundle.resolution_px, median_ms["denoise_step"], median_ms["denoise_step_cached"])]
-    mean_ms = {engine["graph"]: engine["mean_ms"] for engine in row["engines"]}
-    return [StepTimes(row["resolution_px"], mean_ms["denoise_step"], mean_ms["denoise_step_cached"])]
+def step_times(path: Path) -> StepTimes:
+    """The step times in a file of `latentsync-trt bench`; raises `InputError` if it is not one."""
+    results = read_results(path)
+    median_ms = {row.case: row.time.median_ms for row in results.rows if row.scenario == "graph"}
+    return StepTimes(results.bundle.resolution_px, median_ms["denoise_step"], median_ms["denoise_step_cached"])
 
 
 def table(measured: list[StepTimes]) -> str:

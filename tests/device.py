@@ -12,16 +12,17 @@ import onnxruntime as ort
 import pytest
 
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.runtime.networks.networks import Networks, graphs_for
+from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.sync.inpaint import graphs_for
 from latentsync_trt.types import EngineTime, WindowBatch
 from tests.small import small_bundle
 
 PLENTY = 99
 
-GRAPHS = graphs_for(guidance=1.5, full_steps_only=False)
+GRAPHS = graphs_for(SyncOptions())
 CPU = Selection("cpu")
 
 COEFFICIENTS = np.array([0.9, 0.1, 0, 0, 0], np.float32)

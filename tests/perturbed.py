@@ -1,4 +1,4 @@
-"""A bundle that is nearly another one: what a lower precision does to weights, without its machinery."""
+"""Copies of bundles with slightly different weights, as a lower precision would make them."""
 
 import shutil
 from dataclasses import replace
@@ -10,11 +10,11 @@ from latentsync_trt.bundle.manifest import Bundle, FileEntry, read_manifest, sha
 
 _SEED = 3
 _LEAST, _MOST = 1e-6, 1e3
-"""Sizes of weights; whole numbers, which lie in the same file, are far outside as floats."""
+"""Magnitudes of weights; integers in the same file are far outside this range when read as floats."""
 
 
 def perturbed_copy(source: Path, folder: Path, noise: float, name: str = "perturbed") -> Path:
-    """Writes a copy of the bundle `source` whose U-Net's weights differ by `noise` of each one's size; its folder."""
+    """Writes a copy of the bundle `source` with relative noise on the weights of the U-Net; returns `folder`."""
     shutil.copytree(source, folder)
     weights = folder / "unet.weights"
     values = np.frombuffer(weights.read_bytes(), np.float32).copy()

@@ -18,7 +18,7 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, ProviderUnavailable
-from latentsync_trt.runtime.cache.prune import survey
+from latentsync_trt.runtime.cache.prune import Limits, prune, survey
 from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.networks import background, networks
 from latentsync_trt.runtime.networks.background import failure_of
@@ -209,12 +209,14 @@ def test_closing_stops_the_build_and_its_leftover_is_not_used(
     made.prepare(GRAPHS)
     assert made.building
     until(lambda: list(signals.glob("builds-*")))
-    assert [item.state for item in survey(setting.cold)] == ["building"]
+    assert (len(list(setting.cold.glob(".*/engine.bin"))), survey(setting.cold)) == (1, ())
     start_s = time.monotonic()
     made.close()
     assert time.monotonic() - start_s < background._STOP_S  # asked once, it ends
     assert not made.building
-    assert [item.state for item in survey(setting.cold)] == ["abandoned"]
+    assert survey(setting.cold) == ()
+    prune(setting.cold, Limits())
+    assert list(setting.cold.rglob("engine.bin")) == []
     made.close()
 
 

@@ -1,4 +1,4 @@
-"""A bundle is refused unless it is whole."""
+"""Bundles are read back as written, and refused if damaged."""
 
 import json
 from pathlib import Path
@@ -20,11 +20,12 @@ from latentsync_trt.bundle.manifest import (
     sha256_file,
     write_manifest,
 )
-from latentsync_trt.errors import BundleError
+from latentsync_trt.bundle.staging import check_target, staged_bundle
+from latentsync_trt.errors import BundleError, InputError, OutputError
 
 
 def make_bundle(folder: Path) -> Bundle:
-    """A bundle whose graphs are a few bytes each: enough for everything that never runs them."""
+    """A bundle whose graphs are a few bytes each, for tests that never run them."""
     folder.mkdir(parents=True)
     (folder / "net.weights").write_bytes(bytes(range(256)))
     graphs = {}
@@ -58,7 +59,7 @@ def bundle(tmp_path: Path) -> Bundle:
     return make_bundle(tmp_path / "bündle with spaces")
 
 
-def test_what_was_written_is_read_back(bundle: Bundle) -> None:
+def test_written_bundle_is_read_back(bundle: Bundle) -> None:
     again = Bundle.load(bundle.folder)
     assert again.manifest == bundle.manifest
     assert again.manifest.graphs["denoise_step"].inputs[0].shape == ("windows", 4)
@@ -88,7 +89,7 @@ def test_an_edited_manifest_is_noticed(bundle: Bundle) -> None:
         read_manifest(bundle.folder)
 
 
-def test_a_newer_format_is_refused_by_name(bundle: Bundle) -> None:
+def test_a_newer_format_is_refused(bundle: Bundle) -> None:
     path = bundle.folder / MANIFEST_NAME
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"format_version": FORMAT_VERSION + 1}))
@@ -97,13 +98,13 @@ def test_a_newer_format_is_refused_by_name(bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format_version": "1"}', "\x00\x01"])
-def test_what_is_no_manifest_is_refused(bundle: Bundle, content: str) -> None:
+def test_anything_but_a_manifest_is_refused(bundle: Bundle, content: str) -> None:
     (bundle.folder / MANIFEST_NAME).write_text(content)
     with pytest.raises(BundleError):
         read_manifest(bundle.folder)
 
 
-def test_a_folder_without_manifest_is_no_bundle(tmp_path: Path) -> None:
+def test_a_folder_without_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="not a bundle"):
         Bundle.load(tmp_path)
 
@@ -123,3 +124,32 @@ def test_finding_by_path_name_and_age(tmp_path: Path, monkeypatch: pytest.Monkey
     assert find_bundle("demo")[0] == demo_folder()
     with pytest.raises(BundleError, match="found: demo, newer, older"):
         find_bundle("nothing")
+
+
+def test_staged_bundle_replaces_an_earlier_one(bundle: Bundle) -> None:
+    with staged_bundle(bundle.folder) as staged:
+        (staged / "new").touch()
+        assert Bundle.load(bundle.folder).manifest == bundle.manifest
+    assert [path.name for path in bundle.folder.iterdir()] == ["new"]
+    assert [path.name for path in bundle.folder.parent.iterdir()] == [bundle.folder.name]
+
+
+@pytest.mark.parametrize(("error", "raised"), [(ValueError(), ValueError), (OSError(28, "disk full"), OutputError)])
+def test_failed_staging_keeps_the_earlier_bundle(bundle: Bundle, error: Exception, raised: type[Exception]) -> None:
+    def fail() -> None:
+        with staged_bundle(bundle.folder) as staged:
+            (staged / "new").touch()
+            raise error
+
+    with pytest.raises(raised):
+        fail()
+    assert Bundle.load(bundle.folder).manifest == bundle.manifest
+    assert [path.name for path in bundle.folder.parent.iterdir()] == [bundle.folder.name]
+
+
+def test_other_files_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "holiday.jpg").touch()
+    with pytest.raises(InputError, match="contains files but no bundle"):
+        check_target(tmp_path)
+    with pytest.raises(InputError, match="is a file"):
+        check_target(tmp_path / "holiday.jpg")

@@ -161,7 +161,7 @@ def test_videos_of_different_sizes_are_refused(tmp_path: Path) -> None:
     )
     result = compare(source, small, "--clip", source, "--audio", speech, "--out", tmp_path / "x.html")
     assert result.exit_code == 1
-    assert "pictures of 480×480, 480×480, 400×400 px; give videos of one size" in result.stderr
+    assert "pictures of 480×480, 480×480, 400×400 px, source first; give videos of one size" in result.stderr
     assert not list(tmp_path.glob("x.*"))
 
 

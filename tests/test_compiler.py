@@ -1,4 +1,4 @@
-"""The process that compiles a graph: what it is asked, what it answers, and how it ends; with compilers that only act.
+"""The child process that compiles a graph: its order, its answer, and how it ends; with fake compilers.
 
 tests/export/test_check.py has NVIDIA's compiler for RTX, tests/test_tensorrt_stand_in.py ONNX Runtime's provider.
 """
@@ -31,7 +31,7 @@ ENDED_S = 20.0
 
 posix = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 
-# Acts like TensorRT's Python module. An "engine" is a JSON of what the builder was told. $FAULT: what it does wrong.
+# A fake of TensorRT's Python module. An "engine" is a JSON of the settings that the builder got. $FAULT: how it fails.
 MODULE = """
 import json, os
 
@@ -76,16 +76,16 @@ class Profile:
 
 class Config:
     def __init__(self, log):
-        self.log, self.said, self.timings = log, {}, Timings(b"")
+        self.log, self.settings, self.timings = log, {}, Timings(b"")
 
     def set_compute_capability(self, capability, index):
-        self.said["target"] = [capability, index, self.num_compute_capabilities]
+        self.settings["target"] = [capability, index, self.num_compute_capabilities]
 
     def set_memory_pool_limit(self, pool, size):
-        self.said[pool] = size
+        self.settings[pool] = size
 
     def add_optimization_profile(self, profile):
-        self.said["profile"] = profile.shapes
+        self.settings["profile"] = profile.shapes
 
     def create_timing_cache(self, content):
         if content == b"damaged":
@@ -130,7 +130,7 @@ class Builder:
         self.log = log
         if FAULT == "prints":
             print("loading...", end="", flush=True)
-            os.write(2, b"TensorRT says a lot\\n")
+            os.write(2, b"TensorRT prints a lot\\n")
 
     def create_network(self, flags):
         return Network(flags)
@@ -142,23 +142,23 @@ class Builder:
         return Profile()
 
     def build_serialized_network(self, network, config):
-        says = {
+        messages = {
             "fails": [(ILogger.WARNING, "slow"), (ILogger.ERROR, "no implementation\\nof a layer"), (0, "more")],
             "warns": [(ILogger.INFO, "hello"), (ILogger.WARNING, "falls back")],
             "silent": [],
             "memory": [(ILogger.WARNING, "Requested size was 4 bytes, which could not be allocated"), (1, "no tactic")],
         }
-        if FAULT in says:
-            for severity, message in says[FAULT]:
+        if FAULT in messages:
+            for severity, message in messages[FAULT]:
                 self.log.log(severity, message)
             return None
         self.log.log(ILogger.ERROR, "a tactic ran out of memory, and another was taken")
         level = getattr(config, "builder_optimization_level", None)
-        said = {
-            **config.said, "flags": network.flags, "level": level, "timings": config.timings.content.decode(),
+        settings = {
+            **config.settings, "flags": network.flags, "level": level, "timings": config.timings.content.decode(),
             "graph": OnnxParser.content, "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         }
-        return Memory(json.dumps(said).encode())
+        return Memory(json.dumps(settings).encode())
 """
 
 
@@ -185,14 +185,14 @@ def order(tmp_path: Path, module: object) -> CompileOrder:
     return CompileOrder("tensorrt", str(graph), {}, engine=str(tmp_path / "model.engine"))
 
 
-def told(order: CompileOrder) -> dict[str, Any]:
-    """What the builder of an engine was told."""
+def settings_of(order: CompileOrder) -> dict[str, Any]:
+    """The settings that the builder of an engine got."""
     assert order.engine is not None
-    said: dict[str, Any] = json.loads(Path(order.engine).read_bytes())
-    return said
+    settings: dict[str, Any] = json.loads(Path(order.engine).read_bytes())
+    return settings
 
 
-# What is asked and answered.
+# Order and answer.
 
 
 def test_an_order_reaches_the_compiler_and_its_answer_comes_back(order: CompileOrder, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_an_order_reaches_the_compiler_and_its_answer_comes_back(order: CompileO
         timings=str(timings),
     )
     answer = run_compiler(whole, {"CUDA_VISIBLE_DEVICES": "GPU-1c3b"})
-    assert told(whole) == {
+    assert settings_of(whole) == {
         "flags": 1 << 3,  # strongly typed
         "profile": {name: [list(shape) for shape in shapes] for name, shapes in profile.items()},
         "target": ["12.0", 0, 1],
@@ -227,14 +227,14 @@ def test_an_order_reaches_the_compiler_and_its_answer_comes_back(order: CompileO
     assert answer.seconds >= 0
 
 
-def test_what_is_not_asked_for_is_left_to_the_compiler(order: CompileOrder, tmp_path: Path) -> None:
+def test_settings_that_are_not_given_are_left_to_the_compiler(order: CompileOrder, tmp_path: Path) -> None:
     kept = sorted(path.name for path in tmp_path.iterdir())
     answer = run_compiler(replace(order, engine=None))
     assert answer.accepted
     assert answer.engine_bytes > 0
     assert sorted(path.name for path in tmp_path.iterdir()) == kept
     assert run_compiler(order).accepted
-    assert {name: told(order).get(name) for name in ("level", "workspace", "profile", "target", "timings")} == {
+    assert {name: settings_of(order).get(name) for name in ("level", "workspace", "profile", "target", "timings")} == {
         "level": None,
         "workspace": None,
         "profile": None,
@@ -244,8 +244,8 @@ def test_what_is_not_asked_for_is_left_to_the_compiler(order: CompileOrder, tmp_
 
 
 def test_without_timings_a_build_leaves_some(order: CompileOrder, tmp_path: Path) -> None:
-    asked = replace(order, timings=str(tmp_path / "kernels.timing"))
-    answer = run_compiler(asked)
+    changed = replace(order, timings=str(tmp_path / "kernels.timing"))
+    answer = run_compiler(changed)
     assert (answer.accepted, answer.rejected_timings) == (True, "")
     assert (tmp_path / "kernels.timing").read_bytes() == b"more than "
 
@@ -254,14 +254,14 @@ def test_without_timings_a_build_leaves_some(order: CompileOrder, tmp_path: Path
     ("content", "why"),
     [("damaged", "the timing cache is damaged"), ("of another driver", "made with another driver")],
 )
-def test_timings_that_are_rejected_are_told_and_left_out(
+def test_rejected_timings_are_reported_and_not_used(
     order: CompileOrder, tmp_path: Path, content: str, why: str
 ) -> None:
     timings = tmp_path / "kernels.timing"
     timings.write_text(content)
     answer = run_compiler(replace(order, timings=str(timings)))
     assert (answer.accepted, answer.rejected_timings) == (True, why)
-    assert told(order)["timings"] == ""
+    assert settings_of(order)["timings"] == ""
     assert timings.read_bytes() == b"more than "
 
 
@@ -285,8 +285,8 @@ def test_a_refusal_comes_with_its_reason_and_writes_nothing(
     order: CompileOrder, tmp_path: Path, fault: str, reason: str, out_of_memory: bool
 ) -> None:
     context = ContextModel(str(tmp_path / "context.onnx"), "model.engine", "8.9", (), ())
-    asked = replace(order, timings=str(tmp_path / "kernels.timing"), context=context)
-    answer = run_compiler(asked, {"FAULT": fault})
+    changed = replace(order, timings=str(tmp_path / "kernels.timing"), context=context)
+    answer = run_compiler(changed, {"FAULT": fault})
     assert answer == Answer(False, reason, out_of_memory, layers=7, seconds=answer.seconds, version="10.14.1.48")
     assert {path.name for path in tmp_path.iterdir()} == {"compiler", "für Ženy"}
 
@@ -298,17 +298,17 @@ def test_an_operation_that_is_refused_is_named_with_its_first_node(order: Compil
     assert sorted(answer.reason.split("; ")) == reasons
 
 
-def test_what_a_compiler_prints_is_no_answer_and_goes_nowhere(
+def test_what_a_compiler_prints_is_not_its_answer_and_is_not_shown(
     order: CompileOrder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run_compiler(order, {"FAULT": "prints"}).accepted
     assert capfd.readouterr() == ("", "")
 
 
-def test_nothing_of_the_folder_that_one_works_in_is_loaded(
+def test_nothing_is_imported_from_the_current_folder(
     order: CompileOrder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trap = tmp_path / "works here"
+    trap = tmp_path / "current folder"
     (trap / "latentsync_trt").mkdir(parents=True)
     for name in ("json.py", "tensorrt.py", "latentsync_trt/__init__.py"):
         (trap / name).write_text("raise RuntimeError('loaded')")
@@ -320,7 +320,7 @@ def test_nothing_of_the_folder_that_one_works_in_is_loaded(
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "expected"),
     [
         ("raise RuntimeError('broken install')", r"\(exit code 1\): RuntimeError: broken install"),
         ("import no_such_library", r"\(exit code 1\): ModuleNotFoundError: No module named 'no_such_library'"),
@@ -334,14 +334,14 @@ def test_nothing_of_the_folder_that_one_works_in_is_loaded(
         ),
     ],
 )
-def test_a_compiler_that_crashes_has_refused(
-    order: CompileOrder, module: Callable[[str], None], source: str, words: str
+def test_a_compiler_that_crashes_is_a_refusal(
+    order: CompileOrder, module: Callable[[str], None], source: str, expected: str
 ) -> None:
     module(source)
     answer = run_compiler(order)
     assert not answer.accepted
     assert not answer.out_of_memory
-    assert re.fullmatch(f"the compiler crashed {words}", answer.reason), answer.reason
+    assert re.fullmatch(f"the compiler crashed {expected}", answer.reason), answer.reason
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_a_compiler_that_crashes_has_refused(
         pytest.param("import os; os.kill(os.getpid(), 9)", marks=posix),
     ],
 )
-def test_a_compiler_without_memory_has_not_refused(
+def test_a_compiler_without_memory_is_not_a_refusal(
     order: CompileOrder, module: Callable[[str], None], source: str
 ) -> None:
     module(source)
@@ -380,7 +380,7 @@ def compiling(pid_file: Path) -> int:
 
 
 def ended(pid: int) -> bool:
-    """Whether a process does nothing any more; one that nobody has waited for is still listed."""
+    """Whether a process has ended; until its parent has waited for it, it is still listed."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -412,7 +412,7 @@ def test_ctrl_c_that_reaches_the_compiler_first_is_an_interruption(
         run_compiler(order)
 
 
-def test_a_compiler_ends_with_whoever_asked_it(
+def test_a_compiler_ends_with_the_process_that_started_it(
     order: CompileOrder, module: Callable[[str], None], tmp_path: Path
 ) -> None:
     module(SLEEPS)

@@ -231,9 +231,8 @@ def test_a_builder_that_does_not_work_fails_the_command(tensorrt_runs: None, mon
 def test_the_engine_cache_with_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATENTSYNC_TRT_CACHE_DIR", str(tmp_path))
     items: list[Any] = [
-        types.SimpleNamespace(kind="engine", state="ready", size_bytes=2_000_000_000),
-        types.SimpleNamespace(kind="timings", state="ready", size_bytes=500_000_000),
-        types.SimpleNamespace(kind="build", state="abandoned", size_bytes=1_000_000_000),
+        types.SimpleNamespace(state="ready", size_bytes=2_000_000_000),
+        types.SimpleNamespace(state="damaged", size_bytes=1_500_000_000),
     ]
     monkeypatch.setattr(doctor_gpu, "survey", lambda folder: tuple(items))
     findings = list(doctor_gpu.engines())

@@ -1,4 +1,4 @@
-"""Where memory is short: networks take turns, the run goes on and comes to the same, or one clear line says why not."""
+"""Where memory is short: one network at a time is open, with the same result, or one clear line says why not."""
 
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,6 @@
 """Media in and out: exact times, unchanged bytes, synchronous sound."""
 
+import gc
 import os
 from fractions import Fraction
 from itertools import islice
@@ -69,6 +70,21 @@ def test_a_short_video_is_looped_or_held(tmp_path: Path, extend: str | None, exp
     clip = write_video(tmp_path / "clip.mp4", numbered(4))
     assert numbers(clip, frame_count=10, extend=extend) == expected
     assert numbers(clip, frame_count=3, extend=extend) == expected[:3]
+
+
+def test_decoded_frames_are_freed_without_garbage_collection(tmp_path: Path) -> None:
+    def frames_alive() -> int:
+        return sum(isinstance(item, av.VideoFrame) for item in gc.get_objects())
+
+    clip = write_video(tmp_path / "clip.mp4", numbered(20))
+    gc.collect()
+    before = frames_alive()
+    gc.disable()
+    try:
+        assert len(numbers(clip)) == 20
+        assert frames_alive() - before <= 2
+    finally:
+        gc.enable()
 
 
 def test_decoder_planes_are_kept_to_the_byte(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Buffers on devices, where ONNX Runtime's own CUDA provider is not there to allocate them."""
+"""Buffers on devices, also where ONNX Runtime's own CUDA provider is missing, which usually allocates them."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from latentsync_trt.runtime.sessions.memory import device_value
+from latentsync_trt.runtime.sessions.memory import DeviceBuffers, device_value
 
 
 @pytest.fixture
@@ -41,7 +41,19 @@ def test_values_reach_a_device_through_a_plug_in(
     assert tuple(value.shape()) == shape  # a scalar stays one
     assert np.array_equal(value.numpy(), array)
     array += 1
-    assert not np.array_equal(value.numpy(), array)  # nor is it the caller's memory
+    assert not np.array_equal(value.numpy(), array)  # a copy
+
+
+def test_buffers_are_kept_while_their_shape_stays() -> None:
+    buffers, array = DeviceBuffers("cpu", 0), np.arange(6, dtype=np.float32).reshape(2, 3)
+    first = buffers.upload("x", array)
+    assert buffers.upload("x", -array) is first
+    assert np.array_equal(first.numpy(), -array)
+    assert buffers.upload("y", array) is not first
+    assert buffers.empty("x", (2, 3), np.float32) is first
+    assert buffers.upload("x", array.T) is not first
+    buffers.clear()
+    assert buffers.upload("x", array) is not first
 
 
 def test_arrays_of_any_layout_are_copied_right() -> None:

@@ -14,7 +14,7 @@ GOAL = 8.2
 
 
 def test_the_table_is_up_to_date() -> None:
-    found = table([times for path in ROWS for times in step_times(path)])
+    found = table([step_times(path) for path in ROWS])
     assert found in (REPOSITORY / "docs" / "performance.md").read_text(encoding="utf-8")
     assert all(f"`--preset {name}`" in found for name in PRESETS)
 
@@ -25,12 +25,12 @@ def test_rows_of_the_bench_give_step_times(tmp_path: Path) -> None:
     cached = replace(cached, time=Spread(8.0, 7.9, 8.1, 20))
     bundle = BundleFacts("b", 512, 16, "fp16", "static", "")
     Results({}, bundle, (full, cached)).write(tmp_path / "rows.json")
-    assert step_times(tmp_path / "rows.json") == [StepTimes(512, 80.0, 8.0)]
+    assert step_times(tmp_path / "rows.json") == StepTimes(512, 80.0, 8.0)
 
 
 def test_which_plans_of_20_steps_reach_the_goal() -> None:
     """As the document says."""
-    measured = step_times(ROWS[0])[0]
+    measured = step_times(ROWS[0])
     costs = {name: full_step_equivalents(plan_for(options), measured.cached_share) for name, options in PLANS.items()}
     reached = {name for name, cost in costs.items() if cost <= GOAL and PLANS[name].sampling.steps == 20}
     assert reached == {

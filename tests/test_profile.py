@@ -14,13 +14,12 @@ from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import OutputError
-from latentsync_trt.runtime.networks.networks import graphs_for
 from latentsync_trt.runtime.sessions.trace import TABLE_NAME, TRACE_NAME, Trace, write_profile
 from latentsync_trt.types import EngineTime, Span
 from tests.clips import write_clip
+from tests.device import GRAPHS
 from tests.small import small_bundle
 
-GRAPHS = graphs_for(guidance=1.5, full_steps_only=False)
 QUICK = SyncOptions(steps=2, cache_interval=2)
 WINDOWS = 2
 
@@ -52,7 +51,7 @@ def events_in(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def folder(clip: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The profile of a usual run that had to build."""
+    """The profile of a usual run."""
     place = tmp_path_factory.mktemp("usual")
     profiled(clip, place / "profile für Ženy", engine_cache=place / "cache")
     return place / "profile für Ženy"
@@ -69,7 +68,7 @@ def rows(folder: Path, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def test_stages_and_engines_lie_on_one_time_line(folder: Path) -> None:
+def test_stages_and_engines_share_one_time_line(folder: Path) -> None:
     events = events_in(folder)
     names = process_names(events)
     assert sorted(names.values()) == sorted(["stages", *GRAPHS])
@@ -87,7 +86,7 @@ def test_stages_and_engines_lie_on_one_time_line(folder: Path) -> None:
     painting = [(event["ts"], event["ts"] + event["dur"]) for event in spans if event["name"] == "paint"]
     runs = [event for event in timed if event["name"] == "model_run"]
     # Four pictures at a time are encoded with and without mask, then decoded; of the steps one is cached.
-    assert len(runs) == WINDOWS * (4 + 4 + 4 + 2) + 1  # the speech is heard once
+    assert len(runs) == WINDOWS * (4 + 4 + 4 + 2) + 1  # the speech is encoded once
     for run in runs:
         start, end = run["ts"] + CLOCKS_US, run["ts"] + run["dur"] - CLOCKS_US
         assert any(begin <= start and end <= finish for begin, finish in painting)
@@ -102,9 +101,8 @@ def test_stages_and_engines_lie_on_one_time_line(folder: Path) -> None:
 def test_the_table_has_a_line_for_every_engine(folder: Path) -> None:
     engines = {row[0]: row[1:] for row in rows(folder, "Engines")}
     assert set(engines) == set(GRAPHS)
-    provider, placed, build_s, opened, open_s, runs, first_ms, mean_ms = engines["denoise_step"]
-    assert (provider, placed, opened, runs) == ("cpu", "100.0%", "1", str(WINDOWS))
-    assert float(build_s) > 0
+    provider, share, build_s, opened, open_s, runs, first_ms, mean_ms = engines["denoise_step"]
+    assert (provider, share, build_s, opened, runs) == ("cpu", "100.0%", "0.0", "1", str(WINDOWS))
     assert float(open_s) > 0
     assert float(first_ms) > 0
     assert float(mean_ms) > 0
@@ -116,7 +114,7 @@ def test_the_table_has_a_line_for_every_engine(folder: Path) -> None:
     assert any("Conv" in row[1] for row in operators)
 
 
-def test_sessions_that_took_turns_are_all_there(clip: tuple[Path, Path], tmp_path: Path) -> None:
+def test_sessions_that_are_opened_again_are_all_there(clip: tuple[Path, Path], tmp_path: Path) -> None:
     events = profiled(clip, tmp_path / "profile", low_memory=True)
     found = sorted(process_names(events).values())
     engines = {row[0]: (int(row[4]), int(row[6])) for row in rows(tmp_path / "profile", "Engines")}
@@ -128,7 +126,7 @@ def test_sessions_that_took_turns_are_all_there(clip: tuple[Path, Path], tmp_pat
     assert runs_traced == sum(runs for _, runs in engines.values())
 
 
-def test_a_second_profile_holds_the_second_time_only(tmp_path: Path) -> None:
+def test_a_second_profile_holds_the_runs_since_the_first_only(tmp_path: Path) -> None:
     folder = tmp_path / "profile"
     with LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(profile=folder)) as lip_sync:
         for _ in range(2):
@@ -138,8 +136,8 @@ def test_a_second_profile_holds_the_second_time_only(tmp_path: Path) -> None:
         assert lip_sync.close() == ()
 
 
-def test_the_command_names_both_files(clip: tuple[Path, Path], tmp_path: Path) -> None:
-    video, audio = map(str, clip)
+def test_the_command_names_both_files(tmp_path: Path) -> None:
+    video, audio = map(str, write_clip(tmp_path, 4))
     arguments = ["--video", video, "--audio", audio, "-o", str(tmp_path / "out.mp4"), "--steps", "1"]
     options = ["--bundle", str(small_bundle()), "--provider", "cpu", "--profile", str(tmp_path / "profile")]
     result = CliRunner().invoke(main, ["sync", *arguments, *options])
@@ -149,7 +147,7 @@ def test_the_command_names_both_files(clip: tuple[Path, Path], tmp_path: Path) -
         assert (tmp_path / "profile" / name).is_file()
 
 
-def test_a_folder_that_cannot_be_is_refused_before_the_run(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "profile"):
         with pytest.raises(OutputError, match="cannot be created"):

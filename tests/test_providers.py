@@ -1,4 +1,4 @@
-"""Choosing a provider: what it takes, and what is said where something of it is missing."""
+"""Choosing a provider, and the message for everything that keeps one from running."""
 
 import ctypes
 import re
@@ -137,7 +137,7 @@ def plugin_device(index: int, name: str = "NvTensorRTRTXExecutionProvider") -> A
     return types.SimpleNamespace(ep_name=name, memory_info=lambda kind: types.SimpleNamespace(device_id=index))
 
 
-def test_what_the_driver_says_of_the_gpus(machine: Machine) -> None:
+def test_gpus_are_read_from_the_driver(machine: Machine) -> None:
     first, second = gpu.gpus()
     assert first == Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
     assert second.capability == (8, 0)
@@ -155,17 +155,17 @@ def test_without_a_driver_there_are_no_gpus_and_no_exception(machine: Machine) -
 
 
 def test_free_memory_is_asked_by_pci_address(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bytes] = []
+    calls: list[bytes] = []
 
     def handle(address: bytes) -> str:
-        asked.append(address)
+        calls.append(address)
         return "handle"
 
     monkeypatch.setattr(gpu.pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(gpu.pynvml, "nvmlDeviceGetHandleByPciBusId", handle)
     monkeypatch.setattr(gpu.pynvml, "nvmlDeviceGetMemoryInfo", lambda handle: types.SimpleNamespace(free=123))
     assert gpu.free_memory_bytes(1) == 123
-    assert asked == [b"0000:41:00.0"]
+    assert calls == [b"0000:41:00.0"]
     assert gpu.free_memory_bytes(7) is None
 
 
@@ -203,7 +203,7 @@ def test_no_driver_is_the_first_reason(machine: Machine, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tensorrt", "rtx", "cuda"])
-def test_a_driver_that_is_too_old_is_named_with_what_it_lacks(
+def test_a_driver_that_is_too_old_is_named_with_the_cuda_version_it_supports(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     machine.driver(ADA, version=12_040)
@@ -217,13 +217,13 @@ def test_a_driver_for_a_newer_cuda_is_fine(machine: Machine) -> None:
     assert select_provider().name == "tensorrt"
 
 
-def test_a_driver_that_does_not_start_is_told_from_none(machine: Machine) -> None:
+def test_a_driver_that_does_not_start_is_not_reported_as_missing(machine: Machine) -> None:
     machine.driver(ADA, status=DRIVER_MISMATCH)
     assert gpu.gpus() == ()
     assert "does not start (cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)" in str(why_unavailable("cuda"))
 
 
-def test_hidden_gpus_are_said_to_be_hidden(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_message_shows_the_variable_that_hides_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.driver(ADA, status=NO_DEVICE)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert 'shows no GPU ($CUDA_VISIBLE_DEVICES is "-1")' in str(why_unavailable("cuda"))
@@ -242,7 +242,7 @@ def test_a_second_gpu_is_refused_where_there_is_none(machine: Machine) -> None:
     assert select_provider("cpu", device=1).name == "cpu"
 
 
-def test_the_second_of_two_gpus(machine: Machine) -> None:
+def test_the_second_of_two_gpus_is_selected(machine: Machine) -> None:
     selection = select_provider("cuda", device=1)
     assert selection.gpu is not None
     assert selection.gpu.name == "NVIDIA A100-SXM4-80GB"
@@ -262,7 +262,7 @@ def test_a_cpu_build_is_recognized(machine: Machine, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "expected"),
     [
         ((), "libraries not found: libnvinfer.so.10; pip install"),
         (
@@ -274,15 +274,17 @@ def test_a_cpu_build_is_recognized(machine: Machine, monkeypatch: pytest.MonkeyP
         ((Installed("11.4.0", "a"), Installed("10.14.1", "b")), "libraries not found: libnvinfer.so.10; pip install"),
     ],
 )
-def test_another_major_version_of_tensorrt_is_named(machine: Machine, found: tuple[Installed, ...], said: str) -> None:
+def test_another_major_version_of_tensorrt_is_named(
+    machine: Machine, found: tuple[Installed, ...], expected: str
+) -> None:
     machine.missing = {"libnvinfer.so.10"}
     machine.installed(tensorrt=found)
     reason = str(why_unavailable("tensorrt"))
-    assert said in reason
+    assert expected in reason
     assert 'pip install "latentsync-trt[tensorrt]"' in reason
 
 
-def test_a_tensorrt_that_cannot_read_the_graphs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensorrt_that_is_too_old_for_the_graphs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "tensorrt_version", lambda: "10.9.0.34")
     assert "TensorRT 10.9.0.34 is too old: its ONNX parser supports the graphs' operators from 10.14 on" in str(
         why_unavailable("tensorrt")
@@ -292,7 +294,7 @@ def test_a_tensorrt_that_cannot_read_the_graphs(machine: Machine, monkeypatch: p
 # TensorRT's builder.
 
 
-def test_a_tensorrt_that_cannot_build(machine: Machine) -> None:
+def test_a_tensorrt_without_its_python_package(machine: Machine) -> None:
     """As the libraries of a system's package are, which come without Python."""
     machine.absent = {libraries.TENSORRT_MODULE}
     assert why_unavailable("tensorrt") == (
@@ -307,7 +309,7 @@ def test_a_tensorrt_that_cannot_build(machine: Machine) -> None:
     assert [name for name, _ in selection.passed_over] == ["tensorrt"]
 
 
-def test_what_is_wrong_with_the_libraries_comes_before_the_builder(
+def test_library_obstacles_come_before_the_missing_python_package(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.absent = {libraries.TENSORRT_MODULE}
@@ -332,17 +334,17 @@ def test_a_package_or_a_module_is_found_and_not_loaded(
 
 
 def test_the_builder_is_tried_on_one_node_and_one_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[CompileOrder, bytes, dict[str, str]]] = []
+    calls: list[tuple[CompileOrder, bytes, dict[str, str]]] = []
     answer = Answer(False, "no", version="10.14.1.48")
 
     def compiler(order: CompileOrder, environment: dict[str, str]) -> Answer:
-        asked.append((order, Path(order.path).read_bytes(), environment))
+        calls.append((order, Path(order.path).read_bytes(), environment))
         return answer
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     monkeypatch.setattr(diagnosis, "run_compiler", compiler)
     assert diagnosis.try_builder(gpu.gpus()[1]) is answer
-    ((order, content, environment),) = asked
+    ((order, content, environment),) = calls
     assert order == CompileOrder("tensorrt", order.path, {}, optimization_level=0)
     assert content == diagnosis._TRIAL_MODEL
     assert environment == {"CUDA_VISIBLE_DEVICES": "5"}
@@ -363,10 +365,10 @@ def test_the_builder_is_tried_on_one_node_and_one_gpu(machine: Machine, monkeypa
         ("MIG-11111111-2222-3333-4444-555555555555", 0, "MIG-11111111-2222-3333-4444-555555555555"),
     ],
 )
-def test_a_process_that_is_to_see_one_gpu_is_given_its_name(
+def test_a_child_process_that_sees_one_gpu_gets_its_name(
     monkeypatch: pytest.MonkeyPatch, shown: str | None, index: int, name: str
 ) -> None:
-    """The name counts as in this process, whose own variable hides and orders."""
+    """The name follows from this process's own variable, which hides and orders GPUs."""
     if shown is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
@@ -375,7 +377,7 @@ def test_a_process_that_is_to_see_one_gpu_is_given_its_name(
     assert gpu.visible_only(one) == {"CUDA_VISIBLE_DEVICES": name}
 
 
-def test_cuda_12_libraries_for_a_cuda_13_build(machine: Machine) -> None:
+def test_another_major_version_of_cuda_is_named(machine: Machine) -> None:
     machine.missing = {"libcudart.so.13", "libcublas.so.13"}
     machine.installed(cuda=(Installed("12.8", "nvidia-cuda-runtime-cu12"),))
     assert (
@@ -384,34 +386,34 @@ def test_cuda_12_libraries_for_a_cuda_13_build(machine: Machine) -> None:
     )
 
 
-def test_a_missing_cudnn_counts_though_the_provider_loads_without(machine: Machine) -> None:
+def test_a_missing_cudnn_is_found_although_the_provider_loads_without_it(machine: Machine) -> None:
     machine.missing = {"libcudnn.so.9"}
     assert "libraries not found: libcudnn.so.9" in str(why_unavailable("cuda"))
 
 
-def test_a_library_that_is_there_and_broken(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_library_is_not_reported_as_missing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = "libcublas.so.13: cannot open shared object file: No such file or directory"
     monkeypatch.setattr(libraries, "load_problem", lambda name: problem if name == "libcudnn.so.9" else None)
     assert f"libcudnn.so.9 is installed but does not load ({problem})" in str(why_unavailable("cuda"))
 
 
-def test_on_windows_the_missing_file_is_named_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_windows_the_missing_file_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "_WINDOWS", True)
-    words = "Could not find module '{0}' (or one of its dependencies). Try using the full path"
+    message = "Could not find module '{0}' (or one of its dependencies). Try using the full path"
     monkeypatch.setattr(
-        libraries, "load_problem", lambda name: words.format(name) if name == "nvinfer_10.dll" else None
+        libraries, "load_problem", lambda name: message.format(name) if name == "nvinfer_10.dll" else None
     )
     assert "libraries not found: nvinfer_10.dll, or what they need; pip install" in str(why_unavailable("tensorrt"))
     needed = libraries.needed_libraries("cuda")
     assert needed == ("cudart64_13.dll", "cublasLt64_13.dll", "cublas64_13.dll", "cudnn64_9.dll")
 
 
-def test_a_session_that_runs_elsewhere_is_no_success(machine: Machine) -> None:
+def test_a_session_that_runs_on_another_provider_is_an_obstacle(machine: Machine) -> None:
     machine.used["cuda"] = ["CPUExecutionProvider"]
     assert "a trial session runs on CPUExecutionProvider instead" in str(why_unavailable("cuda"))
 
 
-def test_a_session_that_cannot_be_made_gives_the_words_of_onnxruntime(
+def test_a_session_that_cannot_be_created_gives_the_message_of_onnxruntime(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(name: str, device: int) -> None:
@@ -472,7 +474,7 @@ def test_the_next_provider_may_be_one_that_builds_too(machine: Machine) -> None:
     assert [name for name, _ in following.passed_over] == ["rtx"]
 
 
-def test_a_gpu_without_kernels_in_the_provider_is_found_out_before_the_run(
+def test_a_gpu_without_kernels_in_the_provider_is_found_before_the_run(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(outputs: Any, inputs: Any) -> None:
@@ -547,10 +549,10 @@ def test_on_windows_libraries_are_found_on_the_path(tmp_path: Path, monkeypatch:
     assert libraries.installed_tensorrt() == (Installed("11", str(tmp_path)),)
 
 
-@pytest.mark.parametrize(("system", "said"), [("win32", "nvidia.com/drivers"), ("linux", "nvidia-driver-580")])
-def test_the_cure_is_for_this_platform(monkeypatch: pytest.MonkeyPatch, system: str, said: str) -> None:
+@pytest.mark.parametrize(("system", "expected"), [("win32", "nvidia.com/drivers"), ("linux", "nvidia-driver-580")])
+def test_the_cure_is_for_this_platform(monkeypatch: pytest.MonkeyPatch, system: str, expected: str) -> None:
     monkeypatch.setattr(messages.sys, "platform", system)
-    assert said in messages.driver_line()
+    assert expected in messages.driver_line()
     monkeypatch.setattr(messages.platform, "machine", lambda: "AMD64" if system == "win32" else "x86_64")
     assert "pip install onnxruntime-gpu" in messages.gpu_build_line()
     monkeypatch.setattr(messages.platform, "machine", lambda: "aarch64")

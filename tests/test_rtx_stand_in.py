@@ -1,5 +1,5 @@
-"""NVIDIA's real TensorRT-RTX plug-in as far as it goes without a GPU: it registers, offers its device, allocates and
-copies, and compiles; opening an engine needs a real driver. See tests/tensorrt_stand_in/README.md."""
+"""NVIDIA's real TensorRT-RTX plug-in without a GPU: it registers, offers its device, allocates, copies and compiles.
+Opening an engine needs a real driver. See tests/tensorrt_stand_in/README.md."""
 
 import json
 import subprocess
@@ -20,15 +20,15 @@ GRAPHS = ("vae_encoder", "denoise_step_cached")
 LIMIT_S = 250
 
 
-def scenario(name: str, **asked: Any) -> Any:
+def scenario(name: str, **arguments: Any) -> Any:
     try:
         folder = built(rtx=True)
     except CannotBuild as error:
         pytest.skip(f"the stand-in for CUDA {error}")
-    words = [sys.executable, "-m", "tests.tensorrt_stand_in.rtx_scenarios", name, json.dumps(asked)]
+    command = [sys.executable, "-m", "tests.tensorrt_stand_in.rtx_scenarios", name, json.dumps(arguments)]
     environment = rtx_environment(folder)
     done = subprocess.run(
-        words, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=LIMIT_S
+        command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -36,7 +36,7 @@ def scenario(name: str, **asked: Any) -> Any:
 
 def test_the_denoiser_keeps_its_state_in_the_plug_in_s_memory() -> None:
     answer = scenario("denoised", bundle=str(small_bundle()))
-    # ONNX Runtime's own CUDA provider does not load, as where the rtx extra alone is installed.
+    # ONNX Runtime's own CUDA provider does not load, as if only the extra `rtx` were installed.
     assert "cannot open shared object file" in answer["cuda_provider"]
     assert answer["difference"] == 0
     assert answer["largest"] > 0.1

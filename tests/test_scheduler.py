@@ -13,7 +13,6 @@ from latentsync_trt.diffusion.scheduler import (
     dpmpp_schedule,
     solver_schedule,
     timesteps,
-    trailing_timesteps,
 )
 from latentsync_trt.errors import InputError
 
@@ -67,7 +66,7 @@ def test_the_true_noise_leads_along_the_noise_levels(steps):
 def test_dpmpp_leads_along_the_noise_levels_and_remembers_the_clean_image(steps):
     """With eps exact, old and new estimate of the clean image agree, so that both orders land on the next level."""
     clean, noise = np.random.default_rng(4).standard_normal((2, 1000))
-    signal, visited = alphas_cumprod(), (*trailing_timesteps(steps), 0)
+    signal, visited = alphas_cumprod(), (*timesteps(steps, trailing=True), 0)
     history = np.zeros_like(clean)
     for i, step in enumerate(dpmpp_schedule(steps)):
         now, then = signal[step.timestep], signal[visited[i + 1]]
@@ -87,8 +86,8 @@ def test_dpmpp_begins_and_with_few_steps_ends_in_first_order(steps, first_order)
 
 
 def test_dpmpp_starts_from_the_last_level_trained_on():
-    assert trailing_timesteps(8) == (999, 874, 749, 624, 499, 374, 249, 124)
-    assert trailing_timesteps(1) == (999,)
+    assert timesteps(8, trailing=True) == (999, 874, 749, 624, 499, 374, 249, 124)
+    assert timesteps(1, trailing=True) == (999,)
 
 
 def error_on_gaussians(solver: str, steps: int) -> float:

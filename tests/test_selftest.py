@@ -50,8 +50,8 @@ def one_short_window() -> Iterator[None]:
         yield
 
 
-def selftest(*words: str) -> Result:
-    return CliRunner().invoke(main, ["selftest", "--bundle", str(small_bundle()), *words])
+def selftest(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["selftest", "--bundle", str(small_bundle()), *arguments])
 
 
 # A provider that works
@@ -191,12 +191,12 @@ def test_a_provider_that_crashes_leaves_a_report(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("code", "expected"),
     [(-9, "signal 9 (SIGKILL)"), (-250, "signal 250"), (0xC0000005, "code 0xC0000005"), (1, "exit code 1")],
 )
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL has no name there")
-def test_how_a_process_ended(code: int, words: str) -> None:
-    assert str(Ended(code, "")) == words
+def test_how_a_process_ended(code: int, expected: str) -> None:
+    assert str(Ended(code, "")) == expected
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to one process")
@@ -363,7 +363,7 @@ def test_a_second_start_that_builds_again(monkeypatch: pytest.MonkeyPatch) -> No
     def build_again(order: Order, outcome: Outcome) -> None:
         if order.timed and order.provider == "tensorrt":
             outcome.graphs["vae_encoder"] = graph_result("vae_encoder", nodes={TENSORRT: 1}, built=True)
-            outcome.said = ["vae_decoder: other", "/srv/cache: vae_encoder is damaged"]
+            outcome.all_notices = ["vae_decoder: other", "/srv/cache: vae_encoder is damaged"]
 
     start = "vae_encoder: the second start did not find its engine in the cache, and built it again"
     assert reasons(judged(monkeypatch, build_again)) == [f"{start}; cache: vae_encoder is damaged"]
@@ -390,7 +390,7 @@ def test_a_distance_counts_from_the_limit_on(monkeypatch: pytest.MonkeyPatch, of
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "expected"),
     [
         (lambda outcome: outcome.painted_on.update(quality=["cuda"]), "painted on cuda"),
         (lambda outcome: outcome.notices.append(f"{REPLAY_NOTICE} something else"), "CUDA graphs: something else"),
@@ -400,14 +400,14 @@ def test_a_distance_counts_from_the_limit_on(monkeypatch: pytest.MonkeyPatch, of
 )
 @pytest.mark.parametrize("timed", [False, True])
 def test_what_else_fails(
-    monkeypatch: pytest.MonkeyPatch, change: Callable[[Outcome], None], words: str, timed: bool
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Outcome], None], expected: str, timed: bool
 ) -> None:
     def at_one_start(order: Order, outcome: Outcome) -> None:
         if order.provider == "tensorrt" and order.timed is timed:
             change(outcome)
 
     (reason,) = reasons(judged(monkeypatch, at_one_start))
-    assert words in reason
+    assert expected in reason
 
 
 def test_a_reference_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,10 +31,9 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(video), str(audio)
 
 
-def sync(stand_in: StandIn, clip: tuple[str, str], out: str, *words: str, faults: str = "", **settings: str) -> Ended:
+def sync(stand_in: StandIn, clip: tuple[str, str], out: str, *arguments: str) -> Ended:
     given = ("--video", clip[0], "--audio", clip[1], "-o", str(stand_in.work / out), "--bundle", SMALL)
-    asked = ("--lossless", "--steps", "3", *words)
-    return stand_in.command("sync", *given, *asked, faults=faults, **settings)
+    return stand_in.command("sync", *given, "--lossless", "--steps", "3", *arguments)
 
 
 def test_build_sync_and_sync_again(stand_in: StandIn, clip: tuple[str, str]) -> None:
@@ -189,11 +188,10 @@ def test_engines_built_in_the_background(stand_in: StandIn) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_is_short_of_memory_goes_on_one_network_at_a_time(stand_in: StandIn) -> None:
-    asked = {"bundle": SMALL, "settings": [{}]}
-    ((whole,), ended) = stand_in.scenario("pictures", **asked)
+    ((whole,), ended) = stand_in.scenario("pictures", bundle=SMALL, settings=[{}])
     (peak,) = ended.numbers(r"memory gpu=0 left=\d+ peak=(\d+)")
     short = {"STAND_IN_GPU_BYTES": str(peak - 2 * MB), "STAND_IN_GPU_SHOWN": str(8 << 30)}
-    ((answer,), ended) = stand_in.scenario("pictures", machine=short, **asked)
+    ((answer,), ended) = stand_in.scenario("pictures", machine=short, bundle=SMALL, settings=[{}])
     assert ended.count(r"cudaMalloc .* refused") > 0
     assert answer["low"]
     assert answer["difference"] <= SAME
@@ -242,20 +240,20 @@ def test_doctor_tries_the_builder(stand_in: StandIn) -> None:
 
 @pytest.mark.slow
 def test_selftest_passes_and_fails(stand_in: StandIn) -> None:
-    asked = ("selftest", "--provider", "tensorrt", "--bundle", SMALL, "--json")
-    well = stand_in.command(*asked)
+    arguments = ("selftest", "--provider", "tensorrt", "--bundle", SMALL, "--json")
+    well = stand_in.command(*arguments)
     assert well.code == 0, well.out + well.err
     assert json.loads(well.out)["passed"] is True
     assert "graph launch" in well.log
-    broken = stand_in.command(*asked, faults="enqueue_fails")
+    broken = stand_in.command(*arguments, faults="enqueue_fails")
     assert broken.code == 1
     assert "Cask convolution execution" in broken.out
 
 
 @pytest.mark.slow
 def test_bench_times_engines(stand_in: StandIn) -> None:
-    asked = ("--scenario", "graph", "--runs", "1", "--warm-up", "0", "--out", str(stand_in.work / "rows.json"))
-    ended = stand_in.command("bench", "--bundle", SMALL, "--provider", "tensorrt", *asked)
+    arguments = ("--scenario", "graph", "--runs", "1", "--warm-up", "0", "--out", str(stand_in.work / "rows.json"))
+    ended = stand_in.command("bench", "--bundle", SMALL, "--provider", "tensorrt", *arguments)
     assert ended.code == 0, ended.err
     assert ended.count("enqueue nodes=2165") + ended.count("graph launch") >= 2
     assert '"provider": "tensorrt"' in (stand_in.work / "rows.json").read_text()
@@ -263,8 +261,8 @@ def test_bench_times_engines(stand_in: StandIn) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="a console's Ctrl-C cannot be sent to one process")
 def test_ctrl_c_ends_a_long_build_at_once(stand_in: StandIn) -> None:
-    words = ("build", "--bundle", SMALL, "--provider", "tensorrt", "--graph", "vae_encoder")
-    with stand_in.start(*words, faults="slow_build=600") as process:
+    arguments = ("build", "--bundle", SMALL, "--provider", "tensorrt", "--graph", "vae_encoder")
+    with stand_in.start(*arguments, faults="slow_build=600") as process:
         until(lambda: "build sleeping" in stand_in.log())
         os.kill(process.pid, signal.SIGINT)  # the compiler itself gets none
         assert process.wait(ENDED_S) == 1
@@ -275,24 +273,24 @@ def test_ctrl_c_ends_a_long_build_at_once(stand_in: StandIn) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 def test_a_killed_process_leaves_no_compiler_and_no_engine(stand_in: StandIn) -> None:
-    words = ("build", "--bundle", SMALL, "--provider", "tensorrt", "--graph", "vae_encoder")
-    with stand_in.start(*words, faults="slow_build=600") as process:
+    arguments = ("build", "--bundle", SMALL, "--provider", "tensorrt", "--graph", "vae_encoder")
+    with stand_in.start(*arguments, faults="slow_build=600") as process:
         until(lambda: "build sleeping" in stand_in.log())
         process.kill()
         process.wait(ENDED_S)
     (compiler,) = stand_in.processes("build sleeping")
     until(lambda: not runs(compiler))
-    after = stand_in.command(*words, "--json")
+    after = stand_in.command(*arguments, "--json")
     assert after.code == 0, after.err
     assert after.count("build nodes=") == 1
 
 
 @pytest.mark.slow
 def test_two_processes_build_an_engine_once(stand_in: StandIn) -> None:
-    words = ("build", "--bundle", SMALL, "--provider", "tensorrt", "--graph", "vae_encoder")
-    with stand_in.start(*words, faults="slow_build=3") as first:
+    arguments = ("build", "--bundle", SMALL, "--provider", "tensorrt", "--graph", "vae_encoder")
+    with stand_in.start(*arguments, faults="slow_build=3") as first:
         until(lambda: "build sleeping" in stand_in.log())
-        second = stand_in.command(*words)
+        second = stand_in.command(*arguments)
         assert first.wait(ENDED_S) == 0
     assert second.code == 0
     assert "is being built by another process" in second.err

@@ -1,4 +1,4 @@
-"""Which bundle a command means: a path, a name below `checkpoints/`, or the one that is part of the package."""
+"""Finds the bundle for a command: a path, a name below `checkpoints/`, or the one that is part of the package."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ CHECKPOINTS_VARIABLE = "LATENTSYNC_TRT_CHECKPOINTS"
 
 
 def checkpoints_folder() -> Path:
-    """Where bundles and checkpoints are looked for: $LATENTSYNC_TRT_CHECKPOINTS, else `checkpoints/` here."""
+    """The folder of bundles and checkpoints: $LATENTSYNC_TRT_CHECKPOINTS, else `checkpoints/` here."""
     return Path(os.environ.get(CHECKPOINTS_VARIABLE) or "checkpoints")
 
 
@@ -20,7 +20,7 @@ def demo_folder() -> Path:
 
 
 def exported_bundles() -> list[Path]:
-    """Folders below `checkpoints/` that hold a manifest, newest first."""
+    """Folders below `checkpoints/` with a manifest, newest first."""
     manifests = checkpoints_folder().glob(f"*/{MANIFEST_NAME}")
     return [path.parent for path in sorted(manifests, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
 

@@ -1,7 +1,7 @@
 """An exported model on disk: a folder with `manifest.json`, graphs and one weights file per network.
 
-The manifest is all that a run knows of the model. Every file it names carries its SHA-256, and the manifest carries its
-own, so a damaged or edited bundle is refused before anything is computed with it.
+The manifest has all that a run needs to know about the model, the SHA-256 of every file, and its own: a damaged or
+edited bundle is refused before anything is computed with it.
 """
 
 import hashlib
@@ -10,27 +10,27 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from latentsync_trt.errors import BundleError
 
 FORMAT_VERSION = 4
-"""2 added `Manifest.quantization`, 3 `Manifest.attention`; 4 spells `quantization` so, earlier ones `quantisation`."""
+"""2 added `quantisation`, 3 `attention`; 4 spells it `quantization`."""
 MANIFEST_NAME = "manifest.json"
 DEMO_NAME = "demo"
 
 Precision = Literal["fp32", "fp16", "int8", "fp8"]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8", "fp8")
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 EIGHT_BIT_PRECISIONS: tuple[Precision, ...] = ("int8", "fp8")
-"""Of bundles that were calibrated: their steps compute in eight bits, but for some layers."""
+"""Of calibrated bundles, whose steps compute in 8 bits except some layers."""
 
 Shapes = Literal["static", "dynamic"]
 GraphForm = Literal["portable", "cuda"]
-"""A graph as every provider takes it, or as ONNX Runtime's CUDA provider runs it fastest. Inputs, outputs, weights and
-results are the same."""
+"""A graph for every provider, or the form that ONNX Runtime's CUDA provider runs fastest. Inputs, outputs and weights
+file are the same."""
 
 AttentionForm = Literal["fused", "matmul"]
-ATTENTION_FORMS: tuple[AttentionForm, ...] = ("fused", "matmul")
+ATTENTION_FORMS: tuple[AttentionForm, ...] = get_args(AttentionForm)
 """Attention in portable graphs: one ONNX `Attention` operator where TensorRT takes it, or MatMul, Softmax and MatMul
 everywhere."""
 
@@ -77,7 +77,7 @@ class FileEntry:
 class GraphEntry:
     """One graph: its `.onnx` file, the weights file it reads (both keys of `Manifest.files`), inputs, outputs.
 
-    `forms`: the files of its other forms, which bundles of early versions do not have.
+    `forms`: the files of its other forms; missing in bundles of early versions.
     """
 
     file: str
@@ -101,19 +101,19 @@ class DimensionRange:
 
     @property
     def fixed(self) -> bool:
-        """Whether it allows one value only."""
+        """Whether only one value is allowed."""
         return self.minimum == self.maximum
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How a bundle in eight bits was made of another one.
+    """How an 8-bit bundle was made from another one.
 
-    `parent`, `parent_sha256`: name and manifest hash of the bundle that was calibrated. `parent_precision`: what its
-    other graphs, and the layers in `kept` (names of their weights), still have. `clips`: SHA-256 by file name of what
-    was calibrated on. `settings`: of the calibration. `share`: of the full step's multiply-adds in convolutions and
-    linear layers, how many are in eight bits, 0 to 1. `distance`: from the parent, after whole loops, by name of the
-    measure; empty if it was not measured.
+    `parent`, `parent_sha256`: name and manifest hash of the bundle that was calibrated. `parent_precision`: that of the
+    other graphs, and of the layers in `kept` (names of their weights). `clips`: SHA-256 of the calibration clips by
+    file name. `settings`: of the calibration. `share`: fraction of the full step's multiply-adds in convolutions and
+    linear layers that is in 8 bits. `distance`: from the parent, after whole loops, by name of the measure; empty if
+    not measured.
     """
 
     parent: str
@@ -128,13 +128,12 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a bundle says of itself.
+    """The description of a bundle.
 
-    `ranges` maps the name of each dynamic dimension to its range (empty for static shapes). `unet` is the U-Net's
-    configuration as inferred from its checkpoint. `sources` maps the role of each source file (unet, vae, whisper) to
-    its name and hash. `verification` holds the largest relative difference to PyTorch per graph; empty if skipped.
-    `attention`: as given to `export --attention`; manifests before format 3 lack it and mean "fused". `quantization`:
-    only of bundles in eight bits.
+    `ranges`: by name of the dynamic dimension, empty for static shapes. `unet`: the U-Net's configuration as inferred
+    from its checkpoint. `sources`: name and hash of each source file by role (unet, vae, whisper). `verification`: the
+    largest relative difference to PyTorch by graph, empty if skipped. `attention`: as given to `export --attention`;
+    missing before format 3, where it was "fused". `quantization`: of 8-bit bundles only.
     """
 
     name: str
@@ -160,7 +159,7 @@ class Manifest:
 
     @property
     def arithmetic(self) -> Precision:
-        """The precision of all that is not in eight bits."""
+        """The precision of everything that is not in 8 bits."""
         return self.precision if self.quantization is None else self.quantization.parent_precision
 
     @property
@@ -172,36 +171,30 @@ class Manifest:
     def from_json(cls, raw: dict[str, Any]) -> Self:
         """Builds a manifest from parsed JSON; raises KeyError or TypeError where a field is missing or misshapen."""
         graphs = {
-            name: GraphEntry(
-                entry["file"],
-                entry["weights"],
-                _tensors(entry["inputs"]),
-                _tensors(entry["outputs"]),
-                dict(entry.get("forms", {})),
-            )
+            name: GraphEntry(**entry | {key: _tensors(entry[key]) for key in ("inputs", "outputs")})
             for name, entry in raw["graphs"].items()
         }
-        files = {name: FileEntry(**entry) for name, entry in raw["files"].items()}
-        ranges = {name: DimensionRange(**entry) for name, entry in raw.get("ranges", {}).items()}
         quantized = raw.get("quantization", raw.get("quantisation"))
-        read_here = {"graphs", "files", "ranges", "notes", "quantization", "quantisation"}
-        return cls(
-            **{key: value for key, value in raw.items() if key not in read_here},
-            graphs=graphs,
-            files=files,
-            ranges=ranges,
-            notes=tuple(raw.get("notes", ())),
-            quantization=None if quantized is None else Quantization(**{**quantized, "kept": tuple(quantized["kept"])}),
-        )
+        if quantized is not None:
+            quantized = Quantization(**quantized | {"kept": tuple(quantized["kept"])})
+        fields = raw | {
+            "graphs": graphs,
+            "files": {name: FileEntry(**entry) for name, entry in raw["files"].items()},
+            "ranges": {name: DimensionRange(**entry) for name, entry in raw.get("ranges", {}).items()},
+            "notes": tuple(raw.get("notes", ())),
+            "quantization": quantized,
+        }
+        fields.pop("quantisation", None)
+        return cls(**fields)
 
 
 def _tensors(entries: list[dict[str, Any]]) -> tuple[TensorEntry, ...]:
-    return tuple(TensorEntry(e["name"], e["dtype"], tuple(e["shape"])) for e in entries)
+    return tuple(TensorEntry(entry["name"], entry["dtype"], tuple(entry["shape"])) for entry in entries)
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle that was opened and found whole."""
+    """A bundle that was opened and checked."""
 
     folder: Path
     manifest: Manifest
@@ -211,7 +204,7 @@ class Bundle:
         """Opens a bundle; with `verify` every file's SHA-256 is compared.
 
         Raises:
-            BundleError: no bundle there, a newer format, a file missing, changed or of another size.
+            BundleError: no bundle, a newer format, or a file missing, changed or of another size.
         """
         manifest = read_manifest(folder)
         missing = [name for name in REQUIRED_GRAPHS if name not in manifest.graphs]
@@ -235,7 +228,8 @@ class Bundle:
 
     def check_files(self, *, hashes: bool = True) -> None:
         """Raises `BundleError` if a file is missing or differs in size or, with `hashes`, in content."""
-        for name, entry in self.manifest.files.items():
+        files = self.manifest.files
+        for name, entry in files.items():
             path = self.folder / name
             if Path(name).name != name:
                 raise BundleError(f"{self.folder}: the manifest names {name!r}, which is not a plain file name")
@@ -243,18 +237,14 @@ class Bundle:
                 raise BundleError(f"{path}: missing; export the model again")
             if path.stat().st_size != entry.bytes:
                 raise BundleError(f"{path}: {path.stat().st_size} bytes, the manifest says {entry.bytes}; export again")
-        if hashes:
-            # hashlib releases the GIL, so a large bundle is checked at the speed of the disk.
-            with ThreadPoolExecutor(4) as pool:
-                found = dict(zip(self.manifest.files, pool.map(self._hash, self.manifest.files), strict=True))
-            for name, entry in self.manifest.files.items():
-                if found[name] != entry.sha256:
-                    raise BundleError(
-                        f"{self.folder / name}: damaged or edited (SHA-256 differs); export the model again"
-                    )
-
-    def _hash(self, name: str) -> str:
-        return sha256_file(self.folder / name)
+        if not hashes:
+            return
+        # hashlib releases the GIL, so a large bundle is checked at the speed of the disk.
+        with ThreadPoolExecutor(4) as pool:
+            found = pool.map(sha256_file, [self.folder / name for name in files])
+        for (name, entry), sha256 in zip(files.items(), found, strict=True):
+            if sha256 != entry.sha256:
+                raise BundleError(f"{self.folder / name}: damaged or edited (SHA-256 differs); export the model again")
 
 
 def sha256_file(path: Path) -> str:
@@ -281,6 +271,20 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         BundleError: missing, not JSON, edited, or of a newer format.
     """
+    content = _sealed_content(folder)
+    del content["sha256"]
+    try:
+        return Manifest.from_json(content)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BundleError(f"{folder / MANIFEST_NAME}: incomplete ({error!r}); export the model again") from error
+
+
+def manifest_sha256(folder: Path) -> str:
+    """The hash that a bundle's manifest is sealed with, which covers all its files; errors as in `read_manifest`."""
+    return str(_sealed_content(folder)["sha256"])
+
+
+def _sealed_content(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST_NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -297,15 +301,6 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path}: format {content['format_version']}, this version reads up to {FORMAT_VERSION}; "
             "upgrade latentsync-trt or export the model again"
         )
-    if content.pop("sha256", None) != _seal(content):
+    if content.get("sha256") != _seal({key: value for key, value in content.items() if key != "sha256"}):
         raise BundleError(f"{path}: edited or damaged (its SHA-256 differs); export the model again")
-    try:
-        return Manifest.from_json(content)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise BundleError(f"{path}: incomplete ({error!r}); export the model again") from error
-
-
-def manifest_sha256(folder: Path) -> str:
-    """The hash that a bundle's manifest is sealed with, which covers all its files; errors as `read_manifest`."""
-    read_manifest(folder)
-    return str(json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))["sha256"])
+    return content

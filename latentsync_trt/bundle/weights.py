@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 import numpy as np
 import onnx_ir as ir
@@ -15,20 +15,20 @@ INLINE_BELOW_BYTES = 1024
 
 
 class WeightsFile:
-    """Appends tensors to a file, equal ones once. Use as a context manager."""
+    """A new file for tensors, as a context manager. Readers may read it while it is open."""
+
+    _file: BinaryIO
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._known: dict[str, tuple[int, int]] = {}
-        self._file: BinaryIO | None = None
+        self._locations: dict[bytes, tuple[int, int]] = {}
 
-    def __enter__(self) -> "WeightsFile":
+    def __enter__(self) -> Self:
         self._file = self.path.open("wb")
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
 
     def move_out(self, model: ir.Model) -> None:
         """Moves the larger initializers of `model` into this file, one at a time."""
@@ -39,11 +39,16 @@ class WeightsFile:
 
     def add(self, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
         """The tensor as a reference into this file, appended if it is new."""
-        data = np.ascontiguousarray(tensor.numpy())
-        key = _key(data)
-        if key not in self._known:
-            self._known[key] = self._append(data)
-        offset, length = self._known[key]
+        # As bytes: NumPy exports no buffer of 8-bit floats, which it does not know.
+        data = np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
+        key = hashlib.sha256(data).digest()
+        if key not in self._locations:
+            offset = -(-self._file.tell() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            self._file.seek(offset)
+            self._file.write(data)
+            self._file.flush()
+            self._locations[key] = offset, data.nbytes
+        offset, length = self._locations[key]
         return ir.ExternalTensor(
             self.path.name,
             offset,
@@ -53,18 +58,3 @@ class WeightsFile:
             name=tensor.name or "",
             base_dir=self.path.parent,
         )
-
-    def _append(self, data: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> tuple[int, int]:
-        if self._file is None:
-            raise ValueError(f"{self.path}: not open")
-        offset = -(-self._file.tell() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        self._file.seek(offset)
-        data.tofile(self._file)
-        # tofile writes through the descriptor, past Python's own position.
-        self._file.seek(0, 2)
-        return offset, data.nbytes
-
-
-def _key(data: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> str:
-    # As bytes: NumPy exports no buffer of 8-bit floats, which it does not know.
-    return hashlib.sha256(data.reshape(-1).view(np.uint8).data).hexdigest()

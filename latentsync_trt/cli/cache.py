@@ -3,8 +3,8 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from latentsync_trt.runtime.cache.prune import (
     Limits,
     Outcome,
     clear,
+    folder_bytes,
     prune,
     survey,
     this_machine,
@@ -77,8 +78,7 @@ def verify_items(folder: Path, as_json: bool) -> None:
 @click.option(
     "--stale",
     is_flag=True,
-    help="Remove damaged engines, leftovers of killed builds, and engines of other library versions or of GPUs that "
-    "are not here.",
+    help="Remove damaged engines, and those of other library versions or of GPUs that are not here.",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 def prune_items(
@@ -106,7 +106,8 @@ def clear_items(folder: Path, as_json: bool, yes: bool, dry_run: bool) -> None:
             raise click.UsageError("there is no terminal to ask on; --yes removes everything without asking")
         items = survey(folder)
         if items:
-            click.confirm(f"Remove {_summary(items)} from {folder}?", abort=True, err=True)
+            size = decimal(total_bytes(items))
+            click.confirm(f"Remove {_count(items)} ({size}) from {folder}?", abort=True, err=True)
     _report(folder, clear(folder, dry_run=dry_run), dry_run=dry_run, as_json=as_json)
 
 
@@ -125,16 +126,18 @@ def _report(folder: Path, outcome: Outcome, *, dry_run: bool, as_json: bool) -> 
     else:
         for item, reason in outcome.removed:
             click.echo(f"{item.label} ({decimal(item.size_bytes)}): {reason}")
-        click.echo(f"{'would remove' if dry_run else 'removed'} {_summary(removed)} from {folder}")
+        freed = f"{_count(removed)} ({decimal(total_bytes(removed))})"
+        click.echo(f"{'would remove' if dry_run else 'removed'} {freed} from {folder}")
         for item, reason in outcome.kept:
             click.echo(f"error: {item.label} stays: {reason}", err=True)
     if outcome.kept:
-        raise SystemExit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _show(folder: Path, items: tuple[Item, ...], *, as_json: bool) -> None:
+    size_bytes = folder_bytes(folder)
     if as_json:
-        content = {"folder": str(folder), "total_bytes": total_bytes(items), "items": [_item_json(i) for i in items]}
+        content = {"folder": str(folder), "total_bytes": size_bytes, "items": [_item_json(item) for item in items]}
         click.echo(json.dumps(content, indent=2))
         return
     if items:
@@ -146,14 +149,13 @@ def _show(folder: Path, items: tuple[Item, ...], *, as_json: bool) -> None:
     for item in items:
         if item.problem:
             click.echo(f"{item.folder.name}: {item.problem}")
-    click.echo(f"{_summary(items)} in {folder}")
+    click.echo(f"{_count(items)} in {folder}, {decimal(size_bytes)} with kernel timings")
 
 
 def _row(item: Item) -> tuple[str, ...]:
-    size, used = decimal(item.size_bytes), _day(item.last_used_at)
+    size, used_on = decimal(item.size_bytes), item.last_used_at.astimezone().date().isoformat()
     if item.record is None:
-        name = "kernel timings" if item.kind == "timings" else item.folder.name
-        return name, "", "", "", "", size, "", used, item.state
+        return item.folder.name, "", "", "", "", size, "", used_on, item.state
     key = item.record.key
     sizes = [f"{name} {low}" + (f"-{high}" if high > low else "") for name, (low, _, high) in key.profile.items()]
     return (
@@ -164,20 +166,13 @@ def _row(item: Item) -> tuple[str, ...]:
         ", ".join(sizes) or "fixed",
         size,
         f"{item.record.build_s:.1f} s",
-        used,
+        used_on,
         item.state,
     )
 
 
-def _day(moment: datetime) -> str:
-    return moment.astimezone().date().isoformat()
-
-
-def _summary(items: Iterable[Item]) -> str:
-    items = list(items)
-    engines = sum(item.kind == "engine" for item in items)
-    others = f" and {len(items) - engines} other" if len(items) > engines else ""
-    return f"{engines} engine{'' if engines == 1 else 's'}{others}, {decimal(total_bytes(items))},"
+def _count(items: Sequence[Item]) -> str:
+    return f"{len(items)} engine{'' if len(items) == 1 else 's'}"
 
 
 def _choices_json(choices: Iterable[Choice]) -> list[dict[str, Any]]:
@@ -186,7 +181,6 @@ def _choices_json(choices: Iterable[Choice]) -> list[dict[str, Any]]:
 
 def _item_json(item: Item) -> dict[str, Any]:
     content: dict[str, Any] = {
-        "kind": item.kind,
         "folder": str(item.folder),
         "state": item.state,
         "problem": item.problem,

@@ -1,4 +1,4 @@
-"""`latentsync-trt demo`: the whole way once, on a built-in clip, with nothing to download; and what came of it."""
+"""`latentsync-trt demo`: the whole pipeline on a built-in clip, without a download, and a measured result."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,9 +19,7 @@ SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sy
 @click.option("--audio", type=click.Path(path_type=Path), help="Speech of your own.  [default: a built-in sentence]")
 @click.option("--video", type=click.Path(path_type=Path), help="A face of your own.  [default: a built-in portrait]")
 @click.option("--bundle", default="demo", show_default=True, help="The model to run: a path, a name, or demo.")
-@click.option(
-    "--preset", default="balanced", show_default=True, type=click.Choice(list(PRESETS)), help="As sync has it."
-)
+@click.option("--preset", default="balanced", show_default=True, type=click.Choice(list(PRESETS)), help="As for sync.")
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
 def command(out: Path, audio: Path | None, video: Path | None, bundle: str, preset: PresetName, quiet: bool) -> None:
     """Lip-sync a built-in clip on the CPU, and look at the result.

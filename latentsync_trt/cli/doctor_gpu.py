@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from latentsync_trt.cli.doctor import Finding, Level
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
-from latentsync_trt.runtime.cache.store import CACHE_VARIABLE, cache_folder
 from latentsync_trt.runtime.cache.prune import survey, total_bytes
+from latentsync_trt.runtime.cache.store import CACHE_VARIABLE, cache_folder
 from latentsync_trt.runtime.providers import diagnose, gpu, libraries, messages
 from latentsync_trt.runtime.providers.libraries import CUDA_MAJOR, TENSORRT_MAJOR, UNKNOWN
 from latentsync_trt.runtime.providers.select import PREFERENCE
@@ -109,11 +109,11 @@ def engines() -> Iterator[Finding]:
     except OutputError as error:
         yield Finding("engines", "problem", str(error), f"name another folder in ${CACHE_VARIABLE}")
     else:
-        ready = sum(item.kind == "engine" and item.state == "ready" for item in items)
+        ready = sum(item.state == "ready" for item in items)
         yield Finding("engines", "info", f"cache: {folder} ({ready} engines, {_gb(total_bytes(items))})")
-        useless = [item for item in items if item.state not in ("ready", "building")]
+        useless = [item for item in items if item.state != "ready"]
         if useless:
-            text = f"{len(useless)} damaged, replaced or abandoned, {_gb(total_bytes(useless))}"
+            text = f"{len(useless)} damaged, {_gb(total_bytes(useless))}"
             yield Finding("engines", "missing", text, "latentsync-trt cache prune --stale")
     version = libraries.distribution_version(_COMPILER_DISTRIBUTION)
     if version:

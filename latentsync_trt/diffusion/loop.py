@@ -1,7 +1,6 @@
 """The denoising loop over a `Denoiser`, and what it starts from."""
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -34,9 +33,8 @@ def denoise(
         on_step: called after each step with the number of steps done and their total.
 
     Raises:
-        InputError: the plan does not fit the schedule, a step would have nothing to reuse, or shapes disagree.
+        InputError: shapes disagree.
     """
-    _check_plan(plan, len(schedule))
     batch, _, frames, height, width = conditioning.shape
     if noise.shape != (1, LATENT_CHANNELS, 1, height, width) or audio.shape[:2] != (batch, frames):
         raise InputError(f"noise {noise.shape}, conditioning {conditioning.shape} and audio {audio.shape} do not fit")
@@ -49,16 +47,6 @@ def denoise(
         if on_step is not None:
             on_step(done, len(schedule))
     return denoiser.latents()
-
-
-def _check_plan(plan: Sequence[PlannedStep], steps: int) -> None:
-    if len(plan) != steps:
-        raise InputError(f"the cache plan has {len(plan)} entries for {steps} steps")
-    if not plan or not plan[0].full:
-        raise InputError("the first denoising step must run the whole network: there is nothing to reuse yet")
-    for number, (before, now) in enumerate(pairwise(plan), start=1):
-        if now.guided != before.guided and not now.full:
-            raise InputError(f"denoising step {number} must run the whole network: guidance starts or ends there")
 
 
 def initial_noise(seed: int, height: int, width: int) -> Float32Array:

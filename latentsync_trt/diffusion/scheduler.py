@@ -66,26 +66,19 @@ def solver_schedule(solver: str, steps: int) -> tuple[Step, ...]:
     return _SOLVERS[solver](steps)
 
 
-def timesteps(steps: int) -> tuple[int, ...]:
-    """The training steps that `steps` sampling steps visit, noisiest first ("leading" spacing, offset 1).
+def timesteps(steps: int, *, trailing: bool = False) -> tuple[int, ...]:
+    """The training steps that `steps` sampling steps visit, noisiest first.
+
+    The spacing is "leading" with an offset of 1, or "trailing": from the last training step on.
 
     Raises:
         InputError: `steps` is outside 1 to 999.
     """
-    _check(steps)
-    spacing = TRAINING_STEPS // steps
-    return tuple(i * spacing + _STEPS_OFFSET for i in reversed(range(steps)))
-
-
-def trailing_timesteps(steps: int) -> tuple[int, ...]:
-    """The training steps that `steps` sampling steps visit, noisiest first, from the last one trained on ("trailing").
-
-    Raises:
-        InputError: `steps` is outside 1 to 999.
-    """
-    _check(steps)
-    spacing = TRAINING_STEPS / steps
-    return tuple(round(TRAINING_STEPS - i * spacing) - 1 for i in range(steps))
+    if not 1 <= steps <= MAX_STEPS:
+        raise InputError(f"{steps} denoising steps: the noise schedule allows 1 to {MAX_STEPS}")
+    if trailing:
+        return tuple(round(TRAINING_STEPS - i * TRAINING_STEPS / steps) - 1 for i in range(steps))
+    return tuple(i * (TRAINING_STEPS // steps) + _STEPS_OFFSET for i in reversed(range(steps)))
 
 
 def ddim_schedule(steps: int) -> tuple[Step, ...]:
@@ -93,10 +86,7 @@ def ddim_schedule(steps: int) -> tuple[Step, ...]:
 
     With ā the signal share now and ā' at the next visited level:
     x₀ = (x − √(1 − ā)·eps) / √ā and next = √ā'·x₀ + √(1 − ā')·eps. The last step goes to training step 0, not to a
-    clean image. DDIM has no history, so its three coefficients are 0.
-
-    Raises:
-        InputError: `steps` is outside 1 to 999.
+    clean image. DDIM has no history, so its three coefficients are 0. Raises as `timesteps`.
     """
     visited = timesteps(steps)
     spacing = TRAINING_STEPS // steps
@@ -114,12 +104,9 @@ def dpmpp_schedule(steps: int) -> tuple[Step, ...]:
     The spacing is "trailing" (Lin et al. 2023, "Common Diffusion Noise Schedules and Sample Steps are Flawed"): the
     loop starts from pure noise, and so does this spacing, as closely as the network was trained. With few steps the
     "leading" spacing starts at a level where the latents should hold a part of the picture, which shifts its mean. As
-    with DDIM, the last step goes to training step 0, not to a clean image.
-
-    Raises:
-        InputError: `steps` is outside 1 to 999.
+    with DDIM, the last step goes to training step 0, not to a clean image. Raises as `timesteps`.
     """
-    visited = trailing_timesteps(steps)
+    visited = timesteps(steps, trailing=True)
     signal = alphas_cumprod()
     levels = [float(signal[t]) for t in (*visited, 0)]
     log_ratios = [log(level / (1 - level)) / 2 for level in levels]
@@ -133,11 +120,6 @@ def dpmpp_schedule(steps: int) -> tuple[Step, ...]:
 
 
 _SOLVERS = {"ddim": ddim_schedule, "dpmpp": dpmpp_schedule}
-
-
-def _check(steps: int) -> None:
-    if not 1 <= steps <= MAX_STEPS:
-        raise InputError(f"{steps} denoising steps: the noise schedule allows 1 to {MAX_STEPS}")
 
 
 def _dpmpp_coefficients(now: float, then: float, weight: float) -> Float32Array:

@@ -1,4 +1,4 @@
-"""Attention: the product itself, in the form each precision exports best, and the three kinds the U-Net uses."""
+"""Attention: the product in the form that is exported best, and the three kinds in the U-Net."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,15 +15,17 @@ HEADS = 8
 """Attention heads of the U-Net at every level."""
 
 _FUSED_HEAD_DIMS = range(16, 257, 8)
-"""Head widths that TensorRT takes for a whole `Attention` op, and that fused kernels cover."""
+"""Head widths for which TensorRT takes the operator `Attention`, and fused kernels exist."""
 
 _FORM: ContextVar[AttentionForm] = ContextVar("attention_form", default="fused")
 
 
 @contextmanager
 def traced_as(form: AttentionForm) -> Iterator[None]:
-    """Graphs traced within the context, in this thread, have attention in `form`."""
-    # A property of the trace, like `torch.compiler.is_exporting`; the modules are the same in both forms.
+    """Graphs traced within the context, in this thread, have attention in `form`.
+
+    It is a property of the trace, like `torch.compiler.is_exporting`, and not of the modules.
+    """
     token = _FORM.set(form)
     try:
         yield
@@ -31,8 +33,8 @@ def traced_as(form: AttentionForm) -> Iterator[None]:
         _FORM.reset(token)
 
 
-def exports_whole(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether a trace makes attention the single ONNX `Attention` op; TensorRT takes it in half precision only."""
+def exports_fused(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether a trace gives the ONNX operator `Attention`, which TensorRT takes in half precision only."""
     return _FORM.get() == "fused" and dtype == torch.float16 and head_dim in _FUSED_HEAD_DIMS
 
 
@@ -40,7 +42,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Softmax attention of `query (N, heads, T, d)` over `key`, `value (N, heads, S, d)` → `(N, heads, T, d)`."""
     head_dim = query.shape[-1]
     # Outside an export PyTorch's own product is the same and needs no memory for the whole matrix.
-    if exports_whole(query.dtype, head_dim) or not torch.compiler.is_exporting():
+    if exports_fused(query.dtype, head_dim) or not torch.compiler.is_exporting():
         return F.scaled_dot_product_attention(query, key, value)
     # The query is scaled, not the product, and the softmax is float32: half precision would overflow in both.
     logits = torch.matmul(query * head_dim**-0.5, key.transpose(-1, -2))
@@ -88,7 +90,7 @@ class AudioAttention(nn.Module):
         return self.to_out[0](join_heads(attend(query[0], kv[0], kv[1])))
 
     def unconditional(self) -> Tensor:
-        """What `forward` gives for all-zero audio: keys and values have no bias, so the output's bias `(C,)`."""
+        """The result for all-zero audio: the output's bias `(C,)`, as keys and values have no bias."""
         return self.to_out[0].get_parameter("bias")
 
 

@@ -82,7 +82,7 @@ def read_file(path: Path) -> Any:
     """Unpickles tensors and plain containers only; large files are mapped, not read.
 
     Raises:
-        CheckpointError: missing, not a file, damaged, or a pickle that holds anything else.
+        CheckpointError: missing, not a file, damaged, or a pickle with anything else.
     """
     if not path.is_file():
         raise CheckpointError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")

@@ -26,18 +26,19 @@ class CudaUNet(UNet):
         self._modules = dict(unet._modules)
 
     def forward(
-        self, sample: Tensor, timestep: Tensor, audio: Tensor, *, frames: int, guided: bool = False
+        self,
+        sample: Tensor,
+        timestep: Tensor,
+        audio: Tensor,
+        hidden: Tensor | None = None,
+        *,
+        frames: int,
+        guided: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """As in `UNet`."""
-        noise, hidden = super().forward(_channels_last(sample), timestep, audio, frames=frames, guided=guided)
-        return _channels_first(noise), _channels_first(hidden)
-
-    def forward_cached(
-        self, sample: Tensor, timestep: Tensor, audio: Tensor, hidden: Tensor, *, frames: int, guided: bool = False
-    ) -> Tensor:
-        """As in `UNet`."""
-        inputs = (_channels_last(sample), timestep, audio, _channels_last(hidden))
-        return _channels_first(super().forward_cached(*inputs, frames=frames, guided=guided))
+        state = None if hidden is None else _channels_last(hidden)
+        noise, state = super().forward(_channels_last(sample), timestep, audio, state, frames=frames, guided=guided)
+        return _channels_first(noise), _channels_first(state)
 
     def _conv(self, module: nn.Module, x: Tensor) -> Tensor:
         return ops.conv(module, x)

@@ -11,7 +11,6 @@ import torch
 
 from latentsync_trt.bundle.manifest import (
     FULL_STEP,
-    MANIFEST_NAME,
     FileEntry,
     GraphEntry,
     Manifest,
@@ -20,8 +19,9 @@ from latentsync_trt.bundle.manifest import (
     step_graph,
     write_manifest,
 )
+from latentsync_trt.bundle.staging import check_target, staged_bundle
 from latentsync_trt.bundle.weights import WeightsFile
-from latentsync_trt.errors import ExportMismatch, InputError, OutputError
+from latentsync_trt.errors import ExportMismatch
 from latentsync_trt.export.graphs import OPSET, GraphPlan, build_cuda_graph, build_graph
 from latentsync_trt.export.options import ExportOptions, Sources, find_sources
 from latentsync_trt.export.plans import Networks, cuda_obstacles, load_networks, plan_graphs
@@ -54,45 +54,26 @@ class _Stages:
 def export_bundle(options: ExportOptions, progress: Progress | None = None) -> Path:
     """Exports the checkpoints that `options` name; returns the bundle's folder.
 
-    The bundle appears by rename, complete and verified, or not at all. A bundle that was there before is replaced.
+    The bundle appears complete and verified, or not at all, and replaces an earlier one.
 
     Raises:
         CheckpointError: a source is missing or cannot be used.
-        InputError: the folder to write holds something else, an option does not fit the checkpoint, or there is too
+        InputError: the folder to write contains something else, an option does not fit the checkpoint, or there is too
             little memory to verify.
         OutputError: the folder cannot be written.
         ExportMismatch: a graph does not reproduce PyTorch.
     """
+    check_target(options.folder)
     sources = find_sources(options)
-    target = options.folder
-    _check_target(target)
     proof = verification_options(options) if options.verify else None
     if progress is not None:
         progress("loading checkpoints", 0.0)
     networks = load_networks(sources, options, _DTYPES[options.precision])
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
-            staged = Path(temporary) / "bundle"
-            staged.mkdir()
-            _write_bundle(staged, networks, sources, options, proof, progress)
-            if target.exists():
-                target.rename(Path(temporary) / "replaced")
-            staged.rename(target)
-    except OutputError:
-        raise
-    except OSError as error:
-        raise OutputError(f"{target}: cannot be written ({error.strerror or error})") from error
+    with staged_bundle(options.folder) as staged:
+        _write_bundle(staged, networks, sources, options, proof, progress)
     if progress is not None:
         progress("done", 1.0)
-    return target
-
-
-def _check_target(target: Path) -> None:
-    if target.is_file():
-        raise InputError(f"{target}: is a file; --out takes a folder")
-    if target.is_dir() and any(target.iterdir()) and not (target / MANIFEST_NAME).is_file():
-        raise InputError(f"{target}: holds something that is not a bundle; choose another folder for --out")
+    return options.folder
 
 
 def _write_bundle(

@@ -11,7 +11,7 @@ from latentsync_trt.export.unet import UNet
 
 
 class DenoiseStep(nn.Module):
-    """The whole network, or with `cached` its last layer alone, on `hidden` of an earlier step.
+    """The whole network, or with `cached` only its last layer, on `hidden` of an earlier step.
 
     Without `guided` the unconditional half is left out and `guidance` has no effect.
     """
@@ -53,16 +53,14 @@ class DenoiseStep(nn.Module):
         # Frames go into the batch: `sample (B·F, 13, h, w)`, `tokens (B·F, S, D)`.
         sample = torch.cat([latents, conditioning], 1).to(dtype).transpose(1, 2).flatten(0, 1)
         tokens = audio.to(dtype).flatten(0, 1)
-        kept: tuple[Tensor, ...] = ()
-        if hidden is None:
-            noise, state = self.unet(sample, timestep, tokens, frames=frames, guided=self.guided)
-            kept = (state.reshape(2 if self.guided else 1, windows, frames, *state.shape[1:]),)
-        else:
-            state = hidden.flatten(0, 2)
-            noise = self.unet.forward_cached(sample, timestep, tokens, state, frames=frames, guided=self.guided)
+        state = None if hidden is None else hidden.flatten(0, 2)
+        noise, state = self.unet(sample, timestep, tokens, state, frames=frames, guided=self.guided)
         eps = self._guided_sum(noise, latents, guidance)
         c_x, c_eps, c_history, d_x, d_eps = (coefficients[i] for i in range(5))
-        return c_x * latents + c_eps * eps + c_history * history, d_x * latents + d_eps * eps, *kept
+        updated = c_x * latents + c_eps * eps + c_history * history, d_x * latents + d_eps * eps
+        if hidden is not None:
+            return updated
+        return *updated, state.reshape(2 if self.guided else 1, windows, frames, *state.shape[1:])
 
     def _guided_sum(self, noise: Tensor, latents: Tensor, guidance: Tensor) -> Tensor:
         """float32, in the shape of `latents`."""

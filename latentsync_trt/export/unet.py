@@ -83,7 +83,14 @@ class UNet(nn.Module):
         self.conv_out = nn.Conv2d(config.widths[0], LATENT_CHANNELS, 3, padding=1)
 
     def forward(
-        self, sample: Tensor, timestep: Tensor, audio: Tensor, *, frames: int, guided: bool = False
+        self,
+        sample: Tensor,
+        timestep: Tensor,
+        audio: Tensor,
+        hidden: Tensor | None = None,
+        *,
+        frames: int,
+        guided: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """One prediction.
 
@@ -91,18 +98,36 @@ class UNet(nn.Module):
             sample: `(B·F, 13, h, w)`.
             timestep: `()` int64.
             audio: `(B·F, S, D)`.
+            hidden: what an earlier step returned; only the last layer runs then.
             frames: F.
-            guided: also predict with all-zero audio; the outputs then hold 2·B·F frames, the unconditional half first.
+            guided: also predict with all-zero audio; the outputs then have 2·B·F frames, the unconditional half first.
 
         Returns:
-            noise `(B·F, 4, h, w)`, and the state entering the last layer, `(B·F, C, h, w)`, for `forward_cached`.
+            noise `(B·F, 4, h, w)`, and `hidden (B·F, C, h, w)`, the input of the last layer.
         """
         step = self._step(timestep, audio, frames, guided)
-        entry = x = self._conv(self.conv_in, sample)
-        skips = []  # without `entry`, which only the last layer needs
+        entry = self._conv(self.conv_in, sample)
+        if hidden is None:
+            hidden = self._all_but_last_layer(entry, step)
+        skip = double(entry) if guided else entry
+        return self._head(_stages(self.up_blocks)[-1], torch.cat([hidden, skip], self.channel_axis), step), hidden
+
+    def tail(self) -> "UNet":
+        """This network with only the parts that run with `hidden`; parameters are shared and keep their names."""
+        part = shallow_copy(self)
+        part.down_blocks = nn.ModuleList()
+        part.mid_block = nn.Identity()
+        part.up_blocks = nn.ModuleList([*(nn.Identity() for _ in self.up_blocks[:-1]), self.up_blocks[-1]])
+        return part
+
+    def _step(self, timestep: Tensor, audio: Tensor, frames: int, guided: bool) -> StepInputs:
+        return StepInputs(F.silu(self.time_embedding(timestep)), audio, frames, guided)
+
+    def _all_but_last_layer(self, entry: Tensor, step: StepInputs) -> Tensor:
+        x, skips = entry, []  # the skip from `entry` itself is for the last layer
         for depth, stage in enumerate(_stages(self.down_blocks)):
             for index in range(len(stage.resnets)):
-                x = self._layer(stage, index, x, step, fork=guided and depth == index == 0)
+                x = self._layer(stage, index, x, step, fork=step.guided and depth == index == 0)
                 skips.append(x)
             for downsampler in stage.downsamplers:
                 x = self._resample(downsampler, x)
@@ -114,33 +139,7 @@ class UNet(nn.Module):
                 x = self._layer(stage, index, torch.cat([x, skips.pop()], self.channel_axis), step)
             for upsampler in stage.upsamplers:
                 x = self._resample(upsampler, x)
-        return self._finish(x, entry, step), x
-
-    def forward_cached(
-        self, sample: Tensor, timestep: Tensor, audio: Tensor, hidden: Tensor, *, frames: int, guided: bool = False
-    ) -> Tensor:
-        """Noise `(B·F, 4, h, w)` from the last layer alone, `hidden` being what `forward` returned on an earlier step.
-
-        The other arguments are as in `forward`.
-        """
-        step = self._step(timestep, audio, frames, guided)
-        return self._finish(hidden, self._conv(self.conv_in, sample), step)
-
-    def tail(self) -> "UNet":
-        """This network with only the parts that `forward_cached` runs; parameters are shared and keep their names."""
-        part = shallow_copy(self)
-        part.down_blocks = nn.ModuleList()
-        part.mid_block = nn.Identity()
-        part.up_blocks = nn.ModuleList([*(nn.Identity() for _ in self.up_blocks[:-1]), self.up_blocks[-1]])
-        return part
-
-    def _step(self, timestep: Tensor, audio: Tensor, frames: int, guided: bool) -> StepInputs:
-        return StepInputs(F.silu(self.time_embedding(timestep)), audio, frames, guided)
-
-    def _finish(self, hidden: Tensor, entry: Tensor, step: StepInputs) -> Tensor:
-        """The last layer and the output head; `entry` is the output of `conv_in`, the last layer's skip."""
-        skip = double(entry) if step.guided else entry
-        return self._head(_stages(self.up_blocks)[-1], torch.cat([hidden, skip], self.channel_axis), step)
+        return x
 
     # What `CudaUNet` computes with other operations.
 

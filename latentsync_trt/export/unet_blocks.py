@@ -1,6 +1,7 @@
 """Blocks of the U-Net. Activations are `(B·F, C, h, w)`: frames are folded into the batch throughout."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +13,10 @@ from latentsync_trt.export.layers import FeedForward, FrameNorm, Linear, WindowN
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What every block of one denoising step sees.
+    """What every block of one denoising step is given.
 
-    `time (1, E)`: activated time embedding. `audio (B·F, S, D)`. `frames`: F. `guided`: the audio is meant for the
-    second half of the batch only, and the first half hears silence (all-zero audio).
+    `time (1, E)`: activated time embedding. `audio (B·F, S, D)`. `frames`: F. `guided`: the second half of the batch is
+    conditional on the audio, the first half unconditional (all-zero audio).
     """
 
     time: Tensor
@@ -72,8 +73,8 @@ class SpatialBlock(nn.Module):
 class SpatialTransformer(nn.Module):
     """Per-frame transformer with a residual.
 
-    With `fork` the input still holds one half, which both halves of the guided batch share up to the first time they
-    hear something different; the output holds both.
+    Both halves of a guided batch are equal up to the first audio attention. With `fork` the input is that one half, and
+    the output has both.
     """
 
     def __init__(self, width: int, audio_width: int) -> None:
@@ -175,7 +176,8 @@ class Stage(nn.Module):
         if self.attentions:
             x = self.attentions[index](x, step, fork)
         if self.motion_modules:
-            x = self.motion_modules[index].temporal_transformer(x, step.frames)
+            motion: Any = self.motion_modules[index]
+            x = motion.temporal_transformer(x, step.frames)
         return x
 
 

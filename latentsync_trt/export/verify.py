@@ -28,7 +28,7 @@ _GUIDED_HALVES = 2
 def verification_options(options: ExportOptions) -> ExportOptions:
     """The export whose graphs can be run for verification here: `options`, or the same at a lower resolution.
 
-    On a CPU ONNX Runtime holds the attention matrix of all frames and heads at once, and its softmax.
+    On a CPU ONNX Runtime allocates the attention matrix of all frames and heads at once, and its softmax.
 
     Raises:
         InputError: the machine has too little free memory for the lower resolution too.

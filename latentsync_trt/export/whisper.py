@@ -1,4 +1,4 @@
-"""Whisper's encoder, giving the hidden states that LatentSync listens to."""
+"""Whisper's encoder, which gives the hidden states that LatentSync uses."""
 
 from dataclasses import dataclass
 

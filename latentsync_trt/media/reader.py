@@ -12,7 +12,7 @@ from av.video.stream import VideoStream
 
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.conversion import DIRECT_FORMATS, FrameConverter, orientation_of, tags_of
+from latentsync_trt.media.conversion import DIRECT_FORMATS, FrameConverter, Orientation, orientation_of, tags_of
 from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.media.timing import Stamped, at_constant_rate, on_own_clock
@@ -37,10 +37,7 @@ def probe(path: Path) -> VideoInfo:
             frame = next(container.decode(stream), None)
         if frame is None:
             raise MediaError(f"{path}: its video stream has no picture")
-        try:
-            orientation = orientation_of(frame)
-        except InputError as error:
-            raise MediaError(f"{path}: {error}") from error
+        orientation = _orientation(path, frame)
         width_px, height_px = frame.width, frame.height
         aspect = stream.sample_aspect_ratio or Fraction(1)
         if orientation.transpose:
@@ -109,7 +106,7 @@ def _extended(path: Path, fps: int, rgb_only: bool, extend: Extend | None) -> It
 
 def _pictures(path: Path, fps: int, rgb_only: bool) -> Iterator[_Converted]:
     """The pictures of the video once. A repeated picture is converted once."""
-    converter = FrameConverter()
+    converter, orientation = FrameConverter(), None
     with open_input(path) as container:
         stream = _video_stream(path, container)
         stream.thread_type = "AUTO"
@@ -117,7 +114,10 @@ def _pictures(path: Path, fps: int, rgb_only: bool) -> Iterator[_Converted]:
         frame, converted = None, None
         for shown in at_constant_rate(decoded, fps):
             if converted is None or shown is not frame:
-                frame, converted = shown, _convert(path, converter, shown, rgb_only)
+                # Once: PyAV's frames and their side data refer to each other, so each would stay in memory until
+                # garbage is collected.
+                orientation = orientation or _orientation(path, shown)
+                frame, converted = shown, _convert(path, converter, shown, orientation, rgb_only)
             yield converted
 
 
@@ -143,9 +143,17 @@ def _decoded(path: Path, container: InputContainer, stream: VideoStream) -> Iter
         yield Stamped(stamp_s, frame.duration * time_base if frame.duration > 0 else None, frame)
 
 
-def _convert(path: Path, converter: FrameConverter, frame: VideoFrame, rgb_only: bool) -> _Converted:
+def _orientation(path: Path, frame: VideoFrame) -> Orientation:
     try:
-        orientation = orientation_of(frame)
+        return orientation_of(frame)
+    except InputError as error:
+        raise MediaError(f"{path}: {error}") from error
+
+
+def _convert(
+    path: Path, converter: FrameConverter, frame: VideoFrame, orientation: Orientation, rgb_only: bool
+) -> _Converted:
+    try:
         if rgb_only and frame.format.name not in DIRECT_FORMATS:
             return converter.rgb(frame, orientation), None
         planes = converter.planes(frame, orientation)

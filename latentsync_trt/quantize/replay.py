@@ -109,7 +109,7 @@ class Replay:
     def _faces(self, denoiser: Denoiser, window: RecordedWindow, on_step: OnStep | None = None) -> Float32Array:
         latents = self.loop.run(denoiser, window, on_step)
         faces = self._networks.codec.decode_faces(np.ascontiguousarray(latents[0].transpose(1, 0, 2, 3)))
-        return np.stack(faces) / np.float32(65535)
+        return np.asarray(np.stack(faces) / 65535, np.float32)
 
     def _update(self, denoiser: Denoiser, step: Step, latents: Float32Array) -> Float32Array:
         window = self._windows[0]

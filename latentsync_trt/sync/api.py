@@ -12,7 +12,8 @@ from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import select_provider
-from latentsync_trt.sync.run import Run, graphs_needed
+from latentsync_trt.sync.inpaint import graphs_for
+from latentsync_trt.sync.run import Run
 from latentsync_trt.types import AudioFeatures, FaceDetector, Float32Array, ProgressCallback, SyncReport
 
 
@@ -67,7 +68,7 @@ class LipSync:
 
     def warm_up(self, options: SyncOptions | None = None) -> None:
         """Builds and opens what clips with `options` need, and runs each network once. Raises as `sync`."""
-        graphs = graphs_needed(options or SyncOptions())
+        graphs = graphs_for(options or SyncOptions())
         self._networks.prepare(graphs)
         self._networks.warm_up(graphs)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latentsync_trt.bundle.manifest import Manifest
+from latentsync_trt.bundle.manifest import AUDIO_ENCODER, VAE_DECODER, VAE_ENCODER, Manifest, step_graph
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion.loop import conditioning, denoise, initial_noise
 from latentsync_trt.diffusion.plan import PlannedStep, plan_for
@@ -77,3 +77,10 @@ def make_inpainter(
         plan=plan_for(options),
         windows_per_batch=windows_per_batch,
     )
+
+
+def graphs_for(options: SyncOptions) -> tuple[str, ...]:
+    """The graphs that a run with `options` uses."""
+    guided = options.guidance > 1.0
+    steps = {step_graph(guided=guided and step.guided, cached=not step.full) for step in plan_for(options)}
+    return (AUDIO_ENCODER, VAE_ENCODER, *sorted(steps), VAE_DECODER)

@@ -13,7 +13,6 @@ from time import perf_counter
 from latentsync_trt.audio.encoder import SpeechStream
 from latentsync_trt.bundle.manifest import DEMO_NAME
 from latentsync_trt.config import MODEL_FPS, SyncOptions
-from latentsync_trt.diffusion.plan import plan_for
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.compositor import composite
 from latentsync_trt.face.mask import mouth_mask
@@ -21,9 +20,9 @@ from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import frames_in
 from latentsync_trt.media.writer import VideoWriter, check_output_path
-from latentsync_trt.runtime.networks.networks import Networks, graphs_for
+from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.sync.faces import FaceFinder, Job
-from latentsync_trt.sync.inpaint import make_inpainter
+from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
 from latentsync_trt.sync.paint import Painter
 from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.types import FaceDetector, Float32Array, Frame, Patch, Progress, ProgressCallback, SyncReport
@@ -90,7 +89,7 @@ class Run:
 
     def _open_networks(self) -> None:
         with self._clock.measure("open", frames=0):
-            self._networks.prepare(graphs_needed(self._options))
+            self._networks.prepare(graphs_for(self._options))
 
     def _composed(self, finder: FaceFinder, painter: Painter) -> Generator[tuple[Frame, Patch | None], None, None]:
         """Every frame of the output, with its new pixels if it shows a face."""
@@ -176,13 +175,3 @@ class Run:
             lengths = f"the video lasts {of_video / MODEL_FPS} s, the audio {of_audio / MODEL_FPS} s"
             notices.append(f"{lengths}: the picture {verb} (--extend, --length)")
         return notices
-
-
-def graphs_needed(options: SyncOptions) -> tuple[str, ...]:
-    """The graphs that a run with `options` uses."""
-    plan = plan_for(options)
-    return graphs_for(
-        guidance=options.guidance,
-        full_steps_only=all(step.full for step in plan),
-        unguided_too=not all(step.guided for step in plan),
-    )

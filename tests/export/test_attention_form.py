@@ -30,7 +30,7 @@ from latentsync_trt.bundle.manifest import (
 )
 from latentsync_trt.cli import main
 from latentsync_trt.export import exporter
-from latentsync_trt.export.attention import attend, exports_whole, traced_as
+from latentsync_trt.export.attention import attend, exports_fused, traced_as
 from latentsync_trt.export.graphs import GraphPlan, build_graph
 from latentsync_trt.export.options import ExportOptions
 from latentsync_trt.export.verify import TOLERANCE
@@ -184,17 +184,17 @@ def test_attention_is_one_operator_where_tensorrt_takes_it(
 
 
 def test_the_form_is_limited_to_its_context_and_thread() -> None:
-    def whole() -> bool:
-        return exports_whole(torch.float16, 40)
+    def fused() -> bool:
+        return exports_fused(torch.float16, 40)
 
     with pytest.raises(KeyError), traced_as("matmul"):
         with traced_as("fused"):
-            assert whole()
-        assert not whole()
+            assert fused()
+        assert not fused()
         with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(whole).result()
+            assert pool.submit(fused).result()
         raise KeyError
-    assert whole()
+    assert fused()
 
 
 def test_manifests_before_format_3_are_read_as_fused(tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ def test_unguided_loops_run_the_unguided_graphs() -> None:
 
 
 def test_a_cached_step_needs_a_full_one_of_the_same_window(tmp_path: Path) -> None:
-    denoiser = ObservingDenoiser({}, CPU, Observer())
+    observed_graph = write_observed(write_layers(tmp_path / "toy"), "denoise_step", tmp_path)
+    denoiser = ObservingDenoiser({"denoise_step": observed_graph}, CPU, Observer())
     denoiser.begin(toy_batch())
     with pytest.raises(InferenceError, match="full step before"):
         denoiser.step(7, NO_COEFFICIENTS, cached=True)

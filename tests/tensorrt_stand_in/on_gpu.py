@@ -1,9 +1,9 @@
-"""On a machine with a GPU and CUDA, but without TensorRT: only TensorRT is stood in.
+"""On a machine with a GPU and CUDA, but without TensorRT: only TensorRT is replaced.
 
     python -m tests.tensorrt_stand_in.on_gpu --bundle BUNDLE --out rows.json [--build-only]
 
 Streams, device buffers, bindings and recorded graphs are CUDA's own; engines run on the CPU between copies. Results are
-compared with the CPU provider's. Seconds are those of the stand-in and say nothing of TensorRT.
+compared with the CPU provider's. Seconds are those of the stand-in and are not TensorRT's.
 """
 
 import argparse
@@ -43,11 +43,11 @@ def main() -> None:
         settings = {"STAND_IN_LOG": f"{folder}/log", "LATENTSYNC_TRT_CACHE_DIR": f"{folder}/engines"}
         variables = environment(libraries, settings)
         name = "opened_at_full_size" if arguments.build_only else "pictures"
-        asked: dict[str, Any] = {"bundle": str(arguments.bundle.resolve())}
+        scenario: dict[str, Any] = {"bundle": str(arguments.bundle.resolve())}
         if not arguments.build_only:
-            asked["settings"] = SETTINGS
-        words = ["-m", "tests.tensorrt_stand_in.scenarios", name, json.dumps(asked)]
-        done = subprocess.run([sys.executable, *words], env=variables, capture_output=True, text=True, check=False)
+            scenario["settings"] = SETTINGS
+        command = ["-m", "tests.tensorrt_stand_in.scenarios", name, json.dumps(scenario)]
+        done = subprocess.run([sys.executable, *command], env=variables, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(done.stderr)
         rows = {

@@ -113,8 +113,8 @@ def _devices() -> tuple[Any, ...]:
 
 def main() -> None:
     """Runs one and prints what it returns."""
-    name, asked = sys.argv[1:]
-    sys.stdout.write(json.dumps(globals()[name](**json.loads(asked))) + "\n")
+    name, arguments = sys.argv[1:]
+    sys.stdout.write(json.dumps(globals()[name](**json.loads(arguments))) + "\n")
 
 
 if __name__ == "__main__":

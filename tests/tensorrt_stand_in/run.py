@@ -1,7 +1,7 @@
 """Runs `latentsync-trt` with the stand-in: `python -m tests.tensorrt_stand_in.run sync --provider tensorrt …`.
 
-The two small graphs that scale pictures for the VAE run on CUDA's own kernels, which do nothing where CUDA is stood in.
-There the CPU provider computes them, in every process: `python/sitecustomize.py` sees to it.
+The two small graphs that scale pictures for the VAE run on CUDA's own kernels, which do nothing in the stand-in for
+CUDA. There the CPU provider computes them; `python/sitecustomize.py` arranges that in every process.
 """
 
 import os
@@ -22,7 +22,7 @@ class HostSession:
         self.free_memory = session.free_memory
 
     def io_binding(self) -> "HostBinding":
-        """A binding that remembers."""
+        """A new binding."""
         return HostBinding()
 
     def run_bound(self, binding: "HostBinding") -> None:
@@ -34,30 +34,30 @@ class HostSession:
 
 
 class HostBinding:
-    """What was bound."""
+    """Stores what is bound."""
 
     def __init__(self) -> None:
         self.inputs: dict[str, Any] = {}
         self.outputs: dict[str, Any] = {}
 
     def bind_ortvalue_input(self, name: str, value: Any) -> None:
-        """Remembers an input."""
+        """Stores an input."""
         self.inputs[name] = value
 
     def bind_ortvalue_output(self, name: str, value: Any) -> None:
-        """Remembers an output."""
+        """Stores an output."""
         self.outputs[name] = value
 
 
 def host_session(path: Any, settings: Any) -> HostSession:
-    """What takes the place of `Session` in the image codec."""
+    """Replaces `Session` in the image codec."""
     from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
 
     return HostSession(Session(path, SessionSettings(providers=CPU)))
 
 
 def environment(folder: Any, settings: Mapping[str, str]) -> dict[str, str]:
-    """Variables for a process that is to find the stand-in in `folder`."""
+    """Environment of a process that loads the stand-in from `folder`."""
     from tests.tensorrt_stand_in.build import HERE, PROVIDERS, REPOSITORY
 
     (onnxruntime,) = PROVIDERS.glob("libonnxruntime.so.*")
@@ -73,7 +73,7 @@ def environment(folder: Any, settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def rtx_environment(folder: Path) -> dict[str, str]:
-    """Variables for a process that is to find what `build_for_rtx` made in `folder`, and no other CUDA."""
+    """Environment of a process that loads what `build_for_rtx` built in `folder`, and no other CUDA."""
     from tests.tensorrt_stand_in.build import REPOSITORY
 
     return {
@@ -87,7 +87,7 @@ def rtx_environment(folder: Path) -> dict[str, str]:
 
 
 def _cuda_folders() -> list[str]:
-    """Where pip has CUDA's libraries, if CUDA is real."""
+    """Folders of CUDA's libraries installed by pip, if CUDA is real."""
     if not os.environ.get(REAL_CUDA):
         return []
     return [str(path) for root in sys.path for path in Path(root or ".").glob("nvidia/*/lib")]

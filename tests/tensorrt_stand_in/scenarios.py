@@ -1,4 +1,4 @@
-"""What tests have done in a process with the stand-in: `python -m tests.tensorrt_stand_in.scenarios NAME JSON`."""
+"""Scenarios that tests run in a process with the stand-in: `python -m tests.tensorrt_stand_in.scenarios NAME JSON`."""
 
 import ctypes
 import json
@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.bundle.manifest import Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
 from latentsync_trt.runtime.networks.background import BackgroundBuild
-from latentsync_trt.runtime.networks.networks import Networks, graphs_for
+from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.runtime.sessions import builders
 from latentsync_trt.runtime.sessions.engines import Engines
@@ -79,7 +79,7 @@ def _painted(
     cached: bool = True,
     faces: bool = True,
 ) -> list[Float32Array]:
-    """What graphs make of made-up inputs: latents after some steps, and with `faces` what the others make."""
+    """Outputs for random inputs: latents after some steps, and with `faces` those of the other graphs."""
     manifest, random = networks.bundle.manifest, np.random.default_rng(5)
     side, frames = manifest.latent_px, frames or manifest.frames
     tokens = 10 * manifest.audio_layers
@@ -91,7 +91,9 @@ def _painted(
         unguided_too=unguided_too,
     )
     denoiser = networks.denoiser
-    networks.prepare(graphs_for(guidance=guidance, full_steps_only=not cached, unguided_too=unguided_too))
+    kinds = {guidance > 1.0, guidance > 1.0 and not unguided_too}
+    steps = {step_graph(guided=kind, cached=reuse) for kind in kinds for reuse in {False, cached}}
+    networks.prepare(("audio_encoder", "vae_encoder", *sorted(steps), "vae_decoder"))
     for part in (batch, replace(batch, latents=-batch.latents)):  # the second finds the buffers of the first
         denoiser.begin(part)
         for number in range(4):
@@ -113,7 +115,7 @@ def _difference(one: list[Float32Array], other: list[Float32Array]) -> float:
 
 
 def failures(bundle: str, faults: list[str], graph: str = "vae_encoder", prepare: bool = False) -> list[dict[str, str]]:
-    """What opening a graph ends in under each of `faults`; `prepare`: its engine was built before."""
+    """The error of opening a graph under each of `faults`; `prepare`: its engine was built before."""
     answers = []
     for fault in faults:
         notices: list[str] = []
@@ -127,7 +129,7 @@ def failures(bundle: str, faults: list[str], graph: str = "vae_encoder", prepare
 
 
 def run_failures(bundle: str, faults: list[str], graph: str = "vae_encoder") -> list[dict[str, str]]:
-    """What a run of an open engine ends in under each of `faults`, and what the run after it ends in."""
+    """The error of running an open engine under each of `faults`, and of a run after them."""
     engines = _engines(bundle, [])
     session = engines.open(graph).session
     zeros = {tensor.name: np.zeros([int(size) for size in tensor.shape], tensor.dtype) for tensor in session.inputs}
@@ -149,12 +151,12 @@ def _ending(action: Callable[[], Any]) -> dict[str, str]:
 def _engines(bundle: str, notices: list[str], device: int = 0, **options: Any) -> Engines:
     cache = EngineCache(cache_folder(), notices.append)
     selection = select_provider("tensorrt", device)
-    asked = RuntimeOptions(device=device, **options)
-    return Engines(Bundle.load(Path(bundle), verify=False), selection, asked, cache, notices.append)
+    runtime = RuntimeOptions(device=device, **options)
+    return Engines(Bundle.load(Path(bundle), verify=False), selection, runtime, cache, notices.append)
 
 
 def timings(bundle: str) -> dict[str, Any]:
-    """Builds with timings that there are, with some that are damaged, and with some that do not fit."""
+    """Builds with kept timings, with damaged ones, and with ones of another driver."""
     notices: list[str] = []
     engines = _engines(bundle, notices)
     engines.build("vae_encoder")
@@ -242,8 +244,8 @@ def opened_at_full_size(bundle: str) -> dict[str, Any]:
 
 def main() -> None:
     """Runs one and prints what it returns."""
-    name, asked = sys.argv[1:]
-    sys.stdout.write(json.dumps(globals()[name](**json.loads(asked))) + "\n")
+    name, arguments = sys.argv[1:]
+    sys.stdout.write(json.dumps(globals()[name](**json.loads(arguments))) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The stand-in as tests use it: processes that find it, what they print, and what its log says of them."""
+"""The stand-in as tests use it: processes that load it, their output, and their lines in its log."""
 
 import json
 import os
@@ -54,23 +54,23 @@ class StandIn:
         """The engine cache of its processes."""
         return self.work / "engines für Ženy"
 
-    def command(self, *words: str, faults: str = "", **settings: str) -> Ended:
-        """`latentsync-trt` with these words."""
-        return self._run(["-m", "tests.tensorrt_stand_in.run", *words], faults, settings)
+    def command(self, *arguments: str, faults: str = "", **settings: str) -> Ended:
+        """Runs `latentsync-trt` with these arguments."""
+        return self._run(["-m", "tests.tensorrt_stand_in.run", *arguments], faults, settings)
 
     def scenario(
-        self, name: str, *, fault: str = "", machine: Mapping[str, str] | None = None, **asked: Any
+        self, name: str, *, fault: str = "", machine: Mapping[str, str] | None = None, **arguments: Any
     ) -> tuple[Any, Ended]:
-        """What a function of `scenarios` returns, run in a process of its own, and that process."""
-        words = ["-m", "tests.tensorrt_stand_in.scenarios", name, json.dumps(asked)]
-        ended = self._run(words, fault, machine or {})
+        """Runs a function of `scenarios` in a process: what it returns, and that process."""
+        command = ["-m", "tests.tensorrt_stand_in.scenarios", name, json.dumps(arguments)]
+        ended = self._run(command, fault, machine or {})
         assert ended.code == 0, ended.err
         return json.loads(ended.out.splitlines()[-1]), ended
 
-    def start(self, *words: str, faults: str = "", **settings: str) -> "subprocess.Popen[str]":
+    def start(self, *arguments: str, faults: str = "", **settings: str) -> "subprocess.Popen[str]":
         """`latentsync-trt`, going on."""
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.tensorrt_stand_in.run", *words],
+            [sys.executable, "-m", "tests.tensorrt_stand_in.run", *arguments],
             env=self.variables(faults, **settings),
             cwd=REPOSITORY,
             stdout=subprocess.PIPE,
@@ -92,10 +92,10 @@ class StandIn:
         lines = path.read_text().splitlines() if path.exists() else []
         return [(number, line) for number, _, line in (line.partition(" ") for line in lines)]
 
-    def _run(self, words: list[str], faults: str, settings: Mapping[str, str]) -> Ended:
+    def _run(self, command: list[str], faults: str, settings: Mapping[str, str]) -> Ended:
         before = len(self.log())
         done = subprocess.run(
-            [sys.executable, *words],
+            [sys.executable, *command],
             env=self.variables(faults, **settings),
             cwd=REPOSITORY,
             capture_output=True,

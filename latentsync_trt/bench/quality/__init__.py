@@ -1,1 +1,1 @@
-"""What it costs to take one bundle in place of another: pictures, lips, flicker, and where in the network it arises."""
+"""What changes where one bundle replaces another: pictures, lips and flicker, measured on finished clips."""

@@ -1,7 +1,6 @@
 """Results of the self-test, and the verdict. Pure."""
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -18,8 +17,6 @@ LEAST_DB: Mapping[str, float] = {"fp32": 60.0, "fp16": 45.0, "int8": 35.0, "fp8"
 
 REPLAY_NOTICE = "CUDA graphs:"
 """Start of the notice of `runtime.networks` that replays of a provider differ."""
-
-_DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +51,8 @@ class Outcome:
     """What one child process has reported so far; see `worker.carry_out`.
 
     `provider`: the one that runs, empty if none loaded. `passed_over`: notices of better ones. `paint_s`, `painted_on`:
-    by preset. `failures`: all that do not belong to one graph, and how the process died. `notices`: of `Networks`.
-    `said`: all notices. `doing`: its current step.
+    by preset. `failures`: all that do not belong to one graph, and how the process died. `notices`: of `Networks`,
+    while painting. `doing`: its current step.
     """
 
     environment: dict[str, str] = field(default_factory=dict)
@@ -66,7 +63,7 @@ class Outcome:
     painted_on: dict[str, list[str]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    all_notices: list[str] = field(default_factory=list)
     memory: Memory | None = None
     doing: str = "starting"
     done: bool = False
@@ -134,7 +131,7 @@ class Report:
     def to_json(self) -> str:
         """One JSON object."""
         content = {"kind": KIND, "format": FORMAT, "passed": self.passed, **asdict(self)}
-        return json.dumps(_rounded(content), indent=1, allow_nan=False, ensure_ascii=False)
+        return json.dumps(content, indent=1, ensure_ascii=False)
 
 
 def graph_result(graph: str, first: Outcome, again: Outcome, cuda: Outcome) -> GraphResult:
@@ -178,7 +175,7 @@ def _graph_failures(graph: GraphResult, first: Outcome, again: Outcome) -> Itera
         counts = ", ".join(f"{count} on {name}" for name, count in sorted(nodes.items()))
         yield f"{graph.graph}: {first.provider} was not assigned all of its nodes ({counts})"
     if graph.built_again:
-        why = "".join(f"; {text}" for text in again.said if graph.graph in text)
+        why = "".join(f"; {text}" for text in again.all_notices if graph.graph in text)
         yield f"{graph.graph}: the second start did not find its engine in the cache, and built it again{why}"
 
 
@@ -188,12 +185,3 @@ def picture_failures(pictures: Iterable[PictureResult], reference: str) -> Itera
         if not found.near:
             distance = f"{found.psnr_db:.1f} dB to those of {reference}"
             yield f"pictures, {found.case}: {distance}, at least {found.least_db:.0f} are expected"
-
-
-def _rounded(value: Any) -> Any:
-    """The same with floats of six significant digits; infinity and NaN become None."""
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    return [_rounded(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -79,7 +79,7 @@ class _SelfTest:
 
     def __init__(self, bundle: Bundle, options: RuntimeOptions, folder: Path, say: Say) -> None:
         self._bundle, self._options, self._folder, self._say = bundle, options, folder, say
-        self._privacy = Privacy([bundle.folder, *filter(None, [options.engine_cache and Path(options.engine_cache)])])
+        self._privacy = Privacy([bundle.folder, *([Path(options.engine_cache)] if options.engine_cache else [])])
         self._parts: defaultdict[str, Outcome] = defaultdict(Outcome)
 
     def carry_out(self, provider: str, reference: Reference) -> None:
@@ -175,7 +175,7 @@ def run_part(order: Order, say: Say) -> Outcome:
 
     def take(event: Event) -> None:
         outcome.add(event)
-        for text in [event["doing"]] if "doing" in event else event.get("said", ()):
+        for text in [event["doing"]] if "doing" in event else event.get("all_notices", ()):
             say(text)
 
     try:

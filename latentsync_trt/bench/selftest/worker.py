@@ -23,19 +23,19 @@ from latentsync_trt.bench.selftest.report import GraphResult
 from latentsync_trt.bench.setting import Setting
 from latentsync_trt.bundle.manifest import Bundle, Manifest
 from latentsync_trt.config import MODEL_FPS, RuntimeOptions, SyncOptions
-from latentsync_trt.diffusion.plan import plan_for
 from latentsync_trt.errors import LatentSyncError, NoFaceError
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SPEECH, camera_frames
 from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
 from latentsync_trt.runtime.compiler.child import Emit, serve
-from latentsync_trt.runtime.networks.networks import Networks, graphs_for
+from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes, gpus
 from latentsync_trt.runtime.providers.libraries import UNKNOWN, rtx_version
 from latentsync_trt.runtime.providers.select import select_provider
 from latentsync_trt.runtime.sessions.device_run import BoundRun
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.sync.inpaint import graphs_for
 from latentsync_trt.types import Float32Array, UInt16Array
 
 # On a GPU enough runs for clocks to rise and a CUDA graph to be replayed; a CPU needs neither.
@@ -88,7 +88,7 @@ def carry_out(fields: Mapping[str, Any], emit: Emit) -> None:
             sync=SyncOptions(steps=order.steps),
             options=BenchOptions(),
             free_before_bytes=free_bytes if selection.gpu else None,
-            say=lambda text: emit(said=[text]),
+            say=lambda text: emit(all_notices=[text]),
         )
         _Part(order, setting, emit).carry_out()
     emit(done=True)
@@ -173,8 +173,7 @@ class _Part:
 
     def _paint(self, preset: str) -> None:
         options = self._setting.sync_options(preset)
-        full_steps_only = all(step.full for step in plan_for(options))
-        graphs = graphs_for(guidance=options.guidance, full_steps_only=full_steps_only)
+        graphs = graphs_for(options)
         unusable = [graph for graph in graphs if graph in self._unusable]
         if unusable:  # trying again could take minutes, and would not help
             self._emit(failures=[f"preset {preset}: not painted, as {', '.join(unusable)} cannot be used"])

@@ -3,8 +3,6 @@ of itself, so that an entry that was cut short, edited or copied from elsewhere 
 
 import hashlib
 import json
-import os
-import sys
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -42,7 +40,7 @@ class Finding:
 
 
 def write_record(folder: Path, key: EngineKey, build_s: float, built_at: datetime) -> None:
-    """Writes `engine.json` for the files in `folder` and flushes all of them to the disk.
+    """Writes `engine.json` for the files in `folder`.
 
     Raises:
         EngineBuildError: there are no files.
@@ -50,22 +48,13 @@ def write_record(folder: Path, key: EngineKey, build_s: float, built_at: datetim
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     if not names:
         raise EngineBuildError(f"{key.label}: the build wrote no file")
-    for name in names:
-        _flush(folder / name)
     files = {
         name: asdict(FileEntry(sha256, (folder / name).stat().st_size))
         for name, sha256 in _hashes(folder, names).items()
     }
     content = {"key": asdict(key), "files": files, "build_s": build_s, "built_at": built_at.isoformat()}
-    path = folder / RECORD_NAME
-    path.write_text(json.dumps({**content, "sha256": _seal(content)}, indent=2) + "\n", encoding="utf-8")
-    _flush(path)
-    if sys.platform != "win32":  # Windows opens no folders, and flushes file names by itself
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    text = json.dumps({**content, "sha256": _seal(content)}, indent=2) + "\n"
+    (folder / RECORD_NAME).write_text(text, encoding="utf-8")
 
 
 def examine(folder: Path, digest: str, *, hashes: bool) -> Finding:
@@ -101,12 +90,8 @@ def _read_record(path: Path) -> Record | str:
 
 
 def _problem_of_files(folder: Path, files: Mapping[str, FileEntry], *, hashes: bool) -> str:
-    root = folder.resolve()
     for name, entry in files.items():
-        path = folder / name
-        if not path.resolve().is_relative_to(root):
-            return f"{name} lies outside the entry"
-        size_bytes = path.stat().st_size
+        size_bytes = (folder / name).stat().st_size
         if size_bytes != entry.bytes:
             return f"{name} has {size_bytes} bytes instead of {entry.bytes}"
     for name, sha256 in _hashes(folder, files).items() if hashes else ():
@@ -122,9 +107,3 @@ def _hashes(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 def _seal(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _flush(path: Path) -> None:
-    # Windows flushes only what is open for writing.
-    with path.open("r+b") as file:
-        os.fsync(file.fileno())

@@ -1,6 +1,7 @@
 """Listing the engine cache and removing engines from it."""
 
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,34 +12,27 @@ from typing import Literal
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime.cache.entry import RECORD_NAME, Record, examine
 from latentsync_trt.runtime.cache.key import EngineKey
-from latentsync_trt.runtime.cache.store import EngineCache, digest_of
-
-Kind = Literal["engine", "build", "timings"]
-State = Literal["ready", "damaged", "unreadable", "building", "abandoned"]
-
-_RANK: dict[Kind, int] = {"build": 0, "engine": 1, "timings": 2}
+from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One folder in the cache.
+    """An engine in the cache.
 
-    `kind`: "build" is not an engine yet, or not any more; "timings" are those of kernels. `problem`: why it is not
-    ready. `record`: of an engine, None where it cannot be read. Times are UTC.
+    `problem`: why it is not ready. `record`: None where it cannot be read. Times are UTC.
     """
 
-    kind: Kind
     folder: Path
-    state: State
+    state: Literal["ready", "damaged", "unreadable"]
+    problem: str
+    record: Record | None
     size_bytes: int
     last_used_at: datetime
-    problem: str = ""
-    record: Record | None = None
 
     @property
     def label(self) -> str:
         """Short description."""
-        return self.record.key.label if self.record else f"{self.kind} {self.folder.name}"
+        return self.record.key.label if self.record else f"engine {self.folder.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +81,7 @@ class Limits:
     Args:
         max_bytes: how much may be left; the least recently used goes first.
         unused_for: removes what was not used for longer than this.
-        stale: removes damaged engines, leftovers of killed builds, and engines that this machine cannot use.
+        stale: removes damaged engines, and those that this machine cannot use.
     """
 
     max_bytes: int | None = None
@@ -113,30 +107,22 @@ def total_bytes(items: Iterable[Item]) -> int:
 
 
 def survey(folder: Path, *, hashes: bool = False) -> tuple[Item, ...]:
-    """Everything in the cache at `folder`: engines, last used first, then builds and kernel timings.
+    """All engines in the cache at `folder`, last used first. Changes nothing.
 
-    Engines are checked by their records and file sizes; with `hashes` every byte is read. Changes nothing.
+    They are checked by their records and file sizes; with `hashes` every byte is read.
 
     Raises:
         OutputError: the cache is not a folder, or cannot be listed.
     """
-    cache = EngineCache(folder)
-    engines = list[Item]()
-    for path in cache.entries():
+    items = list[Item]()
+    for path in EngineCache(folder).entries():
         found = examine(path, path.name, hashes=hashes)
-        engines.append(Item("engine", path, found.state, *_measure(path), found.problem, found.record))
-    engines.sort(key=lambda item: item.last_used_at, reverse=True)
-    builds = [
-        Item("build", path, "building", *_measure(path), "is being built")
-        if _is_locked(cache, digest_of(path))
-        else Item("build", path, "abandoned", *_measure(path), "left behind by a process that was ended")
-        for path in cache.leftovers()
-    ]
-    return (*engines, *builds, *(Item("timings", path, "ready", *_measure(path)) for path in cache.timings()))
+        items.append(Item(path, found.state, found.problem, found.record, folder_bytes(path), _last_used_at(path)))
+    return tuple(sorted(items, key=lambda item: item.last_used_at, reverse=True))
 
 
 def prune(folder: Path, limits: Limits, *, dry_run: bool = False) -> Outcome:
-    """Removes what `limits` say from the cache at `folder`; see `select`. Builds in progress stay.
+    """Removes what `limits` say from the cache at `folder`, see `select`, and what killed builds left.
 
     Raises:
         OutputError: the cache cannot be listed or written.
@@ -145,27 +131,25 @@ def prune(folder: Path, limits: Limits, *, dry_run: bool = False) -> Outcome:
 
 
 def clear(folder: Path, *, dry_run: bool = False) -> Outcome:
-    """Removes everything from the cache at `folder` except builds in progress and files that do not belong to it.
+    """Removes all engines and kernel timings from the cache at `folder`, and what killed builds left.
 
     Raises:
         OutputError: the cache cannot be listed or written.
     """
+    if not dry_run:
+        shutil.rmtree(folder / SHARED_FOLDER, ignore_errors=True)
     return _remove(folder, [(item, "cleared") for item in survey(folder)], dry_run=dry_run)
 
 
 def select(items: Iterable[Item], limits: Limits, now: datetime) -> list[Choice]:
-    """Which of `items` to remove at time `now`, and why. Pure.
-
-    `max_bytes` is compared with the size of everything; leftovers go first, then engines, then kernel timings, which
-    are small and save minutes.
-    """
-    reasons = [(item, "" if item.state == "building" else _why_removed(item, limits, now)) for item in items]
+    """Which of `items` to remove at time `now`, and why. Pure."""
+    reasons = [(item, _why_removed(item, limits, now)) for item in items]
     chosen = [(item, reason) for item, reason in reasons if reason]
     if limits.max_bytes is not None:
         stay = [item for item, reason in reasons if not reason]
         excess_bytes = total_bytes(stay) - limits.max_bytes
-        for item in sorted(stay, key=lambda item: (_RANK[item.kind], item.last_used_at)):
-            if excess_bytes > 0 and item.state != "building":
+        for item in sorted(stay, key=lambda item: (item.state == "ready", item.last_used_at)):
+            if excess_bytes > 0:
                 chosen.append((item, f"more than {limits.max_bytes / 1e9:g} GB in all"))
                 excess_bytes -= item.size_bytes
     return chosen
@@ -173,7 +157,7 @@ def select(items: Iterable[Item], limits: Limits, now: datetime) -> list[Choice]
 
 def _why_removed(item: Item, limits: Limits, now: datetime) -> str:
     if limits.stale is not None:
-        if item.state in ("damaged", "abandoned"):
+        if item.state == "damaged":
             return item.problem
         foreign = limits.stale.foreign(item.record.key) if item.record else ""
         if foreign:
@@ -183,45 +167,44 @@ def _why_removed(item: Item, limits: Limits, now: datetime) -> str:
     return ""
 
 
-def _measure(folder: Path) -> tuple[int, datetime]:
-    """Size of a folder's files, and when it was last used; of one that is removed meanwhile 0 and 1970."""
-    size_bytes, used_s = 0, 0.0
+def folder_bytes(folder: Path) -> int:
+    """Size of all files below a folder, which may be deleted meanwhile."""
+    size_bytes = 0
     for parent, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
                 size_bytes += Path(parent, name).lstat().st_size
-    for path in (folder, folder / RECORD_NAME):
+    return size_bytes
+
+
+def _last_used_at(entry: Path) -> datetime:
+    used_s = 0.0
+    for path in (entry, entry / RECORD_NAME):
         with suppress(OSError):
             used_s = path.stat().st_mtime
-    return size_bytes, datetime.fromtimestamp(used_s, UTC)
-
-
-def _is_locked(cache: EngineCache, digest: str) -> bool:
-    try:
-        with cache.try_locked(digest) as free:
-            return not free
-    except LatentSyncError:  # no permission to lock: it may be in progress
-        return True
+    return datetime.fromtimestamp(used_s, UTC)
 
 
 def _remove(folder: Path, chosen: list[Choice], *, dry_run: bool) -> Outcome:
     cache = EngineCache(folder)
     removed, kept = list[Choice](), list[Choice]()
     for item, reason in chosen:
-        refusal = item.problem if item.state == "building" else "" if dry_run else _try_remove(cache, item)
+        refusal = "" if dry_run else _try_remove(cache, item)
         if refusal:
             kept.append((item, refusal))
         else:
             removed.append((item, reason))
+    if not dry_run:
+        cache.sweep()
     return Outcome(tuple(removed), tuple(kept))
 
 
 def _try_remove(cache: EngineCache, item: Item) -> str:
-    """Removes an item; returns why it stays, empty if it is gone."""
+    """Removes an engine; returns why it stays, empty if it is gone."""
     try:
-        with cache.try_locked(digest_of(item.folder)) as free:
+        with cache.try_locked(item.folder.name) as free:
             if not free:
-                return "an engine of its kind is being built"
+                return "it is being built again"
             cache.remove(item.folder)
     except LatentSyncError:
         raise

@@ -1,10 +1,9 @@
 """The engine cache: engines that take minutes to build, built once and verified before each use.
 
-    <cache>/<digest>/                  an entry: the engine's files and `engine.json`
-    <cache>/.building-<digest>-<id>/   a build in progress, or the leftover of one that was killed
-    <cache>/.old-<id>/                 an entry being deleted
-    <cache>/.shared/<machine>/         kernel timings: they outlive engines and serve all of one GPU
-    <cache>/.locks/<digest>.lock       held while an engine of that digest is built or removed
+    <cache>/<digest>/               an entry: the engine's files and `engine.json`
+    <cache>/.<digest>-<id>/         an entry being built or deleted, or the leftover of a process that was killed
+    <cache>/.shared/<machine>/      kernel timings: they outlive engines and serve all of one GPU
+    <cache>/.locks/<digest>.lock    held while an engine of that digest is built or deleted
 
 An entry appears by one rename when it is complete and is never changed, so readers need no lock. Lock files stay:
 removing one that another process waits for would let two processes in.
@@ -37,9 +36,8 @@ LOCAL_FOLDER = "engine_cache"
 SHARED_FOLDER = ".shared"
 
 _LOCKS = ".locks"
-_DIGEST = rf"[0-9a-f]{{{DIGEST_LENGTH}}}"
-_ENTRY_NAME = re.compile(_DIGEST)
-_LEFTOVER_NAME = re.compile(rf"\.building-(?P<digest>{_DIGEST})-[0-9a-f]{{8}}|\.old-[0-9a-f]{{8}}")
+_ENTRY_NAME = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}")
+_ASIDE_NAME = re.compile(rf"\.([0-9a-f]{{{DIGEST_LENGTH}}})-[0-9a-f]{{8}}")
 
 _POLL_S = 0.1
 
@@ -168,11 +166,8 @@ class EngineCache:
             problem = examine(target, key.digest, hashes=key.digest not in self._verified).problem
             if problem:
                 self._notice(f"engine cache: {key.label} in {target}: {problem}; building it again")
-        for leftover in self.leftovers():
-            if digest_of(leftover) in ("", key.digest):
-                with suppress(OSError):
-                    self.remove(leftover)
-        aside = self.folder / f".building-{key.digest}-{secrets.token_hex(4)}"
+        self.sweep(key.digest)
+        aside = _aside(target)
         with self._explained():
             aside.mkdir()
         try:
@@ -208,38 +203,38 @@ class EngineCache:
 
     def entries(self) -> list[Path]:
         """Folders with names of entries; their content is not checked."""
-        return [path for path in self._listing(self.folder) if _ENTRY_NAME.fullmatch(path.name)]
+        return [path for path in self._listing() if _ENTRY_NAME.fullmatch(path.name)]
 
-    def leftovers(self) -> list[Path]:
-        """Builds, in progress or not, and what was not deleted completely."""
-        return [path for path in self._listing(self.folder) if _LEFTOVER_NAME.fullmatch(path.name)]
+    def sweep(self, held: str = "") -> None:
+        """Deletes what killed processes left: all of a digest whose lock is free, or `held` by the caller."""
+        for path in self._listing():
+            match = _ASIDE_NAME.fullmatch(path.name)
+            if match:
+                with self.try_locked(match[1]) as free:
+                    if free or match[1] == held:
+                        shutil.rmtree(path, ignore_errors=True)
 
-    def timings(self) -> list[Path]:
-        """Folders of kernel timings."""
-        return self._listing(self.folder / SHARED_FOLDER)
-
-    def remove(self, path: Path) -> None:
-        """Takes an entry or the like out of use by one rename, then deletes it; no error if it does not exist.
+    def remove(self, entry: Path) -> None:
+        """Takes an entry out of use by one rename, then deletes it; no error if it does not exist. Its lock is held.
 
         Raises:
             OSError: it is in use (on Windows) or write-protected, or not all of it could be deleted.
         """
-        old = self.folder / f".old-{secrets.token_hex(4)}"
+        aside = _aside(entry)
         try:
-            path.rename(old)
+            entry.rename(aside)
         except FileNotFoundError:
             return
-        shutil.rmtree(old, ignore_errors=True)
-        if old.exists():
-            raise OSError(errno.EACCES, "some of its files cannot be deleted", str(old))
+        shutil.rmtree(aside, ignore_errors=True)
+        if aside.exists():
+            raise OSError(errno.EACCES, "some of its files cannot be deleted", str(aside))
 
     @contextmanager
     def try_locked(self, digest: str) -> Iterator[bool]:
-        """Holds the lock of a digest if it is free; yields whether it was. Nothing locks what has no digest."""
+        """Holds the lock of a digest if it is free; yields whether it was."""
         lock = self._lock(digest)
-        held = not digest or self._acquire(lock)
         try:
-            yield held
+            yield self._acquire(lock)
         finally:
             lock.release()
 
@@ -276,9 +271,9 @@ class EngineCache:
                 return False
         return True
 
-    def _listing(self, folder: Path) -> list[Path]:
+    def _listing(self) -> list[Path]:
         with self._explained():
-            return sorted(folder.iterdir()) if self._exists(folder) else []
+            return sorted(self.folder.iterdir()) if self._exists(self.folder) else []
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -307,10 +302,8 @@ class EngineCache:
         )
 
 
-def digest_of(path: Path) -> str:
-    """The digest in the name of an entry or a build; empty for anything else."""
-    match = _LEFTOVER_NAME.fullmatch(path.name)
-    return (match["digest"] or "") if match else path.name if _ENTRY_NAME.fullmatch(path.name) else ""
+def _aside(entry: Path) -> Path:
+    return entry.with_name(f".{entry.name}-{secrets.token_hex(4)}")
 
 
 def _rename(source: Path, target: Path) -> None:

@@ -1,6 +1,6 @@
 """The denoising step on device buffers: inputs go up once a window, latents come back once, nothing in between."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -119,12 +119,14 @@ class GraphDenoiser:
         session.retrying(lambda: self._values["coefficients"].update_inplace(coefficients))
         binding = self._binding(graph, session, guided=guided)
         session.run_bound(binding)
+        outputs = dict(zip(_names(session.outputs), binding.get_outputs(), strict=True))
         if not cached:
             self._reusable = guided
-            if guided not in self._hidden:
+            if guided not in self._hidden and "hidden" in outputs:
                 # The first full step let the provider allocate `hidden`, whose shape only the graph knows.
-                self._hidden[guided] = binding.get_outputs()[_names(session.outputs).index("hidden")]
+                self._hidden[guided] = outputs["hidden"]
                 self._bindings.clear()
+        self.observe(graph, timestep, outputs)
         if self._copier is None:
             self._current = 1 - self._current
         else:
@@ -134,6 +136,9 @@ class GraphDenoiser:
         """Downloads the current latents, float32 `(B, 4, F, h, w)`."""
         # A copy: on the CPU the array is a view of a buffer that goes with this object.
         return np.array(self._states[self._current]["latents"].numpy(), np.float32)
+
+    def observe(self, graph: str, timestep: int, outputs: Mapping[str, Any]) -> None:
+        """Called after each step with the outputs of its graph, for subclasses whose graphs have more of them."""
 
     def release(self) -> None:
         """Drops the sessions and what lies in their memory, so that it can be freed; `begin` must come next."""
@@ -159,8 +164,10 @@ class GraphDenoiser:
             binding.bind_ortvalue_input(name, available[name])
         # Outputs in the graph's own order: the binding returns them in the order they were bound.
         for name in _names(session.outputs):
-            if name != "hidden":
+            if name.startswith("next_"):
                 binding.bind_ortvalue_output(name, target[name.removeprefix("next_")])
+            elif name != "hidden":
+                binding.bind_output(name)
             elif hidden is None:
                 binding.bind_output(name, self._device, self._device_id)
             else:

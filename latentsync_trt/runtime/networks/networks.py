@@ -5,15 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from latentsync_trt.bundle.manifest import (
-    AUDIO_ENCODER,
-    FULL_STEP,
-    STEP_GRAPHS,
-    VAE_DECODER,
-    VAE_ENCODER,
-    Bundle,
-    step_graph,
-)
+from latentsync_trt.bundle.manifest import AUDIO_ENCODER, FULL_STEP, STEP_GRAPHS, Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory, ProviderUnavailable
 from latentsync_trt.runtime.cache.store import EngineCache, Notice, cache_folder
@@ -256,12 +248,3 @@ class Networks:
         # A denoiser keeps its features when other networks are closed to make room for its step.
         if not set(graphs).isdisjoint(STEP_GRAPHS):
             self.denoiser.release()
-
-
-def graphs_for(*, guidance: float, full_steps_only: bool, unguided_too: bool = False) -> tuple[str, ...]:
-    """The graphs that a run of these settings uses; `unguided_too`: some of its steps are not guided."""
-    guided = guidance > 1.0
-    kinds = (True, False) if guided and unguided_too else (guided,)
-    cached = (False,) if full_steps_only else (False, True)
-    steps = [step_graph(guided=kind, cached=reuse) for kind in kinds for reuse in cached]
-    return (AUDIO_ENCODER, VAE_ENCODER, *steps, VAE_DECODER)

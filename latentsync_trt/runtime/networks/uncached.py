@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from latentsync_trt.bundle.manifest import step_graph
 from latentsync_trt.errors import InferenceError
 from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
 from latentsync_trt.runtime.providers.select import ORT_NAMES, Selection
 from latentsync_trt.runtime.sessions.options import CpuOptions, CudaOptions
-from latentsync_trt.runtime.sessions.session import Array, Providers, Session, SessionSettings
+from latentsync_trt.runtime.sessions.session import Providers, Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
 
 
@@ -71,20 +71,18 @@ Observe = Callable[[ObservedTensor, int, Float32Array, Float32Array], None]
 """Called after each step, for each tensor: the timestep, channel maxima `(C,)` and sample `(n,)`, both float32."""
 
 
-class ObservingDenoiser:
-    """A `types.Denoiser` that keeps its state on the host, since each step's statistics go there anyway.
-
-    The graphs of guided and of unguided loops are not open at the same time.
+class ObservingDenoiser(GraphDenoiser):
+    """A denoiser over observed graphs; those of guided and of unguided loops are not open at the same time.
 
     Args:
-        graphs: observed step graphs by name. selection: CPU or CUDA. observe: takes the statistics.
+        graphs: observed step graphs by name. selection: CPU or CUDA. report: takes the statistics.
     """
 
-    def __init__(self, graphs: Mapping[str, ObservedGraph], selection: Selection, observe: Observe) -> None:
-        self._graphs, self._observe = graphs, observe
+    def __init__(self, graphs: Mapping[str, ObservedGraph], selection: Selection, report: Observe) -> None:
+        super().__init__(self._session, selection.device, selection.device_id)
+        self._graphs, self._report = graphs, report
         self._providers = _providers(selection)
         self._sessions: dict[str, Session] = {}
-        self._values: dict[str, Array] = {}
         self._guided = False
 
     def begin(self, batch: WindowBatch) -> None:
@@ -93,46 +91,22 @@ class ObservingDenoiser:
         if guided != self._guided:
             self.close()
         self._guided = guided
-        self._values = {
-            "latents": batch.latents,
-            "conditioning": batch.conditioning,
-            "audio": batch.audio,
-            "guidance": np.array(batch.guidance, np.float32),
-            "history": np.zeros_like(batch.latents),
-        }
+        super().begin(batch)
 
-    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
-        """One update; `guided` must be as the window began.
-
-        Raises:
-            InferenceError: the provider failed, an input of a layer is not finite, or a cached step comes first.
-            OutOfMemory: there is too little memory.
-        """
-        if cached and "hidden" not in self._values:
-            raise InferenceError("a cached step needs a full step before it")
-        name = step_graph(guided=self._guided and guided, cached=cached)
-        session = self._session(name)
-        given = {**self._values, "timestep": np.array(timestep, np.int64), "coefficients": coefficients}
-        outputs = session.run({tensor.name: given[tensor.name] for tensor in session.inputs})
-        found = dict(zip((tensor.name for tensor in session.outputs), outputs, strict=True))
-        for tensor in self._graphs[name].tensors:
-            amax, sample = (found[output].astype(np.float32) for output in (tensor.channel_amax, tensor.sample))
+    def observe(self, graph: str, timestep: int, outputs: Mapping[str, Any]) -> None:
+        """Reports the statistics of a step; raises `InferenceError` if an input of a layer is not finite."""
+        for tensor in self._graphs[graph].tensors:
+            amax, sample = (outputs[name].numpy().astype(np.float32) for name in (tensor.channel_amax, tensor.sample))
             if not np.isfinite(amax).all():
                 raise InferenceError(
-                    f"{session.name}: the input of {tensor.layers[0]} is not finite at timestep {timestep}; "
+                    f"{graph}: the input of {tensor.layers[0]} is not finite at timestep {timestep}; "
                     "calibrate the bundle in fp32, and check its weights"
                 )
-            self._observe(tensor, timestep, amax, sample)
-        self._values |= {"latents": found["next_latents"], "history": found["next_history"]}
-        if "hidden" in found:
-            self._values["hidden"] = found["hidden"]
-
-    def latents(self) -> Float32Array:
-        """The current latents, float32 `(B, 4, F, h, w)`."""
-        return self._values["latents"]
+            self._report(tensor, timestep, amax, sample)
 
     def close(self) -> None:
         """Frees the sessions."""
+        self.release()
         for session in self._sessions.values():
             session.close()
         self._sessions.clear()

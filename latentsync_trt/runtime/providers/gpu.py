@@ -80,7 +80,7 @@ def driver_cuda() -> tuple[int, int] | None:
 
 
 def driver_version() -> str | None:
-    """Version of the installed driver, e.g. "580.65.06"; None where NVML does not tell."""
+    """Version of the installed driver, e.g. "580.65.06"; None if NVML does not know it."""
     try:
         pynvml.nvmlInit()
         version = pynvml.nvmlSystemGetDriverVersion()

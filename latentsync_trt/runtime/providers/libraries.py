@@ -14,7 +14,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,34 +142,41 @@ def installed_cuda() -> tuple[Installed, ...]:
 
 def tensorrt_version() -> str:
     """Full version of the TensorRT that onnxruntime loads here, e.g. "10.14.1.48"; "unknown" where it does not load."""
-    preload()
-    try:
-        library = _load(_tensorrt_file("nvinfer"))
-        parts = [getattr(library, f"getInferLib{part}Version") for part in ("Major", "Minor", "Patch", "Build")]
-    except (OSError, AttributeError):
-        return UNKNOWN
-    return ".".join(str(part()) for part in parts)
+
+    def read(library: ctypes.CDLL) -> str:
+        parts = (getattr(library, f"getInferLib{part}Version") for part in ("Major", "Minor", "Patch", "Build"))
+        return ".".join(str(part()) for part in parts)
+
+    return _loaded_version(_tensorrt_file("nvinfer"), read)
 
 
 def cuda_version() -> str:
     """Version of the CUDA runtime that loads here, e.g. "13.0"; "unknown" where none does."""
-    preload()
-    number = ctypes.c_int()
-    try:
-        _load(_cuda_file("cudart")).cudaRuntimeGetVersion(ctypes.byref(number))
-    except OSError:
-        return UNKNOWN
-    return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+    def read(library: ctypes.CDLL) -> str:
+        number = ctypes.c_int()
+        library.cudaRuntimeGetVersion(ctypes.byref(number))
+        return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+    return _loaded_version(_cuda_file("cudart"), read)
 
 
 def cudnn_version() -> str:
     """Version of the cuDNN that loads here, e.g. "9.19.0"; "unknown" where none does."""
+
+    def read(library: ctypes.CDLL) -> str:
+        number = int(library.cudnnGetVersion())
+        return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
+
+    return _loaded_version(_cuda_file("cudnn"), read)
+
+
+def _loaded_version(file: str, read: Callable[[ctypes.CDLL], str]) -> str:
     preload()
     try:
-        number = int(_load(_cuda_file("cudnn")).cudnnGetVersion())
-    except OSError:
+        return read(_load(file))
+    except (OSError, AttributeError):
         return UNKNOWN
-    return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
 
 
 def rtx_version() -> str:

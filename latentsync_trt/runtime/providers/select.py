@@ -131,7 +131,7 @@ def _gpu_of(name: ProviderName, device: int) -> Gpu | None:
 
 
 def eight_bit_notice(manifest: Manifest, selection: Selection) -> str:
-    """What to say of an 8-bit bundle on a provider that has no 8-bit kernels; else empty.
+    """A notice for an 8-bit bundle on a provider that has no 8-bit kernels; else empty.
 
     Raises:
         InputError: the GPU does not support the bundle's precision.

@@ -103,7 +103,7 @@ class SessionPool:
         with self._lock:
             known = self.low_memory and graph in self._opened
         if known:
-            self._free((graph,))
+            self._close((graph,))
         return known
 
     def save_memory(self, reason: str) -> None:
@@ -131,7 +131,7 @@ class SessionPool:
 
     def switch(self, engines: Engines) -> None:
         """Closes everything; sessions come from `engines` from now on."""
-        self._free(tuple(self._opened))
+        self._close(tuple(self._opened))
         self._built.clear()
         self.engines = engines
 
@@ -151,7 +151,7 @@ class SessionPool:
             with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as openers:
                 list(openers.map(self._open_if_closed, graphs))
         except OutOfMemory:
-            self._free(tuple(self._opened))
+            self._close(tuple(self._opened))
             self.save_memory(_RAN_OUT)
             return False
         return True
@@ -192,14 +192,8 @@ class SessionPool:
         network = graphs[graph].weights
         with self._lock:
             others = tuple(name for name in self._opened if graphs[name].weights != network)
-        self._free(others)
+        self._close(others)
         return bool(others)
-
-    def _free(self, graphs: tuple[str, ...]) -> None:
-        """Closes sessions and returns their memory to the device."""
-        self._close(graphs)
-        if graphs:
-            self._give_back()
 
     def _give_back(self) -> None:
         selection = self.engines.selection
@@ -207,6 +201,7 @@ class SessionPool:
             give_back_gpu_memory(selection.device_id)
 
     def _close(self, graphs: tuple[str, ...]) -> None:
+        """Closes sessions and returns their memory to the device."""
         if not graphs:
             return
         self._on_close(graphs)
@@ -218,6 +213,7 @@ class SessionPool:
                 path = opened.session.close()
                 if path is not None:
                     self._traces.append(Trace(graph, path, start_s))
+        self._give_back()
 
 
 def _add(times: dict[tuple[str, str], EngineTime], more: EngineTime) -> None:

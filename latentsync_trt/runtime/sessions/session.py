@@ -4,7 +4,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -109,12 +108,7 @@ class Session:
         options = _ort_options(settings)
         self.opened_at_s = time.perf_counter()
         self._reads_log = not settings.plugin_devices and settings.providers[0][0] in _SILENT_PROVIDERS
-        reasons: list[str] = []
-        try:
-            with native_errors() if self._reads_log else nullcontext(reasons) as reasons:
-                self.ort = self._opened(options)
-        except Exception as error:
-            raise _translated(error, settings.name or f"{path}", EngineBuildError, reasons) from error
+        self.ort = self._explained(lambda: self._opened(options), settings.name or f"{path}", EngineBuildError)
         self.inputs = tuple(_tensor_info(node) for node in self.ort.get_inputs())
         self.outputs = tuple(_tensor_info(node) for node in self.ort.get_outputs())
         self.free_memory: Callable[[], bool] = lambda: False
@@ -155,25 +149,24 @@ class Session:
         some. Errors as `run`."""
         while True:
             try:
-                return self._explained(action)
+                return self._explained(action, f"{self.name} on {self.provider}", InferenceError)
             except OutOfMemory:
                 if not self.free_memory():
                     raise
 
-    def _explained(self, action: Callable[[], T]) -> T:
+    def _explained(self, action: Callable[[], T], where: str, kind: type[LatentSyncError]) -> T:
         """`action`, with its failure translated; once more to read the provider's log where only that says why."""
-        where = f"{self.name} on {self.provider}"
         try:
             return action()
         except Exception as error:
             if not self._reads_log:
-                raise _translated(error, where, InferenceError) from error
+                raise _translated(error, where, kind) from error
         reasons: list[str] = []
         try:
             with native_errors() as reasons:
                 return action()
         except Exception as error:
-            raise _translated(error, where, InferenceError, reasons) from error
+            raise _translated(error, where, kind, reasons) from error
 
     def _timed(self, run: Callable[[], T]) -> T:
         start_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""In each process with the stand-in: the image codec's small graphs run on the CPU provider, unless CUDA is real."""
+"""Loaded by each process with the stand-in: has the codec's small graphs run on the CPU, unless CUDA is real."""
 
 import os
 import sys
@@ -11,10 +11,10 @@ _CODEC = "latentsync_trt.runtime.networks.codec"
 
 
 class _Finder(MetaPathFinder):
-    """Finds the codec as ever, and puts another `Session` into it once it is loaded."""
+    """Finds the codec in the usual way, and replaces its `Session` once it is loaded."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """As import asks."""
+        """As `MetaPathFinder.find_spec`."""
         if name != _CODEC:
             return None
         spec = PathFinder.find_spec(name, path, target)
