@@ -1,7 +1,7 @@
 """Asks an engine cache for one engine, as a process of its own: `python -m tests.cache_worker CACHE SIGNALS MODE`.
 
-MODE "race-N": a build ends when N processes have said that they wait. MODE "hang": a build never ends. What happens
-is told by files in SIGNALS; what was got is printed as JSON.
+MODE "race-N": a build ends when N other processes wait for it. MODE "hang": a build never ends. Files in SIGNALS say
+which process builds and which wait; the result is printed as JSON.
 """
 
 import json
@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.cache.key import EngineKey
+from latentsync_trt.runtime.cache.store import EngineCache
 
 PATIENCE_S = 60.0
 

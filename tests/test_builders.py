@@ -1,5 +1,5 @@
-"""What TensorRT and the RTX plug-in are asked for, and what is made of what they leave: with a compiler and sessions
-that only act like theirs, as both need their own GPU. tests/test_tensorrt_stand_in.py has ONNX Runtime's real one."""
+"""What TensorRT and the RTX plug-in are given, and how their results are used: with a compiler and sessions that
+imitate theirs, which need a GPU. tests/test_tensorrt_stand_in.py has ONNX Runtime's real TensorRT provider."""
 
 import errno
 import types
@@ -110,8 +110,8 @@ def engines(
     """On an Ada GPU; of the demo bundle, if no other is given."""
     bundle = bundle or Bundle.load(small_bundle(), verify=False)
     selection = Selection(name, gpu=replace(ADA, index=options.get("device", 0)))  # type: ignore[arg-type]
-    told = [] if notices is None else notices
-    return Engines(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), told.append)
+    notices = [] if notices is None else notices
+    return Engines(bundle, selection, RuntimeOptions(**options), EngineCache(tmp_path / "cache"), notices.append)
 
 
 def entry_of(made: Engines, graph: str) -> Path:
@@ -186,7 +186,7 @@ def test_tensorrt_compiles_the_graph_and_its_context_model_is_opened(tmp_path: P
     assert provider.asked[1] == (path, settings)
 
 
-def test_no_limit_of_scratch_memory_is_none(tmp_path: Path, provider: Provider) -> None:
+def test_without_an_option_scratch_memory_has_no_limit(tmp_path: Path, provider: Provider) -> None:
     engines(tmp_path).build("vae_encoder")
     assert (provider.orders[0].workspace_bytes, provider.orders[0].optimization_level) == (None, 3)
 
@@ -270,7 +270,7 @@ def test_timings_are_those_of_one_gpu_and_version(
 
 
 @pytest.mark.parametrize("accepted", [True, False])
-def test_timings_that_tensorrt_rejects_are_removed_and_it_is_told(
+def test_timings_that_tensorrt_rejects_are_removed_with_a_notice(
     tmp_path: Path, provider: Provider, accepted: bool
 ) -> None:
     notices: list[str] = []
@@ -286,8 +286,8 @@ def test_timings_that_tensorrt_rejects_are_removed_and_it_is_told(
         with pytest.raises(EngineBuildError):
             made.build("vae_decoder")
         assert not kept.exists()
-    (told,) = (notice for notice in notices if "timings" in notice)
-    assert told == (
+    (notice,) = (notice for notice in notices if "timings" in notice)
+    assert notice == (
         f"vae_decoder: TensorRT rejects the kernel timings of earlier builds, removed {kept}: of another driver"
     )
 
@@ -334,7 +334,7 @@ def no_folder_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "mkdir", refuse)
 
 
-def test_rejected_timings_that_cannot_be_removed_do_no_harm(
+def test_rejected_timings_that_cannot_be_removed_are_no_error(
     tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = engines(tmp_path)
@@ -407,7 +407,7 @@ def test_too_little_memory_of_the_gpu_is_no_refusal(tmp_path: Path, provider: Pr
     assert made.cache.find(made.key("vae_encoder")) is None
 
 
-def test_too_little_memory_of_the_host_is_told_as_the_compiler_tells_it(
+def test_too_little_memory_of_the_host_is_reported_as_it_is(
     tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(order: CompileOrder, environment: Mapping[str, str]) -> Answer:
@@ -435,7 +435,7 @@ def test_a_cuda_graph_is_replayed_by_the_steps_only(tmp_path: Path, provider: Pr
 
 
 @pytest.mark.parametrize(("optimize", "nodes"), [(False, 2), (True, 1)])
-def test_weights_in_eight_bits_stay_so_for_who_compiles_the_graph(tmp_path: Path, optimize: bool, nodes: int) -> None:
+def test_a_graph_that_is_not_optimized_keeps_its_eight_bit_weights(tmp_path: Path, optimize: bool, nodes: int) -> None:
     """`y = x · w`, the weights INT8: optimized, they would reach the provider as floats that lie on no disk."""
     weights = helper.make_tensor("w", TensorProto.INT8, (4, 4), range(16))
     scale = helper.make_tensor("s", TensorProto.FLOAT, (), [0.5])
@@ -484,7 +484,7 @@ def test_the_plug_in_gets_the_graph_as_it_is_and_records_no_cuda_graph(tmp_path:
 # Keys.
 
 
-def test_what_decides_over_an_engine_is_in_its_key(tmp_path: Path, provider: Provider) -> None:
+def test_the_key_holds_what_changes_an_engine(tmp_path: Path, provider: Provider) -> None:
     toy = write_toy(tmp_path / "toy")
     plain = engines(tmp_path, bundle=toy).key("denoise_step")
     assert (plain.gpu, plain.compute_capability) == ("NVIDIA GeForce RTX 4090", "8.9")
@@ -504,7 +504,7 @@ def test_what_decides_over_an_engine_is_in_its_key(tmp_path: Path, provider: Pro
     assert str(tmp_path) not in str(plain)
 
 
-def test_how_an_engine_is_run_is_not_in_its_key(tmp_path: Path, provider: Provider) -> None:
+def test_the_key_does_not_hold_what_changes_a_run(tmp_path: Path, provider: Provider) -> None:
     keys = {engines(tmp_path, cuda_graph=replay).key("denoise_step").digest for replay in (True, False)}
     assert len(keys) == 1
 

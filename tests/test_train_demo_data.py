@@ -7,7 +7,7 @@ import pytest
 
 from scripts.train_demo.atlas import Atlas, draw_atlas
 from scripts.train_demo.mouth import MouthPose
-from scripts.train_demo.scene import Studio, draw_scene
+from scripts.train_demo.scene import PortraitRenderer, draw_scene
 from scripts.train_demo.texts import HELD_OUT, TRAINING, vocabulary
 from scripts.train_demo.visemes import SHAPES, Phoneme, mouth_track
 from tests.sounds import log_mel
@@ -96,15 +96,15 @@ def test_vocabulary_has_no_punctuation() -> None:
 def test_a_scene_is_filmed_the_same_twice_and_moves() -> None:
     track = track_of(("a", 0.3))
     scene = draw_scene(np.random.default_rng(1))
-    first, second = (np.stack(list(Studio().film(scene, track, 2, first=12))) for _ in range(2))
+    first, second = (np.stack(list(PortraitRenderer().frames(scene, track, 2, first=12))) for _ in range(2))
     np.testing.assert_array_equal(first, second)
     assert (first[0] != first[1]).mean() > 0.2
 
 
 def test_only_the_mouths_surroundings_move_with_it() -> None:
-    studio, scene = Studio(), draw_scene(np.random.default_rng(3))
-    still = studio.picture(scene, None, 0).astype(np.int16)
-    spoken = studio.picture(scene, MouthPose(0.8, 0.0, 0.0), 0).astype(np.int16)
+    renderer, scene = PortraitRenderer(), draw_scene(np.random.default_rng(3))
+    still = renderer.frame(scene, None, 0).astype(np.int16)
+    spoken = renderer.frame(scene, MouthPose(0.8, 0.0, 0.0), 0).astype(np.int16)
     changed = np.abs(still - spoken).max(axis=2) > 8
     assert 0.005 < changed.mean() < 0.2
     assert not changed[:60].any()
@@ -130,12 +130,12 @@ def test_mouths_between_drawn_ones_are_blended(tmp_path: Path) -> None:
 
 def test_recordings_are_made_the_same_twice_and_stored_well(tmp_path: Path) -> None:
     pytest.importorskip("espeakng_loader", reason="needs the extra `train`")
-    from scripts.train_demo.dictation import fresh_processes, make_speech
+    from scripts.train_demo.synthesis import fresh_processes, synthesize
     from scripts.train_demo.recordings import SAMPLES_PER_FRAME
     from scripts.train_demo.speech import load_speech
 
-    speech = make_speech(range(3, 5), "train", 1)
-    again = make_speech(range(4, 5), "train", 2)
+    speech = synthesize(range(3, 5), "train", 1)
+    again = synthesize(range(4, 5), "train", 2)
     np.testing.assert_array_equal(speech.mel(1), again.mel(0))
     speech.save(tmp_path / "speech.npz")
     stored = load_speech(tmp_path / "speech.npz")

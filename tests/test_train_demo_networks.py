@@ -12,7 +12,7 @@ from latentsync_trt.export.vae import VaeDecoder, VaeEncoder, load_vae
 from scripts.train_demo.networks import (
     SHIPPED,
     TINY,
-    MouthReader,
+    AudioMouthPredictor,
     Sizes,
     initialize,
     make_unet,
@@ -90,13 +90,13 @@ def test_the_shipped_networks_fit_into_the_package() -> None:
 
 def test_the_reader_hears_in_which_order_tokens_come() -> None:
     """Cross-attention forgets order; positions in the tokens must bring it back."""
-    reader = MouthReader(32)
-    initialize(reader, 5)
+    predictor = AudioMouthPredictor(32)
+    initialize(predictor, 5)
     tokens = torch.randn(1, 30, 32, generator=torch.Generator().manual_seed(6))
     with torch.no_grad():
-        same = reader(tokens.flip(1))
-        torch.testing.assert_close(same, reader(tokens), atol=1e-4, rtol=1e-4)
+        same = predictor(tokens.flip(1))
+        torch.testing.assert_close(same, predictor(tokens), atol=1e-4, rtol=1e-4)
         positions = make_whisper(TINY, 0).positional_embedding[:30]
-        ordered = reader(tokens + positions)
-        reordered = reader(tokens.flip(1) + positions)
+        ordered = predictor(tokens + positions)
+        reordered = predictor(tokens.flip(1) + positions)
     assert (ordered - reordered).abs().max() > 1e-3

@@ -131,7 +131,7 @@ def _report(folder: Path, outcome: Outcome, *, dry_run: bool, as_json: bool) -> 
         for item, reason in outcome.kept:
             click.echo(f"error: {item.label} stays: {reason}", err=True)
     if outcome.kept:
-        raise click.exceptions.Exit(1)
+        raise SystemExit(1)
 
 
 def _show(folder: Path, items: tuple[Item, ...], *, as_json: bool) -> None:

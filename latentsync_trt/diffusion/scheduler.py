@@ -77,7 +77,8 @@ def timesteps(steps: int, *, trailing: bool = False) -> tuple[int, ...]:
     if not 1 <= steps <= MAX_STEPS:
         raise InputError(f"{steps} denoising steps: the noise schedule allows 1 to {MAX_STEPS}")
     if trailing:
-        return tuple(round(TRAINING_STEPS - i * TRAINING_STEPS / steps) - 1 for i in range(steps))
+        spacing = TRAINING_STEPS / steps
+        return tuple(round(TRAINING_STEPS - i * spacing) - 1 for i in range(steps))
     return tuple(i * (TRAINING_STEPS // steps) + _STEPS_OFFSET for i in reversed(range(steps)))
 
 

@@ -2,8 +2,8 @@
 
 import importlib.metadata
 import tempfile
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -11,6 +11,8 @@ import torch
 
 from latentsync_trt.bundle.manifest import (
     FULL_STEP,
+    REQUIRED_GRAPHS,
+    UNGUIDED_GRAPHS,
     FileEntry,
     GraphEntry,
     Manifest,
@@ -34,21 +36,10 @@ Progress = Callable[[str, float], None]
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 _TOOLS = ("latentsync-trt", "torch", "onnx", "onnx-ir", "onnxscript", "diffusers")
 # Relative times: a whole U-Net graph takes as long as all the small graphs together.
-_TIME = {FULL_STEP: 5.0, step_graph(guided=False, cached=False): 5.0}
-
-
-class _Stages:
-    """Reports graph by graph to the caller's progress callback."""
-
-    def __init__(self, callback: Progress | None, names: Iterable[str]) -> None:
-        self._callback = callback
-        self._total = sum(_TIME.get(name, 1.0) for name in names)
-        self._started = 0.0
-
-    def start(self, stage: str, name: str) -> None:
-        if self._callback is not None:
-            self._callback(f"{stage} {name}", self._started / self._total)
-        self._started += _TIME.get(name, 1.0)
+_TIME = dict.fromkeys((*REQUIRED_GRAPHS, *UNGUIDED_GRAPHS), 1.0) | {
+    FULL_STEP: 5.0,
+    step_graph(guided=False, cached=False): 5.0,
+}
 
 
 def export_bundle(options: ExportOptions, progress: Progress | None = None) -> Path:
@@ -70,102 +61,112 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
         progress("loading checkpoints", 0.0)
     networks = load_networks(sources, options, _DTYPES[options.precision])
     with staged_bundle(options.folder) as staged:
-        _write_bundle(staged, networks, sources, options, proof, progress)
+        _Export(options, sources, networks, proof, progress).write_bundle(staged)
     if progress is not None:
         progress("done", 1.0)
     return options.folder
 
 
-def _write_bundle(
-    folder: Path,
-    networks: Networks,
-    sources: Sources,
-    options: ExportOptions,
-    proof: ExportOptions | None,
-    progress: Progress | None,
-) -> None:
-    """Writes graphs, weights and manifest into `folder`, verified as `proof`; None skips verification."""
-    plans = plan_graphs(networks, options)
-    names = [plan.name for plan in plans]
-    passes = 1 if proof is None else 2 if proof is options else 3
-    stages = _Stages(progress, [*passes * names, *(plan.name for plan in plans if plan.cuda_module is not None)])
-    graphs = _write_graphs(folder, plans, stages)
-    notes = _notes(networks, options)
-    verification: dict[str, float] = {}
-    if proof is options:
-        verification = _verify(folder, networks, sources, options, stages)
-    elif proof is not None:
-        notes.append(
-            f"comparing at {options.resolution_px} px takes {needed_bytes(options) / 1e9:.0f} GB of memory; "
-            f"the same networks were compared at {proof.resolution_px} px instead"
+@dataclass
+class _Export:
+    """Steps of one export. `proof`: what is verified (see `verification_options`), None to skip verification."""
+
+    options: ExportOptions
+    sources: Sources
+    networks: Networks
+    proof: ExportOptions | None
+    progress: Progress | None
+    finished: float = 0.0
+
+    def write_bundle(self, folder: Path) -> None:
+        """Writes graphs, weights and manifest into `folder`."""
+        options, networks = self.options, self.networks
+        plans = plan_graphs(networks, options)
+        graphs = self.write_graphs(folder, plans)
+        verification = self.verify(folder, plans)
+        manifest = Manifest(
+            name=options.folder.name,
+            model=options.model,
+            resolution_px=options.resolution_px,
+            frames=options.frames,
+            precision=options.precision,
+            shapes="dynamic" if options.dynamic else "static",
+            audio_layers=networks.whisper.config.layers,
+            audio_width=networks.whisper.config.width,
+            opset=OPSET,
+            unet=asdict(networks.unet.network.config),
+            graphs=graphs,
+            files={path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in sorted(folder.iterdir())},
+            ranges={name: allowed for plan in plans for name, allowed in plan.ranges.items()},
+            sources={role: _described(path) for role, path in asdict(self.sources).items()},
+            tools={tool: importlib.metadata.version(tool) for tool in _TOOLS},
+            verification=verification,
+            notes=tuple(self.notes()),
+            attention=options.attention,
         )
+        write_manifest(folder, manifest)
+
+    def write_graphs(self, folder: Path, plans: list[GraphPlan]) -> dict[str, GraphEntry]:
+        """Writes the graphs into `folder`, in both forms where they have them."""
+        graphs: dict[str, GraphEntry] = {}
+        for network in dict.fromkeys(plan.network for plan in plans):
+            with WeightsFile(folder / f"{network}.weights") as weights:
+                for plan in (plan for plan in plans if plan.network == network):
+                    self.start("exporting", plan)
+                    entry = _save(build_graph(plan), folder / f"{plan.name}.onnx", weights)
+                    if plan.cuda_module is not None:
+                        model = build_cuda_graph(plan, plan.cuda_module)
+                        cuda = _save(model, folder / f"{plan.name}.cuda.onnx", weights)
+                        if (cuda.inputs, cuda.outputs) != (entry.inputs, entry.outputs):
+                            raise ExportMismatch(f"{cuda.file}: its inputs and outputs are not those of {entry.file}")
+                        entry = replace(entry, forms={"cuda": cuda.file})
+                    graphs[plan.name] = entry
+        return graphs
+
+    def verify(self, folder: Path, plans: list[GraphPlan]) -> dict[str, float]:
+        """Compares the graphs with float32 PyTorch; returns the largest relative difference of each."""
+        if self.proof is None:
+            return {}
+        if self.proof is self.options:
+            return self.compare(folder)
         for plan in plans:
-            open_checked(folder / graphs[plan.name].file, plan)
+            open_checked(folder / f"{plan.name}.onnx", plan)
         with tempfile.TemporaryDirectory(prefix="proof-", dir=folder.parent) as smaller:
-            _write_graphs(Path(smaller), plan_graphs(networks, proof), stages)
-            verification = _verify(Path(smaller), networks, sources, proof, stages)
-    manifest = Manifest(
-        name=options.folder.name,
-        model=options.model,
-        resolution_px=options.resolution_px,
-        frames=options.frames,
-        precision=options.precision,
-        shapes="dynamic" if options.dynamic else "static",
-        audio_layers=networks.whisper.config.layers,
-        audio_width=networks.whisper.config.width,
-        opset=OPSET,
-        unet=asdict(networks.unet.network.config),
-        graphs=graphs,
-        files={path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in sorted(folder.iterdir())},
-        ranges={name: allowed for plan in plans for name, allowed in plan.ranges.items()},
-        sources={role: _described(path) for role, path in asdict(sources).items()},
-        tools={tool: importlib.metadata.version(tool) for tool in _TOOLS},
-        verification=verification,
-        notes=tuple(notes),
-        attention=options.attention,
-    )
-    write_manifest(folder, manifest)
+            self.write_graphs(Path(smaller), plan_graphs(self.networks, self.proof))
+            return self.compare(Path(smaller))
 
+    def compare(self, folder: Path) -> dict[str, float]:
+        """Compares the graphs in `folder`, which `proof` describes."""
+        proof = self.proof or self.options
+        truth = self.networks if proof.precision == "fp32" else load_networks(self.sources, proof, torch.float32)
+        found: dict[str, float] = {}
+        for plan in plan_graphs(truth, proof):
+            self.start("verifying", plan)
+            found[plan.name] = verify_graph(folder / f"{plan.name}.onnx", plan, TOLERANCE[proof.precision])
+        return found
 
-def _notes(networks: Networks, options: ExportOptions) -> list[str]:
-    """What the user should know of these networks."""
-    notes = []
-    if networks.unet.unused_tensors:
-        notes.append(f"{networks.unet.unused_tensors} tensors of the U-Net's file were not used")
-    if networks.wide:
-        notes.append(wide_note(networks.wide))
-    obstacles = cuda_obstacles(networks, options) if options.cuda_form else {}
-    return notes + [f"{network}: no graphs in the CUDA form, as {reason}" for network, reason in obstacles.items()]
+    def notes(self) -> Iterator[str]:
+        """What the user should know of this bundle."""
+        networks, options = self.networks, self.options
+        if networks.unet.unused_tensors:
+            yield f"{networks.unet.unused_tensors} tensors of the U-Net's file were not used"
+        if networks.wide:
+            yield wide_note(networks.wide)
+        if options.cuda_form:
+            for network, reason in cuda_obstacles(networks, options).items():
+                yield f"{network}: no graphs in the CUDA form, as {reason}"
+        if self.proof is not None and self.proof is not options:
+            yield (
+                f"comparing at {options.resolution_px} px takes {needed_bytes(options) / 1e9:.0f} GB of memory; "
+                f"the same networks were compared at {self.proof.resolution_px} px instead"
+            )
 
-
-def _verify(
-    folder: Path, networks: Networks, sources: Sources, options: ExportOptions, stages: _Stages
-) -> dict[str, float]:
-    """Compares the graphs in `folder` with float32 PyTorch; returns the largest relative difference of each."""
-    truth = networks if options.precision == "fp32" else load_networks(sources, options, torch.float32)
-    found: dict[str, float] = {}
-    for plan in plan_graphs(truth, options):
-        stages.start("verifying", plan.name)
-        found[plan.name] = verify_graph(folder / f"{plan.name}.onnx", plan, TOLERANCE[options.precision])
-    return found
-
-
-def _write_graphs(folder: Path, plans: list[GraphPlan], stages: _Stages) -> dict[str, GraphEntry]:
-    graphs: dict[str, GraphEntry] = {}
-    for network in dict.fromkeys(plan.network for plan in plans):
-        with WeightsFile(folder / f"{network}.weights") as weights:
-            for plan in (plan for plan in plans if plan.network == network):
-                stages.start("exporting", plan.name)
-                entry = _save(build_graph(plan), folder / f"{plan.name}.onnx", weights)
-                if plan.cuda_module is not None:
-                    stages.start("exporting for CUDA", plan.name)
-                    model = build_cuda_graph(plan, plan.cuda_module)
-                    cuda = _save(model, folder / f"{plan.name}.cuda.onnx", weights)
-                    if (cuda.inputs, cuda.outputs) != (entry.inputs, entry.outputs):
-                        raise ExportMismatch(f"{cuda.file}: its inputs and outputs are not those of {entry.file}")
-                    entry = replace(entry, forms={"cuda": cuda.file})
-                graphs[plan.name] = entry
-    return graphs
+    def start(self, stage: str, plan: GraphPlan) -> None:
+        """Reports a stage of the work on a graph."""
+        passes = 1 if self.proof is None else 2 if self.proof is self.options else 3
+        if self.progress is not None:
+            self.progress(f"{stage} {plan.name}", min(self.finished / (passes * sum(_TIME.values())), 1.0))
+        self.finished += _TIME[plan.name]
 
 
 def _save(model: ir.Model, path: Path, weights: WeightsFile) -> GraphEntry:

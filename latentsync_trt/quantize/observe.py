@@ -56,9 +56,9 @@ def write_observed(bundle: Bundle, graph: str, folder: Path) -> ObservedGraph:
     return ObservedGraph(path, bundle.folder, tuple(tensors), dimensions)
 
 
-def sample_stride(sizes: Sizes, channel_axis: int, sample: int = SAMPLE) -> int:
-    """The n for which every n-th value of a tensor is a sample of about `sample` values, even over the channels."""
-    stride = max(1, prod(sizes) // sample)
+def sample_stride(sizes: Sizes, channel_axis: int) -> int:
+    """The n for which every n-th value of a tensor is a sample of about `SAMPLE` values, even over the channels."""
+    stride = max(1, prod(sizes) // SAMPLE)
     # With a common factor the sample would repeat the same channels or the same columns.
     while gcd(stride, prod(sizes[channel_axis:])) != 1:
         stride += 1

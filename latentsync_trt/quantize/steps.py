@@ -117,7 +117,7 @@ class QuantizedSteps:
             )
         weights, amax, factors = layer.weights.numpy(), found.amax(options.percentile), None
         if options.smooth is not None and not layer.convolution:
-            factors = (1 * smoothing_divisors(found.channel_amax, weights, options.smooth)).astype(weights.dtype)
+            factors = (1 / smoothing_divisors(found.channel_amax, weights, options.smooth)).astype(weights.dtype)
             exact = factors.astype(np.float32)
             weights = (weights.astype(np.float32) / exact[:, None]).astype(weights.dtype)
             # The share that the percentile clips of the whole input is clipped of the smoothed one.

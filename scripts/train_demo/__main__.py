@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from scripts.train_demo.settings import FULL, MINIATURE, Settings, shortened
 
 if TYPE_CHECKING:
-    from scripts.train_demo.training import Material
+    from scripts.train_demo.training import TrainingData
 
 STEPS = ("speak", "film", "train", "export", "evaluate")
 SPEECH, HELD_OUT_SPEECH, CLIPS, CHECKPOINTS, BUNDLE = "speech.npz", "held-out.npz", "clips", "checkpoints", "bundle"
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _speak(arguments: argparse.Namespace, settings: Settings) -> None:
-    from scripts.train_demo.dictation import make_speech
+    from scripts.train_demo.synthesis import synthesize
 
     for name, split, count in (
         (SPEECH, "train", settings.data.recordings),
@@ -53,23 +53,23 @@ def _speak(arguments: argparse.Namespace, settings: Settings) -> None:
     ):
         path = arguments.work / name
         if not path.exists():
-            speech = make_speech(range(settings.seed, settings.seed + count), split, arguments.processes)
+            speech = synthesize(range(settings.seed, settings.seed + count), split, arguments.processes)
             speech.save(path)
             print(f"{path}: {speech.starts[-1] / 25 / 60:.1f} minutes, {path.stat().st_size / 1e6:.1f} MB")
 
 
-def _material(arguments: argparse.Namespace) -> "Material":
+def _data(arguments: argparse.Namespace) -> "TrainingData":
     from scripts.train_demo.speech import load_speech
-    from scripts.train_demo.training import Material
+    from scripts.train_demo.training import TrainingData
 
     speech, held_out = (load_speech(arguments.work / name) for name in (SPEECH, HELD_OUT_SPEECH))
-    return Material(speech, held_out, arguments.work / CLIPS, arguments.processes)
+    return TrainingData(speech, held_out, arguments.work / CLIPS, arguments.processes)
 
 
 def _film(arguments: argparse.Namespace, settings: Settings) -> None:
     from scripts.train_demo.training import film
 
-    for clips in film(_material(arguments), settings):
+    for clips in film(_data(arguments), settings):
         print(
             f"{clips.found.sum()} of {len(clips.found)} scenes of {clips.source.shape[1]} frames show a face throughout"
         )
@@ -78,12 +78,12 @@ def _film(arguments: argparse.Namespace, settings: Settings) -> None:
 def _train(arguments: argparse.Namespace, settings: Settings) -> None:
     import torch
 
-    from scripts.train_demo.loop import Workshop
+    from scripts.train_demo.loop import TrainingContext
     from scripts.train_demo.training import train
 
     device = torch.device(arguments.device)
-    workshop = Workshop(arguments.work, device, settings.seed, settings.minutes * 60, arguments.compile)
-    print(train(_material(arguments), settings, workshop).folder)
+    context = TrainingContext(arguments.work, device, settings.seed, settings.minutes * 60, arguments.compile)
+    print(train(_data(arguments), settings, context).folder)
 
 
 def _export(arguments: argparse.Namespace, settings: Settings) -> None:

@@ -19,11 +19,11 @@ Levels = tuple[int, int, int]
 _LOWEST, _HIGHEST = np.array([0.0, -1.0, 0.0]), np.array([1.0, 1.0, 1.0])
 
 
-def draw_atlas(path: Path, levels: Levels, draw: Callable[[MouthPose], UInt8Array], crew: Pool) -> None:
+def draw_atlas(path: Path, levels: Levels, draw: Callable[[MouthPose], UInt8Array], pool: Pool) -> None:
     """Draws all poses of the grid, by a crew that has `draw`, into the file `path`: uint8 `(*levels, h, w, 3)`."""
     steps = [np.linspace(low, high, count) for low, high, count in zip(_LOWEST, _HIGHEST, levels, strict=True)]
     poses = [MouthPose(*map(float, pose)) for pose in product(*steps)]
-    drawn = crew.imap(draw, poses, chunksize=8)
+    drawn = pool.imap(draw, poses, chunksize=8)
     first = next(drawn)
     pages = np.lib.format.open_memmap(path, "w+", np.uint8, (len(poses), *first.shape))
     pages[0] = first

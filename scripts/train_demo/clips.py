@@ -21,7 +21,7 @@ from latentsync_trt.face.tracker import AligningTracker
 from latentsync_trt.types import UInt8Array
 from scripts.train_demo.atlas import Atlas, Levels, draw_atlas
 from scripts.train_demo.mouth import MouthPose
-from scripts.train_demo.scene import Scene, Studio, draw_scene, pose_at
+from scripts.train_demo.scene import Scene, PortraitRenderer, draw_scene, pose_at
 from scripts.train_demo.speech import Speech
 
 _PLACES, _MOUTHS = "clips.npz", "mouths.npy"
@@ -30,7 +30,7 @@ _STILL_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SpeechSegment:
     """Which recording, from which of its frames on."""
 
     recording: int
@@ -43,12 +43,12 @@ class ClipPlan:
 
     frames: int
     scene: Scene
-    takes: tuple[Said, ...]
-    source: Said | None
+    takes: tuple[SpeechSegment, ...]
+    source: SpeechSegment | None
 
 
 @dataclass(frozen=True, slots=True)
-class FilmPlan:
+class RenderPlan:
     """How clips are filmed: side of an aligned face, poses that are drawn beforehand, and by how many processes."""
 
     resolution_px: int
@@ -96,7 +96,7 @@ def plan_clips(speech: Speech, frames: int, count: int, takes: int, seed: int) -
     return plans
 
 
-def film_clips(speech: Speech, plans: list[ClipPlan], how: FilmPlan, folder: Path) -> Clips:
+def render_clips(speech: Speech, plans: list[ClipPlan], how: RenderPlan, folder: Path) -> Clips:
     """Films and aligns all clips; the pictures lie in files in `folder` and are mapped, not read.
 
     A clip is the same whichever process films it.
@@ -110,9 +110,9 @@ def film_clips(speech: Speech, plans: list[ClipPlan], how: FilmPlan, folder: Pat
         (number, plan, _poses(speech, plan.source, frames), [_poses(speech, said, frames) for said in plan.takes])
         for number, plan in enumerate(plans)
     ]
-    with multiprocessing.get_context("spawn").Pool(how.processes, _step_back) as crew:
-        draw_atlas(folder / _MOUTHS, how.mouths, _draw, crew)
-        found = list(crew.imap(partial(_film_one, folder, how), work, chunksize=1))
+    with multiprocessing.get_context("spawn").Pool(how.processes, _lower_priority) as pool:
+        draw_atlas(folder / _MOUTHS, how.mouths, _draw, pool)
+        found = list(pool.imap(partial(_render_clip, folder, how), work, chunksize=1))
     places = np.array([[(said.recording, said.first) for said in plan.takes] for plan in plans])
     # Written last: a folder that has it is complete.
     np.savez(folder / _PLACES, recording=places[..., 0], first=places[..., 1], found=np.array(found))
@@ -120,7 +120,7 @@ def film_clips(speech: Speech, plans: list[ClipPlan], how: FilmPlan, folder: Pat
 
 
 def load_clips(folder: Path) -> Clips | None:
-    """What `film_clips` left in `folder`; None if it is not there, or not complete."""
+    """What `render_clips` left in `folder`; None if it is not there, or not complete."""
     return _mapped(folder) if (folder / _PLACES).exists() else None
 
 
@@ -130,31 +130,31 @@ def _mapped(folder: Path) -> Clips:
         return Clips(spoken, source, places["recording"], places["first"], places["found"])
 
 
-def _part(speech: Speech, recording: int, frames: int, generator: np.random.Generator) -> Said:
-    return Said(recording, int(generator.integers(speech.frames(recording) - frames + 1)))
+def _part(speech: Speech, recording: int, frames: int, generator: np.random.Generator) -> SpeechSegment:
+    return SpeechSegment(recording, int(generator.integers(speech.frames(recording) - frames + 1)))
 
 
-def _poses(speech: Speech, said: Said | None, frames: int) -> _Poses:
+def _poses(speech: Speech, said: SpeechSegment | None, frames: int) -> _Poses:
     if said is None:
         return [None] * frames
     track = speech.mouth(said.recording)
     return [pose_at(track, said.first + index) for index in range(frames)]
 
 
-def _step_back() -> None:
+def _lower_priority() -> None:
     """Lets what trains meanwhile go first: a step of the audio encoder is many small calls, each waits for a core."""
     psutil.Process().nice(psutil.BELOW_NORMAL_PRIORITY_CLASS if psutil.WINDOWS else 10)
 
 
-def _film_one(folder: Path, how: FilmPlan, work: _Work) -> bool:
+def _render_clip(folder: Path, how: RenderPlan, work: _Work) -> bool:
     """Writes one clip to its place; False if its face was lost on the way, which leaves pictures out."""
     number, plan, given, said = work
-    studio, detector = _camera(folder / _MOUTHS, how.mouths)
+    renderer, detector = _atlas_renderer(folder / _MOUTHS, how.mouths)
     spoken = np.load(folder / "spoken.npy", mmap_mode="r+")[number]
     source = np.load(folder / "source.npy", mmap_mode="r+")[number]
     follower, track_id = AligningTracker(detector, how.resolution_px), None
     for index in range(plan.frames):
-        shown, *targets = studio.takes(plan.scene, (given[index], *(poses[index] for poses in said)), index)
+        shown, *targets = renderer.takes(plan.scene, (given[index], *(poses[index] for poses in said)), index)
         followed = follower.update(shown)
         if followed is None or track_id not in (None, followed.track_id):
             return False
@@ -166,16 +166,16 @@ def _film_one(folder: Path, how: FilmPlan, work: _Work) -> bool:
 
 
 def _draw(pose: MouthPose) -> UInt8Array:
-    return _studio().draw(pose)
+    return _renderer().draw(pose)
 
 
 @lru_cache(maxsize=1)
-def _studio() -> Studio:
+def _renderer() -> PortraitRenderer:
     # As many processes as cores: threads of OpenCV would only get in each other's way.
     cv2.setNumThreads(1)
-    return Studio()
+    return PortraitRenderer()
 
 
 @lru_cache(maxsize=1)
-def _camera(mouths: Path, levels: Levels) -> tuple[Studio, MediaPipeDetector]:
-    return Studio(Atlas(mouths, levels)), MediaPipeDetector()
+def _atlas_renderer(mouths: Path, levels: Levels) -> tuple[PortraitRenderer, MediaPipeDetector]:
+    return PortraitRenderer(Atlas(mouths, levels)), MediaPipeDetector()

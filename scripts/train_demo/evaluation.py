@@ -13,8 +13,8 @@ from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.types import BoolArray, UInt8Array
-from scripts.train_demo.held_out import Case, aligned_faces, dub, held_out_cases, lips, write_inputs
-from scripts.train_demo.scene import Studio
+from scripts.train_demo.held_out import Case, aligned_faces, dub, held_out_cases, lip_scores, write_inputs
+from scripts.train_demo.scene import PortraitRenderer
 
 _ALIGNED_PX = 128
 _MOUTH_ROWS, _MOUTH_COLUMNS = slice(54, 102), slice(28, 100)
@@ -48,13 +48,13 @@ def evaluate(
 ) -> list[Score]:
     """Dubs a still portrait with every held-out sentence, or `count` of them, and measures; clips stay in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    studio, detector = Studio(), MediaPipeDetector()
+    renderer, detector = PortraitRenderer(), MediaPipeDetector()
     scores = []
     with LipSync.from_bundle(bundle, provider) as lip_sync:
         for case in held_out_cases(count):
-            inputs = write_inputs(case, studio, folder)
+            inputs = write_inputs(case, renderer, folder)
             made = dub(lip_sync, inputs, folder / f"{case.number}-out.mkv", options, len(case))
-            scores.append(_score(case, made, studio, detector))
+            scores.append(_score(case, made, renderer, detector))
     (folder / "scores.json").write_text(json.dumps([asdict(score) for score in scores], indent=2, ensure_ascii=False))
     return scores
 
@@ -65,10 +65,10 @@ def mean_scores(scores: Sequence[Score]) -> dict[str, float]:
     return {name: round(float(np.nanmean([getattr(score, name) for score in scores])), 4) for name in names}
 
 
-def _score(case: Case, made: UInt8Array, studio: Studio, detector: MediaPipeDetector) -> Score:
-    found, wrong = lips(made, case, detector)
-    source = list(studio.film(case.scene, None, len(case)))
-    target = studio.film(case.scene, case.recording.track, len(case))
+def _score(case: Case, made: UInt8Array, renderer: PortraitRenderer, detector: MediaPipeDetector) -> Score:
+    found, wrong = lip_scores(made, case, detector)
+    source = list(renderer.frames(case.scene, None, len(case)))
+    target = renderer.frames(case.scene, case.recording.track, len(case))
     faces = aligned_faces(source, [source, made, target], _ALIGNED_PX, detector)
     mouths = faces[:, :, _MOUTH_ROWS, _MOUTH_COLUMNS]
     return Score(

@@ -19,7 +19,7 @@ from latentsync_trt.sync.api import LipSync
 from latentsync_trt.types import Float32Array, UInt8Array
 from scripts.train_demo.espeak import Speaker, Voice
 from scripts.train_demo.recordings import HELD_OUT_VARIANTS, Recording, say
-from scripts.train_demo.scene import Scene, Studio, draw_scene
+from scripts.train_demo.scene import Scene, PortraitRenderer, draw_scene
 from scripts.train_demo.texts import HELD_OUT
 from scripts.train_demo.visemes import MouthTrack
 
@@ -61,10 +61,10 @@ def held_out_cases(count: int | None = None) -> list[Case]:
     return cases if count is None else sorted(cases, key=lambda case: case.number % each)[:count]
 
 
-def write_inputs(case: Case, studio: Studio, folder: Path) -> tuple[Path, Path]:
+def write_inputs(case: Case, renderer: PortraitRenderer, folder: Path) -> tuple[Path, Path]:
     """Writes what is to be dubbed, a face with a still mouth, and the speech; returns both paths."""
     video, audio = folder / f"{case.number}-source.mkv", folder / f"{case.number}.wav"
-    write_pictures(video, studio.film(case.scene, None, len(case)), lossless=True)
+    write_pictures(video, renderer.frames(case.scene, None, len(case)), lossless=True)
     _write_sound(audio, case.recording.samples)
     return video, audio
 
@@ -75,7 +75,7 @@ def dub(lip_sync: LipSync, inputs: tuple[Path, Path], out: Path, options: SyncOp
     return np.stack([frame.rgb for frame in read_frames(out, rgb_only=True)])[:frames]
 
 
-def lips(made: Iterable[UInt8Array], case: Case, detector: MediaPipeDetector) -> tuple[SyncScore, float]:
+def lip_scores(made: Iterable[UInt8Array], case: Case, detector: MediaPipeDetector) -> tuple[SyncScore, float]:
     """How the lips of a dubbed case follow, and their correlation with another sentence's mouth."""
     track = case.recording.track
     gaps = mouth_gaps(made, detector)

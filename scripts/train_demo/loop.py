@@ -17,12 +17,12 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from scripts.train_demo.settings import StagePlan
 
 CHECKPOINT_EVERY_S = 60.0
-_NOTE_EVERY_STEPS = 50
+_LOG_EVERY_STEPS = 50
 _WARM_UP_STEPS = 200
 _CLIP_NORM = 1.0
 _WEIGHT_DECAY = 0.01
 _EMA_DECAY = 0.999
-_LEAST_RATE = 0.02
+_FINAL_RATE_SHARE = 0.02
 """Learning rate at the end of a stage, of that after the warm-up."""
 
 Losses = dict[str, Tensor]
@@ -30,7 +30,7 @@ Losses = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class TrainingContext:
     """Where and on what is trained.
 
     `folder`: checkpoints and journal. `device`: of torch. `seed`: of everything drawn. `budget_s`: for all stages.
@@ -47,19 +47,19 @@ class Workshop:
         """Random numbers of one step; the same whether training was interrupted or not."""
         return np.random.Generator(np.random.PCG64([self.seed, sum(stage.encode()), step]))
 
-    def note(self, **entry: Any) -> None:
+    def log(self, **entry: Any) -> None:
         """Adds a line to the journal, and shows it."""
         line = json.dumps(entry)
         print(line, flush=True)
-        with (self.folder / "journal.jsonl").open("a", encoding="utf-8") as journal:
+        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as journal:
             journal.write(line + "\n")
 
-    def half(self) -> torch.autocast:
+    def autocast(self) -> torch.autocast:
         """bfloat16 arithmetic where the device is fast at it."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False)
 
 
-def placed(values: NDArray[Any], device: torch.device) -> Tensor:
+def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
     """Small `values` on `device`, without waiting for the work that it still has to do."""
     return torch.from_numpy(values).to(device, non_blocking=True)
 
@@ -70,7 +70,7 @@ def normal(generator: np.random.Generator, shape: tuple[int, ...], device: torch
     return torch.randn(shape, generator=own, device=device)
 
 
-class Average:
+class WeightAverage:
     """A running mean of a network's weights, which is what a stage ends with."""
 
     def __init__(self, network: nn.Module) -> None:
@@ -91,26 +91,26 @@ def run_stage(
     network: nn.Module,
     losses: Callable[[int], Losses],
     plan: StagePlan,
-    workshop: Workshop,
+    context: TrainingContext,
 ) -> None:
     """Trains `network` until the plan's steps or its share of time are used up; goes on where it was interrupted.
 
     `losses(step)` computes the loss of one step from random numbers of that step alone. Afterwards the network has the
     running mean of its weights, and is not trained on.
     """
-    run = _Run(name, network, plan, workshop)
+    run = _StageRun(name, network, plan, context)
     run.resume()
-    started, saved, last_noted = time.monotonic(), time.monotonic(), run.step
+    started, saved, last_logged = time.monotonic(), time.monotonic(), run.step
     before_s = run.elapsed_s
     network.train()
     while run.progress() < 1.0:
         parts = run.advance(losses)
         now = time.monotonic()
         run.elapsed_s = before_s + now - started
-        if run.step - last_noted >= _NOTE_EVERY_STEPS or run.progress() >= 1.0:
+        if run.step - last_logged >= _LOG_EVERY_STEPS or run.progress() >= 1.0:
             values = {key: round(float(value.detach()), 5) for key, value in parts.items()}
-            workshop.note(stage=name, step=run.step, seconds=round(run.elapsed_s, 1), **values)
-            last_noted = run.step
+            context.note(stage=name, step=run.step, seconds=round(run.elapsed_s, 1), **values)
+            last_logged = run.step
         if now - saved >= CHECKPOINT_EVERY_S:
             run.save()
             saved = now
@@ -119,34 +119,34 @@ def run_stage(
     network.eval().requires_grad_(False)
 
 
-class _Run:
+class _StageRun:
     """A stage on its way."""
 
-    def __init__(self, name: str, network: nn.Module, plan: StagePlan, workshop: Workshop) -> None:
-        self._name, self._network, self._plan, self._workshop = name, network, plan, workshop
+    def __init__(self, name: str, network: nn.Module, plan: StagePlan, context: TrainingContext) -> None:
+        self._name, self._network, self._plan, self._context = name, network, plan, context
         self._trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(
             self._trained,
             plan.learning_rate,
             betas=(0.9, 0.99),
             weight_decay=_WEIGHT_DECAY,
-            fused=workshop.device.type == "cuda",
+            fused=context.device.type == "cuda",
         )
-        self.average = Average(network)
+        self.average = WeightAverage(network)
         self.step, self.elapsed_s = 0, 0.0
-        self._path = workshop.folder / f"{name}.pt"
+        self._path = context.folder / f"{name}.pt"
 
     def progress(self) -> float:
         """What of the stage is done, by steps or by time, whichever is further."""
-        budget_s = self._plan.share * self._workshop.budget_s
+        budget_s = self._plan.share * self._context.budget_s
         return max(self.step / self._plan.steps, self.elapsed_s / budget_s)
 
     def advance(self, losses: Callable[[int], Losses]) -> Losses:
         """One step of the optimizer."""
-        rate = self._plan.learning_rate * _rate(self.step, self._plan.steps, self.progress())
+        rate = self._plan.learning_rate * _rate_factor(self.step, self._plan.steps, self.progress())
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        with self._workshop.half():
+        with self._context.autocast():
             parts = losses(self.step)
         self._optimizer.zero_grad(set_to_none=True)
         parts["loss"].backward()
@@ -174,15 +174,15 @@ class _Run:
         """Goes on from the last checkpoint, if there is one."""
         if not self._path.exists():
             return
-        content = torch.load(self._path, map_location=self._workshop.device, weights_only=True)
+        content = torch.load(self._path, map_location=self._context.device, weights_only=True)
         self._network.load_state_dict(content["network"])
         self._optimizer.load_state_dict(content["optimizer"])
         self.average.state, self.average.count = content["average"], content["count"]
         self.step, self.elapsed_s = content["step"], content["elapsed_s"]
-        self._workshop.note(stage=self._name, resumed_at=self.step)
+        self._context.note(stage=self._name, resumed_at=self.step)
 
 
-def _rate(step: int, steps: int, progress: float) -> float:
+def _rate_factor(step: int, steps: int, progress: float) -> float:
     """Learning rate at a step: up linearly, then down along a cosine."""
     warm_up = min(1.0, (step + 1) / min(_WARM_UP_STEPS, max(1, steps // 5)))
-    return warm_up * (_LEAST_RATE + (1 - _LEAST_RATE) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))
+    return warm_up * (_FINAL_RATE_SHARE + (1 - _FINAL_RATE_SHARE) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))

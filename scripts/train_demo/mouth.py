@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 
 from latentsync_trt.types import Float32Array, Float64Array, UInt8Array
-from scripts.train_demo.warp import PlateWarp
+from scripts.train_demo.warp import ThinPlateWarp
 
 ENLARGE = 2
 AREA = (160, 96, 288, 204)
@@ -22,7 +22,7 @@ _UPPER_OUTER = (61, 185, 40, 39, 37, 0, 267, 269, 270, 409, 291)
 _LOWER_OUTER = (61, 146, 91, 181, 84, 17, 314, 405, 321, 375, 291)
 _JAW = (136, 150, 149, 176, 148, 152, 377, 400, 378, 379, 365)
 _CHIN = (32, 208, 199, 428, 262)
-_STILL = (1, 2, 98, 327, 64, 294, 129, 358, 50, 280, 123, 352, 205, 425, 147, 376)
+_FIXED = (1, 2, 98, 327, 64, 294, 129, 358, 50, 280, 123, 352, 205, 425, 147, 376)
 _CHEEK = (212, 432, 57, 287, 216, 436)
 
 # Shares of half the photographed mouth's width.
@@ -155,10 +155,10 @@ class Mouth:
         rest_at: Float64Array,
         rest: Float64Array,
     ) -> Float32Array:
-        still = self._points[list(_STILL)]
+        still = self._points[list(_FIXED)]
         targets = np.concatenate([self._pixels(np.concatenate([inner_at, outer_at, rest_at])), still, self._edge])
         moved = self._sources[[*inner, *outer, *rest.tolist()]]
-        return PlateWarp(targets, np.concatenate([moved, still, self._edge]), self.size_px)(self._skin)
+        return ThinPlateWarp(targets, np.concatenate([moved, still, self._edge]), self.size_px)(self._skin)
 
     def _without_corners(self) -> UInt8Array:
         """The picture with lips where the photographed corners are dark, for lips that are bent there."""

@@ -26,10 +26,10 @@ TRACK_VALUES = 3
 """Opening, width, rounding."""
 
 _SINUSOID_PERIOD = 10000
-_HEARD_PERIOD = 200
+_AUDIO_PERIOD = 200
 """Of the audio encoder's positions. A frame hears 10 of them in no order: more channels that tell neighbors apart."""
 _SHUT_BELOW, _SHUT_COUNTS = 0.03, 4.0
-_SEEN_ROWS, _SEEN_COLUMNS = 3, 4
+_POOLED_ROWS, _POOLED_COLUMNS = 3, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class TrainedUNet(UNet):
         return StepInputs(time.repeat_interleave(frames, 0), audio, frames, guided)
 
 
-class MouthReader(nn.Module):
+class AudioMouthPredictor(nn.Module):
     """Reads a frame's mouth from the tokens the U-Net would get, with the U-Net's own blocks.
 
     An audio encoder that is trained through it learns features that cross-attention, which knows no order, can read.
@@ -100,7 +100,7 @@ class MouthReader(nn.Module):
         return read
 
 
-class MouthSeer(nn.Module):
+class ImageMouthPredictor(nn.Module):
     """Sees a frame's mouth in the lower half of an aligned face: `image (N, 3, H, W)` → opening, width, rounding."""
 
     def __init__(self, width: int = 24) -> None:
@@ -109,14 +109,14 @@ class MouthSeer(nn.Module):
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(nn.GroupNorm(4, b) for b in widths[1:])
         self.out = nn.Sequential(
-            nn.Linear(_SEEN_ROWS * _SEEN_COLUMNS * 4 * width, 4 * width), nn.SiLU(), nn.Linear(4 * width, TRACK_VALUES)
+            nn.Linear(_POOLED_ROWS * _POOLED_COLUMNS * 4 * width, 4 * width), nn.SiLU(), nn.Linear(4 * width, TRACK_VALUES)
         )
 
     def forward(self, image: Tensor) -> Tensor:
         x = image[:, :, image.shape[2] * 3 // 8 :]
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = F.silu(norm(conv(x)))
-        seen: Tensor = self.out(F.adaptive_avg_pool2d(x, (_SEEN_ROWS, _SEEN_COLUMNS)).flatten(1))
+        seen: Tensor = self.out(F.adaptive_avg_pool2d(x, (_POOLED_ROWS, _POOLED_COLUMNS)).flatten(1))
         return seen
 
 
@@ -149,7 +149,7 @@ def initialize(network: nn.Module, seed: int) -> None:
             if name.endswith(".pe"):
                 tensor.copy_(_sinusoids(tensor.shape[1], tensor.shape[2], _SINUSOID_PERIOD, interleaved=True)[None])
             elif name.endswith("positional_embedding"):
-                tensor.copy_(_sinusoids(*tensor.shape, _HEARD_PERIOD, interleaved=False))
+                tensor.copy_(_sinusoids(*tensor.shape, _AUDIO_PERIOD, interleaved=False))
             elif name == "query":
                 tensor.copy_(torch.randn(tensor.shape, generator=generator))
 

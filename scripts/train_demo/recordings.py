@@ -56,16 +56,16 @@ def record(speaker: Speaker, seed: int, split: Split) -> Recording:
     if generator.random() < _SILENT_SHARE:
         dry, phonemes = np.zeros(int(length_s * SAMPLE_RATE_HZ), np.float32), []
     else:
-        dry, phonemes = _converse(speaker, generator, voice, split, length_s)
+        dry, phonemes = _speak_sentences(speaker, generator, voice, split, length_s)
     frames = -(-len(dry) // SAMPLES_PER_FRAME)
     dry = np.pad(dry, (0, frames * SAMPLES_PER_FRAME - len(dry)))
     track = mouth_track(phonemes, frames / MODEL_FPS)
-    return Recording(_heard(generator, dry), track, voice, tuple(phonemes))
+    return Recording(_HEARD(generator, dry), track, voice, tuple(phonemes))
 
 
 def say(speaker: Speaker, text: str, voice: Voice, *, pause_s: float = 0.2) -> Recording:
     """One sentence in a silent room, with a pause before and after it."""
-    samples, phonemes = _utter(speaker, text, voice, pause_s)
+    samples, phonemes = _speak_sentence(speaker, text, voice, pause_s)
     rest = np.zeros(round(pause_s * SAMPLE_RATE_HZ), np.float32)
     dry = np.concatenate([rest, samples, rest])
     frames = -(-len(dry) // SAMPLES_PER_FRAME)
@@ -85,7 +85,7 @@ def _draw_voice(generator: np.random.Generator, split: Split) -> Voice:
     )
 
 
-def _converse(
+def _speak_sentences(
     speaker: Speaker, generator: np.random.Generator, voice: Voice, split: Split, length_s: float
 ) -> tuple[Float32Array, list[Phoneme]]:
     """Sentences with pauses between them until `length_s` is reached, at `_PEAK`."""
@@ -98,7 +98,7 @@ def _converse(
             text = draw_text(generator, voice.language)
         else:
             text = str(generator.choice(HELD_OUT[voice.language]))
-        samples, said = _utter(speaker, text, voice, time_s + len(pause) / SAMPLE_RATE_HZ)
+        samples, said = _speak_sentence(speaker, text, voice, time_s + len(pause) / SAMPLE_RATE_HZ)
         pieces += [pause, samples]
         phonemes += said
         time_s += (len(pause) + len(samples)) / SAMPLE_RATE_HZ
@@ -106,7 +106,7 @@ def _converse(
     return np.concatenate(pieces), phonemes
 
 
-def _utter(speaker: Speaker, text: str, voice: Voice, start_s: float) -> tuple[Float32Array, list[Phoneme]]:
+def _speak_sentence(speaker: Speaker, text: str, voice: Voice, start_s: float) -> tuple[Float32Array, list[Phoneme]]:
     said = speaker.say(text, voice)
     samples = _resampled(said.samples, said.rate_hz)
     samples *= np.float32(_PEAK) / max(float(np.abs(samples).max()), 1e-6)
@@ -124,23 +124,23 @@ def _resampled(samples: Float32Array, rate_hz: int) -> Float32Array:
     return whole[: len(samples) * SAMPLE_RATE_HZ // rate_hz].astype(np.float32)
 
 
-def _heard(generator: np.random.Generator, dry: Float32Array) -> Float32Array:
+def _HEARD(generator: np.random.Generator, dry: Float32Array) -> Float32Array:
     """What a microphone in a room makes of `dry`; nothing is delayed."""
     sound = dry
     if generator.random() < _ROOM_SHARE:
-        sound = _in_room(generator, sound)
+        sound = _with_echo(generator, sound)
     if generator.random() < _COLORED_SHARE:
-        sound = _colored(generator, sound, _COLOR_DB)
+        sound = _equalized(generator, sound, _COLOR_DB)
     sound = sound * np.float32(10 ** (generator.uniform(*_GAIN_DB) / 20))
     noisy = generator.random() < _NOISY_SHARE
     level_db = generator.uniform(*_NOISE_DB) if noisy else _NOISE_DB[0] - 25
-    noise = _colored(generator, generator.standard_normal(len(sound)).astype(np.float32), 2 * _COLOR_DB)
+    noise = _equalized(generator, generator.standard_normal(len(sound)).astype(np.float32), 2 * _COLOR_DB)
     loudness = float(np.abs(sound).max()) or _PEAK
     scale = loudness * 10 ** (level_db / 20) / max(float(noise.std()), 1e-9)
     return np.clip(sound + np.float32(scale) * noise, -1, 1).astype(np.float32)
 
 
-def _in_room(generator: np.random.Generator, sound: Float32Array) -> Float32Array:
+def _with_echo(generator: np.random.Generator, sound: Float32Array) -> Float32Array:
     """With an exponentially decaying echo after the direct sound."""
     decay_s = generator.uniform(*_ROOM_S)
     time = np.arange(int(2 * decay_s * SAMPLE_RATE_HZ)) / SAMPLE_RATE_HZ
@@ -152,7 +152,7 @@ def _in_room(generator: np.random.Generator, sound: Float32Array) -> Float32Arra
     return product[: len(sound)].astype(np.float32)
 
 
-def _colored(generator: np.random.Generator, sound: Float32Array, spread_db: float) -> Float32Array:
+def _equalized(generator: np.random.Generator, sound: Float32Array, spread_db: float) -> Float32Array:
     """Through a smooth random filter without delay."""
     size = 1 << (len(sound) - 1).bit_length()
     place = np.linspace(0, 1, size // 2 + 1) ** 0.5 * (_COLOR_POINTS - 1)

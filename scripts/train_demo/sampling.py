@@ -11,18 +11,18 @@ from latentsync_trt.bench.sync_measure import agreement
 from latentsync_trt.diffusion.loop import initial_noise
 from latentsync_trt.diffusion.scheduler import ddim_schedule
 from latentsync_trt.face.mask import latent_mask, mouth_mask
-from scripts.train_demo.banks import FeatureBank, as_images
-from scripts.train_demo.loop import Workshop
-from scripts.train_demo.networks import WINDOW_FRAMES, MouthSeer, TrainedUNet
-from scripts.train_demo.stage_unet import Batch, LatentBank
+from scripts.train_demo.datasets import AudioFeatures, as_images
+from scripts.train_demo.loop import TrainingContext
+from scripts.train_demo.networks import WINDOW_FRAMES, ImageMouthPredictor, TrainedUNet
+from scripts.train_demo.stage_unet import Batch, LatentDataset
 from scripts.train_demo.vae import Vae
 
 _STEPS, _GUIDANCE, _NOISE_SEED = 20, 1.5, 1247
 _SHUT_BELOW = 0.08
-_TAKES_AT_ONCE = 8
+_TAKES_PER_BATCH = 8
 
 
-def painted(unet: TrainedUNet, batch: Batch, guidance: float = _GUIDANCE, steps: int = _STEPS) -> Tensor:
+def sampled_latents(unet: TrainedUNet, batch: Batch, guidance: float = _GUIDANCE, steps: int = _STEPS) -> Tensor:
     """Latents of the batch's windows `(B·F, 4, h, w)`, from noise, by the pipeline's schedule."""
     device, (height, width) = batch.target.device, batch.target.shape[2:]
     noise = torch.from_numpy(initial_noise(_NOISE_SEED, height, width)[:, :, 0]).to(device)
@@ -33,48 +33,48 @@ def painted(unet: TrainedUNet, batch: Batch, guidance: float = _GUIDANCE, steps:
             sample = torch.cat([latents, mask, batch.masked, batch.reference], 1)
             level = torch.full((len(batch.take),), step.timestep, device=device)
             heard = unet(sample, level, batch.audio, frames=WINDOW_FRAMES)[0].float()
-            deaf = unet(sample, level, torch.zeros_like(batch.audio), frames=WINDOW_FRAMES)[0].float()
-            noise_now = deaf + guidance * (heard - deaf)
+            unconditional = unet(sample, level, torch.zeros_like(batch.audio), frames=WINDOW_FRAMES)[0].float()
+            noise_now = unconditional + guidance * (heard - unconditional)
             c_x, c_eps = step.coefficients[:2].tolist()
             latents = c_x * latents + c_eps * noise_now
     return latents
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Examination:
-    """What is painted to see how training goes: the first `takes` of a bank, with what is heard of their speech."""
+class ValidationSet:
+    """What is painted to see how training goes: the first `takes` of a speech_data, with what is heard of their speech."""
 
-    latents: LatentBank
-    heard: FeatureBank
+    latents: LatentDataset
+    heard: AudioFeatures
     takes: int
 
-    def painted(self, unet: TrainedUNet, vae: Vae) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def sampled_latents(self, unet: TrainedUNet, vae: Vae) -> Iterator[tuple[int, Tensor, Tensor]]:
         """For each take its number, its pictures `(n, 3, H, W)`, and what the networks make of them."""
         count = min(self.takes, len(self.latents.faces))
         windows = self.latents.faces.frames // WINDOW_FRAMES
-        for start in range(0, count, _TAKES_AT_ONCE):
-            takes = np.arange(start, min(start + _TAKES_AT_ONCE, count))
+        for start in range(0, count, _TAKES_PER_BATCH):
+            takes = np.arange(start, min(start + _TAKES_PER_BATCH, count))
             rows = np.repeat(takes, windows)
             frames = np.tile(np.arange(windows * WINDOW_FRAMES).reshape(windows, WINDOW_FRAMES), (len(takes), 1))
             nothing, quiet = np.zeros(len(rows), np.int64), np.zeros((len(rows), 1, 1, 1), np.bool_)
             batch = self.latents.windows(rows, frames, self.heard, nothing, nothing.astype(np.bool_), quiet)
-            drawn = painted(unet, batch) / self.latents.scale
+            drawn = sampled_latents(unet, batch) / self.latents.scale
             for take, part in zip(takes.tolist(), drawn.split(windows * WINDOW_FRAMES), strict=True):
                 truth = as_images(self.latents.faces.spoken[take, : windows * WINDOW_FRAMES])
                 with torch.no_grad():
                     yield take, truth, vae.decode(part).float().clamp(-1, 1)
 
 
-def judged(unet: TrainedUNet, vae: Vae, seer: MouthSeer, examined: Examination) -> tuple[dict[str, float], Tensor]:
+def validate(unet: TrainedUNet, vae: Vae, mouth_predictor: ImageMouthPredictor, examined: ValidationSet) -> tuple[dict[str, float], Tensor]:
     """How well takes are painted, by the mouth that is seen in them; and pictures of the first, to look at.
 
     `opening`: correlation with the mouth that spoke; `other`: with another take's; `shut`, `silent`: frames seen shut.
     """
-    faces, speech = examined.latents.faces, examined.latents.bank.speech
+    faces, speech = examined.latents.faces, examined.latents.speech_data.speech
     seen, said, shut, silent, level, first = [], [], [], [], [], None
-    for take, truth, made in examined.painted(unet, vae):
+    for take, truth, made in examined.sampled_latents(unet, vae):
         with torch.no_grad():
-            seen.append(seer(made)[:, 0].float().cpu().numpy())
+            seen.append(mouth_predictor(made)[:, 0].float().cpu().numpy())
         kept = torch.from_numpy(mouth_mask(truth.shape[2]).copy()).to(truth.device)
         level.append(float(((made - truth).abs() * (1 - kept)).sum() / (1 - kept).sum() / len(truth) / 3))
         start = int(speech.starts[faces.recording[take]] + faces.first[take])
@@ -94,11 +94,11 @@ def judged(unet: TrainedUNet, vae: Vae, seer: MouthSeer, examined: Examination) 
     return report, first
 
 
-def show(workshop: Workshop, name: str, pictures: Tensor, most: int = 12) -> None:
-    """Writes some of `pictures (n, 3, H, W)` side by side as a PNG into the workshop's folder."""
+def save_preview(context: TrainingContext, name: str, pictures: Tensor, most: int = 12) -> None:
+    """Writes some of `pictures (n, 3, H, W)` side by side as a PNG into the context's folder."""
     import cv2
 
     chosen = pictures[:: max(1, len(pictures) // most)][:most]
     levels = ((chosen.clamp(-1, 1) + 1) * 127.5).round().byte().permute(0, 2, 3, 1).cpu().numpy()
     row = np.concatenate(list(levels), axis=1)
-    cv2.imwrite(str(workshop.folder / f"{name}.png"), cv2.cvtColor(row, cv2.COLOR_RGB2BGR))
+    cv2.imwrite(str(context.folder / f"{name}.png"), cv2.cvtColor(row, cv2.COLOR_RGB2BGR))

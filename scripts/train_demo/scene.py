@@ -105,7 +105,7 @@ def draw_scene(generator: np.random.Generator) -> Scene:
     )
 
 
-class Studio:
+class PortraitRenderer:
     """The portrait, ready to be filmed; safe to use by one thread."""
 
     def __init__(self, atlas: Atlas | None = None) -> None:
@@ -126,22 +126,22 @@ class Studio:
         """The mouth's part of the enlarged portrait, uint8 `(h, w, 3)` RGB."""
         return self._mouth.draw(pose)
 
-    def film(self, scene: Scene, track: MouthTrack | None, frames: int, first: int = 0) -> Iterator[UInt8Array]:
+    def frames(self, scene: Scene, track: MouthTrack | None, frames: int, first: int = 0) -> Iterator[UInt8Array]:
         """Frames `first` to `first + frames`, uint8 `(320, 320, 3)` RGB; without a track the photographed mouth."""
         for index in range(first, first + frames):
-            yield self.picture(scene, None if track is None else pose_at(track, index), index)
+            yield self.frame(scene, None if track is None else pose_at(track, index), index)
 
-    def picture(self, scene: Scene, pose: MouthPose | None, index: int) -> UInt8Array:
+    def frame(self, scene: Scene, pose: MouthPose | None, index: int) -> UInt8Array:
         """Frame `index` of a scene, with the mouth in `pose` or as photographed."""
-        return self.takes(scene, (pose,), index)[0]
+        return self.variants(scene, (pose,), index)[0]
 
-    def takes(self, scene: Scene, poses: tuple[MouthPose | None, ...], index: int) -> tuple[UInt8Array, ...]:
+    def variants(self, scene: Scene, poses: tuple[MouthPose | None, ...], index: int) -> tuple[UInt8Array, ...]:
         """Frame `index` of a scene once for each mouth; nothing else differs, not even the grain."""
-        x, y = self._seen(scene, index / MODEL_FPS)
+        x, y = self._sampling_map(scene, index / MODEL_FPS)
         frames = []
         for pose in poses:
             frame = cv2.remap(self._enlarged(pose), x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
-            frames.append(_lit(np.ascontiguousarray(frame[:, ::-1] if scene.mirrored else frame), scene, index))
+            frames.append(_photographed_light(np.ascontiguousarray(frame[:, ::-1] if scene.mirrored else frame), scene, index))
         return tuple(frames)
 
     def _enlarged(self, pose: MouthPose | None) -> UInt8Array:
@@ -152,7 +152,7 @@ class Studio:
         large[top:bottom, left:right] = self._shape(pose)
         return large
 
-    def _seen(self, scene: Scene, time_s: float) -> tuple[Float32Array, Float32Array]:
+    def _sampling_map(self, scene: Scene, time_s: float) -> tuple[Float32Array, Float32Array]:
         """Which pixel of the enlarged photograph each pixel of the frame shows."""
         zoom = scene.zoom * (1 + scene.zooming.at(time_s))
         turn = np.deg2rad(scene.turn.at(time_s))
@@ -203,7 +203,7 @@ def _depth(shape: tuple[int, ...], mesh: Float32Array) -> Float32Array:
     return cv2.GaussianBlur(np.where(hull > 0, inside, 0).astype(np.float32), (0, 0), _HEAD_LEAST_PX / 2)
 
 
-def _lit(frame: UInt8Array, scene: Scene, index: int) -> UInt8Array:
+def _photographed_light(frame: UInt8Array, scene: Scene, index: int) -> UInt8Array:
     """The frame in the scene's light, through its lens, with its grain."""
     levels = np.arange(256, dtype=np.float64) / 255
     level = 1 + scene.flicker.at(index / MODEL_FPS)

@@ -36,7 +36,7 @@ class DataPlan:
 class Settings:
     """Everything that decides what training makes, but for the machine.
 
-    `audio`, `vae`, `seer`, `unet`, `tune`: the stages in order. `minutes`: most wall time for all together.
+    `audio`, `vae`, `mouth_predictor`, `unet`, `tune`: the stages in order. `minutes`: most wall time for all together.
     """
 
     sizes: Sizes
@@ -46,7 +46,7 @@ class Settings:
     data: DataPlan
     audio: StagePlan
     vae: StagePlan
-    seer: StagePlan
+    mouth_predictor: StagePlan
     unet: StagePlan
     tune: StagePlan
 
@@ -63,7 +63,7 @@ FULL = Settings(
     ),
     audio=StagePlan(steps=6000, batch=16, learning_rate=1e-3, share=0.18),
     vae=StagePlan(steps=6000, batch=64, learning_rate=1e-3, share=0.19),
-    seer=StagePlan(steps=1500, batch=128, learning_rate=1e-3, share=0.03),
+    mouth_predictor=StagePlan(steps=1500, batch=128, learning_rate=1e-3, share=0.03),
     unet=StagePlan(steps=4400, batch=32, learning_rate=6e-4, share=0.42),
     tune=StagePlan(steps=2750, batch=8, learning_rate=1e-4, share=0.18),
 )
@@ -78,12 +78,12 @@ MINIATURE = Settings(
     ),
     audio=StagePlan(steps=6, batch=1, learning_rate=2e-3, share=0.2),
     vae=StagePlan(steps=6, batch=4, learning_rate=2e-3, share=0.2),
-    seer=StagePlan(steps=6, batch=8, learning_rate=2e-3, share=0.2),
+    mouth_predictor=StagePlan(steps=6, batch=8, learning_rate=2e-3, share=0.2),
     unet=StagePlan(steps=6, batch=2, learning_rate=1e-3, share=0.2),
     tune=StagePlan(steps=4, batch=1, learning_rate=1e-4, share=0.2),
 )
 
-STAGES = ("audio", "vae", "seer", "unet", "tune")
+STAGES = ("audio", "vae", "mouth_predictor", "unet", "tune")
 
 
 def shortened(settings: Settings, minutes: float) -> Settings:

@@ -5,17 +5,17 @@ import torch
 from torch import Tensor, nn
 
 from latentsync_trt.face.mask import mouth_mask
-from scripts.train_demo.banks import FaceBank, SpeechBank, as_images
-from scripts.train_demo.loop import Losses, Workshop, normal, placed
-from scripts.train_demo.networks import MouthSeer
+from scripts.train_demo.datasets import FaceDataset, SpeechDataset, as_images
+from scripts.train_demo.loop import Losses, TrainingContext, normal, to_device
+from scripts.train_demo.networks import ImageMouthPredictor
 from scripts.train_demo.vae import Vae
 
 _MASKED_SHARE, _SOURCE_SHARE = 0.2, 0.3
 _EDGE_WEIGHT, _DIVERGENCE_WEIGHT = 1.0, 1e-4
 _MOUTH_WEIGHT = 3.0
 _LIGHT, _SHIFT = 0.15, 0.1
-_SEEN_WEIGHTS = (4.0, 1.0, 1.0)
-_SEEN_NOISE = 0.05
+_VALUE_WEIGHTS = (4.0, 1.0, 1.0)
+_IMAGE_NOISE = 0.05
 
 # Where the mouth is in an aligned face, as shares of its height and width.
 _MOUTH_ROWS, _MOUTH_COLUMNS = (0.42, 0.80), (0.22, 0.78)
@@ -24,17 +24,17 @@ _MOUTH_ROWS, _MOUTH_COLUMNS = (0.42, 0.80), (0.22, 0.78)
 class VaeStage(nn.Module):
     """Reconstruction in levels and edges, the mouth above all; no network judges what looks right."""
 
-    def __init__(self, vae: Vae, faces: FaceBank, workshop: Workshop) -> None:
+    def __init__(self, vae: Vae, faces: FaceDataset, context: TrainingContext) -> None:
         super().__init__()
         self.vae = vae
-        self._faces, self._workshop = faces, workshop
+        self._faces, self._context = faces, context
         side = faces.spoken.shape[2]
-        self._mask = torch.from_numpy(mouth_mask(side).copy()).to(workshop.device)
-        self._weight = 1 + _MOUTH_WEIGHT * mouth_region(side, workshop.device)
+        self._mask = torch.from_numpy(mouth_mask(side).copy()).to(context.device)
+        self._weight = 1 + _MOUTH_WEIGHT * mouth_region(side, context.device)
 
     def losses(self, step: int, batch: int) -> Losses:
         """How far reconstructions lie from the pictures."""
-        generator = self._workshop.generator("vae", step)
+        generator = self._context.generator("vae", step)
         images = self._drawn(generator, batch)
         latent = (batch, 4, images.shape[2] // 8, images.shape[3] // 8)
         noise = normal(generator, latent, images.device)
@@ -47,41 +47,41 @@ class VaeStage(nn.Module):
 
     def _drawn(self, generator: np.random.Generator, batch: int) -> Tensor:
         """Faces of all kinds that the autoencoder will meet, in more kinds of light than were filmed."""
-        device = self._workshop.device
+        device = self._context.device
         take = generator.integers(0, len(self._faces), batch)
-        frame = placed(generator.integers(0, self._faces.frames, batch), device)
-        spoken = as_images(self._faces.spoken[placed(take, device), frame])
-        source = as_images(self._faces.source[placed(self._faces.scene[take], device), frame])
-        pick = placed(generator.random((batch, 1, 1, 1)) < _SOURCE_SHARE, device)
+        frame = to_device(generator.integers(0, self._faces.frames, batch), device)
+        spoken = as_images(self._faces.spoken[to_device(take, device), frame])
+        source = as_images(self._faces.source[to_device(self._faces.scene[take], device), frame])
+        pick = to_device(generator.random((batch, 1, 1, 1)) < _SOURCE_SHARE, device)
         images = torch.where(pick, source, spoken)
         gain = 1 + _LIGHT * generator.standard_normal((batch, 3, 1, 1)).astype(np.float32)
         shift = _SHIFT * generator.standard_normal((batch, 3, 1, 1)).astype(np.float32)
-        images = (images * placed(gain, device) + placed(shift, device)).clamp(-1, 1)
-        masked = placed(generator.random((batch, 1, 1, 1)) < _MASKED_SHARE, device)
+        images = (images * to_device(gain, device) + to_device(shift, device)).clamp(-1, 1)
+        masked = to_device(generator.random((batch, 1, 1, 1)) < _MASKED_SHARE, device)
         return torch.where(masked, images * self._mask, images)
 
 
-class SeerStage(nn.Module):
+class ImageMouthStage(nn.Module):
     """Sees opening, width and rounding in pictures, also in those that the autoencoder made."""
 
-    def __init__(self, seer: MouthSeer, vae: Vae, faces: FaceBank, bank: SpeechBank, workshop: Workshop) -> None:
+    def __init__(self, mouth_predictor: ImageMouthPredictor, vae: Vae, faces: FaceDataset, speech_data: SpeechDataset, context: TrainingContext) -> None:
         super().__init__()
-        self.seer = seer
-        self._vae, self._faces, self._bank, self._workshop = [vae], faces, bank, workshop
-        self._weights = torch.tensor(_SEEN_WEIGHTS, device=workshop.device)
+        self.mouth_predictor = mouth_predictor
+        self._vae, self._faces, self._speech_data, self._context = [vae], faces, speech_data, context
+        self._weights = torch.tensor(_VALUE_WEIGHTS, device=context.device)
 
     def losses(self, step: int, batch: int) -> Losses:
         """How far the mouths that are seen lie from those that were drawn."""
-        generator = self._workshop.generator("seer", step)
+        generator = self._context.generator("mouth_predictor", step)
         take, frame = generator.integers(0, len(self._faces), batch), generator.integers(0, self._faces.frames, batch)
-        device = self._workshop.device
-        images = as_images(self._faces.spoken[placed(take, device), placed(frame, device)])
+        device = self._context.device
+        images = as_images(self._faces.spoken[to_device(take, device), to_device(frame, device)])
         with torch.no_grad():
             images[: batch // 2] = self._vae[0].decode(self._vae[0].encode(images[: batch // 2])).float()
-        images += _SEEN_NOISE * normal(generator, tuple(images.shape), images.device)
-        place = self._bank.speech.starts[self._faces.recording[take]] + self._faces.first[take] + frame
-        track = self._bank.track[placed(place, device)]
-        loss = ((self.seer(images).float() - track) ** 2 * self._weights).mean()
+        images += _IMAGE_NOISE * normal(generator, tuple(images.shape), images.device)
+        place = self._speech_data.speech.starts[self._faces.recording[take]] + self._faces.first[take] + frame
+        track = self._speech_data.track[to_device(place, device)]
+        loss = ((self.mouth_predictor(images).float() - track) ** 2 * self._weights).mean()
         return {"loss": loss}
 
 
@@ -93,7 +93,7 @@ def mouth_region(side: int, device: torch.device) -> Tensor:
     return region
 
 
-def latent_spread(vae: Vae, faces: FaceBank, generator: np.random.Generator, count: int = 512) -> float:
+def latent_spread(vae: Vae, faces: FaceDataset, generator: np.random.Generator, count: int = 512) -> float:
     """The standard deviation of latents; its inverse is the scaling factor."""
     take = torch.from_numpy(generator.integers(0, len(faces), count))
     frame = torch.from_numpy(generator.integers(0, faces.frames, count))

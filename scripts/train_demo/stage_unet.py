@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from latentsync_trt.diffusion.scheduler import TRAINING_STEPS, alphas_cumprod
 from latentsync_trt.face.mask import latent_mask, mouth_mask
-from scripts.train_demo.banks import FaceBank, FeatureBank, SpeechBank, as_images
-from scripts.train_demo.loop import Losses, Workshop, normal, placed
-from scripts.train_demo.networks import TRACK_VALUES, WINDOW_FRAMES, MouthSeer, TrainedUNet, mouth_errors
+from scripts.train_demo.datasets import FaceDataset, AudioFeatures, SpeechDataset, as_images
+from scripts.train_demo.loop import Losses, TrainingContext, normal, to_device
+from scripts.train_demo.networks import TRACK_VALUES, WINDOW_FRAMES, ImageMouthPredictor, TrainedUNet, mouth_errors
 from scripts.train_demo.stage_faces import mouth_region
 from scripts.train_demo.vae import Vae
 
-_UNHEARD_SHARE = 0.1
+_UNCONDITIONAL_SHARE = 0.1
 """Windows without sound, which make classifier-free guidance possible."""
 
 _OTHER_FRAMES_SHARE = 0.3
@@ -37,11 +37,11 @@ _LEAST_SIGNAL, _MOST_SIGNAL = 0.2, 5.0
 """Min-SNR weighting (Hang et al.): steps with little noise would drown the others. Those with the most, where the mouth
 is decided, would count for nothing by their signal alone."""
 
-_TOLD_WEIGHT = 0.3
+_MOUTH_HEAD_WEIGHT = 0.3
 
 _TUNE_STEPS = 800
-_PIXEL_WEIGHT, _SEEN_WEIGHT, _MOTION_WEIGHT = 2.0, 1.0, 1.0
-_SEEN_VALUES = (4.0, 1.0, 1.0)
+_PIXEL_WEIGHT, _LIPS_WEIGHT, _MOTION_WEIGHT = 2.0, 1.0, 1.0
+_VALUE_WEIGHTS = (4.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,56 +72,56 @@ class _Prediction:
     told: Tensor
 
 
-class LatentBank:
+class LatentDataset:
     """Scaled latents: of all takes, `spoken (t, n, 4, h, w)`, of their scenes `source` and `masked (c, n, 4, h, w)`."""
 
-    def __init__(self, vae: Vae, faces: FaceBank, bank: SpeechBank, scale: float, workshop: Workshop) -> None:
-        self.faces, self.bank, self.scale = faces, bank, scale
+    def __init__(self, vae: Vae, faces: FaceDataset, speech_data: SpeechDataset, scale: float, context: TrainingContext) -> None:
+        self.faces, self.speech_data, self.scale = faces, speech_data, scale
         mask = torch.from_numpy(mouth_mask(faces.spoken.shape[2]).copy()).to(faces.device)
 
         def latents(images: Tensor) -> Tensor:
             return vae.encode(images).float() * scale
 
-        with torch.no_grad(), workshop.half():
+        with torch.no_grad(), context.autocast():
             self.spoken = torch.stack([latents(as_images(take)) for take in faces.spoken])
             self.source = torch.stack([latents(as_images(given)) for given in faces.source])
             self.masked = torch.stack([latents(as_images(given) * mask) for given in faces.source])
 
-    def draw(self, generator: np.random.Generator, batch: int, features: FeatureBank) -> Batch:
+    def draw(self, generator: np.random.Generator, batch: int, features: AudioFeatures) -> Batch:
         """A batch of windows at random."""
         last = self.faces.frames - WINDOW_FRAMES
         take = generator.integers(0, len(self.faces), batch)
         start, other = generator.integers(0, last + 1, (2, batch))
         frames = start[:, None] + np.arange(WINDOW_FRAMES)
-        unheard = generator.random((batch, 1, 1, 1)) < _UNHEARD_SHARE
-        return self.windows(take, frames, features, other, generator.random(batch) < _OTHER_FRAMES_SHARE, unheard)
+        unconditional = generator.random((batch, 1, 1, 1)) < _UNCONDITIONAL_SHARE
+        return self.windows(take, frames, features, other, generator.random(batch) < _OTHER_FRAMES_SHARE, unconditional)
 
     def windows(
         self,
         take: NDArray[np.int64],
         frames: NDArray[np.int64],
-        features: FeatureBank,
+        features: AudioFeatures,
         other: NDArray[np.int64],
         from_other: NDArray[np.bool_],
-        unheard: NDArray[np.bool_],
+        unconditional: NDArray[np.bool_],
     ) -> Batch:
         """The windows `frames (B, F)` of takes; where `from_other (B,)` the reference begins at frame `other (B,)`."""
         device = self.spoken.device
-        rows, place = placed(take, device)[:, None], placed(frames, device)
-        scenes = placed(self.faces.scene[take], device)[:, None]
-        elsewhere = placed(other[:, None] + np.arange(frames.shape[1]), device)
-        pick = placed(from_other, device)[:, None, None, None, None]
+        rows, place = to_device(take, device)[:, None], to_device(frames, device)
+        scenes = to_device(self.faces.scene[take], device)[:, None]
+        elsewhere = to_device(other[:, None] + np.arange(frames.shape[1]), device)
+        pick = to_device(from_other, device)[:, None, None, None, None]
         reference = torch.where(pick, self.spoken[rows, elsewhere], self.source[scenes, place])
         audio = features.tokens(self.faces.recording[take], self.faces.first[take][:, None] + frames)
-        heard = placed(~unheard, device)
+        heard = to_device(~unconditional, device)
         audio = (audio.reshape(*frames.shape, *audio.shape[1:]) * heard).flatten(0, 1)
         parts = (self.spoken[rows, place], self.masked[scenes, place], reference)
-        first = self.bank.speech.starts[self.faces.recording[take]] + self.faces.first[take]
-        said = self.bank.track[placed(first[:, None] + frames, device).flatten()]
+        first = self.speech_data.speech.starts[self.faces.recording[take]] + self.faces.first[take]
+        said = self.speech_data.track[to_device(first[:, None] + frames, device).flatten()]
         return Batch(take, frames, *(part.flatten(0, 1).float() for part in parts), audio, said)
 
 
-class _Windows(nn.Module):
+class _WindowUNet(nn.Module):
     """The U-Net for windows of 16 frames, with tensors as its only arguments."""
 
     def __init__(self, unet: TrainedUNet) -> None:
@@ -133,14 +133,14 @@ class _Windows(nn.Module):
         return noise, hidden
 
 
-def quick(
-    unet: TrainedUNet, inputs: tuple[Tensor, Tensor, Tensor], workshop: Workshop
+def accelerated(
+    unet: TrainedUNet, inputs: tuple[Tensor, Tensor, Tensor], context: TrainingContext
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     """The U-Net for inputs like these, as fast as the device runs it."""
-    windows: nn.Module = _Windows(unet)
-    if workshop.compiled:
+    windows: nn.Module = _WindowUNet(unet)
+    if context.compiled:
         windows.compile(dynamic=False)
-    elif workshop.device.type == "cuda":
+    elif context.device.type == "cuda":
         # Thousands of small kernels: launched one by one they would keep the GPU waiting.
         windows = torch.cuda.make_graphed_callables(windows, tuple(part.clone() for part in inputs))
     # Its call, not itself: a stage that holds it would have the U-Net's weights twice.
@@ -154,24 +154,24 @@ class UNetStage(nn.Module):
     tell, so that the network listens long before its noise prediction would make it.
     """
 
-    def __init__(self, unet: TrainedUNet, latents: LatentBank, workshop: Workshop) -> None:
+    def __init__(self, unet: TrainedUNet, latents: LatentDataset, context: TrainingContext) -> None:
         super().__init__()
         self.unet = unet
         self.told = nn.Linear(unet.config.widths[0], TRACK_VALUES)
         self._painter: Callable[..., tuple[Tensor, Tensor]] | None = None
-        self._latents, self._workshop = latents, workshop
-        device, side = workshop.device, latents.faces.spoken.shape[2]
+        self._latents, self._context = latents, context
+        device, side = context.device, latents.faces.spoken.shape[2]
         self._signal = torch.from_numpy(alphas_cumprod().copy()).float().to(device)
         self._latent_mask = torch.from_numpy(latent_mask(side)).to(device)
         self._kept = torch.from_numpy(mouth_mask(side).copy()).to(device)
         self._region = mouth_region(side, device)
         coarse = self._region[::8, ::8] * _MOUTH_WEIGHT + 1
         self._weight = torch.where(self._latent_mask > 0, torch.full_like(coarse, _KEPT_WEIGHT), coarse)
-        self._seen_weights = torch.tensor(_SEEN_VALUES, device=device)
+        self._value_weights = torch.tensor(_VALUE_WEIGHTS, device=device)
 
-    def losses(self, step: int, batch: int, features: FeatureBank, latents: LatentBank | None = None) -> Losses:
+    def losses(self, step: int, batch: int, features: AudioFeatures, latents: LatentDataset | None = None) -> Losses:
         """How far the predicted noise lies from that which was added; `latents`: others than those trained on."""
-        generator = self._workshop.generator("unet", step)
+        generator = self._context.generator("unet", step)
         drawn = (latents or self._latents).draw(generator, batch, features)
         timestep = generator.integers(0, TRAINING_STEPS, batch)
         step_made = self._predicted(drawn, timestep, generator)
@@ -179,42 +179,42 @@ class UNetStage(nn.Module):
         ratio = signal / (1 - signal)
         weight = ratio.clamp(_LEAST_SIGNAL, _MOST_SIGNAL) / ratio
         painted = (error.mean((1, 2, 3), keepdim=True) * weight).mean()
-        told = mouth_errors(step_made.told, drawn.said, self._seen_weights)
-        told = (told * _heard(drawn) * (1 - signal).flatten()).mean()
-        return {"loss": painted + _TOLD_WEIGHT * told, "noise": error.mean(), "told": told}
+        told = mouth_errors(step_made.told, drawn.said, self._value_weights)
+        told = (told * _HEARD(drawn) * (1 - signal).flatten()).mean()
+        return {"loss": painted + _MOUTH_HEAD_WEIGHT * told, "noise": error.mean(), "told": told}
 
-    def tuned(self, step: int, batch: int, features: FeatureBank, vae: Vae, seer: MouthSeer) -> Losses:
+    def tuned(self, step: int, batch: int, features: AudioFeatures, vae: Vae, mouth_predictor: ImageMouthPredictor) -> Losses:
         """The same, and how far pictures, their changes and their lips lie from the truth."""
-        generator = self._workshop.generator("tune", step)
+        generator = self._context.generator("tune", step)
         drawn = self._latents.draw(generator, batch, features)
         step_made = self._predicted(drawn, generator.integers(0, _TUNE_STEPS, batch), generator)
         error, sure = step_made.error, step_made.signal.flatten().clamp_min(0.02)
         made = vae.decode(step_made.clean / self._latents.scale).float()
-        take, frames = placed(drawn.take, made.device)[:, None], placed(drawn.frames, made.device)
+        take, frames = to_device(drawn.take, made.device)[:, None], to_device(drawn.frames, made.device)
         truth = as_images(self._latents.faces.spoken[take, frames])
         where = (1 - self._kept) * (1 + _MOUTH_WEIGHT * self._region)
         off = (made - truth) * where
         pixels = (off.abs().mean((1, 2, 3)) * sure).mean()
         turns = off.reshape(batch, WINDOW_FRAMES, *off.shape[1:]).diff(dim=1).abs().mean((2, 3, 4))
         motion = (turns.mean(1) * sure.reshape(batch, WINDOW_FRAMES)[:, 0]).mean()
-        mouths = mouth_errors(seer(made).float(), drawn.said, self._seen_weights)
-        seen = (mouths * sure * _heard(drawn)).mean()
-        loss = error.mean() + _PIXEL_WEIGHT * pixels + _SEEN_WEIGHT * seen + _MOTION_WEIGHT * motion
+        mouths = mouth_errors(mouth_predictor(made).float(), drawn.said, self._value_weights)
+        seen = (mouths * sure * _HEARD(drawn)).mean()
+        loss = error.mean() + _PIXEL_WEIGHT * pixels + _LIPS_WEIGHT * seen + _MOTION_WEIGHT * motion
         return {"loss": loss, "noise": error.mean(), "pixels": pixels, "seen": seen, "motion": motion}
 
     def _predicted(self, batch: Batch, timestep: NDArray[np.int64], generator: np.random.Generator) -> "_Prediction":
         first = generator.random(len(batch.take)) < _FIRST_SHARE
-        level = placed(np.where(first, TRAINING_STEPS - 1, timestep), batch.target.device)
+        level = to_device(np.where(first, TRAINING_STEPS - 1, timestep), batch.target.device)
         signal = self._signal[level].repeat_interleave(WINDOW_FRAMES)[:, None, None, None]
         alone, own = self._noises(batch, generator)
-        at_start = placed(first, batch.target.device).repeat_interleave(WINDOW_FRAMES)[:, None, None, None]
+        at_start = to_device(first, batch.target.device).repeat_interleave(WINDOW_FRAMES)[:, None, None, None]
         mixed = (1 - _OWN_NOISE**2) ** 0.5 * alone + _OWN_NOISE * own
         noisy = torch.where(at_start, alone, signal.sqrt() * batch.target + (1 - signal).sqrt() * mixed)
         noise = (noisy - signal.sqrt() * batch.target) / (1 - signal).sqrt()
         mask = self._latent_mask.expand(len(noisy), 1, -1, -1)
         sample = torch.cat([noisy, mask, batch.masked, batch.reference], 1)
         if self._painter is None:
-            self._painter = quick(self.unet, (sample, level, batch.audio), self._workshop)
+            self._painter = accelerated(self.unet, (sample, level, batch.audio), self._context)
         predicted, hidden = self._painter(sample, level, batch.audio)
         predicted = predicted.float()
         clean = (noisy - (1 - signal).sqrt() * predicted) / signal.sqrt()
@@ -228,6 +228,6 @@ class UNetStage(nn.Module):
         return shared.flatten(0, 1), normal(generator, tuple(batch.target.shape), device)
 
 
-def _heard(batch: Batch) -> Tensor:
+def _HEARD(batch: Batch) -> Tensor:
     """1 for frames that hear their sound, 0 for those that hear nothing, `(B·F,)`."""
     return (batch.audio.abs().amax((1, 2)) > 0).float()

@@ -12,7 +12,7 @@ TRAINING = {
         "Nobody believed the farmer when he spoke about the silver fish.",
         "My brother baked apple pie for the whole village.",
         "How many people live above the old post office?",
-        "Put the boxes by the door, and remember to lock the shop.",
+        "Put the boxes by the door, and remember to lock the context.",
         "She hums a simple tune while she paints the kitchen wall.",
         "Fresh pepper, brown bread, and a piece of cheese: that is enough.",
         "They argued for hours, but the problem remained unsolved.",

@@ -10,7 +10,7 @@ _STIFFNESS = 1e-3
 """Keeps the plate solvable where two points nearly meet; moves it by far less than a pixel."""
 
 
-class PlateWarp:
+class ThinPlateWarp:
     """Where the pixels of a `(height, width)` rectangle come from, so that `targets` show what is at `sources`."""
 
     def __init__(self, targets: Float64Array, sources: Float64Array, size_px: tuple[int, int]) -> None:

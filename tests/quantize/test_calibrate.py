@@ -77,7 +77,8 @@ def made(clip: Clip, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pa
 
 
 def test_a_clip_gives_a_measured_eight_bit_bundle(made: tuple[Path, Path, str], clip: Clip) -> None:
-    folder, _, out = made
+    folder, work, out = made
+    assert [path.name for path in work.glob("*/ranges-*.npz")] == [f"ranges-{SAMPLES:05}.npz"]
     manifest = Bundle.load(folder).manifest
     assert manifest.precision == "int8"
     quantized = manifest.quantization
@@ -173,8 +174,31 @@ def assert_close(first: Ranges, second: Ranges) -> None:
         assert layer.counts.sum() == second[name].counts.sum()
 
 
+class IdleDenoiser:
+    """Counts windows and computes nothing."""
+
+    begun = 0
+
+    def __init__(self, *_: object) -> None:
+        IdleDenoiser.begun = 0
+
+    def begin(self, batch: WindowBatch) -> None:
+        IdleDenoiser.begun += 1
+
+    def step(self, *_: object, **__: object) -> None:
+        pass
+
+    def latents(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize("stage", ["record", "observe"])
-def test_ctrl_c_keeps_what_is_done(clip: Clip, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_calibration_resumes_after_ctrl_c(
+    clip: Clip, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the second window of each stage."""
     interrupted_at = {"record": 40, "observe": STEPS + 1}[stage]
     original = Calibration.observe
@@ -196,6 +220,10 @@ def test_ctrl_c_keeps_what_is_done(clip: Clip, tmp_path: Path, stage: str, monke
     assert "ranges-00001.npz" in left if stage == "observe" else "clip-000.json" not in left
     assert any(name.startswith("window-000-") for name in left)
     assert not any(name.startswith("graphs-") for name in left)
+    monkeypatch.setattr(Calibration, "observe", original)
+    monkeypatch.setattr("latentsync_trt.quantize.calibrate.ObservingDenoiser", IdleDenoiser)
+    calibration(clip, tmp_path / "work").observe(ignore)
+    assert IdleDenoiser.begun == (SAMPLES - 1 if stage == "observe" else SAMPLES)
 
 
 def test_two_calibrations_do_not_share_a_folder(clip: Clip, tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ class PooledDenoiser:
         self._checked: set[tuple[bool, bool]] = set()
 
     def begin(self, batch: WindowBatch) -> None:
-        """As `GraphDenoiser.begin`; raises `InputError` where the engines do not take so many windows or frames."""
+        """As `GraphDenoiser.begin`; raises `InputError` if the engines do not take that many windows or frames."""
         self._pool.engines.check(windows=batch.latents.shape[0], frames=batch.latents.shape[2])
         self._follow_engines()
         if self._pool.engines.cuda_graph and not self._replays_checked(batch):

@@ -172,8 +172,8 @@ class Networks:
         if self._build is not None:
             self._build.stop()
         self.codec.release()
-        self._pool.close()
         self.denoiser.close()
+        self._pool.close()
         times, traces = self._pool.take_profile()
         if self._profile is None or not traces:
             return ()

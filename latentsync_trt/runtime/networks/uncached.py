@@ -14,8 +14,8 @@ import numpy as np
 from latentsync_trt.errors import InferenceError
 from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
 from latentsync_trt.runtime.providers.select import ORT_NAMES, Selection
-from latentsync_trt.runtime.sessions.options import CpuOptions, CudaOptions
-from latentsync_trt.runtime.sessions.session import Providers, Session, SessionSettings
+from latentsync_trt.runtime.sessions.options import CudaOptions
+from latentsync_trt.runtime.sessions.session import CPU, Providers, Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
 
 
@@ -128,5 +128,5 @@ class ObservingDenoiser(GraphDenoiser):
 
 def _providers(selection: Selection) -> Providers:
     """ONNX Runtime's own providers: CPU, or CUDA before it."""
-    cpu = (ORT_NAMES["cpu"], CpuOptions().to_ort())
-    return (cpu,) if selection.name == "cpu" else ((ORT_NAMES["cuda"], CudaOptions(selection.device_id).to_ort()), cpu)
+    cuda = (ORT_NAMES["cuda"], CudaOptions(selection.device_id).to_ort())
+    return CPU if selection.name == "cpu" else (cuda, *CPU)

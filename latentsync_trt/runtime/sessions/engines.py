@@ -52,8 +52,8 @@ provider's name promises: copies between devices cost more than the nodes."""
 @dataclass(frozen=True, slots=True)
 class OpenedEngine:
     """A session, the share of its nodes on the chosen provider, whether an engine was built for this call, and the
-    seconds that building (now or earlier) and opening took; `size_bytes` of the engine's files. Without an engine in
-    the cache `build_s` and `size_bytes` are 0."""
+    seconds that building (now or earlier) and opening took; `size_bytes` of the engine's files in the cache. Without
+    an engine, `build_s` and `size_bytes` are 0."""
 
     session: Session
     node_share: float

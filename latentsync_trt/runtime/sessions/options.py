@@ -8,7 +8,7 @@ Names and meanings: https://onnxruntime.ai/docs/execution-providers/ (TensorRT, 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from latentsync_trt.bundle.manifest import GraphForm
 from latentsync_trt.runtime.compiler.profiles import InputShapes
@@ -25,19 +25,10 @@ _CUDNN_ATTENTION_FROM = 9.0
 
 
 class ProviderOptions(Protocol):
-    """What every provider's options can do."""
+    """The options of one provider."""
 
     def to_ort(self) -> dict[str, str]:
         """The provider's own option dictionary."""
-
-
-@dataclass(frozen=True, slots=True)
-class CpuOptions:
-    """CPUExecutionProvider takes no options; threads belong to the session."""
-
-    def to_ort(self) -> dict[str, str]:
-        """No options."""
-        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +37,12 @@ class CudaOptions:
 
     Args:
         device: GPU index. cuda_graph: capture and replay; needs fixed shapes and every node on the GPU.
-        search: how cuDNN chooses a convolution's algorithm: by trying all, by trying some, or by rule.
         fused_bias: convolutions add their bias themselves, where cuDNN can, not in a pass of its own.
         cudnn_attention: MultiHeadAttention runs cuDNN's kernel, or where that cannot, the memory-efficient one.
     """
 
     device: int = 0
     cuda_graph: bool = False
-    search: Literal["EXHAUSTIVE", "HEURISTIC", "DEFAULT"] = "EXHAUSTIVE"
     fused_bias: bool = False
     cudnn_attention: bool = False
 
@@ -63,7 +52,7 @@ class CudaOptions:
             "device_id": str(self.device),
             # An arena that doubles would hold several GB more than the networks need.
             "arena_extend_strategy": "kSameAsRequested",
-            "cudnn_conv_algo_search": self.search,
+            "cudnn_conv_algo_search": "EXHAUSTIVE",
             "cudnn_conv_use_max_workspace": "1",
             "enable_cuda_graph": _flag(self.cuda_graph),
             **({"fuse_conv_bias": "1"} if self.fused_bias else {}),
@@ -117,7 +106,7 @@ class BuildOptions:
         return None if self.workspace_gb is None else round(self.workspace_gb * _BYTES_PER_GB)
 
     def to_key(self) -> dict[str, str]:
-        """What of these is part of an engine's key; shapes are there already."""
+        """The part of an engine's key; the shapes are in the key's profile."""
         workspace = {} if self.workspace_bytes is None else {"workspace_bytes": str(self.workspace_bytes)}
         return {"optimization_level": str(self.optimization_level), **workspace}
 
@@ -139,7 +128,7 @@ class RtxOptions:
         """The provider's own option dictionary."""
         cache = {} if self.runtime_cache_folder is None else {"nv_runtime_cache_path": self.runtime_cache_folder}
         return {
-            # Its own default is to capture, and nothing says how that bears buffers that take turns.
+            # Its own default is to capture; it is not documented what that does with buffers that are swapped.
             "enable_cuda_graph": "0",
             **_workspace("nv_max_workspace_size", self.workspace_gb),
             **_profiles("nv_profile", self.shapes),
@@ -156,7 +145,7 @@ def _workspace(name: str, workspace_gb: float | None) -> dict[str, str]:
 
 
 def _profiles(prefix: str, shapes: Mapping[str, InputShapes]) -> dict[str, str]:
-    """`min`, `opt` and `max` of all inputs, as `name:1x2x3,name:4x5`; nothing for fixed shapes."""
+    """`min`, `opt` and `max` of all inputs, as `name:1x2x3,name:4x5`; empty for fixed shapes."""
     if not shapes:
         return {}
     return {

@@ -8,7 +8,7 @@ from torch import Tensor
 from latentsync_trt.audio.windows import attended_positions
 from latentsync_trt.export.whisper import WhisperEncoder
 from scripts.train_demo.clips import Clips
-from scripts.train_demo.loop import normal, placed
+from scripts.train_demo.loop import normal, to_device
 from scripts.train_demo.speech import LOWEST, MEL_PER_FRAME, RANGE_DECADES, STEPS_PER_DECADE, Speech
 
 SEGMENT_FRAMES = 750
@@ -17,13 +17,13 @@ SEGMENT_FRAMES = 750
 _POSITIONS_PER_FRAME = 2
 _NO_FRAME = -1
 
-_LOUDER_DECADES = (-1.5, 1.0)
+_GAIN_DECADES = (-1.5, 1.0)
 _COLOR_DECADES, _COLOR_POINTS = 0.35, 6
 _NOISE_BELOW_DECADES = (1.5, 6.0)
 _NOISY_SHARE, _RIPPLE_DECADES = 0.4, 0.3
 
 
-class SpeechBank:
+class SpeechDataset:
     """Speech on a device, cut into segments of 30 s that are packed with recordings in any order."""
 
     def __init__(self, speech: Speech, device: torch.device) -> None:
@@ -33,7 +33,7 @@ class SpeechBank:
         self.shut = torch.from_numpy(speech.shut).to(device)
         self.silent = torch.from_numpy(speech.silent).to(device)
 
-    def packed(self, generator: np.random.Generator, segments: int) -> NDArray[np.int64]:
+    def random_segments(self, generator: np.random.Generator, segments: int) -> NDArray[np.int64]:
         """Which frame of the speech each frame of `segments` segments is, `(segments, 750)`; −1 after the end.
 
         One segment in four ends early, as the last one of a recording does.
@@ -52,7 +52,7 @@ class SpeechBank:
             rows.append(segment)
         return np.stack(rows)
 
-    def in_order(self, order: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[int, int]]:
+    def concatenated(self, order: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[int, int]]:
         """The recordings of `order` one after the other as segments `(s, 750)`, and the first frame of each there."""
         frames = np.concatenate([np.arange(self.speech.starts[i], self.speech.starts[i + 1]) for i in order])
         firsts = np.cumsum([0, *(self.speech.frames(int(i)) for i in order)])
@@ -62,18 +62,18 @@ class SpeechBank:
 
     def mels(self, frames: NDArray[np.int64], generator: np.random.Generator | None) -> Tensor:
         """What the audio encoder gets of segments `(B, 750)` of frames: `(B, 80, 3000)`; with a generator, altered."""
-        index = placed(frames, self.device)
+        index = to_device(frames, self.device)
         known = (index >= 0).repeat_interleave(MEL_PER_FRAME, 1)
         columns = index.clamp_min(0)[..., None] * MEL_PER_FRAME + torch.arange(MEL_PER_FRAME, device=self.device)
         power = self._power[:, columns.flatten(1)].transpose(0, 1).float() / STEPS_PER_DECADE + LOWEST
         if generator is not None:
-            power = _altered(power, generator)
+            power = _augmented(power, generator)
         peak = power.masked_fill(~known[:, None], LOWEST).amax((1, 2), keepdim=True)
         mel = (torch.maximum(power, peak - RANGE_DECADES) + 4) / 4
         return mel * known[:, None]
 
 
-def _altered(power: Tensor, generator: np.random.Generator) -> Tensor:
+def _augmented(power: Tensor, generator: np.random.Generator) -> Tensor:
     """Louder or softer, through another microphone, over noise: log10 of mel power `(B, 80, n)`."""
     count, bands, columns = power.shape
     place = np.linspace(0, _COLOR_POINTS - 1, bands)
@@ -82,29 +82,29 @@ def _altered(power: Tensor, generator: np.random.Generator) -> Tensor:
         knots = generator.normal(0, spread, (count, _COLOR_POINTS))
         return np.stack([np.interp(place, np.arange(_COLOR_POINTS), row) for row in knots])
 
-    color = curves(_COLOR_DECADES) + generator.uniform(*_LOUDER_DECADES, (count, 1))
-    shifted = power + placed(color.astype(np.float32), power.device)[..., None]
+    color = curves(_COLOR_DECADES) + generator.uniform(*_GAIN_DECADES, (count, 1))
+    shifted = power + to_device(color.astype(np.float32), power.device)[..., None]
     below = generator.uniform(*_NOISE_BELOW_DECADES, (count, 1))
     below = np.where(generator.random((count, 1)) < _NOISY_SHARE, below, 12.0)
     level = (
-        shifted.amax((1, 2), keepdim=True) + placed((curves(0.6) - below).astype(np.float32), power.device)[..., None]
+        shifted.amax((1, 2), keepdim=True) + to_device((curves(0.6) - below).astype(np.float32), power.device)[..., None]
     )
     noise = level + _RIPPLE_DECADES * normal(generator, (1, bands, columns), power.device)
     return torch.logaddexp(shifted * np.log(10), noise * np.log(10)).clamp_min(LOWEST * np.log(10)) / np.log(10)
 
 
-class FeatureBank:
+class AudioFeatures:
     """What the audio encoder makes of all recordings, one after the other in a random order."""
 
-    def __init__(self, bank: SpeechBank, whisper: WhisperEncoder, generator: np.random.Generator | None) -> None:
+    def __init__(self, speech_data: SpeechDataset, whisper: WhisperEncoder, generator: np.random.Generator | None) -> None:
         """With a generator order and sound are altered; without, recordings are heard as they are."""
-        order = np.arange(len(bank.speech)) if generator is None else generator.permutation(len(bank.speech))
-        segments, self._first = bank.in_order(order)
+        order = np.arange(len(speech_data.speech)) if generator is None else generator.permutation(len(speech_data.speech))
+        segments, self._first = speech_data.concatenated(order)
         parts = []
         with torch.no_grad():
             for start in range(0, len(segments), 8):
-                features = whisper(bank.mels(segments[start : start + 8], generator))
-                parts.append(features.to(torch.float16 if bank.device.type == "cuda" else torch.float32))
+                features = whisper(speech_data.mels(segments[start : start + 8], generator))
+                parts.append(features.to(torch.float16 if speech_data.device.type == "cuda" else torch.float32))
         self._features = torch.cat(parts).flatten(0, 1)
         self._total = int((segments >= 0).sum()) * _POSITIONS_PER_FRAME
 
@@ -112,11 +112,11 @@ class FeatureBank:
         """What `frames (B, F)` of `recordings (B,)` hear: `(B·F, 10·L, D)` float32."""
         firsts = np.array([self._first[int(recording)] for recording in recordings])
         positions = attended_positions((firsts[:, None] + frames).ravel(), self._total)
-        heard = self._features[placed(positions, self._features.device)]
+        heard = self._features[to_device(positions, self._features.device)]
         return heard.flatten(1, 2).float()
 
 
-class FaceBank:
+class FaceDataset:
     """Aligned faces on a device; scenes whose face was lost are left out.
 
     `spoken (t, n, R, R, 3)` uint8, all takes of all scenes; `recording`, `first` `(t,)`: what they say; `scene (t,)`:

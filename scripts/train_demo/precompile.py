@@ -13,25 +13,25 @@ from latentsync_trt.audio.windows import POSITIONS
 from latentsync_trt.diffusion.scheduler import TRAINING_STEPS
 from latentsync_trt.export.unet import INPUT_CHANNELS
 from latentsync_trt.face.mask import LATENT_SCALE
-from scripts.train_demo.loop import Workshop
+from scripts.train_demo.loop import TrainingContext
 from scripts.train_demo.networks import WINDOW_FRAMES, make_unet
 from scripts.train_demo.settings import Settings
-from scripts.train_demo.stage_unet import quick
+from scripts.train_demo.stage_unet import accelerated
 
 
-def compile_ahead(settings: Settings, workshop: Workshop) -> BaseProcess:
+def start_precompile(settings: Settings, context: TrainingContext) -> BaseProcess:
     """The process that compiles, already begun; its exit code is 0 once all is in the cache."""
     process = multiprocessing.get_context("spawn").Process(
-        target=train_once, args=(settings, workshop), name="compile", daemon=True
+        target=compile_training_step, args=(settings, context), name="compile", daemon=True
     )
     process.start()
     return process
 
 
-def train_once(settings: Settings, workshop: Workshop) -> None:
+def compile_training_step(settings: Settings, context: TrainingContext) -> None:
     """A step of the stage "unet" on random numbers; nothing of it is kept but what was compiled."""
     torch.set_float32_matmul_precision("high")
-    device, sizes, windows = workshop.device, settings.sizes, settings.unet.batch
+    device, sizes, windows = context.device, settings.sizes, settings.unet.batch
     unet = make_unet(sizes, settings.seed).to(device).train()
     frames, side = windows * WINDOW_FRAMES, settings.resolution_px // LATENT_SCALE
     tokens = POSITIONS * (sizes.whisper.blocks + 1)
@@ -40,7 +40,7 @@ def train_once(settings: Settings, workshop: Workshop) -> None:
         torch.randint(0, TRAINING_STEPS, (windows,), device=device),
         torch.randn(frames, tokens, sizes.whisper.width, device=device),
     )
-    with workshop.half():
-        noise, hidden = quick(unet, inputs, workshop)(*inputs)
+    with context.autocast():
+        noise, hidden = accelerated(unet, inputs, context)(*inputs)
         loss = (noise.float() ** 2).mean() + (hidden.float() ** 2).mean()
     loss.backward()

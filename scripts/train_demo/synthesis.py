@@ -14,7 +14,7 @@ from scripts.train_demo.speech import LOWEST, STEPS_PER_DECADE, Speech
 from scripts.train_demo.visemes import MouthTrack
 
 
-def make_speech(seeds: range, split: Split, processes: int) -> Speech:
+def synthesize(seeds: range, split: Split, processes: int) -> Speech:
     """Records all `seeds`, so many at once; the result depends on the seeds alone.
 
     Every recording has a process of its own, since espeak-ng remembers what it said before.
