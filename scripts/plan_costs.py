@@ -11,10 +11,13 @@ from pathlib import Path
 
 from latentsync_trt.bench.rows import read_results
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.diffusion.plan import full_step_equivalents, plan_for
+from latentsync_trt.diffusion.plan import PlannedStep, plan_for
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 ROWS = (BENCHMARKS / "bench-cuda-h100-512.json", BENCHMARKS / "bench-cuda-h100-256.json")
+
+UNGUIDED_SHARE = 0.5
+"""Of a guided step's time: the same network on half the batch."""
 
 PLANS = {
     "`--preset quality`": SyncOptions(preset="quality"),
@@ -42,6 +45,11 @@ class StepTimes:
     def cached_share(self) -> float:
         """Time of a cached step relative to a full one."""
         return self.cached_ms / self.full_ms
+
+
+def full_step_equivalents(plan: Sequence[PlannedStep], cached_share: float) -> float:
+    """The cost of a plan, in guided full steps; `cached_share`: time of a cached step over that of a full one."""
+    return sum((1.0 if step.full else cached_share) * (1.0 if step.guided else UNGUIDED_SHARE) for step in plan)
 
 
 def main() -> None:

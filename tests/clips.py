@@ -1,4 +1,4 @@
-"""Small clips that tests make themselves: frames that can be told apart, a face, clicks."""
+"""Small clips made by the tests: numbered frames, a face, clicks."""
 
 import wave
 from collections.abc import Iterable
@@ -118,8 +118,8 @@ def decoded(path: Path) -> list[UInt8Array]:
         return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
 
 
-def heard(path: Path) -> tuple[UInt8Array, int]:
-    """All samples of the first channel as float, placed by their times, and the rate."""
+def decoded_audio(path: Path) -> tuple[UInt8Array, int]:
+    """All samples of the first channel as float, at their time stamps, and the rate."""
     pieces, rate, at = [], 0, 0
     with av.open(str(path)) as container:
         for frame in container.decode(audio=0):
@@ -136,8 +136,8 @@ def heard(path: Path) -> tuple[UInt8Array, int]:
 
 
 def click_times(path: Path) -> list[float]:
-    """When the clicks of `write_sound` are heard, in seconds."""
-    samples, rate = heard(path)
+    """When the clicks of `write_sound` play, in seconds."""
+    samples, rate = decoded_audio(path)
     loud = np.flatnonzero(np.abs(samples) > 0.4)
     starts = loud[np.diff(loud, prepend=-rate) > rate // 20]
     return [start / rate for start in starts.tolist()]

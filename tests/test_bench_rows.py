@@ -150,7 +150,7 @@ def test_compare_prints_changes_with_their_noise(tmp_path: Path) -> None:
     ALL.write(tmp_path / "a.json")
     other = Results({**ENVIRONMENT, "gpu": "Other"}, replace(BUNDLE, sha256="cd" * 32), (slower, noisy, once))
     other.write(tmp_path / "b.json")
-    result = CliRunner().invoke(main, ["bench", "--compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
+    result = CliRunner().invoke(main, ["bench", "--diff", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
     assert result.exit_code == 0, result.output
     assert "differs: gpu: G → Other" in result.stdout
     assert "SHA-256 abababababab → SHA-256 cdcdcdcdcdcd" in result.stdout
@@ -163,7 +163,7 @@ def test_compare_prints_changes_with_their_noise(tmp_path: Path) -> None:
 
 
 def test_compare_of_a_missing_file_fails_in_one_line(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["bench", "--compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
+    result = CliRunner().invoke(main, ["bench", "--diff", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
     assert result.exit_code == 1
     assert re.fullmatch(r"error: .*a\.json: cannot be read .*\n", result.stderr)
 

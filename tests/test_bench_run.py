@@ -220,7 +220,7 @@ def test_missing_pytorch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--preset", "best"], "'best': not among quality, balanced, fast"),
         (["--provider", "cpu,gpu"], "'gpu': not among auto, tensorrt, rtx, cuda, cpu"),
         (["--runs", "0"], "0 is not in the range"),
-        (["--compare", "one.json"], "requires 2 arguments"),
+        (["--diff", "one.json"], "requires 2 arguments"),
     ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str], reason: str) -> None:

@@ -12,9 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt.cli import main
-from latentsync_trt.runtime.cache.entry import RECORD_NAME
+from latentsync_trt.runtime.cache.entry import RECORD_NAME, Entry
 from latentsync_trt.runtime.cache.prune import (
-    Item,
     Limits,
     Machine,
     Outcome,
@@ -89,10 +88,15 @@ def test_ls_fits_a_narrow_terminal(place: Path, monkeypatch: pytest.MonkeyPatch)
 def test_ls_in_json(place: Path) -> None:
     content = json.loads(run(place, "ls", "--json")[1])
     assert content["folder"] == str(place)
-    assert 3 * SIZE_BYTES < sum(item["size_bytes"] for item in content["items"]) <= content["total_bytes"] - SIZE_BYTES
-    first = content["items"][0]
-    assert (first["graph"], first["state"], first["versions"]) == ("denoise_step", "ready", KEY.versions)
-    assert [item["graph"] for item in content["items"]] == ["denoise_step", "vae_encoder", "vae_decoder"]
+    engines = content["engines"]
+    assert 3 * SIZE_BYTES < sum(entry["size_bytes"] for entry in engines) <= content["total_bytes"] - SIZE_BYTES
+    first = engines[0]
+    assert (first["state"], first["record"]["key"]["versions"]) == ("ready", KEY.versions)
+    assert [entry["record"]["key"]["graph"] for entry in engines] == [
+        "denoise_step",
+        "vae_encoder",
+        "vae_decoder",
+    ]
 
 
 @pytest.mark.parametrize("command", [["ls"], ["verify"], ["prune", "--stale"], ["clear", "--yes"]])
@@ -124,7 +128,7 @@ def test_verify_reads_every_byte(place: Path) -> None:
     code, out, _ = run(place, "verify")
     assert code == 1
     assert "engine.bin was changed" in out
-    states = [item["state"] for item in json.loads(run(place, "verify", "--json")[1])["items"]]
+    states = [item["state"] for item in json.loads(run(place, "verify", "--json")[1])["engines"]]
     assert states == ["damaged", "ready", "ready"]
     assert engine.exists()
 
@@ -151,7 +155,7 @@ def test_prune_removes_what_was_used_least_recently(place: Path) -> None:
 
 def test_prune_removes_what_was_not_used_for_long(place: Path) -> None:
     content = json.loads(run(place, "prune", "--unused-days", "30", "--json")[1])
-    assert [item["graph"] for item in content["removed"]] == ["vae_decoder"]
+    assert [item["record"]["key"]["graph"] for item in content["removed"]] == ["vae_decoder"]
     assert content["removed"][0]["reason"] == "not used for 40 days"
     assert SIZE_BYTES < content["freed_bytes"] < SIZE_BYTES + 10_000
     assert graphs_in(place) == ["denoise_step", "vae_encoder"]
@@ -252,8 +256,8 @@ def test_what_cannot_be_removed_is_a_failure(place: Path, monkeypatch: pytest.Mo
 
 
 def test_damaged_engines_go_first_then_the_least_recently_used() -> None:
-    def item(name: str, state: Literal["ready", "damaged"], days: int) -> Item:
-        return Item(Path(name), state, "", None, 10, NOW - timedelta(days=days))
+    def item(name: str, state: Literal["ready", "damaged"], days: int) -> Entry:
+        return Entry(Path(name), None, state, "", 10, NOW - timedelta(days=days))
 
     items = [item("new", "ready", 1), item("old", "ready", 3), item("damaged", "damaged", 0)]
 

@@ -17,7 +17,7 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.types import UInt8Array
-from tests.clips import decoded, heard, write_clip, write_face, write_sound, write_video
+from tests.clips import decoded, decoded_audio, write_clip, write_face, write_sound, write_video
 from tests.perturbed import perturbed_copy
 from tests.small import small_bundle
 from tests.sounds import write_samples
@@ -89,7 +89,7 @@ def test_picture_and_video_are_written_beside_the_report(folder: Path) -> None:
     assert np.abs(a[:80] - source[:80]).mean() < 3  # above the mouth, only compression differs
     assert np.abs(a[150:] - source[150:]).mean() > 10
     assert np.abs(b - a).mean() < difference.mean()
-    samples, rate_hz = heard(out / "report.mp4")
+    samples, rate_hz = decoded_audio(out / "report.mp4")
     assert len(samples) / rate_hz == pytest.approx(FRAMES / 25, abs=0.1)
 
 

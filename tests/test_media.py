@@ -206,11 +206,11 @@ def test_sound_keeps_its_time_rate_and_channels(
         assert len(stream.layout.channels) == {"mono": 1, "stereo": 2, "5.1": 6}[layout]
         assert 1.9 < float(opened.duration / av.time_base) < 2.1  # the video's 2 s
         start_s = float(next(opened.decode(video=0)).time)
-    # In time with the picture, as the network heard it: some files delay their sound by their encoder's priming.
+    # Synchronous with the picture, as in the network's input: some files delay their sound by their encoder's priming.
     loud = np.flatnonzero(np.abs(read_audio(sound)) > 0.4) / 16000
-    heard_s = loud[np.diff(loud, prepend=-1) > 0.1]
-    assert len(heard_s) == len(clicks)
-    assert np.allclose(np.array(click_times(output)) - start_s, heard_s, atol=SOUND_IN_TIME_S)
+    clicks_read_s = loud[np.diff(loud, prepend=-1) > 0.1]
+    assert len(clicks_read_s) == len(clicks)
+    assert np.allclose(np.array(click_times(output)) - start_s, clicks_read_s, atol=SOUND_IN_TIME_S)
 
 
 def test_16_khz_mono_speech_is_not_filtered(tmp_path: Path) -> None:

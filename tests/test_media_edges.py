@@ -204,8 +204,8 @@ def test_stereo_is_mixed_to_its_mean(tmp_path: Path) -> None:
         frame.sample_rate = 16000
         container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
-    heard = read_audio(tmp_path / "a.wav")
-    assert np.allclose(heard, samples.mean(axis=1) / 32768, atol=np.finfo(np.float32).eps)
+    mixed = read_audio(tmp_path / "a.wav")
+    assert np.allclose(mixed, samples.mean(axis=1) / 32768, atol=np.finfo(np.float32).eps)
 
 
 def test_an_output_that_is_also_an_input_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from latentsync_trt.diffusion.plan import PlannedStep, cache_plan, full_step_equivalents
+from latentsync_trt.diffusion.plan import PlannedStep, cache_plan
 from latentsync_trt.errors import InputError
 
 
@@ -81,10 +81,3 @@ def test_the_whole_network_runs_where_guidance_begins_or_ends() -> None:
     assert full(plan) == [0, 3, 4, 7, 10, 13, 16, 19]
     plan = cache_plan(20, 3, full_steps=(0, 9), guidance_interval=(0.2, 0.8))
     assert full(plan) == [0, 4, 9, 16]
-
-
-def test_cost_counts_full_cached_and_unguided_steps() -> None:
-    assert full_step_equivalents(cache_plan(20, 1), 0.12) == 20
-    assert full_step_equivalents(cache_plan(20, 3), 0.12) == pytest.approx(7 + 13 * 0.12)
-    half = cache_plan(20, 3, guidance_interval=(0.2, 0.8))
-    assert full_step_equivalents(half, 0.12) == pytest.approx(4 + 8 * 0.12 + (4 + 4 * 0.12) / 2)

@@ -3,10 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from latentsync_trt.bench.rows import BundleFacts, Results, Row, Spread
 from latentsync_trt.config import PRESETS
-from latentsync_trt.diffusion.plan import full_step_equivalents, plan_for
-from scripts.plan_costs import PLANS, ROWS, StepTimes, step_times, table
+from latentsync_trt.diffusion.plan import cache_plan, plan_for
+from scripts.plan_costs import PLANS, ROWS, StepTimes, full_step_equivalents, step_times, table
 from tests.conftest import REPOSITORY
 
 GOAL = 8.2
@@ -40,3 +42,10 @@ def test_which_plans_of_20_steps_reach_the_goal() -> None:
         "`--guidance-interval 0.2-0.8`",
     }
     assert 8.3 < costs["`--preset balanced` (default)"] < 8.4
+
+
+def test_cost_counts_full_cached_and_unguided_steps() -> None:
+    assert full_step_equivalents(cache_plan(20, 1), 0.12) == 20
+    assert full_step_equivalents(cache_plan(20, 3), 0.12) == pytest.approx(7 + 13 * 0.12)
+    half = cache_plan(20, 3, guidance_interval=(0.2, 0.8))
+    assert full_step_equivalents(half, 0.12) == pytest.approx(4 + 8 * 0.12 + (4 + 4 * 0.12) / 2)

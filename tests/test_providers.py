@@ -14,14 +14,13 @@ from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder
 from latentsync_trt.runtime.providers import diagnose as diagnosis
 from latentsync_trt.runtime.providers import gpu, libraries, messages
+from latentsync_trt.runtime.providers.diagnose import ORT_NAMES, rtx_devices
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.libraries import Installed
 from latentsync_trt.runtime.providers.select import (
-    ORT_NAMES,
     PREFERENCE,
     Selection,
     next_provider,
-    rtx_devices,
     select_provider,
     why_unavailable,
 )

@@ -1,4 +1,4 @@
-"""What changed from one run of the bench to another: `bench --compare`."""
+"""What changed from one run of the bench to another: `bench --diff`."""
 
 from dataclasses import dataclass
 

@@ -14,8 +14,8 @@ from latentsync_trt.bundle.manifest import DimensionRange
 from latentsync_trt.errors import BundleError
 from latentsync_trt.runtime.compiler.profiles import dimension_ranges
 from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.providers.diagnose import rtx_devices
 from latentsync_trt.runtime.providers.libraries import rtx_version
-from latentsync_trt.runtime.providers.select import rtx_devices
 from latentsync_trt.runtime.sessions.builders import DirectOpen, GraphSource, Opener, RtxBuilder
 from latentsync_trt.runtime.sessions.device_run import BoundRun
 from latentsync_trt.runtime.sessions.options import CudaOptions, RtxOptions

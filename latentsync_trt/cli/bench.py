@@ -32,17 +32,17 @@ _NOT_FOR_BENCH = ("build", "profile", "preset", "lossless", "length", "extend")
     help="Where the rows go: a folder, or a file that ends in .json. The report goes beside it, as .html.",
 )
 @click.option(
-    "--compare",
+    "--diff",
     nargs=2,
     type=click.Path(path_type=Path),
     metavar="A.json B.json",
-    help="Measure nothing; show what changed from rows A to rows B.",
+    help="Measure nothing; show what changed between two files of rows.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
-def command(bundle: str | None, out: Path, compare: tuple[Path, Path] | None, quiet: bool, **fields: Any) -> None:
+def command(bundle: str | None, out: Path, diff: tuple[Path, Path] | None, quiet: bool, **fields: Any) -> None:
     """Measure a bundle: graphs, loop, stages, whole clips; time, arithmetic, memory and quality."""
-    if compare is not None:
-        _compare(*compare)
+    if diff is not None:
+        _compare(*diff)
         return
     from latentsync_trt.bench.report import write_report
     from latentsync_trt.bench.suite import Record, run_bench

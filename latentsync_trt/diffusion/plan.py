@@ -11,9 +11,6 @@ from latentsync_trt.errors import InputError
 EVERYWHERE = (0.0, 1.0)
 """The guidance interval of a run in which every step is guided."""
 
-# The same network on half the batch.
-_UNGUIDED_SHARE = 0.5
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
@@ -70,11 +67,6 @@ def cache_plan(
         due = (step - switched_at) % interval == 0 if full_steps is None else step in full_steps
         plan.append(PlannedStep(due or step == switched_at, step in guided))
     return tuple(plan)
-
-
-def full_step_equivalents(plan: Sequence[PlannedStep], cached_share: float) -> float:
-    """The cost of a plan, in guided full steps; `cached_share`: time of a cached step over that of a full one."""
-    return sum((1.0 if step.full else cached_share) * (1.0 if step.guided else _UNGUIDED_SHARE) for step in plan)
 
 
 def _guided_steps(steps: int, interval: tuple[float, float]) -> range:

@@ -24,13 +24,12 @@ _MAX_MESH_RUNS = 8
 class MediaPipeDetector:
     """BlazeFace finds faces, full range first; FaceMesh finds their points. On the CPU; thread-safe."""
 
-    def __init__(self, threads: int = 1) -> None:
-        """`threads`: CPU threads per graph; one is enough and leaves the others to the other stages."""
+    def __init__(self) -> None:
+        # One CPU thread per graph is enough and leaves the others to the other stages.
         self._blaze = {
-            model: Session(_ASSETS / f"{model.name}.onnx", intra_op_threads=threads)
-            for model in (FULL_RANGE, SHORT_RANGE)
+            model: Session(_ASSETS / f"{model.name}.onnx", intra_op_threads=1) for model in (FULL_RANGE, SHORT_RANGE)
         }
-        self._mesh = Session(_ASSETS / "face_mesh.onnx", intra_op_threads=threads)
+        self._mesh = Session(_ASSETS / "face_mesh.onnx", intra_op_threads=1)
 
     def detect(self, frame: UInt8Array) -> list[Face]:
         """Faces in `frame`, uint8 `(H, W, 3)` RGB, each confirmed by its mesh."""

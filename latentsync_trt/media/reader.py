@@ -58,25 +58,18 @@ def probe(path: Path) -> VideoInfo:
 
 
 def read_frames(
-    path: Path,
-    *,
-    fps: int = MODEL_FPS,
-    rgb_only: bool = False,
-    frame_count: int | None = None,
-    extend: Extend | None = None,
+    path: Path, *, rgb_only: bool = False, frame_count: int | None = None, extend: Extend | None = None
 ) -> Iterator[Frame]:
-    """Frames of the first video stream, upright, resampled to `fps` by `timing.at_constant_rate`.
+    """Frames of the first video stream, upright, resampled to the model's rate by `timing.at_constant_rate`.
 
     Args:
-        path: the video file.
-        fps: frames per second of the result.
         rgb_only: leave `Frame.planes` None and convert to RGB directly from the source's own format.
         frame_count: stop after this many frames; None = at the end of the video.
         extend: if the video ends before `frame_count`: "loop" starts it again, "hold" repeats its last frame (the same
             arrays), None ends there.
 
     Yields:
-        Frames with indices 0, 1, … and times index / fps. `planes` are the decoder's own bytes for 8-bit 4:2:0 sources,
+        Frames with indices 0, 1, … and times index / 25. `planes` are the decoder's own bytes for 8-bit 4:2:0 sources,
         `picture` is computed from them on access. Treat both as read-only: repeated frames share them.
 
     Raises:
@@ -85,26 +78,26 @@ def read_frames(
     """
     if extend is not None and frame_count is None:
         raise InputError("extending a video needs the number of frames to extend it to")
-    for index, (picture, planes) in enumerate(_extended(path, fps, rgb_only, extend)):
+    for index, (picture, planes) in enumerate(_extended(path, rgb_only, extend)):
         if index == frame_count:
             return
-        yield Frame(index, Fraction(index, fps), picture, planes)
+        yield Frame(index, Fraction(index, MODEL_FPS), picture, planes)
 
 
-def _extended(path: Path, fps: int, rgb_only: bool, extend: Extend | None) -> Iterator[_Converted]:
+def _extended(path: Path, rgb_only: bool, extend: Extend | None) -> Iterator[_Converted]:
     """The video's pictures, without end if `extend` is given."""
     last = None
-    for last in _pictures(path, fps, rgb_only):
+    for last in _pictures(path, rgb_only):
         yield last
     if last is None:
         raise MediaError(f"{path}: its video stream has no picture")
     if extend == "hold":
         yield from repeat(last)
     while extend == "loop":
-        yield from _pictures(path, fps, rgb_only)
+        yield from _pictures(path, rgb_only)
 
 
-def _pictures(path: Path, fps: int, rgb_only: bool) -> Iterator[_Converted]:
+def _pictures(path: Path, rgb_only: bool) -> Iterator[_Converted]:
     """The pictures of the video once. A repeated picture is converted once."""
     converter, orientation = FrameConverter(), None
     with open_input(path) as container:
@@ -112,7 +105,7 @@ def _pictures(path: Path, fps: int, rgb_only: bool) -> Iterator[_Converted]:
         stream.thread_type = "AUTO"
         decoded = on_own_clock(_decoded(path, container, stream), _period_s(stream))
         frame, converted = None, None
-        for shown in at_constant_rate(decoded, fps):
+        for shown in at_constant_rate(decoded, MODEL_FPS):
             if converted is None or shown is not frame:
                 # Once: PyAV's frames and their side data refer to each other, so each would stay in memory until
                 # garbage is collected.

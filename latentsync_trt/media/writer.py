@@ -65,7 +65,7 @@ def check_output_path(output: Path, *inputs: Path, lossless: bool) -> None:
 
 
 class VideoWriter:
-    """Writes frames at `fps`. Use as a context manager: the file appears when the block ends without an error.
+    """Writes frames at the model's rate, as a context manager: the file appears when the block ends without an error.
 
     It is written in a temporary folder beside `output`, which is removed in any case.
 
@@ -88,10 +88,9 @@ class VideoWriter:
         crf: int = 16,
         encoder: Encoder = "x264",
         lossless: bool = False,
-        fps: int = MODEL_FPS,
     ) -> None:
         self._output, self._info, self._audio = output, info, audio
-        self._crf, self._encoder, self._lossless, self._fps = crf, encoder, lossless, fps
+        self._crf, self._encoder, self._lossless = crf, encoder, lossless
         self._cleanup = contextlib.ExitStack()
         self._part: Path | None = None
         self._opened: tuple[OutputContainer, VideoStream] | None = None
@@ -116,11 +115,11 @@ class VideoWriter:
                 self._opened = self._open(frame)
             container, stream = self._opened
             picture = self._picture(frame, patch)
-            picture.pts, picture.time_base = self._count, Fraction(1, self._fps)
+            picture.pts, picture.time_base = self._count, Fraction(1, MODEL_FPS)
             container.mux(stream.encode(picture))
             self._count += 1
             if self._sound is not None:
-                for packet in self._sound.packets(Fraction(self._count, self._fps)):
+                for packet in self._sound.packets(Fraction(self._count, MODEL_FPS)):
                     container.mux(packet)
 
     def __exit__(
@@ -148,19 +147,19 @@ class VideoWriter:
     def _add_video(self, container: OutputContainer, frame: Frame) -> VideoStream:
         height, width = frame.picture.shape[:2]
         if self._lossless:
-            stream = container.add_stream("ffv1", rate=self._fps)
+            stream = container.add_stream("ffv1", rate=MODEL_FPS)
             stream.pix_fmt = _LOSSLESS_FORMAT
         else:
             height, width = self._even(height, width)
             h264 = h264_encoder(self._encoder, self._crf, width, height)
             # PyAV's types only know some encoders by name.
-            stream = cast(VideoStream, container.add_stream(h264.codec, rate=self._fps, options=h264.options))
+            stream = cast(VideoStream, container.add_stream(h264.codec, rate=MODEL_FPS, options=h264.options))
             stream.pix_fmt = "yuv420p"
             if frame.planes is not None:
                 _tag(stream, frame.planes.color)
         stream.width, stream.height = width, height
         stream.thread_count = _ENCODER_THREADS
-        stream.time_base = Fraction(1, self._fps)
+        stream.time_base = Fraction(1, MODEL_FPS)
         stream.codec_context.sample_aspect_ratio = self._info.sample_aspect_ratio
         return stream
 
@@ -187,7 +186,7 @@ class VideoWriter:
         with writing(self._output):
             container.mux(stream.encode(None))
             if self._sound is not None:
-                for packet in self._sound.finish(Fraction(self._count, self._fps)):
+                for packet in self._sound.finish(Fraction(self._count, MODEL_FPS)):
                     container.mux(packet)
             container.close()
             self._part.replace(self._output)

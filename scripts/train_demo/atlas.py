@@ -1,4 +1,4 @@
-"""Mouths drawn beforehand, on a grid of poses; those between are blended. Drawing one costs more than filming it."""
+"""Mouths drawn ahead of time on a grid of poses, and interpolated between, because drawing one is slow."""
 
 from collections.abc import Callable
 from itertools import product
@@ -20,39 +20,39 @@ _LOWEST, _HIGHEST = np.array([0.0, -1.0, 0.0]), np.array([1.0, 1.0, 1.0])
 
 
 def draw_atlas(path: Path, levels: Levels, draw: Callable[[MouthPose], UInt8Array], pool: Pool) -> None:
-    """Draws all poses of the grid, by a crew that has `draw`, into the file `path`: uint8 `(*levels, h, w, 3)`."""
+    """Draws all poses of the grid in the processes of `pool` into the file `path`: uint8 `(poses, h, w, 3)`."""
     steps = [np.linspace(low, high, count) for low, high, count in zip(_LOWEST, _HIGHEST, levels, strict=True)]
     poses = [MouthPose(*map(float, pose)) for pose in product(*steps)]
     drawn = pool.imap(draw, poses, chunksize=8)
     first = next(drawn)
-    pages = np.lib.format.open_memmap(path, "w+", np.uint8, (len(poses), *first.shape))
-    pages[0] = first
-    for number, page in enumerate(drawn, 1):
-        pages[number] = page
-    pages.flush()
+    images = np.lib.format.open_memmap(path, "w+", np.uint8, (len(poses), *first.shape))
+    images[0] = first
+    for number, image in enumerate(drawn, 1):
+        images[number] = image
+    images.flush()
 
 
 class Atlas:
-    """What `draw_atlas` drew, mapped, not read."""
+    """The memory-mapped result of `draw_atlas`."""
 
     def __init__(self, path: Path, levels: Levels) -> None:
-        pages = np.load(path, mmap_mode="r")
-        self._pages = pages.reshape(*levels, *pages.shape[1:])
+        images = np.load(path, mmap_mode="r")
+        self._images = images.reshape(*levels, *images.shape[1:])
         self._last = np.array(levels) - 1
 
     def mouth(self, pose: MouthPose) -> UInt8Array:
-        """The mouth in `pose`, blended from the up to eight nearest on the grid; beyond the grid, the nearest."""
-        wanted = np.array([pose.opening, pose.width, pose.rounding])
-        place = ((wanted - _LOWEST) / (_HIGHEST - _LOWEST)).clip(0, 1) * self._last
-        low = np.minimum(place.astype(np.int64), np.maximum(self._last - 1, 0))
-        return np.rint(self._blended(low, place - low)).astype(np.uint8)
+        """The mouth in `pose`, by trilinear interpolation; poses beyond the grid are clipped to it."""
+        values = np.array([pose.opening, pose.width, pose.rounding])
+        position = ((values - _LOWEST) / (_HIGHEST - _LOWEST)).clip(0, 1) * self._last
+        low = np.minimum(position.astype(np.int64), np.maximum(self._last - 1, 0))
+        return np.rint(self._interpolated(low, position - low)).astype(np.uint8)
 
-    def _blended(self, low: NDArray[np.int64], share: Float64Array) -> "NDArray[np.float32]":
+    def _interpolated(self, low: NDArray[np.int64], share: Float64Array) -> "NDArray[np.float32]":
         total: NDArray[np.float32] | None = None
         for corner in product((0, 1), repeat=3):
             weight = float(np.prod(np.where(corner, share, 1 - share)))
             if not weight:
                 continue
-            page = np.asarray(self._pages[tuple(low + corner)]).astype(np.float32)
-            total = page * np.float32(weight) if total is None else cv2.scaleAdd(page, weight, total)
+            image = np.asarray(self._images[tuple(low + corner)]).astype(np.float32)
+            total = image * np.float32(weight) if total is None else cv2.scaleAdd(image, weight, total)
         return cast("NDArray[np.float32]", total)

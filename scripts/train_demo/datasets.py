@@ -1,4 +1,4 @@
-"""What the stages draw batches from, on the training device: speech, faces, their latents, what is heard of them."""
+"""The datasets that stages draw batches from, on the training device: speech, its audio features, aligned faces."""
 
 import numpy as np
 import torch
@@ -12,19 +12,19 @@ from scripts.train_demo.loop import normal, to_device
 from scripts.train_demo.speech import LOWEST, MEL_PER_FRAME, RANGE_DECADES, STEPS_PER_DECADE, Speech
 
 SEGMENT_FRAMES = 750
-"""What the audio encoder hears at once: 30 s."""
+"""The audio encoder's input: 30 s."""
 
-_POSITIONS_PER_FRAME = 2
+POSITIONS_PER_FRAME = 2
 _NO_FRAME = -1
 
 _GAIN_DECADES = (-1.5, 1.0)
-_COLOR_DECADES, _COLOR_POINTS = 0.35, 6
+_EQUALIZER_DECADES, _EQUALIZER_POINTS = 0.35, 6
 _NOISE_BELOW_DECADES = (1.5, 6.0)
 _NOISY_SHARE, _RIPPLE_DECADES = 0.4, 0.3
 
 
 class SpeechDataset:
-    """Speech on a device, cut into segments of 30 s that are packed with recordings in any order."""
+    """Speech on a device, as segments of 30 s that are filled with recordings in any order."""
 
     def __init__(self, speech: Speech, device: torch.device) -> None:
         self.speech, self.device = speech, device
@@ -34,9 +34,9 @@ class SpeechDataset:
         self.silent = torch.from_numpy(speech.silent).to(device)
 
     def random_segments(self, generator: np.random.Generator, segments: int) -> NDArray[np.int64]:
-        """Which frame of the speech each frame of `segments` segments is, `(segments, 750)`; −1 after the end.
+        """Speech frame indices of random segments, `(segments, 750)`; −1 is padding.
 
-        One segment in four ends early, as the last one of a recording does.
+        One segment in four ends early, as the last segment of a recording does.
         """
         rows = []
         for _ in range(segments):
@@ -53,7 +53,7 @@ class SpeechDataset:
         return np.stack(rows)
 
     def concatenated(self, order: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[int, int]]:
-        """The recordings of `order` one after the other as segments `(s, 750)`, and the first frame of each there."""
+        """The recordings in `order`, concatenated and cut into segments `(s, 750)`, and the first frame of each."""
         frames = np.concatenate([np.arange(self.speech.starts[i], self.speech.starts[i + 1]) for i in order])
         firsts = np.cumsum([0, *(self.speech.frames(int(i)) for i in order)])
         count = -(-len(frames) // SEGMENT_FRAMES)
@@ -61,7 +61,7 @@ class SpeechDataset:
         return padded.reshape(count, SEGMENT_FRAMES), {int(i): int(f) for i, f in zip(order, firsts, strict=False)}
 
     def mels(self, frames: NDArray[np.int64], generator: np.random.Generator | None) -> Tensor:
-        """What the audio encoder gets of segments `(B, 750)` of frames: `(B, 80, 3000)`; with a generator, altered."""
+        """The audio encoder's input `(B, 80, 3000)` for frames `(B, 750)`; augmented if a generator is given."""
         index = to_device(frames, self.device)
         known = (index >= 0).repeat_interleave(MEL_PER_FRAME, 1)
         columns = index.clamp_min(0)[..., None] * MEL_PER_FRAME + torch.arange(MEL_PER_FRAME, device=self.device)
@@ -74,15 +74,15 @@ class SpeechDataset:
 
 
 def _augmented(power: Tensor, generator: np.random.Generator) -> Tensor:
-    """Louder or softer, through another microphone, over noise: log10 of mel power `(B, 80, n)`."""
+    """Random gain, equalization and additive noise on log10 mel power `(B, 80, n)`."""
     count, bands, columns = power.shape
-    place = np.linspace(0, _COLOR_POINTS - 1, bands)
+    place = np.linspace(0, _EQUALIZER_POINTS - 1, bands)
 
     def curves(spread: float) -> NDArray[np.float64]:
-        knots = generator.normal(0, spread, (count, _COLOR_POINTS))
-        return np.stack([np.interp(place, np.arange(_COLOR_POINTS), row) for row in knots])
+        knots = generator.normal(0, spread, (count, _EQUALIZER_POINTS))
+        return np.stack([np.interp(place, np.arange(_EQUALIZER_POINTS), row) for row in knots])
 
-    color = curves(_COLOR_DECADES) + generator.uniform(*_GAIN_DECADES, (count, 1))
+    color = curves(_EQUALIZER_DECADES) + generator.uniform(*_GAIN_DECADES, (count, 1))
     shifted = power + to_device(color.astype(np.float32), power.device)[..., None]
     below = generator.uniform(*_NOISE_BELOW_DECADES, (count, 1))
     below = np.where(generator.random((count, 1)) < _NOISY_SHARE, below, 12.0)
@@ -94,10 +94,10 @@ def _augmented(power: Tensor, generator: np.random.Generator) -> Tensor:
 
 
 class AudioFeatures:
-    """What the audio encoder makes of all recordings, one after the other in a random order."""
+    """The audio encoder's features of all recordings."""
 
     def __init__(self, speech_data: SpeechDataset, whisper: WhisperEncoder, generator: np.random.Generator | None) -> None:
-        """With a generator order and sound are altered; without, recordings are heard as they are."""
+        """With a generator, recordings are shuffled and augmented before encoding."""
         order = np.arange(len(speech_data.speech)) if generator is None else generator.permutation(len(speech_data.speech))
         segments, self._first = speech_data.concatenated(order)
         parts = []
@@ -106,27 +106,26 @@ class AudioFeatures:
                 features = whisper(speech_data.mels(segments[start : start + 8], generator))
                 parts.append(features.to(torch.float16 if speech_data.device.type == "cuda" else torch.float32))
         self._features = torch.cat(parts).flatten(0, 1)
-        self._total = int((segments >= 0).sum()) * _POSITIONS_PER_FRAME
+        self._total = int((segments >= 0).sum()) * POSITIONS_PER_FRAME
 
     def tokens(self, recordings: NDArray[np.int64], frames: NDArray[np.int64]) -> Tensor:
-        """What `frames (B, F)` of `recordings (B,)` hear: `(B·F, 10·L, D)` float32."""
+        """Audio features for `frames (B, F)` of `recordings (B,)`: `(B·F, 10·L, D)` float32."""
         firsts = np.array([self._first[int(recording)] for recording in recordings])
         positions = attended_positions((firsts[:, None] + frames).ravel(), self._total)
-        heard = self._features[to_device(positions, self._features.device)]
-        return heard.flatten(1, 2).float()
+        return self._features[to_device(positions, self._features.device)].flatten(1, 2).float()
 
 
 class FaceDataset:
-    """Aligned faces on a device; scenes whose face was lost are left out.
+    """Aligned faces on a device, without the scenes in which the face was lost.
 
-    `spoken (t, n, R, R, 3)` uint8, all takes of all scenes; `recording`, `first` `(t,)`: what they say; `scene (t,)`:
-    which of `source (c, n, R, R, 3)` they belong to.
+    `spoken (t, n, R, R, 3)` uint8: all takes of all scenes; `recording`, `first` `(t,)`: where their speech begins;
+    `scene (t,)`: index into `source (c, n, R, R, 3)`.
     """
 
     def __init__(self, clips: Clips, device: torch.device) -> None:
-        kept = np.flatnonzero(clips.found)
+        kept = np.flatnonzero(clips.tracked)
         if not len(kept):
-            raise ValueError("no clip shows a face from its first frame to its last")
+            raise ValueError("the face tracker lost the face in every clip; nothing to train on")
         self.spoken = torch.from_numpy(clips.spoken[kept]).to(device).flatten(0, 1)
         self.source = torch.from_numpy(clips.source[kept]).to(device)
         self.recording, self.first = clips.recording[kept].ravel(), clips.first[kept].ravel()
@@ -138,7 +137,7 @@ class FaceDataset:
 
     @property
     def frames(self) -> int:
-        """Frames of a take."""
+        """Number of frames of a take."""
         return int(self.spoken.shape[1])
 
 

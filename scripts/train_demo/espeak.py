@@ -1,7 +1,7 @@
 """Speech and the times of its phonemes from espeak-ng.
 
-espeak-ng (GPL 3) is a tool here: it makes the sounds that the networks learn from, and nothing of it is shipped. The
-library comes from the package espeakng-loader, so that a version says what the data are.
+espeak-ng (GPL 3) only generates training audio; nothing of it is shipped. The library comes from the package
+espeakng-loader, whose version determines the audio.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ _FULL_SCALE = np.float32(32768)
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """Who speaks: espeak-ng's language and variant, words a minute, pitch and its range (0 to 100)."""
+    """espeak-ng's language and voice variant, words per minute, pitch and its range (0 to 100)."""
 
     language: str
     variant: str
@@ -62,9 +62,9 @@ _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctype
 
 
 class Speaker:
-    """espeak-ng, which has one state a process, and keeps some of it from sentence to sentence.
+    """espeak-ng. Its state is global to the process and carries over from sentence to sentence.
 
-    The same calls in the same order in a fresh process give the same samples; anything else does not.
+    Samples are reproducible only for the same calls in the same order in a new process.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -74,7 +74,7 @@ class Speaker:
         data = str(espeakng_loader.get_data_path()).encode()
         self.rate_hz = int(self._library.espeak_Initialize(_SYNCHRONOUS, 0, data, flags))
         if self.rate_hz <= 0:
-            raise RuntimeError(f"espeak-ng does not start with the data in {data.decode()}")
+            raise RuntimeError(f"espeak-ng failed to start with the data in {data.decode()}; reinstall espeakng-loader")
         self._library.espeak_ng_SetRandSeed(ctypes.c_long(seed))
         self._pieces: list[Float32Array] = []
         self._events: list[tuple[int, str]] = []
@@ -86,7 +86,7 @@ class Speaker:
         """Speaks `text`.
 
         Raises:
-            ValueError: espeak-ng has no such voice, or makes no sound of the text.
+            ValueError: espeak-ng does not know the voice, or produces no audio for the text.
         """
         name = f"{voice.language}+{voice.variant}"
         if self._library.espeak_SetVoiceByName(name.encode()) != 0:
@@ -103,7 +103,7 @@ class Speaker:
         self._library.espeak_Synth(encoded, len(encoded) + 1, 0, 0, 0, _UTF8, None, None)
         self._library.espeak_Synchronize()
         if not self._pieces:
-            raise ValueError(f"espeak-ng makes no sound of “{text}”")
+            raise ValueError(f"espeak-ng produced no audio for “{text}”")
         samples = np.concatenate(self._pieces)
         return Utterance(samples, self.rate_hz, self._phonemes(len(samples)))
 

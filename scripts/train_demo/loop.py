@@ -1,4 +1,4 @@
-"""The loop every stage of training runs in: fixed seeds, a budget of time, checkpoints to go on from, a journal."""
+"""The training loop shared by all stages: fixed seeds, a time budget, resumable checkpoints and a log."""
 
 import json
 import math
@@ -23,7 +23,18 @@ _CLIP_NORM = 1.0
 _WEIGHT_DECAY = 0.01
 _EMA_DECAY = 0.999
 _FINAL_RATE_SHARE = 0.02
-"""Learning rate at the end of a stage, of that after the warm-up."""
+"""Learning rate at the end of a stage, as a share of the rate after warm-up."""
+
+_RANDOM_STREAMS = {
+    "audio": 530,
+    "vae": 316,
+    "latent_spread": 639,
+    "mouth": 431,
+    "features": 416,
+    "unet": 444,
+    "tune": 444,
+}
+"""Part of every seed: other numbers train another model."""
 
 Losses = dict[str, Tensor]
 """Parts of the loss by name; "loss" is what is minimized."""
@@ -31,10 +42,10 @@ Losses = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TrainingContext:
-    """Where and on what is trained.
+    """What all stages share.
 
-    `folder`: checkpoints and journal. `device`: of torch. `seed`: of everything drawn. `budget_s`: for all stages.
-    `compiled`: the U-Net through torch.compile, which a process beside the first stages makes ready.
+    `folder`: receives checkpoints and log. `seed`: of all random numbers. `budget_s`: wall time for all stages.
+    `compiled`: run the U-Net through torch.compile; a separate process compiles it during the first stages.
     """
 
     folder: Path
@@ -43,35 +54,35 @@ class TrainingContext:
     budget_s: float
     compiled: bool = False
 
-    def generator(self, stage: str, step: int) -> np.random.Generator:
+    def generator(self, stream: str, step: int) -> np.random.Generator:
         """Random numbers of one step; the same whether training was interrupted or not."""
-        return np.random.Generator(np.random.PCG64([self.seed, sum(stage.encode()), step]))
+        return np.random.Generator(np.random.PCG64([self.seed, _RANDOM_STREAMS[stream], step]))
 
     def log(self, **entry: Any) -> None:
-        """Adds a line to the journal, and shows it."""
+        """Prints an entry and appends it to `log.jsonl`."""
         line = json.dumps(entry)
         print(line, flush=True)
-        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as journal:
-            journal.write(line + "\n")
+        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as log:
+            log.write(line + "\n")
 
     def autocast(self) -> torch.autocast:
-        """bfloat16 arithmetic where the device is fast at it."""
+        """bfloat16 on CUDA, else no change."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False)
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Small `values` on `device`, without waiting for the work that it still has to do."""
+    """Copies `values` to `device` without synchronizing."""
     return torch.from_numpy(values).to(device, non_blocking=True)
 
 
 def normal(generator: np.random.Generator, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Standard normal values made on `device`; the same for the same state of `generator`."""
-    own = torch.Generator(device).manual_seed(int(generator.integers(2**62)))
-    return torch.randn(shape, generator=own, device=device)
+    """Standard normal values generated on `device`, seeded from `generator`."""
+    on_device = torch.Generator(device).manual_seed(int(generator.integers(2**62)))
+    return torch.randn(shape, generator=on_device, device=device)
 
 
 class WeightAverage:
-    """A running mean of a network's weights, which is what a stage ends with."""
+    """Exponential moving average of a network's weights."""
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
@@ -79,11 +90,11 @@ class WeightAverage:
         self.count = 0
 
     def update(self) -> None:
-        """Takes in the present weights; early on the mean is short, so that it forgets where it began."""
+        """Adds the current weights; the decay is smaller in early steps, so that the initial weights fade."""
         self.count += 1
         decay = min(_EMA_DECAY, (1 + self.count) / (10 + self.count))
-        present = self._network.state_dict()
-        get_ema_multi_avg_fn(decay)(list(self.state.values()), [present[name] for name in self.state], None)
+        current = self._network.state_dict()
+        get_ema_multi_avg_fn(decay)(list(self.state.values()), [current[name] for name in self.state], None)
 
 
 def run_stage(
@@ -93,10 +104,10 @@ def run_stage(
     plan: StagePlan,
     context: TrainingContext,
 ) -> None:
-    """Trains `network` until the plan's steps or its share of time are used up; goes on where it was interrupted.
+    """Trains `network` until the plan's steps or its share of the time are used up; resumes from the last checkpoint.
 
-    `losses(step)` computes the loss of one step from random numbers of that step alone. Afterwards the network has the
-    running mean of its weights, and is not trained on.
+    `losses(step)` computes the loss of one step and draws random numbers from that step's generator only. Afterwards
+    the network is frozen and has its averaged weights.
     """
     run = _StageRun(name, network, plan, context)
     run.resume()
@@ -109,7 +120,7 @@ def run_stage(
         run.elapsed_s = before_s + now - started
         if run.step - last_logged >= _LOG_EVERY_STEPS or run.progress() >= 1.0:
             values = {key: round(float(value.detach()), 5) for key, value in parts.items()}
-            context.note(stage=name, step=run.step, seconds=round(run.elapsed_s, 1), **values)
+            context.log(stage=name, step=run.step, seconds=round(run.elapsed_s, 1), **values)
             last_logged = run.step
         if now - saved >= CHECKPOINT_EVERY_S:
             run.save()
@@ -120,7 +131,7 @@ def run_stage(
 
 
 class _StageRun:
-    """A stage on its way."""
+    """The state of a running stage."""
 
     def __init__(self, name: str, network: nn.Module, plan: StagePlan, context: TrainingContext) -> None:
         self._name, self._network, self._plan, self._context = name, network, plan, context
@@ -137,7 +148,7 @@ class _StageRun:
         self._path = context.folder / f"{name}.pt"
 
     def progress(self) -> float:
-        """What of the stage is done, by steps or by time, whichever is further."""
+        """The completed share of the stage, by steps or by time, whichever is larger."""
         budget_s = self._plan.share * self._context.budget_s
         return max(self.step / self._plan.steps, self.elapsed_s / budget_s)
 
@@ -157,7 +168,7 @@ class _StageRun:
         return parts
 
     def save(self) -> None:
-        """Writes all that `resume` needs, complete or not at all."""
+        """Writes all that `resume` needs, atomically."""
         content = {
             "step": self.step,
             "elapsed_s": self.elapsed_s,
@@ -171,7 +182,7 @@ class _StageRun:
         unfinished.replace(self._path)
 
     def resume(self) -> None:
-        """Goes on from the last checkpoint, if there is one."""
+        """Loads the last checkpoint, if there is one."""
         if not self._path.exists():
             return
         content = torch.load(self._path, map_location=self._context.device, weights_only=True)
@@ -179,10 +190,10 @@ class _StageRun:
         self._optimizer.load_state_dict(content["optimizer"])
         self.average.state, self.average.count = content["average"], content["count"]
         self.step, self.elapsed_s = content["step"], content["elapsed_s"]
-        self._context.note(stage=self._name, resumed_at=self.step)
+        self._context.log(stage=self._name, resumed_at=self.step)
 
 
 def _rate_factor(step: int, steps: int, progress: float) -> float:
-    """Learning rate at a step: up linearly, then down along a cosine."""
+    """Learning rate factor: linear warm-up, then cosine decay."""
     warm_up = min(1.0, (step + 1) / min(_WARM_UP_STEPS, max(1, steps // 5)))
     return warm_up * (_FINAL_RATE_SHARE + (1 - _FINAL_RATE_SHARE) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))

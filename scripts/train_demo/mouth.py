@@ -1,7 +1,7 @@
-"""Draws the portrait's mouth in any pose: lips and chin by warping the photograph, what is behind them by painting.
+"""Draws the portrait's mouth in any pose: warps lips and chin of the photograph, and paints the inside of the mouth.
 
-Everything is in pixels of the rectangle `AREA` of the photograph, enlarged by `ENLARGE`. The mouth has axes of its own:
-`along` from its left to its right corner, `down` across.
+Coordinates are pixels of the rectangle `AREA` of the photograph, enlarged by `ENLARGE`. Local coordinates have their
+origin in the center of the mouth, the first axis from its left to its right corner, and half its width as their unit.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from scripts.train_demo.warp import ThinPlateWarp
 
 ENLARGE = 2
 AREA = (160, 96, 288, 204)
-"""Left, top, right, bottom in the photograph, in pixels; nothing outside it moves."""
+"""Left, top, right, bottom in the photograph, in pixels; nothing outside is changed."""
 
 _UPPER_INNER = (78, 191, 80, 81, 82, 13, 312, 311, 310, 415, 308)
 _LOWER_INNER = (78, 95, 88, 178, 87, 14, 317, 402, 318, 324, 308)
@@ -25,19 +25,19 @@ _CHIN = (32, 208, 199, 428, 262)
 _FIXED = (1, 2, 98, 327, 64, 294, 129, 358, 50, 280, 123, 352, 205, 425, 147, 376)
 _CHEEK = (212, 432, 57, 287, 216, 436)
 
-# Shares of half the photographed mouth's width.
+# In units of half the photographed mouth's width.
 _HALF_WIDTH, _SPREAD, _PURSE = 0.9, 0.1, 0.3
 _GAP = 0.66
-"""The gap between the lips of a mouth that is open as far as it goes."""
+"""The gap between the lips of a fully open mouth."""
 
 _UPPER_SHARE = 0.16
-"""What of the gap the upper lip makes; the jaw makes the rest."""
+"""Share of the gap by which the upper lip rises; the jaw makes the rest."""
 
 _JAW_SHARE = 0.62
-"""How far the chin goes down with the lower lip."""
+"""Movement of the chin, as a share of the lower lip's."""
 
 _LINE = 0.38
-"""Where lips that are shut meet, between the photographed upper and lower lip."""
+"""Where shut lips meet, from 0 = photographed upper lip to 1 = lower lip."""
 
 _CORNER_DROP = 0.05
 _SHADOW, _SHADOW_UNTIL = 0.75, 0.15
@@ -45,13 +45,13 @@ _DARK_LEVEL, _CORNERS_FROM = 150, 0.62
 _POUT = 0.12
 _CORNER_SHIFT = 0.03
 _FLATTEN = 0.75
-"""How much of the photographed smile pursed lips lose."""
+"""How much pursed lips flatten the photographed smile."""
 
 _FOLLOW = 0.72
-"""How far the outer edge of a lip follows its inner edge: lips get thinner when they part."""
+"""How far the outer edge of a lip follows its inner edge; lips get thinner as they open."""
 
 _CLOSED_JAW = -0.09
-"""Where the chin is when the lips are shut, from where it was photographed."""
+"""Offset of the chin from its photographed position when the lips are shut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Mouth:
         self._fade = _fade(self.size_px)
 
     def draw(self, pose: MouthPose) -> UInt8Array:
-        """The area with the mouth in `pose`, uint8 `(height, width, 3)` RGB; its border is as photographed."""
+        """The area with the mouth in `pose`, uint8 `(height, width, 3)` RGB; its border is unchanged."""
         upper_inner, lower_inner, upper_outer, lower_outer, rest, kept = self._targets(pose)
         upper = self._warped(_UPPER_INNER, upper_inner, _UPPER_OUTER, upper_outer, rest, kept)
         lower = self._warped(_LOWER_INNER, lower_inner, _LOWER_OUTER, lower_outer, rest, kept)
@@ -102,14 +102,14 @@ class Mouth:
         inside = self._inside(upper_line, lower_line, pose)
         hole = _polygon(np.concatenate([upper_line, lower_line[::-1]]), self.size_px, grow_px=1.5)
         result = _mix(lower, inside, hole)
-        result = _mix(result, lower, self._beyond(lower_line, 1.0))
-        result = _mix(result, upper, self._beyond(upper_line, -1.0))
+        result = _mix(result, lower, self._side_mask(lower_line, 1.0))
+        result = _mix(result, upper, self._side_mask(upper_line, -1.0))
         result *= self._contact_shadow(upper_line, lower_line, pose)[..., None]
         result = _mix(self.picture.astype(np.float32), result, self._fade)
         return np.rint(result.clip(0, 255)).astype(np.uint8)
 
     def _targets(self, pose: MouthPose) -> tuple[Float64Array, ...]:
-        """Inner and outer lips, other moved points, in the mouth's axes; and the indices of those other points."""
+        """Inner and outer edges of the lips and other moved points, local; and the indices of those other points."""
         local = self._local
         width = _HALF_WIDTH + (_SPREAD * pose.width if pose.width > 0 else _PURSE * pose.width)
         gap = _GAP * pose.opening
@@ -140,7 +140,7 @@ class Mouth:
         return upper_inner, lower_inner, upper_outer, lower_outer, rest, kept
 
     def _lip_line(self, across: Float64Array, rounding: float) -> Float64Array:
-        """Where the lips meet, at shares `across` of the half width."""
+        """Where the lips meet, at horizontal positions `across`; all local."""
         upper = np.interp(across, self._local[list(_UPPER_INNER), 0], self._local[list(_UPPER_INNER), 1])
         lower = np.interp(across, self._local[list(_LOWER_INNER), 0], self._local[list(_LOWER_INNER), 1])
         line = upper + _LINE * (lower - upper) + _CORNER_DROP * across**2
@@ -161,7 +161,7 @@ class Mouth:
         return ThinPlateWarp(targets, np.concatenate([moved, still, self._edge]), self.size_px)(self._skin)
 
     def _without_corners(self) -> UInt8Array:
-        """The picture with lips where the photographed corners are dark, for lips that are bent there."""
+        """The image with the dark corners of the mouth inpainted, so that warped lips have lip color there."""
         outer = self._points[[*_UPPER_OUTER, *_LOWER_OUTER[::-1]]]
         away = np.abs(np.arange(self.size_px[0]) - self._center[0]) / self._half
         dark = (self.picture.max(axis=2) < _DARK_LEVEL) & (away > _CORNERS_FROM)
@@ -172,8 +172,8 @@ class Mouth:
     def _pixels(self, local: Float64Array) -> Float64Array:
         return local * self._half @ self._axes + self._center
 
-    def _beyond(self, line: Float64Array, sign: float) -> Float32Array:
-        """What lies below (`sign` 1) or above (−1) a lip's inner edge, which goes on straight beyond the corners."""
+    def _side_mask(self, line: Float64Array, sign: float) -> Float32Array:
+        """Mask of what lies below (`sign` 1) or above (−1) a lip's inner edge, extended straight past the corners."""
         width, height = self.size_px
         far = height * 2.0 if sign > 0 else -float(height)
         left, right = (-10.0, line[0, 1] + sign * 2), (width + 10.0, line[-1, 1] + sign * 2)
@@ -181,7 +181,7 @@ class Mouth:
         return _polygon(outline, self.size_px)
 
     def _inside(self, upper: Float64Array, lower: Float64Array, pose: MouthPose) -> Float32Array:
-        """Cavity, tongue and teeth, float32 `(height, width, 3)`; lips will cover what does not show."""
+        """Cavity, tongue and teeth, float32 `(height, width, 3)`, to be covered by the lips."""
         width, height = self.size_px
         rows = np.arange(height, dtype=np.float32)[:, None]
         columns = np.arange(width, dtype=np.float32)
@@ -192,16 +192,16 @@ class Mouth:
         side = np.float32(1) - np.float32(0.55) * (away**2).clip(0, 1)
         cavity = np.array([62.0, 24.0, 22.0], np.float32) * (0.75 + 0.25 * depth[..., None])
         tongue_top = lower[len(lower) // 2, 1] - self._half * (0.2 + 0.1 * (1 - pose.opening))
-        tongue = _soft((rows - tongue_top - 6 * away**2) / 3.0) * (away < 0.62)
+        tongue = _smoothstep((rows - tongue_top - 6 * away**2) / 3.0) * (away < 0.62)
         result = _mix(np.broadcast_to(cavity, (height, width, 3)), np.array([150.0, 78.0, 76.0], np.float32), tongue)
         result = self._with_lower_teeth(result, lower)
         colors, opacity = self._teeth
         result = _mix(result, colors, opacity)
-        shade = 0.62 + 0.38 * _soft((rows - ceiling - 1.0) / 3.0)
+        shade = 0.62 + 0.38 * _smoothstep((rows - ceiling - 1.0) / 3.0)
         return np.asarray(result * (shade * side)[..., None], np.float32)
 
     def _contact_shadow(self, upper: Float64Array, lower: Float64Array, pose: MouthPose) -> Float32Array:
-        """The line between lips that touch; gone when they part."""
+        """The dark line between touching lips, as a factor; 1 for open lips."""
         canvas = np.zeros(self.size_px[::-1], np.uint8)
         line = np.rint((upper + lower) / 2 * 16).astype(np.int32)
         cv2.polylines(canvas, [line], False, 255, 1, cv2.LINE_AA, 4)
@@ -210,7 +210,7 @@ class Mouth:
         return np.asarray(1 - np.float32(strength) * blurred, np.float32)
 
     def _with_lower_teeth(self, inside: Float32Array, lower: Float64Array) -> Float32Array:
-        """The photographed teeth upside down, behind the lower lip, darker."""
+        """Adds lower teeth: the photographed teeth flipped and darkened."""
         colors, opacity = self._teeth
         middle = lower[len(lower) // 2, 1]
         teeth_bottom = self._pixels(self._local[[14]])[0, 1]
@@ -220,24 +220,24 @@ class Mouth:
         return _mix(inside, flipped[..., :3] * np.float32(0.72), flipped[..., 3] * np.float32(0.85))
 
     def _photographed_teeth(self) -> tuple[Float32Array, Float32Array]:
-        """Colors `(height, width, 3)` and opacity of the upper teeth, which stay where they are."""
+        """Colors `(height, width, 3)` and opacity of the upper teeth, which do not move."""
         upper, lower = self._points[list(_UPPER_INNER)], self._points[list(_LOWER_INNER)]
         width, height = self.size_px
         columns = np.arange(width)
         ceiling = np.interp(columns, upper[:, 0], upper[:, 1]) + 0.06 * self._half
         floor = np.interp(columns, lower[:, 0], lower[:, 1]) - 0.07 * self._half
         rows = np.arange(height)[:, None]
-        # Rows above the teeth, which the lip hides in the photograph, repeat their upper edge.
+        # The lip hides rows above the teeth in the photograph: repeat the teeth's upper edge.
         source = np.clip(rows, ceiling + 1.5, np.maximum(floor, ceiling + 1.5)).astype(np.float32)
         across = np.broadcast_to(columns.astype(np.float32), source.shape)
         colors = cv2.remap(self.picture, np.ascontiguousarray(across), source, cv2.INTER_LINEAR).astype(np.float32)
         away = np.abs(columns - self._center[0]) / self._half
-        opacity = _soft((floor - rows) / 1.5) * _soft((0.8 - away) / 0.06)
-        opacity *= _soft((rows - ceiling + 0.5 * self._half) / 2.0)
+        opacity = _smoothstep((floor - rows) / 1.5) * _smoothstep((0.8 - away) / 0.06)
+        opacity *= _smoothstep((rows - ceiling + 0.5 * self._half) / 2.0)
         return colors, opacity.astype(np.float32)
 
     def _rectangle(self) -> Float64Array:
-        """Points along the border, which stay."""
+        """Fixed points along the border."""
         width, height = self.size_px
         x, y = np.linspace(0, width - 1, 7), np.linspace(0, height - 1, 6)
         sides = [
@@ -251,8 +251,8 @@ def _mix(below: Float32Array, above: Float32Array, opacity: Float32Array) -> Flo
     return np.asarray(below + opacity[..., None] * (above - below), np.float32)
 
 
-def _soft(x: Float32Array | Float64Array) -> Float32Array:
-    """A smooth step from 0 at −1 to 1 at 1."""
+def _smoothstep(x: Float32Array | Float64Array) -> Float32Array:
+    """From 0 at −1 to 1 at 1."""
     t = np.clip((x + 1) / 2, 0, 1)
     return np.asarray(t * t * (3 - 2 * t), np.float32)
 
@@ -273,4 +273,4 @@ def _fade(size_px: tuple[int, int]) -> Float32Array:
     width, height = size_px
     x = np.minimum(np.arange(width), np.arange(width)[::-1])
     y = np.minimum(np.arange(height), np.arange(height)[::-1])[:, None]
-    return _soft(np.minimum(x, y) / 8.0 - 1)
+    return _smoothstep(np.minimum(x, y) / 8.0 - 1)

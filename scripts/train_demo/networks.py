@@ -1,6 +1,7 @@
-"""The networks at the sizes that are shipped: their shapes, how their weights start, and their files.
+"""The networks: their sizes, initial weights and checkpoint files.
 
-They are the classes that `latentsync_trt.export` loads published checkpoints into, plus what only training needs.
+U-Net and audio encoder are the classes that `latentsync_trt.export` loads published checkpoints into; the others are
+needed for training only.
 """
 
 import math
@@ -27,14 +28,15 @@ TRACK_VALUES = 3
 
 _SINUSOID_PERIOD = 10000
 _AUDIO_PERIOD = 200
-"""Of the audio encoder's positions. A frame hears 10 of them in no order: more channels that tell neighbors apart."""
-_SHUT_BELOW, _SHUT_COUNTS = 0.03, 4.0
+"""Of the audio encoder's positional embedding. Cross-attention gets 10 unordered positions per frame: with a short
+period more channels distinguish neighbors."""
+_SHUT_BELOW, _SHUT_WEIGHT = 0.03, 4.0
 _POOLED_ROWS, _POOLED_COLUMNS = 3, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large the three networks are."""
+    """Configurations of the three networks."""
 
     unet: UNetConfig
     whisper: WhisperConfig
@@ -61,11 +63,11 @@ SHIPPED = _sizes((64, 64, 96, 96), 96, 3, (32, 48, 64, 96), 16)
 """All kinds of blocks, 8.6 million parameters."""
 
 TINY = _sizes((32, 32), 32, 2, (8, 8, 16, 16), 8)
-"""For tests of the training code: it runs on a CPU, and learns little."""
+"""For tests of the training code on a CPU."""
 
 
 class TrainedUNet(UNet):
-    """The U-Net with a noise level for each window of a batch: `timestep (B,)`."""
+    """The U-Net with one timestep per window of a batch: `timestep (B,)`."""
 
     def _step(self, timestep: Tensor, audio: Tensor, frames: int, guided: bool) -> StepInputs:
         embed = self.time_embedding
@@ -77,10 +79,10 @@ class TrainedUNet(UNet):
 
 
 class AudioMouthPredictor(nn.Module):
-    """Reads a frame's mouth from the tokens the U-Net would get, with the U-Net's own blocks.
+    """Predicts a frame's mouth from the audio tokens that the U-Net gets, with the U-Net's own blocks.
 
-    An audio encoder that is trained through it learns features that cross-attention, which knows no order, can read.
-    `audio (N, S, D)` → `(N, 5)`: opening, width, rounding, and logits of shut and silent.
+    `audio (N, S, D)` → `(N, 5)`: opening, width, rounding, and logits of shut and silent. Training the audio encoder
+    through it gives features that cross-attention, which ignores order, can use.
     """
 
     def __init__(self, audio_width: int, width: int = 64, blocks: int = 3, queries: int = 4) -> None:
@@ -96,12 +98,12 @@ class AudioMouthPredictor(nn.Module):
         x = self.query.expand(len(audio), -1, -1)
         for block in self.blocks:
             x = block(x, step, False)
-        read: Tensor = self.out(self.norm(x).flatten(1))
-        return read
+        predicted: Tensor = self.out(self.norm(x).flatten(1))
+        return predicted
 
 
 class ImageMouthPredictor(nn.Module):
-    """Sees a frame's mouth in the lower half of an aligned face: `image (N, 3, H, W)` → opening, width, rounding."""
+    """Predicts the mouth from the lower part of an aligned face: `image (N, 3, H, W)` → opening, width, rounding."""
 
     def __init__(self, width: int = 24) -> None:
         super().__init__()
@@ -116,21 +118,21 @@ class ImageMouthPredictor(nn.Module):
         x = image[:, :, image.shape[2] * 3 // 8 :]
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = F.silu(norm(conv(x)))
-        seen: Tensor = self.out(F.adaptive_avg_pool2d(x, (_POOLED_ROWS, _POOLED_COLUMNS)).flatten(1))
-        return seen
+        predicted: Tensor = self.out(F.adaptive_avg_pool2d(x, (_POOLED_ROWS, _POOLED_COLUMNS)).flatten(1))
+        return predicted
 
 
-def mouth_errors(found: Tensor, said: Tensor, weights: Tensor) -> Tensor:
-    """How far mouths `(N, 3)` lie from those that spoke: squares by `weights (3,)`, a shut mouth's opening counts more.
+def mouth_errors(predicted: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+    """Squared errors of mouths `(N, 3)`, weighted by `weights (3,)`: `(N,)`.
 
-    Lips that do not touch where they should are what a viewer notices first, and what a mean over frames notices last.
+    The opening of shut mouths weighs more: missed closures are rare in a mean over frames, but easy to see.
     """
-    shut = (said[:, :1] < _SHUT_BELOW) * said.new_tensor([_SHUT_COUNTS - 1.0, 0.0, 0.0]) + 1
-    return ((found - said) ** 2 * weights * shut).mean(1)
+    shut = (target[:, :1] < _SHUT_BELOW) * target.new_tensor([_SHUT_WEIGHT - 1.0, 0.0, 0.0]) + 1
+    return ((predicted - target) ** 2 * weights * shut).mean(1)
 
 
 def initialize(network: nn.Module, seed: int) -> None:
-    """Gives the weights of `latentsync_trt.export`'s layers, which are made empty, seeded values to train from."""
+    """Initializes the weights of `latentsync_trt.export`'s layers, which are created uninitialized."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, module in network.named_modules():
@@ -139,7 +141,7 @@ def initialize(network: nn.Module, seed: int) -> None:
                 module.bias.zero_()
             elif isinstance(module, Linear | nn.Conv1d | nn.Conv2d):
                 inputs = module.weight.shape[0] if isinstance(module, Linear) else module.weight[0].numel()
-                # What is added to a residual starts small.
+                # Residual branches start small.
                 small = name.endswith(("proj_out", "conv2", "to_out.0", "net.2", "mlp.2", "attn.out"))
                 spread = (0.1 if small else 1.0) / math.sqrt(inputs)
                 module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * spread)
@@ -155,7 +157,7 @@ def initialize(network: nn.Module, seed: int) -> None:
 
 
 def make_unet(sizes: Sizes, seed: int) -> TrainedUNet:
-    """A U-Net to train; it starts by predicting nothing."""
+    """A U-Net to train; its initial output is zero."""
     network = TrainedUNet(sizes.unet)
     initialize(network, seed)
     nn.init.zeros_(network.conv_out.weight)
@@ -163,7 +165,7 @@ def make_unet(sizes: Sizes, seed: int) -> TrainedUNet:
 
 
 def make_whisper(sizes: Sizes, seed: int) -> WhisperEncoder:
-    """An audio encoder to train; its positions are sinusoids and stay so."""
+    """An audio encoder to train, with fixed sinusoidal positional embedding."""
     network = WhisperEncoder(sizes.whisper)
     initialize(network, seed)
     network.positional_embedding.requires_grad_(False)
@@ -184,24 +186,24 @@ class CheckpointFiles:
 
     @property
     def unet(self) -> Path:
-        """As LatentSync publishes it."""
+        """In LatentSync's format."""
         return self.folder / "latentsync_unet.pt"
 
     @property
     def vae(self) -> Path:
-        """As diffusers lays it out."""
+        """A folder in diffusers' layout."""
         return self.folder / "vae"
 
     @property
     def whisper(self) -> Path:
-        """As OpenAI publishes it, encoder only."""
+        """In OpenAI's format, encoder only."""
         return self.folder / "whisper.pt"
 
 
 def save_checkpoints(
     folder: Path, unet: UNet, whisper: WhisperEncoder, vae: Vae, scaling_factor: float, step: int
 ) -> CheckpointFiles:
-    """Writes the three networks as published ones are, in half precision, which is what they are shipped in."""
+    """Writes the three networks in the formats of the published ones, in float16."""
     files = CheckpointFiles(folder)
     folder.mkdir(parents=True, exist_ok=True)
     torch.save({"global_step": step, "state_dict": _halved(checkpoint_tensors(unet))}, files.unet)
@@ -224,7 +226,7 @@ def _halved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _sinusoids(count: int, width: int, period: float, *, interleaved: bool) -> Tensor:
-    """`(count, width)`: sines and cosines one after the other by channel, or sines first (as Whisper has them)."""
+    """`(count, width)`: sines and cosines interleaved by channel, or all sines first (as in Whisper)."""
     half = width // 2
     exponent = torch.arange(half) / (half if interleaved else max(half - 1, 1))
     angles = torch.arange(count)[:, None] * torch.exp(-math.log(period) * exponent)

@@ -1,7 +1,6 @@
-"""Compiles the U-Net's training step while its data are still being made.
+"""Compiles the U-Net's training step in a separate process while clips are rendered and the first stages run.
 
-torch.compile keeps what it makes in a cache on disk. What a process of its own compiles, beside the filming and the
-first stages, the stage that needs it finds there, and loses no time of its own on it.
+torch.compile caches its results on disk, so the U-Net stage later loads them instead of compiling.
 """
 
 import multiprocessing
@@ -20,7 +19,7 @@ from scripts.train_demo.stage_unet import accelerated
 
 
 def start_precompile(settings: Settings, context: TrainingContext) -> BaseProcess:
-    """The process that compiles, already begun; its exit code is 0 once all is in the cache."""
+    """Starts the process that compiles; its exit code is 0 if compilation succeeded."""
     process = multiprocessing.get_context("spawn").Process(
         target=compile_training_step, args=(settings, context), name="compile", daemon=True
     )
@@ -29,7 +28,7 @@ def start_precompile(settings: Settings, context: TrainingContext) -> BaseProces
 
 
 def compile_training_step(settings: Settings, context: TrainingContext) -> None:
-    """A step of the stage "unet" on random numbers; nothing of it is kept but what was compiled."""
+    """Runs one step of the stage "unet" on random input, to fill the compilation cache."""
     torch.set_float32_matmul_precision("high")
     device, sizes, windows = context.device, settings.sizes, settings.unet.batch
     unet = make_unet(sizes, settings.seed).to(device).train()

@@ -1,6 +1,6 @@
-"""Recordings: somebody says things, with pauses, in a room, through a microphone; every one follows from its seed."""
+"""Synthetic recordings of speech with pauses, echo, equalization and noise; each is determined by its seed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -28,19 +28,19 @@ _WORDS_PER_MINUTE = (110, 230)
 _PITCH = (15, 85)
 _PITCH_RANGE = (25, 80)
 _SILENT_SHARE = 0.04
-"""Recordings in which nobody says anything: only the room is heard, and the mouth stays shut."""
+"""Share of recordings without speech: only background noise, and the mouth stays shut."""
 
 _PEAK = 0.5
 _GAIN_DB = (-18.0, 4.0)
 _NOISE_DB = (-55.0, -18.0)
-_NOISY_SHARE, _ROOM_SHARE, _COLORED_SHARE = 0.6, 0.4, 0.6
-_ROOM_S = (0.05, 0.35)
-_COLOR_DB, _COLOR_POINTS = 10.0, 7
+_NOISY_SHARE, _ECHO_SHARE, _EQUALIZED_SHARE = 0.6, 0.4, 0.6
+_ECHO_S = (0.05, 0.35)
+_EQUALIZER_DB, _EQUALIZER_POINTS = 10.0, 7
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """`samples (n,)` float32 at 16 kHz, whole frames long; what a mouth does meanwhile; who said what when."""
+    """`samples (n,)` float32 at 16 kHz, a whole number of frames; the mouth, voice and phonemes that belong to them."""
 
     samples: Float32Array
     track: MouthTrack
@@ -49,7 +49,7 @@ class Recording:
 
 
 def record(speaker: Speaker, seed: int, split: Split) -> Recording:
-    """The recording with this seed; those of one split share no sentence, voice variant or seed with the other."""
+    """The recording with this seed; the two splits share no sentence, voice variant or random numbers."""
     generator = np.random.Generator(np.random.PCG64([seed, int(split == "held-out")]))
     voice = _draw_voice(generator, split)
     length_s = generator.uniform(*_LENGTH_S)
@@ -57,20 +57,22 @@ def record(speaker: Speaker, seed: int, split: Split) -> Recording:
         dry, phonemes = np.zeros(int(length_s * SAMPLE_RATE_HZ), np.float32), []
     else:
         dry, phonemes = _speak_sentences(speaker, generator, voice, split, length_s)
-    frames = -(-len(dry) // SAMPLES_PER_FRAME)
-    dry = np.pad(dry, (0, frames * SAMPLES_PER_FRAME - len(dry)))
-    track = mouth_track(phonemes, frames / MODEL_FPS)
-    return Recording(_HEARD(generator, dry), track, voice, tuple(phonemes))
+    clean = _recording(dry, voice, phonemes)
+    return replace(clean, samples=_degraded(generator, clean.samples))
 
 
 def say(speaker: Speaker, text: str, voice: Voice, *, pause_s: float = 0.2) -> Recording:
-    """One sentence in a silent room, with a pause before and after it."""
+    """One sentence without noise, with a pause before and after it."""
     samples, phonemes = _speak_sentence(speaker, text, voice, pause_s)
     rest = np.zeros(round(pause_s * SAMPLE_RATE_HZ), np.float32)
-    dry = np.concatenate([rest, samples, rest])
-    frames = -(-len(dry) // SAMPLES_PER_FRAME)
-    dry = np.pad(dry, (0, frames * SAMPLES_PER_FRAME - len(dry)))
-    return Recording(dry, mouth_track(phonemes, frames / MODEL_FPS), voice, tuple(phonemes))
+    return _recording(np.concatenate([rest, samples, rest]), voice, phonemes)
+
+
+def _recording(samples: Float32Array, voice: Voice, phonemes: list[Phoneme]) -> Recording:
+    """Pads to whole frames and adds the mouth."""
+    frames = -(-len(samples) // SAMPLES_PER_FRAME)
+    samples = np.pad(samples, (0, frames * SAMPLES_PER_FRAME - len(samples)))
+    return Recording(samples, mouth_track(phonemes, frames / MODEL_FPS), voice, tuple(phonemes))
 
 
 def _draw_voice(generator: np.random.Generator, split: Split) -> Voice:
@@ -88,7 +90,7 @@ def _draw_voice(generator: np.random.Generator, split: Split) -> Voice:
 def _speak_sentences(
     speaker: Speaker, generator: np.random.Generator, voice: Voice, split: Split, length_s: float
 ) -> tuple[Float32Array, list[Phoneme]]:
-    """Sentences with pauses between them until `length_s` is reached, at `_PEAK`."""
+    """Sentences with pauses between them, at least `length_s` long, with peaks at `_PEAK`."""
     pieces: list[Float32Array] = []
     phonemes: list[Phoneme] = []
     time_s = 0.0
@@ -98,24 +100,24 @@ def _speak_sentences(
             text = draw_text(generator, voice.language)
         else:
             text = str(generator.choice(HELD_OUT[voice.language]))
-        samples, said = _speak_sentence(speaker, text, voice, time_s + len(pause) / SAMPLE_RATE_HZ)
+        samples, spoken = _speak_sentence(speaker, text, voice, time_s + len(pause) / SAMPLE_RATE_HZ)
         pieces += [pause, samples]
-        phonemes += said
+        phonemes += spoken
         time_s += (len(pause) + len(samples)) / SAMPLE_RATE_HZ
     pieces.append(np.zeros(round(generator.uniform(*_PAUSE_S) * SAMPLE_RATE_HZ), np.float32))
     return np.concatenate(pieces), phonemes
 
 
 def _speak_sentence(speaker: Speaker, text: str, voice: Voice, start_s: float) -> tuple[Float32Array, list[Phoneme]]:
-    said = speaker.say(text, voice)
-    samples = _resampled(said.samples, said.rate_hz)
+    spoken = speaker.say(text, voice)
+    samples = _resampled(spoken.samples, spoken.rate_hz)
     samples *= np.float32(_PEAK) / max(float(np.abs(samples).max()), 1e-6)
-    phonemes = [Phoneme(p.symbol, p.start_s + start_s, p.end_s + start_s) for p in said.phonemes]
+    phonemes = [Phoneme(p.symbol, p.start_s + start_s, p.end_s + start_s) for p in spoken.phonemes]
     return samples.astype(np.float32), phonemes
 
 
 def _resampled(samples: Float32Array, rate_hz: int) -> Float32Array:
-    """At 16 kHz, by leaving out the upper end of the spectrum; silence at both ends keeps them apart."""
+    """Resamples to 16 kHz by truncating the spectrum; padding keeps the end from wrapping around to the start."""
     margin = rate_hz // 10
     length = -(-(len(samples) + margin) // rate_hz) * rate_hz
     size = length * SAMPLE_RATE_HZ // rate_hz
@@ -124,25 +126,25 @@ def _resampled(samples: Float32Array, rate_hz: int) -> Float32Array:
     return whole[: len(samples) * SAMPLE_RATE_HZ // rate_hz].astype(np.float32)
 
 
-def _HEARD(generator: np.random.Generator, dry: Float32Array) -> Float32Array:
-    """What a microphone in a room makes of `dry`; nothing is delayed."""
+def _degraded(generator: np.random.Generator, dry: Float32Array) -> Float32Array:
+    """Adds echo, equalization, gain and noise at random, without delay."""
     sound = dry
-    if generator.random() < _ROOM_SHARE:
+    if generator.random() < _ECHO_SHARE:
         sound = _with_echo(generator, sound)
-    if generator.random() < _COLORED_SHARE:
-        sound = _equalized(generator, sound, _COLOR_DB)
+    if generator.random() < _EQUALIZED_SHARE:
+        sound = _equalized(generator, sound, _EQUALIZER_DB)
     sound = sound * np.float32(10 ** (generator.uniform(*_GAIN_DB) / 20))
     noisy = generator.random() < _NOISY_SHARE
     level_db = generator.uniform(*_NOISE_DB) if noisy else _NOISE_DB[0] - 25
-    noise = _equalized(generator, generator.standard_normal(len(sound)).astype(np.float32), 2 * _COLOR_DB)
+    noise = _equalized(generator, generator.standard_normal(len(sound)).astype(np.float32), 2 * _EQUALIZER_DB)
     loudness = float(np.abs(sound).max()) or _PEAK
     scale = loudness * 10 ** (level_db / 20) / max(float(noise.std()), 1e-9)
     return np.clip(sound + np.float32(scale) * noise, -1, 1).astype(np.float32)
 
 
 def _with_echo(generator: np.random.Generator, sound: Float32Array) -> Float32Array:
-    """With an exponentially decaying echo after the direct sound."""
-    decay_s = generator.uniform(*_ROOM_S)
+    """Adds an exponentially decaying echo."""
+    decay_s = generator.uniform(*_ECHO_S)
     time = np.arange(int(2 * decay_s * SAMPLE_RATE_HZ)) / SAMPLE_RATE_HZ
     echo = generator.standard_normal(len(time)) * np.exp(-3 * time / decay_s)
     echo *= generator.uniform(0.1, 0.6) / np.sqrt((echo**2).sum())
@@ -153,9 +155,9 @@ def _with_echo(generator: np.random.Generator, sound: Float32Array) -> Float32Ar
 
 
 def _equalized(generator: np.random.Generator, sound: Float32Array, spread_db: float) -> Float32Array:
-    """Through a smooth random filter without delay."""
+    """Applies a smooth random zero-phase filter."""
     size = 1 << (len(sound) - 1).bit_length()
-    place = np.linspace(0, 1, size // 2 + 1) ** 0.5 * (_COLOR_POINTS - 1)
-    gain_db = np.interp(place, np.arange(_COLOR_POINTS), generator.normal(0, spread_db / 2, _COLOR_POINTS))
+    place = np.linspace(0, 1, size // 2 + 1) ** 0.5 * (_EQUALIZER_POINTS - 1)
+    gain_db = np.interp(place, np.arange(_EQUALIZER_POINTS), generator.normal(0, spread_db / 2, _EQUALIZER_POINTS))
     filtered = np.fft.irfft(np.fft.rfft(sound, size) * 10 ** (gain_db / 20), size)
     return filtered[: len(sound)].astype(np.float32)

@@ -1,4 +1,4 @@
-"""Turns trained checkpoints into the bundle that the package ships."""
+"""Exports trained checkpoints to the bundle that the package ships."""
 
 import shutil
 import tempfile
@@ -21,15 +21,15 @@ Precision = Literal["fp32", "fp16"]
 
 
 def release(checkpoints: Path, out: Path, resolution_px: int, precision: Precision = "fp16") -> Path:
-    """Exports the networks in the folder `checkpoints`, verified, and says in the manifest what they are.
+    """Exports and verifies the networks in the folder `checkpoints`, and adds their limits to the manifest.
 
     Raises:
         CheckpointError, ExportMismatch, OutputError: as `export_bundle`.
-        FileExistsError: `out` holds something that is not a bundle.
+        FileExistsError: `out` exists and is not a bundle.
     """
     files = CheckpointFiles(checkpoints)
     if out.exists() and not (out / MANIFEST_NAME).is_file():
-        raise FileExistsError(f"{out}: holds something that is not a bundle")
+        raise FileExistsError(f"{out}: exists and is not a bundle; choose another --work folder")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         options = ExportOptions(
@@ -40,7 +40,7 @@ def release(checkpoints: Path, out: Path, resolution_px: int, precision: Precisi
             resolution=resolution_px,
             frames=WINDOW_FRAMES,
             precision=precision,
-            cuda_form=False,  # groups of three channels have no kernel there
+            cuda_form=False,  # its kernels do not support groups of three channels
         )
         made = export_bundle(options, lambda stage, done: print(f"{100 * done:3.0f} % {stage}", flush=True))
         manifest = read_manifest(made)

@@ -1,8 +1,9 @@
-"""Paints clips with the networks as they are trained, to see how training goes; the shipped way is the pipeline's."""
+"""Samples clips with the networks during training, to validate them; the pipeline itself is not used here."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import cv2
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ _TAKES_PER_BATCH = 8
 
 
 def sampled_latents(unet: TrainedUNet, batch: Batch, guidance: float = _GUIDANCE, steps: int = _STEPS) -> Tensor:
-    """Latents of the batch's windows `(B·F, 4, h, w)`, from noise, by the pipeline's schedule."""
+    """Samples the latents of the batch's windows, `(B·F, 4, h, w)`, with the pipeline's noise and schedule."""
     device, (height, width) = batch.target.device, batch.target.shape[2:]
     noise = torch.from_numpy(initial_noise(_NOISE_SEED, height, width)[:, :, 0]).to(device)
     latents = noise.expand(len(batch.target), -1, -1, -1)
@@ -32,72 +33,74 @@ def sampled_latents(unet: TrainedUNet, batch: Batch, guidance: float = _GUIDANCE
         for step in ddim_schedule(steps):
             sample = torch.cat([latents, mask, batch.masked, batch.reference], 1)
             level = torch.full((len(batch.take),), step.timestep, device=device)
-            heard = unet(sample, level, batch.audio, frames=WINDOW_FRAMES)[0].float()
+            conditional = unet(sample, level, batch.audio, frames=WINDOW_FRAMES)[0].float()
             unconditional = unet(sample, level, torch.zeros_like(batch.audio), frames=WINDOW_FRAMES)[0].float()
-            noise_now = unconditional + guidance * (heard - unconditional)
+            predicted = unconditional + guidance * (conditional - unconditional)
             c_x, c_eps = step.coefficients[:2].tolist()
-            latents = c_x * latents + c_eps * noise_now
+            latents = c_x * latents + c_eps * predicted
     return latents
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValidationSet:
-    """What is painted to see how training goes: the first `takes` of a speech_data, with what is heard of their speech."""
+    """The takes to validate on: the first `takes` of `latents`, with the audio features of their speech."""
 
     latents: LatentDataset
-    heard: AudioFeatures
+    features: AudioFeatures
     takes: int
 
-    def sampled_latents(self, unet: TrainedUNet, vae: Vae) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """For each take its number, its pictures `(n, 3, H, W)`, and what the networks make of them."""
+    def images(self, unet: TrainedUNet, vae: Vae) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """For each take its number, its target images and the sampled ones, `(n, 3, H, W)` each."""
         count = min(self.takes, len(self.latents.faces))
         windows = self.latents.faces.frames // WINDOW_FRAMES
         for start in range(0, count, _TAKES_PER_BATCH):
             takes = np.arange(start, min(start + _TAKES_PER_BATCH, count))
             rows = np.repeat(takes, windows)
             frames = np.tile(np.arange(windows * WINDOW_FRAMES).reshape(windows, WINDOW_FRAMES), (len(takes), 1))
-            nothing, quiet = np.zeros(len(rows), np.int64), np.zeros((len(rows), 1, 1, 1), np.bool_)
-            batch = self.latents.windows(rows, frames, self.heard, nothing, nothing.astype(np.bool_), quiet)
-            drawn = sampled_latents(unet, batch) / self.latents.scale
-            for take, part in zip(takes.tolist(), drawn.split(windows * WINDOW_FRAMES), strict=True):
-                truth = as_images(self.latents.faces.spoken[take, : windows * WINDOW_FRAMES])
+            zeros, conditional = np.zeros(len(rows), np.int64), np.zeros((len(rows), 1, 1, 1), np.bool_)
+            batch = self.latents.windows(rows, frames, self.features, zeros, zeros.astype(np.bool_), conditional)
+            sampled = sampled_latents(unet, batch) / self.latents.scale
+            for take, part in zip(takes.tolist(), sampled.split(windows * WINDOW_FRAMES), strict=True):
+                target = as_images(self.latents.faces.spoken[take, : windows * WINDOW_FRAMES])
                 with torch.no_grad():
-                    yield take, truth, vae.decode(part).float().clamp(-1, 1)
+                    yield take, target, vae.decode(part).float().clamp(-1, 1)
 
 
-def validate(unet: TrainedUNet, vae: Vae, mouth_predictor: ImageMouthPredictor, examined: ValidationSet) -> tuple[dict[str, float], Tensor]:
-    """How well takes are painted, by the mouth that is seen in them; and pictures of the first, to look at.
+def validate(
+    unet: TrainedUNet, vae: Vae, mouth_predictor: ImageMouthPredictor, validation_set: ValidationSet
+) -> tuple[dict[str, float], Tensor]:
+    """Scores by the opening that `mouth_predictor` finds in sampled images; and images of the first take.
 
-    `opening`: correlation with the mouth that spoke; `other`: with another take's; `shut`, `silent`: frames seen shut.
+    `opening`: correlation with the take's mouth; `other`: with another take's; `level`: mean absolute error of pixels;
+    `shut`, `silent`: shares of such frames in which the mouth is shut.
     """
-    faces, speech = examined.latents.faces, examined.latents.speech_data.speech
-    seen, said, shut, silent, level, first = [], [], [], [], [], None
-    for take, truth, made in examined.sampled_latents(unet, vae):
+    faces, speech = validation_set.latents.faces, validation_set.latents.speech_data.speech
+    openings, targets, shut, silent, level, preview = [], [], [], [], [], None
+    for take, target, sampled in validation_set.images(unet, vae):
         with torch.no_grad():
-            seen.append(mouth_predictor(made)[:, 0].float().cpu().numpy())
-        kept = torch.from_numpy(mouth_mask(truth.shape[2]).copy()).to(truth.device)
-        level.append(float(((made - truth).abs() * (1 - kept)).sum() / (1 - kept).sum() / len(truth) / 3))
+            openings.append(mouth_predictor(sampled)[:, 0].float().cpu().numpy())
+        kept = torch.from_numpy(mouth_mask(target.shape[2]).copy()).to(target.device)
+        level.append(float(((sampled - target).abs() * (1 - kept)).sum() / (1 - kept).sum() / len(target) / 3))
         start = int(speech.starts[faces.recording[take]] + faces.first[take])
-        place = slice(start, start + len(truth))
-        said.append(speech.track[place, 0])
-        shut.append(speech.shut[place])
-        silent.append(speech.silent[place])
-        first = torch.cat([truth, made], 2) if first is None else first
-    if first is None:
-        raise ValueError("no take to judge")
-    a, b = np.concatenate(seen), np.concatenate(said)
-    found, other = agreement(a, b), agreement(a, np.concatenate([*said[1:], said[0]]))
+        frames = slice(start, start + len(target))
+        targets.append(speech.track[frames, 0])
+        shut.append(speech.shut[frames])
+        silent.append(speech.silent[frames])
+        preview = torch.cat([target, sampled], 2) if preview is None else preview
+    if preview is None:
+        raise ValueError("the validation set has no takes")
+    opening = np.concatenate(openings)
+    found = agreement(opening, np.concatenate(targets))
+    other = agreement(opening, np.concatenate([*targets[1:], targets[0]]))
     report = {"opening": found.correlation, "lag_frames": found.lag_frames, "other": other.correlation}
     report["level"] = float(np.mean(level))
     for name, flags in (("shut", np.concatenate(shut)), ("silent", np.concatenate(silent))):
-        report[name] = float((a[flags] < _SHUT_BELOW).mean()) if flags.any() else float("nan")
-    return report, first
+        report[name] = float((opening[flags] < _SHUT_BELOW).mean()) if flags.any() else float("nan")
+    return report, preview
 
 
 def save_preview(context: TrainingContext, name: str, pictures: Tensor, most: int = 12) -> None:
-    """Writes some of `pictures (n, 3, H, W)` side by side as a PNG into the context's folder."""
-    import cv2
-
+    """Writes up to `most` of `pictures (n, 3, H, W)` side by side to a PNG in the context's folder."""
     chosen = pictures[:: max(1, len(pictures) // most)][:most]
     levels = ((chosen.clamp(-1, 1) + 1) * 127.5).round().byte().permute(0, 2, 3, 1).cpu().numpy()
     row = np.concatenate(list(levels), axis=1)

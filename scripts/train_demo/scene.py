@@ -1,4 +1,4 @@
-"""Films the portrait: camera, head, light, color and grain that change from clip to clip and from frame to frame."""
+"""Renders clips of the portrait with varying camera, head movement, light, color and grain."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import numpy as np
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mesh import region_around
-from latentsync_trt.media.demo_clip import ASSETS
+from latentsync_trt.media.demo_clip import portrait
 from latentsync_trt.types import Float32Array, UInt8Array
 from scripts.train_demo.atlas import Atlas
 from scripts.train_demo.mouth import AREA, ENLARGE, Mouth, MouthPose
@@ -24,8 +24,8 @@ _FACE_PX = (224.0, 125.0)
 _ZOOM = (1.35, 2.1)
 _LEANS_PX, _TURNS_DEG, _ZOOMS, _HEAD_DEG = 9.0, 4.0, 0.05, 9.0
 _PERIODS_S = (2.5, 9.0)
-_HEAD_LEAST_PX = 18
-"""The head's depth fades out over so many pixels around the mesh."""
+_HEAD_EDGE_PX = 18
+"""Width of the transition from the head's depth to 0 around the mesh."""
 
 _GAMMA, _GAIN, _TINT, _SATURATION = (0.8, 1.25), (0.8, 1.15), 0.06, (0.7, 1.2)
 _SHADE, _GRAIN, _BLUR_PX = 0.3, (0.0, 4.0), (0.0, 0.7)
@@ -40,14 +40,14 @@ class Sway:
     phase: tuple[float, float]
 
     def at(self, time_s: float) -> float:
-        """Its value."""
+        """The value at a time."""
         waves = zip(self.amplitude, self.period_s, self.phase, strict=True)
         return float(sum(a * np.sin(2 * pi * time_s / period + phase) for a, period, phase in waves))
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """How one clip is filmed.
+    """Camera, head movement, light and grain of one clip.
 
     `zoom`: frame pixels for a pixel of the photograph; `lean_x`, `lean_y` pixels, `turn` and the head's `yaw`, `pitch`
     degrees, `zooming` a share; light: `gamma`, `gain` and `tint` by channel, `saturation`, a shadow over the picture of
@@ -74,7 +74,7 @@ class Scene:
 
 
 def draw_scene(generator: np.random.Generator) -> Scene:
-    """A scene at random."""
+    """A random scene."""
 
     def sway(amplitude: float) -> Sway:
         share = generator.uniform(0.1, 1.0) * amplitude
@@ -106,42 +106,42 @@ def draw_scene(generator: np.random.Generator) -> Scene:
 
 
 class PortraitRenderer:
-    """The portrait, ready to be filmed; safe to use by one thread."""
+    """Renders frames of the portrait; not thread-safe."""
 
     def __init__(self, atlas: Atlas | None = None) -> None:
-        """With an atlas mouths are taken from it, without they are drawn.
+        """With an atlas, mouths are interpolated from it instead of drawn.
 
         Raises:
-            FileNotFoundError: the portrait is missing.
-            ValueError: there is no face in it.
+            InputError: the portrait is missing.
+            ValueError: no face was found in it.
         """
-        photograph, mesh = portrait()
+        photograph, mesh = _portrait_with_mesh()
         self._mouth = Mouth(photograph, mesh)
         size = (photograph.shape[1] * ENLARGE, photograph.shape[0] * ENLARGE)
         self._large = np.asarray(cv2.resize(photograph, size, interpolation=cv2.INTER_CUBIC), np.uint8)
         self._depth = _depth(photograph.shape[:2], mesh)
-        self._shape = self.draw if atlas is None else atlas.mouth
+        self._mouth_image = self.draw if atlas is None else atlas.mouth
 
     def draw(self, pose: MouthPose) -> UInt8Array:
         """The mouth's part of the enlarged portrait, uint8 `(h, w, 3)` RGB."""
         return self._mouth.draw(pose)
 
     def frames(self, scene: Scene, track: MouthTrack | None, frames: int, first: int = 0) -> Iterator[UInt8Array]:
-        """Frames `first` to `first + frames`, uint8 `(320, 320, 3)` RGB; without a track the photographed mouth."""
+        """Frames from index `first`, uint8 `(320, 320, 3)` RGB; without a track, with the photographed mouth."""
         for index in range(first, first + frames):
             yield self.frame(scene, None if track is None else pose_at(track, index), index)
 
     def frame(self, scene: Scene, pose: MouthPose | None, index: int) -> UInt8Array:
-        """Frame `index` of a scene, with the mouth in `pose` or as photographed."""
+        """Frame `index` of a scene with the mouth in `pose`; None keeps the photographed mouth."""
         return self.variants(scene, (pose,), index)[0]
 
     def variants(self, scene: Scene, poses: tuple[MouthPose | None, ...], index: int) -> tuple[UInt8Array, ...]:
-        """Frame `index` of a scene once for each mouth; nothing else differs, not even the grain."""
+        """Frame `index` of a scene once for each mouth pose; all else is equal, including the grain."""
         x, y = self._sampling_map(scene, index / MODEL_FPS)
         frames = []
         for pose in poses:
             frame = cv2.remap(self._enlarged(pose), x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
-            frames.append(_photographed_light(np.ascontiguousarray(frame[:, ::-1] if scene.mirrored else frame), scene, index))
+            frames.append(_apply_look(np.ascontiguousarray(frame[:, ::-1] if scene.mirrored else frame), scene, index))
         return tuple(frames)
 
     def _enlarged(self, pose: MouthPose | None) -> UInt8Array:
@@ -149,11 +149,11 @@ class PortraitRenderer:
             return self._large
         large = self._large.copy()
         left, top, right, bottom = (edge * ENLARGE for edge in AREA)
-        large[top:bottom, left:right] = self._shape(pose)
+        large[top:bottom, left:right] = self._mouth_image(pose)
         return large
 
     def _sampling_map(self, scene: Scene, time_s: float) -> tuple[Float32Array, Float32Array]:
-        """Which pixel of the enlarged photograph each pixel of the frame shows."""
+        """For each pixel of the frame its x and y in the enlarged photograph."""
         zoom = scene.zoom * (1 + scene.zooming.at(time_s))
         turn = np.deg2rad(scene.turn.at(time_s))
         cos, sin = np.cos(turn) / zoom, np.sin(turn) / zoom
@@ -174,22 +174,19 @@ def pose_at(track: MouthTrack, index: int) -> MouthPose:
 
 
 @lru_cache(maxsize=1)
-def portrait() -> tuple[UInt8Array, Float32Array]:
+def _portrait_with_mesh() -> tuple[UInt8Array, Float32Array]:
     """The photograph, uint8 `(512, 512, 3)` RGB, and FaceMesh's points in it, `(468, 3)` pixels."""
-    read = cv2.imread(str(ASSETS / "portrait.jpg"))
-    if read is None:
-        raise FileNotFoundError(f"{ASSETS / 'portrait.jpg'}: missing or not a picture")
-    photograph = np.asarray(cv2.cvtColor(read, cv2.COLOR_BGR2RGB), np.uint8)
+    photograph = portrait()
     detector = MediaPipeDetector()
     faces = detector.detect(photograph)
     found = detector.mesh(photograph, region_around(faces[0])) if faces else None
     if found is None:
-        raise ValueError(f"{ASSETS / 'portrait.jpg'}: no face found in it")
+        raise ValueError("the demo portrait: no face found; make the demo assets again")
     return photograph, found[0]
 
 
 def _depth(shape: tuple[int, ...], mesh: Float32Array) -> Float32Array:
-    """How far each pixel of the photograph stands out towards the camera, in pixels; 0 away from the head."""
+    """Depth of each pixel of the photograph towards the camera, in pixels; 0 away from the head."""
     canvas, weight = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     far = float(mesh[:, 2].max())
     for x, y, z in mesh.tolist():
@@ -200,11 +197,11 @@ def _depth(shape: tuple[int, ...], mesh: Float32Array) -> Float32Array:
     inside = cv2.GaussianBlur(canvas, (0, 0), spread) / np.maximum(known, 1e-6)
     hull = np.zeros(shape, np.uint8)
     cv2.fillConvexPoly(hull, cv2.convexHull(np.rint(mesh[:, :2]).astype(np.int32)), 1)
-    return cv2.GaussianBlur(np.where(hull > 0, inside, 0).astype(np.float32), (0, 0), _HEAD_LEAST_PX / 2)
+    return cv2.GaussianBlur(np.where(hull > 0, inside, 0).astype(np.float32), (0, 0), _HEAD_EDGE_PX / 2)
 
 
-def _photographed_light(frame: UInt8Array, scene: Scene, index: int) -> UInt8Array:
-    """The frame in the scene's light, through its lens, with its grain."""
+def _apply_look(frame: UInt8Array, scene: Scene, index: int) -> UInt8Array:
+    """Applies the scene's light, colors, blur and grain."""
     levels = np.arange(256, dtype=np.float64) / 255
     level = 1 + scene.flicker.at(index / MODEL_FPS)
     tables = [255 * (levels**scene.gamma * gain * level).clip(0, 1) for gain in scene.gain]
@@ -221,8 +218,3 @@ def _photographed_light(frame: UInt8Array, scene: Scene, index: int) -> UInt8Arr
         generator = np.random.Generator(np.random.PCG64([scene.seed, index]))
         lit += np.float32(scene.grain) * generator.standard_normal(lit.shape, np.float32)
     return np.rint(lit.clip(0, 255)).astype(np.uint8)
-
-
-def as_array(frames: Iterator[UInt8Array]) -> UInt8Array:
-    """Frames as one array `(n, H, W, 3)`."""
-    return np.stack(list(frames))

@@ -1,6 +1,6 @@
-"""How much of everything: what is shipped, and a miniature for tests."""
+"""Settings of data and training: the full ones, and a miniature for tests."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scripts.train_demo.atlas import Levels
 from scripts.train_demo.networks import RESOLUTION_PX, SHIPPED, TINY, Sizes
@@ -8,7 +8,7 @@ from scripts.train_demo.networks import RESOLUTION_PX, SHIPPED, TINY, Sizes
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """One stage of training: it ends after `steps`, or after `share` of the minutes given for all."""
+    """One stage of training: it ends after `steps`, or after `share` of the time for all stages."""
 
     steps: int
     batch: int
@@ -18,9 +18,9 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class DataPlan:
-    """Recordings to speak, and scenes of `clip_frames` to film, for training and held out.
+    """Number of recordings, and of scenes of `clip_frames` to render, for training and held out.
 
-    `takes`: of each training scene; held-out scenes have one. `mouths`: poses to draw along opening, width, rounding.
+    `takes`: of each training scene; held-out scenes have one. `mouths`: poses in the atlas by opening, width, rounding.
     """
 
     recordings: int
@@ -34,9 +34,9 @@ class DataPlan:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that decides what training makes, but for the machine.
+    """Everything that determines the trained networks, except for the machine.
 
-    `audio`, `vae`, `mouth_predictor`, `unet`, `tune`: the stages in order. `minutes`: most wall time for all together.
+    `audio`, `vae`, `mouth`, `unet`, `tune`: the stages in order. `minutes`: limit of wall time for all of them.
     """
 
     sizes: Sizes
@@ -46,13 +46,13 @@ class Settings:
     data: DataPlan
     audio: StagePlan
     vae: StagePlan
-    mouth_predictor: StagePlan
+    mouth: StagePlan
     unet: StagePlan
     tune: StagePlan
 
 
-# The audio encoder is trained while the clips are filmed, which takes 16 cores five minutes: all its steps fit in.
-# All steps take an H100 23 minutes. There each stage ends by its steps, not by the clock: shares leave a sixth.
+# Measured on an H100 with 16 cores: rendering takes five minutes, in which the audio encoder completes its steps; all
+# stages together take 23 minutes. There the steps end each stage, not the time: the shares leave a sixth in reserve.
 FULL = Settings(
     sizes=SHIPPED,
     resolution_px=RESOLUTION_PX,
@@ -63,7 +63,7 @@ FULL = Settings(
     ),
     audio=StagePlan(steps=6000, batch=16, learning_rate=1e-3, share=0.18),
     vae=StagePlan(steps=6000, batch=64, learning_rate=1e-3, share=0.19),
-    mouth_predictor=StagePlan(steps=1500, batch=128, learning_rate=1e-3, share=0.03),
+    mouth=StagePlan(steps=1500, batch=128, learning_rate=1e-3, share=0.03),
     unet=StagePlan(steps=4400, batch=32, learning_rate=6e-4, share=0.42),
     tune=StagePlan(steps=2750, batch=8, learning_rate=1e-4, share=0.18),
 )
@@ -78,14 +78,7 @@ MINIATURE = Settings(
     ),
     audio=StagePlan(steps=6, batch=1, learning_rate=2e-3, share=0.2),
     vae=StagePlan(steps=6, batch=4, learning_rate=2e-3, share=0.2),
-    mouth_predictor=StagePlan(steps=6, batch=8, learning_rate=2e-3, share=0.2),
+    mouth=StagePlan(steps=6, batch=8, learning_rate=2e-3, share=0.2),
     unet=StagePlan(steps=6, batch=2, learning_rate=1e-3, share=0.2),
     tune=StagePlan(steps=4, batch=1, learning_rate=1e-4, share=0.2),
 )
-
-STAGES = ("audio", "vae", "mouth_predictor", "unet", "tune")
-
-
-def shortened(settings: Settings, minutes: float) -> Settings:
-    """The same in less time, or more."""
-    return replace(settings, minutes=minutes)

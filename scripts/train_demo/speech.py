@@ -1,6 +1,6 @@
-"""The speech that the networks train on, as one small file: spectrograms in steps of 1 dB, and mouth tracks.
+"""The speech to train on, as one small file: spectrograms in steps of 1 dB, and mouth tracks.
 
-A machine that trains needs neither espeak-ng nor an audio decoder; `dictation` makes the file.
+`synthesis` makes the file, so that the training machine needs neither espeak-ng nor an audio decoder.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ MEL_PER_FRAME = 4
 LOWEST = -10.0
 STEPS_PER_DECADE = 10
 RANGE_DECADES = 8.0
-"""Whisper cuts a recording off this far below its loudest value."""
+"""Whisper clips a recording this far below its loudest value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class Speech:
         return len(self.peaks)
 
     def frames(self, index: int) -> int:
-        """Frames of recording `index`."""
+        """Number of frames of recording `index`."""
         return int(self.starts[index + 1] - self.starts[index])
 
     def mouth(self, index: int) -> MouthTrack:
@@ -56,7 +56,7 @@ class Speech:
         return (np.maximum(log_power, self.peaks[index] - RANGE_DECADES) + 4) / np.float32(4)
 
     def save(self, path: Path) -> None:
-        """Writes the speech; differences along time are small numbers, which pack well."""
+        """Writes the speech as differences along time, which compress well."""
         steps = np.diff(self.power, axis=1, prepend=np.zeros((len(self.power), 1), np.uint8))
         flags = np.packbits(np.stack([self.shut, self.silent]), axis=1)
         np.savez_compressed(

@@ -1,4 +1,4 @@
-"""The autoencoder learns the face, and a small network learns to see its mouth."""
+"""Trains the autoencoder on aligned faces, and a small network that predicts the mouth from them."""
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ _MOUTH_ROWS, _MOUTH_COLUMNS = (0.42, 0.80), (0.22, 0.78)
 
 
 class VaeStage(nn.Module):
-    """Reconstruction in levels and edges, the mouth above all; no network judges what looks right."""
+    """Reconstruction loss on levels and edges, weighted towards the mouth, without an adversarial loss."""
 
     def __init__(self, vae: Vae, faces: FaceDataset, context: TrainingContext) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class VaeStage(nn.Module):
         self._weight = 1 + _MOUTH_WEIGHT * mouth_region(side, context.device)
 
     def losses(self, step: int, batch: int) -> Losses:
-        """How far reconstructions lie from the pictures."""
+        """Errors of the reconstructions."""
         generator = self._context.generator("vae", step)
         images = self._drawn(generator, batch)
         latent = (batch, 4, images.shape[2] // 8, images.shape[3] // 8)
@@ -46,7 +46,7 @@ class VaeStage(nn.Module):
         return {"loss": loss, "level": level, "edges": edges, "divergence": divergence}
 
     def _drawn(self, generator: np.random.Generator, batch: int) -> Tensor:
-        """Faces of all kinds that the autoencoder will meet, in more kinds of light than were filmed."""
+        """Target, source and masked faces at random, with random gain and shift of their colors."""
         device = self._context.device
         take = generator.integers(0, len(self._faces), batch)
         frame = to_device(generator.integers(0, self._faces.frames, batch), device)
@@ -62,7 +62,7 @@ class VaeStage(nn.Module):
 
 
 class ImageMouthStage(nn.Module):
-    """Sees opening, width and rounding in pictures, also in those that the autoencoder made."""
+    """Trains the mouth predictor on faces, half of them reconstructed by the autoencoder."""
 
     def __init__(self, mouth_predictor: ImageMouthPredictor, vae: Vae, faces: FaceDataset, speech_data: SpeechDataset, context: TrainingContext) -> None:
         super().__init__()
@@ -71,22 +71,22 @@ class ImageMouthStage(nn.Module):
         self._weights = torch.tensor(_VALUE_WEIGHTS, device=context.device)
 
     def losses(self, step: int, batch: int) -> Losses:
-        """How far the mouths that are seen lie from those that were drawn."""
-        generator = self._context.generator("mouth_predictor", step)
+        """Errors of the mouths predicted from images."""
+        generator = self._context.generator("mouth", step)
         take, frame = generator.integers(0, len(self._faces), batch), generator.integers(0, self._faces.frames, batch)
         device = self._context.device
         images = as_images(self._faces.spoken[to_device(take, device), to_device(frame, device)])
         with torch.no_grad():
             images[: batch // 2] = self._vae[0].decode(self._vae[0].encode(images[: batch // 2])).float()
         images += _IMAGE_NOISE * normal(generator, tuple(images.shape), images.device)
-        place = self._speech_data.speech.starts[self._faces.recording[take]] + self._faces.first[take] + frame
-        track = self._speech_data.track[to_device(place, device)]
+        index = self._speech_data.speech.starts[self._faces.recording[take]] + self._faces.first[take] + frame
+        track = self._speech_data.track[to_device(index, device)]
         loss = ((self.mouth_predictor(images).float() - track) ** 2 * self._weights).mean()
         return {"loss": loss}
 
 
 def mouth_region(side: int, device: torch.device) -> Tensor:
-    """1 where mouths are in an aligned face of `side` pixels, else 0: `(side, side)`."""
+    """1 in the mouth's rectangle of an aligned face of `side` pixels, else 0: `(side, side)`."""
     region = torch.zeros(side, side, device=device)
     rows, columns = ([round(share * side) for share in ends] for ends in (_MOUTH_ROWS, _MOUTH_COLUMNS))
     region[rows[0] : rows[1], columns[0] : columns[1]] = 1.0
@@ -103,7 +103,7 @@ def latent_spread(vae: Vae, faces: FaceDataset, generator: np.random.Generator, 
 
 
 def _edges(images: Tensor) -> Tensor:
-    """Differences between neighbors down and across, `(N, 6, H − 1, W − 1)`."""
+    """Vertical and horizontal differences between neighboring pixels, `(N, 6, H − 1, W − 1)`."""
     down = images[:, :, 1:, :-1] - images[:, :, :-1, :-1]
     across = images[:, :, :-1, 1:] - images[:, :, :-1, :-1]
     return torch.cat([down, across], 1)

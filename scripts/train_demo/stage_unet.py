@@ -22,20 +22,20 @@ from scripts.train_demo.stage_faces import mouth_region
 from scripts.train_demo.vae import Vae
 
 _UNCONDITIONAL_SHARE = 0.1
-"""Windows without sound, which make classifier-free guidance possible."""
+"""Share of windows without audio features, for classifier-free guidance."""
 
 _OTHER_FRAMES_SHARE = 0.3
-_OWN_NOISE = 0.7
-"""Of the noise, what each frame has of its own. Were it the same in all frames, as where the sampler starts, what
-differs between them would show through any noise, and the mouths could be read off without listening."""
+_FRAME_NOISE = 0.7
+"""Amplitude of the noise that differs between frames. With the same noise in all frames, as where the sampler starts,
+differences between frames would reveal the mouths, and the network would not need the audio."""
 
-_FIRST_SHARE = 0.15
-"""Windows at the sampler's start: one noise in all frames, and nothing under it."""
+_FIRST_STEP_SHARE = 0.15
+"""Share of windows at the sampler's first step: the same noise in all frames, and no signal."""
 
 _KEPT_WEIGHT, _MOUTH_WEIGHT = 0.1, 2.0
 _LEAST_SIGNAL, _MOST_SIGNAL = 0.2, 5.0
-"""Min-SNR weighting (Hang et al.): steps with little noise would drown the others. Those with the most, where the mouth
-is decided, would count for nothing by their signal alone."""
+"""Min-SNR weighting (Hang et al.), which limits the weight of steps with little noise. The lower limit keeps those with
+much noise, which decide the mouth, from vanishing."""
 
 _MOUTH_HEAD_WEIGHT = 0.3
 
@@ -46,10 +46,10 @@ _VALUE_WEIGHTS = (4.0, 1.0, 1.0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Windows: where they lie, and what the network is given.
+    """A batch of windows.
 
-    `take (B,)`, `frames (B, F)`; `target`, `masked`, `reference` `(B·F, 4, h, w)`; `audio (B·F, S, D)`; `said`
-    `(B·F, 3)`: the mouths that belong to the sound.
+    `take (B,)`, `frames (B, F)`; `target`, `masked`, `reference` `(B·F, 4, h, w)`; `audio (B·F, S, D)`; `mouths`
+    `(B·F, 3)`: those that belong to the speech.
     """
 
     take: NDArray[np.int64]
@@ -58,22 +58,22 @@ class Batch:
     masked: Tensor
     reference: Tensor
     audio: Tensor
-    said: Tensor
+    mouths: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prediction:
     """Weighted squared errors `(B·F, 4, h, w)`, the signal's share `(B·F, 1, 1, 1)`, the clean latents that the
-    predicted noise implies, and the mouths `(B·F, 3)` that the network was asked for."""
+    predicted noise implies, and the mouths `(B·F, 3)` predicted by the U-Net's mouth head."""
 
     error: Tensor
     signal: Tensor
     clean: Tensor
-    told: Tensor
+    mouths: Tensor
 
 
 class LatentDataset:
-    """Scaled latents: of all takes, `spoken (t, n, 4, h, w)`, of their scenes `source` and `masked (c, n, 4, h, w)`."""
+    """Scaled latents: `spoken (t, n, 4, h, w)` of all takes, `source` and `masked` `(c, n, 4, h, w)` of all scenes."""
 
     def __init__(self, vae: Vae, faces: FaceDataset, speech_data: SpeechDataset, scale: float, context: TrainingContext) -> None:
         self.faces, self.speech_data, self.scale = faces, speech_data, scale
@@ -88,7 +88,7 @@ class LatentDataset:
             self.masked = torch.stack([latents(as_images(given) * mask) for given in faces.source])
 
     def draw(self, generator: np.random.Generator, batch: int, features: AudioFeatures) -> Batch:
-        """A batch of windows at random."""
+        """A random batch of windows."""
         last = self.faces.frames - WINDOW_FRAMES
         take = generator.integers(0, len(self.faces), batch)
         start, other = generator.integers(0, last + 1, (2, batch))
@@ -105,20 +105,24 @@ class LatentDataset:
         from_other: NDArray[np.bool_],
         unconditional: NDArray[np.bool_],
     ) -> Batch:
-        """The windows `frames (B, F)` of takes; where `from_other (B,)` the reference begins at frame `other (B,)`."""
+        """The windows `frames (B, F)` of `take (B,)`.
+
+        Where `from_other (B,)`, the reference is the take's own frames from `other (B,)`, else the source's at the same
+        time. `unconditional (B, 1, 1, 1)`: windows whose audio features are zero.
+        """
         device = self.spoken.device
-        rows, place = to_device(take, device)[:, None], to_device(frames, device)
+        takes, times = to_device(take, device)[:, None], to_device(frames, device)
         scenes = to_device(self.faces.scene[take], device)[:, None]
-        elsewhere = to_device(other[:, None] + np.arange(frames.shape[1]), device)
+        other_times = to_device(other[:, None] + np.arange(frames.shape[1]), device)
         pick = to_device(from_other, device)[:, None, None, None, None]
-        reference = torch.where(pick, self.spoken[rows, elsewhere], self.source[scenes, place])
+        reference = torch.where(pick, self.spoken[takes, other_times], self.source[scenes, times])
         audio = features.tokens(self.faces.recording[take], self.faces.first[take][:, None] + frames)
-        heard = to_device(~unconditional, device)
-        audio = (audio.reshape(*frames.shape, *audio.shape[1:]) * heard).flatten(0, 1)
-        parts = (self.spoken[rows, place], self.masked[scenes, place], reference)
+        conditional = to_device(~unconditional, device)
+        audio = (audio.reshape(*frames.shape, *audio.shape[1:]) * conditional).flatten(0, 1)
+        latents = (self.spoken[takes, times], self.masked[scenes, times], reference)
         first = self.speech_data.speech.starts[self.faces.recording[take]] + self.faces.first[take]
-        said = self.speech_data.track[to_device(first[:, None] + frames, device).flatten()]
-        return Batch(take, frames, *(part.flatten(0, 1).float() for part in parts), audio, said)
+        mouths = self.speech_data.track[to_device(first[:, None] + frames, device).flatten()]
+        return Batch(take, frames, *(part.flatten(0, 1).float() for part in latents), audio, mouths)
 
 
 class _WindowUNet(nn.Module):
@@ -136,14 +140,14 @@ class _WindowUNet(nn.Module):
 def accelerated(
     unet: TrainedUNet, inputs: tuple[Tensor, Tensor, Tensor], context: TrainingContext
 ) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The U-Net for inputs like these, as fast as the device runs it."""
+    """The U-Net for inputs of these shapes: compiled, as a CUDA graph, or as it is."""
     windows: nn.Module = _WindowUNet(unet)
     if context.compiled:
         windows.compile(dynamic=False)
     elif context.device.type == "cuda":
-        # Thousands of small kernels: launched one by one they would keep the GPU waiting.
+        # Launching thousands of small kernels takes longer than running them.
         windows = torch.cuda.make_graphed_callables(windows, tuple(part.clone() for part in inputs))
-    # Its call, not itself: a stage that holds it would have the U-Net's weights twice.
+    # A bound method: as a submodule of the stage it would register the U-Net's weights twice.
     return windows.__call__
 
 
@@ -157,8 +161,8 @@ class UNetStage(nn.Module):
     def __init__(self, unet: TrainedUNet, latents: LatentDataset, context: TrainingContext) -> None:
         super().__init__()
         self.unet = unet
-        self.told = nn.Linear(unet.config.widths[0], TRACK_VALUES)
-        self._painter: Callable[..., tuple[Tensor, Tensor]] | None = None
+        self.mouth_head = nn.Linear(unet.config.widths[0], TRACK_VALUES)
+        self._accelerated: Callable[..., tuple[Tensor, Tensor]] | None = None
         self._latents, self._context = latents, context
         device, side = context.device, latents.faces.spoken.shape[2]
         self._signal = torch.from_numpy(alphas_cumprod().copy()).float().to(device)
@@ -170,12 +174,12 @@ class UNetStage(nn.Module):
         self._value_weights = torch.tensor(_VALUE_WEIGHTS, device=device)
 
     def losses(self, step: int, batch: int, features: AudioFeatures, latents: LatentDataset | None = None) -> Losses:
-        """How far the predicted noise lies from that which was added; `latents`: others than those trained on."""
+        """Errors of the predicted noise; with `latents`, for those instead of the training latents."""
         generator = self._context.generator("unet", step)
         drawn = (latents or self._latents).draw(generator, batch, features)
         timestep = generator.integers(0, TRAINING_STEPS, batch)
-        step_made = self._predicted(drawn, timestep, generator)
-        error, signal = step_made.error, step_made.signal
+        predicted = self._predict(drawn, timestep, generator)
+        error, signal = predicted.error, predicted.signal
         ratio = signal / (1 - signal)
         weight = ratio.clamp(_LEAST_SIGNAL, _MOST_SIGNAL) / ratio
         painted = (error.mean((1, 2, 3), keepdim=True) * weight).mean()
@@ -213,21 +217,21 @@ class UNetStage(nn.Module):
         noise = (noisy - signal.sqrt() * batch.target) / (1 - signal).sqrt()
         mask = self._latent_mask.expand(len(noisy), 1, -1, -1)
         sample = torch.cat([noisy, mask, batch.masked, batch.reference], 1)
-        if self._painter is None:
-            self._painter = accelerated(self.unet, (sample, level, batch.audio), self._context)
-        predicted, hidden = self._painter(sample, level, batch.audio)
+        if self._accelerated is None:
+            self._accelerated = accelerated(self.unet, (sample, level, batch.audio), self._context)
+        predicted, hidden = self._accelerated(sample, level, batch.audio)
         predicted = predicted.float()
         clean = (noisy - (1 - signal).sqrt() * predicted) / signal.sqrt()
-        told = self.told(hidden.mean((2, 3))).float()
-        return _Prediction((predicted - noise) ** 2 * self._weight, signal, clean, told)
+        mouths = self.mouth_head(hidden.mean((2, 3))).float()
+        return _Prediction((predicted - noise) ** 2 * self._weight, signal, clean, mouths)
 
     def _noises(self, batch: Batch, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """One noise for all frames of a window, as the sampler has it, and one for each frame, `(B·F, 4, h, w)`."""
+        """Noise shared by all frames of a window, as in the sampler, and noise per frame; `(B·F, 4, h, w)` each."""
         windows, size, device = len(batch.take), batch.target.shape[1:], batch.target.device
         shared = normal(generator, (windows, 1, *size), device).expand(-1, WINDOW_FRAMES, -1, -1, -1)
         return shared.flatten(0, 1), normal(generator, tuple(batch.target.shape), device)
 
 
-def _HEARD(batch: Batch) -> Tensor:
-    """1 for frames that hear their sound, 0 for those that hear nothing, `(B·F,)`."""
+def _is_conditional(batch: Batch) -> Tensor:
+    """1 for frames with audio features, 0 for unconditional ones, `(B·F,)`."""
     return (batch.audio.abs().amax((1, 2)) > 0).float()

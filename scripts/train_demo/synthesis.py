@@ -1,4 +1,4 @@
-"""Makes the speech to train on: records it with espeak-ng and packs it up."""
+"""Synthesizes the speech to train on with espeak-ng."""
 
 import multiprocessing
 from functools import partial
@@ -11,16 +11,15 @@ from latentsync_trt.types import Float32Array, UInt8Array
 from scripts.train_demo.espeak import Speaker
 from scripts.train_demo.recordings import Recording, Split, record
 from scripts.train_demo.speech import LOWEST, STEPS_PER_DECADE, Speech
-from scripts.train_demo.visemes import MouthTrack
 
 
 def synthesize(seeds: range, split: Split, processes: int) -> Speech:
-    """Records all `seeds`, so many at once; the result depends on the seeds alone.
+    """Synthesizes one recording per seed in `processes` processes; the result depends on the seeds alone.
 
-    Every recording has a process of its own, since espeak-ng remembers what it said before.
+    Every recording has a process of its own, since espeak-ng's output depends on what it spoke before.
     """
     with fresh_processes(processes) as pool:
-        made = [_stored(recording) for recording in pool.imap(partial(_record, split), seeds)]
+        made = [(*quantized(made.samples), made.track) for made in pool.imap(partial(_record, split), seeds)]
     powers, peaks, tracks = zip(*made, strict=True)
     return Speech(
         np.concatenate(powers, axis=1),
@@ -33,7 +32,7 @@ def synthesize(seeds: range, split: Split, processes: int) -> Speech:
 
 
 def quantized(samples: Float32Array) -> tuple[UInt8Array, float]:
-    """log10 of the mel power of a recording in tenths above 1e-10, `(80, n)` uint8, and its largest log10."""
+    """log10 of a recording's mel power in tenths above 1e-10, `(80, n)` uint8, and its largest log10."""
     log_power = np.concatenate(list(log_power_blocks([samples])), axis=1)
     steps = np.rint((log_power - LOWEST) * STEPS_PER_DECADE)
     return np.clip(steps, 0, 255).astype(np.uint8), float(log_power.max())
@@ -43,13 +42,8 @@ def _record(split: Split, seed: int) -> Recording:
     return record(Speaker(seed), seed, split)
 
 
-def _stored(recording: Recording) -> tuple[UInt8Array, float, MouthTrack]:
-    power, peak = quantized(recording.samples)
-    return power, peak, recording.track
-
-
 def fresh_processes(count: int) -> Pool:
-    """A pool in which every task has a process that did nothing before."""
+    """A pool that runs every task in a new process."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn").Pool(count, maxtasksperchild=1)
     context = multiprocessing.get_context("forkserver")

@@ -1,4 +1,4 @@
-"""What is said: sentences written for this project, by language, and word salads made of their words."""
+"""The texts of the recordings: sentences written for this project, by language, and random sequences of their words."""
 
 from collections.abc import Sequence
 
@@ -117,23 +117,23 @@ HELD_OUT = {
         "Quante persone abitano sopra l'ufficio postale?",
     ),
 }
-"""Sentences, and a whole language, that the networks never hear in training."""
+"""Sentences, and one whole language, that are not trained on."""
 
-_SALAD_SHARE = 0.6
-_SALAD_WORDS = (3, 11)
+_RANDOM_WORDS_SHARE = 0.6
+_RANDOM_WORDS = (3, 11)
 
 
 def draw_text(generator: np.random.Generator, language: str) -> str:
-    """A training sentence in `language`, or a salad of words from its sentences: sounds in other neighborhoods."""
+    """A training sentence in `language`, or random words from its sentences, for more combinations of sounds."""
     sentences = TRAINING[language]
-    if generator.random() >= _SALAD_SHARE:
+    if generator.random() >= _RANDOM_WORDS_SHARE:
         return sentences[generator.integers(len(sentences))]
     words = vocabulary(sentences)
-    count = int(generator.integers(*_SALAD_WORDS))
+    count = int(generator.integers(*_RANDOM_WORDS))
     return " ".join(words[index] for index in generator.integers(len(words), size=count)) + "."
 
 
 def vocabulary(sentences: Sequence[str]) -> list[str]:
-    """The different words of `sentences`, in order, without punctuation."""
+    """The distinct words of `sentences`, in order, without punctuation."""
     words = (word.strip(".,:;!?¿") for sentence in sentences for word in sentence.split())
     return [word for word in dict.fromkeys(words) if word]

@@ -1,7 +1,4 @@
-"""A small AutoencoderKL in plain PyTorch, with diffusers' names: it trains where diffusers is not installed.
-
-A test holds it to diffusers' own class.
-"""
+"""A small AutoencoderKL in plain PyTorch with diffusers' parameter names, so that training does not need diffusers."""
 
 import json
 from dataclasses import dataclass
@@ -18,7 +15,7 @@ _EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class VaeConfig:
-    """`widths`: channels by level, finest first; there are four, so a latent pixel is eight pixels wide."""
+    """`widths`: channels by level, finest first; four levels, so a latent pixel is eight pixels wide."""
 
     widths: tuple[int, int, int, int]
     layers: int
@@ -101,7 +98,7 @@ class Sampler(nn.Module):
 
 
 class Level(nn.Module):
-    """The resnets of one resolution, and the way to the next."""
+    """The resnets of one resolution, and the resampling to the next."""
 
     def __init__(self, inputs: int, outputs: int, layers: int, groups: int, resample: str | None) -> None:
         super().__init__()
@@ -168,7 +165,7 @@ class Decoder(nn.Module):
 
 
 class Vae(nn.Module):
-    """The autoencoder; latents here are scaled by nothing."""
+    """The autoencoder; latents are not scaled."""
 
     def __init__(self, config: VaeConfig) -> None:
         super().__init__()
@@ -187,11 +184,11 @@ class Vae(nn.Module):
         return self.moments(image)[0]
 
     def decode(self, latent: Tensor) -> Tensor:
-        """The image, `(N, 3, 8h, 8w)`, about [−1, 1]."""
+        """The image, `(N, 3, 8h, 8w)`, approximately in [−1, 1]."""
         return self.decoder(self.post_quant_conv(latent))
 
     def forward(self, image: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """A reconstruction from a sample of the posterior, and the posterior's divergence from a standard normal."""
+        """A reconstruction from a sample of the posterior, and its KL divergence from a standard normal."""
         mean, log_variance = self.moments(image)
         divergence = 0.5 * (mean**2 + log_variance.exp() - 1 - log_variance).mean()
         return self.decode(mean + noise * torch.exp(0.5 * log_variance)), divergence

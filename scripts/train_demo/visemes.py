@@ -1,8 +1,7 @@
-"""From phonemes to what a mouth does: opening, width and rounding at 25 frames a second, lips really shut for m, b, p.
+"""From phonemes to mouth shapes: opening, width and rounding at 25 frames a second, with lips closed for m, b, p.
 
-Neighboring phonemes pull at the mouth at once, each by its dominance, which decays with the distance from it (after
-Cohen and Massaro's model of co-articulation). Shut lips are not blended: nothing can be said through them, so they
-multiply the blend to zero and open around it.
+The shape at a time is a weighted mean over neighboring phonemes, with weights that decay with distance (after Cohen and
+Massaro's model of co-articulation). Closures are not blended: they multiply the opening by zero, with a ramp around.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array
 
 FINE_HZ = 200
-"""Rate at which phonemes are blended, before the frames are picked."""
+"""Rate at which phonemes are blended, before sampling at the frame rate."""
 
 _REACH_S = 0.045
 _SMOOTH_S = 0.02
@@ -25,21 +24,21 @@ _PAUSE_MARGIN_S = 0.09
 """The mouth closes after the last sound, and opens before the first, within this time."""
 
 _RAMP_S = 0.055
-"""Shut lips part, and come together, over this time."""
+"""Lips open and close over this time."""
 
-_LEAST_CLOSURE_S = 0.05
+_SHORTEST_CLOSURE_S = 0.05
 """Longer than a frame, so that at least one frame shows every closure."""
 
 _RELEASE_S = 0.012
 _VOICELESS_HOLD_S = 0.05
-"""espeak-ng places p at its burst; the lips are together in the silence before."""
+"""espeak-ng times p at its burst; the lips are together in the silence before."""
 
 _NASAL_OR_VOICED, _VOICELESS = "mb", "p"
 
 
 @dataclass(frozen=True, slots=True)
 class Phoneme:
-    """An IPA symbol ("" = a pause) and the seconds from the start of the utterance at which espeak-ng places it."""
+    """An IPA symbol ("" = a pause) with its start and end in seconds from the start of the utterance."""
 
     symbol: str
     start_s: float
@@ -48,7 +47,7 @@ class Phoneme:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a sound wants: `opening` and `rounding` in [0, 1], `width` in [−1, 1], and how strongly."""
+    """The mouth of a sound, `opening` and `rounding` in [0, 1], `width` in [−1, 1], and its weight."""
 
     opening: float
     width: float
@@ -92,7 +91,7 @@ class MouthTrack:
     """A mouth at 25 frames a second; frame i is at i/25 s. All `(n,)`.
 
     `opening`, `rounding` float32 in [0, 1], `width` float32 in [−1, 1]; `shut`: lips together for m, b or p; `silent`:
-    nothing is said, nor about to be.
+    no speech, and the mouth is at rest.
     """
 
     opening: Float32Array
@@ -110,10 +109,10 @@ class MouthTrack:
 
 
 def mouth_track(phonemes: Sequence[Phoneme], duration_s: float) -> MouthTrack:
-    """What the mouth does while `phonemes` are heard; silence before, between and after them.
+    """The mouth while `phonemes` are spoken, at rest before, between and after them.
 
     Raises:
-        ValueError: a phoneme has no symbol that is known.
+        ValueError: a phoneme's symbol is unknown.
     """
     spoken = [part for phoneme in phonemes for part in _parts(phoneme)]
     pauses = list(_pauses(spoken, duration_s))
@@ -133,7 +132,7 @@ def mouth_track(phonemes: Sequence[Phoneme], duration_s: float) -> MouthTrack:
 
 
 def _parts(phoneme: Phoneme) -> Iterator[Phoneme]:
-    """The sounds of a phoneme one after the other: a diphthong has two; a pause none."""
+    """The sounds of a phoneme in order: a diphthong has two, a pause none."""
     known = [symbol for symbol in phoneme.symbol if symbol in SHAPES]
     if phoneme.symbol and not known and phoneme.symbol != "ʲ":
         raise ValueError(f"phoneme {phoneme.symbol!r} has no mouth shape")
@@ -143,7 +142,7 @@ def _parts(phoneme: Phoneme) -> Iterator[Phoneme]:
 
 
 def _pauses(spoken: Sequence[Phoneme], duration_s: float) -> Iterator[Phoneme]:
-    """Stretches without sounds that are long enough to be more than the end of one."""
+    """Gaps between sounds that are long enough to be pauses."""
     edges = [(0.0, 0.0), *((part.start_s, part.end_s) for part in spoken), (duration_s, duration_s)]
     for (_, end), (start, _) in pairwise(edges):
         if start - end >= _SHORTEST_PAUSE_S:
@@ -151,10 +150,10 @@ def _pauses(spoken: Sequence[Phoneme], duration_s: float) -> Iterator[Phoneme]:
 
 
 def _quiet(pauses: Iterable[Phoneme]) -> list[tuple[float, float]]:
-    """Where in the pauses the mouth has come to rest."""
+    """Start and end, in seconds, of the part of each pause in which the mouth is at rest."""
     margin = _PAUSE_MARGIN_S
-    stretches = [(pause.start_s + margin * (pause.start_s > 0), pause.end_s - margin) for pause in pauses]
-    return [(start, end) for start, end in stretches if end > start]
+    intervals = [(pause.start_s + margin * (pause.start_s > 0), pause.end_s - margin) for pause in pauses]
+    return [(start, end) for start, end in intervals if end > start]
 
 
 def _closures(phonemes: Iterable[Phoneme]) -> Iterator[tuple[float, float]]:
@@ -166,7 +165,7 @@ def _closures(phonemes: Iterable[Phoneme]) -> Iterator[tuple[float, float]]:
             start, end = phoneme.start_s - _VOICELESS_HOLD_S, phoneme.start_s + _RELEASE_S
         else:
             continue
-        lacking = max(0.0, _LEAST_CLOSURE_S - (end - start))
+        lacking = max(0.0, _SHORTEST_CLOSURE_S - (end - start))
         yield start - lacking / 2, end + lacking / 2
 
 
@@ -185,7 +184,7 @@ def _blended(targets: Sequence[tuple[Shape, Phoneme]], time: Float64Array) -> Fl
 
 
 def _smoothed(values: Float64Array) -> Float64Array:
-    """A Gaussian along time: lips have mass."""
+    """Smooths along time with a Gaussian, since lips have inertia."""
     reach = ceil(3 * _SMOOTH_S * FINE_HZ)
     kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / (_SMOOTH_S * FINE_HZ)) ** 2)
     padded = np.pad(values, ((reach, reach), (0, 0)), "edge")
@@ -193,7 +192,7 @@ def _smoothed(values: Float64Array) -> Float64Array:
 
 
 def _gate(time: Float64Array, closed: Iterable[tuple[float, float]]) -> Float64Array:
-    """0 inside the stretches `closed`, 1 away from them, a smooth step between."""
+    """0 inside the intervals `closed`, 1 away from them, a smooth step between."""
     gate = np.ones(len(time))
     for start, end in closed:
         first, last = np.searchsorted(time, (start - _RAMP_S, end + _RAMP_S))
@@ -203,8 +202,8 @@ def _gate(time: Float64Array, closed: Iterable[tuple[float, float]]) -> Float64A
     return gate
 
 
-def _within(time: Float64Array, stretches: Iterable[tuple[float, float]]) -> BoolArray:
+def _within(time: Float64Array, intervals: Iterable[tuple[float, float]]) -> BoolArray:
     inside = np.zeros(len(time), np.bool_)
-    for start, end in stretches:
+    for start, end in intervals:
         inside |= (time >= start) & (time <= end)
     return inside

@@ -17,8 +17,8 @@ import onnx.defs
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
+from latentsync_trt.runtime.providers.diagnose import rtx_devices
 from latentsync_trt.runtime.providers.libraries import load_problem, provider_library, rtx_version
-from latentsync_trt.runtime.providers.select import rtx_devices
 from latentsync_trt.runtime.sessions.builders import CONTEXT_MODEL, GraphSource, RtxBuilder
 from latentsync_trt.runtime.sessions.options import RtxOptions
 from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from latentsync_trt.bench.rows import BundleFacts, Memory
-from latentsync_trt.runtime.providers.select import ORT_NAMES
+from latentsync_trt.runtime.providers.diagnose import ORT_NAMES
 from latentsync_trt.runtime.sessions.engines import COMPILING_PROVIDERS
 
 KIND = "latentsync-trt selftest"

@@ -3,10 +3,12 @@ of itself, so that an entry that was cut short, edited or copied from elsewhere 
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,12 +33,23 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Result of `examine`: the record, None if it cannot be read, and what is wrong; `problem` is empty if nothing."""
+class Entry:
+    """An entry as `examine` found it.
 
+    `problem`: why it is not ready. `record`: None where it cannot be read. `last_used_at`: UTC.
+    """
+
+    folder: Path
     record: Record | None
-    state: Literal["ready", "damaged", "unreadable"] = "ready"
-    problem: str = ""
+    state: Literal["ready", "damaged", "unreadable"]
+    problem: str
+    size_bytes: int
+    last_used_at: datetime
+
+    @property
+    def label(self) -> str:
+        """Short description."""
+        return self.record.key.label if self.record else f"engine {self.folder.name}"
 
 
 def write_record(folder: Path, key: EngineKey, build_s: float, built_at: datetime) -> None:
@@ -57,20 +70,41 @@ def write_record(folder: Path, key: EngineKey, build_s: float, built_at: datetim
     (folder / RECORD_NAME).write_text(text, encoding="utf-8")
 
 
-def examine(folder: Path, digest: str, *, hashes: bool) -> Finding:
+def examine(folder: Path, digest: str, *, hashes: bool) -> Entry:
     """Checks the entry in `folder` for `digest`: its record and file sizes, with `hashes` every byte."""
+    record: Record | None = None
+    state: Literal["damaged", "unreadable"] = "damaged"
     try:
-        record = _read_record(folder / RECORD_NAME)
-        if isinstance(record, str):
-            return Finding(None, "damaged", record)
-        if record.key.digest != digest:
-            return Finding(record, "damaged", f"{RECORD_NAME} belongs to another engine")
-        problem = _problem_of_files(folder, record.files, hashes=hashes)
+        found = _read_record(folder / RECORD_NAME)
+        if isinstance(found, str):
+            problem = found
+        elif found.key.digest != digest:
+            record, problem = found, f"{RECORD_NAME} belongs to another engine"
+        else:
+            record, problem = found, _problem_of_files(folder, found.files, hashes=hashes)
     except FileNotFoundError as error:
-        return Finding(None, "damaged", f"{Path(error.filename).name} is missing")
+        problem = f"{Path(error.filename).name} is missing"
     except OSError as error:
-        return Finding(None, "unreadable", f"{error.strerror or error}")
-    return Finding(record, "damaged", problem) if problem else Finding(record)
+        problem, state = f"{error.strerror or error}", "unreadable"
+    return Entry(folder, record, state if problem else "ready", problem, folder_bytes(folder), _last_used_at(folder))
+
+
+def folder_bytes(folder: Path) -> int:
+    """Size of all files below a folder, which may be deleted meanwhile."""
+    size_bytes = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                size_bytes += Path(parent, name).lstat().st_size
+    return size_bytes
+
+
+def _last_used_at(folder: Path) -> datetime:
+    used_s = 0.0
+    for path in (folder, folder / RECORD_NAME):
+        with suppress(OSError):
+            used_s = path.stat().st_mtime
+    return datetime.fromtimestamp(used_s, UTC)
 
 
 def _read_record(path: Path) -> Record | str:

@@ -3,36 +3,14 @@
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
 
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.runtime.cache.entry import RECORD_NAME, Record, examine
+from latentsync_trt.runtime.cache.entry import Entry, examine
 from latentsync_trt.runtime.cache.key import EngineKey
 from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """An engine in the cache.
-
-    `problem`: why it is not ready. `record`: None where it cannot be read. Times are UTC.
-    """
-
-    folder: Path
-    state: Literal["ready", "damaged", "unreadable"]
-    problem: str
-    record: Record | None
-    size_bytes: int
-    last_used_at: datetime
-
-    @property
-    def label(self) -> str:
-        """Short description."""
-        return self.record.key.label if self.record else f"engine {self.folder.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +67,8 @@ class Limits:
     stale: Machine | None = None
 
 
-Choice = tuple[Item, str]
-"""An item and why it is removed, or why it stays although it was to be removed."""
+Choice = tuple[Entry, str]
+"""An engine and why it is removed, or why it stays although it was to be removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +79,12 @@ class Outcome:
     kept: tuple[Choice, ...]
 
 
-def total_bytes(items: Iterable[Item]) -> int:
-    """Size of all `items` together."""
-    return sum(item.size_bytes for item in items)
+def total_bytes(entries: Iterable[Entry]) -> int:
+    """Size of all `entries` together."""
+    return sum(entry.size_bytes for entry in entries)
 
 
-def survey(folder: Path, *, hashes: bool = False) -> tuple[Item, ...]:
+def survey(folder: Path, *, hashes: bool = False) -> tuple[Entry, ...]:
     """All engines in the cache at `folder`, last used first. Changes nothing.
 
     They are checked by their records and file sizes; with `hashes` every byte is read.
@@ -114,11 +92,8 @@ def survey(folder: Path, *, hashes: bool = False) -> tuple[Item, ...]:
     Raises:
         OutputError: the cache is not a folder, or cannot be listed.
     """
-    items = list[Item]()
-    for path in EngineCache(folder).entries():
-        found = examine(path, path.name, hashes=hashes)
-        items.append(Item(path, found.state, found.problem, found.record, folder_bytes(path), _last_used_at(path)))
-    return tuple(sorted(items, key=lambda item: item.last_used_at, reverse=True))
+    found = (examine(path, path.name, hashes=hashes) for path in EngineCache(folder).entries())
+    return tuple(sorted(found, key=lambda entry: entry.last_used_at, reverse=True))
 
 
 def prune(folder: Path, limits: Limits, *, dry_run: bool = False) -> Outcome:
@@ -138,74 +113,56 @@ def clear(folder: Path, *, dry_run: bool = False) -> Outcome:
     """
     if not dry_run:
         shutil.rmtree(folder / SHARED_FOLDER, ignore_errors=True)
-    return _remove(folder, [(item, "cleared") for item in survey(folder)], dry_run=dry_run)
+    return _remove(folder, [(entry, "cleared") for entry in survey(folder)], dry_run=dry_run)
 
 
-def select(items: Iterable[Item], limits: Limits, now: datetime) -> list[Choice]:
-    """Which of `items` to remove at time `now`, and why. Pure."""
-    reasons = [(item, _why_removed(item, limits, now)) for item in items]
-    chosen = [(item, reason) for item, reason in reasons if reason]
+def select(entries: Iterable[Entry], limits: Limits, now: datetime) -> list[Choice]:
+    """Which of `entries` to remove at time `now`, and why. Pure."""
+    reasons = [(entry, _why_removed(entry, limits, now)) for entry in entries]
+    chosen = [(entry, reason) for entry, reason in reasons if reason]
     if limits.max_bytes is not None:
-        stay = [item for item, reason in reasons if not reason]
+        stay = [entry for entry, reason in reasons if not reason]
         excess_bytes = total_bytes(stay) - limits.max_bytes
-        for item in sorted(stay, key=lambda item: (item.state == "ready", item.last_used_at)):
+        for entry in sorted(stay, key=lambda entry: (entry.state == "ready", entry.last_used_at)):
             if excess_bytes > 0:
-                chosen.append((item, f"more than {limits.max_bytes / 1e9:g} GB in all"))
-                excess_bytes -= item.size_bytes
+                chosen.append((entry, f"more than {limits.max_bytes / 1e9:g} GB in all"))
+                excess_bytes -= entry.size_bytes
     return chosen
 
 
-def _why_removed(item: Item, limits: Limits, now: datetime) -> str:
+def _why_removed(entry: Entry, limits: Limits, now: datetime) -> str:
     if limits.stale is not None:
-        if item.state == "damaged":
-            return item.problem
-        foreign = limits.stale.foreign(item.record.key) if item.record else ""
+        if entry.state == "damaged":
+            return entry.problem
+        foreign = limits.stale.foreign(entry.record.key) if entry.record else ""
         if foreign:
             return foreign
-    if limits.unused_for is not None and now - item.last_used_at > limits.unused_for:
-        return f"not used for {(now - item.last_used_at).days} days"
+    if limits.unused_for is not None and now - entry.last_used_at > limits.unused_for:
+        return f"not used for {(now - entry.last_used_at).days} days"
     return ""
-
-
-def folder_bytes(folder: Path) -> int:
-    """Size of all files below a folder, which may be deleted meanwhile."""
-    size_bytes = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                size_bytes += Path(parent, name).lstat().st_size
-    return size_bytes
-
-
-def _last_used_at(entry: Path) -> datetime:
-    used_s = 0.0
-    for path in (entry, entry / RECORD_NAME):
-        with suppress(OSError):
-            used_s = path.stat().st_mtime
-    return datetime.fromtimestamp(used_s, UTC)
 
 
 def _remove(folder: Path, chosen: list[Choice], *, dry_run: bool) -> Outcome:
     cache = EngineCache(folder)
     removed, kept = list[Choice](), list[Choice]()
-    for item, reason in chosen:
-        refusal = "" if dry_run else _try_remove(cache, item)
+    for entry, reason in chosen:
+        refusal = "" if dry_run else _try_remove(cache, entry)
         if refusal:
-            kept.append((item, refusal))
+            kept.append((entry, refusal))
         else:
-            removed.append((item, reason))
+            removed.append((entry, reason))
     if not dry_run:
         cache.sweep()
     return Outcome(tuple(removed), tuple(kept))
 
 
-def _try_remove(cache: EngineCache, item: Item) -> str:
+def _try_remove(cache: EngineCache, entry: Entry) -> str:
     """Removes an engine; returns why it stays, empty if it is gone."""
     try:
-        with cache.try_locked(item.folder.name) as free:
+        with cache.try_locked(entry.folder.name) as free:
             if not free:
                 return "it is being built again"
-            cache.remove(item.folder)
+            cache.remove(entry.folder)
     except LatentSyncError:
         raise
     except OSError as error:

@@ -10,7 +10,6 @@ float16, INT8 and FP8 graphs; and its error messages do not contain TensorRT's r
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Literal
 
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
@@ -21,9 +20,9 @@ Compiler = Literal["tensorrt", "tensorrt_rtx"]
 """Names of the Python modules."""
 
 _WORKER = "latentsync_trt.runtime.compiler.worker"
+# Exit code of a process that a POSIX system kills for memory.
 _KILLED = -9
-"""Exit code of a process that POSIX systems end for memory."""
-_MEMORY_CURE = "close other programs; the published U-Net at 512 px takes about 9 GB"
+MEMORY_CURE = "close other programs; the published U-Net at 512 px takes about 9 GB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +100,5 @@ def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = No
     if answers:
         return Answer(**answers[-1])
     if ended.code == _KILLED or is_out_of_memory(ended.last_words):
-        raise OutOfMemory(f"{order.path}: the compiler was killed, most likely for memory; {_MEMORY_CURE}")
+        raise OutOfMemory(f"{order.path}: the compiler was killed, most likely for memory; {MEMORY_CURE}")
     return Answer(False, f"the compiler crashed ({ended}): {ended.last_words or 'no message'}")
-
-
-def memory_error(path: Path, reason: str) -> OutOfMemory:
-    """The error for a compiler that had too little memory of the host."""
-    return OutOfMemory(f"{path}: the compiler ran out of memory ({reason}); {_MEMORY_CURE}")

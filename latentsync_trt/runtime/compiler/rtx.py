@@ -7,9 +7,9 @@ from typing import Any
 
 from latentsync_trt.bundle.manifest import Manifest, Shapes
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import InputError, MissingDependency
+from latentsync_trt.errors import InputError, MissingDependency, OutOfMemory
 from latentsync_trt.runtime.compiler.failures import is_out_of_memory
-from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, memory_error, run_compiler
+from latentsync_trt.runtime.compiler.process import MEMORY_CURE, Answer, CompileOrder, run_compiler
 from latentsync_trt.runtime.compiler.profiles import InputShapes, check_graphs, dimension_ranges, input_shapes
 
 DEFAULT_COMPUTE_CAPABILITY = "8.9"
@@ -80,7 +80,7 @@ def compile_graph(
         )
     )
     if is_out_of_memory(answer.reason):
-        raise memory_error(path, answer.reason)
+        raise OutOfMemory(f"{path}: the compiler ran out of memory ({answer.reason}); {MEMORY_CURE}")
     return answer
 
 

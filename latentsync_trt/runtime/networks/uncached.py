@@ -1,46 +1,24 @@
 """Denoisers over graphs that are run for a short time: on CPU or CUDA, without the engine cache.
 
-Graphs in a folder of their own, and graphs that also output how large the inputs of their layers are.
+Graphs that also output how large the inputs of their layers are, and graphs in a folder of their own.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from latentsync_trt.bundle.manifest import STEP_GRAPHS
 from latentsync_trt.errors import InferenceError
 from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
-from latentsync_trt.runtime.providers.select import ORT_NAMES, Selection
+from latentsync_trt.runtime.providers.diagnose import ORT_NAMES
+from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.options import CudaOptions
 from latentsync_trt.runtime.sessions.session import CPU, Providers, Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
-
-
-@contextmanager
-def folder_denoiser(folder: Path, selection: Selection) -> Iterator[GraphDenoiser]:
-    """A denoiser over the step graphs in `folder`, which are opened when first needed and closed at the end.
-
-    Raises:
-        EngineBuildError: a graph cannot be opened. OutOfMemory: there is too little memory.
-    """
-    sessions: dict[str, Session] = {}
-
-    def session(graph: str) -> Session:
-        if graph not in sessions:
-            settings = SessionSettings(providers=_providers(selection), name=graph)
-            sessions[graph] = Session(folder / f"{graph}.onnx", settings)
-        return sessions[graph]
-
-    denoiser = GraphDenoiser(session, selection.device, selection.device_id)
-    try:
-        yield denoiser
-    finally:
-        denoiser.release()
-        for opened in sessions.values():
-            opened.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +41,8 @@ class ObservedGraph:
 
     path: Path
     weights_folder: Path
-    tensors: tuple[ObservedTensor, ...]
-    dimensions: Mapping[str, int]
+    tensors: tuple[ObservedTensor, ...] = ()
+    dimensions: Mapping[str, int] = field(default_factory=dict)
 
 
 Observe = Callable[[ObservedTensor, int, Float32Array, Float32Array], None]
@@ -72,13 +50,16 @@ Observe = Callable[[ObservedTensor, int, Float32Array, Float32Array], None]
 
 
 class ObservingDenoiser(GraphDenoiser):
-    """A denoiser over observed graphs; those of guided and of unguided loops are not open at the same time.
+    """A denoiser over observed graphs, each opened when first needed; those of guided and of unguided loops are not open
+    at the same time.
 
     Args:
         graphs: observed step graphs by name. selection: CPU or CUDA. report: takes the statistics.
     """
 
-    def __init__(self, graphs: Mapping[str, ObservedGraph], selection: Selection, report: Observe) -> None:
+    def __init__(
+        self, graphs: Mapping[str, ObservedGraph], selection: Selection, report: Observe | None = None
+    ) -> None:
         super().__init__(self._session, selection.device, selection.device_id)
         self._graphs, self._report = graphs, report
         self._providers = _providers(selection)
@@ -102,7 +83,8 @@ class ObservingDenoiser(GraphDenoiser):
                     f"{graph}: the input of {tensor.layers[0]} is not finite at timestep {timestep}; "
                     "calibrate the bundle in fp32, and check its weights"
                 )
-            self._report(tensor, timestep, amax, sample)
+            if self._report is not None:
+                self._report(tensor, timestep, amax, sample)
 
     def close(self) -> None:
         """Frees the sessions."""
@@ -124,6 +106,12 @@ class ObservingDenoiser(GraphDenoiser):
             )
             self._sessions[name] = Session(graph.path, settings)
         return self._sessions[name]
+
+
+def folder_denoiser(folder: Path, selection: Selection) -> closing[ObservingDenoiser]:
+    """A denoiser over the step graphs in `folder`, closed at the end of its block."""
+    graphs = {name: ObservedGraph(folder / f"{name}.onnx", folder) for name in STEP_GRAPHS}
+    return closing(ObservingDenoiser(graphs, selection))
 
 
 def _providers(selection: Selection) -> Providers:

@@ -7,21 +7,8 @@ from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, Manifest
 from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.runtime.providers import gpu as driver
 from latentsync_trt.runtime.providers import messages
-from latentsync_trt.runtime.providers.diagnose import ORT_NAMES, ProviderName, examine, rtx_devices
+from latentsync_trt.runtime.providers.diagnose import ProviderName, examine
 from latentsync_trt.runtime.providers.gpu import Gpu
-
-__all__ = [
-    "FP8_FROM",
-    "ORT_NAMES",
-    "PREFERENCE",
-    "ProviderName",
-    "Selection",
-    "eight_bit_notice",
-    "next_provider",
-    "rtx_devices",
-    "select_provider",
-    "why_unavailable",
-]
 
 PREFERENCE: tuple[ProviderName, ...] = ("tensorrt", "rtx", "cuda", "cpu")
 

@@ -2,9 +2,7 @@
 
 from collections.abc import Mapping
 
-import onnxruntime as ort
-
-from latentsync_trt.runtime.sessions.memory import device_value
+from latentsync_trt.runtime.sessions.memory import DeviceBuffers
 from latentsync_trt.runtime.sessions.session import Array, Session
 
 
@@ -19,15 +17,14 @@ class BoundRun:
     def __init__(self, session: Session, inputs: Mapping[str, Array], device: str, device_id: int) -> None:
         self._session = session
         self._binding = session.ort.io_binding()
-        # The binding keeps addresses only; the arrays and buffers must live as long as it does.
-        self._held = [device_value(array, device, device_id) for array in inputs.values()]
-        for name, value in zip(inputs, self._held, strict=True):
-            self._binding.bind_ortvalue_input(name, value)
+        self._buffers = DeviceBuffers(device, device_id)  # the binding keeps their addresses only
+        for name, array in inputs.items():
+            self._binding.bind_ortvalue_input(name, self._buffers.upload(name, array))
         for output in session.outputs:
-            if all(isinstance(size, int) for size in output.shape):
+            sizes = tuple(size for size in output.shape if isinstance(size, int))
+            if len(sizes) == len(output.shape):
                 # A recorded CUDA graph writes to the addresses it was recorded with.
-                value = ort.OrtValue.ortvalue_from_shape_and_type(output.shape, output.dtype, device, device_id)
-                self._held.append(value)
+                value = self._buffers.empty(output.name, sizes, output.dtype.type)
                 self._binding.bind_ortvalue_output(output.name, value)
             else:
                 self._binding.bind_output(output.name, device, device_id)

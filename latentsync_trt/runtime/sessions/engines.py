@@ -15,6 +15,7 @@ import numpy as np
 from latentsync_trt.bundle.manifest import STEP_GRAPHS, Bundle, DimensionRange, GraphForm, Manifest
 from latentsync_trt.config import GraphFormChoice, RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, OutOfMemory, OutputError
+from latentsync_trt.runtime.cache.entry import folder_bytes
 from latentsync_trt.runtime.cache.key import EngineKey
 from latentsync_trt.runtime.cache.store import SHARED_FOLDER, Engine, EngineCache, Notice
 from latentsync_trt.runtime.compiler.profiles import (
@@ -24,9 +25,10 @@ from latentsync_trt.runtime.compiler.profiles import (
     usual_shape,
     with_sizes,
 )
+from latentsync_trt.runtime.providers.diagnose import ORT_NAMES, rtx_devices
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
 from latentsync_trt.runtime.providers.libraries import cuda_version, rtx_version, tensorrt_version
-from latentsync_trt.runtime.providers.select import ORT_NAMES, Selection, eight_bit_notice, rtx_devices
+from latentsync_trt.runtime.providers.select import Selection, eight_bit_notice
 from latentsync_trt.runtime.sessions.builders import (
     Builder,
     DirectOpen,
@@ -246,8 +248,8 @@ class Engines:
             share = self._node_share(session)
             return OpenedEngine(session, share, built=True, build_s=open_s, open_s=open_s, size_bytes=0)
         open_s = time.perf_counter() - start_s - (engine.build_s if engine.built else 0.0)
-        size_bytes = sum(path.stat().st_size for path in engine.folder.rglob("*") if path.is_file())
-        return OpenedEngine(session, self._node_share(session), engine.built, engine.build_s, open_s, size_bytes)
+        share, size_bytes = self._node_share(session), folder_bytes(engine.folder)
+        return OpenedEngine(session, share, engine.built, engine.build_s, open_s, size_bytes)
 
     def _build(self, graph: str, key: EngineKey) -> Callable[[Path], None]:
         """Builds into the folder it is given, with notices."""

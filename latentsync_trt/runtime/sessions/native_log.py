@@ -1,4 +1,4 @@
-"""Error lines of ONNX Runtime's default log, for messages: TensorRT writes why it fails there only, and it is stderr."""
+"""Error lines of ONNX Runtime's default log, for messages: TensorRT writes why it fails to that log only, on stderr."""
 
 import os
 import re
@@ -34,7 +34,7 @@ class _Capture:
             if not self._readers:
                 _flush()
                 self._saved = os.dup(_STDERR)
-                self._file = TemporaryFile("a+b", buffering=0)
+                self._file = TemporaryFile("a+b", buffering=0)  # noqa: SIM115 -- `end` closes it
                 os.dup2(self._file.fileno(), _STDERR)
                 ort.set_default_logger_severity(_ERRORS)
             self._readers += 1
