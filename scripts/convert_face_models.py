@@ -6,7 +6,7 @@
 Without a wheel, pip downloads it. The networks are Google's, Apache-2.0 (see NOTICE). Inside, everything becomes
 channels-first float32; weights stay in the half precision they are published in and are cast when the graph is loaded.
 `--check` compares each graph with the TFLite interpreter (package ai-edge-litert) on random input and prints the
-largest difference; `--record` writes what the interpreter makes of a portrait (package scikit-image), for the tests.
+largest difference; `--record` writes the interpreter's outputs for a portrait (package scikit-image), for the tests.
 """
 
 import argparse
@@ -35,7 +35,7 @@ WHEEL_OF = ("--python-version", "3.11", "--platform", "manylinux_2_28_x86_64", "
 
 @dataclass(frozen=True)
 class Network:
-    """A TFLite file in the wheel, its SHA-256, names for its outputs, and the range of the pixels it takes."""
+    """A TFLite file in the wheel, its SHA-256, names for its outputs, and the value range of its input."""
 
     member: str
     sha256: str
@@ -72,14 +72,14 @@ OPERATORS = {value: name for name, value in vars(tflite.BuiltinOperator).items()
 NHWC_TO_NCHW = (0, 3, 1, 2)
 CHECK_SEED = 7
 PORTRAIT_PART = (slice(20, 212, 3), slice(130, 322, 3))
-"""64×64 pixels of `skimage.data.astronaut`, her face in the middle; whole multiples of it are every network's input."""
+"""64×64 pixels of `skimage.data.astronaut` with her face; the input size of every network is a multiple of it."""
 RECORDED_ANCHORS = slice(None, None, 5)
-"""Of each detector's boxes, to keep the record small; no grid's rows are a multiple of five long."""
+"""Every fifth box, to keep the record small; no grid's row length is a multiple of five, so all columns occur."""
 
 
 @dataclass
 class Converter:
-    """One TFLite graph on its way to ONNX. Tensors are named `t<index>`; those of rank 4 are channels-first."""
+    """Converts one TFLite graph to ONNX. Tensors are named `t<index>`; those of rank 4 are channels-first."""
 
     model: Any
     constants: dict[int, np.ndarray] = field(default_factory=dict)
@@ -114,12 +114,12 @@ class Converter:
         return model
 
     def operator(self, operator: Any) -> None:
-        """Adds the ONNX nodes of one TFLite operator, or remembers what it computes from constants."""
+        """Adds the ONNX nodes of one TFLite operator; folds operators on constants."""
         code = self.model.OperatorCodes(operator.OpcodeIndex())
         name = OPERATORS[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())]
         translate: Callable[..., None] | None = getattr(self, name.lower(), None)
         if translate is None:
-            sys.exit(f"operator {name} is not known")
+            sys.exit(f"operator {name} is not supported")
         inputs = [int(index) for index in operator.InputsAsNumpy()]
         translate(inputs, int(operator.Outputs(0)), operator.BuiltinOptions())
 
@@ -145,7 +145,7 @@ class Converter:
     def dequantize(self, inputs: list[int], output: int, _: Any) -> None:
         value = self.constant(inputs[0])
         if value is None:
-            sys.exit("only constants are dequantized")
+            sys.exit("DEQUANTIZE is supported for constants only")
         self.constants[output] = value
 
     def densify(self, inputs: list[int], output: int, _: Any) -> None:
@@ -154,7 +154,7 @@ class Converter:
         self.constants[output] = dense(values, self.shape(inputs[0]), tensor.Sparsity())
 
     def weights(self, name: str, value: np.ndarray) -> str:
-        """Adds an initializer; half-precision ones are stored so and cast."""
+        """Adds an initializer; float16 ones are stored as float16 and cast to float32 in the graph."""
         stored = np.ascontiguousarray(value)
         if stored.dtype == np.float16:
             self.initializers[name] = numpy_helper.from_array(stored, f"{name}_half")
@@ -169,11 +169,11 @@ class Converter:
         self.nodes.append(helper.make_node(kind, inputs, [output], **attributes))
 
     def activated(self, output: int, activation: int) -> str:
-        """Name for an operator's own result, and the node of its fused activation after it."""
+        """Name of an operator's result before its fused activation, which `finish` adds."""
         if activation == tflite.ActivationFunctionType.NONE:
             return f"t{output}"
         if activation != tflite.ActivationFunctionType.RELU:
-            sys.exit(f"fused activation {activation} is not known")
+            sys.exit(f"fused activation {activation} is not supported")
         return f"t{output}_linear"
 
     def finish(self, output: int, activation: int) -> None:
@@ -251,7 +251,7 @@ class Converter:
         self.node("DepthToSpace", [f"t{inputs[0]}"], f"t{output}", blocksize=settings.BlockSize(), mode="DCR")
 
     def reshape(self, inputs: list[int], output: int, _: Any) -> None:
-        # A reshape reads memory in order, so the channels have to be last again.
+        # A reshape depends on memory order: restore TFLite's channels-last layout.
         self.node("Transpose", [f"t{inputs[0]}"], f"t{output}_last", perm=(0, 2, 3, 1))
         shape = self.weights(f"s{output}", np.array(self.shape(output), np.int64))
         self.node("Reshape", [f"t{output}_last", shape], f"t{output}")
@@ -263,16 +263,16 @@ class Converter:
 
 
 def dense(values: np.ndarray, shape: list[int], sparsity: Any) -> np.ndarray:
-    """Writes out a tensor in TFLite's sparse form: per dimension, in traversal order, dense or compressed rows."""
+    """Expands a tensor in TFLite's sparse format: per dimension, in traversal order, dense or compressed rows."""
     order = sparsity.TraversalOrderAsNumpy()
     if sparsity.BlockMapLength():
-        sys.exit("block-sparse tensors are not known")
+        sys.exit("block-sparse tensors are not supported")
     result = np.zeros(shape, values.dtype)
-    taken = iter(values)
+    remaining = iter(values)
 
-    def visit(level: int, place: list[int], position: int) -> None:
+    def visit(level: int, index_of: list[int], position: int) -> None:
         if level == len(order):
-            result[tuple(place)] = next(taken)
+            result[tuple(index_of)] = next(remaining)
             return
         metadata = sparsity.DimMetadata(level)
         if metadata.Format() == tflite.DimensionType.DENSE:
@@ -282,15 +282,15 @@ def dense(values: np.ndarray, shape: list[int], sparsity: Any) -> np.ndarray:
             segments, indices = vector(metadata, "Segments"), vector(metadata, "Indices")
             steps = [(int(indices[at]), at) for at in range(int(segments[position]), int(segments[position + 1]))]
         for index, at in steps:
-            place[order[level]] = index
-            visit(level + 1, place, at)
+            index_of[order[level]] = index
+            visit(level + 1, index_of, at)
 
     visit(0, [0] * len(shape), 0)
     return result
 
 
 def vector(metadata: Any, part: str) -> np.ndarray:
-    """ArraySegments or ArrayIndices of a compressed dimension, whichever integer width they are stored in."""
+    """ArraySegments or ArrayIndices of a compressed dimension, of any integer width."""
     kinds = {
         tflite.SparseIndexVector.Int32Vector: tflite.Int32Vector,
         tflite.SparseIndexVector.Uint16Vector: tflite.Uint16Vector,
@@ -303,7 +303,7 @@ def vector(metadata: Any, part: str) -> np.ndarray:
 
 
 def interpret(source: bytes, image: np.ndarray) -> list[np.ndarray]:
-    """What the TFLite interpreter makes of `image (1, H, W, 3)` float32; the network's outputs in order."""
+    """The TFLite interpreter's outputs for `image (1, H, W, 3)` float32, in order."""
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_content=source)
@@ -321,9 +321,10 @@ def check(source: bytes, model: onnx.ModelProto, network: Network) -> float:
     image = np.random.default_rng(CHECK_SEED).uniform(*network.pixel_range, shape).astype(np.float32)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     results = session.run(None, {"image": image})
-    wanted = interpret(source, np.ascontiguousarray(image.transpose(0, 2, 3, 1)))
+    expected = interpret(source, np.ascontiguousarray(image.transpose(0, 2, 3, 1)))
     return max(
-        float(np.abs(ours.reshape(-1) - theirs.reshape(-1)).max()) for ours, theirs in zip(results, wanted, strict=True)
+        float(np.abs(ours.reshape(-1) - theirs.reshape(-1)).max())
+        for ours, theirs in zip(results, expected, strict=True)
     )
 
 
@@ -345,13 +346,13 @@ def record(sources: dict[str, bytes], path: Path) -> None:
 
 
 def read_sources(wheel: Path) -> dict[str, bytes]:
-    """The TFLite files in the wheel, exactly those that NOTICE names."""
+    """The TFLite files in the wheel, verified by SHA-256."""
     sources = {}
     with zipfile.ZipFile(wheel) as archive:
         for name, network in NETWORKS.items():
             sources[name] = archive.read(network.member)
             if hashlib.sha256(sources[name]).hexdigest() != network.sha256:
-                sys.exit(f"{wheel}: {network.member} is not the file of {PACKAGE}")
+                sys.exit(f"{wheel}: {network.member} has another SHA-256 than in {PACKAGE}; use that version's wheel")
     return sources
 
 

@@ -34,8 +34,8 @@ from latentsync_trt.face.mask import mouth_mask  # noqa: E402
 from latentsync_trt.media.reader import read_frames  # noqa: E402
 from latentsync_trt.types import SyncReport, UInt8Array  # noqa: E402
 from scripts.plan_costs import full_step_equivalents  # noqa: E402
-from scripts.train_demo.held_out import Case, aligned_faces, held_out_cases, lips, write_inputs  # noqa: E402
-from scripts.train_demo.scene import Studio  # noqa: E402
+from scripts.train_demo.held_out import Case, aligned_faces, held_out_cases, lip_scores, write_inputs  # noqa: E402
+from scripts.train_demo.scene import PortraitRenderer  # noqa: E402
 
 OUT = ROOT / "benchmarks" / "fidelity-demo"
 SENTENCES = 2
@@ -133,7 +133,7 @@ class Bench:
         self.bundles, self.provider, self.folder = bundles, provider, folder
         self.side_px = read_manifest(next(iter(bundles.values()))).resolution_px
         self.cases: list[Case] = []
-        self._studio, self._detector = Studio(), MediaPipeDetector()
+        self._renderer, self._detector = PortraitRenderer(), MediaPipeDetector()
         self._reports: list[SyncReport] = []
 
     @property
@@ -149,7 +149,7 @@ class Bench:
     def climb(self, variants: list[Variant], cases: list[Case]) -> list[Rung]:
         """A rung for each variant, the first of which is the reference."""
         self.cases = cases
-        inputs = [write_inputs(case, self._studio, self.folder) for case in cases]
+        inputs = [write_inputs(case, self._renderer, self.folder) for case in cases]
         generated, numbers = [], []
         for variant in variants:
             with LipSync.from_bundle(self.bundles[variant.bundle], self.provider) as lip_sync:
@@ -157,7 +157,7 @@ class Bench:
                 for clip, out in zip(inputs, outs, strict=True):
                     self._reports.append(lip_sync.sync(*clip, out, variant.options))
             numbers.append(
-                [lips(_frames(out, case), case, self._detector) for case, out in zip(cases, outs, strict=True)]
+                [lip_scores(_frames(out, case), case, self._detector) for case, out in zip(cases, outs, strict=True)]
             )
             generated.append(self._generated(inputs, outs))
             print(f"{variant.name}: {numbers[-1][0][0]}", flush=True)
@@ -189,7 +189,7 @@ class Bench:
         return Rung(
             variant=variant.name,
             cost_full_steps=round(full_step_equivalents(plan_for(variant.options), self.cached_share), 2),
-            psnr_db=None if math.isinf(alike.psnr_db) else round(alike.psnr_db, 2),
+            psnr_db=None if alike.psnr_db is None else round(alike.psnr_db, 2),
             ssim=round(alike.ssim, 4),
             opening=_mean([score.opening for score in scores]),
             lag_frames=_mean([float(score.lag_frames) for score in scores]),

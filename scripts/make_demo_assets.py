@@ -1,10 +1,9 @@
-"""Makes what `latentsync-trt demo` is fed: a public-domain portrait, a sentence of synthetic speech, and what a mouth
-does while it is heard.
+"""Makes the inputs of `latentsync-trt demo`: a public-domain portrait, synthetic speech and the mouth that speaks it.
 
     python scripts/make_demo_assets.py        # needs the dev extra
 
-The portrait is NASA's of Eileen Collins, as scikit-image ships it; the voice is espeak-ng's, from the package
-espeakng-loader, whose version decides every sample. See NOTICE for origins.
+The portrait is NASA's of Eileen Collins, from scikit-image; the voice is espeak-ng's, from the package espeakng-loader,
+whose version determines every sample. See NOTICE for origins.
 """
 
 import sys
@@ -24,10 +23,10 @@ from scripts.train_demo.espeak import Speaker, Utterance, Voice  # noqa: E402
 from scripts.train_demo.visemes import MouthTrack, Phoneme, mouth_track  # noqa: E402
 
 VOICE = Voice("en-us", "f3", 165)
-"""Held out: scripts/train_demo trains on neither this voice nor this sentence."""
+"""Held out: scripts/train_demo uses neither this voice nor this sentence for training."""
 
-REST_S = 0.34
-"""Silence before and after the sentence: long enough to see the mouth closed."""
+PAUSE_S = 0.34
+"""Silence before and after the sentence, long enough to see the mouth closed."""
 
 JPEG_QUALITY = 95
 
@@ -38,24 +37,24 @@ def main() -> None:
     (_, jpeg) = cv2.imencode(".jpg", portrait, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
     (ASSETS / "portrait.jpg").write_bytes(jpeg.tobytes())
     spoken = Speaker().say(SENTENCE, VOICE)
-    samples, track = with_rests(spoken)
+    samples, track = with_pauses(spoken)
     write_flac(samples, spoken.rate_hz, ASSETS / "speech.flac")
     write_track(track, ASSETS / "speech.csv")
 
 
-def with_rests(spoken: Utterance) -> tuple[np.ndarray, MouthTrack]:
-    """Samples int16 `(n,)`, whole frames long, with a rest at both ends, and the mouth that belongs to them."""
-    rest = round(REST_S * spoken.rate_hz)
-    frames = -(-(len(spoken.samples) + 2 * rest) * MODEL_FPS // spoken.rate_hz)
+def with_pauses(spoken: Utterance) -> tuple[np.ndarray, MouthTrack]:
+    """Samples int16 `(n,)`, a whole number of frames, with a pause at both ends, and the mouth that belongs to them."""
+    pause = round(PAUSE_S * spoken.rate_hz)
+    frames = -(-(len(spoken.samples) + 2 * pause) * MODEL_FPS // spoken.rate_hz)
     samples = np.zeros(frames * spoken.rate_hz // MODEL_FPS, np.int16)
-    samples[rest : rest + len(spoken.samples)] = np.rint(spoken.samples * 32768).clip(-32768, 32767)
-    later_s = rest / spoken.rate_hz
-    phonemes = [Phoneme(p.symbol, p.start_s + later_s, p.end_s + later_s) for p in spoken.phonemes]
+    samples[pause : pause + len(spoken.samples)] = np.rint(spoken.samples * 32768).clip(-32768, 32767)
+    offset_s = pause / spoken.rate_hz
+    phonemes = [Phoneme(p.symbol, p.start_s + offset_s, p.end_s + offset_s) for p in spoken.phonemes]
     return samples, mouth_track(phonemes, frames / MODEL_FPS)
 
 
 def write_flac(samples: np.ndarray, rate_hz: int, target: Path) -> None:
-    """Packs mono int16 samples losslessly."""
+    """Writes mono int16 samples."""
     with av.open(str(target), "w") as container:
         stream = container.add_stream("flac", rate=rate_hz, layout="mono", format="s16")
         frame = av.AudioFrame.from_ndarray(samples[None], format="s16", layout="mono")
@@ -66,7 +65,7 @@ def write_flac(samples: np.ndarray, rate_hz: int, target: Path) -> None:
 
 
 def write_track(track: MouthTrack, target: Path) -> None:
-    """A line a frame, as `latentsync_trt.demo.spoken_mouth` reads it."""
+    """One line per frame, in the format of `latentsync_trt.media.demo_clip.spoken_mouth`."""
     lines = [
         f"{opening:.4f},{shut:d},{silent:d}"
         for opening, shut, silent in zip(track.opening, track.shut, track.silent, strict=True)

@@ -6,6 +6,7 @@ ROWS: files of `latentsync-trt bench`, by default those in benchmarks/.
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 

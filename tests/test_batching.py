@@ -100,7 +100,7 @@ def test_the_measured_peaks_are_those_that_the_documents_name() -> None:
 
 
 @pytest.mark.parametrize("provider", ["tensorrt", "rtx"])
-def test_engines_count_as_the_cuda_form_does(published: Manifest, provider: str) -> None:
+def test_engines_need_as_much_as_the_cuda_form(published: Manifest, provider: str) -> None:
     of_cuda = needed_bytes(published, provider="cuda", form="cuda")
     assert needed_bytes(published, provider=provider, form="portable") == of_cuda
     assert needed_bytes(published, provider="cuda", form="portable") > of_cuda
@@ -115,7 +115,7 @@ def test_weights_count_once_though_several_graphs_read_them(published: Manifest)
 
 @pytest.fixture
 def gpu_with_room(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """What a GPU that opens everything has free, as it is asked: before a run, and with its networks open.
+    """Free memory of a GPU that opens everything: before a run, and with its networks open.
 
     Engines take up to 4 windows.
     """
@@ -135,8 +135,8 @@ def gpu_with_room(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
 def opened(notices: list[str] | None = None, **options: object) -> Networks:
     selection = Selection("cuda", gpu=Gpu(0, "RTX", "8.9", 24 * GB, "0000:01:00.0"))
     asked = RuntimeOptions(**options)  # type: ignore[arg-type]
-    told = [] if notices is None else notices
-    return Networks(Bundle.load(small_bundle(), verify=False), selection, asked, on_notice=told.append)
+    received = [] if notices is None else notices
+    return Networks(Bundle.load(small_bundle(), verify=False), selection, asked, on_notice=received.append)
 
 
 def needed_here() -> int:
@@ -146,8 +146,8 @@ def needed_here() -> int:
 
 
 @pytest.mark.parametrize("windows", [2, MOST])
-def test_a_run_counts_once_all_networks_are_open(gpu_with_room: list[int | None], windows: int) -> None:
-    """And not before, when what they will take is still free."""
+def test_windows_that_fit_are_counted_when_all_networks_are_open(gpu_with_room: list[int | None], windows: int) -> None:
+    """Not before, when the memory that they will take is still free."""
     usable = windows * window_bytes(Bundle.load(small_bundle(), verify=False).manifest)
     gpu_with_room[1] = int(1.01 * usable / 0.7)
     networks = opened()
@@ -158,7 +158,7 @@ def test_a_run_counts_once_all_networks_are_open(gpu_with_room: list[int | None]
     assert gpu_with_room == []
 
 
-def test_too_little_for_all_networks_keeps_one_at_a_time_from_the_start(
+def test_with_too_little_for_all_networks_one_at_a_time_is_open_from_the_start(
     gpu_with_room: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     low_at_once: list[bool] = []
@@ -176,7 +176,7 @@ def test_too_little_for_all_networks_keeps_one_at_a_time_from_the_start(
         f"{needed_here() / GB:.1f} GB is free): one network at a time is kept on it, which is slower"
     ]
     assert networks.take_notices() == tuple(notices)
-    networks.prepare(["denoise_step"])  # a second clip is told nothing new, and asks no more
+    networks.prepare(["denoise_step"])  # a second clip gets no new notice, and reads the free memory no more
     assert len(notices) == 1
 
 
@@ -189,7 +189,7 @@ def test_enough_or_unknown_memory_keeps_all_networks(gpu_with_room: list[int | N
     assert (networks.low_memory, notices) == (False, [])
 
 
-def test_what_was_asked_for_is_not_told(gpu_with_room: list[int | None]) -> None:
+def test_low_memory_by_option_gives_no_notice(gpu_with_room: list[int | None]) -> None:
     gpu_with_room[0] = GB
     notices: list[str] = []
     networks = opened(notices, low_memory=True)
@@ -199,7 +199,7 @@ def test_what_was_asked_for_is_not_told(gpu_with_room: list[int | None]) -> None
 
 @pytest.mark.usefixtures("gpu_with_room")
 @pytest.mark.parametrize(("options", "windows"), [({"windows_per_batch": 2}, 2), ({"low_memory": True}, 1)])
-def test_what_is_asked_for_counts_first(options: dict[str, object], windows: int) -> None:
+def test_options_override_what_fits(options: dict[str, object], windows: int) -> None:
     networks = opened(**options)
     networks.prepare(["denoise_step"])
     assert networks.windows_per_batch == windows

@@ -1,4 +1,4 @@
-"""The VAE between pictures and latents: pictures that travel as integers come out as those that travel as numbers."""
+"""The VAE between pictures and latents: integer pictures give the same results as float ones through its graphs."""
 
 from collections.abc import Callable, Iterator
 
@@ -14,7 +14,7 @@ from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.session import Session
-from scripts import make_picture_graphs
+from scripts import make_graphs
 from tests.small import small_bundle
 
 SIDE_PX = 128
@@ -84,7 +84,7 @@ def test_latents_are_decoded_to_sixteen_bits(networks: Networks, count: int) -> 
     np.testing.assert_allclose(np.stack(painted) * (2 / 65535) - 1, expected, atol=1.01 * STEP)
 
 
-def test_what_was_given_out_and_in_stays_as_it_is(networks: Networks) -> None:
+def test_buffers_share_no_memory_with_inputs_or_results(networks: Networks) -> None:
     """Buffers are used again for the next batch: neither the caller's arrays nor the results may be those buffers."""
     pictures, latents = faces(4), np.random.default_rng(1).standard_normal((4, 4, 16, 16), np.float32)
     given = pictures.copy(), latents.copy()
@@ -172,12 +172,12 @@ def test_scaling_finds_memory_by_closing_other_networks(networks: Networks, monk
 
 @pytest.mark.parametrize("name", ["faces_in", "faces_out"])
 def test_the_graphs_are_what_the_script_writes(name: str) -> None:
-    shipped = onnx.load(make_picture_graphs.FOLDER / f"{name}.onnx")
-    assert shipped == getattr(make_picture_graphs, name)()
+    shipped = onnx.load(make_graphs.FOLDER / f"{name}.onnx")
+    assert shipped == getattr(make_graphs, name)()
 
 
-def test_levels_beyond_the_range_are_cut_off() -> None:
+def test_levels_beyond_the_range_are_clipped() -> None:
     levels = np.array([-np.inf, -1.5, -1, 0, 1 - 2 / 65535, 1, 7, np.inf], np.float32)
     image = np.broadcast_to(levels, (1, 3, 1, len(levels))).copy()
-    (painted,) = ReferenceEvaluator(make_picture_graphs.faces_out()).run(None, {"image": image})
+    (painted,) = ReferenceEvaluator(make_graphs.faces_out()).run(None, {"image": image})
     assert painted[0, 0, :, 0].tolist() == [0, 0, 0, 32768, 65534, 65535, 65535, 65535]

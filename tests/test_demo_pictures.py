@@ -16,7 +16,7 @@ from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.demo_clip import SPEECH, SpokenMouth, spoken_mouth
 from latentsync_trt.types import Progress, UInt8Array
-from scripts.train_demo.scene import Studio, draw_scene
+from scripts.train_demo.scene import PortraitRenderer, draw_scene
 from scripts.train_demo.visemes import MouthTrack
 from tests.clips import write_face, write_video
 from tests.conftest import REPOSITORY
@@ -25,7 +25,7 @@ FRAMES = 76
 """Of the built-in sentence: two pauses' worth, and the words up to "Papa, mama"."""
 
 SEEN_CORRELATION = 0.85
-"""FaceMesh on what the studio draws gives 0.92 here."""
+"""FaceMesh on what the renderer draws gives 0.92 here."""
 
 CLOSURES = 9
 """My liPs … PaPa, MaMa, … Boats By … Pier."""
@@ -42,8 +42,8 @@ def filmed(mouth: SpokenMouth) -> tuple[list[UInt8Array], list[UInt8Array]]:
     """A still face, and the same saying the sentence's beginning."""
     rest = np.zeros_like(mouth.opening)
     track = MouthTrack(mouth.opening, rest, rest, mouth.shut, mouth.silent)
-    studio, scene = Studio(), draw_scene(np.random.default_rng(3))
-    return list(studio.film(scene, None, FRAMES)), list(studio.film(scene, track, FRAMES))
+    renderer, scene = PortraitRenderer(), draw_scene(np.random.default_rng(3))
+    return list(renderer.frames(scene, None, FRAMES)), list(renderer.frames(scene, track, FRAMES))
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +71,10 @@ REMADE = """
 import numpy as np
 from latentsync_trt.media.demo_clip import SENTENCE, SPEECH, spoken_mouth
 from latentsync_trt.media.audio import read_audio_blocks
-from scripts.make_demo_assets import VOICE, with_rests
+from scripts.make_demo_assets import VOICE, with_pauses
 from scripts.train_demo.espeak import Speaker
 spoken = Speaker().say(SENTENCE, VOICE)
-samples, track = with_rests(spoken)
+samples, track = with_pauses(spoken)
 assert np.array_equal(np.concatenate(list(read_audio_blocks(SPEECH, spoken.rate_hz))) * 32768, samples)
 known = spoken_mouth()
 assert np.abs(known.opening - track.opening).max() <= 0.5e-4
@@ -139,7 +139,7 @@ def test_faces_are_cut_out_where_the_source_has_them_and_masked(
     chin, forehead = np.s_[150:220, 90:170], np.s_[20:70, 60:200]
     assert np.abs(given[chin] - 128).max() <= 1
     assert np.abs(given[forehead] - own[forehead]).mean() < 4  # reduced to 128 px and enlarged again
-    assert np.abs(new[forehead] - own[forehead]).mean() < 1  # the studio's light
+    assert np.abs(new[forehead] - own[forehead]).mean() < 1  # the renderer's light
     assert np.abs(new[chin] - own[chin]).mean() > 4
 
 

@@ -63,7 +63,7 @@ def test_a_short_track_is_mirrored():
     assert planned([0], 4) == [Window((0, 0, 0, 0), first_new=0, count_new=1)]
 
 
-def test_a_new_track_hands_out_the_rest_of_the_old_one():
+def test_a_new_track_completes_the_old_one():
     planner: WindowPlanner[str] = WindowPlanner(2)
     planner.push("a", 0)
     assert planner.push("b", 1) == [Window(("a", "a"), 0, 1)]

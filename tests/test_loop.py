@@ -79,10 +79,10 @@ def test_inputs_reach_the_denoiser_whole(inputs):
     assert (batch.guidance, batch.unguided_too) == (1.5, False)
 
 
-def test_progress_is_told_after_every_step(inputs):
-    told: list[tuple[int, int]] = []
-    run(inputs, steps=3, on_step=lambda done, total: told.append((done, total)))
-    assert told == [(1, 3), (2, 3), (3, 3)]
+def test_on_step_is_called_after_every_step(inputs):
+    calls: list[tuple[int, int]] = []
+    run(inputs, steps=3, on_step=lambda done, total: calls.append((done, total)))
+    assert calls == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_plan_decides_which_steps_are_guided(inputs):

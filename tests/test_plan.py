@@ -27,7 +27,7 @@ def test_an_interval_beyond_the_end_leaves_the_first_step() -> None:
     assert full(cache_plan(3, 20)) == [0]
 
 
-def test_a_list_counts_instead_of_the_interval() -> None:
+def test_a_list_overrides_the_interval() -> None:
     assert full(cache_plan(20, 3, full_steps=(0, 1, 2, 5, 9, 14))) == [0, 1, 2, 5, 9, 14]
 
 
@@ -76,7 +76,7 @@ def test_impossible_guidance_intervals_are_refused(interval: tuple[float, float]
         cache_plan(5, 1, guidance_interval=interval)
 
 
-def test_the_whole_network_runs_where_guidance_begins_or_ends() -> None:
+def test_the_whole_network_runs_where_guidance_starts_or_ends() -> None:
     plan = cache_plan(20, 3, guidance_interval=(0.2, 0.8))
     assert full(plan) == [0, 3, 4, 7, 10, 13, 16, 19]
     plan = cache_plan(20, 3, full_steps=(0, 9), guidance_interval=(0.2, 0.8))

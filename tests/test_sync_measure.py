@@ -15,13 +15,13 @@ from latentsync_trt.bench.sync_measure import (
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
 from latentsync_trt.types import Float32Array
-from scripts.train_demo.scene import Studio, draw_scene
+from scripts.train_demo.scene import PortraitRenderer, draw_scene
 from scripts.train_demo.visemes import MouthTrack, Phoneme, mouth_track
 
 SEED = 5
 
 SEEN_CORRELATION = 0.9
-"""FaceMesh on what the studio draws gives 0.94 to 0.97: it saturates in wide mouths."""
+"""FaceMesh on what the renderer draws gives 0.94 to 0.97: it saturates in wide mouths."""
 SHUFFLED_CORRELATION = 0.35
 """Unrelated curves of this length stay below it (three standard deviations)."""
 
@@ -35,7 +35,7 @@ def spoken() -> tuple[MouthTrack, Float32Array]:
     phonemes = [Phoneme(s, end - d, end) for s, d, end in zip(sounds, lengths_s, ends, strict=True)]
     track = mouth_track(phonemes, float(ends[-1]) + 0.4)
     scene = draw_scene(np.random.default_rng(SEED))
-    return track, mouth_gaps(Studio().film(scene, track, len(track)))
+    return track, mouth_gaps(PortraitRenderer().frames(scene, track, len(track)))
 
 
 def test_the_mouth_that_was_drawn_is_measured(spoken: tuple[MouthTrack, Float32Array]) -> None:

@@ -1,4 +1,4 @@
-"""The small networks: what training makes must be what the exporter, and diffusers, take it for."""
+"""The small networks must match the classes of the exporter and of diffusers."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ SHIPPED_BYTES = 18e6
 """Two bytes a parameter; graphs take about 2 MB more, of the 25 that the package allows."""
 
 
-def test_the_vae_is_diffusers(tmp_path: Path) -> None:
+def test_the_vae_equals_that_of_diffusers(tmp_path: Path) -> None:
     vae = make_vae(TINY, 1).eval()
     save_vae(vae, tmp_path, 0.5)
     theirs, report = AutoencoderKL.from_pretrained(tmp_path, low_cpu_mem_usage=False, output_loading_info=True)
@@ -44,7 +44,7 @@ def test_the_vae_is_diffusers(tmp_path: Path) -> None:
         torch.testing.assert_close(theirs.decode(latent).sample, vae.decode(latent), atol=SAME, rtol=SAME)
 
 
-def test_a_noise_level_for_each_window_is_what_one_for_all_is() -> None:
+def test_a_timestep_per_window_gives_the_same_as_separate_calls() -> None:
     trained = make_unet(TINY, 2)
     torch.nn.init.normal_(trained.conv_out.weight)
     plain = UNet(TINY.unet)
@@ -58,8 +58,10 @@ def test_a_noise_level_for_each_window_is_what_one_for_all_is() -> None:
     torch.testing.assert_close(both, torch.cat([first, second]), atol=SAME, rtol=SAME)
 
 
-@pytest.mark.parametrize("sizes", [TINY, SHIPPED], ids=["tiny", "shipped"])
-def test_the_exporter_loads_what_was_trained(sizes: Sizes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "sizes", [pytest.param(TINY, id="tiny"), pytest.param(SHIPPED, id="shipped", marks=pytest.mark.slow)]
+)
+def test_the_exporter_loads_the_checkpoints(sizes: Sizes, tmp_path: Path) -> None:
     unet, whisper, vae = make_unet(sizes, 1), make_whisper(sizes, 2), make_vae(sizes, 3)
     torch.nn.init.normal_(unet.conv_out.weight, std=0.1)
     files = save_checkpoints(tmp_path, unet, whisper, vae, 0.7, step=12)
@@ -88,8 +90,8 @@ def test_the_shipped_networks_fit_into_the_package() -> None:
     assert all(SHIPPED.unet.motion_down + SHIPPED.unet.motion_up)
 
 
-def test_the_reader_hears_in_which_order_tokens_come() -> None:
-    """Cross-attention forgets order; positions in the tokens must bring it back."""
+def test_positional_embedding_gives_audio_tokens_an_order() -> None:
+    """Cross-attention alone ignores the order of tokens."""
     predictor = AudioMouthPredictor(32)
     initialize(predictor, 5)
     tokens = torch.randn(1, 30, 32, generator=torch.Generator().manual_seed(6))

@@ -1,4 +1,4 @@
-"""A bundle of variable shapes whose denoiser can be followed by hand.
+"""A bundle of variable shapes whose denoiser's results can be computed by hand.
 
 A full step triples the latents, as it adds `hidden`, twice the latents; a cached step adds the same `hidden` again.
 Unguided, `hidden` is the latents themselves, with an axis more. Every step adds the latents that it was given to the
@@ -60,7 +60,7 @@ def write_toy(folder: Path, *, unguided: bool = False) -> Bundle:
 def bundle_of(
     folder: Path, name: str, graphs: Mapping[str, GraphEntry], ranges: Mapping[str, DimensionRange]
 ) -> Bundle:
-    """A bundle of the graphs that were written into `folder`, with weights that nobody reads."""
+    """A bundle of the graphs that were written into `folder`, with a weights file that is not read."""
     (folder / "unet.weights").write_bytes(b"none")
     manifest = Manifest(
         name=name,

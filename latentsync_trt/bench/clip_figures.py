@@ -1,17 +1,16 @@
 """Figures of clips: the lips beside the speech over time, and faces in rows and columns."""
 
-import os
+import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 
-from latentsync_trt.bench.moments import SHOWN_PX, Moment
-from latentsync_trt.bench.sync_measure import CLOSED_GAP, QUIET_DB, Curves
+from latentsync_trt.bench.moments import SHOWN_PX
+from latentsync_trt.bench.sync_measure import CLOSED_GAP, QUIET_DB, Curves, runs_of_true
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.errors import InputError
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array, UInt8Array
 
 if TYPE_CHECKING:
@@ -70,11 +69,11 @@ def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
     return figure
 
 
-def face_grid(rows: Sequence[str], columns: Mapping[Moment, Sequence[UInt8Array]]) -> "Figure":
-    """Faces pixel by pixel, labeled: a column for each moment.
+def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) -> "Figure":
+    """Faces pixel by pixel, labeled.
 
     Args:
-        rows: their labels. columns: from top to bottom, `(256, 256, 3)` RGB each.
+        rows: their labels. columns: by their labels, faces from top to bottom, `(256, 256, 3)` RGB each.
 
     Raises:
         InputError: there are no columns.
@@ -92,9 +91,9 @@ def face_grid(rows: Sequence[str], columns: Mapping[Moment, Sequence[UInt8Array]
 
     for row, label in enumerate(rows):
         write(_LABELS_PX - 12, height_px - row * step_px - step_px / 2, label, "right")
-    for column, (moment, faces) in enumerate(columns.items()):
+    for column, (label, faces) in enumerate(columns.items()):
         left_px = _LABELS_PX + column * step_px
-        write(left_px + SHOWN_PX / 2, _FOOT_PX / 2, f"{moment.index / MODEL_FPS:.2f} s\n{moment.shows}", "center")
+        write(left_px + SHOWN_PX / 2, _FOOT_PX / 2, label, "center")
         for row, face in enumerate(faces):
             figure.figimage(face, left_px, height_px - (row + 1) * step_px)
     return figure
@@ -111,22 +110,17 @@ def title_bar(titles: Sequence[str]) -> UInt8Array:
     return bar
 
 
-def save_png(figure: "Figure", path: Path) -> None:
-    """Writes the file completely or not at all; raises `OutputError` if it cannot be written."""
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        figure.savefig(staged, format="png")
-        staged.replace(path)
-    except OSError as error:
-        staged.unlink(missing_ok=True)
-        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+def png(figure: "Figure") -> bytes:
+    """The figure as a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
 
 
 def _band(axes: "Axes", time_s: Float64Array, where: BoolArray, color: str, label: str) -> None:
     """Shades the frames of `where` from top to bottom."""
     half_s = 0.5 / MODEL_FPS
-    edges = np.flatnonzero(np.diff(where.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
-    for number, (start, end) in enumerate(edges.tolist()):
+    for number, (start, end) in enumerate(runs_of_true(where)):
         span_s = time_s[start] - half_s, time_s[end - 1] + half_s
         axes.axvspan(*span_s, color=color, alpha=0.18, linewidth=0, label="" if number else label)
 

@@ -2,12 +2,11 @@
 large matrix product reaches."""
 
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from latentsync_trt.bench.machine import without_paths
-from latentsync_trt.bench.material import SEED, random_inputs
+from latentsync_trt.bench.material import random_inputs
 from latentsync_trt.bench.rows import CEILING, Arithmetic, Row, Spread
 from latentsync_trt.bench.setting import Setting
 from latentsync_trt.bundle.manifest import DimensionRange
@@ -52,20 +51,17 @@ def measure_ceiling(setting: Setting) -> Row:
     precision = "fp32" if on_cpu else setting.bundle.manifest.arithmetic
     name = f"{CEILING} {side} {precision}"
     setting.say(f"{setting.provider}: {name}")
-    rng = np.random.default_rng(SEED)
+    source = GraphSource(_GRAPHS / f"matmul_{precision}.onnx", {"side": side})
     with setting.watch() as watch:
-        source = GraphSource(_GRAPHS / f"matmul_{precision}.onnx", {"side": side})
         session = _ceiling_opener(setting).open(source)
-        inputs = {
-            tensor.name: rng.standard_normal((side, side), np.float32).astype(tensor.dtype) for tensor in session.inputs
-        }
+        inputs = random_inputs(session.inputs, {"side": DimensionRange(side, side, side)})
         run = BoundRun(session, inputs, setting.selection.device, setting.selection.device_id)
-        time, warm_up = setting.time("graph", run)
+        row = setting.row("graph", name, run, watch)
     del run
     session.close()
     tflop = 2 * side**3 / 1e12
-    arithmetic = Arithmetic(tflop, 1000 * tflop / time.median_ms, 1000 * tflop / time.median_ms)
-    return Row("graph", name, setting.provider, None, time, warm_up, arithmetic=arithmetic, memory=watch.peak)
+    rate = 1000 * tflop / row.time.median_ms
+    return replace(row, arithmetic=Arithmetic(tflop, rate, rate))
 
 
 def _ceiling_opener(setting: Setting) -> Opener:
@@ -81,39 +77,33 @@ def _measure(setting: Setting, networks: Networks, graph: str, ceiling: Row) -> 
     ranges = dimension_ranges(setting.bundle.manifest, setting.runtime)
     with setting.watch() as watch:
         session = networks.session(graph)
-        inputs = random_inputs(session.inputs, ranges)
-        run = BoundRun(session, inputs, setting.selection.device, setting.selection.device_id)
-        time, warm_up = setting.time("graph", run)
+        run = BoundRun(
+            session, random_inputs(session.inputs, ranges), setting.selection.device, setting.selection.device_id
+        )
+        row = setting.row("graph", graph, run, watch)
     del run
     engine = next(entry for entry in networks.times() if entry.graph == graph)
-    arithmetic, notes = _arithmetic(setting, graph, ranges, time, ceiling)
-    return Row(
-        "graph",
-        graph,
-        setting.provider,
-        None,
-        time,
-        warm_up,
+    arithmetic, notes = _arithmetic(setting, graph, ranges, row.time, ceiling)
+    return replace(
+        row,
         arithmetic=arithmetic,
-        memory=watch.peak,
         start_up_s={"build": engine.build_s, "open": engine.open_s},
-        facts={"node_share": engine.node_share, "built_now": float(engine.built)},
-        notes=(*notes, *map(without_paths, networks.take_notices())),
+        notes=tuple(map(without_paths, (*notes, *networks.take_notices()))),
     )
 
 
 def _arithmetic(
     setting: Setting, graph: str, ranges: dict[str, DimensionRange], time: Spread, ceiling: Row
-) -> tuple[Arithmetic | None, tuple[str, ...]]:
+) -> tuple[Arithmetic | None, list[str]]:
     """The arithmetic of the bundle's own graph, whatever the provider makes of it, or a note why it is not counted."""
-    try:
-        from latentsync_trt.bench.flops import operations
-    except ImportError as error:
-        return None, (f"TFLOP not counted: needs {error.name}: pip install 'latentsync-trt[calibrate]'",)
     sizes = {name: span.optimum for name, span in ranges.items()}
     try:
+        from latentsync_trt.bench.flops import operations
+
         tflop = sum(operations(setting.bundle.graph_path(graph), sizes).values()) / 1e12
+    except ImportError as error:
+        return None, [f"TFLOP not counted: needs {error.name}: pip install 'latentsync-trt[calibrate]'"]
     except BundleError as error:
-        return None, (f"TFLOP not counted: {without_paths(str(error))}",)
+        return None, [f"TFLOP not counted: {error}"]
     rate = ceiling.arithmetic.tflop_per_s if ceiling.arithmetic else None
-    return Arithmetic(tflop, 1000 * tflop / time.median_ms, rate), ()
+    return Arithmetic(tflop, 1000 * tflop / time.median_ms, rate), []

@@ -1,16 +1,13 @@
 """Reports as one HTML file that needs nothing else: jinja2 templates, matplotlib figures and pictures inline."""
 
-import base64
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cv2
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from latentsync_trt.errors import OutputError
-from latentsync_trt.types import UInt8Array
+from latentsync_trt.bench.files import write_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +18,7 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def write_html(template: str, path: Path, **values: Any) -> None:
-    """Renders `template` of `assets/reports` with `values` into the file `path`, and makes its folder.
+    """Renders `template` of `assets/reports` with `values` into the file `path`.
 
     Raises:
         OutputError: the file cannot be written.
@@ -33,12 +30,7 @@ def write_html(template: str, path: Path, **values: Any) -> None:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    content = environment.get_template(template).render(**values)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+    write_file(path, environment.get_template(template).render(**values))
 
 
 def svg(figure: "Figure") -> Markup:
@@ -50,9 +42,3 @@ def svg(figure: "Figure") -> Markup:
         figure.savefig(buffer, format="svg", bbox_inches="tight", transparent=True, metadata=_NO_METADATA)
     drawing = buffer.getvalue().replace("#000000", "currentColor")
     return Markup(drawing[drawing.index("<svg") :])  # noqa: S704 -- made by matplotlib, which escapes text
-
-
-def png_url(picture: UInt8Array) -> str:
-    """A picture, uint8 `(H, W, 3)` RGB, as a `data:` URL."""
-    _, encoded = cv2.imencode(".png", cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
-    return "data:image/png;base64," + base64.b64encode(encoded.tobytes()).decode("ascii")

@@ -1,7 +1,7 @@
 """Scenario "loop": one window of faces, or a batch, through the VAE and all denoising steps, for each preset."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from statistics import fmean
 
 import numpy as np
@@ -9,17 +9,21 @@ import numpy as np
 from latentsync_trt.bench.machine import without_paths
 from latentsync_trt.bench.material import Clip, FaceWindow, first_window, generated_part
 from latentsync_trt.bench.measure import TimedNetworks, measure
-from latentsync_trt.bench.pictures import LikenessMeter
+from latentsync_trt.bench.pictures import likeness
 from latentsync_trt.bench.rows import Quality, Row, Spread
-from latentsync_trt.bench.setting import REFERENCE_PRESET, Setting
-from latentsync_trt.config import SyncOptions
+from latentsync_trt.bench.setting import Setting
+from latentsync_trt.config import PresetName, SyncOptions
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.types import UInt8Array, UInt16Array
+
+_REFERENCE: PresetName = "quality"
+"""The preset that the pictures of the others are compared with."""
 
 
 def measure_loops(setting: Setting, clip: Clip) -> Iterator[Row]:
     """A row for each preset; the reference preset, if it is among them, comes first. Errors as `Inpainter.paint`."""
-    reference_options = SyncOptions(preset=REFERENCE_PRESET)
+    reference_options = SyncOptions(preset=_REFERENCE)
+    reference_name = f"{setting.bundle.manifest.name}, preset {_REFERENCE}, on {setting.provider}"
     setting.say(f"{setting.provider}: a window of {clip.name}")
     with setting.networks() as networks:
         manifest = setting.bundle.manifest
@@ -27,7 +31,7 @@ def measure_loops(setting: Setting, clip: Clip) -> Iterator[Row]:
         options = {preset: setting.sync_options(preset) for preset in setting.options.preset}
         reference = None
         if reference_options not in options.values():
-            setting.say(f"{setting.provider}: the window to compare with ({setting.reference_name})")
+            setting.say(f"{setting.provider}: the window to compare with ({reference_name})")
             inpainter = setting.inpainter(reference_options, networks.codec, networks.denoiser)
             reference = _generated(inpainter.paint([(window.faces, window.audio)])[0])
         for preset in sorted(options, key=lambda name: options[name] != reference_options):
@@ -36,7 +40,8 @@ def measure_loops(setting: Setting, clip: Clip) -> Iterator[Row]:
             if reference is None:
                 reference = painted
             else:
-                row = replace(row, quality=_compare(painted, reference, setting.reference_name))
+                quality = Quality(**asdict(likeness(painted, reference)), reference=reference_name)
+                row = replace(row, quality=quality)
             yield row
 
 
@@ -55,7 +60,7 @@ def _measure(
 
     with setting.watch() as watch:
         measure(paint, runs=0, warm_up=warm_up)
-        timed.clear()
+        timed.parts_s.clear()
         times_ms = measure(paint, runs=runs, warm_up=0)
         memory = watch.peak
     parts_s = {name: total_s / runs for name, total_s in timed.parts_s.items()}
@@ -69,19 +74,9 @@ def _measure(
         frames=len(windows) * len(window.faces),
         memory=memory,
         parts_s={**parts_s, "rest": fmean(times_ms) / 1000 - sum(parts_s.values())},
-        steps=timed.steps(runs),
         notes=tuple(map(without_paths, networks.take_notices())),
     )
     return row, _generated(painted[0])
-
-
-def _compare(ours: UInt8Array, reference: UInt8Array, name: str) -> Quality:
-    meter = LikenessMeter(lpips=True)
-    for face, other in zip(ours, reference, strict=True):
-        meter.add(face, other)
-    found = meter.result()
-    psnr_db = found.psnr_db if np.isfinite(found.psnr_db) else None
-    return Quality(name, psnr_db, found.ssim, found.lpips, found.frames)
 
 
 def _generated(painted: Sequence[UInt16Array]) -> UInt8Array:

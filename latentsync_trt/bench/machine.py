@@ -105,7 +105,3 @@ def without_paths(text: str) -> str:
     """`text` with every path shortened to its last part, as folders can identify the user."""
     return _PATH.sub(lambda found: PurePosixPath(PureWindowsPath(found[0]).name).name or found[0], text)
 
-
-def slug(text: str) -> str:
-    """`text` as a part of a file name: lower case, words joined by hyphens."""
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 
@@ -11,13 +10,13 @@ import numpy as np
 
 from latentsync_trt.audio.encoder import SpeechStream
 from latentsync_trt.bundle.manifest import DimensionRange
-from latentsync_trt.errors import NoFaceError
+from latentsync_trt.errors import MediaError, NoFaceError
 from latentsync_trt.face.align import crop
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.tracker import AligningTracker
 from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
-from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, camera_frames
+from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, SpokenMouth, camera_frames, spoken_mouth
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.runtime.compiler.profiles import usual_shape
@@ -33,13 +32,14 @@ _COEFFICIENTS = (1.02, -0.31, 0.12, 1.4, -0.9)
 """Of the size that they have in a run."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Clip:
-    """A video and a recording; `name` as rows show it."""
+    """A video and the speech for it; `name` as rows show it; `mouth` that belongs to the speech, where it is known."""
 
     video: Path
     audio: Path
     name: str
+    mouth: SpokenMouth | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,25 +50,38 @@ class FaceWindow:
     audio: Float32Array
 
 
-def choose_clip(video: Path | None, audio: Path | None, folder: Path, size_px: tuple[int, int] | None = None) -> Clip:
+def choose_clip(
+    video: Path | None, audio: Path | None, folder: Path, size_px: tuple[int, int] = (SIDE_PX, SIDE_PX)
+) -> Clip:
     """The given files; for a missing one the built-in recording, or the built-in portrait filmed into `folder`.
 
     Args:
-        size_px: width and height of the built-in picture, its own if None.
+        size_px: width and height of the built-in picture, which is not taller than wide.
 
     Raises:
         MediaError: the recording or the video cannot be read.
     """
     speech = audio or SPEECH
-    duration_s = audio_duration_s(speech)
+    mouth = None if audio else spoken_mouth()
+    try:
+        duration_s = audio_duration_s(speech)
+    except MediaError as error:
+        raise MediaError(f"{error}; name the speech with --audio" if audio == video else str(error)) from error
     if video is not None:
         info = probe(video)
-        return Clip(video, speech, f"{video.name} {info.width_px}×{info.height_px}")
-    width_px, height_px = size_px or (SIDE_PX, SIDE_PX)
+        return Clip(video, speech, f"{video.name} {info.width_px}×{info.height_px}", mouth)
+    width_px, height_px = size_px
     target = folder / f"portrait-{width_px}x{height_px}.mp4"
     if not target.exists():
-        _film(target, duration_s, (width_px, height_px))
-    return Clip(target, speech, f"built-in {width_px}×{height_px}")
+        margins = (0, 0, (width_px - height_px) // 2, (width_px - height_px) // 2)
+        write_pictures(target, (_framed(frame, height_px, margins) for frame in camera_frames(duration_s)))
+    return Clip(target, speech, f"built-in {width_px}×{height_px}", mouth)
+
+
+def _framed(picture: UInt8Array, side_px: int, margins: tuple[int, int, int, int]) -> UInt8Array:
+    """A square picture at another size, with mirrored margins: top, bottom, left, right."""
+    scaled = cv2.resize(picture, (side_px, side_px), interpolation=cv2.INTER_CUBIC)
+    return np.asarray(cv2.copyMakeBorder(scaled, *margins, cv2.BORDER_REFLECT_101), np.uint8)
 
 
 def first_window(
@@ -113,16 +126,3 @@ def random_inputs(tensors: Iterable[TensorInfo], ranges: Mapping[str, DimensionR
         else:
             inputs[tensor.name] = rng.standard_normal(shape, np.float32).astype(tensor.dtype)
     return inputs
-
-
-def _film(path: Path, duration_s: Fraction, size_px: tuple[int, int]) -> None:
-    """Writes the built-in portrait as H.264, in the middle of a picture of `size_px` that is not taller than wide."""
-    width_px, height_px = size_px
-    left = (width_px - height_px) // 2
-    sides = (0, 0, left, width_px - height_px - left)
-
-    def widened(square: UInt8Array) -> UInt8Array:
-        scaled = cv2.resize(square, (height_px, height_px), interpolation=cv2.INTER_CUBIC)
-        return np.asarray(cv2.copyMakeBorder(scaled, *sides, cv2.BORDER_REFLECT_101), np.uint8)
-
-    write_pictures(path, map(widened, camera_frames(duration_s)))

@@ -1,18 +1,18 @@
 """Faces of a clip, cut out of the source and of results at the same place, and the moments that show most."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import cv2
 import numpy as np
 
 from latentsync_trt.bench.sync_measure import Curves
+from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import crop
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.tracker import AligningTracker
-from latentsync_trt.types import BoolArray, Float64Array, UInt8Array
+from latentsync_trt.types import UInt8Array
 
 COUNT = 6
 SHOWN_PX = 256
@@ -20,16 +20,6 @@ SHOWN_PX = 256
 
 Faces = tuple[UInt8Array, ...]
 """The same face in the source and in each result, uint8 `(side, side, 3)` RGB."""
-
-_NEVER = -np.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A frame and what it shows."""
-
-    index: int
-    shows: str
 
 
 def face_views(
@@ -64,37 +54,17 @@ def masked(face: UInt8Array, resolution_px: int) -> UInt8Array:
     return np.asarray(cv2.resize(gray, face.shape[1::-1], interpolation=cv2.INTER_CUBIC), np.uint8)
 
 
-def choose_moments(curves: Curves, count: int = COUNT) -> list[Moment]:
-    """Up to `count` frames with a face, in order, spread over the clip: the mouth wide, shut, between and at rest.
+def choose_moments(curves: Curves, count: int = COUNT) -> dict[int, str]:
+    """A frame with a face from each of `count` equal parts of the clip, as index → label: the mouth wide, then shut.
 
-    Where the mouth is known, they are chosen by what it should do; else by what it does.
+    Where the mouth is known, they are chosen by what it should do, m, b and p before silence; else by what it does.
     """
-    fitness = _fitness(curves)
-    apart = len(curves) // (2 * count)
-    chosen: list[Moment] = []
-    for shows in ("widest", "shut", "widest", "shut", "half open", "silence", *["half open"] * count):
-        fit = fitness[shows].copy()
-        fit[np.isnan(curves.gaps)] = _NEVER
-        for moment in chosen:
-            fit[max(moment.index - apart, 0) : moment.index + apart + 1] = _NEVER
-        if len(chosen) < count and fit.max(initial=_NEVER) > _NEVER:
-            chosen.append(Moment(int(fit.argmax()), shows))
-    named = {"shut": "m, b or p" if curves.mouth else "narrowest"}
-    return sorted((Moment(m.index, named.get(m.shows, m.shows)) for m in chosen), key=lambda m: m.index)
-
-
-def _fitness(curves: Curves) -> dict[str, Float64Array]:
-    """How well each frame `(n,)` shows something; minus infinity where it does not."""
-    opening = np.nan_to_num((curves.mouth.opening if curves.mouth else curves.gaps).astype(np.float64))
-    return {
-        "widest": opening,
-        "shut": _depth(curves.mouth.shut) if curves.mouth else np.where(curves.silent, _NEVER, -opening),
-        "half open": -np.abs(opening - opening.max(initial=0.0) / 2),
-        "silence": _depth(curves.silent),
-    }
-
-
-def _depth(inside: BoolArray) -> Float64Array:
-    """How many frames each frame of a run of True is from the run's nearer end, from 1; minus infinity outside."""
-    distance = cv2.distanceTransform(np.pad(inside, 1).astype(np.uint8)[None], cv2.DIST_L1, 3)[0, 1:-1]
-    return np.where(inside, distance, _NEVER).astype(np.float64)
+    opening = curves.mouth.opening - curves.mouth.shut if curves.mouth else curves.gaps
+    moments = {}
+    for number, part in enumerate(np.array_split(np.arange(len(curves)), count)):
+        seen = part[~np.isnan(curves.gaps[part])]
+        if seen.size:
+            shows, choose = ("shut", np.argmin) if number % 2 else ("wide", np.argmax)
+            index = int(seen[choose(opening[seen])])
+            moments[index] = f"{index / MODEL_FPS:.2f} s\n{shows}"
+    return moments

@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from latentsync_trt.bench.rows import SCENARIOS
 from latentsync_trt.config import PRESETS, PROVIDER_CHOICES, check_limits, option
 from latentsync_trt.errors import InputError
 
-_USUAL_RUNS = {"graph": (20, 3), "loop": (5, 1), "stage": (3, 1), "end-to-end": (3, 1), "pytorch": (20, 3)}
-"""Timed runs and warm-up runs."""
+REPETITIONS = {"graph": (20, 3), "loop": (5, 1), "stage": (3, 1), "end-to-end": (3, 1)}
+"""Timed runs and warm-up runs of each scenario."""
 
 
 def _names(default: tuple[str, ...], choices: tuple[str, ...], help_text: str) -> Any:
@@ -22,7 +21,7 @@ def _names(default: tuple[str, ...], choices: tuple[str, ...], help_text: str) -
             raise InputError(f"{', '.join(map(repr, unknown))}: not among {', '.join(choices)}")
         return names
 
-    return option(default, help_text, parse=parse, metavar="names")
+    return option(default, f"{help_text}, with commas between.", parse=parse, metavar="names")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +29,16 @@ class BenchOptions:
     """What to measure, and how often. Raises `InputError` on a value outside its limits."""
 
     provider: tuple[str, ...] = _names(
-        ("auto",), PROVIDER_CHOICES, "What runs the graphs, with commas between; naming a provider disables fallback."
+        ("auto",),
+        PROVIDER_CHOICES,
+        "Execution providers; auto takes the fastest available, naming one disables fallback",
     )
-    preset: tuple[str, ...] = _names(tuple(PRESETS), tuple(PRESETS), "Presets of sync, with commas between.")
+    preset: tuple[str, ...] = _names(tuple(PRESETS), tuple(PRESETS), "Presets of sync")
     scenario: tuple[str, ...] = _names(
-        ("graph", "loop", "stage", "end-to-end"),
-        SCENARIOS,
-        "What to measure, with commas between: graph (each by itself), loop (a window: VAE and denoising), stage (each "
-        "stage of sync by itself), end-to-end (whole clips), pytorch (our modules without ONNX; [export] extra).",
+        tuple(REPETITIONS),
+        tuple(REPETITIONS),
+        "What to measure: graph (each by itself), loop (a window: VAE and denoising), stage (each stage of sync by "
+        "itself), end-to-end (whole clips)",
     )
     runs: int | None = option(
         None, "Timed runs of everything.  [default: 20 of a graph, 5 of a loop, else 3]", minimum=1, maximum=10_000
@@ -53,5 +54,5 @@ class BenchOptions:
 
     def repetitions(self, scenario: str) -> tuple[int, int]:
         """Timed runs and warm-up runs of a scenario."""
-        runs, warm_up = _USUAL_RUNS[scenario]
+        runs, warm_up = REPETITIONS[scenario]
         return runs if self.runs is None else self.runs, warm_up if self.warm_up is None else self.warm_up

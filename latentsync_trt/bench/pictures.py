@@ -1,15 +1,17 @@
-"""How alike two pictures are: PSNR and SSIM, of single pictures and of clips. Pure."""
+"""How alike two pictures are: PSNR, SSIM and, where the user has installed it, LPIPS; of pictures and of clips."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from functools import cache
+from importlib.util import find_spec
 from math import inf, log10
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import cv2
 import numpy as np
 
-from latentsync_trt.bench.perceptual import lpips_distance
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import Float64Array, UInt8Array
 
@@ -21,30 +23,30 @@ _LUMA = np.array([0.299, 0.587, 0.114])
 _WINDOW_PX, _SIGMA_PX = 11, 1.5
 _C1, _C2 = (0.01 * _PEAK) ** 2, (0.03 * _PEAK) ** 2
 
+_LPIPS_LEAST_PX = 64
+"""Below this AlexNet's last layers have no pixel left."""
+_LPIPS_BACKBONE = "alexnet-owt-7be5be79.pth"
+"""torchvision's AlexNet, which package `lpips` would otherwise download."""
+
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
     """How alike two clips are.
 
-    `psnr_db`: of all their pixels together; infinite where they are equal. `ssim`: mean over the frames, at most 1.
+    `psnr_db`: of all their pixels together; None where they are equal. `ssim`: mean over the frames, at most 1.
     `frames`: how many were compared. `lpips`: mean over the frames, 0 for equal ones; None where it was not measured.
     """
 
-    psnr_db: float
+    psnr_db: float | None
     ssim: float
     frames: int
     lpips: float | None = None
 
 
 class LikenessMeter:
-    """Compares two clips frame by frame.
+    """Compares two clips frame by frame."""
 
-    Args:
-        lpips: measure LPIPS, too, where it is installed.
-    """
-
-    def __init__(self, *, lpips: bool = False) -> None:
-        self._with_lpips = lpips
+    def __init__(self) -> None:
         self._squares: list[float] = []
         self._similarities: list[float] = []
         self._distances: list[float] = []
@@ -53,7 +55,7 @@ class LikenessMeter:
         """The next frame of both, `(H, W, 3)`, H and W at least 11; raises `InputError` as `ssim`."""
         self._squares.append(_mean_square(a, b))
         self._similarities.append(ssim(a, b))
-        distance = lpips_distance(a[None], b[None]) if self._with_lpips else None
+        distance = lpips_distance(a, b)
         if distance is not None:
             self._distances.append(distance)
 
@@ -62,16 +64,16 @@ class LikenessMeter:
         if not self._squares:
             raise InputError("no frames: nothing to compare")
         lpips = fmean(self._distances) if self._distances else None
-        return Likeness(_psnr_db(fmean(self._squares)), fmean(self._similarities), len(self._squares), lpips)
+        psnr_db = decibels(_PEAK**2, fmean(self._squares))
+        return Likeness(psnr_db, fmean(self._similarities), len(self._squares), lpips)
 
 
-def psnr(a: UInt8Array, b: UInt8Array) -> float:
-    """Peak signal-to-noise ratio in dB of uint8 arrays of one shape; infinite where they are equal.
-
-    Raises:
-        InputError: the shapes differ.
-    """
-    return _psnr_db(_mean_square(a, b))
+def likeness(frames: Iterable[UInt8Array], reference: Iterable[UInt8Array]) -> Likeness:
+    """Compares two clips frame by frame; raises ValueError where their lengths differ, else as `LikenessMeter`."""
+    meter = LikenessMeter()
+    for ours, theirs in zip(frames, reference, strict=True):
+        meter.add(ours, theirs)
+    return meter.result()
 
 
 def ssim(a: UInt8Array, b: UInt8Array) -> float:
@@ -95,28 +97,29 @@ def ssim(a: UInt8Array, b: UInt8Array) -> float:
     return float((alike / most).mean())
 
 
-def likeness(frames: Iterable[UInt8Array], reference: Iterable[UInt8Array]) -> Likeness:
-    """Compares two clips of equal length, frame by frame; each frame is uint8 `(H, W, 3)`, H and W at least 11.
+def lpips_distance(a: UInt8Array, b: UInt8Array) -> float | None:
+    """LPIPS (AlexNet), a learned distance, of two pictures `(H, W, 3)`, 0 for equal ones.
 
-    Raises:
-        InputError: no frames, clips of different lengths, or frames that `ssim` refuses.
+    None where it is not measured: without the package or its weights, and for sides below 64 px.
     """
-    meter = LikenessMeter()
-    for ours, theirs in zip_longest(frames, reference):
-        if ours is None or theirs is None:
-            raise InputError("clips of different lengths: both must have the same number of frames")
-        meter.add(ours, theirs)
-    return meter.result()
+    network = _lpips_network()
+    if network is None or min(a.shape[:2]) < _LPIPS_LEAST_PX:
+        return None
+    import torch
+
+    # (1, 3, H, W) in [−1, 1].
+    x, y = (torch.from_numpy(one.transpose(2, 0, 1)[None] / np.float32(127.5) - np.float32(1)) for one in (a, b))
+    with torch.inference_mode():
+        return float(network(x, y))
 
 
 def pooled(parts: Sequence[Likeness]) -> Likeness:
     """Several clips as one: each frame weighs the same, and PSNR is of the mean power of the difference."""
     frames = sum(part.frames for part in parts)
-    square = sum(part.frames * _PEAK**2 * 10 ** (-part.psnr_db / 10) for part in parts) / frames
-    ssim_sum = sum(part.frames * part.ssim for part in parts)
+    squares = (0 if part.psnr_db is None else part.frames * 10 ** (-part.psnr_db / 10) for part in parts)
     distances = [part.frames * part.lpips for part in parts if part.lpips is not None]
     lpips = sum(distances) / frames if len(distances) == len(parts) else None
-    return Likeness(_psnr_db(square), ssim_sum / frames, frames, lpips)
+    return Likeness(decibels(1, sum(squares) / frames), sum(p.frames * p.ssim for p in parts) / frames, frames, lpips)
 
 
 def decibels(signal: float, noise: float) -> float | None:
@@ -126,14 +129,22 @@ def decibels(signal: float, noise: float) -> float | None:
     return 10 * log10(signal / noise) if signal > 0 else -inf
 
 
-def _psnr_db(mean_square: float) -> float:
-    found = decibels(_PEAK**2, mean_square)
-    return inf if found is None else found
+@cache
+def _lpips_network() -> Any:
+    if any(find_spec(name) is None for name in ("torch", "torchvision", "lpips")):
+        return None
+    import torch
+
+    if not Path(torch.hub.get_dir(), "checkpoints", _LPIPS_BACKBONE).is_file():
+        return None
+    import lpips
+
+    return lpips.LPIPS(net="alex", verbose=False).eval()
 
 
 def _mean_square(a: UInt8Array, b: UInt8Array) -> float:
     _check_shapes(a, b)
-    return float(np.mean((a.astype(np.float64) - b) ** 2))
+    return cv2.norm(a, b, cv2.NORM_L2SQR) / a.size
 
 
 def _check_shapes(a: UInt8Array, b: UInt8Array) -> None:

@@ -2,24 +2,21 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 
-from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.bench.files import plain, write_file
+from latentsync_trt.bench.pictures import Likeness
+from latentsync_trt.errors import InputError
 
 FORMAT = 1
 KIND = "latentsync-trt bench"
 
 CEILING = "matmul"
 """First word of a ceiling row's case."""
-
-Scenario = Literal["graph", "loop", "stage", "end-to-end", "pytorch"]
-SCENARIOS: tuple[Scenario, ...] = ("graph", "loop", "stage", "end-to-end", "pytorch")
-
-Change = Literal["faster", "slower", "within noise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +34,8 @@ class Spread:
         lower, median, upper = np.percentile(times_ms, [5, 50, 95]).tolist()
         return cls(median, lower, upper, len(times_ms))
 
-    def against(self, before: Self) -> Change:
-        """How this differs from `before`; ranges that overlap do not differ."""
+    def against(self, before: Self) -> str:
+        """ "faster" or "slower" than `before`, or "within noise" where the ranges overlap."""
         if self.p95_ms < before.p5_ms:
             return "faster"
         return "slower" if self.p5_ms > before.p95_ms else "within noise"
@@ -81,27 +78,10 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
-    """Likeness of the generated part of `frames` faces to that of `reference`.
+class Quality(Likeness):
+    """Likeness of the generated part of the faces to that of `reference`."""
 
-    `psnr_db`: None where they are equal. `lpips`: None where it was not measured.
-    """
-
-    reference: str
-    psnr_db: float | None
-    ssim: float
-    lpips: float | None
-    frames: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Denoising steps of one kind: how many a run has, and the milliseconds of every timed one."""
-
-    full: bool
-    guided: bool
-    in_a_run: int
-    times_ms: tuple[float, ...]
+    reference: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +90,10 @@ class Row:
 
     `case`: which graph, stage or clip. `provider`, `preset`: None where they make no difference. `frames`: video frames
     of one run, 0 where there are none. `parts_s`: seconds of a run by part; those of an end-to-end run overlap.
-    `start_up_s`: seconds before the first run by part: building and opening. `facts`: further numbers.
+    `start_up_s`: seconds before the first run by part: building and opening.
     """
 
-    scenario: Scenario
+    scenario: str
     case: str
     provider: str | None
     preset: str | None
@@ -125,9 +105,6 @@ class Row:
     quality: Quality | None = None
     parts_s: Mapping[str, float] = field(default_factory=dict)
     start_up_s: Mapping[str, float] = field(default_factory=dict)
-    steps: tuple[StepTimes, ...] = ()
-    engines: tuple[Mapping[str, Any], ...] = ()
-    facts: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -147,13 +124,11 @@ class Row:
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Self:
-        """A row of parsed JSON; raises KeyError, TypeError or ValueError where it is malformed."""
-        if raw["scenario"] not in SCENARIOS:
-            raise ValueError(f"scenario {raw['scenario']}")
-        nested = {"time": Spread, "arithmetic": Arithmetic, "memory": Memory, "quality": Quality}
-        parsed = {name: None if raw[name] is None else kind(**raw[name]) for name, kind in nested.items()}
-        steps = tuple(StepTimes(**{**step, "times_ms": tuple(step["times_ms"])}) for step in raw["steps"])
-        return cls(**{**raw, **parsed, "steps": steps, "engines": tuple(raw["engines"]), "notes": tuple(raw["notes"])})
+        """A row of parsed JSON, fields of other versions left out; KeyError, TypeError or ValueError if malformed."""
+        known = {spec.name: raw[spec.name] for spec in fields(cls)}
+        for name, kind in {"time": Spread, "arithmetic": Arithmetic, "memory": Memory, "quality": Quality}.items():
+            known[name] = None if known[name] is None else kind(**known[name])
+        return cls(**{**known, "notes": tuple(known["notes"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +141,8 @@ class Results:
 
     def write(self, path: Path) -> None:
         """Writes the file, floats with six significant digits; raises `OutputError` if it cannot be written."""
-        content = json.dumps({"kind": KIND, "format": FORMAT, **asdict(self)})
-        rounded = json.loads(content, parse_float=lambda text: float(f"{float(text):.6g}"))
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(rounded, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+        content = plain({"kind": KIND, "format": FORMAT, **asdict(self)})
+        write_file(path, json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def read_results(path: Path) -> Results:

@@ -3,21 +3,19 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from latentsync_trt.bench.measure import MemoryWatch, measure
 from latentsync_trt.bench.options import BenchOptions
-from latentsync_trt.bench.rows import Spread
+from latentsync_trt.bench.rows import Row, Spread
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.config import PresetName, RuntimeOptions, SyncOptions
+from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
 from latentsync_trt.sync.inpaint import Inpainter, make_inpainter
 from latentsync_trt.types import Denoiser, ImageCodec
-
-REFERENCE_PRESET: PresetName = "quality"
-"""The preset that the pictures of the others are compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +44,6 @@ class Setting:
         """Of loops: 1 unless given, so that rows of different machines compare."""
         return self.runtime.windows_per_batch or 1
 
-    @property
-    def reference_name(self) -> str:
-        """What pictures are compared with."""
-        return f"{self.bundle.manifest.name}, preset {REFERENCE_PRESET}, on {self.provider}"
-
     def sync_options(self, preset: str) -> SyncOptions:
         """What `sync --preset` would run with the options that override it; raises `InputError` on a contradiction."""
         return replace(self.sync, preset=preset)  # type: ignore[arg-type]  # checked by `SyncOptions` itself
@@ -59,6 +52,12 @@ class Setting:
         """Runs `run` as often as the scenario asks for: the times, and how many warm-up runs came before."""
         runs, warm_up = self.options.repetitions(scenario)
         return Spread.of(measure(run, runs=runs, warm_up=warm_up)), warm_up
+
+    def row(self, scenario: str, case: str, run: Callable[[], object], watch: MemoryWatch, **fields: Any) -> Row:
+        """Times `run`; a row with its times, the memory that `watch` saw, and `fields`."""
+        time, warm_up = self.time(scenario, run)
+        known = {"provider": self.provider, "preset": None, **fields}
+        return Row(scenario, case, time=time, warm_up=warm_up, memory=watch.peak, **known)
 
     @contextmanager
     def networks(self) -> Iterator[Networks]:
@@ -98,14 +97,11 @@ def settings_for(
     Raises:
         ProviderUnavailable: a named provider does not load.
     """
-    selections: dict[str, Selection] = {}
+    settings: dict[str, Setting] = {}
     for name in options.provider:
-        selection = select_provider(name, runtime.device)
-        for text in selection.notices():
+        chosen = select_provider(name, runtime.device)
+        for text in chosen.notices():
             say(text)
-        selections.setdefault(selection.name, selection)
-    gpus = {name: chosen.gpu for name, chosen in selections.items()}
-    free_bytes = {name: None if gpu is None else free_memory_bytes(gpu.index) for name, gpu in gpus.items()}
-    return [
-        Setting(bundle, chosen, runtime, sync, options, free_bytes[name], say) for name, chosen in selections.items()
-    ]
+        free_bytes = None if chosen.gpu is None else free_memory_bytes(chosen.gpu.index)
+        settings.setdefault(chosen.name, Setting(bundle, chosen, runtime, sync, options, free_bytes, say))
+    return list(settings.values())

@@ -5,6 +5,7 @@ from contextlib import closing
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ def measure_audio_stage(setting: Setting, clip: Clip) -> Row:
             return len(encode_audio(lambda: read_audio_blocks(clip.audio), networks.encode_mel).windows)
 
         frames = encode()
-        return _row(setting, "encode audio", encode, frames, provider=setting.provider)
+        return _row(setting, "encode audio", encode, frames=frames)
 
 
 def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
@@ -78,22 +79,12 @@ def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
     note = f"{clip.name}, {options.encoder}, {usable_cores()} cores"
     for stage, run in stages.items():
         setting.say(f"{stage}: {len(frames)} frames of {clip.name}")
-        yield _row(setting, stage, run, len(frames), notes=(note,))
+        yield _row(setting, stage, run, provider=None, frames=len(frames), notes=(note,))
 
 
-def _row(
-    setting: Setting,
-    stage: str,
-    run: Callable[[], object],
-    frames: int,
-    *,
-    provider: str | None = None,
-    notes: tuple[str, ...] = (),
-) -> Row:
-    """A row for a stage that makes `frames` frames in a run."""
+def _row(setting: Setting, stage: str, run: Callable[[], object], **fields: Any) -> Row:
     with setting.watch() as watch:
-        time, warm_up = setting.time("stage", run)
-    return Row("stage", stage, provider, None, time, warm_up, frames=frames, memory=watch.peak, notes=notes)
+        return setting.row("stage", stage, run, watch, **fields)
 
 
 def _frames_with_faces(clip: Clip, resolution_px: int) -> tuple[list[Frame], list[AlignedFace]]:

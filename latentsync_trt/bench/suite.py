@@ -1,9 +1,8 @@
 """All that a bench measures, in order: every scenario on every provider."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from latentsync_trt.bench.graphs import measure_graphs
@@ -14,49 +13,38 @@ from latentsync_trt.bench.options import BenchOptions
 from latentsync_trt.bench.rows import Results, Row
 from latentsync_trt.bench.setting import Setting, settings_for
 from latentsync_trt.bench.stages import measure_audio_stage, measure_stages
-from latentsync_trt.bench.whole import measure_clips
+from latentsync_trt.bench.whole_clips import measure_clips
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.errors import MissingDependency
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Where progress and rows of a bench go.
-
-    `say`: called with a line about what is being measured. `keep`: called with all rows so far after each one, so that
-    none is lost where a later one fails. `command`: the command line, for the environment.
-    """
-
-    say: Callable[[str], None]
-    keep: Callable[[Results], None]
-    command: Sequence[str] = ()
 
 
 def run_bench(
-    bundle: Bundle, options: BenchOptions, runtime: RuntimeOptions, sync: SyncOptions, *, record: Record
-) -> Results:
-    """Measures what `options` ask for.
+    bundle: Bundle,
+    options: BenchOptions,
+    runtime: RuntimeOptions,
+    sync: SyncOptions,
+    *,
+    say: Callable[[str], None] = lambda _: None,
+    command: Sequence[str] = (),
+) -> Generator[Results, None, None]:
+    """Measures what `options` ask for; yields all rows so far after each one, so that a later failure loses none.
 
     Args:
         sync: options that override every preset, as `--cache-interval` does; its own preset is ignored.
+        say: called with a line about what is being measured. command: the command line, for the environment.
 
     Raises:
-        InputError: a clip or an option cannot be used. ProviderUnavailable: a named provider does not load.
-        MissingDependency: scenario pytorch without PyTorch. Else as `LipSync.sync`.
+        InputError: a clip or an option cannot be used. ProviderUnavailable: a named provider does not load. Else as
+        `LipSync.sync`.
     """
-    missing = [name for name in ("torch", "diffusers", "onnx") if find_spec(name) is None]
-    if "pytorch" in options.scenario and missing:
-        raise MissingDependency(f"scenario pytorch needs {', '.join(missing)}: pip install 'latentsync-trt[export]'")
-    settings = settings_for(bundle, runtime, sync, options, record.say)
+    settings = settings_for(bundle, runtime, sync, options, say)
     for preset in options.preset:
         settings[0].sync_options(preset)  # raises here what would end the bench later
-    results = Results(environment(record.command, [s.selection for s in settings]), bundle_facts(bundle.manifest), ())
+    results = Results(environment(command, [s.selection for s in settings]), bundle_facts(bundle.manifest), ())
     with tempfile.TemporaryDirectory(prefix="latentsync-bench-") as folder:
         for row in _rows(settings, options, Path(folder)):
             results = replace(results, rows=(*results.rows, row))
-            record.keep(results)
-    return results
+            yield results
 
 
 def _rows(settings: Sequence[Setting], options: BenchOptions, folder: Path) -> Iterator[Row]:
@@ -74,11 +62,5 @@ def _rows(settings: Sequence[Setting], options: BenchOptions, folder: Path) -> I
             yield measure_audio_stage(setting, full_hd)
         if clip is not None and "end-to-end" in scenarios:
             yield from measure_clips(setting, clip, folder)
-    # The rest leaves memory behind that would count for what comes after it.
-    if full_hd is not None:
+    if full_hd is not None:  # last, as it leaves memory behind that would count for what comes after it
         yield from measure_stages(settings[0], full_hd, folder)
-    if "pytorch" in scenarios:
-        from latentsync_trt.bench.pytorch import measure_torch
-
-        for setting in {setting.selection.device: setting for setting in settings}.values():
-            yield from measure_torch(setting)

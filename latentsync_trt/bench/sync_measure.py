@@ -5,10 +5,9 @@ is known, else with the loudness of the sound.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
 from latentsync_trt.media.demo_clip import SpokenMouth
 from latentsync_trt.media.reader import read_frames
-from latentsync_trt.types import BoolArray, Float32Array, Progress, ProgressCallback, UInt8Array
+from latentsync_trt.types import BoolArray, Float32Array, Float64Array, Progress, ProgressCallback, UInt8Array
 
 CLOSED_GAP = 0.042
 """Lips closer than this touch. FaceMesh gives 0.02 to 0.041 for lips that do, and 0.043 or more for 19 of 20 gaps of a
@@ -37,7 +36,7 @@ _LEAST_FRAMES = 3
 _LIPS = ((82, 87), (312, 317), (81, 178), (311, 402), (80, 88), (310, 318))
 _EYES = (33, 263)
 
-_SAMPLES_PER_HALF_FRAME = SPEECH_RATE_HZ // (2 * MODEL_FPS)
+_SAMPLES_PER_FRAME = SPEECH_RATE_HZ // MODEL_FPS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,15 +67,11 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How alike two curves are.
-
-    `correlation`: of frames at the same time, in [−1, 1]; 0 where a curve is flat. `lag_frames`: how much later than
-    the other the first curve is where they agree best; `best_correlation`: what they reach there.
-    """
+    """How alike two curves are: the `correlation` of frames at the same time, in [−1, 1], 0 where a curve is flat; and
+    `lag_frames`, how much later than the other the first curve is where they agree best."""
 
     correlation: float
     lag_frames: int
-    best_correlation: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +79,13 @@ class SyncScore:
     """How well the lips of a clip follow the speech.
 
     `known`: compared with the mouth that belongs to the speech, else with its loudness. `opening`: correlation at
-    lag 0; `lag_frames`: how late the lips are where they agree best, `best`: the correlation there. `closures`: share
-    of m, b, p shown shut, NaN where they are not known; `silence`: share of silent frames shown shut, NaN without any.
+    lag 0; `lag_frames`: how late the lips are where they agree best. `closures`: share of m, b, p shown shut, NaN where
+    they are not known; `silence`: share of silent frames shown shut, NaN without any.
     """
 
     known: bool
     opening: float
-    lag_frames: float
-    best: float
+    lag_frames: int
     closures: float
     silence: float
 
@@ -99,7 +93,7 @@ class SyncScore:
         """One line for the terminal."""
         parts = [
             f"opening follows {'the spoken mouth' if self.known else 'loudness'} at r = {self.opening:.2f}",
-            f"best {self.lag_frames:g} frames late: {self.best:.2f}",
+            f"{self.lag_frames} frames late",
             *([] if math.isnan(self.closures) else [f"m, b, p shown shut: {self.closures:.0%}"]),
             *([] if math.isnan(self.silence) else [f"shut in silence: {self.silence:.0%}"]),
         ]
@@ -109,7 +103,7 @@ class SyncScore:
 def measure_clip(
     video: Path, audio: Path, mouth: SpokenMouth | None = None, *, on_progress: ProgressCallback | None = None
 ) -> Curves:
-    """The lips of `video` beside the speech in `audio`; holds one frame and one block of samples at a time.
+    """The lips of `video` beside the speech in `audio`; holds one frame at a time.
 
     Args:
         mouth: what belongs to the audio, where known. on_progress: called after every frame.
@@ -117,8 +111,8 @@ def measure_clip(
     Raises:
         MediaError, InputError: a file cannot be read.
     """
-    level_db = loudness(read_audio_blocks(audio))
     frames = (frame.rgb for frame in read_frames(video, rgb_only=True))
+    level_db = loudness(read_audio_blocks(audio))
     return joined(mouth_gaps(_reporting(frames, len(level_db), on_progress)), level_db, mouth)
 
 
@@ -140,19 +134,9 @@ def score(curves: Curves) -> SyncScore:
         known=curves.mouth is not None,
         opening=found.correlation,
         lag_frames=found.lag_frames,
-        best=found.best_correlation,
         closures=closure_recall(curves.gaps, curves.mouth.shut) if curves.mouth else math.nan,
         silence=closed_rate(curves.gaps, curves.silent),
     )
-
-
-def mean_score(scores: Sequence[SyncScore]) -> SyncScore:
-    """The mean of several clips, each weighing the same; NaN where no clip has the number."""
-    means = []
-    for values in zip(*(astuple(one)[1:] for one in scores), strict=True):
-        known = [value for value in values if not math.isnan(value)]
-        means.append(fmean(known) if known else math.nan)
-    return SyncScore(all(one.known for one in scores), *means)
 
 
 def mouth_gaps(frames: Iterable[UInt8Array], detector: MediaPipeDetector | None = None) -> Float32Array:
@@ -179,18 +163,23 @@ def agreement(measured: Float32Array, target: Float32Array, most_lag_frames: int
     if measured.shape != target.shape or measured.ndim != 1:
         raise InputError(f"curves of shapes {measured.shape} and {target.shape}: their lengths must be equal")
     reach = min(most_lag_frames, max(len(measured) - 1, 0))
-    lags = range(-reach, reach + 1)
-    found = {lag: _correlation(*_shifted(measured, target, lag)) for lag in lags}
-    if found[0] is None:
+    padded = np.pad(measured.astype(np.float64), reach, constant_values=math.nan)
+    found = {lag: _correlation(padded[reach + lag :][: len(target)], target) for lag in range(-reach, reach + 1)}
+    if math.isnan(found[0]):
         raise InputError(f"{len(measured)} frames, of which too few show a face: nothing to compare")
-    best = max((lag for lag in lags if found[lag] is not None), key=lambda lag: (found[lag] or 0.0, -abs(lag)))
-    return Agreement(found[0], best, found[best] or 0.0)
+    best = max((lag for lag in found if not math.isnan(found[lag])), key=lambda lag: (found[lag], -abs(lag)))
+    return Agreement(found[0], best)
+
+
+def runs_of_true(values: BoolArray) -> list[tuple[int, int]]:
+    """First and past-the-last index of each run of True in `values (n,)`."""
+    edges = np.flatnonzero(np.diff(values.astype(np.int8), prepend=0, append=0)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def closure_recall(gaps: Float32Array, shut: BoolArray) -> float:
     """Share of the times that the lips must touch (runs of True in `shut (n,)`) in which they do; NaN without any."""
-    edges = np.flatnonzero(np.diff(shut.astype(np.int8), prepend=0, append=0))
-    closed = [bool((gaps[start:end] < CLOSED_GAP).any()) for start, end in edges.reshape(-1, 2)]
+    closed = [bool((gaps[start:end] < CLOSED_GAP).any()) for start, end in runs_of_true(shut)]
     return float(np.mean(closed)) if closed else math.nan
 
 
@@ -207,23 +196,14 @@ def loudness(blocks: Iterable[Float32Array]) -> Float32Array:
     """The loudness of each frame's 40 ms, centered on it, in dB below the loudest frame, float32 `(n,)`, at least −100.
 
     Args:
-        blocks: float32 `(samples,)` each, mono at `SPEECH_RATE_HZ`, one after the other.
+        blocks: float32 `(samples,)` each, at least one, mono at `SPEECH_RATE_HZ`, one after the other.
     """
-    powers, rest = list[np.ndarray](), np.zeros(0, np.float32)
-    for block in blocks:
-        samples = np.concatenate([rest, block])
-        whole = len(samples) - len(samples) % _SAMPLES_PER_HALF_FRAME
-        halves = samples[:whole].astype(np.float64).reshape(-1, _SAMPLES_PER_HALF_FRAME)
-        powers.append(np.square(halves).mean(axis=1))
-        rest = samples[whole:]
-    if len(rest):
-        powers.append(np.square(rest, dtype=np.float64).mean(keepdims=True))
-    # Frame i lies between the halves 2i − 1 and 2i.
-    halves = np.concatenate(powers or [np.zeros(0)])
-    count = math.ceil(len(halves) / 2)
-    power = np.concatenate([halves[:1], halves])[: 2 * count].reshape(count, 2).mean(axis=1)
-    peak = float(power.max(initial=0.0)) or 1.0
-    return np.asarray(10 * np.log10(np.maximum(power / peak, 1e-10)), np.float32)
+    power = np.square(np.concatenate([*blocks]))
+    count, half = math.ceil(len(power) / _SAMPLES_PER_FRAME), _SAMPLES_PER_FRAME // 2
+    frames = np.pad(power, half, "symmetric")[: count * _SAMPLES_PER_FRAME].reshape(count, _SAMPLES_PER_FRAME)
+    means = frames.mean(axis=1, dtype=np.float64)
+    peak = float(means.max()) or 1.0
+    return np.asarray(10 * np.log10(np.maximum(means / peak, 1e-10)), np.float32)
 
 
 def silences(level_db: Float32Array, margin_frames: int = 3) -> BoolArray:
@@ -250,19 +230,10 @@ def _reporting(frames: Iterable[UInt8Array], total: int, on_progress: ProgressCa
             on_progress(Progress("measuring", done, total))
 
 
-def _shifted(measured: Float32Array, target: Float32Array, lag: int) -> tuple[Float32Array, Float32Array]:
-    """The frames of both that belong together if `measured` is `lag` frames late."""
-    if lag >= 0:
-        return measured[lag:], target[: len(target) - lag]
-    return measured[:lag], target[-lag:]
-
-
-def _correlation(a: Float32Array, b: Float32Array) -> float | None:
-    """None where fewer than three frames are known; 0 where a curve is flat."""
+def _correlation(a: Float64Array, b: Float32Array) -> float:
+    """NaN where fewer than three frames are known; 0 where a curve is flat."""
     known = ~(np.isnan(a) | np.isnan(b))
     if known.sum() < _LEAST_FRAMES:
-        return None
-    x, y = (curve[known].astype(np.float64) for curve in (a, b))
-    if not (np.ptp(x) and np.ptp(y)):
-        return 0.0
-    return float(np.corrcoef(x, y)[0, 1])
+        return math.nan
+    x, y = a[known], b[known].astype(np.float64)
+    return float(np.corrcoef(x, y)[0, 1]) if np.ptp(x) and np.ptp(y) else 0.0

@@ -7,7 +7,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from latentsync_trt.bench.rows import Memory, Quality, Results, Row, Spread
+from latentsync_trt.bench.pictures import Likeness
+from latentsync_trt.bench.rows import Memory, Results, Row, Spread
 
 ROW_HEADS = ("what", "scenario", "median", "p5–p95 ms", "runs", "rate", "quality", "memory")
 
@@ -45,13 +46,13 @@ def rate(row: Row) -> str:
     return "" if row.frames_per_s is None else f"{number(row.frames_per_s)} frames/s"
 
 
-def quality(found: Quality | None) -> str:
+def likeness(found: Likeness | None) -> str:
     """PSNR and SSIM, and LPIPS if it was measured."""
     if found is None:
         return ""
     psnr = "equal" if found.psnr_db is None else f"{found.psnr_db:.1f} dB"
     lpips = "" if found.lpips is None else f", LPIPS {found.lpips:.3f}"
-    return f"{psnr}, SSIM {found.ssim:.3f}{lpips}"
+    return f"{psnr}, SSIM {found.ssim:.4f}{lpips}"
 
 
 def memory(found: Memory | None) -> str:
@@ -64,16 +65,9 @@ def memory(found: Memory | None) -> str:
 
 def row_cells(row: Row) -> tuple[str, ...]:
     """A row under `ROW_HEADS`."""
-    return (
-        title(row),
-        row.scenario,
-        milliseconds(row.time.median_ms),
-        spread(row.time),
-        f"{row.time.runs} after {row.warm_up}",
-        rate(row),
-        quality(row.quality),
-        memory(row.memory),
-    )
+    time, runs = row.time, f"{row.time.runs} after {row.warm_up}"
+    cells = milliseconds(time.median_ms), spread(time), runs, rate(row), likeness(row.quality), memory(row.memory)
+    return title(row), row.scenario, *cells
 
 
 def show_rows(results: Results) -> None:

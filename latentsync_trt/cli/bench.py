@@ -1,9 +1,9 @@
 """`latentsync-trt bench`: speed, memory, and likeness to the best quality; and what changed between two runs."""
 
+import re
 import sys
 from datetime import datetime
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
@@ -41,25 +41,30 @@ _NOT_FOR_BENCH = ("build", "profile", "preset", "lossless", "length", "extend")
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
 def command(bundle: str | None, out: Path, diff: tuple[Path, Path] | None, quiet: bool, **fields: Any) -> None:
     """Measure a bundle: graphs, loop, stages, whole clips; time, arithmetic, memory and quality."""
-    if diff is not None:
-        _compare(*diff)
-        return
+    from latentsync_trt.bench.changes import find_changes, show_changes
+    from latentsync_trt.bench.files import make_folder
     from latentsync_trt.bench.report import write_report
-    from latentsync_trt.bench.suite import Record, run_bench
+    from latentsync_trt.bench.rows import read_results
+    from latentsync_trt.bench.suite import run_bench
     from latentsync_trt.bench.table import show_rows
     from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.bundle.manifest import Bundle
     from latentsync_trt.cli.show import say
 
+    if diff is not None:
+        before, after = diff
+        show_changes(find_changes(read_results(before), read_results(after)), before.name, after.name)
+        return
     options, runtime = build(BenchOptions, fields), build(RuntimeOptions, fields)
     sync = build(SyncOptions, {name: value for name, value in fields.items() if name != "preset"})
     folder, why = find_bundle(bundle)
-    _check_writable(out.parent if _is_file(out) else out)
+    make_folder(out.parent if _is_file(out) else out)
     notice = (lambda _: None) if quiet else say
     notice(f"bundle {folder.name} ({why})")
-    record = Record(notice, lambda results: results.write(_rows_file(out, results)), ["latentsync-trt", *sys.argv[1:]])
-    results = run_bench(Bundle.load(folder), options, runtime, sync, record=record)
-    rows = _rows_file(out, results)
+    words = ["latentsync-trt", *sys.argv[1:]]
+    for results in run_bench(Bundle.load(folder), options, runtime, sync, say=notice, command=words):
+        rows = _rows_file(out, results)
+        results.write(rows)
     report = rows.with_suffix(".html")
     write_report(results, report)
     if not quiet:
@@ -74,29 +79,10 @@ def _is_file(out: Path) -> bool:
 
 def _rows_file(out: Path, results: "Results") -> Path:
     """For example "bench-cuda-nvidia-h100-80gb-hbm3-1.6-512-fp16-20261121-120000.json" in the folder `out`."""
-    from latentsync_trt.bench.machine import slug
-
     if _is_file(out):
         return out
-    providers = results.environment["providers"]
-    machine = results.environment.get("gpu", results.environment["cpu"])
-    measured_at = datetime.fromisoformat(results.environment["measured_at"])
-    return out / f"{slug(f'bench {providers} {machine} {results.bundle.name} {measured_at:%Y%m%d-%H%M%S}')}.json"
-
-
-def _check_writable(folder: Path) -> None:
-    """Makes `folder` if need be; raises `OutputError` if no file can be made in it."""
-    from latentsync_trt.errors import OutputError
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=folder).close()  # permissions alone do not show it
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be written ({error.strerror})") from error
-
-
-def _compare(before: Path, after: Path) -> None:
-    from latentsync_trt.bench.compare import compare, show_comparison
-    from latentsync_trt.bench.rows import read_results
-
-    show_comparison(compare(read_results(before), read_results(after)), before.name, after.name)
+    facts = results.environment
+    machine = facts.get("gpu", facts["cpu"])
+    measured_at = datetime.fromisoformat(facts["measured_at"])
+    name = f"bench {facts['providers']} {machine} {results.bundle.name} {measured_at:%Y%m%d-%H%M%S}"
+    return out / f"{re.sub(r'[^a-z0-9.]+', '-', name.lower()).strip('-')}.json"

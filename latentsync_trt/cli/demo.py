@@ -27,10 +27,10 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
     Writes source.mp4, out.mp4, side_by_side.png (source, masked, result) and sync.png (speech and mouth over time) to
     the folder, and prints how well the lips follow.
     """
+    from latentsync_trt.bench.files import make_folder
     from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.cli.show import Notices, progress_bar, show_report
     from latentsync_trt.config import SyncOptions
-    from latentsync_trt.errors import OutputError
     from latentsync_trt.media.audio import audio_duration_s
     from latentsync_trt.media.demo_clip import SENTENCE, SPEECH, camera_frames
     from latentsync_trt.media.writer import write_pictures
@@ -39,10 +39,7 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
     folder, _ = find_bundle(bundle)
     speech = audio or SPEECH
     duration_s = audio_duration_s(speech)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{out}: cannot be created ({error.strerror})") from error
+    make_folder(out)
     source = video or out / SOURCE
     if video is None:
         write_pictures(source, camera_frames(duration_s))
@@ -68,7 +65,8 @@ def look_at(
     Raises:
         InputError: too few frames show a face. OutputError: a picture cannot be written.
     """
-    from latentsync_trt.bench.clip_figures import face_grid, save_png, sync_figure
+    from latentsync_trt.bench.clip_figures import face_grid, png, sync_figure
+    from latentsync_trt.bench.files import write_file
     from latentsync_trt.bench.moments import SHOWN_PX, choose_moments, face_views, masked
     from latentsync_trt.bench.sync_measure import measure_clip, score
     from latentsync_trt.bundle.manifest import read_manifest
@@ -78,18 +76,18 @@ def look_at(
     mouth = spoken_mouth() if audio is None else None
     curves = measure_clip(out / RESULT, audio or SPEECH, mouth, on_progress=on_progress)
     found = score(curves)
-    save_png(sync_figure({"measured in the result": curves}, f"Lips: {found}"), out / PLOT)
+    write_file(out / PLOT, png(sync_figure({"measured in the result": curves}, f"Lips: {found}")))
     resolution_px = read_manifest(bundle).resolution_px
     clips = (
         read_frames(source, rgb_only=True, frame_count=len(curves), extend="loop"),
         read_frames(out / RESULT, rgb_only=True),
     )
-    moments = {moment.index: moment for moment in choose_moments(curves)}
+    moments = choose_moments(curves)
     views = enumerate(face_views([(frame.rgb for frame in clip) for clip in clips], SHOWN_PX))
     columns = {
         moments[index]: (faces[0], masked(faces[0], resolution_px), faces[1])
         for index, faces in views
         if faces is not None and index in moments
     }
-    save_png(face_grid(("source", "masked", "result"), columns), out / PICTURE)
+    write_file(out / PICTURE, png(face_grid(("source", "masked", "result"), columns)))
     return found

@@ -21,7 +21,7 @@ from latentsync_trt.face.tracker import AligningTracker
 from latentsync_trt.types import UInt8Array
 from scripts.train_demo.atlas import Atlas, Levels, draw_atlas
 from scripts.train_demo.mouth import MouthPose
-from scripts.train_demo.scene import Scene, PortraitRenderer, draw_scene, pose_at
+from scripts.train_demo.scene import PortraitRenderer, Scene, draw_scene, pose_at
 from scripts.train_demo.speech import Speech
 
 _INDEX, _MOUTHS = "clips.npz", "mouths.npy"

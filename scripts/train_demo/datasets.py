@@ -63,31 +63,32 @@ class SpeechDataset:
     def mels(self, frames: NDArray[np.int64], generator: np.random.Generator | None) -> Tensor:
         """The audio encoder's input `(B, 80, 3000)` for frames `(B, 750)`; augmented if a generator is given."""
         index = to_device(frames, self.device)
-        known = (index >= 0).repeat_interleave(MEL_PER_FRAME, 1)
+        valid = (index >= 0).repeat_interleave(MEL_PER_FRAME, 1)
         columns = index.clamp_min(0)[..., None] * MEL_PER_FRAME + torch.arange(MEL_PER_FRAME, device=self.device)
         power = self._power[:, columns.flatten(1)].transpose(0, 1).float() / STEPS_PER_DECADE + LOWEST
         if generator is not None:
             power = _augmented(power, generator)
-        peak = power.masked_fill(~known[:, None], LOWEST).amax((1, 2), keepdim=True)
+        peak = power.masked_fill(~valid[:, None], LOWEST).amax((1, 2), keepdim=True)
         mel = (torch.maximum(power, peak - RANGE_DECADES) + 4) / 4
-        return mel * known[:, None]
+        return mel * valid[:, None]
 
 
 def _augmented(power: Tensor, generator: np.random.Generator) -> Tensor:
     """Random gain, equalization and additive noise on log10 mel power `(B, 80, n)`."""
     count, bands, columns = power.shape
-    place = np.linspace(0, _EQUALIZER_POINTS - 1, bands)
+    position = np.linspace(0, _EQUALIZER_POINTS - 1, bands)
 
     def curves(spread: float) -> NDArray[np.float64]:
         knots = generator.normal(0, spread, (count, _EQUALIZER_POINTS))
-        return np.stack([np.interp(place, np.arange(_EQUALIZER_POINTS), row) for row in knots])
+        return np.stack([np.interp(position, np.arange(_EQUALIZER_POINTS), row) for row in knots])
 
     color = curves(_EQUALIZER_DECADES) + generator.uniform(*_GAIN_DECADES, (count, 1))
     shifted = power + to_device(color.astype(np.float32), power.device)[..., None]
     below = generator.uniform(*_NOISE_BELOW_DECADES, (count, 1))
     below = np.where(generator.random((count, 1)) < _NOISY_SHARE, below, 12.0)
     level = (
-        shifted.amax((1, 2), keepdim=True) + to_device((curves(0.6) - below).astype(np.float32), power.device)[..., None]
+        shifted.amax((1, 2), keepdim=True)
+        + to_device((curves(0.6) - below).astype(np.float32), power.device)[..., None]
     )
     noise = level + _RIPPLE_DECADES * normal(generator, (1, bands, columns), power.device)
     return torch.logaddexp(shifted * np.log(10), noise * np.log(10)).clamp_min(LOWEST * np.log(10)) / np.log(10)
@@ -96,9 +97,13 @@ def _augmented(power: Tensor, generator: np.random.Generator) -> Tensor:
 class AudioFeatures:
     """The audio encoder's features of all recordings."""
 
-    def __init__(self, speech_data: SpeechDataset, whisper: WhisperEncoder, generator: np.random.Generator | None) -> None:
+    def __init__(
+        self, speech_data: SpeechDataset, whisper: WhisperEncoder, generator: np.random.Generator | None
+    ) -> None:
         """With a generator, recordings are shuffled and augmented before encoding."""
-        order = np.arange(len(speech_data.speech)) if generator is None else generator.permutation(len(speech_data.speech))
+        order = (
+            np.arange(len(speech_data.speech)) if generator is None else generator.permutation(len(speech_data.speech))
+        )
         segments, self._first = speech_data.concatenated(order)
         parts = []
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""How well a bundle follows sentences, voices, a language and camera paths that nothing was trained on."""
+"""Evaluates a bundle on held-out sentences, voices, a language and camera paths."""
 
 import json
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ _MOUTH_ROWS, _MOUTH_COLUMNS = slice(54, 102), slice(28, 100)
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One sentence.
+    """The scores of one sentence.
 
-    `opening`: correlation of the measured gap with the mouth that belongs to the speech, at lag 0; `lag_frames`: where
-    it is best; `wrong`: with another sentence's mouth; `closures`: share of m, b, p shown shut; `silence`: share of
-    silent frames shown shut; `ssim`: of the mouth to what the studio draws; `still`: change from frame to frame beside
-    the mouth, over the source's.
+    `opening`: correlation of the measured gap with the mouth that belongs to the speech, at lag 0; `lag_frames`: the
+    lag of the highest correlation; `wrong`: correlation with another sentence's mouth; `closures`: share of m, b, p
+    shown shut; `silence`: share of silent frames shown shut; `ssim`: of the mouth against the rendered target;
+    `still`: change from frame to frame beside the mouth, relative to the source's.
     """
 
     sentence: str
@@ -46,30 +46,30 @@ class Score:
 def evaluate(
     bundle: Path, folder: Path, options: SyncOptions, provider: str = "cpu", count: int | None = None
 ) -> list[Score]:
-    """Dubs a still portrait with every held-out sentence, or `count` of them, and measures; clips stay in `folder`."""
+    """Dubs the portrait with every held-out sentence, or `count` of them; writes clips and scores to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     renderer, detector = PortraitRenderer(), MediaPipeDetector()
     scores = []
     with LipSync.from_bundle(bundle, provider) as lip_sync:
         for case in held_out_cases(count):
             inputs = write_inputs(case, renderer, folder)
-            made = dub(lip_sync, inputs, folder / f"{case.number}-out.mkv", options, len(case))
-            scores.append(_score(case, made, renderer, detector))
+            dubbed = dub(lip_sync, inputs, folder / f"{case.number}-out.mkv", options, len(case))
+            scores.append(_score(case, dubbed, renderer, detector))
     (folder / "scores.json").write_text(json.dumps([asdict(score) for score in scores], indent=2, ensure_ascii=False))
     return scores
 
 
 def mean_scores(scores: Sequence[Score]) -> dict[str, float]:
-    """Means over all sentences, NaN left out."""
+    """Means over all sentences, ignoring NaN."""
     names = ("opening", "lag_frames", "wrong", "closures", "silence", "ssim", "still")
     return {name: round(float(np.nanmean([getattr(score, name) for score in scores])), 4) for name in names}
 
 
-def _score(case: Case, made: UInt8Array, renderer: PortraitRenderer, detector: MediaPipeDetector) -> Score:
-    found, wrong = lip_scores(made, case, detector)
+def _score(case: Case, dubbed: UInt8Array, renderer: PortraitRenderer, detector: MediaPipeDetector) -> Score:
+    found, wrong = lip_scores(dubbed, case, detector)
     source = list(renderer.frames(case.scene, None, len(case)))
     target = renderer.frames(case.scene, case.recording.track, len(case))
-    faces = aligned_faces(source, [source, made, target], _ALIGNED_PX, detector)
+    faces = aligned_faces(source, [source, dubbed, target], _ALIGNED_PX, detector)
     mouths = faces[:, :, _MOUTH_ROWS, _MOUTH_COLUMNS]
     return Score(
         sentence=case.text,
@@ -85,11 +85,11 @@ def _score(case: Case, made: UInt8Array, renderer: PortraitRenderer, detector: M
     )
 
 
-def _stillness(source: UInt8Array, made: UInt8Array) -> float:
-    """Mean change from frame to frame where the face is generated but nothing speaks, over the source's."""
+def _stillness(source: UInt8Array, dubbed: UInt8Array) -> float:
+    """Mean change from frame to frame in the generated part of the face beside the mouth, relative to the source's."""
     where: BoolArray = mouth_mask(_ALIGNED_PX) < 0.5
     where = where.copy()
     where[_MOUTH_ROWS, _MOUTH_COLUMNS] = False
     where[_MOUTH_ROWS.stop :] = False
-    before, after = (np.abs(np.diff(clip.astype(np.float32), axis=0))[:, where].mean() for clip in (source, made))
+    before, after = (np.abs(np.diff(clip.astype(np.float32), axis=0))[:, where].mean() for clip in (source, dubbed))
     return float(after / before)

@@ -1,4 +1,4 @@
-"""Sentences, voices, a language and camera paths that nothing was trained on, as clips; and how lips follow them."""
+"""Held-out cases: sentences, voices, a language and camera paths that were not trained on; and their measurement."""
 
 import wave
 from collections.abc import Iterable, Iterator
@@ -19,19 +19,19 @@ from latentsync_trt.sync.api import LipSync
 from latentsync_trt.types import Float32Array, UInt8Array
 from scripts.train_demo.espeak import Speaker, Voice
 from scripts.train_demo.recordings import HELD_OUT_VARIANTS, Recording, say
-from scripts.train_demo.scene import Scene, PortraitRenderer, draw_scene
+from scripts.train_demo.scene import PortraitRenderer, Scene, draw_scene
 from scripts.train_demo.texts import HELD_OUT
 from scripts.train_demo.visemes import MouthTrack
 
 _SCENE_SEED = 1_000_003
-"""Far from the seeds of the clips that are trained on."""
+"""Differs from the seeds of all training clips."""
 
 _PAUSE_S = 0.6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """A sentence, who says it, before which camera; `other`: the mouth of another sentence, to tell it from."""
+    """A sentence with its voice and scene; `other`: the mouth of another sentence, as a negative control."""
 
     number: int
     text: str
@@ -41,7 +41,7 @@ class Case:
 
     @property
     def voice(self) -> str:
-        """espeak-ng's name of it."""
+        """espeak-ng's name of the voice."""
         return f"{self.recording.voice.language}+{self.recording.voice.variant}"
 
     def __len__(self) -> int:
@@ -49,9 +49,9 @@ class Case:
 
 
 def held_out_cases(count: int | None = None) -> list[Case]:
-    """All held-out sentences, or `count` of them, languages in turn; the same ones in every fresh process."""
+    """All held-out sentences, or `count` of them with alternating languages; reproducible in a new process."""
     speaker = Speaker()
-    # All are spoken, whatever is taken: espeak-ng's samples depend on what it said before.
+    # Always all sentences: espeak-ng's samples depend on what it spoke before.
     spoken = [(text, say(speaker, text, voice, pause_s=_PAUSE_S)) for text, voice in _sentences()]
     cases = [
         Case(number, text, recording, spoken[(number + 1) % len(spoken)][1].track, _scene(number))
@@ -62,7 +62,7 @@ def held_out_cases(count: int | None = None) -> list[Case]:
 
 
 def write_inputs(case: Case, renderer: PortraitRenderer, folder: Path) -> tuple[Path, Path]:
-    """Writes what is to be dubbed, a face with a still mouth, and the speech; returns both paths."""
+    """Writes the video, a face with a still mouth, and the speech; returns both paths."""
     video, audio = folder / f"{case.number}-source.mkv", folder / f"{case.number}.wav"
     write_pictures(video, renderer.frames(case.scene, None, len(case)), lossless=True)
     _write_sound(audio, case.recording.samples)
@@ -75,12 +75,12 @@ def dub(lip_sync: LipSync, inputs: tuple[Path, Path], out: Path, options: SyncOp
     return np.stack([frame.rgb for frame in read_frames(out, rgb_only=True)])[:frames]
 
 
-def lip_scores(made: Iterable[UInt8Array], case: Case, detector: MediaPipeDetector) -> tuple[SyncScore, float]:
-    """How the lips of a dubbed case follow, and their correlation with another sentence's mouth."""
+def lip_scores(frames: Iterable[UInt8Array], case: Case, detector: MediaPipeDetector) -> tuple[SyncScore, float]:
+    """How well the lips of a dubbed case follow its speech, and their correlation with another sentence's mouth."""
     track = case.recording.track
-    gaps = mouth_gaps(made, detector)
+    gaps = mouth_gaps(frames, detector)
     mouth = SpokenMouth(track.opening, track.shut, track.silent)
-    # Only where both speak: all sentences begin and end in silence, which alone makes any two alike.
+    # Only where both speak: all sentences begin and end in silence, which correlates any two of them.
     common = min(len(track), len(case.other))
     both = ~(track.silent[:common] | case.other.silent[:common])
     wrong = agreement(gaps[:common][both], case.other.opening[:common][both]).correlation
@@ -90,15 +90,15 @@ def lip_scores(made: Iterable[UInt8Array], case: Case, detector: MediaPipeDetect
 def aligned_faces(
     source: Iterable[UInt8Array], clips: list[Iterable[UInt8Array]], side_px: int, detector: MediaPipeDetector
 ) -> UInt8Array:
-    """The faces of several clips, cut out where the source's face is: `(clips, n, side_px, side_px, 3)`.
+    """The faces of several clips, cropped at the source's face: `(clips, n, side_px, side_px, 3)`.
 
     Raises:
-        ValueError: a frame of the source shows no face.
+        ValueError: no face was found in a frame of the source.
     """
     rows = []
     for index, faces in enumerate(face_views([source, *clips], side_px, detector)):
         if faces is None:
-            raise ValueError(f"frame {index} of a filmed clip shows no face")
+            raise ValueError(f"no face found in frame {index} of the source")
         rows.append(np.stack(faces[1:]))
     return np.stack(rows, axis=1)
 

@@ -111,7 +111,9 @@ class ImageMouthPredictor(nn.Module):
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(nn.GroupNorm(4, b) for b in widths[1:])
         self.out = nn.Sequential(
-            nn.Linear(_POOLED_ROWS * _POOLED_COLUMNS * 4 * width, 4 * width), nn.SiLU(), nn.Linear(4 * width, TRACK_VALUES)
+            nn.Linear(_POOLED_ROWS * _POOLED_COLUMNS * 4 * width, 4 * width),
+            nn.SiLU(),
+            nn.Linear(4 * width, TRACK_VALUES),
         )
 
     def forward(self, image: Tensor) -> Tensor:

@@ -157,7 +157,7 @@ def _with_echo(generator: np.random.Generator, sound: Float32Array) -> Float32Ar
 def _equalized(generator: np.random.Generator, sound: Float32Array, spread_db: float) -> Float32Array:
     """Applies a smooth random zero-phase filter."""
     size = 1 << (len(sound) - 1).bit_length()
-    place = np.linspace(0, 1, size // 2 + 1) ** 0.5 * (_EQUALIZER_POINTS - 1)
-    gain_db = np.interp(place, np.arange(_EQUALIZER_POINTS), generator.normal(0, spread_db / 2, _EQUALIZER_POINTS))
+    position = np.linspace(0, 1, size // 2 + 1) ** 0.5 * (_EQUALIZER_POINTS - 1)
+    gain_db = np.interp(position, np.arange(_EQUALIZER_POINTS), generator.normal(0, spread_db / 2, _EQUALIZER_POINTS))
     filtered = np.fft.irfft(np.fft.rfft(sound, size) * 10 ** (gain_db / 20), size)
     return filtered[: len(sound)].astype(np.float32)

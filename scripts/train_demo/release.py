@@ -14,7 +14,7 @@ from scripts.train_demo.networks import WINDOW_FRAMES, CheckpointFiles
 NAME = "demo"
 LIMITS = (
     "a small model trained on synthetic speech and one animated portrait: "
-    "it shows that lips follow speech, and is not made for other faces"
+    "it shows that lips follow speech, and is not bundle for other faces"
 )
 
 Precision = Literal["fp32", "fp16"]
@@ -42,11 +42,11 @@ def release(checkpoints: Path, out: Path, resolution_px: int, precision: Precisi
             precision=precision,
             cuda_form=False,  # its kernels do not support groups of three channels
         )
-        made = export_bundle(options, lambda stage, done: print(f"{100 * done:3.0f} % {stage}", flush=True))
-        manifest = read_manifest(made)
-        (made / MANIFEST_NAME).unlink()
-        write_manifest(made, replace(manifest, name=NAME, model=NAME, notes=(*manifest.notes, LIMITS)))
+        bundle = export_bundle(options, lambda stage, done: print(f"{100 * done:3.0f} % {stage}", flush=True))
+        manifest = read_manifest(bundle)
+        (bundle / MANIFEST_NAME).unlink()
+        write_manifest(bundle, replace(manifest, name=NAME, model=NAME, notes=(*manifest.notes, LIMITS)))
         if out.exists():
             shutil.rmtree(out)
-        made.rename(out)
+        bundle.rename(out)
     return out

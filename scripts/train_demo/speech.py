@@ -45,9 +45,9 @@ class Speech:
 
     def mouth(self, index: int) -> MouthTrack:
         """The mouth of recording `index`."""
-        place = slice(self.starts[index], self.starts[index + 1])
-        columns = self.track[place].T
-        return MouthTrack(columns[0], columns[1], columns[2], self.shut[place], self.silent[place])
+        frames = slice(self.starts[index], self.starts[index + 1])
+        columns = self.track[frames].T
+        return MouthTrack(columns[0], columns[1], columns[2], self.shut[frames], self.silent[frames])
 
     def mel(self, index: int) -> Float32Array:
         """The audio encoder's input for recording `index`, float32 `(80, 4·frames)`."""

@@ -28,7 +28,13 @@ class AudioStage(nn.Module):
     at once, before the predictor has learned which of its tokens belong to its frame.
     """
 
-    def __init__(self, whisper: WhisperEncoder, predictor: AudioMouthPredictor, speech_data: SpeechDataset, context: TrainingContext) -> None:
+    def __init__(
+        self,
+        whisper: WhisperEncoder,
+        predictor: AudioMouthPredictor,
+        speech_data: SpeechDataset,
+        context: TrainingContext,
+    ) -> None:
         super().__init__()
         self.whisper, self.predictor = whisper, predictor
         self.position_head = nn.Linear(whisper.config.width, TRACK_VALUES + 2)

@@ -38,10 +38,10 @@ class VaeStage(nn.Module):
         images = self._drawn(generator, batch)
         latent = (batch, 4, images.shape[2] // 8, images.shape[3] // 8)
         noise = normal(generator, latent, images.device)
-        made, divergence = self.vae(images, noise)
-        made = made.float()
-        level = ((made - images).abs() * self._weight).mean()
-        edges = (_edges(made) - _edges(images)).abs().mean()
+        reconstructed, divergence = self.vae(images, noise)
+        reconstructed = reconstructed.float()
+        level = ((reconstructed - images).abs() * self._weight).mean()
+        edges = (_edges(reconstructed) - _edges(images)).abs().mean()
         loss = level + _EDGE_WEIGHT * edges + _DIVERGENCE_WEIGHT * divergence.float()
         return {"loss": loss, "level": level, "edges": edges, "divergence": divergence}
 
@@ -64,7 +64,14 @@ class VaeStage(nn.Module):
 class ImageMouthStage(nn.Module):
     """Trains the mouth predictor on faces, half of them reconstructed by the autoencoder."""
 
-    def __init__(self, mouth_predictor: ImageMouthPredictor, vae: Vae, faces: FaceDataset, speech_data: SpeechDataset, context: TrainingContext) -> None:
+    def __init__(
+        self,
+        mouth_predictor: ImageMouthPredictor,
+        vae: Vae,
+        faces: FaceDataset,
+        speech_data: SpeechDataset,
+        context: TrainingContext,
+    ) -> None:
         super().__init__()
         self.mouth_predictor = mouth_predictor
         self._vae, self._faces, self._speech_data, self._context = [vae], faces, speech_data, context

@@ -1,8 +1,8 @@
-"""The U-Net learns to paint mouths: noise prediction on latents, then pixels and lips on decoded pictures.
+"""Trains the U-Net: noise prediction on latents, then also losses on decoded images and their lips.
 
-The picture to learn is a take with the mouth of its speech. What the network is shown of it is what a user's video
-would show: the masked picture and the reference come from the source, whose mouth says something else. Some references
-are other frames of the spoken take, as LatentSync draws them. Were they the picture itself, the network would copy.
+The target is a take with the mouth of its speech. Masked image and reference come from the source, as from a user's
+video, where the mouth says something else. Some references are other frames of the target take, as in LatentSync. With
+the target itself as the reference, the network would copy it.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from latentsync_trt.diffusion.scheduler import TRAINING_STEPS, alphas_cumprod
 from latentsync_trt.face.mask import latent_mask, mouth_mask
-from scripts.train_demo.datasets import FaceDataset, AudioFeatures, SpeechDataset, as_images
+from scripts.train_demo.datasets import AudioFeatures, FaceDataset, SpeechDataset, as_images
 from scripts.train_demo.loop import Losses, TrainingContext, normal, to_device
 from scripts.train_demo.networks import TRACK_VALUES, WINDOW_FRAMES, ImageMouthPredictor, TrainedUNet, mouth_errors
 from scripts.train_demo.stage_faces import mouth_region
@@ -75,7 +75,9 @@ class _Prediction:
 class LatentDataset:
     """Scaled latents: `spoken (t, n, 4, h, w)` of all takes, `source` and `masked` `(c, n, 4, h, w)` of all scenes."""
 
-    def __init__(self, vae: Vae, faces: FaceDataset, speech_data: SpeechDataset, scale: float, context: TrainingContext) -> None:
+    def __init__(
+        self, vae: Vae, faces: FaceDataset, speech_data: SpeechDataset, scale: float, context: TrainingContext
+    ) -> None:
         self.faces, self.speech_data, self.scale = faces, speech_data, scale
         mask = torch.from_numpy(mouth_mask(faces.spoken.shape[2]).copy()).to(faces.device)
 
@@ -84,8 +86,8 @@ class LatentDataset:
 
         with torch.no_grad(), context.autocast():
             self.spoken = torch.stack([latents(as_images(take)) for take in faces.spoken])
-            self.source = torch.stack([latents(as_images(given)) for given in faces.source])
-            self.masked = torch.stack([latents(as_images(given) * mask) for given in faces.source])
+            self.source = torch.stack([latents(as_images(source)) for source in faces.source])
+            self.masked = torch.stack([latents(as_images(source) * mask) for source in faces.source])
 
     def draw(self, generator: np.random.Generator, batch: int, features: AudioFeatures) -> Batch:
         """A random batch of windows."""
@@ -152,10 +154,10 @@ def accelerated(
 
 
 class UNetStage(nn.Module):
-    """Noise prediction on latents; `tuned` adds the decoded pictures and the lips seen in them.
+    """Noise prediction on latents; `tuning_losses` adds losses on decoded images and their lips.
 
-    The mouth is also asked of the state that enters the U-Net's last layer: where noise hides it, only the sound can
-    tell, so that the network listens long before its noise prediction would make it.
+    A linear head also predicts the mouth from the state before the U-Net's last layer. Where noise hides the mouth,
+    only the audio determines it, so the network learns to use the audio early.
     """
 
     def __init__(self, unet: TrainedUNet, latents: LatentDataset, context: TrainingContext) -> None:
@@ -182,38 +184,40 @@ class UNetStage(nn.Module):
         error, signal = predicted.error, predicted.signal
         ratio = signal / (1 - signal)
         weight = ratio.clamp(_LEAST_SIGNAL, _MOST_SIGNAL) / ratio
-        painted = (error.mean((1, 2, 3), keepdim=True) * weight).mean()
-        told = mouth_errors(step_made.told, drawn.said, self._value_weights)
-        told = (told * _HEARD(drawn) * (1 - signal).flatten()).mean()
-        return {"loss": painted + _MOUTH_HEAD_WEIGHT * told, "noise": error.mean(), "told": told}
+        denoising = (error.mean((1, 2, 3), keepdim=True) * weight).mean()
+        mouth = mouth_errors(predicted.mouths, drawn.mouths, self._value_weights)
+        mouth = (mouth * _is_conditional(drawn) * (1 - signal).flatten()).mean()
+        return {"loss": denoising + _MOUTH_HEAD_WEIGHT * mouth, "noise": error.mean(), "mouth_head": mouth}
 
-    def tuned(self, step: int, batch: int, features: AudioFeatures, vae: Vae, mouth_predictor: ImageMouthPredictor) -> Losses:
-        """The same, and how far pictures, their changes and their lips lie from the truth."""
+    def tuning_losses(
+        self, step: int, batch: int, features: AudioFeatures, vae: Vae, mouth_predictor: ImageMouthPredictor
+    ) -> Losses:
+        """Errors of the predicted noise, and of the decoded images, their changes over time and their lips."""
         generator = self._context.generator("tune", step)
         drawn = self._latents.draw(generator, batch, features)
-        step_made = self._predicted(drawn, generator.integers(0, _TUNE_STEPS, batch), generator)
-        error, sure = step_made.error, step_made.signal.flatten().clamp_min(0.02)
-        made = vae.decode(step_made.clean / self._latents.scale).float()
-        take, frames = to_device(drawn.take, made.device)[:, None], to_device(drawn.frames, made.device)
-        truth = as_images(self._latents.faces.spoken[take, frames])
-        where = (1 - self._kept) * (1 + _MOUTH_WEIGHT * self._region)
-        off = (made - truth) * where
-        pixels = (off.abs().mean((1, 2, 3)) * sure).mean()
-        turns = off.reshape(batch, WINDOW_FRAMES, *off.shape[1:]).diff(dim=1).abs().mean((2, 3, 4))
-        motion = (turns.mean(1) * sure.reshape(batch, WINDOW_FRAMES)[:, 0]).mean()
-        mouths = mouth_errors(mouth_predictor(made).float(), drawn.said, self._value_weights)
-        seen = (mouths * sure * _HEARD(drawn)).mean()
-        loss = error.mean() + _PIXEL_WEIGHT * pixels + _LIPS_WEIGHT * seen + _MOTION_WEIGHT * motion
-        return {"loss": loss, "noise": error.mean(), "pixels": pixels, "seen": seen, "motion": motion}
+        predicted = self._predict(drawn, generator.integers(0, _TUNE_STEPS, batch), generator)
+        error, confidence = predicted.error, predicted.signal.flatten().clamp_min(0.02)
+        images = vae.decode(predicted.clean / self._latents.scale).float()
+        take, frames = to_device(drawn.take, images.device)[:, None], to_device(drawn.frames, images.device)
+        target = as_images(self._latents.faces.spoken[take, frames])
+        weight = (1 - self._kept) * (1 + _MOUTH_WEIGHT * self._region)
+        difference = (images - target) * weight
+        pixels = (difference.abs().mean((1, 2, 3)) * confidence).mean()
+        changes = difference.reshape(batch, WINDOW_FRAMES, *difference.shape[1:]).diff(dim=1).abs().mean((2, 3, 4))
+        motion = (changes.mean(1) * confidence.reshape(batch, WINDOW_FRAMES)[:, 0]).mean()
+        mouths = mouth_errors(mouth_predictor(images).float(), drawn.mouths, self._value_weights)
+        lips = (mouths * confidence * _is_conditional(drawn)).mean()
+        loss = error.mean() + _PIXEL_WEIGHT * pixels + _LIPS_WEIGHT * lips + _MOTION_WEIGHT * motion
+        return {"loss": loss, "noise": error.mean(), "pixels": pixels, "lips": lips, "motion": motion}
 
-    def _predicted(self, batch: Batch, timestep: NDArray[np.int64], generator: np.random.Generator) -> "_Prediction":
-        first = generator.random(len(batch.take)) < _FIRST_SHARE
+    def _predict(self, batch: Batch, timestep: NDArray[np.int64], generator: np.random.Generator) -> _Prediction:
+        first = generator.random(len(batch.take)) < _FIRST_STEP_SHARE
         level = to_device(np.where(first, TRAINING_STEPS - 1, timestep), batch.target.device)
         signal = self._signal[level].repeat_interleave(WINDOW_FRAMES)[:, None, None, None]
-        alone, own = self._noises(batch, generator)
-        at_start = to_device(first, batch.target.device).repeat_interleave(WINDOW_FRAMES)[:, None, None, None]
-        mixed = (1 - _OWN_NOISE**2) ** 0.5 * alone + _OWN_NOISE * own
-        noisy = torch.where(at_start, alone, signal.sqrt() * batch.target + (1 - signal).sqrt() * mixed)
+        shared, per_frame = self._noises(batch, generator)
+        at_first = to_device(first, batch.target.device).repeat_interleave(WINDOW_FRAMES)[:, None, None, None]
+        mixed = (1 - _FRAME_NOISE**2) ** 0.5 * shared + _FRAME_NOISE * per_frame
+        noisy = torch.where(at_first, shared, signal.sqrt() * batch.target + (1 - signal).sqrt() * mixed)
         noise = (noisy - signal.sqrt() * batch.target) / (1 - signal).sqrt()
         mask = self._latent_mask.expand(len(noisy), 1, -1, -1)
         sample = torch.cat([noisy, mask, batch.masked, batch.reference], 1)

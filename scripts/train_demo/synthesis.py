@@ -19,8 +19,9 @@ def synthesize(seeds: range, split: Split, processes: int) -> Speech:
     Every recording has a process of its own, since espeak-ng's output depends on what it spoke before.
     """
     with fresh_processes(processes) as pool:
-        made = [(*quantized(made.samples), made.track) for made in pool.imap(partial(_record, split), seeds)]
-    powers, peaks, tracks = zip(*made, strict=True)
+        recordings = pool.imap(partial(record_seed, split), seeds)
+        parts = [(*quantized(recording.samples), recording.track) for recording in recordings]
+    powers, peaks, tracks = zip(*parts, strict=True)
     return Speech(
         np.concatenate(powers, axis=1),
         np.array(peaks, np.float32),
@@ -38,7 +39,7 @@ def quantized(samples: Float32Array) -> tuple[UInt8Array, float]:
     return np.clip(steps, 0, 255).astype(np.uint8), float(log_power.max())
 
 
-def _record(split: Split, seed: int) -> Recording:
+def record_seed(split: Split, seed: int) -> Recording:
     return record(Speaker(seed), seed, split)
 
 

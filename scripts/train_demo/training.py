@@ -1,5 +1,6 @@
 """Runs all stages of training in order."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,13 +9,12 @@ from pathlib import Path
 import torch
 
 from latentsync_trt.export.whisper import WhisperEncoder
-from scripts.train_demo.precompile import start_precompile
-from scripts.train_demo.datasets import FaceDataset, AudioFeatures, SpeechDataset
-from scripts.train_demo.clips import Clips, RenderPlan, render_clips, load_clips, plan_clips
+from scripts.train_demo.clips import Clips, RenderPlan, load_clips, plan_clips, render_clips
+from scripts.train_demo.datasets import AudioFeatures, FaceDataset, SpeechDataset
 from scripts.train_demo.loop import Losses, TrainingContext, run_stage
 from scripts.train_demo.networks import (
-    CheckpointFiles,
     AudioMouthPredictor,
+    CheckpointFiles,
     ImageMouthPredictor,
     TrainedUNet,
     initialize,
@@ -23,6 +23,7 @@ from scripts.train_demo.networks import (
     make_whisper,
     save_checkpoints,
 )
+from scripts.train_demo.precompile import start_precompile
 from scripts.train_demo.sampling import ValidationSet, save_preview, validate
 from scripts.train_demo.settings import Settings
 from scripts.train_demo.speech import Speech
@@ -96,3 +97,106 @@ def train(data: TrainingData, settings: Settings, context: TrainingContext) -> C
     save = partial(save_checkpoints, context.folder / "checkpoints", unet, whisper, vae, scale)
     _train_unet(unet, latents, _RefreshedFeatures(speech, whisper, context), validation, settings, context, save)
     return save(step=settings.unet.steps + settings.tune.steps)
+
+
+def _train_audio(
+    speech: SpeechDataset, held_out: SpeechDataset, settings: Settings, context: TrainingContext
+) -> tuple[WhisperEncoder, AudioFeatures]:
+    """The audio encoder, and its features of the held-out speech."""
+    whisper = make_whisper(settings.sizes, settings.seed).to(context.device)
+    predictor = AudioMouthPredictor(settings.sizes.whisper.width)
+    initialize(predictor, settings.seed + 1)
+    torch.manual_seed(settings.seed)
+    stage = AudioStage(whisper, predictor, speech, context).to(context.device)
+    run_stage("audio", stage, partial(stage.losses, batch=settings.audio.batch), settings.audio, context)
+    features = AudioFeatures(held_out, whisper, None)
+    context.log(stage="audio", held_out=audio_mouth_scores(predictor, features, held_out.speech))
+    return whisper, features
+
+
+def _train_vae(faces: FaceDataset, settings: Settings, context: TrainingContext) -> tuple[Vae, float]:
+    """The autoencoder, and the scaling factor that gives its latents a standard deviation of 1."""
+    vae = make_vae(settings.sizes, settings.seed + 2).to(context.device)
+    stage = VaeStage(vae, faces, context)
+    run_stage("vae", stage, partial(stage.losses, batch=settings.vae.batch), settings.vae, context)
+    scale = 1 / latent_spread(vae, faces, context.generator("latent_spread", 0))
+    context.log(stage="vae", scaling_factor=scale)
+    return vae, scale
+
+
+def _train_mouth_predictor(
+    vae: Vae, faces: FaceDataset, speech: SpeechDataset, settings: Settings, context: TrainingContext
+) -> ImageMouthPredictor:
+    torch.manual_seed(settings.seed)
+    mouth_predictor = ImageMouthPredictor().to(context.device)
+    stage = ImageMouthStage(mouth_predictor, vae, faces, speech, context)
+    run_stage("mouth", stage, partial(stage.losses, batch=settings.mouth.batch), settings.mouth, context)
+    return mouth_predictor
+
+
+class _RefreshedFeatures:
+    """Audio features of the training speech, computed again at an interval with other augmentation."""
+
+    def __init__(self, speech: SpeechDataset, whisper: WhisperEncoder, context: TrainingContext) -> None:
+        self._speech, self._whisper, self._context = speech, whisper, context
+        self._number, self._features = -1, None
+
+    def at(self, step: int) -> AudioFeatures:
+        """The features for a step; the same after an interruption."""
+        number = step // _REFRESH_FEATURES_STEPS
+        if self._features is None or number != self._number:
+            generator = self._context.generator("features", number)
+            self._features = AudioFeatures(self._speech, self._whisper, generator)
+            self._number = number
+        return self._features
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Validation:
+    """Validates on takes that were not trained on, and on some that were."""
+
+    held_out: ValidationSet
+    trained_on: ValidationSet
+    vae: Vae
+    mouth_predictor: ImageMouthPredictor
+
+    def log(self, stage: str, unet: TrainedUNet, context: TrainingContext) -> None:
+        """Logs scores and saves previews."""
+        for name, validation_set in (("held_out", self.held_out), ("trained_on", self.trained_on)):
+            report, images = validate(unet, self.vae, self.mouth_predictor, validation_set)
+            context.log(stage=stage, **{name: {key: round(value, 4) for key, value in report.items()}})
+            save_preview(context, f"{stage}-{name}", images)
+
+
+def _train_unet(
+    unet: TrainedUNet,
+    latents: LatentDataset,
+    features: _RefreshedFeatures,
+    validation: _Validation,
+    settings: Settings,
+    context: TrainingContext,
+    save: Callable[..., CheckpointFiles],
+) -> None:
+    """Both stages of the U-Net; checkpoints are also saved between them."""
+    stage = UNetStage(unet, latents, context).to(context.device)
+    held_out, batch = validation.held_out, settings.unet.batch
+
+    def losses(step: int) -> Losses:
+        if step % _VALIDATE_EVERY_STEPS == 0:
+            # With gradients, as in training: without them another graph would have to be compiled.
+            values = stage.losses(step, batch, held_out.features, held_out.latents)
+            context.log(stage="unet", step=step, held_out={name: float(loss.detach()) for name, loss in values.items()})
+        return stage.losses(step, batch, features.at(step))
+
+    run_stage("unet", stage, losses, settings.unet, context)
+    save(step=settings.unet.steps)
+    validation.log("unet", unet, context)
+    unet.requires_grad_(True)
+    tuning = UNetStage(unet, latents, replace(context, compiled=False)).to(context.device)
+
+    def tuning_losses(step: int) -> Losses:
+        vae, mouth_predictor = validation.vae, validation.mouth_predictor
+        return tuning.tuning_losses(step, settings.tune.batch, features.at(step), vae, mouth_predictor)
+
+    run_stage("tune", tuning, tuning_losses, settings.tune, context)
+    validation.log("tune", unet, context)

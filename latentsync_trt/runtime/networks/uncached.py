@@ -50,8 +50,8 @@ Observe = Callable[[ObservedTensor, int, Float32Array, Float32Array], None]
 
 
 class ObservingDenoiser(GraphDenoiser):
-    """A denoiser over observed graphs, each opened when first needed; those of guided and of unguided loops are not open
-    at the same time.
+    """A denoiser over observed graphs, each opened when first needed. Those of guided and of unguided loops are not
+    open at the same time.
 
     Args:
         graphs: observed step graphs by name. selection: CPU or CUDA. report: takes the statistics.

@@ -38,3 +38,7 @@ class BoundRun:
         self._binding.synchronize_inputs()
         self._session.run_bound(self._binding)
         self._binding.synchronize_outputs()
+
+    def outputs(self) -> tuple[Array, ...]:
+        """The outputs of the last run, copied to the host."""
+        return tuple(self._binding.copy_outputs_to_cpu())

@@ -1,13 +1,14 @@
-"""The order of a comparison: A dubs every clip, then B does, then both results are measured."""
+"""The order of a comparison: A dubs the clip, then B does, then both results are measured."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from latentsync_trt.bench.compare.clip import Pair, check_speech, measure
+from latentsync_trt.bench.compare.results import Comparison, Lips, Side
 from latentsync_trt.bench.machine import bundle_facts, environment, without_paths
-from latentsync_trt.bench.quality.clip import Pair, Subject, measure
-from latentsync_trt.bench.quality.results import ClipQuality, Comparison, Side
+from latentsync_trt.bench.material import Clip
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.media.writer import TEMPORARY_PREFIX
@@ -27,7 +28,7 @@ LEAST_MOVED = 0.01
 class Plan:
     """How bundles are compared, where the report goes, and who follows the progress.
 
-    `report`: pictures and videos are written beside it. `sync`: how clips are dubbed; always lossless. `say`: takes a
+    `report`: picture and video are written beside it. `sync`: how the clip is dubbed; always lossless. `say`: takes a
     sentence; `on_progress`: called after every frame. `command`: the command line, for the report.
     """
 
@@ -46,85 +47,59 @@ class Plan:
             return None
         return lambda progress: report(replace(progress, stage=f"{part}: {progress.stage}"))
 
-    def report_of(self, number: int, clips: int) -> Path:
-        """What a clip's files are named after: the report, with a number where there are several clips."""
-        return self.report if clips == 1 else self.report.with_stem(f"{self.report.stem}-{number + 1}")
 
-
-def compare_bundles(a: Bundle, b: Bundle, subjects: Sequence[Subject], plan: Plan) -> Comparison:
-    """Dubs every clip with both bundles and compares what comes out.
+def compare_bundles(a: Bundle, b: Bundle, clip: Clip, plan: Plan) -> Comparison:
+    """Dubs the clip with both bundles and compares the results.
 
     Raises:
-        InputError: a clip cannot be used. ProviderUnavailable: a named provider does not load. Else as `LipSync.sync`
+        InputError: the clip cannot be used. ProviderUnavailable: a named provider does not load. Else as `LipSync.sync`
         and `measure`.
     """
-    for subject in subjects:
-        subject.check()
-    names = _names(a, b)
+    check_speech(clip.audio)
+    names = a.manifest.name, b.manifest.name
+    if names[0] == names[1]:
+        names = a.folder.resolve().name, b.folder.resolve().name
     side_px = max(LEAST_SIDE_PX, a.manifest.resolution_px, b.manifest.resolution_px)
     with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=plan.report.parent) as folder:
-        ours, theirs = (_dub(letter, side, subjects, plan, Path(folder)) for letter, side in (("A", a), ("B", b)))
-        clips = tuple(
-            measure(
-                Pair(ours.videos[number], theirs.videos[number], names, side_px),
-                subject,
-                plan.report_of(number, len(subjects)),
-                extend=plan.sync.extend,
-                on_progress=plan.progress_of("measure"),
-            )
-            for number, subject in enumerate(subjects)
-        )
+        ours, theirs = (_dub(letter, side, clip, plan, Path(folder)) for letter, side in (("A", a), ("B", b)))
+        pair = Pair(ours.video, theirs.video, names, side_px)
+        found = measure(pair, clip, plan.report, extend=plan.sync.extend, on_progress=plan.progress_of("measure"))
     selections = ours.selection, theirs.selection
-    notes = (
-        *_differences(a, b, selections),
-        *_still_lips(clips),
-        *dict.fromkeys((*ours.notices, *theirs.notices)),
-    )
-    facts = environment(plan.command, selections)
-    return Comparison(facts, _side(a, names[0]), _side(b, names[1]), _settings(plan.sync), clips, notes)
+    notes = *_differences(a, b, selections), *_still_lips(found.lips), *dict.fromkeys((*ours.notices, *theirs.notices))
+    sides = _side(a, names[0]), _side(b, names[1])
+    return Comparison(environment(plan.command, selections), *sides, _settings(plan.sync), found, notes)
 
 
-def compare_videos(a: Path, b: Path, subject: Subject, plan: Plan) -> Comparison:
+def compare_videos(a: Path, b: Path, clip: Clip, plan: Plan) -> Comparison:
     """Compares two finished results of one clip, without any network but the face detector's.
 
     Raises:
         InputError: the clip cannot be used. Else as `measure`.
     """
-    subject.check()
+    check_speech(clip.audio)
     pair = Pair(a, b, (a.stem, b.stem), LEAST_SIDE_PX)
-    clips = (measure(pair, subject, plan.report, on_progress=plan.progress_of("measure")),)
-    notes = (*_still_lips(clips), "finished videos: what their encoders lost is part of the difference")
-    return Comparison(environment(plan.command, ()), Side(a.name), Side(b.name), "finished videos", clips, notes)
+    found = measure(pair, clip, plan.report, on_progress=plan.progress_of("measure"))
+    notes = *_still_lips(found.lips), "finished videos: what their encoders lost is part of the difference"
+    return Comparison(environment(plan.command, ()), Side(a.name), Side(b.name), "finished videos", found, notes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Dubbed:
-    """What one bundle made: a lossless video for each clip."""
+    """What one bundle made: a lossless video."""
 
-    videos: tuple[Path, ...]
+    video: Path
     selection: Selection
     notices: tuple[str, ...]
 
 
-def _dub(letter: str, bundle: Bundle, subjects: Sequence[Subject], plan: Plan, folder: Path) -> _Dubbed:
+def _dub(letter: str, bundle: Bundle, clip: Clip, plan: Plan, folder: Path) -> _Dubbed:
     plan.say(f"{letter}: {bundle.manifest.name}")
-    sync = replace(plan.sync, lossless=True)
+    video, sync = folder / f"{letter}.mkv", replace(plan.sync, lossless=True)
     selection = select_provider(plan.provider, plan.runtime.device)
     networks = Networks(bundle, selection, plan.runtime, may_pass_over=plan.provider == "auto", on_notice=plan.say)
-    videos, notices = list[Path](), list[str]()
     with LipSync(networks) as lip_sync:
-        for number, subject in enumerate(subjects):
-            videos.append(folder / f"{letter}-{number}.mkv")
-            report = lip_sync.sync(subject.video, subject.audio, videos[-1], sync, on_progress=plan.progress_of(letter))
-            notices += map(without_paths, report.notices)
-        return _Dubbed(tuple(videos), networks.selection, tuple(notices))
-
-
-def _names(a: Bundle, b: Bundle) -> tuple[str, str]:
-    """Of the manifests; of the folders where those are the same."""
-    if a.manifest.name != b.manifest.name:
-        return a.manifest.name, b.manifest.name
-    return a.folder.resolve().name, b.folder.resolve().name
+        report = lip_sync.sync(clip.video, clip.audio, video, sync, on_progress=plan.progress_of(letter))
+        return _Dubbed(video, networks.selection, tuple(map(without_paths, report.notices)))
 
 
 def _side(bundle: Bundle, name: str) -> Side:
@@ -156,8 +131,6 @@ def _differences(a: Bundle, b: Bundle, selections: Sequence[Selection]) -> Itera
         )
 
 
-def _still_lips(clips: Sequence[ClipQuality]) -> Iterator[str]:
-    for clip in clips:
-        if clip.lips.moved_a < LEAST_MOVED:
-            moved = f"{clip.lips.moved_a:.4f}"
-            yield f"{clip.name}: A's lips hardly move ({moved}), so how lips follow the speech says little"
+def _still_lips(lips: Lips) -> Iterator[str]:
+    if lips.moved_a < LEAST_MOVED:
+        yield f"A's lips hardly move ({lips.moved_a:.4f}), so how lips follow the speech says little"

@@ -1,23 +1,23 @@
-"""One clip of a comparison: what is known of it before a run, and what both results of it show."""
+"""The clip of a comparison: what is known of it before a run, and what both results of it show."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from latentsync_trt.bench.clip_figures import face_grid, save_png, title_bar
-from latentsync_trt.bench.material import generated_part
-from latentsync_trt.bench.moments import SHOWN_PX, Faces, Moment, choose_moments, face_views, shown
+from latentsync_trt.bench.clip_figures import face_grid, png, title_bar
+from latentsync_trt.bench.compare.results import Area, ClipResults, Flicker, Lips
+from latentsync_trt.bench.files import write_file
+from latentsync_trt.bench.material import Clip, generated_part
+from latentsync_trt.bench.moments import SHOWN_PX, Faces, choose_moments, face_views, shown
 from latentsync_trt.bench.pictures import Likeness, LikenessMeter
-from latentsync_trt.bench.quality.results import Area, ClipQuality, Flicker, Lips
 from latentsync_trt.bench.sync_measure import Curves, agreement, joined, measure_clip, score
 from latentsync_trt.config import Extend
-from latentsync_trt.errors import InputError, MediaError
+from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import read_audio_blocks
-from latentsync_trt.media.demo_clip import SpokenMouth
-from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.quantize.clips import SILENCE_DBFS, silent_share
 from latentsync_trt.types import Float32Array, ProgressCallback, UInt8Array
@@ -36,55 +36,13 @@ _FLICKER_GAIN = 6.0
 _TITLE_CHARACTERS = 18
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Subject:
-    """A clip, the speech that it is dubbed with, and the mouth that belongs to that speech, where it is known."""
-
-    video: Path
-    audio: Path
-    mouth: SpokenMouth | None = None
-
-    @property
-    def name(self) -> str:
-        """What the report calls it."""
-        return self.video.name
-
-    def check(self) -> None:
-        """Finds what makes the clip useless before anything is run.
-
-        Raises:
-            MediaError: the video or the sound cannot be read. InputError: the sound is silent.
-        """
-        probe(self.video)
-        try:
-            silent = silent_share(read_audio_blocks(self.audio))
-        except MediaError as error:
-            if self.audio != self.video:
-                raise
-            raise MediaError(f"{error}; name the speech with --audio") from error
-        if silent == 1.0:
-            raise InputError(
-                f"{self.audio}: silent (never above {SILENCE_DBFS:.0f} dB of full scale): lips have nothing to follow; "
-                "give speech with --audio"
-            )
-
-
-def read_mouth(path: Path) -> SpokenMouth:
-    """The mouth of a recording, from CSV: a header, then for each frame (25 a second) opening (0 = shut to about 1),
-    whether the lips must touch (0 or 1), whether nothing is said (0 or 1).
-
-    Raises:
-        InputError: it cannot be read, or holds something else.
-    """
-    try:
-        rows = np.array(
-            [line.split(",") for line in path.read_text(encoding="utf-8").splitlines()[1:]], np.float32, ndmin=2
+def check_speech(audio: Path) -> None:
+    """Raises `InputError` if the recording is silent, `MediaError` if it cannot be read."""
+    if silent_share(read_audio_blocks(audio)) == 1.0:
+        raise InputError(
+            f"{audio}: silent (never above {SILENCE_DBFS:.0f} dB of full scale): lips have nothing to follow; "
+            "give speech with --audio"
         )
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as the mouth of a recording ({error})") from error
-    if rows.shape[1] != 3 or not np.isfinite(rows).all():
-        raise InputError(f"{path}: a line for each frame is needed, with opening, shut and silent as numbers")
-    return SpokenMouth(rows[:, 0], rows[:, 1] > 0, rows[:, 2] > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +56,8 @@ class Pair:
 
 
 def measure(
-    pair: Pair,
-    subject: Subject,
-    report: Path,
-    *,
-    extend: Extend = "loop",
-    on_progress: ProgressCallback | None = None,
-) -> ClipQuality:
+    pair: Pair, clip: Clip, report: Path, *, extend: Extend = "loop", on_progress: ProgressCallback | None = None
+) -> ClipResults:
     """Measures both results, and writes the picture and the video that show them.
 
     Args:
@@ -114,19 +67,18 @@ def measure(
         InputError: too few frames show a face, or pictures differ in size. OutputError: a file cannot be written.
         MediaError: one cannot be read.
     """
-    a, b = (measure_clip(video, subject.audio, subject.mouth, on_progress=on_progress) for video in (pair.a, pair.b))
+    a, b = (measure_clip(video, clip.audio, clip.mouth, on_progress=on_progress) for video in (pair.a, pair.b))
     a, b = joined(a.gaps[: len(b)], a.level_db, a.mouth), joined(b.gaps[: len(a)], b.level_db, b.mouth)
-    lips = compare_lips(a, b, subject.name)
-    titles = ("source", *(f"{letter}: {_short(name)}" for letter, name in zip("AB", pair.names, strict=True)))
-    titles += (f"difference x {GAIN}",)
+    lips = compare_lips(a, b, clip.video.name)
+    titles = ("source", f"A: {_short(pair.names[0])}", f"B: {_short(pair.names[1])}", f"difference x {GAIN}")
     picture, video = report.with_suffix(".png"), report.with_suffix(".mp4")
     meter = FaceMeter(pair.side_px)
-    kept = dict[Moment, tuple[UInt8Array, ...]]()
-    frames = _side_by_side(_views(pair, subject.video, len(a), extend), titles, meter, choose_moments(a), kept)
-    write_pictures(video, frames, audio=subject.audio)
-    save_png(face_grid(titles, kept), picture)
-    return ClipQuality(
-        name=subject.name,
+    kept = dict[str, Sequence[UInt8Array]]()
+    frames = _side_by_side(_views(pair, clip.video, len(a), extend), titles, meter, choose_moments(a), kept)
+    write_pictures(video, frames, audio=clip.audio)
+    write_file(picture, png(face_grid(titles, kept)))
+    return ClipResults(
+        name=clip.video.name,
         frames=len(a),
         frames_with_face=meter.frames,
         areas=meter.areas(),
@@ -193,7 +145,7 @@ class FaceMeter:
 
     def __init__(self, side_px: int) -> None:
         self._parts = parts_of(side_px)
-        self._areas = {area: LikenessMeter(lpips=True) for area in self._parts}
+        self._areas = {area: LikenessMeter() for area in self._parts}
         self._flicker = {name: FlickerMeter() for name in ("source", "a", "b", "difference")}
         self.frames = 0
 
@@ -241,27 +193,24 @@ def _views(pair: Pair, source: Path, frames: int, extend: Extend) -> Iterator[Fa
     return face_views([(frame.rgb for frame in clip) for clip in clips], pair.side_px)
 
 
-def _cells(faces: Faces) -> tuple[UInt8Array, ...]:
-    source, a, b = map(shown, faces)
-    return source, a, b, difference(a, b)
-
-
 def _side_by_side(
     views: Iterable[Faces | None],
     titles: tuple[str, ...],
     meter: FaceMeter,
-    moments: Iterable[Moment],
-    kept: dict[Moment, tuple[UInt8Array, ...]],
+    moments: Mapping[int, str],
+    kept: dict[str, Sequence[UInt8Array]],
 ) -> Iterator[UInt8Array]:
     """The frames of the video; on the way `meter` is fed, and the pictures of the `moments` go into `kept`."""
-    by_index = {moment.index: moment for moment in moments}
     bar = title_bar(titles)
     gray: UInt8Array = np.full((SHOWN_PX, SHOWN_PX, 3), 127, np.uint8)
     for index, faces in enumerate(views):
         meter.add(faces)
-        cells = (gray,) * len(titles) if faces is None else _cells(faces)
-        if index in by_index and faces is not None:
-            kept[by_index[index]] = cells
+        cells = [gray] * len(titles)
+        if faces is not None:
+            source, a, b = map(shown, faces)
+            cells = [source, a, b, difference(a, b)]
+            if index in moments:
+                kept[moments[index]] = cells
         yield np.vstack([bar, np.hstack(cells)])
 
 

@@ -1,7 +1,7 @@
 """Scenario "end-to-end": a clip from file to file, as `sync` does it, for each preset."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -27,30 +27,18 @@ def _measure(setting: Setting, clip: Clip, preset: str, target: Path) -> Row:
     reports: list[SyncReport] = []
     with setting.watch() as watch:
         start_s = perf_counter()
-        networks = Networks(setting.bundle, setting.selection, setting.runtime, on_notice=setting.say)
-        with LipSync(networks) as lip_sync:
-            opened_s = perf_counter()
+        with LipSync(Networks(setting.bundle, setting.selection, setting.runtime, on_notice=setting.say)) as lip_sync:
             lip_sync.warm_up(options)
-            ready_s = perf_counter()
+            start_up_s = {"build, open, first runs": perf_counter() - start_s}
 
             def sync() -> None:
-                reports.append(lip_sync.sync(clip.video, clip.audio, target, options))
+                reports[:] = [lip_sync.sync(clip.video, clip.audio, target, options)]
 
-            time, warm_up = setting.time("end-to-end", sync)
-            memory = watch.peak
-    last = reports[-1]
-    return Row(
-        "end-to-end",
-        clip.name,
-        setting.provider,
-        preset,
-        time,
-        warm_up,
+            row = setting.row("end-to-end", clip.name, sync, watch, preset=preset, start_up_s=start_up_s)
+    (last,) = reports
+    return replace(
+        row,
         frames=last.frames,
-        memory=memory,
         parts_s={stage.stage: stage.busy_s for stage in last.stages},
-        start_up_s={"check bundle": opened_s - start_s, "build, open, first runs": ready_s - opened_s},
-        engines=tuple(asdict(engine) for engine in last.engines),
-        facts={"frames_with_face": float(last.frames_with_face), "windows": float(last.windows)},
         notes=tuple(map(without_paths, last.notices)),
     )

@@ -1,4 +1,4 @@
-"""What changed from one run of the bench to another: `bench --diff`."""
+"""What changed from one run of the bench to another: `bench --compare`."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ _DIFFERS_ALWAYS = ("measured_at", "command")
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Changes:
     """Rows of both runs, rows of only one, and what else differs: name, before, after ("none" where it is missing)."""
 
     pairs: tuple[tuple[Row, Row], ...]
@@ -18,7 +18,7 @@ class Comparison:
     differences: tuple[tuple[str, str, str], ...]
 
 
-def compare(before: Results, after: Results) -> Comparison:
+def find_changes(before: Results, after: Results) -> Changes:
     """Puts rows of the same scenario, case, provider and preset side by side."""
     ours, theirs = ({row.key: row for row in results.rows} for results in (before, after))
     pairs = tuple((row, theirs[key]) for key, row in ours.items() if key in theirs)
@@ -30,7 +30,7 @@ def compare(before: Results, after: Results) -> Comparison:
         for row, other in pairs
         if row.is_ceiling and other.time.against(row.time) != "within noise"
     ]
-    return Comparison(
+    return Changes(
         pairs,
         tuple(row for key, row in ours.items() if key not in theirs),
         tuple(row for key, row in theirs.items() if key not in ours),
@@ -38,7 +38,7 @@ def compare(before: Results, after: Results) -> Comparison:
     )
 
 
-def show_comparison(found: Comparison, before: str, after: str) -> None:
+def show_changes(found: Changes, before: str, after: str) -> None:
     """Prints what changed to stdout; `before` and `after` are names of files."""
     screen = console()
     for name, first, second in found.differences:
@@ -48,7 +48,7 @@ def show_comparison(found: Comparison, before: str, after: str) -> None:
         times = row.time, other.time
         cells = [cell for time in times for cell in (milliseconds(time.median_ms), spread(time))]
         change = f"{other.time.median_ms / row.time.median_ms - 1:+.1%}"
-        verdict = {"faster": "faster", "slower": "SLOWER", "within noise": "within noise"}[other.time.against(row.time)]
+        verdict = other.time.against(row.time).replace("slower", "SLOWER")
         if min(time.runs for time in times) == 1:
             verdict = "one run: noise unknown"
         table.add_row(title(row), row.scenario, *cells, change, verdict)

@@ -1,21 +1,17 @@
 """What a comparison found, as one object that becomes JSON."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import numpy as np
-
-from latentsync_trt.bench.pictures import Likeness, pooled
-from latentsync_trt.bench.sync_measure import Curves, SyncScore, mean_score
+from latentsync_trt.bench.files import plain
+from latentsync_trt.bench.pictures import Likeness
+from latentsync_trt.bench.sync_measure import Curves, SyncScore
 
 KIND = "latentsync-trt compare"
-FORMAT = 2
+FORMAT = 3
 
 Area = Literal["generated", "mouth"]
-
-_DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +61,8 @@ class Flicker:
 
 
 @dataclass(frozen=True, slots=True)
-class ClipQuality:
-    """All that was found on one clip; `picture` and `video`: names of the files that show both side by side."""
+class ClipResults:
+    """What was measured on the clip; `picture` and `video`: names of the files that show both side by side."""
 
     name: str
     frames: int
@@ -82,45 +78,16 @@ class ClipQuality:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """B against A, on every clip."""
+    """B against A."""
 
     environment: Mapping[str, str]
     a: Side
     b: Side
     settings: str
-    clips: tuple[ClipQuality, ...]
+    clip: ClipResults
     notes: tuple[str, ...] = ()
-
-    @property
-    def areas(self) -> dict[Area, Likeness]:
-        """Of all clips together."""
-        return {area: pooled([clip.areas[area] for clip in self.clips]) for area in self.clips[0].areas}
-
-    @property
-    def mean_scores(self) -> tuple[SyncScore, SyncScore]:
-        """How the lips of A and of B follow the speech, each clip weighing the same."""
-        return mean_score([clip.lips.a for clip in self.clips]), mean_score([clip.lips.b for clip in self.clips])
 
     def to_json(self) -> dict[str, Any]:
         """All numbers, rounded to six digits; null for what was not measured, and for the PSNR of equal pictures."""
-        a, b = self.mean_scores
-        content: dict[str, Any] = _plain(
-            {
-                "kind": KIND,
-                "format": FORMAT,
-                **asdict(self),
-                "areas": {area: asdict(found) for area, found in self.areas.items()},
-                "mean_scores": {"a": asdict(a), "b": asdict(b)},
-            }
-        )
+        content: dict[str, Any] = plain({"kind": KIND, "format": FORMAT, **asdict(self)})
         return content
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value

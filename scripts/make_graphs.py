@@ -1,6 +1,6 @@
-"""Writes the graphs that turn pictures into what the VAE takes, and what it gives into pictures, on its own device.
+"""Writes the small graphs in `latentsync_trt/assets/graphs`.
 
-python scripts/make_picture_graphs.py
+python scripts/make_graphs.py
 """
 
 from pathlib import Path
@@ -12,19 +12,39 @@ FOLDER = Path(__file__).resolve().parents[1] / "latentsync_trt" / "assets" / "gr
 OPSET = 17
 IR_VERSION = 8
 FACES, IMAGE, MASK = ("n", "height", "width", 3), ("n", 3, "height", "width"), ("height", "width")
+LATENTS = ("windows", 4, "frames", "height", "width")
 HALF_OF_8_BITS, HALF_OF_16_BITS = 127.5, 32767.5
+
+Tensors = dict[str, tuple[int, tuple[str | int, ...]]]
+"""Element type and shape by name."""
 
 
 def main() -> None:
-    for name, model in (("faces_in", faces_in()), ("faces_out", faces_out())):
+    graphs = {
+        "copy": copy(),
+        "faces_in": faces_in(),
+        "faces_out": faces_out(),
+        "matmul_fp16": matmul(TensorProto.FLOAT16),
+        "matmul_fp32": matmul(TensorProto.FLOAT),
+    }
+    for name, model in graphs.items():
         checker.check_model(model)
         path = FOLDER / f"{name}.onnx"
         save(model, path)
         print(f"{path}: {path.stat().st_size} bytes")
 
 
+def copy() -> ModelProto:
+    """Copies the denoiser's state from one pair of device buffers to another."""
+    names = ("latents", "history")
+    nodes = [helper.make_node("Identity", [name], [f"{name}_copy"], name) for name in names]
+    inputs: Tensors = dict.fromkeys(names, (TensorProto.FLOAT, LATENTS))
+    outputs: Tensors = {f"{name}_copy": (TensorProto.FLOAT, LATENTS) for name in names}
+    return _model("copy", nodes, inputs, outputs)
+
+
 def faces_in() -> ModelProto:
-    """Bytes → [−1, 1] as the VAE takes it, whole and masked."""
+    """Converts uint8 faces to the VAE's input in [−1, 1], unmasked and masked."""
     nodes = [
         helper.make_node("Cast", ["faces"], ["levels"], to=TensorProto.FLOAT),
         helper.make_node("Div", ["levels", "half"], ["from_0"]),
@@ -32,13 +52,13 @@ def faces_in() -> ModelProto:
         helper.make_node("Transpose", ["pixels"], ["image"], perm=(0, 3, 1, 2)),
         helper.make_node("Mul", ["image", "mask"], ["masked"]),
     ]
-    inputs = {"faces": (TensorProto.UINT8, FACES), "mask": (TensorProto.FLOAT, MASK)}
-    outputs = {"image": (TensorProto.FLOAT, IMAGE), "masked": (TensorProto.FLOAT, IMAGE)}
+    inputs: Tensors = {"faces": (TensorProto.UINT8, FACES), "mask": (TensorProto.FLOAT, MASK)}
+    outputs: Tensors = {"image": (TensorProto.FLOAT, IMAGE), "masked": (TensorProto.FLOAT, IMAGE)}
     return _model("faces_in", nodes, inputs, outputs, {"half": HALF_OF_8_BITS, "one": 1.0})
 
 
 def faces_out() -> ModelProto:
-    """What the VAE gives → 16 bits, rounded: 0 is −1, 65535 is 1."""
+    """Converts the VAE's output to uint16, rounded: 0 is −1, 65535 is 1."""
     nodes = [
         helper.make_node("Transpose", ["image"], ["pixels"], perm=(0, 2, 3, 1)),
         helper.make_node("Mul", ["pixels", "half"], ["from_middle"]),
@@ -46,17 +66,26 @@ def faces_out() -> ModelProto:
         helper.make_node("Clip", ["levels", "lowest", "highest"], ["clipped"]),
         helper.make_node("Cast", ["clipped"], ["painted"], to=TensorProto.UINT16),
     ]
-    # The cast cuts off what is behind the point: half a level more rounds.
+    # The cast truncates; adding half a level rounds.
     constants = {"half": HALF_OF_16_BITS, "middle": HALF_OF_16_BITS + 0.5, "lowest": 0.0, "highest": 65535.0}
-    inputs = {"image": (TensorProto.FLOAT, IMAGE)}
+    inputs: Tensors = {"image": (TensorProto.FLOAT, IMAGE)}
     return _model("faces_out", nodes, inputs, {"painted": (TensorProto.UINT16, FACES)}, constants)
 
 
-def _model(name: str, nodes: list, inputs: dict, outputs: dict, constants: dict[str, float]) -> ModelProto:
+def matmul(kind: int) -> ModelProto:
+    """One square matrix product, whose speed `latentsync-trt bench` takes as the hardware's limit."""
+    inputs: Tensors = dict.fromkeys(("left", "right"), (kind, ("side", "side")))
+    node = helper.make_node("MatMul", ["left", "right"], ["product"], "product")
+    return _model("matmul", [node], inputs, {"product": (kind, ("side", "side"))})
+
+
+def _model(
+    name: str, nodes: list, inputs: Tensors, outputs: Tensors, constants: dict[str, float] | None = None
+) -> ModelProto:
     declared = [
         [helper.make_tensor_value_info(tensor, *kind) for tensor, kind in side.items()] for side in (inputs, outputs)
     ]
-    initializers = [numpy_helper.from_array(np.array(value, np.float32), key) for key, value in constants.items()]
+    initializers = [numpy_helper.from_array(np.array(v, np.float32), key) for key, v in (constants or {}).items()]
     graph = helper.make_graph(nodes, name, *declared, initializers)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
 

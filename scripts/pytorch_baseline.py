@@ -1,10 +1,17 @@
-"""Scenario "pytorch": the networks of a bundle as PyTorch modules of the same shapes with random weights, eager and
-compiled, on the same inputs: for the ratio of times."""
+"""Times the networks of a bundle as PyTorch modules with random weights: the baseline of `latentsync-trt bench`.
 
+    python scripts/pytorch_baseline.py BUNDLE --json FILE [--provider cuda] [--runs 20] [--eager]
+
+Both eager and compiled (--eager: without), on the inputs of scenario "graph": float16 on a GPU, float32 on the CPU, whatever the bundle's
+precision. The rows have the bench's format, so `latentsync-trt bench --diff` takes them.
+"""
+
+import argparse
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +20,14 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
-from latentsync_trt.bench.machine import without_paths
+from latentsync_trt.bench.machine import bundle_facts, environment
 from latentsync_trt.bench.material import SEED, random_inputs
-from latentsync_trt.bench.rows import Row
-from latentsync_trt.bench.setting import Setting
+from latentsync_trt.bench.options import BenchOptions
+from latentsync_trt.bench.rows import Results, Row
+from latentsync_trt.bench.setting import Setting, settings_for
 from latentsync_trt.bundle.manifest import HIDDEN, Bundle, GraphEntry
-from latentsync_trt.errors import BundleError, ProviderUnavailable
+from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.errors import BundleError
 from latentsync_trt.export.step import DenoiseStep
 from latentsync_trt.export.unet import UNet, UNetConfig
 from latentsync_trt.export.vae import ImageAttention, VaeDecoder, VaeEncoder
@@ -32,35 +41,44 @@ _DEVIATION = 0.02
 _VAE_LAYER = re.compile(r"encoder\.down_blocks\.(\d+)\.resnets\.(\d+)\.conv1\.weight")
 
 
-def measure_torch(setting: Setting) -> Iterator[Row]:
-    """Rows for each network, eager and compiled: float16 on a GPU, float32 on the CPU, whatever the bundle's precision.
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--provider", choices=("cuda", "cpu"), default="cuda", help="Which device.")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--eager", action="store_true", help="Leave out torch.compile, which takes minutes.")
+    arguments = parser.parse_args()
+    options = BenchOptions(provider=(arguments.provider,), runs=arguments.runs)
+    bundle = Bundle.load(arguments.bundle)
+    (setting,) = settings_for(bundle, RuntimeOptions(), SyncOptions(), options, print)
+    facts = {**environment(sys.argv, [setting.selection]), "torch": torch.__version__}
+    rows: list[Row] = []
+    for row in measure_torch(setting, compiled=not arguments.eager):
+        rows.append(row)
+        print(f"{row.case}: {row.time.median_ms:.2f} ms", flush=True)
+        Results(facts, bundle_facts(bundle.manifest), tuple(rows)).write(arguments.json)
 
-    Raises:
-        ProviderUnavailable: the provider is on a GPU, and this PyTorch has no CUDA.
-        BundleError: the bundle is of other networks than this version exports.
-    """
+
+def measure_torch(setting: Setting, *, compiled: bool) -> Iterator[Row]:
+    """Rows for each network, eager and compiled; raises `BundleError` where this version exports other networks."""
     device = torch.device(setting.selection.device, setting.selection.device_id)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ProviderUnavailable(f"scenario pytorch: torch {torch.__version__} finds no CUDA; install a build with it")
     dtype = torch.float16 if device.type == "cuda" else torch.float32
     for graph, module in _modules(setting.bundle, device, dtype).items():
         inputs = _inputs(setting, setting.bundle.manifest.graphs[graph], device, dtype)
-        rows = [_measure(setting, f"{graph} eager", device, module, inputs)]
+        yield _measure(setting, f"{graph} eager", device, module, inputs)
+        if not compiled:
+            continue
         try:
-            rows.append(_measure(setting, f"{graph} compiled", device, torch.compile(module), inputs))
+            yield _measure(setting, f"{graph} compiled", device, torch.compile(module), inputs)
         except RuntimeError as error:  # no compiler on this machine, or one that does not take the network
-            reason = without_paths(last_line(error))
-            setting.say(f"pytorch {device.type}: torch.compile failed on {graph}: {reason}")
-            rows = [replace(rows[0], notes=(*rows[0].notes, f"torch.compile not measured: {reason}"))]
-        yield from rows
+            setting.say(f"torch.compile failed on {graph}: {last_line(error)}")
         torch.compiler.reset()
 
 
 def _measure(
     setting: Setting, case: str, device: torch.device, module: Callable[..., object], inputs: Mapping[str, Tensor]
 ) -> Row:
-    setting.say(f"pytorch {device.type}: {case}")
-
     def run() -> None:
         module(*inputs.values())
         if device.type == "cuda":
@@ -68,19 +86,11 @@ def _measure(
 
     with torch.inference_mode(), setting.watch() as watch:
         run()  # compiles
-        time, warm_up = setting.time("pytorch", run)
+        time, warm_up = setting.time("graph", run)
         memory = watch.peak
     precision = "fp16" if device.type == "cuda" else "fp32"
-    return Row(
-        "pytorch",
-        case,
-        device.type,
-        None,
-        time,
-        warm_up,
-        memory=memory,
-        notes=(f"torch {torch.__version__}, {precision}, random weights",),
-    )
+    notes = (f"torch {torch.__version__}, {precision}, random weights",)
+    return Row("pytorch", case, device.type, None, time, warm_up, memory=memory, notes=notes)
 
 
 def _inputs(setting: Setting, entry: GraphEntry, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -119,7 +129,9 @@ def _unet_config(bundle: Bundle) -> UNetConfig:
     try:
         return UNetConfig(**fields)
     except TypeError as error:
-        raise BundleError(f"{bundle.folder}: its U-Net was exported by another version; export the model again") from error
+        raise BundleError(
+            f"{bundle.folder}: its U-Net was exported by another version; export the model again"
+        ) from error
 
 
 def _vae(bundle: Bundle) -> AutoencoderKL:
@@ -145,3 +157,7 @@ def _vae(bundle: Bundle) -> AutoencoderKL:
         norm_num_groups=groups,
         latent_channels=4,
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""Whether a provider does the whole job on this machine. Each part runs in a child process, which may crash.
+
+1. first start: every graph is built into an empty engine cache, opened and run; windows are painted, plain and cached
+2. second start: the same from that cache, which must build nothing
+3. reference: the same on another provider, the CPU by default, to compare outputs and pictures with
+"""
+
+import getpass
+import json
+import platform
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from latentsync_trt.bench.machine import bundle_facts, environment, without_paths
+from latentsync_trt.bench.pictures import decibels
+from latentsync_trt.bench.rows import BundleFacts
+from latentsync_trt.bench.selftest_worker import Order
+from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.config import RuntimeOptions, command_line
+from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.media.writer import TEMPORARY_PREFIX
+from latentsync_trt.runtime.compiler.child import Event, run_child
+from latentsync_trt.runtime.providers.diagnose import ORT_NAMES
+from latentsync_trt.runtime.sessions.engines import COMPILING_PROVIDERS
+
+Reference = Literal["cpu", "cuda", "none"]
+
+LEAST_DB: Mapping[str, float] = {"fp32": 60.0, "fp16": 45.0, "int8": 35.0, "fp8": 35.0}
+"""Least PSNR to the reference's pictures, by the bundle's precision; docs/selftest.md has the measurements for it."""
+
+REPLAY_NOTICE = "CUDA graphs:"
+"""Start of the notice of `runtime.networks` that replays of a provider differ."""
+
+PRESETS = {"quality": "plain", "balanced": "cached"}
+"""What is painted, and the report's names for it."""
+
+STEPS = 6
+"""Denoising steps of a window: with preset `balanced`, two of them are full."""
+
+WINDOWS = 2
+"""The second starts with what the first left in buffers."""
+
+_WORKER = "latentsync_trt.bench.selftest_worker"
+_FIRST, _SECOND, _REFERENCE = "first start", "second start", "reference"
+# Largest level of a picture of 16 bits.
+_PEAK = 65535.0
+# Shorter names are parts of too many words.
+_SHORTEST_NAME = 3
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRow:
+    """One graph at one start; None for what is not known.
+
+    `nodes`: how many nodes of the graph, as ONNX Runtime runs it, each of its providers was assigned; a compiled part
+    is one node. `built`: whether its engine was built at this start; `build_s`: how long that took, now or earlier;
+    `engine_bytes`: in the cache. `first_ms`, `mean_ms`: the first run on inputs on the device, and the mean of all
+    others. `difference`: the largest to the reference's outputs, divided by their largest value.
+    """
+
+    graph: str
+    error: str = ""
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    built: bool = False
+    build_s: float | None = None
+    open_s: float | None = None
+    engine_bytes: int | None = None
+    first_ms: float | None = None
+    mean_ms: float | None = None
+    difference: float | None = None
+
+
+@dataclass(slots=True)
+class Part:
+    """What one child process has reported so far; see `selftest_worker.carry_out`.
+
+    `provider`: the one that runs, empty if none loaded. `graphs`: fields of `GraphRow`. `paint_s`, `painted_on`: by
+    preset. `failures`: all that do not belong to one graph, and how the process died. `log`: what was said about
+    engines. `doing`: its current step.
+    """
+
+    environment: dict[str, str] = field(default_factory=dict)
+    provider: str = ""
+    graphs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    paint_s: dict[str, float] = field(default_factory=dict)
+    painted_on: dict[str, list[str]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    memory: dict[str, int | None] = field(default_factory=dict)
+    doing: str = "starting"
+    done: bool = False
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Takes an event: lists and dicts grow, everything else is replaced."""
+        for name, value in event.items():
+            known = getattr(self, name)
+            if isinstance(known, dict):
+                known.update(value)
+            elif isinstance(known, list):
+                known.extend(value)
+            else:
+                setattr(self, name, value)
+
+    def rows(self) -> dict[str, GraphRow]:
+        """The graphs that were reached."""
+        return {name: GraphRow(name, **fields) for name, fields in self.graphs.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """Painted windows compared with the reference's: PSNR over the generated part of the faces, None where equal."""
+
+    case: str
+    paint_s: float
+    psnr_db: float | None
+    least_db: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that a bug report needs: `provider` that ran, empty if none did, for `requested`.
+
+    `options`: flags that were given. `stages`: the failures of each; it passed if there are none. `graphs`: of the
+    second start, as far as it was reached. `memory`: peak of the first start, `host_bytes` and `device_bytes`.
+    """
+
+    requested: str
+    provider: str
+    bundle: BundleFacts
+    options: tuple[str, ...]
+    reference: str
+    stages: Mapping[str, tuple[str, ...]]
+    graphs: tuple[GraphRow, ...]
+    pictures: tuple[Pictures, ...]
+    memory: Mapping[str, int | None]
+    notices: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed."""
+        return not any(self.stages.values())
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        content = {"kind": "latentsync-trt selftest", "format": 3, "passed": self.passed, **asdict(self)}
+        return json.dumps(content, indent=1, ensure_ascii=False)
+
+
+def self_test(
+    bundle: Bundle, provider: str, options: RuntimeOptions, reference: Reference, say: Callable[[str], None]
+) -> Report:
+    """Runs all parts; everything that the provider does wrong is in the report.
+
+    Args:
+        reference: the provider whose outputs and pictures are taken as correct. say: called with a line about progress.
+
+    Raises:
+        LatentSyncError: no process can be started.
+    """
+    given = [bundle.folder, *([Path(options.engine_cache)] if options.engine_cache else [])]
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+
+        def run(part: str, provider: str, options: RuntimeOptions, graphs: Iterable[str]) -> Part:
+            order = Order(provider, str(bundle.folder), asdict(options), str(folder / part), tuple(graphs))
+            order = replace(order, presets=tuple(PRESETS), windows=WINDOWS, steps=STEPS)
+            return run_part(order, lambda text: say(f"{part}: {redacted(text, given)}"))
+
+        tested = replace(options, engine_cache=options.engine_cache or f"{folder / 'engines'}")
+        other = RuntimeOptions(device=options.device, engine_cache=f"{folder / 'other engines'}")
+        first, second, theirs = run(_FIRST, provider, tested, bundle.manifest.graphs), Part(), Part()
+        usable = [graph for graph, row in first.rows().items() if not row.error]
+        if usable:
+            second = run(_SECOND, first.provider, tested, usable)
+        if usable and reference != "none":
+            theirs = run(_REFERENCE, reference, other, usable)
+        graphs = tuple(_graphs(bundle, first, second, folder)) if first.provider else ()
+        pictures = tuple(_pictures(folder, first, second, theirs, LEAST_DB[bundle.manifest.precision]))
+    known = list(_failures(first, first.provider))
+    stages = {
+        _FIRST: known,
+        _SECOND: [text for text in _second_failures(second, first.provider) if text not in known],
+        _REFERENCE: [*theirs.failures, *_differences(graphs, pictures, reference)],
+    }
+    return Report(
+        requested=provider,
+        provider=first.provider,
+        bundle=bundle_facts(bundle.manifest),
+        options=tuple(command_line(options, leave_out=("engine_cache",))),
+        reference=reference,
+        stages={name: tuple(dict.fromkeys(redacted(text, given) for text in found)) for name, found in stages.items()},
+        graphs=tuple(replace(row, error=redacted(row.error, given)) for row in graphs),
+        pictures=pictures,
+        memory=first.memory,
+        notices=tuple(dict.fromkeys(redacted(text, given) for text in (*first.notices, *second.notices))),
+        environment={**environment((), ()), "os": platform.platform(), **first.environment},
+    )
+
+
+def run_part(order: Order, say: Callable[[str], None]) -> Part:
+    """Has a child process carry out `order`; `say` is called with what it is doing.
+
+    Raises:
+        LatentSyncError: the process cannot be started.
+    """
+    part = Part()
+
+    def take(event: Event) -> None:
+        part.add(event)
+        for text in [event["doing"]] if "doing" in event else event.get("log", ()):
+            say(text)
+
+    try:
+        ended = run_child(_WORKER, asdict(order), take)
+    except OSError as error:
+        raise LatentSyncError(f"the self-test's process cannot be started ({error})") from error
+    if not part.done:
+        part.failures.append(f"the process died with {ended} while {part.doing}: {ended.last_words or 'no message'}")
+    return part
+
+
+def _graphs(bundle: Bundle, first: Part, second: Part, folder: Path) -> Iterator[GraphRow]:
+    """All graphs of the bundle, with the differences of the second start's outputs to the reference's."""
+    rows = {**first.rows(), **second.rows()}
+    for name in bundle.manifest.graphs:
+        files = [folder / part / f"{name}.npz" for part in (_SECOND, _REFERENCE)]
+        difference = _difference(*files) if all(file.is_file() for file in files) else None
+        yield replace(rows.get(name, GraphRow(name, error="not reached")), difference=difference)
+
+
+def _difference(ours: Path, theirs: Path) -> float:
+    """Largest difference of an output, divided by its largest value; NaN where one has no finite numbers."""
+    with np.load(ours) as found, np.load(theirs) as expected:
+        pairs = [(found[name].astype(np.float64), expected[name].astype(np.float64)) for name in expected.files]
+    return float(max(np.abs(a - b).max() / max(np.abs(b).max(), np.finfo(np.float32).tiny) for a, b in pairs))
+
+
+def _pictures(folder: Path, first: Part, second: Part, theirs: Part, least_db: float) -> Iterator[Pictures]:
+    """Each start's pictures beside the reference's; nothing without a reference."""
+    for start, part in ((_FIRST, first), (_SECOND, second)):
+        for preset, case in PRESETS.items():
+            if preset in part.paint_s and preset in theirs.paint_s:
+                a, b = (np.load(folder / name / f"{preset}.npy").astype(np.float64) for name in (start, _REFERENCE))
+                psnr_db = decibels(_PEAK**2, float(np.mean((a - b) ** 2)))
+                yield Pictures(f"{case}, {start}", part.paint_s[preset], psnr_db, least_db)
+
+
+def _failures(part: Part, provider: str) -> Iterator[str]:
+    yield from part.failures
+    for name, row in part.rows().items():
+        if row.error:
+            yield row.error if name in row.error else f"{name}: {row.error}"
+        elif provider in COMPILING_PROVIDERS and row.nodes.get(ORT_NAMES[provider], 0) != sum(row.nodes.values()):
+            counts = ", ".join(f"{count} on {other}" for other, count in sorted(row.nodes.items()))
+            yield f"{name}: {provider} was not assigned all of its nodes ({counts})"
+    for preset, providers in part.painted_on.items():
+        if providers != [provider]:
+            yield f"{preset}: painted on {', '.join(providers)} instead of {provider} alone"
+    yield from (text for text in part.notices if text.startswith(REPLAY_NOTICE))
+
+
+def _second_failures(part: Part, provider: str) -> Iterator[str]:
+    yield from _failures(part, provider)
+    for name, row in part.rows().items():
+        if row.built:
+            why = "".join(f"; {text}" for text in part.log if name in text)
+            yield f"{name}: its engine was not found in the cache, and was built again{why}"
+
+
+def _differences(graphs: Iterable[GraphRow], pictures: Iterable[Pictures], reference: str) -> Iterator[str]:
+    for row in graphs:
+        if row.difference is not None and not np.isfinite(row.difference):
+            yield f"{row.graph}: its outputs, or those of {reference}, are not finite numbers"
+    for found in pictures:
+        if found.psnr_db is not None and found.psnr_db < found.least_db:
+            distance = f"{found.psnr_db:.1f} dB to those of {reference}, at least {found.least_db:.0f} are expected"
+            yield f"pictures, {found.case}: {distance}"
+
+
+def redacted(text: str, folders: Iterable[Path] = ()) -> str:
+    """The text as one line without folders and without the names of user and machine.
+
+    Args:
+        folders: given by the user, perhaps with spaces in their path; their own names stay.
+    """
+    home: list[Path] = []
+    names = {platform.node(), platform.node().partition(".")[0]} - {"localhost"}
+    with suppress(RuntimeError, OSError, KeyError, ImportError):  # users of some containers have no home, or no name
+        home = [Path.home()]
+        names |= {home[0].name, getpass.getuser()}
+    own = [*home, Path.cwd(), Path(tempfile.gettempdir()), Path(sys.prefix), Path(__file__).parents[2]]
+    known = {str(place) for folder in (*own, *(path.parent for path in folders)) for place in (folder, folder.resolve())}
+    text = " ".join(text.replace("\\\\", "\\").split())
+    for place in sorted(known - {".", "/"}, key=len, reverse=True):  # a folder before its parents
+        text = re.sub(rf"{re.escape(place)}[\\/]", "", text)
+    words = "|".join(re.escape(name) for name in names if len(name) >= _SHORTEST_NAME)
+    text = without_paths(text)
+    return re.sub(rf"(?<!\w)(?:{words})(?!\w)", "…", text, flags=re.IGNORECASE) if words else text

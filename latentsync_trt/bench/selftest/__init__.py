@@ -1,1 +1,0 @@
-"""Whether a provider does the whole job on this machine: build, open, run, paint, and start again from the cache."""

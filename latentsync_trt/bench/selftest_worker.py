@@ -1,0 +1,170 @@
+"""The child process of one part of the self-test.
+
+An event is written when it happens, so that a provider that crashes loses only what it had not done yet.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from latentsync_trt.bench.machine import gpu_facts, library_versions
+from latentsync_trt.bench.material import choose_clip, first_window, generated_part, random_inputs
+from latentsync_trt.bench.measure import MemoryWatch
+from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
+from latentsync_trt.runtime.compiler.child import Emit, serve
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.providers.gpu import free_memory_bytes, gpus
+from latentsync_trt.runtime.providers.libraries import UNKNOWN, rtx_version
+from latentsync_trt.runtime.providers.select import Selection, select_provider
+from latentsync_trt.runtime.sessions.device_run import BoundRun
+from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
+from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
+
+GPU_RUNS, CPU_RUNS = 20, 3
+"""Of each graph. On a GPU enough for clocks to rise and a CUDA graph to be replayed; a CPU needs neither."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What one process does: opens and runs `graphs` one by one, then paints windows of the built-in clip.
+
+    `options`: fields of `RuntimeOptions`. `presets`: with each of them, `windows` windows are painted in `steps` steps.
+    `folder`: takes outputs and pictures. `clip_folder`: the built-in clip is filmed there unless it is there already.
+    """
+
+    provider: str
+    bundle: str
+    options: Mapping[str, Any]
+    folder: str
+    clip_folder: str
+    graphs: Sequence[str] = ()
+    presets: Sequence[str] = ()
+    windows: int = 1
+    steps: int = 1
+
+
+def carry_out(fields: Mapping[str, Any], emit: Emit) -> None:
+    """Carries out the `Order` of these fields; events are fields of `selftest.Part`."""
+    order = Order(**fields)
+    options = RuntimeOptions(**order.options)
+    emit(doing="reading the versions of libraries")
+    emit(environment=_machine(options.device))
+    emit(doing=f"loading provider {order.provider}")
+    free_bytes = free_memory_bytes(options.device)
+    try:
+        selection = select_provider(order.provider, options.device)
+        emit(provider=selection.name, notices=selection.notices())
+        bundle = Bundle.load(Path(order.bundle), verify=False)
+        gpu = selection.gpu
+        with MemoryWatch(gpu and gpu.index, free_bytes if gpu else None) as watch:
+            _Worker(order, bundle, selection, options, emit).work()
+            emit(memory=asdict(watch.peak))
+    except LatentSyncError as error:
+        emit(failures=[str(error)])
+    emit(done=True)
+
+
+def _machine(device: int) -> dict[str, str]:
+    """GPU and versions of its libraries, without unknown ones."""
+    found: dict[str, str | None] = {**library_versions(), "tensorrt_rtx_plugin": rtx_version()}
+    for gpu in gpus():
+        if gpu.index == device:
+            found |= gpu_facts(gpu)
+    return {name: value for name, value in found.items() if value and value != UNKNOWN}
+
+
+class _Worker:
+    """An order on one provider."""
+
+    def __init__(self, order: Order, bundle: Bundle, selection: Selection, options: RuntimeOptions, emit: Emit) -> None:
+        self._order, self._bundle, self._selection, self._options = order, bundle, selection, options
+        self._emit = emit
+        self._unusable: set[str] = set()
+
+    def work(self) -> None:
+        cache = EngineCache(cache_folder(self._options.engine_cache), self._say)
+        engines = Engines(self._bundle, self._selection, self._options, cache, self._say)
+        for graph in self._order.graphs:
+            row = self._try_graph(engines, graph)
+            if row.get("error"):
+                self._unusable.add(graph)
+            self._emit(graphs={graph: row})
+            self._give_back()
+        for preset in self._order.presets:
+            try:
+                self._paint(preset)
+            except LatentSyncError as error:
+                self._emit(failures=[f"preset {preset}: {error}"])
+            self._give_back()
+
+    def _say(self, text: str) -> None:
+        self._emit(log=[text])
+
+    def _give_back(self) -> None:
+        if self._selection.name == "cuda":
+            give_back_gpu_memory(self._selection.device_id)
+
+    def _try_graph(self, engines: Engines, graph: str) -> dict[str, Any]:
+        """Builds the engine of a graph unless it is in the cache, opens and runs it; fields of `selftest.GraphRow`."""
+        self._emit(doing=f"building and opening {graph}")
+        try:
+            opened = engines.open(graph)
+        except LatentSyncError as error:
+            return {"error": str(error)}
+        row: dict[str, Any] = {"nodes": opened.session.nodes_by_provider(), "open_s": opened.open_s}
+        if engines.compiled:
+            row |= {"built": opened.built, "build_s": opened.build_s, "engine_bytes": opened.size_bytes}
+        self._emit(doing=f"running {graph}")
+        try:
+            inputs = random_inputs(opened.session.inputs, engines.ranges)
+            run = BoundRun(opened.session, inputs, self._selection.device, self._selection.device_id)
+            for _ in range(GPU_RUNS if self._selection.gpu else CPU_RUNS):
+                run()
+            np.savez(Path(self._order.folder, f"{graph}.npz"), *run.outputs())
+            times = opened.times(graph, self._selection.name)
+            row |= {"first_ms": times.first_ms, "mean_ms": times.mean_ms}
+        except LatentSyncError as error:
+            row["error"] = str(error)
+        opened.session.close()
+        return row
+
+    def _paint(self, preset: str) -> None:
+        """Paints windows into `<preset>.npy`: the generated part of the faces, uint16 `(n, h, w, 3)`."""
+        order, manifest = self._order, self._bundle.manifest
+        options = SyncOptions(preset=preset, steps=order.steps)  # type: ignore[arg-type]  # it checks that itself
+        unusable = [graph for graph in graphs_for(options) if graph in self._unusable]
+        if unusable:  # trying again could take minutes, and would not help
+            self._emit(failures=[f"preset {preset}: not painted, as {', '.join(unusable)} cannot be used"])
+            return
+        self._emit(doing=f"painting with preset {preset}")
+        networks = Networks(self._bundle, self._selection, self._options, on_notice=self._say)
+        try:
+            networks.prepare(graphs_for(options))
+            clip = choose_clip(None, None, Path(order.clip_folder))
+            window = first_window(clip, order.windows * manifest.frames, manifest.resolution_px, networks.encode_mel)
+            inpainter = make_inpainter(manifest, options, networks.codec, networks.denoiser)
+            start_s = perf_counter()
+            faces = []
+            for start in range(0, len(window.faces), manifest.frames):
+                cut = slice(start, start + manifest.frames)
+                faces += inpainter.paint([(window.faces[cut], window.audio[cut])])[0]
+            paint_s = perf_counter() - start_s
+            providers = sorted({networks.selection.name, *(time.provider for time in networks.times())})
+            notices = networks.take_notices()
+        finally:
+            networks.close()
+        rows, columns = generated_part(manifest.resolution_px)
+        np.save(Path(order.folder, f"{preset}.npy"), np.stack([face[rows, columns] for face in faces]))
+        self._emit(paint_s={preset: paint_s}, painted_on={preset: providers}, notices=notices)
+
+
+if __name__ == "__main__":
+    serve(carry_out)
