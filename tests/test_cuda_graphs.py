@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latentsync_trt.bench.selftest.report import REPLAY_NOTICE
+from latentsync_trt.bench.selftest import REPLAY_NOTICE
 from latentsync_trt.runtime.networks import denoiser as denoiser_module
 from latentsync_trt.runtime.networks.denoiser import PooledDenoiser, replays_faithfully
 from latentsync_trt.types import Float32Array, WindowBatch

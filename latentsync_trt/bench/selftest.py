@@ -30,6 +30,7 @@ from latentsync_trt.media.writer import TEMPORARY_PREFIX
 from latentsync_trt.runtime.compiler.child import Event, run_child
 from latentsync_trt.runtime.providers.diagnose import ORT_NAMES
 from latentsync_trt.runtime.sessions.engines import COMPILING_PROVIDERS
+from latentsync_trt.runtime.sessions.session import Array
 
 Reference = Literal["cpu", "cuda", "none"]
 
@@ -82,20 +83,18 @@ class GraphRow:
 class Part:
     """What one child process has reported so far; see `selftest_worker.carry_out`.
 
-    `provider`: the one that runs, empty if none loaded. `graphs`: fields of `GraphRow`. `paint_s`, `painted_on`: by
-    preset. `failures`: all that do not belong to one graph, and how the process died. `log`: what was said about
+    `provider`: the one that runs, empty if none loaded. `graphs`: fields of `GraphRow`. `painted_on`: providers
+    by preset. `failures`: all that do not belong to one graph, and how the process died. `log`: what was said about
     engines. `doing`: its current step.
     """
 
     environment: dict[str, str] = field(default_factory=dict)
     provider: str = ""
     graphs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    paint_s: dict[str, float] = field(default_factory=dict)
     painted_on: dict[str, list[str]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
-    memory: dict[str, int | None] = field(default_factory=dict)
     doing: str = "starting"
     done: bool = False
 
@@ -120,7 +119,6 @@ class Pictures:
     """Painted windows compared with the reference's: PSNR over the generated part of the faces, None where equal."""
 
     case: str
-    paint_s: float
     psnr_db: float | None
     least_db: float
 
@@ -130,7 +128,7 @@ class Report:
     """All that a bug report needs: `provider` that ran, empty if none did, for `requested`.
 
     `options`: flags that were given. `stages`: the failures of each; it passed if there are none. `graphs`: of the
-    second start, as far as it was reached. `memory`: peak of the first start, `host_bytes` and `device_bytes`.
+    second start, as far as it was reached.
     """
 
     requested: str
@@ -141,7 +139,6 @@ class Report:
     stages: Mapping[str, tuple[str, ...]]
     graphs: tuple[GraphRow, ...]
     pictures: tuple[Pictures, ...]
-    memory: Mapping[str, int | None]
     notices: tuple[str, ...]
     environment: Mapping[str, str]
 
@@ -189,7 +186,7 @@ def self_test(
     known = list(_failures(first, first.provider))
     stages = {
         _FIRST: known,
-        _SECOND: [text for text in _second_failures(second, first.provider) if text not in known],
+        _SECOND: [text for text in _failures(second, first.provider, again=True) if text not in known],
         _REFERENCE: [*theirs.failures, *_differences(graphs, pictures, reference)],
     }
     return Report(
@@ -201,7 +198,6 @@ def self_test(
         stages={name: tuple(dict.fromkeys(redacted(text, given) for text in found)) for name, found in stages.items()},
         graphs=tuple(replace(row, error=redacted(row.error, given)) for row in graphs),
         pictures=pictures,
-        memory=first.memory,
         notices=tuple(dict.fromkeys(redacted(text, given) for text in (*first.notices, *second.notices))),
         environment={**environment((), ()), "os": platform.platform(), **first.environment},
     )
@@ -233,29 +229,31 @@ def _graphs(bundle: Bundle, first: Part, second: Part, folder: Path) -> Iterator
     """All graphs of the bundle, with the differences of the second start's outputs to the reference's."""
     rows = {**first.rows(), **second.rows()}
     for name in bundle.manifest.graphs:
-        files = [folder / part / f"{name}.npz" for part in (_SECOND, _REFERENCE)]
-        difference = _difference(*files) if all(file.is_file() for file in files) else None
-        yield replace(rows.get(name, GraphRow(name, error="not reached")), difference=difference)
+        row = rows.get(name, GraphRow(name, error="not reached"))
+        ours, theirs = (folder / part / f"{name}.npz" for part in (_SECOND, _REFERENCE))
+        if ours.is_file() and theirs.is_file():
+            with np.load(ours) as found, np.load(theirs) as expected:
+                row = replace(row, difference=max(_difference(found[key], expected[key]) for key in expected.files))
+        yield row
 
 
-def _difference(ours: Path, theirs: Path) -> float:
-    """Largest difference of an output, divided by its largest value; NaN where one has no finite numbers."""
-    with np.load(ours) as found, np.load(theirs) as expected:
-        pairs = [(found[name].astype(np.float64), expected[name].astype(np.float64)) for name in expected.files]
-    return float(max(np.abs(a - b).max() / max(np.abs(b).max(), np.finfo(np.float32).tiny) for a, b in pairs))
+def _difference(ours: Array, theirs: Array) -> float:
+    """The largest difference, divided by the largest of `theirs`; NaN if there are NaN."""
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    return float(np.abs(a - b).max() / max(np.abs(b).max(), np.finfo(np.float32).tiny))
 
 
 def _pictures(folder: Path, first: Part, second: Part, theirs: Part, least_db: float) -> Iterator[Pictures]:
     """Each start's pictures beside the reference's; nothing without a reference."""
     for start, part in ((_FIRST, first), (_SECOND, second)):
         for preset, case in PRESETS.items():
-            if preset in part.paint_s and preset in theirs.paint_s:
+            if preset in part.painted_on and preset in theirs.painted_on:
                 a, b = (np.load(folder / name / f"{preset}.npy").astype(np.float64) for name in (start, _REFERENCE))
-                psnr_db = decibels(_PEAK**2, float(np.mean((a - b) ** 2)))
-                yield Pictures(f"{case}, {start}", part.paint_s[preset], psnr_db, least_db)
+                yield Pictures(f"{case}, {start}", decibels(_PEAK**2, float(np.mean((a - b) ** 2))), least_db)
 
 
-def _failures(part: Part, provider: str) -> Iterator[str]:
+def _failures(part: Part, provider: str, *, again: bool = False) -> Iterator[str]:
+    """What failed at a start; `again`: at one that must not build engines."""
     yield from part.failures
     for name, row in part.rows().items():
         if row.error:
@@ -263,18 +261,13 @@ def _failures(part: Part, provider: str) -> Iterator[str]:
         elif provider in COMPILING_PROVIDERS and row.nodes.get(ORT_NAMES[provider], 0) != sum(row.nodes.values()):
             counts = ", ".join(f"{count} on {other}" for other, count in sorted(row.nodes.items()))
             yield f"{name}: {provider} was not assigned all of its nodes ({counts})"
+        if again and row.built:
+            why = "".join(f"; {text}" for text in part.log if name in text)
+            yield f"{name}: its engine was not found in the cache, and was built again{why}"
     for preset, providers in part.painted_on.items():
         if providers != [provider]:
             yield f"{preset}: painted on {', '.join(providers)} instead of {provider} alone"
     yield from (text for text in part.notices if text.startswith(REPLAY_NOTICE))
-
-
-def _second_failures(part: Part, provider: str) -> Iterator[str]:
-    yield from _failures(part, provider)
-    for name, row in part.rows().items():
-        if row.built:
-            why = "".join(f"; {text}" for text in part.log if name in text)
-            yield f"{name}: its engine was not found in the cache, and was built again{why}"
 
 
 def _differences(graphs: Iterable[GraphRow], pictures: Iterable[Pictures], reference: str) -> Iterator[str]:

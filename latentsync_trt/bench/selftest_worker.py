@@ -4,23 +4,22 @@ An event is written when it happens, so that a provider that crashes loses only 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from latentsync_trt.bench.machine import gpu_facts, library_versions
 from latentsync_trt.bench.material import choose_clip, first_window, generated_part, random_inputs
-from latentsync_trt.bench.measure import MemoryWatch
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
 from latentsync_trt.runtime.compiler.child import Emit, serve
 from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.runtime.providers.gpu import free_memory_bytes, gpus
+from latentsync_trt.runtime.providers.gpu import gpus
 from latentsync_trt.runtime.providers.libraries import UNKNOWN, rtx_version
 from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.runtime.sessions.device_run import BoundRun
@@ -37,14 +36,13 @@ class Order:
     """What one process does: opens and runs `graphs` one by one, then paints windows of the built-in clip.
 
     `options`: fields of `RuntimeOptions`. `presets`: with each of them, `windows` windows are painted in `steps` steps.
-    `folder`: takes outputs and pictures. `clip_folder`: the built-in clip is filmed there unless it is there already.
+    `folder`: takes outputs and pictures; the built-in clip is filmed beside it, unless it is there already.
     """
 
     provider: str
     bundle: str
     options: Mapping[str, Any]
     folder: str
-    clip_folder: str
     graphs: Sequence[str] = ()
     presets: Sequence[str] = ()
     windows: int = 1
@@ -58,15 +56,12 @@ def carry_out(fields: Mapping[str, Any], emit: Emit) -> None:
     emit(doing="reading the versions of libraries")
     emit(environment=_machine(options.device))
     emit(doing=f"loading provider {order.provider}")
-    free_bytes = free_memory_bytes(options.device)
     try:
         selection = select_provider(order.provider, options.device)
         emit(provider=selection.name, notices=selection.notices())
         bundle = Bundle.load(Path(order.bundle), verify=False)
-        gpu = selection.gpu
-        with MemoryWatch(gpu and gpu.index, free_bytes if gpu else None) as watch:
-            _Worker(order, bundle, selection, options, emit).work()
-            emit(memory=asdict(watch.peak))
+        Path(order.folder).mkdir()
+        _Worker(order, bundle, selection, options, emit).work()
     except LatentSyncError as error:
         emit(failures=[str(error)])
     emit(done=True)
@@ -145,25 +140,18 @@ class _Worker:
             self._emit(failures=[f"preset {preset}: not painted, as {', '.join(unusable)} cannot be used"])
             return
         self._emit(doing=f"painting with preset {preset}")
-        networks = Networks(self._bundle, self._selection, self._options, on_notice=self._say)
-        try:
+        with closing(Networks(self._bundle, self._selection, self._options, on_notice=self._say)) as networks:
             networks.prepare(graphs_for(options))
-            clip = choose_clip(None, None, Path(order.clip_folder))
-            window = first_window(clip, order.windows * manifest.frames, manifest.resolution_px, networks.encode_mel)
+            clip, count = choose_clip(None, None, Path(order.folder).parent), order.windows * manifest.frames
+            found = first_window(clip, count, manifest.resolution_px, networks.encode_mel)
             inpainter = make_inpainter(manifest, options, networks.codec, networks.denoiser)
-            start_s = perf_counter()
-            faces = []
-            for start in range(0, len(window.faces), manifest.frames):
-                cut = slice(start, start + manifest.frames)
-                faces += inpainter.paint([(window.faces[cut], window.audio[cut])])[0]
-            paint_s = perf_counter() - start_s
+            cuts = [slice(start, start + manifest.frames) for start in range(0, count, manifest.frames)]
+            faces = [face for cut in cuts for face in inpainter.paint([(found.faces[cut], found.audio[cut])])[0]]
             providers = sorted({networks.selection.name, *(time.provider for time in networks.times())})
             notices = networks.take_notices()
-        finally:
-            networks.close()
         rows, columns = generated_part(manifest.resolution_px)
         np.save(Path(order.folder, f"{preset}.npy"), np.stack([face[rows, columns] for face in faces]))
-        self._emit(paint_s={preset: paint_s}, painted_on={preset: providers}, notices=notices)
+        self._emit(painted_on={preset: providers}, notices=notices)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """`latentsync-trt selftest`: does a provider build, run and paint correctly here? Run it first on new hardware."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,14 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
 
 if TYPE_CHECKING:
-    from latentsync_trt.bench.selftest.report import GraphResult, PictureResult, Report
-    from latentsync_trt.bench.selftest.run import Reference
+    from latentsync_trt.bench.selftest import GraphRow, Reference, Report
 
 _LEFT_OUT = ("build", "engine_cache", "profile", "windows_per_batch")
 """Fixed in a self-test: engines are built first, in a temporary folder, and windows painted one by one."""
 
-_UNKNOWN = "–"
+_ON_GPU = ("gpu", "compute_capability", "driver", "tensorrt", "tensorrt_rtx_plugin", "cuda", "cudnn")
+_ON_CPU = ("cpu", "cpu_cores")
+"""Facts of the environment that are printed; the rest is in the JSON."""
 
 
 @click.command("selftest")
@@ -36,7 +36,7 @@ _UNKNOWN = "–"
     type=click.Choice(("cpu", "cuda", "none")),
     default="cpu",
     show_default=True,
-    help="Provider whose pictures are taken as correct; the CPU takes hours with the published model.",
+    help="Provider whose results are taken as correct; the CPU takes hours with the published model.",
 )
 @options_from(RuntimeOptions, leave_out=_LEFT_OUT)
 @click.option("--engine-cache", help="Folder of engines to test and to keep.  [default: a temporary one]")
@@ -44,17 +44,21 @@ _UNKNOWN = "–"
     "--json", "as_json", is_flag=True, help="Print one JSON object for a bug report; without paths and names."
 )
 def command(bundle: str, provider: str, reference: "Reference", as_json: bool, **fields: Any) -> None:
-    """Build, run and reopen every graph of a bundle on a provider, and compare the pictures with the CPU's.
+    """Build, run and reopen every graph of a bundle on a provider, and compare its results with the CPU's.
 
     Prints PASS, or FAIL with the reasons and exit code 1.
     """
-    from latentsync_trt.bench.selftest.run import self_test
+    from latentsync_trt.bench.selftest import redacted, self_test
     from latentsync_trt.cli.show import say
 
     options = build(RuntimeOptions, fields)
-    with _without_paths(bundle, hidden=as_json):
+    try:
         opened = Bundle.load(find_bundle(bundle)[0])
-        report = self_test(opened, provider, options, reference, _ignore if as_json else say)
+        report = self_test(opened, provider, options, reference, (lambda _: None) if as_json else say)
+    except LatentSyncError as error:
+        if as_json:
+            raise LatentSyncError(redacted(str(error), [Path(bundle)])) from error
+        raise
     if as_json:
         click.echo(report.to_json())
     else:
@@ -63,82 +67,31 @@ def command(bundle: str, provider: str, reference: "Reference", as_json: bool, *
         raise SystemExit(1)
 
 
-@contextmanager
-def _without_paths(bundle: str, *, hidden: bool) -> Iterator[None]:
-    """Removes paths from an error that precedes the report, where it goes into a bug report."""
-    from latentsync_trt.bench.selftest.privacy import Privacy
-
-    try:
-        yield
-    except LatentSyncError as error:
-        if not hidden:
-            raise
-        raise LatentSyncError(Privacy([Path(bundle)]).clean(str(error))) from error
-
-
 def _show(report: "Report") -> None:
-    """Prints the table, what was measured beside it, and the verdict with its reasons."""
+    """Prints the table, the stages with their failures, and the verdict."""
     from latentsync_trt.bench.table import console, plain_table
 
     if report.graphs:
-        heads = ("graph", "nodes", "build s", "open s", "engine MB", "run ms", "cuda ms")
-        table = plain_table(*heads)
+        heads = ("nodes", "build s", "engine MB", "open s", "first ms", "mean ms", "difference")
+        table = plain_table("graph", *heads)
         for graph in report.graphs:
-            table.add_row(graph.graph, *_cells(graph, report.provider))
+            table.add_row(graph.graph, *_cells(graph))
         console().print(table)
-    for line in _lines(report):
-        click.echo(line)
-    what = f"bundle {report.bundle.name}, {report.bundle.precision}, {report.bundle.resolution_px} px"
-    if report.passed:
-        click.secho(f"PASS: {report.provider}, {what}", fg="green")
-        return
-    click.secho(f"FAIL: {report.provider or report.requested}, {what}", fg="red")
-    for reason in report.reasons:
-        click.echo(f"  - {reason}")
+    known = report.environment
+    facts = (*(_ON_GPU if "gpu" in known else _ON_CPU), "onnxruntime", "latentsync_trt")
+    click.echo("machine: " + ", ".join(f"{name.replace('_', ' ')} {known[name]}" for name in facts if name in known))
+    for found in report.pictures:
+        distance = "equal" if found.psnr_db is None else f"{found.psnr_db:.1f} dB"
+        click.echo(f"pictures, {found.case}: {distance} to {report.reference}, at least {found.least_db:.0f} dB expected")
+    for notice in report.notices:
+        click.echo(f"note: {notice}")
+    for stage, failures in report.stages.items():
+        click.echo(f"{stage}: {'FAIL' if failures else 'PASS'}")
+        for failure in failures:
+            click.echo(f"  - {failure}")
+    what = f"{report.provider or report.requested}, bundle {report.bundle.name}, {report.bundle.precision}, {report.bundle.resolution_px} px"
+    click.secho(f"{'PASS' if report.passed else 'FAIL'}: {what}", fg="green" if report.passed else "red")
 
 
-def _cells(graph: "GraphResult", provider: str) -> tuple[str, ...]:
-    nodes = _UNKNOWN
-    if graph.nodes is not None:
-        assigned, total = graph.nodes_on(provider), sum(graph.nodes.values())
-        nodes = "1 engine" if assigned == total == 1 else f"{assigned}/{total}"  # no graph itself has only one node
-    size_mb = None if graph.engine_bytes is None else graph.engine_bytes / 1e6
-    numbers = ((graph.build_s, 2), (graph.open_s, 2), (size_mb, 1), (graph.run_ms, 1), (graph.cuda_ms, 1))
-    return (nodes, *(_UNKNOWN if value is None else f"{value:.{digits}f}" for value, digits in numbers))
-
-
-def _lines(report: "Report") -> Iterator[str]:
-    """The lines below the table."""
-    yield f"machine: {_machine(report)}"
-    if report.memory is not None:
-        device = report.memory.device_bytes
-        on_device = "" if device is None else f"device {device / 1e9:.2f} GB, "
-        yield f"peak memory: {on_device}host {report.memory.host_bytes / 1e9:.2f} GB"
-    if report.pictures:
-        least_db = report.pictures[0].least_db
-        what = f"generated part of the faces, {report.steps} steps, compared with provider {report.reference}"
-        yield f"pictures: {what}; at least {least_db:.0f} dB expected"
-        yield from (f"  {found.case}: {_distance(found)}" for found in report.pictures)
-    elif report.provider:
-        yield "pictures: not compared"
-    yield from (f"note: {notice}" for notice in report.notices)
-
-
-def _machine(report: "Report") -> str:
-    """The main facts of the environment; the rest is in the JSON."""
-    on_gpu = ("gpu", "compute_capability", "driver", "tensorrt", "tensorrt_rtx_plugin", "cuda", "cudnn")
-    names = on_gpu if "gpu" in report.environment else ("cpu", "cpu_cores")
-    found = (f"{name.replace('_', ' ')} {report.environment[name]}" for name in names if name in report.environment)
-    always = (f"{name.replace('_', '-')} {report.environment[name]}" for name in ("onnxruntime", "latentsync_trt"))
-    return ", ".join((*found, *always))
-
-
-def _distance(found: "PictureResult") -> str:
-    near = "equal" if found.psnr_db is None else f"{found.psnr_db:.1f} dB"
-    return (
-        f"{near}, {'1 window' if found.windows == 1 else f'{found.windows} windows'} painted in {found.paint_s:.1f} s"
-    )
-
-
-def _ignore(_: str) -> None:
-    """With --json there is no progress."""
+def _cells(graph: "GraphRow") -> Iterator[str]:
+    yield "–" if not graph.nodes else " + ".join(str(count) for count in graph.nodes.values())
