@@ -183,12 +183,12 @@ def self_test(
             theirs = run(_REFERENCE, reference, other, usable)
         graphs = tuple(_graphs(bundle, first, second, folder)) if first.provider else ()
         pictures = tuple(_pictures(folder, first, second, theirs, LEAST_DB[bundle.manifest.precision]))
-    known = list(_failures(first, first.provider))
-    stages = {
-        _FIRST: known,
-        _SECOND: [text for text in _failures(second, first.provider, again=True) if text not in known],
-        _REFERENCE: [*theirs.failures, *_differences(graphs, pictures, reference)],
-    }
+    stages = {_FIRST: list(_failures(first, first.provider))}
+    if usable:
+        again = _failures(second, first.provider, again=True)
+        stages[_SECOND] = [text for text in again if text not in stages[_FIRST]]
+    if usable and reference != "none":
+        stages[_REFERENCE] = [*theirs.failures, *_differences(graphs, pictures, reference)]
     return Report(
         requested=provider,
         provider=first.provider,
@@ -292,7 +292,9 @@ def redacted(text: str, folders: Iterable[Path] = ()) -> str:
         home = [Path.home()]
         names |= {home[0].name, getpass.getuser()}
     own = [*home, Path.cwd(), Path(tempfile.gettempdir()), Path(sys.prefix), Path(__file__).parents[2]]
-    known = {str(place) for folder in (*own, *(path.parent for path in folders)) for place in (folder, folder.resolve())}
+    known = {
+        str(place) for folder in (*own, *(path.parent for path in folders)) for place in (folder, folder.resolve())
+    }
     text = " ".join(text.replace("\\\\", "\\").split())
     for place in sorted(known - {".", "/"}, key=len, reverse=True):  # a folder before its parents
         text = re.sub(rf"{re.escape(place)}[\\/]", "", text)

@@ -1,6 +1,5 @@
 """`latentsync-trt selftest`: does a provider build, run and paint correctly here? Run it first on new hardware."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,26 +71,33 @@ def _show(report: "Report") -> None:
     from latentsync_trt.bench.table import console, plain_table
 
     if report.graphs:
-        heads = ("nodes", "build s", "engine MB", "open s", "first ms", "mean ms", "difference")
-        table = plain_table("graph", *heads)
-        for graph in report.graphs:
-            table.add_row(graph.graph, *_cells(graph))
+        table = plain_table("graph", "nodes", "build s", "engine MB", "open s", "first ms", "mean ms", "difference")
+        for row in report.graphs:
+            table.add_row(row.graph, *_cells(row, report.provider))
         console().print(table)
     known = report.environment
     facts = (*(_ON_GPU if "gpu" in known else _ON_CPU), "onnxruntime", "latentsync_trt")
     click.echo("machine: " + ", ".join(f"{name.replace('_', ' ')} {known[name]}" for name in facts if name in known))
-    for found in report.pictures:
-        distance = "equal" if found.psnr_db is None else f"{found.psnr_db:.1f} dB"
-        click.echo(f"pictures, {found.case}: {distance} to {report.reference}, at least {found.least_db:.0f} dB expected")
     for notice in report.notices:
         click.echo(f"note: {notice}")
+    for found in report.pictures:
+        distance = (
+            "equal" if found.psnr_db is None else f"{found.psnr_db:.1f} dB, at least {found.least_db:.0f} expected"
+        )
+        click.echo(f"pictures, {found.case}, compared with {report.reference}: {distance}")
     for stage, failures in report.stages.items():
-        click.echo(f"{stage}: {'FAIL' if failures else 'PASS'}")
-        for failure in failures:
-            click.echo(f"  - {failure}")
-    what = f"{report.provider or report.requested}, bundle {report.bundle.name}, {report.bundle.precision}, {report.bundle.resolution_px} px"
-    click.secho(f"{'PASS' if report.passed else 'FAIL'}: {what}", fg="green" if report.passed else "red")
+        click.echo("\n  - ".join((f"{stage}: {'FAIL' if failures else 'PASS'}", *failures)))
+    bundle = f"bundle {report.bundle.name}, {report.bundle.precision}, {report.bundle.resolution_px} px"
+    verdict, color = ("PASS", "green") if report.passed else ("FAIL", "red")
+    click.secho(f"{verdict}: {report.provider or report.requested}, {bundle}", fg=color)
 
 
-def _cells(graph: "GraphRow") -> Iterator[str]:
-    yield "–" if not graph.nodes else " + ".join(str(count) for count in graph.nodes.values())
+def _cells(row: "GraphRow", provider: str) -> tuple[str, ...]:
+    from latentsync_trt.runtime.providers.diagnose import ORT_NAMES
+
+    size_mb = None if row.engine_bytes is None else row.engine_bytes / 1e6
+    numbers = ((row.build_s, ".2f"), (size_mb, ".1f"), (row.open_s, ".2f"), (row.first_ms, ".1f"), (row.mean_ms, ".1f"))
+    return (
+        f"{row.nodes.get(ORT_NAMES[provider], 0)}/{sum(row.nodes.values())}" if row.nodes else "–",
+        *("–" if value is None else format(value, form) for value, form in (*numbers, (row.difference, ".1e"))),
+    )
