@@ -4,7 +4,6 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import cv2
 import numpy as np
 
 from latentsync_trt.bench.moments import SHOWN_PX
@@ -97,17 +96,6 @@ def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) 
         for row, face in enumerate(faces):
             figure.figimage(face, left_px, height_px - (row + 1) * step_px)
     return figure
-
-
-def title_bar(titles: Sequence[str]) -> UInt8Array:
-    """Titles above faces that stand side by side, uint8 `(40, 256 · titles, 3)`."""
-    bar: UInt8Array = np.full((40, SHOWN_PX * len(titles), 3), 255, np.uint8)
-    font, scale = cv2.FONT_HERSHEY_SIMPLEX, 0.55
-    for column, title in enumerate(titles):
-        (width_px, _), _ = cv2.getTextSize(_ascii(title), font, scale, 1)
-        place_px = (column * SHOWN_PX + (SHOWN_PX - width_px) // 2, 27)
-        cv2.putText(bar, _ascii(title), place_px, font, scale, (0, 0, 0), 1, cv2.LINE_AA)
-    return bar
 
 
 def png(figure: "Figure") -> bytes:

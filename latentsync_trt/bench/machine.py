@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 
 import psutil
 
@@ -27,8 +27,8 @@ from latentsync_trt.runtime.providers.select import Selection
 
 _CPU_INFO = Path("/proc/cpuinfo")
 
-# At least two parts, starting at a root, a drive, the home folder or the current one.
-_PATH = re.compile(r"(?:[A-Za-z]:[\\/]|~[\\/]|\.{1,2}[\\/]|/)(?:[^\s\\/'\",;:]+[\\/])+[^\s\\/'\",;:]*")
+_PATH = re.compile(r"(?:[A-Za-z]:)?[^\s\\/'\",;:]*(?:[\\/][^\s\\/'\",;:]+)+[\\/]([^\s\\/'\",;:]+)[\\/]?")
+"""A word with two separators or more; its last part is the group."""
 
 
 def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict[str, str]:
@@ -103,5 +103,4 @@ def usable_cores() -> int:
 
 def without_paths(text: str) -> str:
     """`text` with every path shortened to its last part, as folders can identify the user."""
-    return _PATH.sub(lambda found: PurePosixPath(PureWindowsPath(found[0]).name).name or found[0], text)
-
+    return _PATH.sub(r"\1", text)

@@ -1,8 +1,7 @@
-"""What measurements are taken with: a clock around runs and around calls of the networks, and a watch on memory."""
+"""What measurements are taken with: a clock around runs, and a watch on memory."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from time import perf_counter
 from typing import Self
 
@@ -10,7 +9,6 @@ import psutil
 
 from latentsync_trt.bench.rows import Memory
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
-from latentsync_trt.types import Denoiser, Float32Array, ImageCodec, UInt8Array, UInt16Array, WindowBatch
 
 _POLL_S = 0.02
 """Shorter than a denoising step, and long enough not to slow it down."""
@@ -66,46 +64,3 @@ class MemoryWatch:
             free_bytes = free_memory_bytes(self._gpu_index)
             if free_bytes is not None:
                 self._device_bytes = max(self._device_bytes, self._free_before_bytes - free_bytes)
-
-
-class TimedNetworks:
-    """An `ImageCodec` and a `Denoiser` that time every call: the inpainter that uses them is unchanged.
-
-    `parts_s`: seconds so far by part: VAE encode, each kind of denoising step, VAE decode.
-    """
-
-    def __init__(self, codec: ImageCodec, denoiser: Denoiser) -> None:
-        self._codec, self._denoiser = codec, denoiser
-        self._guidance = False
-        self.parts_s: dict[str, float] = {}
-
-    def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
-        """As `ImageCodec.encode_faces`."""
-        with self._timed("VAE encode"):
-            return self._codec.encode_faces(faces, mask)
-
-    def decode_faces(self, latents: Float32Array) -> Sequence[UInt16Array]:
-        """As `ImageCodec.decode_faces`."""
-        with self._timed("VAE decode"):
-            return self._codec.decode_faces(latents)
-
-    def begin(self, batch: WindowBatch) -> None:
-        """As `Denoiser.begin`."""
-        self._guidance = batch.guidance > 1.0
-        self._denoiser.begin(batch)
-
-    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
-        """As `Denoiser.step`."""
-        kind = "cached steps" if cached else "full steps"
-        with self._timed(kind if guided and self._guidance else f"{kind}, unguided"):
-            self._denoiser.step(timestep, coefficients, cached=cached, guided=guided)
-
-    def latents(self) -> Float32Array:
-        """As `Denoiser.latents`."""
-        return self._denoiser.latents()
-
-    @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        start_s = perf_counter()
-        yield
-        self.parts_s[part] = self.parts_s.get(part, 0.0) + perf_counter() - start_s

@@ -1,6 +1,6 @@
 """How alike two pictures are: PSNR, SSIM and, where the user has installed it, LPIPS; of pictures and of clips."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -111,15 +111,6 @@ def lpips_distance(a: UInt8Array, b: UInt8Array) -> float | None:
     x, y = (torch.from_numpy(one.transpose(2, 0, 1)[None] / np.float32(127.5) - np.float32(1)) for one in (a, b))
     with torch.inference_mode():
         return float(network(x, y))
-
-
-def pooled(parts: Sequence[Likeness]) -> Likeness:
-    """Several clips as one: each frame weighs the same, and PSNR is of the mean power of the difference."""
-    frames = sum(part.frames for part in parts)
-    squares = (0 if part.psnr_db is None else part.frames * 10 ** (-part.psnr_db / 10) for part in parts)
-    distances = [part.frames * part.lpips for part in parts if part.lpips is not None]
-    lpips = sum(distances) / frames if len(distances) == len(parts) else None
-    return Likeness(decibels(1, sum(squares) / frames), sum(p.frames * p.ssim for p in parts) / frames, frames, lpips)
 
 
 def decibels(signal: float, noise: float) -> float | None:

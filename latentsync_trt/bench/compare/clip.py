@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from latentsync_trt.bench.clip_figures import face_grid, png, title_bar
+from latentsync_trt.bench.clip_figures import face_grid, png
 from latentsync_trt.bench.compare.results import Area, ClipResults, Flicker, Lips
 from latentsync_trt.bench.files import write_file
 from latentsync_trt.bench.material import Clip, generated_part
@@ -32,8 +32,6 @@ _UNIT = 256
 
 # The second difference of white noise has 1 + 4 + 1 times its variance; steady movement has none.
 _FLICKER_GAIN = 6.0
-
-_TITLE_CHARACTERS = 18
 
 
 def check_speech(audio: Path) -> None:
@@ -70,13 +68,12 @@ def measure(
     a, b = (measure_clip(video, clip.audio, clip.mouth, on_progress=on_progress) for video in (pair.a, pair.b))
     a, b = joined(a.gaps[: len(b)], a.level_db, a.mouth), joined(b.gaps[: len(a)], b.level_db, b.mouth)
     lips = compare_lips(a, b, clip.video.name)
-    titles = ("source", f"A: {_short(pair.names[0])}", f"B: {_short(pair.names[1])}", f"difference x {GAIN}")
     picture, video = report.with_suffix(".png"), report.with_suffix(".mp4")
     meter = FaceMeter(pair.side_px)
     kept = dict[str, Sequence[UInt8Array]]()
-    frames = _side_by_side(_views(pair, clip.video, len(a), extend), titles, meter, choose_moments(a), kept)
+    frames = _side_by_side(_views(pair, clip.video, len(a), extend), meter, choose_moments(a), kept)
     write_pictures(video, frames, audio=clip.audio)
-    write_file(picture, png(face_grid(titles, kept)))
+    write_file(picture, png(face_grid(("source", *pair.names, f"difference × {GAIN}"), kept)))
     return ClipResults(
         name=clip.video.name,
         frames=len(a),
@@ -195,24 +192,18 @@ def _views(pair: Pair, source: Path, frames: int, extend: Extend) -> Iterator[Fa
 
 def _side_by_side(
     views: Iterable[Faces | None],
-    titles: tuple[str, ...],
     meter: FaceMeter,
     moments: Mapping[int, str],
     kept: dict[str, Sequence[UInt8Array]],
 ) -> Iterator[UInt8Array]:
-    """The frames of the video; on the way `meter` is fed, and the pictures of the `moments` go into `kept`."""
-    bar = title_bar(titles)
+    """The frames of the video: source, A, B and their difference side by side; on the way `meter` is fed, and the pictures of the `moments` go into `kept`."""
     gray: UInt8Array = np.full((SHOWN_PX, SHOWN_PX, 3), 127, np.uint8)
     for index, faces in enumerate(views):
         meter.add(faces)
-        cells = [gray] * len(titles)
+        cells = [gray] * 4
         if faces is not None:
             source, a, b = map(shown, faces)
             cells = [source, a, b, difference(a, b)]
             if index in moments:
                 kept[moments[index]] = cells
-        yield np.vstack([bar, np.hstack(cells)])
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _TITLE_CHARACTERS else f"{name[: _TITLE_CHARACTERS - 2]}.."
+        yield np.hstack(cells)

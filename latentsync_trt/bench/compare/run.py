@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from latentsync_trt.bench.compare.clip import Pair, check_speech, measure
@@ -109,13 +109,8 @@ def _side(bundle: Bundle, name: str) -> Side:
 
 
 def _settings(sync: SyncOptions) -> str:
-    sampling = sync.sampling
-    if sampling.full_steps is not None:
-        full = f"steps {', '.join(map(str, sampling.full_steps))} full"
-    else:
-        full = "all full" if sampling.cache_interval == 1 else f"one in {sampling.cache_interval} full"
-    interval = "" if sync.guidance_interval is None else " from {:g} to {:g}".format(*sync.guidance_interval)
-    return f"{sampling.steps} {sampling.solver} steps, {full}, guidance {sync.guidance:g}{interval}, seed {sync.seed}"
+    chosen = {**asdict(sync.sampling), "guidance": sync.guidance, "guidance_interval": sync.guidance_interval}
+    return ", ".join(f"{name} {value}" for name, value in {**chosen, "seed": sync.seed}.items() if value is not None)
 
 
 def _differences(a: Bundle, b: Bundle, selections: Sequence[Selection]) -> Iterator[str]:
