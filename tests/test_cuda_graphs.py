@@ -6,10 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latentsync_trt import SyncOptions
 from latentsync_trt.bench.selftest import REPLAY_NOTICE
+from latentsync_trt.bundle.manifest import step_graph
 from latentsync_trt.runtime.networks import denoiser as denoiser_module
 from latentsync_trt.runtime.networks.denoiser import PooledDenoiser, replays_faithfully
+from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.sync.inpaint import graphs_for
 from latentsync_trt.types import Float32Array, WindowBatch
+from tests.device import DemoNetworks
 
 LATENTS = np.random.default_rng(3).standard_normal((1, 4, 2, 3, 3)).astype(np.float32)
 CONDITIONING = np.random.default_rng(4).standard_normal((1, 9, 2, 3, 3)).astype(np.float32)
@@ -171,3 +176,16 @@ def test_without_cuda_graphs_nothing_is_checked(monkeypatch: pytest.MonkeyPatch)
     run_clip(denoiser)
     assert [denoiser.begun for denoiser in all_made] == [4]
     assert pool.engines.checked == [{"windows": 1, "frames": 2}] * 4
+
+
+def test_warming_up_runs_steps_in_the_denoisers_buffers(make: DemoNetworks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run on other buffers, a step would be recorded with those."""
+    networks = make()
+    options = SyncOptions(preset="fast", guidance_interval=(0.5, 1.0))
+    ran: list[str] = []
+    run = Session.run
+    monkeypatch.setattr(Session, "run", lambda session, inputs: ran.append(session.name) or run(session, inputs))
+    networks.warm_up(graphs_for(options))
+    assert ran == ["audio_encoder", "vae_encoder", "vae_decoder"]
+    steps = {time.graph: time.runs for time in networks.times() if time.graph.startswith("denoise_step")}
+    assert steps == {step_graph(guided=kind, cached=cached): 1 for kind in (True, False) for cached in (True, False)}

@@ -54,7 +54,7 @@ def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
         lips.plot(time_s, target, color=_TARGET, linewidth=1.5, label="what the words require (scaled)")
         lips.fill_between(time_s, _LIPS_AT_REST, target, color=_TARGET, alpha=0.12, linewidth=0)
     for color, (name, curves) in zip(_LINES, results.items(), strict=False):
-        lips.plot(time_s, curves.gaps[:count], ".-", color=color, markersize=4, label=_plain(name))
+        lips.plot(time_s, curves.gaps[:count], ".-", color=color, markersize=4, label=name)
     lips.axhline(CLOSED_GAP, color=_SPEECH, linestyle="--", linewidth=1, label="below: lips touch")
     top = max(float(np.nan_to_num(curves.gaps[:count]).max(initial=0.0)) for curves in results.values())
     lips.set(xlim=(0, count / MODEL_FPS), ylim=(0, max(1.05 * top, _LEAST_TOP)), xlabel="time, s")
@@ -64,7 +64,7 @@ def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
     figure.legend(loc="outside lower center", ncols=6, frameon=False)
     cut = "" if count == len(first) else f"The first {count / MODEL_FPS:.0f} s of {len(first) / MODEL_FPS:.0f} s. "
     if cut or title:
-        figure.suptitle(_plain(f"{cut}{title}"))
+        figure.suptitle(f"{cut}{title}")
     return figure
 
 
@@ -86,7 +86,7 @@ def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) 
     figure = Figure(figsize=(width_px / _DPI, height_px / _DPI), dpi=_DPI, facecolor="white")
 
     def write(x_px: float, y_px: float, text: str, side: str) -> None:
-        figure.text(x_px / width_px, y_px / height_px, _plain(text), ha=side, va="center", size=13)
+        figure.text(x_px / width_px, y_px / height_px, text, ha=side, va="center", size=13)
 
     for row, label in enumerate(rows):
         write(_LABELS_PX - 12, height_px - row * step_px - step_px / 2, label, "right")
@@ -119,13 +119,3 @@ def _target_gaps(opening: Float64Array, gaps: Float32Array) -> Float64Array:
     target = opening[known]
     unit = float(target @ (gaps[known] - _LIPS_AT_REST) / max(float(target @ target), 1e-9))
     return _LIPS_AT_REST + max(unit, _LEAST_TOP / 2) * opening
-
-
-def _ascii(text: str) -> str:
-    """In the characters that every font has."""
-    return text.encode("ascii", "replace").decode()
-
-
-def _plain(text: str) -> str:
-    """As matplotlib takes it: `$` would begin a formula."""
-    return _ascii(text).replace("$", r"\$")

@@ -53,8 +53,8 @@ class LikenessMeter:
 
     def add(self, a: UInt8Array, b: UInt8Array) -> None:
         """The next frame of both, `(H, W, 3)`, H and W at least 11; raises `InputError` as `ssim`."""
-        self._squares.append(_mean_square(a, b))
         self._similarities.append(ssim(a, b))
+        self._squares.append(cv2.norm(a, b, cv2.NORM_L2SQR) / a.size)
         distance = lpips_distance(a, b)
         if distance is not None:
             self._distances.append(distance)
@@ -84,7 +84,8 @@ def ssim(a: UInt8Array, b: UInt8Array) -> float:
     Raises:
         InputError: the shapes differ, or a side is shorter than a window.
     """
-    _check_shapes(a, b)
+    if a.shape != b.shape:
+        raise InputError(f"pictures of shapes {a.shape} and {b.shape}: two of one shape are compared")
     if a.ndim != 3 or min(a.shape[:2]) < _WINDOW_PX:
         raise InputError(f"pictures of shape {a.shape}: SSIM needs (H, W, 3) with sides of {_WINDOW_PX} px or more")
     x, y = a @ _LUMA, b @ _LUMA
@@ -131,16 +132,6 @@ def _lpips_network() -> Any:
     import lpips
 
     return lpips.LPIPS(net="alex", verbose=False).eval()
-
-
-def _mean_square(a: UInt8Array, b: UInt8Array) -> float:
-    _check_shapes(a, b)
-    return cv2.norm(a, b, cv2.NORM_L2SQR) / a.size
-
-
-def _check_shapes(a: UInt8Array, b: UInt8Array) -> None:
-    if a.shape != b.shape:
-        raise InputError(f"pictures of shapes {a.shape} and {b.shape}: two of one shape are compared")
 
 
 def _window_means(values: Float64Array) -> Float64Array:

@@ -5,11 +5,9 @@ from contextlib import closing
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from latentsync_trt.audio.encoder import encode_audio
 from latentsync_trt.bench.machine import usable_cores
 from latentsync_trt.bench.material import Clip, aligned_faces
 from latentsync_trt.bench.rows import Row
@@ -18,7 +16,6 @@ from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.compositor import composite
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
@@ -30,18 +27,6 @@ _QUEUE_DEPTH = 4
 
 _MOST_FRAMES = 50
 """Two seconds, which at 1080p take half a gigabyte: all frames of a stage lie in memory while it is timed."""
-
-
-def measure_audio_stage(setting: Setting, clip: Clip) -> Row:
-    """A row for encoding the clip's speech on the provider. Errors as `LipSync.sync`."""
-    setting.say(f"{setting.provider}: encode audio")
-    with setting.networks() as networks:
-
-        def encode() -> int:
-            return len(encode_audio(lambda: read_audio_blocks(clip.audio), networks.encode_mel).windows)
-
-        frames = encode()
-        return _row(setting, "encode audio", encode, frames=frames)
 
 
 def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
@@ -79,12 +64,8 @@ def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
     note = f"{clip.name}, {options.encoder}, {usable_cores()} cores"
     for stage, run in stages.items():
         setting.say(f"{stage}: {len(frames)} frames of {clip.name}")
-        yield _row(setting, stage, run, provider=None, frames=len(frames), notes=(note,))
-
-
-def _row(setting: Setting, stage: str, run: Callable[[], object], **fields: Any) -> Row:
-    with setting.watch() as watch:
-        return setting.row("stage", stage, run, watch, **fields)
+        with setting.watch() as watch:
+            yield setting.row("stage", stage, run, watch, provider=None, frames=len(frames), notes=(note,))
 
 
 def _frames_with_faces(clip: Clip, resolution_px: int) -> tuple[list[Frame], list[AlignedFace]]:

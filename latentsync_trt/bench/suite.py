@@ -12,7 +12,7 @@ from latentsync_trt.bench.material import FULL_HD_PX, choose_clip
 from latentsync_trt.bench.options import BenchOptions
 from latentsync_trt.bench.rows import Results, Row
 from latentsync_trt.bench.setting import Setting, settings_for
-from latentsync_trt.bench.stages import measure_audio_stage, measure_stages
+from latentsync_trt.bench.stages import measure_stages
 from latentsync_trt.bench.whole_clips import measure_clips
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
@@ -58,8 +58,6 @@ def _rows(settings: Sequence[Setting], options: BenchOptions, folder: Path) -> I
             yield from measure_graphs(setting)
         if clip is not None and "loop" in scenarios:
             yield from measure_loops(setting, clip)
-        if full_hd is not None:
-            yield measure_audio_stage(setting, full_hd)
         if clip is not None and "end-to-end" in scenarios:
             yield from measure_clips(setting, clip, folder)
     if full_hd is not None:  # last, as it leaves memory behind that would count for what comes after it

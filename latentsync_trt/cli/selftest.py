@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 _LEFT_OUT = ("build", "engine_cache", "profile", "windows_per_batch")
 """Fixed in a self-test: engines are built first, in a temporary folder, and windows painted one by one."""
 
-_ON_GPU = ("gpu", "compute_capability", "driver", "tensorrt", "tensorrt_rtx_plugin", "cuda", "cudnn")
-_ON_CPU = ("cpu", "cpu_cores")
-"""Facts of the environment that are printed; the rest is in the JSON."""
+_FACTS = (
+    *("gpu", "compute_capability", "driver", "tensorrt", "tensorrt_rtx_plugin", "cuda", "cudnn"),
+    *("cpu", "cpu_cores", "onnxruntime", "latentsync_trt"),
+)
+"""Of the environment, for the screen; all are in the JSON."""
 
 
 @click.command("selftest")
@@ -76,15 +78,12 @@ def _show(report: "Report") -> None:
             table.add_row(row.graph, *_cells(row, report.provider))
         console().print(table)
     known = report.environment
-    facts = (*(_ON_GPU if "gpu" in known else _ON_CPU), "onnxruntime", "latentsync_trt")
-    click.echo("machine: " + ", ".join(f"{name.replace('_', ' ')} {known[name]}" for name in facts if name in known))
+    click.echo("machine: " + ", ".join(f"{name.replace('_', ' ')} {known[name]}" for name in _FACTS if name in known))
     for notice in report.notices:
         click.echo(f"note: {notice}")
     for found in report.pictures:
-        distance = (
-            "equal" if found.psnr_db is None else f"{found.psnr_db:.1f} dB, at least {found.least_db:.0f} expected"
-        )
-        click.echo(f"pictures, {found.case}, compared with {report.reference}: {distance}")
+        psnr = "equal" if found.psnr_db is None else f"{found.psnr_db:.1f} dB"
+        click.echo(f"pictures, {found.case}: {psnr} beside {report.reference} (at least {found.least_db:.0f} dB)")
     for stage, failures in report.stages.items():
         click.echo("\n  - ".join((f"{stage}: {'FAIL' if failures else 'PASS'}", *failures)))
     bundle = f"bundle {report.bundle.name}, {report.bundle.precision}, {report.bundle.resolution_px} px"
@@ -96,8 +95,9 @@ def _cells(row: "GraphRow", provider: str) -> tuple[str, ...]:
     from latentsync_trt.runtime.providers.diagnose import ORT_NAMES
 
     size_mb = None if row.engine_bytes is None else row.engine_bytes / 1e6
-    numbers = ((row.build_s, ".2f"), (size_mb, ".1f"), (row.open_s, ".2f"), (row.first_ms, ".1f"), (row.mean_ms, ".1f"))
+    numbers = (row.build_s, size_mb, row.open_s, row.first_ms, row.mean_ms, row.difference)
+    forms = (".2f", ".1f", ".2f", ".1f", ".1f", ".1e")
     return (
         f"{row.nodes.get(ORT_NAMES[provider], 0)}/{sum(row.nodes.values())}" if row.nodes else "–",
-        *("–" if value is None else format(value, form) for value, form in (*numbers, (row.difference, ".1e"))),
+        *("–" if value is None else format(value, form) for value, form in zip(numbers, forms, strict=True)),
     )

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -43,37 +42,37 @@ def check_speech(audio: Path) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Both results of a clip, finished videos, and A's and B's names; `side_px`: of the faces to compare."""
-
-    a: Path
-    b: Path
-    names: tuple[str, str]
-    side_px: int
-
-
 def measure(
-    pair: Pair, clip: Clip, report: Path, *, extend: Extend = "loop", on_progress: ProgressCallback | None = None
+    videos: tuple[Path, Path],
+    clip: Clip,
+    report: Path,
+    side_px: int,
+    *,
+    extend: Extend = "loop",
+    on_progress: ProgressCallback | None = None,
 ) -> ClipResults:
-    """Measures both results, and writes the picture and the video that show them.
+    """Measures the results of A and of B, and writes the picture and the video that show them.
 
     Args:
-        report: picture and video are named after it. extend: how the source goes on where it ends before the results.
+        report: picture and video are named after it. side_px: of the faces to compare. extend: how the source goes on
+            where it ends before the results.
 
     Raises:
         InputError: too few frames show a face, or pictures differ in size. OutputError: a file cannot be written.
         MediaError: one cannot be read.
     """
-    a, b = (measure_clip(video, clip.audio, clip.mouth, on_progress=on_progress) for video in (pair.a, pair.b))
+    a, b = (measure_clip(video, clip.audio, clip.mouth, on_progress=on_progress) for video in videos)
     a, b = joined(a.gaps[: len(b)], a.level_db, a.mouth), joined(b.gaps[: len(a)], b.level_db, b.mouth)
     lips = compare_lips(a, b, clip.video.name)
+    clips = (
+        read_frames(clip.video, rgb_only=True, frame_count=len(a), extend=extend),
+        *(read_frames(video, rgb_only=True, frame_count=len(a)) for video in videos),
+    )
+    views = face_views([(frame.rgb for frame in frames) for frames in clips], side_px)
+    meter, kept = FaceMeter(side_px), dict[str, Sequence[UInt8Array]]()
     picture, video = report.with_suffix(".png"), report.with_suffix(".mp4")
-    meter = FaceMeter(pair.side_px)
-    kept = dict[str, Sequence[UInt8Array]]()
-    frames = _side_by_side(_views(pair, clip.video, len(a), extend), meter, choose_moments(a), kept)
-    write_pictures(video, frames, audio=clip.audio)
-    write_file(picture, png(face_grid(("source", *pair.names, f"difference × {GAIN}"), kept)))
+    write_pictures(video, _side_by_side(views, meter, choose_moments(a), kept), audio=clip.audio)
+    write_file(picture, png(face_grid(("source", "A", "B", f"difference × {GAIN}"), kept)))
     return ClipResults(
         name=clip.video.name,
         frames=len(a),
@@ -182,21 +181,13 @@ def difference(a: UInt8Array, b: UInt8Array) -> UInt8Array:
     return np.asarray(np.minimum(np.abs(a.astype(np.int16) - b) * GAIN, 255), np.uint8)
 
 
-def _views(pair: Pair, source: Path, frames: int, extend: Extend) -> Iterator[Faces | None]:
-    clips = (
-        read_frames(source, rgb_only=True, frame_count=frames, extend=extend),
-        *(read_frames(video, rgb_only=True, frame_count=frames) for video in (pair.a, pair.b)),
-    )
-    return face_views([(frame.rgb for frame in clip) for clip in clips], pair.side_px)
-
-
 def _side_by_side(
-    views: Iterable[Faces | None],
-    meter: FaceMeter,
-    moments: Mapping[int, str],
-    kept: dict[str, Sequence[UInt8Array]],
+    views: Iterable[Faces | None], meter: FaceMeter, moments: Mapping[int, str], kept: dict[str, Sequence[UInt8Array]]
 ) -> Iterator[UInt8Array]:
-    """The frames of the video: source, A, B and their difference side by side; on the way `meter` is fed, and the pictures of the `moments` go into `kept`."""
+    """The frames of the video: source, A, B and their difference side by side.
+
+    On the way `meter` is fed, and the pictures of the `moments` go into `kept`.
+    """
     gray: UInt8Array = np.full((SHOWN_PX, SHOWN_PX, 3), 127, np.uint8)
     for index, faces in enumerate(views):
         meter.add(faces)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from latentsync_trt.bench.compare.clip import Pair, check_speech, measure
-from latentsync_trt.bench.compare.results import Comparison, Lips, Side
+from latentsync_trt.bench.compare.clip import check_speech, measure
+from latentsync_trt.bench.compare.results import Comparison, Side
 from latentsync_trt.bench.machine import bundle_facts, environment, without_paths
 from latentsync_trt.bench.material import Clip
 from latentsync_trt.bundle.manifest import Bundle
@@ -19,9 +19,6 @@ from latentsync_trt.types import ProgressCallback
 
 LEAST_SIDE_PX = 256
 """Faces are compared at this resolution, or at the networks' where that is higher."""
-
-LEAST_MOVED = 0.01
-"""Lips that move less are still, as far as FaceMesh can tell: those that touch read 0.02 to 0.041."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +37,6 @@ class Plan:
     on_progress: ProgressCallback | None = None
     command: Sequence[str] = ()
 
-    def progress_of(self, part: str) -> ProgressCallback | None:
-        """Progress of a part, whose name precedes the stage's."""
-        report = self.on_progress
-        if report is None:
-            return None
-        return lambda progress: report(replace(progress, stage=f"{part}: {progress.stage}"))
-
 
 def compare_bundles(a: Bundle, b: Bundle, clip: Clip, plan: Plan) -> Comparison:
     """Dubs the clip with both bundles and compares the results.
@@ -61,13 +51,12 @@ def compare_bundles(a: Bundle, b: Bundle, clip: Clip, plan: Plan) -> Comparison:
         names = a.folder.resolve().name, b.folder.resolve().name
     side_px = max(LEAST_SIDE_PX, a.manifest.resolution_px, b.manifest.resolution_px)
     with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=plan.report.parent) as folder:
-        ours, theirs = (_dub(letter, side, clip, plan, Path(folder)) for letter, side in (("A", a), ("B", b)))
-        pair = Pair(ours.video, theirs.video, names, side_px)
-        found = measure(pair, clip, plan.report, extend=plan.sync.extend, on_progress=plan.progress_of("measure"))
-    selections = ours.selection, theirs.selection
-    notes = *_differences(a, b, selections), *_still_lips(found.lips), *dict.fromkeys((*ours.notices, *theirs.notices))
-    sides = _side(a, names[0]), _side(b, names[1])
-    return Comparison(environment(plan.command, selections), *sides, _settings(plan.sync), found, notes)
+        videos = Path(folder, "a.mkv"), Path(folder, "b.mkv")
+        (on_a, first), (on_b, second) = (_dub(*one, clip, plan) for one in zip((a, b), videos, strict=True))
+        found = measure(videos, clip, plan.report, side_px, extend=plan.sync.extend, on_progress=plan.on_progress)
+    notes = *_differences(a, b, on_a.name, on_b.name), *dict.fromkeys((*first, *second))
+    facts = environment(plan.command, (on_a, on_b))
+    return Comparison(facts, _side(a, names[0]), _side(b, names[1]), _settings(plan.sync), found, notes)
 
 
 def compare_videos(a: Path, b: Path, clip: Clip, plan: Plan) -> Comparison:
@@ -77,29 +66,20 @@ def compare_videos(a: Path, b: Path, clip: Clip, plan: Plan) -> Comparison:
         InputError: the clip cannot be used. Else as `measure`.
     """
     check_speech(clip.audio)
-    pair = Pair(a, b, (a.stem, b.stem), LEAST_SIDE_PX)
-    found = measure(pair, clip, plan.report, on_progress=plan.progress_of("measure"))
-    notes = *_still_lips(found.lips), "finished videos: what their encoders lost is part of the difference"
+    found = measure((a, b), clip, plan.report, LEAST_SIDE_PX, on_progress=plan.on_progress)
+    notes = ("finished videos: what their encoders lost is part of the difference",)
     return Comparison(environment(plan.command, ()), Side(a.name), Side(b.name), "finished videos", found, notes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Dubbed:
-    """What one bundle made: a lossless video."""
-
-    video: Path
-    selection: Selection
-    notices: tuple[str, ...]
-
-
-def _dub(letter: str, bundle: Bundle, clip: Clip, plan: Plan, folder: Path) -> _Dubbed:
-    plan.say(f"{letter}: {bundle.manifest.name}")
-    video, sync = folder / f"{letter}.mkv", replace(plan.sync, lossless=True)
+def _dub(bundle: Bundle, video: Path, clip: Clip, plan: Plan) -> tuple[Selection, tuple[str, ...]]:
+    """Writes the clip as `bundle` paints it, lossless; what it ran on, and notices."""
+    plan.say(f"{bundle.manifest.name} from {bundle.folder}")
     selection = select_provider(plan.provider, plan.runtime.device)
     networks = Networks(bundle, selection, plan.runtime, may_pass_over=plan.provider == "auto", on_notice=plan.say)
     with LipSync(networks) as lip_sync:
-        report = lip_sync.sync(clip.video, clip.audio, video, sync, on_progress=plan.progress_of(letter))
-        return _Dubbed(video, networks.selection, tuple(map(without_paths, report.notices)))
+        options = replace(plan.sync, lossless=True)
+        report = lip_sync.sync(clip.video, clip.audio, video, options, on_progress=plan.on_progress)
+        return networks.selection, tuple(map(without_paths, report.notices))
 
 
 def _side(bundle: Bundle, name: str) -> Side:
@@ -113,19 +93,13 @@ def _settings(sync: SyncOptions) -> str:
     return ", ".join(f"{name} {value}" for name, value in {**chosen, "seed": sync.seed}.items() if value is not None)
 
 
-def _differences(a: Bundle, b: Bundle, selections: Sequence[Selection]) -> Iterator[str]:
+def _differences(a: Bundle, b: Bundle, on_a: str, on_b: str) -> Iterator[str]:
     """What else the two differ by, which the pictures show, too."""
-    ran_on = [selection.name for selection in selections]
-    if len(set(ran_on)) > 1:
-        yield f"A ran on {ran_on[0]}, B on {ran_on[1]}: part of the difference is the providers'"
+    if on_a != on_b:
+        yield f"A ran on {on_a}, B on {on_b}: part of the difference is the providers'"
     sides_px = a.manifest.resolution_px, b.manifest.resolution_px
-    if len(set(sides_px)) > 1:
+    if sides_px[0] != sides_px[1]:
         yield (
             f"A works at {sides_px[0]} px, B at {sides_px[1]} px, so they start from different noise: look at the "
             "lips' numbers and at the video rather than at PSNR"
         )
-
-
-def _still_lips(lips: Lips) -> Iterator[str]:
-    if lips.moved_a < LEAST_MOVED:
-        yield f"A's lips hardly move ({lips.moved_a:.4f}), so how lips follow the speech says little"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from latentsync_trt.bundle.manifest import AUDIO_ENCODER, FULL_STEP, STEP_GRAPHS, Bundle
+from latentsync_trt.bundle.manifest import AUDIO_ENCODER, FULL_STEP, STEP_GRAPHS, Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory, ProviderUnavailable
 from latentsync_trt.runtime.cache.store import EngineCache, Notice, cache_folder
@@ -18,9 +18,9 @@ from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, next_provider
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.pool import SessionPool
-from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.runtime.sessions.session import Array, Session
 from latentsync_trt.runtime.sessions.trace import profile_folder, write_profile
-from latentsync_trt.types import EngineTime, Float32Array, Span
+from latentsync_trt.types import EngineTime, Float32Array, Span, WindowBatch
 
 
 class Networks:
@@ -132,13 +132,36 @@ class Networks:
             self._windows_that_fit = windows_that_fit(self.bundle.manifest, ranges, self._free_bytes())
 
     def warm_up(self, graphs: Iterable[str]) -> None:
-        """Runs each graph once on zeros, so that the first clip does not pay for what providers do at a first run."""
+        """Runs each graph once on random numbers, so that the first clip does not pay for a provider's first runs."""
+        graphs = tuple(graphs)
         for graph in graphs:
-            session = self.session(graph)
-            ranges = self._pool.engines.ranges
-            session.run(
-                {tensor.name: np.zeros(usual_shape(tensor.shape, ranges), tensor.dtype) for tensor in session.inputs}
+            if graph not in STEP_GRAPHS:
+                self.session(graph).run(self._random_inputs(graph))
+        # Steps run in the denoiser, since a recorded CUDA graph belongs to its buffers.
+        steps = [(guided, cached) for guided in (True, False) for cached in (False, True)]
+        steps = [step for step in steps if step_graph(guided=step[0], cached=step[1]) in graphs]
+        if not steps:
+            return
+        guided = any(kind for kind, _ in steps)
+        known = self._random_inputs(step_graph(guided=guided, cached=False))
+        self.denoiser.begin(
+            WindowBatch(
+                known["latents"],
+                known["conditioning"],
+                known["audio"],
+                guidance=2.0 if guided else 1.0,
+                unguided_too=guided and not all(kind for kind, _ in steps),
             )
+        )
+        for kind, cached in steps:
+            self.denoiser.step(500, np.zeros(5, np.float32), cached=cached, guided=kind)
+
+    def _random_inputs(self, graph: str) -> dict[str, Array]:
+        ranges, random = self._pool.engines.ranges, np.random.default_rng(0)
+        return {
+            tensor.name: random.standard_normal(usual_shape(tensor.shape, ranges)).astype(tensor.dtype)
+            for tensor in self.session(graph).inputs
+        }
 
     def between_windows(self) -> None:
         """Changes to the engines that were built in the background, once they are ready."""
