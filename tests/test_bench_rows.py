@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from latentsync_trt.bench.compare import compare
-from latentsync_trt.bench.machine import slug, without_paths
-from latentsync_trt.bench.report import Bar, stacked_bars, write_report
+from latentsync_trt.bench.changes import find_changes
+from latentsync_trt.bench.machine import without_paths
+from latentsync_trt.bench.report import stacked_bars, write_report
 from latentsync_trt.bench.rows import (
     Arithmetic,
     BundleFacts,
@@ -19,7 +19,6 @@ from latentsync_trt.bench.rows import (
     Results,
     Row,
     Spread,
-    StepTimes,
     read_results,
 )
 from latentsync_trt.cli import main
@@ -40,7 +39,6 @@ GRAPH = Row(
     arithmetic=Arithmetic(35.0, 350.0, 700.0),
     memory=Memory(10**9, 2 * 10**9),
     start_up_s={"build": 2.0, "open": 0.5},
-    facts={"node_share": 1.0},
 )
 QUALITY_LOOP = Row(
     "loop",
@@ -50,15 +48,14 @@ QUALITY_LOOP = Row(
     TIME,
     1,
     frames=16,
-    parts_s={"VAE encode": 0.01, "denoising": 0.08, "VAE decode": 0.01},
-    steps=(StepTimes(full=True, guided=True, in_a_run=2, times_ms=(40.0, 41.0, 39.0, 40.0)),),
+    parts_s={"vae_encoder": 0.01, "denoise_step": 0.08, "rest": 0.01},
 )
 FAST_LOOP = replace(
     QUALITY_LOOP,
     preset="fast",
     time=Spread(50.0, 45.0, 55.0, 20),
-    quality=Quality("reference <1>", 31.5, 0.97, None, 16),
-    steps=(*QUALITY_LOOP.steps, StepTimes(full=False, guided=False, in_a_run=1, times_ms=(4.0, 5.0))),
+    quality=Quality(31.5, 0.97, 16, reference="reference <1>"),
+    parts_s={**QUALITY_LOOP.parts_s, "denoise_step_cached": 0.01},
 )
 CLIP = Row(
     "end-to-end",
@@ -70,7 +67,6 @@ CLIP = Row(
     frames=100,
     parts_s={"decode": 0.02, "paint": 0.09},
     start_up_s={"check bundle": 1.0},
-    engines=({"graph": "denoise_step", "runs": 3},),
     notes=("a note",),
 )
 STAGE = Row("stage", "encode", None, None, TIME, 1, frames=50, notes=("1920×1080, 2 cores",))
@@ -111,7 +107,7 @@ def test_what_are_no_rows_is_refused(tmp_path: Path, content: str, reason: str) 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "benchmarks").glob("bench-*.json")), ids=lambda path: path.stem)
 def test_committed_rows_can_be_compared(path: Path) -> None:
     results = read_results(path)
-    found = compare(results, results)
+    found = find_changes(results, results)
     assert [row for row, _ in found.pairs] == list(results.rows)
     assert found.differences == ()
 
@@ -127,7 +123,7 @@ def test_an_unwritable_path_is_an_output_error(tmp_path: Path) -> None:
 def test_comparison_has_pairs_leftovers_and_differences() -> None:
     faster = replace(GRAPH, time=Spread(80.0, 70.0, 89.0, 20))
     after = Results({**ENVIRONMENT, "gpu": "H", "measured_at": "later"}, BUNDLE, (faster, STAGE))
-    found = compare(ALL, after)
+    found = find_changes(ALL, after)
     assert found.pairs == ((GRAPH, faster), (STAGE, STAGE))
     assert [row.scenario for row in found.only_before] == ["loop", "loop", "end-to-end", "pytorch"]
     assert found.only_after == ()
@@ -137,7 +133,7 @@ def test_comparison_has_pairs_leftovers_and_differences() -> None:
 def test_comparison_reports_a_changed_ceiling() -> None:
     ceiling = replace(GRAPH, case="matmul 8192 fp16", arithmetic=Arithmetic(1.0, 700.0, 700.0))
     lower = replace(ceiling, time=Spread(140.0, 130.0, 150.0, 20), arithmetic=Arithmetic(1.0, 500.0, 500.0))
-    found = compare(replace(ALL, rows=(ceiling, GRAPH)), replace(ALL, rows=(lower, GRAPH)))
+    found = find_changes(replace(ALL, rows=(ceiling, GRAPH)), replace(ALL, rows=(lower, GRAPH)))
     assert found.differences == (
         ("ceiling matmul 8192 fp16 · cuda", "700 TFLOP/s (100% of matmul)", "500 TFLOP/s (100% of matmul)"),
     )
@@ -191,20 +187,18 @@ def test_report_sections_show_the_numbers_of_the_rows(page: str) -> None:
         "Where the time of a clip goes",
         "Stages by themselves",
         "Graphs",
-        "Against PyTorch",
         "Method and environment",
     ]
     presets = sections["Presets"]
     assert "quality on cuda 16 100 ms 160 156 ms reference" in presets
-    assert "fast on cuda 16 50.0 ms 320 78.1 ms 31.5 dB, SSIM 0.970" in presets
+    assert "fast on cuda 16 50.0 ms 320 78.1 ms 31.5 dB, SSIM 0.9700" in presets
     assert "against reference <1>" in presets
     assert "clip.mp4 480×480 · fast · cuda 1 s" in sections["Where the time of a clip goes"]
-    assert "1920×1080, 2 cores" in sections["Stages by themselves"]
+    assert "encode: 1920×1080, 2 cores" in sections["Method and environment"]
     assert "denoise_step · cuda 100 ms 90.0–110 35.0 350 50% 2.00 0.50 1.00 GB host + 2.00 device" in sections["Graphs"]
-    torch = sections["Against PyTorch"]
-    assert "denoise_step · cuda 100 ms 250 ms 2.50× not measured" in torch
-    assert "torch 9" in torch
-    assert "one window · quality · cuda loop 100 ms 90.0–110 20 after 1 160 frames/s" in torch  # all rows
+    rows = sections["Graphs"]
+    assert "one window · quality · cuda loop 100 ms 90.0–110 20 after 1 160 frames/s" in rows
+    assert "denoise_step eager · cuda pytorch 250 ms 249–251 20 after 3" in rows
     assert "clip.mp4 480×480 · fast · cuda: a note" in sections["Method and environment"]
     assert "<h1>1.6 &amp; &lt;friends&gt; at 512 px on G</h1>" in page
 
@@ -214,9 +208,9 @@ def test_report_figures_are_labeled_and_follow_the_theme(page: str) -> None:
     labels = [re.findall(r">([^<>\n]+)</text>", drawing) for drawing in drawings]
     window, clip, stages = labels
     assert {"one window · quality · cuda", "100 ms", "one window · fast · cuda", "50.0 ms"} <= set(window)
-    legend = ["VAE encode", "full steps", "cached steps, unguided", "VAE decode", "other"]
+    legend = ["vae_encoder", "denoise_step", "rest", "denoise_step_cached"]
     assert [label for label in window if label in legend] == legend
-    assert {"decode", "paint", "100 ms, painting 90%"} <= set(clip)
+    assert {"decode", "paint", "100 ms"} <= set(clip)
     assert {"encode", "500 frames/s", "ms per frame"} <= set(stages)
     assert all("#000000" not in drawing and "currentColor" in drawing for drawing in drawings)
     assert "prefers-color-scheme: dark" in page
@@ -229,7 +223,7 @@ def test_report_needs_no_other_file(page: str) -> None:
 
 
 def test_bars_are_as_long_as_their_parts() -> None:
-    figure = stacked_bars([Bar("a", {"x": 1.0, "y": 2.0}, "3"), Bar("b", {"y": 5.0}, "5")], "s")
+    figure = stacked_bars([("a", {"x": 1.0, "y": 2.0}, "3"), ("b", {"y": 5.0}, "5")], "s")
     (axes,) = figure.axes
     drawn = [(bar.get_y(), bar.get_x(), bar.get_width()) for bar in axes.patches]
     rows = {y: [(x, width) for other, x, width in drawn if other == y and width] for y, _, _ in drawn}
@@ -242,7 +236,7 @@ def test_bars_are_as_long_as_their_parts() -> None:
         ((), []),
         ((replace(GRAPH, arithmetic=None, memory=None, start_up_s={}),), ["Graphs"]),
         ((STAGE,), ["Stages by themselves"]),
-        ((replace(FAST_LOOP, steps=(), quality=None),), ["Presets", "Where the time of a window goes"]),
+        ((replace(FAST_LOOP, quality=None),), ["Presets", "Where the time of a window goes"]),
     ],
 )
 def test_report_has_sections_for_the_rows_there_are(rows: tuple[Row, ...], headings: list[str], tmp_path: Path) -> None:
@@ -257,13 +251,10 @@ def test_report_has_sections_for_the_rows_there_are(rows: tuple[Row, ...], headi
         ("bench --video /home/someone/private/in.mp4 -o x", "bench --video in.mp4 -o x"),
         ("bench --video ../someone/private/in.mp4 --audio ./private/a.wav", "bench --video in.mp4 --audio a.wav"),
         (r"D:\Users\someone\clip.mov: 25 fps", "clip.mov: 25 fps"),
+        ("bench --bundle tests/data/small_bundle", "bench --bundle small_bundle"),
         ("5 frames/s with 1/2 of it", "5 frames/s with 1/2 of it"),
         ("'~/a/b c.wav'", "'b c.wav'"),
     ],
 )
 def test_paths_are_shortened_to_names(text: str, clean: str) -> None:
     assert without_paths(text) == clean
-
-
-def test_slugs_are_file_names() -> None:
-    assert slug("bench CUDA NVIDIA H100 80GB 1.6-512") == "bench-cuda-nvidia-h100-80gb-1.6-512"

@@ -55,22 +55,21 @@ def found(folder: Path) -> dict[str, Any]:
 
 
 def test_json_names_both_bundles_and_the_settings(found: dict[str, Any]) -> None:
-    assert (found["kind"], found["format"]) == ("latentsync-trt compare", 2)
+    assert (found["kind"], found["format"]) == ("latentsync-trt compare", 3)
     assert (found["a"]["name"], found["b"]["name"]) == ("demo", "perturbed")
     assert found["a"]["size_bytes"] == sum(entry.bytes for entry in Bundle.load(small_bundle()).manifest.files.values())
     assert found["a"]["sha256"] != found["b"]["sha256"]
-    assert found["settings"] == "2 ddim steps, all full, guidance 1.5, seed 1247"
+    assert found["settings"] == "steps 2, solver ddim, cache_interval 1, guidance 1.5, seed 1247"
 
 
 def test_json_has_faces_lips_and_flicker_of_the_clip(found: dict[str, Any]) -> None:
-    (clip,) = found["clips"]
+    clip = found["clip"]
     assert (clip["name"], clip["frames"], clip["frames_with_face"]) == ("face.mp4", FRAMES, FRAMES)
     assert list(clip["areas"]) == ["generated", "mouth"]
     for area in clip["areas"].values():
         assert 20 < area["psnr_db"] < 70
         assert 0.5 < area["ssim"] < 1
         assert area["frames"] == FRAMES
-    assert found["areas"]["mouth"]["psnr_db"] == pytest.approx(clip["areas"]["mouth"]["psnr_db"], abs=1e-3)
     assert clip["lips"]["a"]["known"] is False
     assert clip["lips"]["a"]["closures"] is None
     assert -1 <= clip["lips"]["b"]["opening"] <= 1
@@ -84,8 +83,8 @@ def test_picture_and_video_are_written_beside_the_report(folder: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == ["report.html", "report.mp4", "report.png"]
     frames = decoded(out / "report.mp4")
     assert len(frames) == FRAMES
-    assert frames[0].shape == (256 + 40, 4 * 256, 3)
-    source, a, b, difference = np.split(frames[4][40:].astype(int), 4, axis=1)
+    assert frames[0].shape == (256, 4 * 256, 3)
+    source, a, b, difference = np.split(frames[4].astype(int), 4, axis=1)
     assert np.abs(a[:80] - source[:80]).mean() < 3  # above the mouth, only compression differs
     assert np.abs(a[150:] - source[150:]).mean() > 10
     assert np.abs(b - a).mean() < difference.mean()
@@ -96,7 +95,7 @@ def test_picture_and_video_are_written_beside_the_report(folder: Path) -> None:
 def test_the_page_shows_the_numbers_and_contains_no_paths(folder: Path, found: dict[str, Any]) -> None:
     content = (folder / "out" / "report.html").read_text(encoding="utf-8")
     assert "perturbed (fp32) against demo (fp32)" in content
-    mouth = found["clips"][0]["areas"]["mouth"]
+    mouth = found["clip"]["areas"]["mouth"]
     (shown,) = re.findall(r"<td>mouth</td><td></td><td></td><td>([\d.]+) dB, SSIM ([\d.]+)", content)
     assert [*map(float, shown)] == [pytest.approx(mouth["psnr_db"], abs=0.06), pytest.approx(mouth["ssim"], abs=1e-4)]
     assert f"{found['clips'][0]['lips']['a']['opening']:.3f}" in content
@@ -109,18 +108,14 @@ def test_the_page_shows_the_numbers_and_contains_no_paths(folder: Path, found: d
 
 
 @pytest.mark.slow
-def test_several_clips_of_equal_bundles(folder: Path) -> None:
-    clips = ("--clip", folder / "face.mp4", "--audio", folder / "speech.wav") * 2
-    out = folder / "two" / "both.html"
-    result = compare(small_bundle(), small_bundle(), *clips, "--out", out, *RUN)
+def test_equal_bundles_are_equal(folder: Path) -> None:
+    clip = ("--clip", folder / "face.mp4", "--audio", folder / "speech.wav")
+    out = folder / "equal" / "both.html"
+    result = compare(small_bundle(), small_bundle(), *clip, "--out", out, *RUN)
     assert result.exit_code == 0, result.output
-    names = ["both-1.mp4", "both-1.png", "both-2.mp4", "both-2.png", "both.html"]
-    assert sorted(path.name for path in out.parent.iterdir()) == names
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines[:2] == ["A: small_bundle (fp32)", "B: small_bundle (fp32)"]
-    # Each clip's, and that of all clips.
-    assert lines.count("mouth equal, SSIM 1.0000") == 3
-    assert lines.count("lips of B follow A's, r 1.000, 0.0000 apart") == 2
+    assert {"mouth equal, SSIM 1.0000", "lips of B follow A's, r 1.000, 0.0000 apart"} <= set(lines)
     assert any(line.startswith("flicker") and line.endswith(" 0 in the difference") for line in lines)
     assert "untrained" in result.stderr
     assert lines[-1].endswith("both.html: all of it, with plots")
@@ -147,7 +142,7 @@ def test_two_finished_videos_are_compared(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert (found["a"]["name"], found["b"]["name"]) == ("first.mkv", "second.mkv")
-    (clip,) = found["clips"]
+    clip = found["clip"]
     # Two levels of 255 everywhere, but where a picture is black.
     assert clip["areas"]["mouth"]["psnr_db"] == pytest.approx(20 * math.log10(255 / 2), abs=0.5)
     assert clip["flicker"]["difference"] < 0.5
@@ -170,9 +165,6 @@ def test_videos_of_different_sizes_are_refused(tmp_path: Path) -> None:
     [
         (("demo", "demo", "--out", "report.json"), "a name that ends in .html is needed"),
         (("demo", __file__), "give two bundles or two videos"),
-        ((__file__, __file__, "--clip", "a.mp4", "--clip", "b.mp4"), "on the one --clip that both were made of"),
-        (("demo", "demo", "--clip", "a.mp4", "--audio", "a.wav", "--audio", "b.wav"), "--audio is given 2 times"),
-        (("demo", "demo", "--mouth", "a.csv"), "the built-in sentence has its own"),
     ],
 )
 def test_wrong_usage_exits_with_2(

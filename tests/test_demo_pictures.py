@@ -8,8 +8,9 @@ import cv2
 import numpy as np
 import pytest
 
-from latentsync_trt.bench.clip_figures import face_grid, save_png, sync_figure
-from latentsync_trt.bench.moments import SHOWN_PX, Moment, choose_moments, face_views, masked
+from latentsync_trt.bench.clip_figures import face_grid, png, sync_figure
+from latentsync_trt.bench.files import write_file
+from latentsync_trt.bench.moments import SHOWN_PX, choose_moments, face_views, masked
 from latentsync_trt.bench.sync_measure import Curves, joined, measure_clip, score
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, OutputError
@@ -107,23 +108,23 @@ def test_another_speech_is_scored_by_its_loudness(curves: Curves) -> None:
     assert "m, b, p" not in str(found)
 
 
-def test_moments_show_every_state_and_lie_apart(curves: Curves, mouth: SpokenMouth) -> None:
+def test_moments_show_the_mouth_wide_and_shut_and_lie_apart(curves: Curves, mouth: SpokenMouth) -> None:
     moments = choose_moments(curves)
-    indices = [moment.index for moment in moments]
-    assert indices == sorted(indices)
-    assert min(np.diff(indices)) > FRAMES // 12
-    shown = [moment.shows for moment in moments]
-    assert sorted(shown) == ["half open", "m, b or p", "m, b or p", "silence", "widest", "widest"]
-    for moment in moments:
-        assert mouth.shut[moment.index] == (moment.shows == "m, b or p")
-        assert mouth.silent[moment.index] == (moment.shows == "silence")
+    indices = list(moments)
+    assert [index * 6 // FRAMES for index in indices] == [0, 1, 2, 3, 4, 5]
+    assert [label.split("\n")[1] for label in moments.values()] == ["wide", "shut"] * 3
+    assert moments[indices[0]].startswith(f"{indices[0] / MODEL_FPS:.2f} s")
+    for wide, shut in zip(indices[::2], indices[1::2], strict=True):
+        assert mouth.opening[wide] > 0
+        assert mouth.shut[shut]
     assert int(mouth.opening.argmax()) in indices
 
 
-def test_moments_of_a_short_clip_without_silence() -> None:
+def test_moments_of_a_short_clip_are_frames_with_a_face() -> None:
     gaps = np.array([0.1, np.nan, 0.3, 0.02], np.float32)
-    moments = choose_moments(Curves(gaps, np.zeros(4, np.float32)))
-    assert [(moment.index, moment.shows) for moment in moments] == [(0, "widest"), (2, "widest"), (3, "narrowest")]
+    assert list(choose_moments(Curves(gaps, np.zeros(4, np.float32)))) == [0, 2, 3]
+    curves = Curves(np.tile(gaps, 3), np.zeros(12, np.float32))
+    assert list(choose_moments(curves, 2)) == [2, 7]
 
 
 def test_faces_are_cut_out_where_the_source_has_them_and_masked(
@@ -145,10 +146,10 @@ def test_faces_are_cut_out_where_the_source_has_them_and_masked(
 
 def test_the_grid_shows_every_face_pixel_by_pixel_with_labels(tmp_path: Path) -> None:
     faces = [np.full((SHOWN_PX, SHOWN_PX, 3), level, np.uint8) for level in (60, 120, 180, 240)]
-    columns = {Moment(0, "silence"): faces[:2], Moment(26, "widest"): faces[2:]}
-    figure = face_grid(["source", "cost: $5 $x"], columns)
-    save_png(figure, tmp_path / "grid.png")
-    assert {text.get_text() for text in figure.texts} >= {"source", "0.00 s\nsilence", "1.04 s\nwidest"}
+    columns = {"0.00 s\nshut": faces[:2], "1.04 s\nwide": faces[2:]}
+    figure = face_grid(["source", "result"], columns)
+    (tmp_path / "grid.png").write_bytes(png(figure))
+    assert {text.get_text() for text in figure.texts} >= {"source", "0.00 s\nshut", "1.04 s\nwide"}
     picture = cv2.imread(str(tmp_path / "grid.png"))
     levels, counts = np.unique(picture.reshape(-1, 3), axis=0, return_counts=True)
     drawn = {tuple(level) for level in levels[counts >= SHOWN_PX**2].tolist()}
@@ -181,13 +182,10 @@ def test_the_plot_of_a_long_clip_shows_its_beginning() -> None:
     assert figure.get_suptitle() == "The first 12 s of 60 s. "
 
 
-def test_a_picture_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
-    figure = face_grid(["one"], {Moment(0, "widest"): [np.zeros((SHOWN_PX, SHOWN_PX, 3), np.uint8)]})
-    with pytest.raises(OutputError, match=r"two\.png: cannot be written"):
-        save_png(figure, tmp_path / "gone" / "two.png")
+def test_a_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     (tmp_path / "two.png").mkdir()
-    with pytest.raises(OutputError):
-        save_png(figure, tmp_path / "two.png")
+    with pytest.raises(OutputError, match=r"two\.png: cannot be written"):
+        write_file(tmp_path / "two.png", b"content")
     assert [path.name for path in tmp_path.iterdir()] == ["two.png"]
 
 

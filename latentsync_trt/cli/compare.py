@@ -64,8 +64,8 @@ def command(
 
     if out.suffix.lower() != _SUFFIX:
         raise click.UsageError(f"--out {out}: a name that ends in {_SUFFIX} is needed")
-    videos = [Path(name) for name in (a, b) if Path(name).is_file()]
-    if len(videos) == 1:
+    videos = Path(a).is_file()
+    if videos != Path(b).is_file():
         raise click.UsageError(f"give two bundles or two videos: {a} and {b} are not")
     options = build(SyncOptions, fields), build(RuntimeOptions, fields)
     silent = quiet or as_json
@@ -75,9 +75,10 @@ def command(
         tell = (lambda _: None) if silent else say
         plan = Plan(out, provider, *options, tell, moved, ["latentsync-trt", *sys.argv[1:]])
         if videos:
-            found = compare_videos(*videos, chosen, plan)
+            found = compare_videos(Path(a), Path(b), chosen, plan)
         else:
-            found = compare_bundles(*(Bundle.load(find_bundle(name)[0]) for name in (a, b)), chosen, plan)
+            ours, theirs = (Bundle.load(find_bundle(name)[0]) for name in (a, b))
+            found = compare_bundles(ours, theirs, chosen, plan)
     write_report(found, out)
     if as_json:
         click.echo(json.dumps(found.to_json(), allow_nan=False, ensure_ascii=False))

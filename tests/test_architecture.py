@@ -1,0 +1,30 @@
+"""`docs/architecture.md` names files and functions that exist."""
+
+import re
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGE = REPOSITORY / "latentsync_trt"
+PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def test_every_file_and_folder_exists() -> None:
+    paths = re.findall(r"`((?:\w+/)+(?:\w+\.py)?|\w+\.py)`", PAGE)
+    assert len(paths) > 30
+    inside_runtime = {"networks/", "sessions/", "cache/", "providers/", "compiler/"}
+    missing = [
+        path for path in paths if not (PACKAGE / ("runtime/" + path if path in inside_runtime else path)).exists()
+    ]
+    assert not missing
+
+
+def test_functions_are_in_the_files_they_are_named_with() -> None:
+    named = re.findall(r"`([A-Za-z_][\w.]*)` (?:in|\() ?`?((?:\w+/)+\w+\.py)", PAGE)
+    named += re.findall(r"`([A-Za-z_][\w.]*)` \(`((?:\w+/)*\w+\.py)`\)", PAGE)
+    assert len(named) > 10
+    wrong = [
+        (name, path)
+        for name, path in named
+        if not re.search(rf"\b{name.split('.')[-1]}\b", (PACKAGE / path).read_text(encoding="utf-8"))
+    ]
+    assert not wrong
