@@ -34,23 +34,17 @@ class ColorTags:
 
 @dataclass(frozen=True, slots=True)
 class VideoInfo:
-    """A video stream's properties. Sizes in pixels after rotation; rates in frames per second.
+    """A video stream's properties. Sizes in pixels after rotation; `duration_s` is None where the file has none.
 
-    `rotation_deg`: clockwise turn in {0, 90, 180, 270} that makes the coded picture upright, after mirroring it left to
-    right if `mirrored`. `sample_aspect_ratio`: width over height of a pixel after rotation.
+    `sample_aspect_ratio`: width over height of a pixel after rotation.
     """
 
     width_px: int
     height_px: int
-    frame_rate_fps: Fraction
     duration_s: Fraction | None
-    codec: str
     pixel_format: str
-    rotation_deg: int
-    color: ColorTags
-    mirrored: bool = False
-    interlaced: bool = False
-    sample_aspect_ratio: Fraction = Fraction(1)
+    interlaced: bool
+    sample_aspect_ratio: Fraction
 
 
 @dataclass(frozen=True, slots=True, eq=False)

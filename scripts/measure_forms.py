@@ -28,7 +28,7 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.providers.select import select_provider
 from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.options import cuda_options
+from latentsync_trt.runtime.sessions.options import cuda_form_options
 from latentsync_trt.runtime.sessions.session import Session, SessionSettings
 
 GRAPHS = (FULL_STEP, CACHED_STEP, VAE_ENCODER, VAE_DECODER, step_graph(guided=False, cached=False))
@@ -123,7 +123,7 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     start_s = time.perf_counter()
     row: dict[str, Any] = {"onnxruntime": ort.__version__, "gpu": str(selection.gpu)}
     if "change" in spec:
-        options = cuda_options("cuda", selection.gpu).to_ort() | CHANGES[spec["change"]]
+        options = cuda_form_options("cuda", selection.gpu) | CHANGES[spec["change"]]
         given = {name: value for name, value in options.items() if value is not None}
         providers = (("CUDAExecutionProvider", given), ("CPUExecutionProvider", {}))
         session = Session(bundle.graph_path(FULL_STEP, "cuda"), SessionSettings(providers=providers))

@@ -160,7 +160,7 @@ def test_a_build_that_fails_leaves_the_run_going(
     made = setting.networks()
     made.prepare(GRAPHS)
     problem = ended(made)
-    reason = {"says why": "no kernel image", "says nothing": "it ended with code 9", "cannot write": "a file is in"}
+    reason = {"says why": "no kernel image", "says nothing": "it ended with code 9", "cannot write": "the engine cache cannot be used"}
     assert reason[trouble] in problem
     assert made.take_notices()[1:] == (f"building in the background failed, going on with cpu: {problem}",)
     assert {engine.runs for engine in made.times() if engine.graph == "denoise_step"} == {2}

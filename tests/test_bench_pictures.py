@@ -71,7 +71,7 @@ def test_unequal_shapes_and_lengths_are_refused() -> None:
         likeness([picture], [picture[1:]])
     with pytest.raises(InputError, match="sides of 11 px"):
         ssim(picture[:8], picture[:8])
-    with pytest.raises(ValueError, match="shorter|longer"):
+    with pytest.raises(ValueError, match=r"shorter|longer"):
         likeness([picture], [picture, picture])
     with pytest.raises(InputError, match="nothing to compare"):
         likeness([], [])

@@ -171,6 +171,17 @@ def test_built_in_clip_is_filmed_in_full_hd(tmp_path: Path) -> None:
     assert (info.width_px, info.height_px) == FULL_HD_PX
 
 
+@pytest.mark.slow
+def test_the_pytorch_baseline_has_rows_of_all_networks() -> None:
+    baseline = pytest.importorskip("scripts.pytorch_baseline")
+    options = BenchOptions(provider=("cpu",), runs=1, warm_up=0)
+    (setting,) = settings_for(Bundle.load(small_bundle()), RuntimeOptions(), SyncOptions(), options, lambda _: None)
+    full, cached, *vae = baseline.measure_torch(setting, compiled=False)
+    assert (full.scenario, full.case, cached.case) == ("pytorch", "denoise_step eager", "denoise_step_cached eager")
+    assert [row.case for row in vae] == ["vae_encoder eager", "vae_decoder eager"]
+    assert cached.time.median_ms < full.time.median_ms
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -213,7 +224,7 @@ def test_rows_before_a_failure_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
     def fail(*_: object) -> None:
         raise OutOfMemory("vae_encoder: out of memory")
 
-    monkeypatch.setattr("latentsync_trt.bench.graphs.random_inputs", fail)
+    monkeypatch.setattr("latentsync_trt.bench.graphs.dimension_ranges", fail)
     arguments = ("--provider", "cpu", "--scenario", "graph", "--runs", "1", "--out", str(tmp_path / "rows.json"), "-q")
     result = bench(*arguments)
     assert result.exit_code == 1

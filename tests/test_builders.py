@@ -115,9 +115,9 @@ def engines(
 
 
 def entry_of(made: Engines, graph: str) -> Path:
-    folder = made.cache.find(made.key(graph))
-    assert folder is not None
-    return folder
+    entry = made.cache.find(made.key(graph))
+    assert entry is not None
+    return entry.folder
 
 
 def shared_of(tmp_path: Path) -> Path:

@@ -22,144 +22,14 @@ import pytest
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
 from latentsync_trt.runtime.compiler import child
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel, run_compiler
-from latentsync_trt.runtime.compiler.worker import write_context_model
 from tests.cache_worker import until
 
 ROOT = str(Path(__file__).resolve().parents[1])
+FAKE = Path(__file__).with_name("fake_tensorrt.py")
 ENDED_S = 20.0
 """The end of a process, which takes milliseconds, on a machine that has other things to do."""
 
 posix = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-
-# A fake of TensorRT's Python module. An "engine" is a JSON of the settings that the builder got. $FAULT: how it fails.
-MODULE = """
-import json, os
-
-__version__ = "10.14.1.48"
-FAULT = os.environ.get("FAULT", "")
-
-class ILogger:
-    INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
-
-class NetworkDefinitionCreationFlag:
-    STRONGLY_TYPED = 3
-
-class MemoryPoolType:
-    WORKSPACE = "workspace"
-
-class ComputeCapability:
-    SM89, SM120 = "8.9", "12.0"
-
-class Memory(bytes):
-    nbytes = property(len)
-
-class Network:
-    num_layers = 7
-
-    def __init__(self, flags):
-        self.flags = flags
-
-class Timings:
-    def __init__(self, content):
-        self.content = content
-
-    def serialize(self):
-        return Memory(b"more than " + self.content)
-
-class Profile:
-    def __init__(self):
-        self.shapes = {}
-
-    def set_shape(self, name, *shapes):
-        assert len(shapes) == 3
-        self.shapes[name] = shapes
-
-class Config:
-    def __init__(self, log):
-        self.log, self.settings, self.timings = log, {}, Timings(b"")
-
-    def set_compute_capability(self, capability, index):
-        self.settings["target"] = [capability, index, self.num_compute_capabilities]
-
-    def set_memory_pool_limit(self, pool, size):
-        self.settings[pool] = size
-
-    def add_optimization_profile(self, profile):
-        self.settings["profile"] = profile.shapes
-
-    def create_timing_cache(self, content):
-        if content == b"damaged":
-            self.log.log(ILogger.ERROR, "the timing cache is damaged")
-            return None
-        return Timings(content)
-
-    def set_timing_cache(self, cache, ignore_mismatch):
-        assert not ignore_mismatch
-        if cache.content == b"of another driver":
-            self.log.log(ILogger.ERROR, "made with another driver")
-            return False
-        self.timings = cache
-        return True
-
-    def get_timing_cache(self):
-        return self.timings
-
-class Error:
-    def __init__(self, *parts):
-        self.desc, self.node_operator, self.node_name = ((lambda part=part: part) for part in parts)
-
-class OnnxParser:
-    def __init__(self, network, log):
-        self.errors = []
-
-    num_errors = property(lambda self: len(self.errors))
-
-    def get_error(self, index):
-        return self.errors[index]
-
-    def parse_from_file(self, path):
-        with open(path, encoding="utf-8") as file:
-            self.path = path
-            OnnxParser.content = file.read()
-        if FAULT == "parse":
-            self.errors = [Error("false", "Foo", "a"), Error("of rank 3", "Bar", "b"), Error("false", "Foo", "c")]
-        return not self.errors
-
-class Builder:
-    def __init__(self, log):
-        self.log = log
-        if FAULT == "prints":
-            print("loading...", end="", flush=True)
-            os.write(2, b"TensorRT prints a lot\\n")
-
-    def create_network(self, flags):
-        return Network(flags)
-
-    def create_builder_config(self):
-        return Config(self.log)
-
-    def create_optimization_profile(self):
-        return Profile()
-
-    def build_serialized_network(self, network, config):
-        messages = {
-            "fails": [(ILogger.WARNING, "slow"), (ILogger.ERROR, "no implementation\\nof a layer"), (0, "more")],
-            "warns": [(ILogger.INFO, "hello"), (ILogger.WARNING, "falls back")],
-            "silent": [],
-            "memory": [(ILogger.WARNING, "Requested size was 4 bytes, which could not be allocated"), (1, "no tactic")],
-        }
-        if FAULT in messages:
-            for severity, message in messages[FAULT]:
-                self.log.log(severity, message)
-            return None
-        self.log.log(ILogger.ERROR, "a tactic ran out of memory, and another was taken")
-        level = getattr(config, "builder_optimization_level", None)
-        settings = {
-            **config.settings, "flags": network.flags, "level": level, "timings": config.timings.content.decode(),
-            "graph": OnnxParser.content, "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        }
-        return Memory(json.dumps(settings).encode())
-"""
 
 
 @pytest.fixture
@@ -172,7 +42,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     def write(source: str) -> None:
         (folder / "tensorrt.py").write_text(source, encoding="utf-8")
 
-    write(MODULE)
+    write(FAKE.read_text(encoding="utf-8"))
     return write
 
 
@@ -234,42 +104,27 @@ def test_settings_that_are_not_given_are_left_to_the_compiler(order: CompileOrde
     assert answer.engine_bytes > 0
     assert sorted(path.name for path in tmp_path.iterdir()) == kept
     assert run_compiler(order).accepted
-    assert {name: settings_of(order).get(name) for name in ("level", "workspace", "profile", "target", "timings")} == {
-        "level": None,
-        "workspace": None,
-        "profile": None,
-        "target": None,
-        "timings": "",
-    }
-
-
-def test_without_timings_a_build_leaves_some(order: CompileOrder, tmp_path: Path) -> None:
-    changed = replace(order, timings=str(tmp_path / "kernels.timing"))
-    answer = run_compiler(changed)
-    assert (answer.accepted, answer.rejected_timings) == (True, "")
-    assert (tmp_path / "kernels.timing").read_bytes() == b"more than "
+    settings = settings_of(order)
+    assert [settings.get(name) for name in ("level", "workspace", "profile", "target", "timings")] == [*[None] * 4, ""]
 
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [("damaged", "the timing cache is damaged"), ("of another driver", "made with another driver")],
+    [("", ""), ("damaged", "the timing cache is damaged"), ("of another driver", "made with another driver")],
 )
 def test_rejected_timings_are_reported_and_not_used(
     order: CompileOrder, tmp_path: Path, content: str, why: str
 ) -> None:
     timings = tmp_path / "kernels.timing"
-    timings.write_text(content)
+    if content:
+        timings.write_text(content)
     answer = run_compiler(replace(order, timings=str(timings)))
     assert (answer.accepted, answer.rejected_timings) == (True, why)
     assert settings_of(order)["timings"] == ""
     assert timings.read_bytes() == b"more than "
-
-
-def test_rejected_timings_are_not_the_reason_of_a_refusal(order: CompileOrder, tmp_path: Path) -> None:
-    timings = tmp_path / "kernels.timing"
-    timings.write_text("of another driver")
+    timings.write_text(content)
     answer = run_compiler(replace(order, timings=str(timings)), {"FAULT": "fails"})
-    assert (answer.reason, answer.rejected_timings) == ("no implementation of a layer", "made with another driver")
+    assert (answer.reason, answer.rejected_timings) == ("no implementation of a layer", why)
 
 
 @pytest.mark.parametrize(
@@ -366,6 +221,15 @@ def test_a_process_that_cannot_be_started(order: CompileOrder, monkeypatch: pyte
         run_compiler(order)
 
 
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(-9, "signal 9 (SIGKILL)"), (-250, "signal 250"), (0xC0000005, "code 0xC0000005"), (1, "exit code 1")],
+)
+@posix
+def test_how_a_process_ended(code: int, expected: str) -> None:
+    assert str(child.Ended(code, "")) == expected
+
+
 SLEEPS = """
 import os, pathlib, time
 pathlib.Path(os.environ["PID_FILE"]).write_text(str(os.getpid()) + " ")
@@ -442,11 +306,14 @@ INPUTS = (
 OUTPUTS = (("next_latents", "float16", ("windows", 4, "frames", 2, 2)), ("hidden", "float32", (1, 2)))
 
 
-@pytest.mark.parametrize(("capability", "architecture"), [("8.9", "89"), ("12.0", "120")])
-def test_a_context_model_has_one_node_that_names_the_engine(tmp_path: Path, capability: str, architecture: str) -> None:
+@pytest.mark.parametrize(("capability", "architecture"), [("8.9", b"89"), ("12.0", b"120")])
+def test_a_context_model_has_one_node_that_names_the_engine(
+    order: CompileOrder, tmp_path: Path, capability: str, architecture: bytes
+) -> None:
     onnx = pytest.importorskip("onnx")
-    path = tmp_path / "für Ženy.onnx"
-    write_context_model(str(path), "model.engine", capability, INPUTS, OUTPUTS)
+    path = tmp_path / "context für Ženy.onnx"
+    context = ContextModel(str(path), "model.engine", capability, INPUTS, OUTPUTS)
+    assert run_compiler(replace(order, context=context)).accepted
     model = onnx.load(path)
     onnx.checker.check_model(model)
     (node,) = model.graph.node
@@ -454,7 +321,7 @@ def test_a_context_model_has_one_node_that_names_the_engine(tmp_path: Path, capa
     assert {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute} == {
         "embed_mode": 0,
         "ep_cache_context": b"model.engine",
-        "hardware_architecture": architecture.encode(),
+        "hardware_architecture": architecture,
         "source": b"TensorrtExecutionProvider",
     }
     assert list(node.input) == ["latents", "timestep", "coefficients"]
@@ -477,19 +344,7 @@ def described(onnx: Any, values: Any) -> tuple[tuple[str, str, tuple[int | str, 
     return tuple(found)
 
 
-def test_the_compiler_s_process_writes_the_context_model(order: CompileOrder, tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
-    path = tmp_path / "context.onnx"
-    context = ContextModel(str(path), "model.engine", "8.9", INPUTS, OUTPUTS)
-    assert run_compiler(replace(order, context=context)).accepted
-    written = onnx.load(path)
-    write_context_model(str(path), "model.engine", "8.9", INPUTS, OUTPUTS)
-    assert written == onnx.load(path)
-
-
-def test_without_onnx_no_time_is_spent_on_an_engine(
-    order: CompileOrder, module: Callable[[str], None], tmp_path: Path
-) -> None:
+def test_without_onnx_no_time_is_spent_on_an_engine(order: CompileOrder, tmp_path: Path) -> None:
     (tmp_path / "compiler" / "onnx.py").write_text("raise ImportError('no onnx here')")
     context = ContextModel(str(tmp_path / "context.onnx"), "model.engine", "8.9", INPUTS, OUTPUTS)
     answer = run_compiler(replace(order, context=context))

@@ -8,8 +8,8 @@ import cv2
 import numpy as np
 import pytest
 
-from latentsync_trt.bench.clip_figures import face_grid, png, sync_figure
-from latentsync_trt.bench.files import write_file
+from latentsync_trt.bench.clip_figures import face_grid, sync_figure
+from latentsync_trt.bench.files import png, write_file
 from latentsync_trt.bench.moments import SHOWN_PX, choose_moments, face_views, masked
 from latentsync_trt.bench.sync_measure import Curves, joined, measure_clip, score
 from latentsync_trt.config import MODEL_FPS
@@ -111,12 +111,13 @@ def test_another_speech_is_scored_by_its_loudness(curves: Curves) -> None:
 def test_moments_show_the_mouth_wide_and_shut_and_lie_apart(curves: Curves, mouth: SpokenMouth) -> None:
     moments = choose_moments(curves)
     indices = list(moments)
-    assert [index * 6 // FRAMES for index in indices] == [0, 1, 2, 3, 4, 5]
+    parts = np.array_split(np.arange(FRAMES), 6)
+    assert all(index in part for index, part in zip(indices, parts, strict=True))
     assert [label.split("\n")[1] for label in moments.values()] == ["wide", "shut"] * 3
     assert moments[indices[0]].startswith(f"{indices[0] / MODEL_FPS:.2f} s")
-    for wide, shut in zip(indices[::2], indices[1::2], strict=True):
-        assert mouth.opening[wide] > 0
-        assert mouth.shut[shut]
+    assert mouth.opening[indices[::2]].min() > 0
+    for shut, part in zip(indices[1::2], parts[1::2], strict=True):
+        assert mouth.shut[shut] == mouth.shut[part].any()
     assert int(mouth.opening.argmax()) in indices
 
 
@@ -155,8 +156,6 @@ def test_the_grid_shows_every_face_pixel_by_pixel_with_labels(tmp_path: Path) ->
     drawn = {tuple(level) for level in levels[counts >= SHOWN_PX**2].tolist()}
     assert drawn == {(level,) * 3 for level in (60, 120, 180, 240, 255)}
     assert picture[SHOWN_PX // 2, -SHOWN_PX // 2].tolist() == [180] * 3  # the right column's upper face
-    with pytest.raises(InputError, match="nothing to draw"):
-        face_grid(["source"], {})
 
 
 def test_the_plot_shows_gaps_speech_and_what_the_words_require(curves: Curves) -> None:

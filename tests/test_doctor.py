@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from latentsync_trt.cli import doctor_gpu, main
-from latentsync_trt.cli.doctor import Finding
+from latentsync_trt.cli import doctor as doctor_module
+from latentsync_trt.cli import main
+from latentsync_trt.cli.doctor import SECTIONS, Finding
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
+from latentsync_trt.runtime.cache import prune
 from latentsync_trt.runtime.compiler.process import Answer
-from latentsync_trt.runtime.providers import diagnose, gpu, libraries
+from latentsync_trt.runtime.providers import diagnose, gpu, libraries, messages
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.libraries import Installed
 from latentsync_trt.runtime.providers.messages import Obstacle
@@ -64,26 +66,26 @@ def test_doctor_reads_well_on_a_screen() -> None:
 
 
 def test_the_driver_and_each_gpu(with_gpu: None) -> None:
-    first, second = doctor_gpu.driver()
-    assert first == Finding("gpu", "ok", "NVIDIA driver 580.65.06, supports CUDA up to 13.0")
+    first, second = SECTIONS["gpu"]()
+    assert first == Finding("ok", "NVIDIA driver 580.65.06, supports CUDA up to 13.0")
     assert second.text == "GPU 0 (NVIDIA GeForce RTX 4090, compute capability 8.9), 25.8 GB memory, 20.0 GB free"
 
 
 def test_a_driver_that_is_too_old_is_a_problem(with_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "driver_cuda", lambda: (12, 4))
-    finding = the(doctor_gpu.driver(), "this build needs CUDA 13")
+    finding = the(SECTIONS["gpu"](), "this build needs CUDA 13")
     assert finding.level == "problem"
     assert "580" in finding.cure
 
 
 def test_a_driver_that_does_not_start_is_a_problem(with_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "driver_problem", lambda: "cuInit: CUDA_ERROR_UNKNOWN")
-    assert the(doctor_gpu.driver(), "does not start (cuInit: CUDA_ERROR_UNKNOWN)").level == "problem"
+    assert the(SECTIONS["gpu"](), "does not start (cuInit: CUDA_ERROR_UNKNOWN)").level == "problem"
 
 
 def test_no_gpu_is_said(with_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "gpus", lambda: ())
-    assert the(doctor_gpu.driver(), "shows no GPU").level == "missing"
+    assert the(SECTIONS["gpu"](), "shows no GPU").level == "missing"
 
 
 @pytest.fixture
@@ -97,7 +99,7 @@ def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_libraries_that_load_are_shown_with_their_versions(gpu_build: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnose, "library_obstacle", lambda name: None)
-    assert {finding.text: finding.level for finding in doctor_gpu.shared_libraries()} == {
+    assert {finding.text: finding.level for finding in SECTIONS["libraries"]()} == {
         f"onnxruntime {libraries.onnxruntime_version()} is built for CUDA 13 and TensorRT 10": "info",
         "CUDA 13.0, cuDNN 9.19.0": "ok",
         "TensorRT 10.14.1.48": "ok",
@@ -115,7 +117,7 @@ def test_libraries_that_do_not_load_are_shown_with_the_installed_ones(
     monkeypatch.setattr(libraries, "installed_cuda", lambda: (Installed("12.8", "nvidia-cuda-runtime-cu12"),))
     monkeypatch.setattr(libraries, "installed_tensorrt", lambda: (Installed("11.4.0.106", "tensorrt-cu13"),))
     monkeypatch.setattr(libraries, "rtx_version", lambda: libraries.UNKNOWN)
-    cuda, tensorrt, rtx = (finding for finding in doctor_gpu.shared_libraries() if finding.level == "missing")
+    cuda, tensorrt, rtx = (finding for finding in SECTIONS["libraries"]() if finding.level == "missing")
     assert cuda.text.startswith("cuda: libraries not found: libcudnn.so.9; CUDA 12.8 is installed (nvidia-cuda-runtime")
     assert cuda.cure == 'pip install "latentsync-trt[cuda]"'
     assert "TensorRT 11.4.0.106 is installed (tensorrt-cu13), but this onnxruntime needs TensorRT 10" in tensorrt.text
@@ -125,7 +127,7 @@ def test_libraries_that_do_not_load_are_shown_with_the_installed_ones(
 
 def test_a_build_without_cuda_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnose.ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    (finding,) = doctor_gpu.shared_libraries()
+    (finding,) = SECTIONS["libraries"]()
     assert "is a build without CUDAExecutionProvider" in finding.text
     assert finding.cure
 
@@ -133,12 +135,12 @@ def test_a_build_without_cuda_is_said_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_each_provider_with_reason_and_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     obstacles = {"tensorrt": Obstacle("no TensorRT", "install it"), "rtx": Obstacle("no plug-in", "install that")}
     monkeypatch.setattr(diagnose, "examine", obstacles.get)
-    assert list(doctor_gpu.providers()) == [
-        Finding("providers", "missing", "tensorrt: no TensorRT", "install it"),
-        Finding("providers", "missing", "rtx: no plug-in", "install that"),
-        Finding("providers", "ok", "cuda runs (a trial session used it)"),
-        Finding("providers", "ok", "cpu runs (a trial session used it)"),
-        Finding("providers", "info", "--provider auto takes cuda"),
+    assert list(SECTIONS["providers"]()) == [
+        Finding("missing", "tensorrt: no TensorRT", "install it"),
+        Finding("missing", "rtx: no plug-in", "install that"),
+        Finding("ok", "cuda runs (a trial session used it)"),
+        Finding("ok", "cpu runs (a trial session used it)"),
+        Finding("info", "--provider auto takes cuda"),
     ]
 
 
@@ -150,82 +152,68 @@ def test_no_provider_at_all_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "auto takes" not in out
 
 
-# TensorRT's builder.
-
-
 @pytest.fixture
 def tensorrt_runs(with_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnose, "examine", lambda name, device=0: None)
     monkeypatch.setattr(libraries, "tensorrt_version", lambda: "10.14.1.48")
 
 
-def test_a_builder_that_works_is_shown_with_its_time(tensorrt_runs: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[Gpu] = []
-
-    def accept(gpu: Gpu) -> Answer:
-        tried.append(gpu)
-        return Answer(True, "", seconds=3.21, version="10.14.1.48")
-
-    monkeypatch.setattr(diagnose, "try_builder", accept)
-    finding = doctor_gpu.builder()
-    assert finding.level == "ok"
-    assert finding.text.startswith("TensorRT 10.14.1.48 builds engines (one node took 3.2 s)")
-    assert tried == [ADA]
-
-
-def test_two_versions_of_tensorrt_are_a_problem(tensorrt_runs: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnose, "try_builder", lambda gpu: Answer(True, "", version="10.16.1.11"))
-    finding = doctor_gpu.builder()
-    assert finding.level == "problem"
-    assert "Python's tensorrt is 10.16.1.11, but onnxruntime loads TensorRT 10.14.1.48" in finding.text
-
-
-def test_a_builder_that_refuses_is_a_problem(tensorrt_runs: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    reason = "the compiler crashed (exit code 1): ImportError: libnvinfer_builder_resource.so.10.14.1"
-    monkeypatch.setattr(diagnose, "try_builder", lambda gpu: Answer(False, reason))
-    cure = 'pip install "latentsync-trt[tensorrt]" --force-reinstall'
-    assert doctor_gpu.builder() == Finding(
-        "engines", "problem", f"TensorRT 10.14.1.48 builds no engine: {reason}", cure
-    )
+CRASH = "the compiler crashed (exit code 1): ImportError: libnvinfer_builder_resource.so.10.14.1"
 
 
 @pytest.mark.parametrize(
-    "error", [OutOfMemory("close other programs"), EngineBuildError("the compiler's process cannot be started (no)")]
+    ("answer", "level", "text", "cure"),
+    [
+        (
+            Answer(True, "", seconds=3.21, version="10.14.1.48"),
+            "ok",
+            "TensorRT 10.14.1.48 builds engines (one node took 3.2 s); `latentsync-trt selftest` builds and runs whole "
+            "graphs",
+            "",
+        ),
+        (
+            Answer(True, "", version="10.16.1.11"),
+            "problem",
+            "Python's tensorrt is 10.16.1.11, but onnxruntime loads TensorRT 10.14.1.48 and its engines only",
+            "install one TensorRT, or put its folder first on the loader's path",
+        ),
+        (
+            Answer(False, CRASH),
+            "problem",
+            f"TensorRT 10.14.1.48 builds no engine: {CRASH}",
+            'pip install "latentsync-trt[tensorrt]" --force-reinstall',
+        ),
+        (OutOfMemory("close it"), "problem", "TensorRT 10.14.1.48 builds no engine", "close it"),
+        (EngineBuildError("no process"), "problem", "TensorRT 10.14.1.48 builds no engine", "no process"),
+    ],
 )
-def test_a_builder_that_cannot_be_tried_is_a_problem(
-    tensorrt_runs: None, monkeypatch: pytest.MonkeyPatch, error: Exception
+def test_the_builder_is_tried_on_the_first_gpu(
+    tensorrt_runs: None, monkeypatch: pytest.MonkeyPatch, answer: Answer | Exception, level: Any, text: str, cure: str
 ) -> None:
-    def fail(gpu: Gpu) -> None:
-        raise error
+    tried: list[Gpu] = []
 
-    monkeypatch.setattr(diagnose, "try_builder", fail)
-    text = "TensorRT 10.14.1.48 builds no engine"
-    assert doctor_gpu.builder() == Finding("engines", "problem", text, str(error))
+    def build(gpu: Gpu) -> Answer:
+        tried.append(gpu)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(diagnose, "try_builder", build)
+    assert list(SECTIONS["providers"]())[-1] == Finding(level, text, cure)
+    assert tried == [ADA]
 
 
-@pytest.mark.parametrize("runs", [True, False])
-def test_the_builder_is_tried_only_where_tensorrt_runs_and_each_provider_is_tried_once(
-    with_gpu: None, monkeypatch: pytest.MonkeyPatch, runs: bool
-) -> None:
+def test_the_builder_is_not_tried_where_tensorrt_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     examined: list[str] = []
 
-    def examine(name: str, device: int = 0) -> Obstacle | None:
+    def examine(name: str) -> Obstacle:
         examined.append(name)
-        return None if runs else Obstacle("no TensorRT", "install it")
+        return Obstacle("no TensorRT", "install it")
 
     monkeypatch.setattr(diagnose, "examine", examine)
-    monkeypatch.setattr(diagnose, "library_obstacle", lambda name: None)
-    monkeypatch.setattr(diagnose, "try_builder", lambda gpu: Answer(False, "refused"))
-    found = [finding for finding in doctor_gpu.findings() if "builds no engine" in finding.text]
-    assert len(found) == runs
+    monkeypatch.setattr(diagnose, "try_builder", lambda gpu: pytest.fail("tried"))
+    assert {finding.text for finding in SECTIONS["providers"]()} == {f"{name}: no TensorRT" for name in PREFERENCE}
     assert examined == list(PREFERENCE)
-
-
-def test_a_builder_that_does_not_work_fails_the_command(tensorrt_runs: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_gpu, "builder", lambda: Finding("engines", "problem", "builds no engine", "x"))
-    code, out = doctor()
-    assert code == 1
-    assert "✗ builds no engine\n      → x" in out
 
 
 def test_the_engine_cache_with_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,8 +222,8 @@ def test_the_engine_cache_with_its_size(tmp_path: Path, monkeypatch: pytest.Monk
         types.SimpleNamespace(state="ready", size_bytes=2_000_000_000),
         types.SimpleNamespace(state="damaged", size_bytes=1_500_000_000),
     ]
-    monkeypatch.setattr(doctor_gpu, "survey", lambda folder: tuple(items))
-    findings = list(doctor_gpu.engines())
+    monkeypatch.setattr(prune, "survey", lambda folder: tuple(items))
+    findings = list(SECTIONS["engines"]())
     assert the(iter(findings), "cache: ").text == f"cache: {tmp_path} (1 engines, 3.5 GB)"
     assert the(iter(findings), "1 damaged").cure == "latentsync-trt cache prune --stale"
 
@@ -244,23 +232,32 @@ def test_a_cache_that_cannot_be_listed_is_a_problem(monkeypatch: pytest.MonkeyPa
     def fail(folder: Path) -> None:
         raise OutputError(f"{folder}: a file is in the place of the engine cache")
 
-    monkeypatch.setattr(doctor_gpu, "survey", fail)
-    assert the(doctor_gpu.engines(), "a file is in the place").level == "problem"
+    monkeypatch.setattr(prune, "survey", fail)
+    assert the(SECTIONS["engines"](), "a file is in the place").level == "problem"
 
 
 @pytest.mark.parametrize("installed", [True, False])
 def test_whether_check_can_run(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
-    monkeypatch.setattr(libraries, "distribution_version", lambda name: "1.7.1.116" if installed else None)
-    finding = the(doctor_gpu.engines(), "check: ")
+    monkeypatch.setattr(doctor_module, "_version", lambda name: "1.7.1.116" if installed else None)
+    finding = the(SECTIONS["engines"](), "check: ")
     assert finding.level == ("ok" if installed else "missing")
     assert finding.cure == ("" if installed else 'pip install "latentsync-trt[check]"')
 
 
+def test_packages_that_are_missing_have_an_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_module, "_version", lambda name: None if name in ("av", "torch", "onnx") else "1.0")
+    assert [finding for finding in SECTIONS["packages"]() if finding.level != "ok"] == [
+        Finding("problem", "av is not installed", "pip install latentsync-trt"),
+        Finding("problem", "onnxruntime and onnxruntime-gpu overwrite each other's files", messages.REINSTALL_ORT),
+        Finding("missing", "export: torch, onnx not installed", 'pip install "latentsync-trt[export]"'),
+    ]
+
+
 def test_an_onnxruntime_that_does_not_load_is_a_finding_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "latentsync_trt.cli.doctor_gpu")
-    monkeypatch.delattr("latentsync_trt.cli.doctor_gpu", raising=False)
-    monkeypatch.setitem(sys.modules, "latentsync_trt.cli.doctor_gpu", None)
+    monkeypatch.delattr("latentsync_trt.runtime.providers.diagnose")
+    monkeypatch.setitem(sys.modules, "latentsync_trt.runtime.providers.diagnose", None)
     code, out = doctor()
     assert code == 1
-    assert "✗ onnxruntime does not load: " in out
+    assert "✗ a package does not load: " in out
+    assert messages.REINSTALL_ORT in out
     assert "FFmpeg has all required codecs" in out

@@ -4,14 +4,13 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
-from latentsync_trt.runtime.cache.key import EngineKey
-from latentsync_trt.runtime.cache.prune import clear, survey
+from latentsync_trt.runtime.cache.prune import remove, survey
 from latentsync_trt.runtime.cache.store import CACHE_VARIABLE, EngineCache, cache_folder
 from tests.cache_worker import KEY, engine_key, never, until, write_engine
 
@@ -38,9 +37,11 @@ def test_an_engine_is_built_once_and_found_again(cache: EngineCache) -> None:
     first = cache.obtain(KEY, write_engine)
     assert first.built
     again = EngineCache(cache.folder).obtain(KEY, never)
-    assert (again.folder, again.built, again.build_s) == (first.folder, False, first.build_s)
+    assert again == replace(first, built=False, last_used_at=again.last_used_at)
     assert (first.folder / "engine.bin").read_bytes() == b"engine"
-    assert EngineCache(cache.folder).find(KEY) == first.folder
+    found = EngineCache(cache.folder).find(KEY)
+    assert found is not None
+    assert found.folder == first.folder
 
 
 @pytest.mark.parametrize(
@@ -64,11 +65,10 @@ def test_an_engine_with_another_key_is_not_found(cache: EngineCache, changes: di
 
 
 def test_equal_graphs_of_two_bundles_share_an_engine(cache: EngineCache) -> None:
-    assert cache.obtain(KEY, write_engine).folder == cache.find(engine_key(bundle="another"))
-
-
-def test_a_key_comes_back_from_json() -> None:
-    assert EngineKey.from_json(json.loads(json.dumps(asdict(KEY)))) == KEY
+    first = cache.obtain(KEY, write_engine)
+    shared = cache.find(engine_key(bundle="another"))
+    assert shared is not None
+    assert (shared.folder, shared.key) == (first.folder, KEY)  # the key comes back from JSON
 
 
 def test_many_processes_build_one_engine_once(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_killed_build_is_never_used_and_removed_by_the_next(tmp_path: Path, ca
     worker = start_worker(cache.folder, signals, "hang")
     try:
         until(lambda: list(signals.glob("builds-*")))
-        clear(cache.folder)
+        remove(cache.folder, [])
         assert files_in(cache) == ["engine.bin"]  # a build in progress stays
     finally:
         worker.kill()
@@ -109,26 +109,21 @@ def test_a_killed_build_is_never_used_and_removed_by_the_next(tmp_path: Path, ca
     assert sorted(path.name for path in cache.folder.iterdir()) == [".locks", KEY.digest]
 
 
-def test_force_builds_again_and_replaces_the_old(cache: EngineCache) -> None:
-    first = cache.obtain(KEY, write_engine)
-    second = cache.obtain(KEY, lambda folder: write_engine(folder, b"newer"), force=True)
-    assert second.built
-    assert second.built_at > first.built_at
-    (item,) = survey(cache.folder, hashes=True)
-    assert item.state == "ready"
-    assert (item.folder / "engine.bin").read_bytes() == b"newer"
-    assert files_in(cache) == ["engine.bin", "engine.json", "timing.bin"]
-
-
-def test_a_forced_build_that_fails_keeps_the_engine(cache: EngineCache) -> None:
+def test_a_newer_engine_replaces_the_old_unless_its_build_fails(cache: EngineCache) -> None:
     first = cache.obtain(KEY, write_engine)
 
     def fail(folder: Path) -> None:
         raise EngineBuildError("no")
 
     with pytest.raises(EngineBuildError):
-        cache.obtain(KEY, fail, force=True)
+        cache.obtain(KEY, fail, newer_than=first.built_at)
     assert cache.obtain(KEY, never).folder == first.folder
+    second = cache.obtain(KEY, lambda folder: write_engine(folder, b"newer"), newer_than=first.built_at)
+    assert second.built
+    (item,) = survey(cache.folder, hashes=True)
+    assert item.state == "ready"
+    assert (item.folder / "engine.bin").read_bytes() == b"newer"
+    assert files_in(cache) == ["engine.bin", "engine.json", "timing.bin"]
 
 
 def test_two_forced_builds_at_once_are_one(cache: EngineCache, notices: list[str]) -> None:
@@ -139,9 +134,9 @@ def test_two_forced_builds_at_once_are_one(cache: EngineCache, notices: list[str
         write_engine(folder)
 
     with ThreadPoolExecutor(2) as pool:
-        engines = list(pool.map(lambda _: cache.obtain(KEY, build, force=True), range(2)))
+        engines = list(pool.map(lambda _: cache.obtain(KEY, build, newer_than=old.built_at), range(2)))
     assert sorted(engine.built for engine in engines) == [False, True]
-    assert engines[0].built_at == engines[1].built_at > old.built_at
+    assert engines[0].built_at == engines[1].built_at != old.built_at
 
 
 @pytest.mark.parametrize("error", [EngineBuildError("no"), KeyboardInterrupt(), ValueError("no")])
@@ -154,12 +149,9 @@ def test_a_failed_build_leaves_nothing(cache: EngineCache, error: BaseException)
         cache.obtain(KEY, build)
     assert survey(cache.folder) == ()
     assert files_in(cache) == []
-    assert cache.obtain(KEY, write_engine).built
-
-
-def test_a_build_that_writes_nothing_is_an_error(cache: EngineCache) -> None:
     with pytest.raises(EngineBuildError, match="denoise_step of demo for tensorrt: the build wrote no file"):
         cache.obtain(KEY, lambda folder: None)
+    assert cache.obtain(KEY, write_engine).built
 
 
 def test_an_engine_that_its_provider_refuses_is_built_again(cache: EngineCache, notices: list[str]) -> None:

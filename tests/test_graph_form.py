@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 from latentsync_trt.bundle.manifest import Bundle, FileEntry, read_manifest, sha256_file, write_manifest
-from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.cache.store import EngineCache
@@ -235,10 +233,3 @@ def test_a_manifest_remembers_the_forms_and_reads_without_them(both: Bundle) -> 
     assert read_manifest(both.folder).graphs["denoise_step"].forms == {"cuda": "denoise_step.cuda.onnx"}
     assert '"forms"' not in (small_bundle() / "manifest.json").read_text(encoding="utf-8")
     assert read_manifest(small_bundle()).graphs["denoise_step"].forms == {}
-
-
-def test_doctor_shows_the_forms(both: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_manifest(both.folder, both.manifest)
-    monkeypatch.setenv("LATENTSYNC_TRT_CHECKPOINTS", str(both.folder.parent))
-    monkeypatch.setattr("latentsync_trt.bundle.manifest.REQUIRED_GRAPHS", ())
-    assert "dynamic, portable and cuda form, " in CliRunner().invoke(main, ["doctor"]).output

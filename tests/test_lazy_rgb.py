@@ -8,7 +8,7 @@ from av.video.reformatter import VideoReformatter
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import coding_of
-from latentsync_trt.media.conversion import even_frame, packed_view, repeating_rgb
+from latentsync_trt.media.conversion import EXACT_REPEATING, even_frame, packed_view, yuv_to_rgb
 from latentsync_trt.media.lazy_rgb import TILE_PX, LazyRgb
 from latentsync_trt.types import ColorTags, UInt8Array, YuvPlanes
 
@@ -28,7 +28,8 @@ def planes(height: int, width: int, color: ColorTags = TAGS[0]) -> YuvPlanes:
 
 def converted_whole(given: YuvPlanes) -> UInt8Array:
     height, width = given.y.shape
-    frame = repeating_rgb(VideoReformatter(), even_frame(given), coding_of(given.color, width, height))
+    coding = coding_of(given.color, width, height)
+    frame = yuv_to_rgb(VideoReformatter(), even_frame(given), coding, EXACT_REPEATING)
     return packed_view(frame)[:height, :width].copy()
 
 

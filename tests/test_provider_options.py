@@ -5,49 +5,50 @@ into instructions. Values are given to the provider itself: ONNX Runtime reads T
 the CUDA provider reads its own once its libraries load, for which the stand-in serves.
 """
 
+import inspect
 import itertools
 import json
 import mmap
 import re
 import subprocess
 import sys
-import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from latentsync_trt.runtime.compiler.profiles import InputShapes
 from latentsync_trt.runtime.providers import libraries
-from latentsync_trt.runtime.sessions.options import (
-    CudaOptions,
-    ProviderOptions,
-    RtxOptions,
-    TensorRTOptions,
-)
+from latentsync_trt.runtime.sessions.options import RTX_KERNEL_CACHE, cuda_options, rtx_options, tensorrt_options
 from tests.tensorrt_stand_in.stand_in import stand_in_at
 
 SHAPES = {"latents": InputShapes((1, 4), (2, 4), (3, 4)), "history": InputShapes((1, 2), (1, 2), (1, 2))}
 
-# What fields whose type does not list their values are set to; the first is the default.
-VALUES: dict[str, tuple[Any, ...]] = {
-    "device": (0, 1),
-    "shapes": ({}, SHAPES),
-    "workspace_gb": (None, 1.5),
-    "runtime_cache_folder": (None, "a folder/für Ženy"),
-}
+# What parameters that are no flags are set to.
+VALUES: dict[str, tuple[Any, ...]] = {"device": (0, 1), "shapes": (None, SHAPES), "workspace_gb": (None, 1.5)}
 
-KINDS: dict[str, type[ProviderOptions]] = {"cuda": CudaOptions, "tensorrt": TensorRTOptions, "rtx": RtxOptions}
+MAKERS: dict[str, Callable[..., dict[str, str]]] = {
+    "cuda": cuda_options,
+    "tensorrt": tensorrt_options,
+    "rtx": rtx_options,
+}
 NAMES = {"cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
 
-# With every field set, so that every name is emitted.
-OPTIONS: dict[str, ProviderOptions] = {
-    "cuda": CudaOptions(device=1, cuda_graph=True, fused_bias=True, cudnn_attention=True),
-    "tensorrt": TensorRTOptions(device=1, cuda_graph=True),
-    "rtx": RtxOptions(shapes=SHAPES, workspace_gb=1.0, runtime_cache_folder="e"),
-}
+
+def every_value(provider: str) -> list[dict[str, str]]:
+    """The dictionaries of every combination of the parameters' values; the last one has every name."""
+    choices = {
+        name: (False, True) if isinstance(parameter.default, bool) else VALUES[name]
+        for name, parameter in inspect.signature(MAKERS[provider]).parameters.items()
+    }
+    made = MAKERS[provider]
+    return [made(**dict(zip(choices, chosen, strict=True))) for chosen in itertools.product(*choices.values())]
+
+
+# With every parameter set, so that every name is emitted.
+OPTIONS = {provider: every_value(provider)[-1] for provider in MAKERS}
+OPTIONS["rtx"][RTX_KERNEL_CACHE] = "a folder/für Ženy"
 
 # A provider's own option names that we use beside the option objects.
 PROBE_OPTIONS = {"device_id": "0", "trt_op_types_to_exclude": "Neg"}
@@ -109,19 +110,6 @@ def with_cuda(tmp_path: Path) -> dict[str, str]:
     return stand_in_at(tmp_path).variables(STAND_IN_GPUS="2")
 
 
-def every_value(kind: type[ProviderOptions]) -> list[dict[str, str]]:
-    """The dictionaries of every combination of the fields' values."""
-    hints = typing.get_type_hints(kind)
-    choices = {field.name: values_of(field.name, hints[field.name]) for field in fields(kind)}  # type: ignore[arg-type]
-    return [kind(**dict(zip(choices, chosen, strict=True))).to_ort() for chosen in itertools.product(*choices.values())]
-
-
-def values_of(name: str, hint: Any) -> tuple[Any, ...]:
-    if hint is bool:
-        return False, True
-    return typing.get_args(hint) if typing.get_origin(hint) is Literal else VALUES[name]
-
-
 def library_of(provider: str) -> Path:
     path = libraries.provider_library(provider)
     if not path.is_file():
@@ -152,15 +140,10 @@ def unknown_names(provider: str, names: tuple[str, ...]) -> list[str]:
 
 
 @pytest.mark.parametrize("provider", OPTIONS)
-def test_a_provider_knows_every_option_that_it_is_given(provider: str) -> None:
-    names = tuple(OPTIONS[provider].to_ort())
-    assert names
+def test_a_provider_knows_every_option_that_it_is_given_and_no_other(provider: str) -> None:
+    names = tuple(OPTIONS[provider])
     assert unknown_names(provider, names) == []
-
-
-@pytest.mark.parametrize("provider", OPTIONS)
-def test_an_unknown_name_is_detected(provider: str) -> None:
-    made_up = tuple(f"{name}_renamed" for name in OPTIONS[provider].to_ort())
+    made_up = tuple(f"{name}_renamed" for name in names)
     assert unknown_names(provider, made_up) == list(made_up)
 
 
@@ -171,54 +154,40 @@ def test_the_options_of_the_trial_session_exist() -> None:
 # Values.
 
 
-def test_every_name_and_both_ends_of_a_flag_are_among_the_values() -> None:
-    for provider, kind in KINDS.items():
-        assert {name for own in every_value(kind) for name in own} == set(OPTIONS[provider].to_ort())
-    assert {own["trt_cuda_graph_enable"] for own in every_value(TensorRTOptions)} == {"True", "False"}
-    assert {own["enable_cuda_graph"] for own in every_value(CudaOptions)} == {"0", "1"}
+def test_both_ends_of_a_flag_are_among_the_values() -> None:
+    assert {own["trt_cuda_graph_enable"] for own in every_value("tensorrt")} == {"True", "False"}
+    assert {own["enable_cuda_graph"] for own in every_value("cuda")} == {"0", "1"}
+    assert set(OPTIONS["cuda"]) > {"fuse_conv_bias", "sdpa_kernel"}
+    assert set(OPTIONS["rtx"]) > {"nv_max_workspace_size", "nv_profile_min_shapes"}
 
 
 def test_tensorrt_takes_every_value_that_we_give() -> None:
     library_of("tensorrt")
-    assert refusals("tensorrt", [*every_value(TensorRTOptions), PROBE_OPTIONS], {}) == []
+    assert refusals("tensorrt", [*every_value("tensorrt"), PROBE_OPTIONS], {}) == []
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"trt_cuda_graph_enable": "1"}, "'trt_cuda_graph_enable' should be 'True' or 'False'"),
-        ({"trt_cuda_graph_enable": "0"}, "'trt_cuda_graph_enable' should be 'True' or 'False'"),
-        ({"trt_cuda_graph_enabled": "True"}, "Invalid TensorRT EP option: trt_cuda_graph_enabled"),
-        ({"device_id": "first"}, "stoi"),
-    ],
-)
-def test_tensorrt_refuses_what_it_does_not_take(wrong: dict[str, str], words: str) -> None:
+def test_tensorrt_refuses_what_it_does_not_take() -> None:
     library_of("tensorrt")
-    (answer,) = refusals("tensorrt", [wrong], {})
-    assert words in answer
+    wrong = {
+        "trt_cuda_graph_enable": ("1", "'trt_cuda_graph_enable' should be 'True' or 'False'"),
+        "trt_cuda_graph_enabled": ("True", "Invalid TensorRT EP option: trt_cuda_graph_enabled"),
+        "device_id": ("first", "stoi"),
+    }
+    answers = refusals("tensorrt", [{name: value} for name, (value, _) in wrong.items()], {})
+    for answer, (_, words) in zip(answers, wrong.values(), strict=True):
+        assert words in answer
 
 
 def test_tensorrt_and_cuda_take_every_value_where_they_load(with_cuda: dict[str, str]) -> None:
-    assert set(said("tensorrt", [*every_value(TensorRTOptions), PROBE_OPTIONS], with_cuda)) == {""}
-    assert set(said("cuda", [*every_value(CudaOptions), {"device_id": "0"}], with_cuda)) == {""}
+    assert set(said("tensorrt", [*every_value("tensorrt"), PROBE_OPTIONS], with_cuda)) == {""}
+    assert set(said("cuda", [*every_value("cuda"), {"device_id": "0"}], with_cuda)) == {""}
 
 
 def test_cuda_refuses_what_it_does_not_take(with_cuda: dict[str, str]) -> None:
-    right = OPTIONS["cuda"].to_ort()
-    for name in right:
-        (renamed, wrong) = said("cuda", [{f"{name}_renamed": right[name]}, {name: "wrong"}], with_cuda)
+    right = OPTIONS["cuda"]
+    wrong = [own for name in right for own in ({f"{name}_renamed": right[name]}, {name: "wrong"})]
+    *answers, absent = said("cuda", [*wrong, {"device_id": "2"}], with_cuda)
+    for name, renamed, misread in zip(right, answers[::2], answers[1::2], strict=True):
         assert f'Unknown provider option: "{name}_renamed"' in renamed
-        assert f'Failed to parse provider option "{name}"' in wrong
-    (absent,) = said("cuda", [{"device_id": "2"}], with_cuda)
+        assert f'Failed to parse provider option "{name}"' in misread
     assert "Invalid device ID: 2" in absent
-
-
-def test_every_field_of_the_options_is_set_here() -> None:
-    for options in OPTIONS.values():
-        plain = type(options)()
-        unset = [
-            name
-            for name in type(options).__slots__  # type: ignore[attr-defined]
-            if getattr(options, name) == getattr(plain, name)
-        ]
-        assert unset == []

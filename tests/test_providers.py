@@ -3,7 +3,7 @@
 import ctypes
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ CUDA_13 = 13_000
 MAJOR = 75
 NO_DEVICE, DRIVER_MISMATCH = 100, 803
 NOT_FOUND = "{0}: cannot open shared object file: No such file or directory"
-GPU_BUILD = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
 
 
 @dataclass
@@ -48,35 +47,33 @@ class FakeDriver:
         return self.status
 
     def cuGetErrorName(self, code: int, out: Any) -> int:
-        out._obj.value = b"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" if code == DRIVER_MISMATCH else None
-        return 0
+        return self._set(out, b"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" if code == DRIVER_MISMATCH else None)
 
     def cuDriverGetVersion(self, out: Any) -> int:
-        out._obj.value = self.version
-        return 0
+        return self._set(out, self.version)
 
     def cuDeviceGetCount(self, out: Any) -> int:
-        out._obj.value = len(self.devices)
-        return self.status
+        return self._set(out, len(self.devices)) or self.status
 
     def cuDeviceGet(self, out: Any, index: int) -> int:
-        out._obj.value = index
-        return 0
+        return self._set(out, index)
 
     def cuDeviceGetName(self, out: Any, _length: int, device: Any) -> int:
         out.value = self.devices[device.value][0].encode()
         return 0
 
     def cuDeviceGetAttribute(self, out: Any, attribute: int, device: Any) -> int:
-        out._obj.value = self.devices[device.value][1][attribute - MAJOR]
-        return 0
+        return self._set(out, self.devices[device.value][1][attribute - MAJOR])
 
     def cuDeviceTotalMem_v2(self, out: Any, device: Any) -> int:
-        out._obj.value = self.devices[device.value][2]
-        return 0
+        return self._set(out, self.devices[device.value][2])
 
     def cuDeviceGetPCIBusId(self, out: Any, _length: int, device: Any) -> int:
         out.value = self.devices[device.value][3].encode()
+        return 0
+
+    def _set(self, out: Any, value: Any) -> int:
+        out._obj.value = value
         return 0
 
 
@@ -84,49 +81,51 @@ class FakeDriver:
 class Machine:
     """A simulated machine; by default one on which everything works, with two GPUs.
 
-    `missing`: libraries that do not load. `absent`: Python packages that are not installed.
+    `missing`: libraries of which the loader says `message`. `absent`: Python packages that are not installed. `used`:
+    providers that a trial session uses. `run`: what running that session does.
     """
 
-    monkeypatch: pytest.MonkeyPatch
-    missing: set[str] = field(default_factory=set)
-    absent: set[str] = field(default_factory=set)
-    used: dict[str, list[str]] = field(default_factory=dict)
+    driver: FakeDriver | None = field(default_factory=lambda: FakeDriver([ADA, AMPERE_A100]))
+    driver_version: str = "580.65.06"
+    missing: tuple[str, ...] = ()
+    message: str = NOT_FOUND
+    absent: str = ""
+    tensorrt: str = "10.14.1.48"
+    installed_tensorrt: tuple[Installed, ...] = ()
+    installed_cuda: tuple[Installed, ...] = ()
+    built: tuple[str, ...] = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
+    used: tuple[str, ...] = tuple(ORT_NAMES.values())
+    run: Callable[..., Any] = lambda *_: []
+    windows: bool = False
 
-    def session(self, name: str) -> Any:
-        actual = self.used.get(name, [ORT_NAMES[name], "CPUExecutionProvider"])
-        return types.SimpleNamespace(get_providers=lambda: actual, run=lambda outputs, inputs: [])
+    def open_driver(self) -> Any:
+        return self.driver or ctypes.CDLL("libcuda-that-is-not-there.so.1")
 
-    def driver(self, *devices: Any, **fields: Any) -> None:
-        fake = FakeDriver(list(devices), **fields)
-        self.monkeypatch.setattr(gpu, "_open_driver", lambda: fake)
-
-    def no_driver(self) -> None:
-        self.monkeypatch.setattr(gpu, "_open_driver", lambda: ctypes.CDLL("libcuda-that-is-not-there.so.1"))
-
-    def installed(self, tensorrt: tuple[Installed, ...] = (), cuda: tuple[Installed, ...] = ()) -> None:
-        self.monkeypatch.setattr(libraries, "installed_tensorrt", lambda: tensorrt)
-        self.monkeypatch.setattr(libraries, "installed_cuda", lambda: cuda)
+    def session(self) -> Any:
+        return types.SimpleNamespace(get_providers=lambda: list(self.used), run=self.run)
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    made = Machine(monkeypatch)
+def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Machine]:
+    made = Machine(**getattr(request, "param", {}))
     for cached in (gpu.gpus, gpu._driver):
         cached.cache_clear()
-    made.driver(ADA, AMPERE_A100)
-    made.installed()
-    monkeypatch.setattr(diagnosis.ort, "get_available_providers", lambda: GPU_BUILD)
-    monkeypatch.setattr(gpu, "driver_version", lambda: "580.65.06")
-    monkeypatch.setattr(libraries, "tensorrt_version", lambda: "10.14.1.48")
-    monkeypatch.setattr(libraries, "preload", lambda: None)
-    monkeypatch.setattr(libraries, "_WINDOWS", False)
-    monkeypatch.setattr(libraries, "package_folder", lambda name: None if name in made.absent else Path("installed"))
-    monkeypatch.setattr(
-        libraries, "load_problem", lambda name: NOT_FOUND.format(name) if name in made.missing else None
-    )
-    monkeypatch.setattr(diagnosis, "_register_plugin", lambda: None)
-    monkeypatch.setattr(diagnosis.ort, "get_ep_devices", lambda: [plugin_device(0), plugin_device(1)])
-    monkeypatch.setattr(diagnosis, "_trial_session", lambda name, device: made.session(name))
+    for module, name, value in (
+        (gpu, "_open_driver", made.open_driver),
+        (gpu, "driver_version", lambda: made.driver_version),
+        (libraries, "tensorrt_version", lambda: made.tensorrt),
+        (libraries, "installed_tensorrt", lambda: made.installed_tensorrt),
+        (libraries, "installed_cuda", lambda: made.installed_cuda),
+        (libraries, "preload", lambda: None),
+        (libraries, "_WINDOWS", made.windows),
+        (libraries, "package_folder", lambda name: None if name == made.absent else Path("installed")),
+        (libraries, "load_problem", lambda name: made.message.format(name) if name in made.missing else None),
+        (diagnosis.ort, "get_available_providers", lambda: list(made.built)),
+        (diagnosis.ort, "get_ep_devices", lambda: [plugin_device(0), plugin_device(1)]),
+        (diagnosis, "_register_plugin", lambda: None),
+        (diagnosis, "_trial_session", lambda name, device: made.session()),
+    ):
+        monkeypatch.setattr(module, name, value)
     yield made
     for cached in (gpu.gpus, gpu._driver):
         cached.cache_clear()
@@ -146,7 +145,7 @@ def test_gpus_are_read_from_the_driver(machine: Machine) -> None:
 
 
 def test_without_a_driver_there_are_no_gpus_and_no_exception(machine: Machine) -> None:
-    machine.no_driver()
+    machine.driver = None
     assert gpu.gpus() == ()
     assert gpu.driver_cuda() is None
     assert "libcuda-that-is-not-there.so.1" in str(gpu.driver_problem())
@@ -173,10 +172,17 @@ def test_auto_takes_the_best(machine: Machine) -> None:
     assert (selection.name, selection.passed_over) == ("tensorrt", ())
     assert selection.gpu == gpu.gpus()[0]
     assert (selection.device, selection.device_id) == ("cuda", 0)
+    machine.absent = libraries.TENSORRT_MODULE
+    selection = select_provider()
+    assert (selection.name, selection.device) == ("rtx", "cuda")
+    assert [name for name, _ in selection.passed_over] == ["tensorrt"]
+    assert why_unavailable("cuda") is None
+    machine.driver = FakeDriver([ADA], version=14_020)  # for a newer CUDA
+    assert select_provider("cuda").gpu == Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
 
 
 def test_auto_gives_the_reason_for_each_provider_passed_over(machine: Machine) -> None:
-    machine.missing = {"libnvinfer.so.10", "libnvonnxparser.so.10"}
+    machine.missing = ("libnvinfer.so.10", "libnvonnxparser.so.10")
     selection = select_provider("auto", device=1)
     assert selection.name == "cuda"
     assert selection.device_id == 1
@@ -186,46 +192,13 @@ def test_auto_gives_the_reason_for_each_provider_passed_over(machine: Machine) -
     assert "TensorRT-RTX does not support GPU 1 (NVIDIA A100-SXM4-80GB, compute capability 8.0)" in reason["rtx"]
 
 
-def test_auto_takes_the_plug_in_where_it_has_the_gpu_and_tensorrt_is_missing(machine: Machine) -> None:
-    machine.missing = {"libnvinfer.so.10"}
-    selection = select_provider()
-    assert (selection.name, selection.device) == ("rtx", "cuda")
-
-
 @pytest.mark.parametrize("name", ["tensorrt", "rtx", "cuda"])
 def test_no_driver_is_the_first_reason(machine: Machine, name: str) -> None:
-    machine.no_driver()
+    machine.driver = None
     with pytest.raises(ProviderUnavailable, match=rf"{name}: no NVIDIA driver .*; install NVIDIA driver 580"):
         select_provider(name)
     assert select_provider().name == "cpu"
     assert len(select_provider().passed_over) == 3
-
-
-@pytest.mark.parametrize("name", ["tensorrt", "rtx", "cuda"])
-def test_a_driver_that_is_too_old_is_named_with_the_cuda_version_it_supports(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    machine.driver(ADA, version=12_040)
-    monkeypatch.setattr(gpu, "driver_version", lambda: "550.54.14")
-    with pytest.raises(ProviderUnavailable, match=r"too old: 550\.54\.14 supports CUDA 12\.4.* needs CUDA 13;.* 580"):
-        select_provider(name)
-
-
-def test_a_driver_for_a_newer_cuda_is_fine(machine: Machine) -> None:
-    machine.driver(ADA, version=14_020)
-    assert select_provider().name == "tensorrt"
-
-
-def test_a_driver_that_does_not_start_is_not_reported_as_missing(machine: Machine) -> None:
-    machine.driver(ADA, status=DRIVER_MISMATCH)
-    assert gpu.gpus() == ()
-    assert "does not start (cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)" in str(why_unavailable("cuda"))
-
-
-def test_the_message_shows_the_variable_that_hides_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.driver(ADA, status=NO_DEVICE)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert 'shows no GPU ($CUDA_VISIBLE_DEVICES is "-1")' in str(why_unavailable("cuda"))
 
 
 @pytest.mark.parametrize("request_", ["auto", "cuda", "tensorrt"])
@@ -235,88 +208,95 @@ def test_a_gpu_that_does_not_exist_is_refused_with_those_that_do(machine: Machin
 
 
 def test_a_second_gpu_is_refused_where_there_is_none(machine: Machine) -> None:
-    machine.no_driver()
+    machine.driver = None
     with pytest.raises(InputError, match="--device 1: no such GPU; this machine has none"):
         select_provider("auto", device=1)
     assert select_provider("cpu", device=1).name == "cpu"
 
 
-def test_the_second_of_two_gpus_is_selected(machine: Machine) -> None:
-    selection = select_provider("cuda", device=1)
-    assert selection.gpu is not None
-    assert selection.gpu.name == "NVIDIA A100-SXM4-80GB"
+CUBLAS = "libcublas.so.13: cannot open shared object file: No such file or directory"
+WINDOWS = "Could not find module '{0}' (or one of its dependencies). Try using the full path"
+PIP_11, PIP_10, SYSTEM_8 = Installed("11.4.0", "tensorrt-cu13"), Installed("10.14.1", "b"), Installed("8", "/usr/lib")
+CUDA_12 = Installed("12.8", "nvidia-cuda-runtime-cu12")
+OLD_DRIVER = {"driver": FakeDriver([ADA], version=12_040), "driver_version": "550.54.14"}
+NO_TENSORRT: dict[str, Any] = {"missing": ("libnvinfer.so.10",)}
+OBSTACLES: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "cuda",
+        OLD_DRIVER,
+        "550.54.14 supports CUDA 12.4, and this build needs CUDA 13; install NVIDIA driver 580",
+    ),
+    ("rtx", OLD_DRIVER, "too old: 550.54.14 supports CUDA 12.4"),
+    ("cuda", {"driver": FakeDriver([ADA], status=803)}, "start (cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)"),
+    ("cuda", {"driver": FakeDriver([ADA], status=NO_DEVICE)}, 'shows no GPU ($CUDA_VISIBLE_DEVICES is "-1")'),
+    (
+        "cuda",
+        {"driver": FakeDriver([PASCAL])},
+        "support GPU 0 (NVIDIA GeForce GTX 1080, compute capability 6.1): it",
+    ),
+    ("cuda", {"built": ("CPUExecutionProvider",)}, "is a build without CUDAExecutionProvider"),
+    ("tensorrt", NO_TENSORRT, 'not found: libnvinfer.so.10; pip install "latentsync-trt[tensorrt]"'),
+    (
+        "tensorrt",
+        NO_TENSORRT | {"installed_tensorrt": (PIP_11,)},
+        "TensorRT 11.4.0 is installed (tensorrt-cu13), but this onnxruntime needs TensorRT 10; pip install",
+    ),
+    ("tensorrt", NO_TENSORRT | {"installed_tensorrt": (SYSTEM_8,)}, "8 is installed (/usr/lib), but this onnxruntime"),
+    # The right one is there and does not load: another being there too is not the reason.
+    ("tensorrt", NO_TENSORRT | {"installed_tensorrt": (PIP_11, PIP_10)}, "not found: libnvinfer.so.10; pip install"),
+    (
+        "cuda",
+        {"missing": ("libcudart.so.13", "libcublas.so.13"), "installed_cuda": (CUDA_12,)},
+        "libraries not found: libcudart.so.13, libcublas.so.13; CUDA 12.8 is installed (nvidia-cuda-runtime-cu12), but "
+        "this onnxruntime needs CUDA 13",
+    ),
+    # The provider itself loads without cuDNN.
+    ("cuda", {"missing": ("libcudnn.so.9",)}, "libraries not found: libcudnn.so.9"),
+    (
+        "cuda",
+        {"missing": ("libcudnn.so.9",), "message": CUBLAS},
+        f"is installed but does not load ({CUBLAS})",
+    ),
+    (
+        "tensorrt",
+        {"windows": True, "missing": ("nvinfer_10.dll",), "message": WINDOWS},
+        "libraries not found: nvinfer_10.dll, or what they need; pip install",
+    ),
+    (
+        "tensorrt",
+        {"absent": libraries.TENSORRT_MODULE},
+        "TensorRT 10.14.1.48 is installed without its Python package, which builds engines; pip install",
+    ),
+    # The first obstacle is reported: the libraries, their version, and then the Python package.
+    ("tensorrt", NO_TENSORRT | {"absent": libraries.TENSORRT_MODULE}, "libraries not found: libnvinfer.so.10"),
+    (
+        "tensorrt",
+        {"tensorrt": "10.9.0.34", "absent": libraries.TENSORRT_MODULE},
+        "TensorRT 10.9.0.34 is too old: its ONNX parser supports the graphs' operators from 10.14 on",
+    ),
+    ("cuda", {"used": ("CPUExecutionProvider",)}, "a trial session runs on CPUExecutionProvider instead"),
+    # As "no kernel image is available", on a GPU that the wheel has no code for.
+    ("cuda", {"run": lambda *_: 1 / 0}, "a trial session fails (division by zero)"),
+    ("rtx", {"absent": libraries.RTX_PACKAGE}, 'plug-in is not installed; pip install "latentsync-trt[rtx]"'),
+]
 
 
-def test_a_gpu_that_cuda_does_not_support(machine: Machine) -> None:
-    machine.driver(PASCAL)
-    assert "CUDA 13 does not support GPU 0 (NVIDIA GeForce GTX 1080, compute capability 6.1): it needs" in str(
-        why_unavailable("cuda")
-    )
-
-
-def test_a_cpu_build_is_recognized(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis.ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    assert "is a build without CUDAExecutionProvider" in str(why_unavailable("cuda"))
-    assert select_provider().name == "rtx"
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        ((), "libraries not found: libnvinfer.so.10; pip install"),
-        (
-            (Installed("11.4.0.106", "tensorrt-cu13"),),
-            "TensorRT 11.4.0.106 is installed (tensorrt-cu13), but this onnxruntime needs TensorRT 10;",
-        ),
-        ((Installed("8", "/usr/lib"),), "TensorRT 8 is installed (/usr/lib), but this onnxruntime needs TensorRT 10;"),
-        # The right one is there and does not load: another being there too is not the reason.
-        ((Installed("11.4.0", "a"), Installed("10.14.1", "b")), "libraries not found: libnvinfer.so.10; pip install"),
-    ],
-)
-def test_another_major_version_of_tensorrt_is_named(
-    machine: Machine, found: tuple[Installed, ...], expected: str
+@pytest.mark.parametrize(("name", "machine", "expected"), OBSTACLES, indirect=["machine"])
+def test_what_keeps_a_provider_from_running(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, name: Any, expected: str
 ) -> None:
-    machine.missing = {"libnvinfer.so.10"}
-    machine.installed(tensorrt=found)
-    reason = str(why_unavailable("tensorrt"))
-    assert expected in reason
-    assert 'pip install "latentsync-trt[tensorrt]"' in reason
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert expected in str(why_unavailable(name))
+    with pytest.raises(ProviderUnavailable, match=f"{name}: .*{re.escape(expected)}"):
+        select_provider(name)
 
 
-def test_a_tensorrt_that_is_too_old_for_the_graphs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "tensorrt_version", lambda: "10.9.0.34")
-    assert "TensorRT 10.9.0.34 is too old: its ONNX parser supports the graphs' operators from 10.14 on" in str(
-        why_unavailable("tensorrt")
-    )
+def test_a_session_that_does_not_open_gives_the_last_line(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str, device: int) -> None:
+        raise RuntimeError("first line\n  CUDA failure 35: driver insufficient")
 
-
-# TensorRT's builder.
-
-
-def test_a_tensorrt_without_its_python_package(machine: Machine) -> None:
-    """As the libraries of a system's package are, which come without Python."""
-    machine.absent = {libraries.TENSORRT_MODULE}
-    assert why_unavailable("tensorrt") == (
-        "TensorRT 10.14.1.48 is installed without its Python package, which builds engines; "
-        'pip install "latentsync-trt[tensorrt]"'
-    )
-    with pytest.raises(ProviderUnavailable, match="is installed without its Python package"):
-        select_provider("tensorrt")
-    assert why_unavailable("cuda") is None
-    selection = select_provider()
-    assert selection.name == "rtx"
-    assert [name for name, _ in selection.passed_over] == ["tensorrt"]
-
-
-def test_library_obstacles_come_before_the_missing_python_package(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine.absent = {libraries.TENSORRT_MODULE}
-    machine.missing = {"libnvinfer.so.10"}
-    assert str(why_unavailable("tensorrt")).startswith("libraries not found: libnvinfer.so.10")
-    machine.missing = set()
-    monkeypatch.setattr(libraries, "tensorrt_version", lambda: "10.9.0.34")
-    assert str(why_unavailable("tensorrt")).startswith("TensorRT 10.9.0.34 is too old")
+    monkeypatch.setattr(diagnosis, "_trial_session", fail)
+    assert "a trial session fails (CUDA failure 35: driver insufficient)" in str(why_unavailable("cuda"))
 
 
 @pytest.mark.parametrize("file", ["tensorrt.py", "tensorrt/__init__.py"])
@@ -353,13 +333,10 @@ def test_the_builder_is_tried_on_one_node_and_one_gpu(machine: Machine, monkeypa
 @pytest.mark.parametrize(
     ("shown", "index", "name"),
     [
-        (None, 0, "0"),
         (None, 1, "1"),
         ("2,3", 0, "2"),
-        ("2,3", 1, "3"),
         ("1,0", 0, "1"),
         (" 2 , 3 ", 1, "3"),
-        ("GPU-8f2a,GPU-1c3b", 0, "GPU-8f2a"),
         ("GPU-8f2a,GPU-1c3b", 1, "GPU-1c3b"),
         ("MIG-11111111-2222-3333-4444-555555555555", 0, "MIG-11111111-2222-3333-4444-555555555555"),
     ],
@@ -374,60 +351,6 @@ def test_a_child_process_that_sees_one_gpu_gets_its_name(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     one = Gpu(index, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
     assert gpu.visible_only(one) == {"CUDA_VISIBLE_DEVICES": name}
-
-
-def test_another_major_version_of_cuda_is_named(machine: Machine) -> None:
-    machine.missing = {"libcudart.so.13", "libcublas.so.13"}
-    machine.installed(cuda=(Installed("12.8", "nvidia-cuda-runtime-cu12"),))
-    assert (
-        "libraries not found: libcudart.so.13, libcublas.so.13; CUDA 12.8 is installed (nvidia-cuda-runtime-cu12), "
-        "but this onnxruntime needs CUDA 13" in str(why_unavailable("cuda"))
-    )
-
-
-def test_a_missing_cudnn_is_found_although_the_provider_loads_without_it(machine: Machine) -> None:
-    machine.missing = {"libcudnn.so.9"}
-    assert "libraries not found: libcudnn.so.9" in str(why_unavailable("cuda"))
-
-
-def test_a_broken_library_is_not_reported_as_missing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = "libcublas.so.13: cannot open shared object file: No such file or directory"
-    monkeypatch.setattr(libraries, "load_problem", lambda name: problem if name == "libcudnn.so.9" else None)
-    assert f"libcudnn.so.9 is installed but does not load ({problem})" in str(why_unavailable("cuda"))
-
-
-def test_on_windows_the_missing_file_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "_WINDOWS", True)
-    message = "Could not find module '{0}' (or one of its dependencies). Try using the full path"
-    monkeypatch.setattr(
-        libraries, "load_problem", lambda name: message.format(name) if name == "nvinfer_10.dll" else None
-    )
-    assert "libraries not found: nvinfer_10.dll, or what they need; pip install" in str(why_unavailable("tensorrt"))
-    needed = libraries.needed_libraries("cuda")
-    assert needed == ("cudart64_13.dll", "cublasLt64_13.dll", "cublas64_13.dll", "cudnn64_9.dll")
-
-
-def test_a_session_that_runs_on_another_provider_is_an_obstacle(machine: Machine) -> None:
-    machine.used["cuda"] = ["CPUExecutionProvider"]
-    assert "a trial session runs on CPUExecutionProvider instead" in str(why_unavailable("cuda"))
-
-
-def test_a_session_that_cannot_be_created_gives_the_message_of_onnxruntime(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(name: str, device: int) -> None:
-        raise RuntimeError("first line\n  CUDA failure 35: driver insufficient")
-
-    monkeypatch.setattr(diagnosis, "_trial_session", fail)
-    assert "a trial session fails (CUDA failure 35: driver insufficient)" in str(why_unavailable("cuda"))
-
-
-def test_the_plug_in_is_absent(machine: Machine) -> None:
-    machine.absent = {libraries.RTX_PACKAGE}
-    with pytest.raises(
-        ProviderUnavailable, match=r'rtx: .*plug-in is not installed; pip install "latentsync-trt\[rtx\]"'
-    ):
-        select_provider("rtx")
 
 
 def test_the_plug_in_offers_the_gpu_that_cuda_counts(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,17 +373,17 @@ def test_a_plug_in_that_does_not_load(machine: Machine, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("name", "missing", "after"),
     [
-        ("tensorrt", set(), "cuda"),
-        ("rtx", set(), "cuda"),
-        ("cuda", set(), "cpu"),
-        ("tensorrt", {"libcudnn.so.9"}, "cpu"),
+        ("tensorrt", (), "cuda"),
+        ("rtx", (), "cuda"),
+        ("cuda", (), "cpu"),
+        ("tensorrt", ("libcudnn.so.9",), "cpu"),
     ],
 )
 def test_the_next_provider_is_one_that_starts_at_once(
-    machine: Machine, name: Any, missing: set[str], after: str
+    machine: Machine, name: Any, missing: tuple[str, ...], after: str
 ) -> None:
     machine.missing = missing
-    machine.driver(AMPERE_A100, ADA)  # the second is one that the plug-in would take
+    machine.driver = FakeDriver([AMPERE_A100, ADA])  # the second is one that the plug-in would take
     following = next_provider(Selection(name, (), gpu.gpus()[1]))
     assert following.name == after
     assert following.device_id == (1 if after == "cuda" else 0)
@@ -473,23 +396,9 @@ def test_the_next_provider_may_be_one_that_builds_too(machine: Machine) -> None:
     assert [name for name, _ in following.passed_over] == ["rtx"]
 
 
-def test_a_gpu_without_kernels_in_the_provider_is_found_before_the_run(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(outputs: Any, inputs: Any) -> None:
-        raise RuntimeError("no kernel image is available for execution on the device")
-
-    broken = types.SimpleNamespace(run=run, get_providers=lambda: GPU_BUILD)
-    monkeypatch.setattr(diagnosis, "_trial_session", lambda name, device: broken)
-    assert "a trial session fails (no kernel image is available" in str(why_unavailable("cuda"))
-
-
-def test_nothing_comes_after_the_cpu(machine: Machine) -> None:
+def test_what_cannot_be_selected() -> None:
     with pytest.raises(ProviderUnavailable, match="cpu: there is no other provider to run on"):
         next_provider(Selection("cpu"))
-
-
-def test_an_unknown_provider_is_refused() -> None:
     with pytest.raises(ProviderUnavailable, match="npu: not a provider; choose auto, tensorrt, rtx, cuda, cpu"):
         select_provider("npu")
 
@@ -529,23 +438,24 @@ def test_the_version_of_the_loaded_tensorrt(
     assert libraries.tensorrt_version() == version
 
 
-def test_libraries_are_found_where_the_loader_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "libnvinfer.so.11.4.0").touch()
-    (tmp_path / "libnvinfer.so.11").symlink_to("libnvinfer.so.11.4.0")
-    (tmp_path / "libnvinfer_plugin.so.11").touch()
-    monkeypatch.setattr(libraries, "_WINDOWS", False)
+@pytest.mark.parametrize("windows", [False, True])
+def test_libraries_are_found_where_the_loader_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: bool
+) -> None:
+    monkeypatch.setattr(libraries, "_WINDOWS", windows)
     monkeypatch.setattr(libraries, "distribution_version", lambda name: None)
-    monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}")
-    assert libraries.installed_tensorrt()[0] == Installed("11.4.0", str(tmp_path))
-    assert libraries.installed_tensorrt()[0].major == 11
-
-
-def test_on_windows_libraries_are_found_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "nvinfer_11.dll").touch()
-    monkeypatch.setattr(libraries, "_WINDOWS", True)
-    monkeypatch.setattr(libraries, "distribution_version", lambda name: None)
-    monkeypatch.setenv("PATH", f"{tmp_path}")
-    assert libraries.installed_tensorrt() == (Installed("11", str(tmp_path)),)
+    monkeypatch.setenv("PATH" if windows else "LD_LIBRARY_PATH", f"{tmp_path}")
+    if windows:
+        (tmp_path / "nvinfer_11.dll").touch()
+        needed = ("cudart64_13.dll", "cublasLt64_13.dll", "cublas64_13.dll", "cudnn64_9.dll")
+        assert libraries.needed_libraries("cuda") == needed
+    else:
+        (tmp_path / "libnvinfer.so.11.4.0").touch()
+        (tmp_path / "libnvinfer.so.11").symlink_to("libnvinfer.so.11.4.0")
+        (tmp_path / "libnvinfer_plugin.so.11").touch()
+    found = libraries.installed_tensorrt()[0]
+    assert found == Installed("11" if windows else "11.4.0", str(tmp_path))
+    assert found.major == 11
 
 
 @pytest.mark.parametrize(("system", "expected"), [("win32", "nvidia.com/drivers"), ("linux", "nvidia-driver-580")])

@@ -11,7 +11,7 @@ import pytest
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.runtime.compiler.profiles import InputShapes
-from latentsync_trt.runtime.sessions.options import RtxOptions
+from latentsync_trt.runtime.sessions.options import RTX_KERNEL_CACHE, rtx_options
 from tests.small import small_bundle
 from tests.tensorrt_stand_in.build import REPOSITORY, CannotBuild, built
 from tests.tensorrt_stand_in.run import rtx_environment
@@ -55,10 +55,10 @@ def test_the_plug_in_compiles_a_graph_as_one_engine() -> None:
 def test_the_plug_in_takes_every_option_that_it_is_given(tmp_path: Path) -> None:
     shapes = {"image": InputShapes((1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))}
     given = [
-        RtxOptions().to_ort(),
-        RtxOptions(shapes=shapes).to_ort(),
-        RtxOptions(workspace_gb=0.5).to_ort(),
-        RtxOptions(shapes=shapes, workspace_gb=4.0, runtime_cache_folder=str(tmp_path / "kernels")).to_ort(),
+        rtx_options(),
+        rtx_options(shapes=shapes),
+        rtx_options(workspace_gb=0.5),
+        {**rtx_options(shapes=shapes, workspace_gb=4.0), RTX_KERNEL_CACHE: str(tmp_path / "kernels")},
     ]
     assert scenario("refused", bundle=str(small_bundle()), options=given) == [""] * len(given)
     wrong = [{"enable_cuda_graph": "2"}, {"nv_max_workspace_size": "1e6"}, {"nv_no_such_option": "1"}]

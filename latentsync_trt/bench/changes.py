@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from latentsync_trt.bench.rows import Results, Row
+from latentsync_trt.bench.rows import CEILING, Results, Row
 from latentsync_trt.bench.table import console, milliseconds, plain_table, rate, spread, title
 
 _DIFFERS_ALWAYS = ("measured_at", "command")
@@ -28,7 +28,7 @@ def find_changes(before: Results, after: Results) -> Changes:
     differences += [
         (f"ceiling {title(row)}", rate(row), rate(other))
         for row, other in pairs
-        if row.is_ceiling and other.time.against(row.time) != "within noise"
+        if row.scenario == "graph" and row.case.startswith(CEILING) and other.time.against(row.time) != "within noise"
     ]
     return Changes(
         pairs,

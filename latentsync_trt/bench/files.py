@@ -1,18 +1,26 @@
-"""Files that bench and compare write: complete or not at all, and numbers as JSON can hold them."""
+"""Files that bench and compare write: complete or not at all; numbers for JSON, and HTML that needs nothing else."""
 
+import io
 import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from latentsync_trt.errors import OutputError
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _DIGITS = 6
+_TEMPLATES = Path(__file__).parents[1] / "assets" / "reports"
+_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def make_folder(folder: Path) -> None:
@@ -46,3 +54,37 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def write_html(template: str, path: Path, **values: Any) -> None:
+    """Renders `template` of `assets/reports` with `values` into the file `path`.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    write_file(path, environment.get_template(template).render(**values))
+
+
+def svg(figure: "Figure") -> Markup:
+    """A matplotlib figure as an inline `<svg>` element; what is drawn in black takes the color of the page's text."""
+    import matplotlib
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text stays text
+        figure.savefig(buffer, format="svg", bbox_inches="tight", transparent=True, metadata=_NO_METADATA)
+    drawing = buffer.getvalue().replace("#000000", "currentColor")
+    return Markup(drawing[drawing.index("<svg") :])  # noqa: S704 -- made by matplotlib, which escapes text
+
+
+def png(figure: "Figure") -> bytes:
+    """The figure as a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()

@@ -17,7 +17,7 @@ from latentsync_trt.runtime.providers.diagnose import rtx_devices
 from latentsync_trt.runtime.providers.libraries import rtx_version
 from latentsync_trt.runtime.sessions.builders import DirectOpen, GraphSource, Opener, RtxBuilder
 from latentsync_trt.runtime.sessions.device_run import BoundRun
-from latentsync_trt.runtime.sessions.options import CudaOptions, RtxOptions
+from latentsync_trt.runtime.sessions.options import cuda_options, rtx_options
 from latentsync_trt.runtime.sessions.session import CPU
 
 _GRAPHS = Path(__file__).parents[1] / "assets" / "graphs"
@@ -69,17 +69,16 @@ def _ceiling_opener(setting: Setting) -> Opener:
         return DirectOpen(CPU)
     device = setting.selection.device_id
     if setting.provider == "rtx":
-        return RtxBuilder(RtxOptions(), tuple(rtx_devices(device)), rtx_version())
-    return DirectOpen((("CUDAExecutionProvider", CudaOptions(device).to_ort()), *CPU))
+        return RtxBuilder(rtx_options(), tuple(rtx_devices(device)), rtx_version())
+    return DirectOpen((("CUDAExecutionProvider", cuda_options(device)), *CPU))
 
 
 def _measure(setting: Setting, networks: Networks, graph: str, ceiling: Row) -> Row:
     ranges = dimension_ranges(setting.bundle.manifest, setting.runtime)
     with setting.watch() as watch:
         session = networks.session(graph)
-        run = BoundRun(
-            session, random_inputs(session.inputs, ranges), setting.selection.device, setting.selection.device_id
-        )
+        inputs = random_inputs(session.inputs, ranges)
+        run = BoundRun(session, inputs, setting.selection.device, setting.selection.device_id)
         row = setting.row("graph", graph, run, watch)
     del run
     engine = next(entry for entry in networks.times() if entry.graph == graph)

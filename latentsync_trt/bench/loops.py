@@ -40,8 +40,7 @@ def measure_loops(setting: Setting, clip: Clip) -> Iterator[Row]:
             if reference is None:
                 reference = painted
             else:
-                quality = Quality(**asdict(likeness(painted, reference)), reference=reference_name)
-                row = replace(row, quality=quality)
+                row = replace(row, quality=Quality(**asdict(likeness(painted, reference)), reference=reference_name))
             yield row
 
 
@@ -51,7 +50,7 @@ def _measure(
     """A row without quality, and the generated part of the first window."""
     runs, warm_up = setting.options.repetitions("loop")
     inpainter = setting.inpainter(options, networks.codec, networks.denoiser)
-    windows = [(window.faces, window.audio)] * setting.windows_per_batch
+    windows = [(window.faces, window.audio)] * (setting.runtime.windows_per_batch or 1)
     painted: list[Sequence[UInt16Array]] = []
 
     def paint() -> None:

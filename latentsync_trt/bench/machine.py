@@ -19,7 +19,6 @@ from latentsync_trt.runtime.providers.libraries import (
     UNKNOWN,
     cuda_version,
     cudnn_version,
-    distribution_version,
     onnxruntime_version,
     tensorrt_version,
 )
@@ -34,18 +33,14 @@ _PATH = re.compile(r"(?:[A-Za-z]:)?[^\s\\/'\",;:]*(?:[\\/][^\s\\/'\",;:]+)+[\\/]
 def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict[str, str]:
     """Names and versions as text; what is missing is left out."""
     gpu = next((selection.gpu for selection in selections if selection.gpu), None)
-    versions = {
-        "python": platform.python_version(),
-        "onnxruntime": onnxruntime_version(),
-        "torch": distribution_version("torch"),
-        **({**library_versions(), **gpu_facts(gpu)} if gpu else {}),
-    }
     named = {
         "command": without_paths(shlex.join(command)),
         "providers": ", ".join(selection.name for selection in selections),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "latentsync_trt": __version__,
-        **versions,
+        "python": platform.python_version(),
+        "onnxruntime": onnxruntime_version(),
+        **({**library_versions(), **gpu_facts(gpu)} if gpu else {}),
         "cpu": cpu_name(),
         "cpu_cores": str(usable_cores()),
         "memory_gb": f"{psutil.virtual_memory().total / 1e9:.0f}",
@@ -57,14 +52,8 @@ def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict
 def bundle_facts(manifest: Manifest) -> BundleFacts:
     """The bundle as rows describe it."""
     digest = hashlib.sha256(" ".join(manifest.files[name].sha256 for name in sorted(manifest.files)).encode())
-    return BundleFacts(
-        without_paths(manifest.name),
-        manifest.resolution_px,
-        manifest.frames,
-        manifest.precision,
-        manifest.shapes,
-        digest.hexdigest(),
-    )
+    name, shapes = without_paths(manifest.name), manifest.shapes
+    return BundleFacts(name, manifest.resolution_px, manifest.frames, manifest.precision, shapes, digest.hexdigest())
 
 
 def library_versions() -> dict[str, str | None]:

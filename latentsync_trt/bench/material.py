@@ -27,8 +27,7 @@ FULL_HD_PX = (1920, 1080)
 """Width and height of the clip for stages on the CPU."""
 
 SEED = 11
-_TIMESTEP, _GUIDANCE = 501, 1.5
-_COEFFICIENTS = (1.02, -0.31, 0.12, 1.4, -0.9)
+_KNOWN_INPUTS = {"timestep": 501, "guidance": 1.5, "coefficients": (1.02, -0.31, 0.12, 1.4, -0.9)}
 """Of the size that they have in a run."""
 
 
@@ -117,12 +116,10 @@ def generated_part(resolution_px: int) -> tuple[slice, slice]:
 def random_inputs(tensors: Iterable[TensorInfo], ranges: Mapping[str, DimensionRange]) -> dict[str, Array]:
     """Seeded inputs of a graph, never zeros; variable dimensions at their usual size in `ranges`."""
     rng = np.random.default_rng(SEED)
-    known = {"timestep": _TIMESTEP, "guidance": _GUIDANCE, "coefficients": _COEFFICIENTS}
     inputs: dict[str, Array] = {}
     for tensor in tensors:
-        shape = usual_shape(tensor.shape, ranges)
-        if tensor.name in known:
-            inputs[tensor.name] = np.array(known[tensor.name], tensor.dtype)
-        else:
-            inputs[tensor.name] = rng.standard_normal(shape, np.float32).astype(tensor.dtype)
+        values = _KNOWN_INPUTS.get(tensor.name)
+        if values is None:
+            values = rng.standard_normal(usual_shape(tensor.shape, ranges), np.float32)
+        inputs[tensor.name] = np.asarray(values).astype(tensor.dtype)
     return inputs

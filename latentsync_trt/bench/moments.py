@@ -14,7 +14,6 @@ from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.tracker import AligningTracker
 from latentsync_trt.types import UInt8Array
 
-COUNT = 6
 SHOWN_PX = 256
 """Side of the faces that people look at."""
 
@@ -54,7 +53,7 @@ def masked(face: UInt8Array, resolution_px: int) -> UInt8Array:
     return np.asarray(cv2.resize(gray, face.shape[1::-1], interpolation=cv2.INTER_CUBIC), np.uint8)
 
 
-def choose_moments(curves: Curves, count: int = COUNT) -> dict[int, str]:
+def choose_moments(curves: Curves, count: int = 6) -> dict[int, str]:
     """A frame with a face from each of `count` equal parts of the clip, as index → label: the mouth wide, then shut.
 
     Where the mouth is known, they are chosen by what it should do, m, b and p before silence; else by what it does.

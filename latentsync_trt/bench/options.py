@@ -12,7 +12,7 @@ REPETITIONS = {"graph": (20, 3), "loop": (5, 1), "stage": (3, 1), "end-to-end": 
 
 
 def _names(default: tuple[str, ...], choices: tuple[str, ...], help_text: str) -> Any:
-    """An option that takes names of `choices` with commas between: "a,b" → ("a", "b")."""
+    """An option that takes names of `choices`, separated by commas: "a,b" → ("a", "b")."""
 
     def parse(text: str) -> tuple[str, ...]:
         names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
@@ -21,7 +21,7 @@ def _names(default: tuple[str, ...], choices: tuple[str, ...], help_text: str) -
             raise InputError(f"{', '.join(map(repr, unknown))}: not among {', '.join(choices)}")
         return names
 
-    return option(default, f"{help_text}, with commas between.", parse=parse, metavar="names")
+    return option(default, help_text, parse=parse, metavar="NAMES")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class BenchOptions:
     provider: tuple[str, ...] = _names(
         ("auto",),
         PROVIDER_CHOICES,
-        "Execution providers; auto takes the fastest available, naming one disables fallback",
+        "Execution providers, separated by commas; auto takes the fastest available, naming one disables fallback.",
     )
-    preset: tuple[str, ...] = _names(tuple(PRESETS), tuple(PRESETS), "Presets of sync")
+    preset: tuple[str, ...] = _names(tuple(PRESETS), tuple(PRESETS), "Presets of sync, separated by commas.")
     scenario: tuple[str, ...] = _names(
         tuple(REPETITIONS),
         tuple(REPETITIONS),
-        "What to measure: graph (each by itself), loop (a window: VAE and denoising), stage (each stage of sync by "
-        "itself), end-to-end (whole clips)",
+        "What to measure, separated by commas: graph (each by itself), loop (a window: VAE and denoising), stage (each "
+        "stage of sync by itself), end-to-end (whole clips).",
     )
     runs: int | None = option(
         None, "Timed runs of everything.  [default: 20 of a graph, 5 of a loop, else 3]", minimum=1, maximum=10_000

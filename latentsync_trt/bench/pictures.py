@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from math import inf, log10
+from math import log10
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -116,9 +116,7 @@ def lpips_distance(a: UInt8Array, b: UInt8Array) -> float | None:
 
 def decibels(signal: float, noise: float) -> float | None:
     """The ratio of two powers; None without noise."""
-    if noise == 0:
-        return None
-    return 10 * log10(signal / noise) if signal > 0 else -inf
+    return 10 * log10(signal / noise) if noise else None
 
 
 @cache

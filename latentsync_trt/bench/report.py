@@ -5,15 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentsync_trt.bench import table as text
-from latentsync_trt.bench.html import svg, write_html
+from latentsync_trt.bench.files import svg, write_html
 from latentsync_trt.bench.rows import Results, Row
 from latentsync_trt.config import MODEL_FPS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_COLORS = ("#2f6fd0", "#1b9e85", "#e0972b", "#cf4a63", "#7b5cc4", "#4aa3c7", "#8792a1", "#b08d57", "#6b8e23")
-"""Of parts; readable on a light and on a dark page."""
 
 Bar = tuple[str, Mapping[str, float], str]
 """A bar of a figure: its label, its parts by name, and a note at its end."""
@@ -22,8 +19,9 @@ Bar = tuple[str, Mapping[str, float], str]
 def write_report(results: Results, path: Path) -> None:
     """Writes the page; raises `OutputError` if it cannot be written."""
     rows, environment = results.rows, results.environment
-    by_scenario = {row.scenario: [other for other in rows if other.scenario == row.scenario] for row in rows}
-    loops, clips, stages = (by_scenario.get(name, []) for name in ("loop", "end-to-end", "stage"))
+    loops, graphs, clips, stages = (
+        [row for row in rows if row.scenario == scenario] for scenario in ("loop", "graph", "end-to-end", "stage")
+    )
     start_up = "; ".join(f"{text.title(row)} {text.number(sum(row.start_up_s.values()))} s" for row in clips)
     write_html(
         "bench.html.j2",
@@ -35,7 +33,7 @@ def write_report(results: Results, path: Path) -> None:
         results=results,
         cells=[text.row_cells(row) for row in rows],
         loops=loops,
-        graphs=by_scenario.get("graph", []),
+        graphs=graphs,
         references=list(dict.fromkeys(row.quality.reference for row in loops if row.quality)),
         figures=[
             *_figure("Where the time of a window goes", loops, _by_part, "s", "“Rest”: copies and setting up."),
@@ -83,9 +81,9 @@ def stacked_bars(bars: Sequence[Bar], unit: str) -> "Figure":
     labels, parts, notes = zip(*bars, strict=True)
     names = list(dict.fromkeys(name for each in parts for name in each))
     ends = [0.0] * len(bars)
-    for index, name in enumerate(names):
+    for name in names:
         widths = [each.get(name, 0.0) for each in parts]
-        axes.barh(range(len(bars)), widths, 0.62, ends, label=name, color=_COLORS[index % len(_COLORS)])
+        axes.barh(range(len(bars)), widths, 0.62, ends, label=name)
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
     for index, (note, end) in enumerate(zip(notes, ends, strict=True)):
         axes.annotate(note, (end, index), (6, 0), textcoords="offset points", va="center", fontsize=9)

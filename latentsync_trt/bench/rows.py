@@ -113,11 +113,6 @@ class Row:
         return self.scenario, self.case, self.provider or "", self.preset or ""
 
     @property
-    def is_ceiling(self) -> bool:
-        """Whether this is the matrix product that graphs are measured against."""
-        return self.scenario == "graph" and self.case.startswith(CEILING)
-
-    @property
     def frames_per_s(self) -> float | None:
         """Video frames per second; None for a row without frames."""
         return 1000 * self.frames / self.time.median_ms if self.frames else None

@@ -181,14 +181,14 @@ def self_test(
             second = run(_SECOND, first.provider, tested, usable)
         if usable and reference != "none":
             theirs = run(_REFERENCE, reference, other, usable)
-        graphs = tuple(_graphs(bundle, first, second, folder)) if first.provider else ()
+        graphs = tuple(_graphs(bundle, first, second, theirs, folder)) if first.provider else ()
         pictures = tuple(_pictures(folder, first, second, theirs, LEAST_DB[bundle.manifest.precision]))
     stages = {_FIRST: list(_failures(first, first.provider))}
     if usable:
         again = _failures(second, first.provider, again=True)
         stages[_SECOND] = [text for text in again if text not in stages[_FIRST]]
     if usable and reference != "none":
-        stages[_REFERENCE] = [*theirs.failures, *_differences(graphs, pictures, reference)]
+        stages[_REFERENCE] = [*_failures(theirs, reference), *_differences(graphs, pictures, reference)]
     return Report(
         requested=provider,
         provider=first.provider,
@@ -196,7 +196,13 @@ def self_test(
         options=tuple(command_line(options, leave_out=("engine_cache",))),
         reference=reference,
         stages={name: tuple(dict.fromkeys(redacted(text, given) for text in found)) for name, found in stages.items()},
-        graphs=tuple(replace(row, error=redacted(row.error, given)) for row in graphs),
+        graphs=tuple(
+            # JSON has no infinity; the failures say it.
+            replace(
+                row, error=redacted(row.error, given), difference=None if row.difference == np.inf else row.difference
+            )
+            for row in graphs
+        ),
         pictures=pictures,
         notices=tuple(dict.fromkeys(redacted(text, given) for text in (*first.notices, *second.notices))),
         environment={**environment((), ()), "os": platform.platform(), **first.environment},
@@ -225,21 +231,23 @@ def run_part(order: Order, say: Callable[[str], None]) -> Part:
     return part
 
 
-def _graphs(bundle: Bundle, first: Part, second: Part, folder: Path) -> Iterator[GraphRow]:
+def _graphs(bundle: Bundle, first: Part, second: Part, theirs: Part, folder: Path) -> Iterator[GraphRow]:
     """All graphs of the bundle, with the differences of the second start's outputs to the reference's."""
-    rows = {**first.rows(), **second.rows()}
+    rows, ran = {**first.rows(), **second.rows()}, second.graphs.keys() & theirs.graphs.keys()
     for name in bundle.manifest.graphs:
         row = rows.get(name, GraphRow(name, error="not reached"))
-        ours, theirs = (folder / part / f"{name}.npz" for part in (_SECOND, _REFERENCE))
-        if ours.is_file() and theirs.is_file():
-            with np.load(ours) as found, np.load(theirs) as expected:
+        if name in ran and not (row.error or theirs.graphs[name].get("error")):
+            ours, other = (folder / part / f"{name}.npz" for part in (_SECOND, _REFERENCE))
+            with np.load(ours) as found, np.load(other) as expected:
                 row = replace(row, difference=max(_difference(found[key], expected[key]) for key in expected.files))
         yield row
 
 
 def _difference(ours: Array, theirs: Array) -> float:
-    """The largest difference, divided by the largest of `theirs`; NaN if there are NaN."""
+    """The largest difference, divided by the largest of `theirs`; infinite where one is not a finite number."""
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return np.inf
     return float(np.abs(a - b).max() / max(np.abs(b).max(), np.finfo(np.float32).tiny))
 
 
@@ -272,7 +280,7 @@ def _failures(part: Part, provider: str, *, again: bool = False) -> Iterator[str
 
 def _differences(graphs: Iterable[GraphRow], pictures: Iterable[Pictures], reference: str) -> Iterator[str]:
     for row in graphs:
-        if row.difference is not None and not np.isfinite(row.difference):
+        if row.difference == np.inf:
             yield f"{row.graph}: its outputs, or those of {reference}, are not finite numbers"
     for found in pictures:
         if found.psnr_db is not None and found.psnr_db < found.least_db:

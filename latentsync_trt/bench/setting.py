@@ -39,11 +39,6 @@ class Setting:
         """Name of the provider."""
         return self.selection.name
 
-    @property
-    def windows_per_batch(self) -> int:
-        """Of loops: 1 unless given, so that rows of different machines compare."""
-        return self.runtime.windows_per_batch or 1
-
     def sync_options(self, preset: str) -> SyncOptions:
         """What `sync --preset` would run with the options that override it; raises `InputError` on a contradiction."""
         return replace(self.sync, preset=preset)  # type: ignore[arg-type]  # checked by `SyncOptions` itself
@@ -86,7 +81,7 @@ class Setting:
     def inpainter(self, options: SyncOptions, codec: ImageCodec, denoiser: Denoiser) -> Inpainter:
         """The inpainter that `sync` uses, on this codec and denoiser."""
         manifest = self.bundle.manifest
-        return make_inpainter(manifest, options, codec, denoiser, windows_per_batch=self.windows_per_batch)
+        return make_inpainter(manifest, options, codec, denoiser, windows_per_batch=self.runtime.windows_per_batch or 1)
 
 
 def settings_for(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -69,13 +69,13 @@ def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
 
 
 def _frames_with_faces(clip: Clip, resolution_px: int) -> tuple[list[Frame], list[AlignedFace]]:
-    """The first frames up to one without a face; raises `NoFaceError` if that is the first."""
+    """Those of the first frames that show a face, and the faces; raises `NoFaceError` if none does."""
     frames = list(islice(read_frames(clip.video), _MOST_FRAMES))
-    found = aligned_faces((frame.picture for frame in frames), resolution_px)
-    faces = [face for face in takewhile(lambda face: face is not None, found) if face is not None]
-    if not faces:
-        raise NoFaceError(f"{clip.video}: its first frame shows no face; stages are measured on frames with one")
-    return frames[: len(faces)], faces
+    faces = aligned_faces((frame.picture for frame in frames), resolution_px)
+    found = [(frame, face) for frame, face in zip(frames, faces, strict=True) if face is not None]
+    if not found:
+        raise NoFaceError(f"{clip.video}: no face in its first {len(frames)} frames; give a clip that begins with one")
+    return [frame for frame, _ in found], [face for _, face in found]
 
 
 def _patched(clip: Clip, count: int, mask: Float32Array) -> Generator[tuple[Frame, Patch], None, None]:

@@ -48,8 +48,7 @@ def run_bench(
 
 
 def _rows(settings: Sequence[Setting], options: BenchOptions, folder: Path) -> Iterator[Row]:
-    video = None if options.video is None else Path(options.video)
-    audio = None if options.audio is None else Path(options.audio)
+    video, audio = (None if path is None else Path(path) for path in (options.video, options.audio))
     scenarios = options.scenario
     clip = choose_clip(video, audio, folder) if {"loop", "end-to-end"} & set(scenarios) else None
     full_hd = choose_clip(video, audio, folder, FULL_HD_PX) if "stage" in scenarios else None

@@ -2,18 +2,19 @@
 
 import json
 import platform
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import rich_click as click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from latentsync_trt import __version__
 from latentsync_trt.bundle.find import find_bundle
 from latentsync_trt.bundle.manifest import Bundle, Manifest
 from latentsync_trt.cli.options import bundle_option
-from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.cli.show import progress_bar
 from latentsync_trt.runtime.compiler.process import Answer
 from latentsync_trt.runtime.compiler.rtx import (
     DEFAULT_COMPUTE_CAPABILITY,
@@ -23,6 +24,7 @@ from latentsync_trt.runtime.compiler.rtx import (
     compiler_version,
     plan_trials,
 )
+from latentsync_trt.types import Progress
 
 Results = list[tuple[Trial, Answer]]
 
@@ -58,11 +60,11 @@ def command(
     if not as_json:
         click.echo(f"bundle {folder.name} ({why}), portable graphs", err=True)
     opened = Bundle.load(folder)
-    trials = plan_trials(opened.manifest, graphs, RuntimeOptions(dynamic=dynamic))
+    trials = plan_trials(opened.manifest, graphs, dynamic)
     results: Results = []
-    with _progress(hidden=as_json) as on_start:
-        for number, trial in enumerate(trials, 1):
-            on_start(f"compiling {trial.graph}, {trial.shapes} shapes ({number} of {len(trials)})")
+    with progress_bar(hidden=as_json) as show:
+        for number, trial in enumerate(trials):
+            show(Progress(f"{trial.graph}, {trial.shapes}", number, len(trials)))
             answer = compile_graph(opened.graph_path(trial.graph), trial.profile, compute_capability)
             results.append((trial, answer))
     if as_json:
@@ -73,29 +75,11 @@ def command(
         raise SystemExit(1)
 
 
-@contextmanager
-def _progress(*, hidden: bool) -> Iterator[Callable[[str], None]]:
-    """A line on stderr with what is being compiled and for how long; yields the function that sets it."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as line:
-        task = line.add_task("starting", total=None)
-
-        def move(text: str) -> None:
-            line.reset(task, description=text)
-
-        yield move
-
-
 def _report(manifest: Manifest, compute_capability: str, results: Results) -> dict[str, Any]:
+    bundle = ("resolution_px", "frames", "precision", "opset")
     return {
         "bundle": manifest.name,
-        "resolution_px": manifest.resolution_px,
-        "frames": manifest.frames,
-        "precision": manifest.precision,
-        "opset": manifest.opset,
+        **{name: getattr(manifest, name) for name in bundle},
         "form": "portable",
         "compute_capability": compute_capability,
         "tensorrt_rtx": compiler_version(),
@@ -103,37 +87,21 @@ def _report(manifest: Manifest, compute_capability: str, results: Results) -> di
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
         "accepted": all(answer.accepted for _, answer in results),
-        "graphs": [
-            {
-                "graph": trial.graph,
-                "shapes": trial.shapes,
-                "profile": {name: asdict(sizes) for name, sizes in trial.profile.items()},
-                **{name: getattr(answer, name) for name in _SHOWN},
-            }
-            for trial, answer in results
-        ],
+        "graphs": [{**asdict(trial), **{name: getattr(answer, name) for name in _SHOWN}} for trial, answer in results],
     }
 
 
 def _show(manifest: Manifest, compute_capability: str, results: Results) -> None:
     """Prints the table of verdicts and a summary line."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("graph", overflow="fold")
-    table.add_column("shapes")
-    for heading in ("layers", "engine", "seconds"):
-        table.add_column(heading, justify="right")
-    table.add_column("verdict", overflow="fold")
+    table = Table("graph", "shapes", "layers", "engine", "seconds", "verdict", box=None, pad_edge=False)
+    for column in table.columns[2:5]:
+        column.justify = "right"
+    table.columns[0].overflow = table.columns[5].overflow = "fold"
     for trial, answer in results:
         verdict = Text("accepted", "green") if answer.accepted else Text(f"refused: {answer.reason}", "red")
         size = f"{answer.engine_bytes / 1e6:.1f} MB" if answer.accepted else ""
         table.add_row(trial.graph, trial.shapes, str(answer.layers), size, f"{answer.seconds:.1f}", verdict)
     Console().print(table)
-    accepted = sum(answer.accepted for _, answer in results)
-    click.echo(
-        f"{manifest.name}, {manifest.precision}: TensorRT-RTX {compiler_version()} accepts {accepted} of "
-        f"{len(results)} for compute capability {compute_capability}"
-    )
+    accepted = f"{sum(answer.accepted for _, answer in results)} of {len(results)}"
+    compiler = f"{manifest.name}, {manifest.precision}: TensorRT-RTX {compiler_version()}"
+    click.echo(f"{compiler} accepts {accepted} for compute capability {compute_capability}")

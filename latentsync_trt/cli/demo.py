@@ -65,8 +65,8 @@ def look_at(
     Raises:
         InputError: too few frames show a face. OutputError: a picture cannot be written.
     """
-    from latentsync_trt.bench.clip_figures import face_grid, png, sync_figure
-    from latentsync_trt.bench.files import write_file
+    from latentsync_trt.bench.clip_figures import face_grid, sync_figure
+    from latentsync_trt.bench.files import png, write_file
     from latentsync_trt.bench.moments import SHOWN_PX, choose_moments, face_views, masked
     from latentsync_trt.bench.sync_measure import measure_clip, score
     from latentsync_trt.bundle.manifest import read_manifest

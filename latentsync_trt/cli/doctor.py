@@ -1,6 +1,6 @@
 """`latentsync-trt doctor`: what this machine has, what is missing, and the line that installs it.
 
-What imports onnxruntime is imported in functions: an onnxruntime that does not load is a finding, too.
+Packages that may not load are imported in functions: then that is a finding, too.
 """
 
 import importlib.metadata
@@ -8,26 +8,19 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Literal
 
 import rich_click as click
 
 from latentsync_trt import __version__
 from latentsync_trt.errors import BundleError, EngineBuildError, OutOfMemory, OutputError
-from latentsync_trt.runtime.providers import gpu
-from latentsync_trt.runtime.providers.messages import INSTALL_LINES, PLUGIN_ABSENT, REINSTALL_ORT
+from latentsync_trt.runtime.providers.messages import INSTALL_LINES, PLUGIN_ABSENT, REINSTALL_ORT, Obstacle
 
 Level = Literal["ok", "missing", "problem", "info"]
 
-_MARKS: dict[Level, tuple[str, str]] = {
-    "ok": ("✓", "green"),
-    "missing": ("–", "yellow"),
-    "problem": ("✗", "red"),
-    "info": (" ", "white"),
-}
+_MARKS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "problem": ("✗", "red"), "info": (" ", "white")}
 _PACKAGES = (
     *("numpy", "opencv-python-headless", "librosa", "av", "click", "rich", "rich-click", "filelock", "platformdirs"),
     *("psutil", "nvidia-ml-py", "jinja2", "matplotlib"),
@@ -39,7 +32,6 @@ _EXPORT_PACKAGES = ("torch", "diffusers", "onnx", "onnxscript", "safetensors")
 class Finding:
     """One line of the report. `cure` is what to run or to do; empty where nothing is wrong."""
 
-    section: str
     level: Level
     text: str
     cure: str = ""
@@ -49,45 +41,169 @@ class Finding:
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
 def command(as_json: bool) -> None:
     """Say what works here and, for everything missing, the line that installs it."""
-    findings = [finding for part in (_system, _packages, _runtime, _codecs, _bundles) for finding in part()]
+    report: dict[str, list[Finding]] = {}
+    for section, find in SECTIONS.items():
+        try:
+            report[section] = list(find())
+        except ImportError as error:
+            report[section] = [Finding("problem", f"a package does not load: {error}", REINSTALL_ORT)]
     if as_json:
-        click.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2))
+        rows = [{"section": name, **asdict(finding)} for name, findings in report.items() for finding in findings]
+        click.echo(json.dumps({"findings": rows}, indent=2))
     else:
-        section = ""
-        for finding in findings:
-            if finding.section != section:
-                section = finding.section
-                click.secho(section, bold=True)
-            mark, color = _MARKS[finding.level]
-            click.secho(f"  {mark} {finding.text}", fg=color)
-            if finding.cure:
-                click.echo(f"      → {finding.cure}")
-    if any(finding.level == "problem" for finding in findings):
+        for section, findings in report.items():
+            click.secho(section, bold=True)
+            for finding in findings:
+                mark, color = _MARKS[finding.level]
+                click.secho(f"  {mark} {finding.text}", fg=color)
+                if finding.cure:
+                    click.echo(f"      → {finding.cure}")
+    if any(finding.level == "problem" for findings in report.values() for finding in findings):
         raise SystemExit(1)
 
 
 def _system() -> Iterator[Finding]:
-    yield Finding("system", "info", f"latentsync-trt {__version__}, Python {platform.python_version()}")
-    yield Finding("system", "info", f"{platform.platform()}, {os.cpu_count()} CPU threads")
+    yield Finding("info", f"latentsync-trt {__version__}, Python {platform.python_version()}")
+    yield Finding("info", f"{platform.platform()}, {os.cpu_count()} CPU threads")
 
 
 def _packages() -> Iterator[Finding]:
     builds = [name for name in ("onnxruntime-gpu", "onnxruntime") if _version(name)]
     for name in (*(builds or ["onnxruntime-gpu"]), *_PACKAGES):
-        version = _version(name)
-        if version:
-            yield Finding("packages", "ok", f"{name} {version}")
-        else:
-            yield Finding("packages", "problem", f"{name} is not installed", "pip install latentsync-trt")
+        absent = None if _version(name) else Obstacle(f"{name} is not installed", "pip install latentsync-trt")
+        yield _found(f"{name} {_version(name)}", absent, "problem")
     if len(builds) > 1:
-        text = "onnxruntime and onnxruntime-gpu overwrite each other's files"
-        yield Finding("packages", "problem", text, REINSTALL_ORT)
-    absent = ", ".join(name for name in _EXPORT_PACKAGES if not _version(name))
-    yield (
-        Finding("packages", "missing", f"export: {absent} not installed", 'pip install "latentsync-trt[export]"')
-        if absent
-        else Finding("packages", "ok", f"export: torch {_version('torch')}, onnx {_version('onnx')}")
-    )
+        yield Finding("problem", "onnxruntime and onnxruntime-gpu overwrite each other's files", REINSTALL_ORT)
+    names = ", ".join(name for name in _EXPORT_PACKAGES if not _version(name))
+    absent = Obstacle(f"export: {names} not installed", 'pip install "latentsync-trt[export]"') if names else None
+    yield _found(f"export: torch {_version('torch')}, onnx {_version('onnx')}", absent)
+
+
+def _driver() -> Iterator[Finding]:
+    from latentsync_trt.runtime.providers import diagnose, gpu
+
+    supported = gpu.driver_cuda()
+    version = f"NVIDIA driver {gpu.driver_version() or 'of unknown version'}"
+    text = f"{version}, supports CUDA up to {'.'.join(map(str, supported or ()))}"
+    obstacle = diagnose.driver_obstacle()
+    yield _found(text, obstacle, "missing" if supported is None else "problem")
+    if obstacle is None and not gpu.gpus():
+        yield Finding("missing", "the driver shows no GPU", "run nvidia-smi; look at $CUDA_VISIBLE_DEVICES")
+    for device in gpu.gpus():
+        free = gpu.free_memory_bytes(device.index)
+        memory = f"{_gb(device.memory_bytes)} memory" + ("" if free is None else f", {_gb(free)} free")
+        yield Finding("ok", f"{device}, {memory}")
+
+
+def _libraries() -> Iterator[Finding]:
+    from latentsync_trt.runtime.providers import diagnose, libraries
+
+    obstacle = diagnose.build_obstacle("cuda")
+    if obstacle is not None:
+        yield _found("", obstacle)
+        return
+    needed = f"CUDA {libraries.CUDA_MAJOR} and TensorRT {libraries.TENSORRT_MAJOR}"
+    yield Finding("info", f"onnxruntime {libraries.onnxruntime_version()} is built for {needed}")
+    versions = {
+        "cuda": f"CUDA {libraries.cuda_version()}, cuDNN {libraries.cudnn_version()}",
+        "tensorrt": f"TensorRT {libraries.tensorrt_version()}",
+    }
+    for name, text in versions.items():
+        yield _found(text, diagnose.library_obstacle(name), name=name)
+    plugin = libraries.rtx_version()
+    absent = Obstacle(PLUGIN_ABSENT, INSTALL_LINES["rtx"]) if plugin == libraries.UNKNOWN else None
+    yield _found(f"TensorRT-RTX plug-in {plugin}", absent)
+
+
+def _providers() -> Iterator[Finding]:
+    from latentsync_trt.runtime.providers import diagnose, select
+
+    obstacles = {name: diagnose.examine(name) for name in select.PREFERENCE}
+    for name, obstacle in obstacles.items():
+        level: Level = "problem" if name == "cpu" else "missing"
+        yield _found(f"{name} runs (a trial session used it)", obstacle, level, name=name)
+    working = [name for name, obstacle in obstacles.items() if obstacle is None]
+    if working:
+        yield Finding("info", f"--provider auto takes {working[0]}")
+    if "tensorrt" in working:
+        yield _builder()
+
+
+def _builder() -> Finding:
+    """TensorRT's builder, tried on the first GPU."""
+    from latentsync_trt.runtime.providers import diagnose, gpu, libraries
+
+    loaded = libraries.tensorrt_version()
+    try:
+        answer = diagnose.try_builder(gpu.gpus()[0])
+    except (EngineBuildError, OutOfMemory) as error:
+        return Finding("problem", f"TensorRT {loaded} builds no engine", str(error))
+    if not answer.accepted:
+        cure = INSTALL_LINES["tensorrt"] + " --force-reinstall"
+        return Finding("problem", f"TensorRT {loaded} builds no engine: {answer.reason}", cure)
+    if not answer.version.startswith(loaded):
+        text = f"Python's tensorrt is {answer.version}, but onnxruntime loads TensorRT {loaded} and its engines only"
+        return Finding("problem", text, "install one TensorRT, or put its folder first on the loader's path")
+    text = f"TensorRT {answer.version} builds engines (one node took {answer.seconds:.1f} s)"
+    return Finding("ok", f"{text}; `latentsync-trt selftest` builds and runs whole graphs")
+
+
+def _engines() -> Iterator[Finding]:
+    from latentsync_trt.runtime.cache import prune, store
+
+    folder = store.cache_folder().absolute()
+    try:
+        items = prune.survey(folder)
+    except OutputError as error:
+        yield Finding("problem", str(error), f"name another folder in ${store.CACHE_VARIABLE}")
+    else:
+        damaged = [item for item in items if item.state != "ready"]
+        size = _gb(prune.total_bytes(items))
+        yield Finding("info", f"cache: {folder} ({len(items) - len(damaged)} engines, {size})")
+        if damaged:
+            text = f"{len(damaged)} damaged, {_gb(prune.total_bytes(damaged))}"
+            yield Finding("missing", text, "latentsync-trt cache prune --stale")
+    version, compiler = _version("tensorrt-rtx-cu13"), "check: NVIDIA's compiler for TensorRT-RTX"
+    absent = None if version else Obstacle(f"{compiler} is not installed", 'pip install "latentsync-trt[check]"')
+    yield _found(f"{compiler} {version}", absent)
+
+
+def _codecs() -> Iterator[Finding]:
+    from latentsync_trt.media.codecs import library_versions, missing_codecs
+
+    versions, missing = library_versions(), ", ".join(missing_codecs())
+    yield Finding("ok", f"PyAV {versions['PyAV']}, libavcodec {versions['libavcodec']}")
+    cure = "pip install --force-reinstall --only-binary=:all: av"
+    yield _found("FFmpeg has all required codecs", Obstacle(f"FFmpeg lacks {missing}", cure) if missing else None)
+
+
+def _bundles() -> Iterator[Finding]:
+    from latentsync_trt.bundle.find import checkpoints_folder, demo_folder, exported_bundles
+    from latentsync_trt.bundle.manifest import Bundle
+
+    folder = checkpoints_folder().resolve()
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    state = "found" if folder == existing else "does not exist yet"
+    yield Finding("info", f"checkpoints: {folder} ({state}; {_gb(shutil.disk_usage(existing).free)} free)")
+    exported = exported_bundles()
+    if not exported:
+        yield Finding("missing", "no exported bundle", "latentsync-trt export --model 1.6")
+    for bundle in (*exported, demo_folder()):
+        try:
+            manifest = Bundle.load(bundle).manifest
+        except BundleError as error:
+            yield Finding("problem", str(error), "export it again")
+            continue
+        size = f"{sum(entry.bytes for entry in manifest.files.values()) / 1e6:.0f} MB"
+        what = f"{manifest.name}, {manifest.resolution_px} px, {manifest.precision}, {manifest.shapes}, {size}"
+        yield Finding("ok", f"{bundle.name}: {what}")
+
+
+def _found(text: str, obstacle: Obstacle | None, level: Level = "missing", *, name: str = "") -> Finding:
+    """`text`, or what is in the way of it, said of `name`."""
+    if obstacle is None:
+        return Finding("ok", text)
+    return Finding(level, f"{name}: {obstacle.text}" if name else obstacle.text, obstacle.cure)
 
 
 def _version(package: str) -> str | None:
@@ -97,164 +213,18 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _runtime() -> Iterator[Finding]:
-    """Everything from the driver to the engine cache."""
-    try:
-        from latentsync_trt.runtime.providers import diagnose  # noqa: F401
-    except ImportError as error:
-        yield Finding("packages", "problem", f"onnxruntime does not load: {error}", REINSTALL_ORT)
-        return
-    yield from driver()
-    yield from shared_libraries()
-    tried = list(providers())
-    yield from tried
-    if any(finding.level == "ok" and finding.text.startswith("tensorrt ") for finding in tried):
-        yield builder()
-    yield from engines()
-
-
-def driver() -> Iterator[Finding]:
-    """The NVIDIA driver and each GPU."""
-    from latentsync_trt.runtime.providers import diagnose
-
-    obstacle, supported = diagnose.driver_obstacle(), gpu.driver_cuda()
-    if obstacle is not None:
-        yield Finding("gpu", "missing" if supported is None else "problem", obstacle.text, obstacle.cure)
-        return
-    version = gpu.driver_version() or "of unknown version"
-    yield Finding("gpu", "ok", f"NVIDIA driver {version}, supports CUDA up to {'.'.join(map(str, supported or ()))}")
-    if not gpu.gpus():
-        yield Finding("gpu", "missing", "the driver shows no GPU", "run nvidia-smi; look at $CUDA_VISIBLE_DEVICES")
-    for device in gpu.gpus():
-        free = gpu.free_memory_bytes(device.index)
-        memory = f"{_gb(device.memory_bytes)} memory" + ("" if free is None else f", {_gb(free)} free")
-        yield Finding("gpu", "ok", f"{device}, {memory}")
-
-
-def shared_libraries() -> Iterator[Finding]:
-    """What onnxruntime was built for, and CUDA, cuDNN, TensorRT and the TensorRT-RTX plug-in."""
-    from latentsync_trt.runtime.providers import diagnose, libraries
-
-    obstacle = diagnose.build_obstacle("cuda")
-    if obstacle is not None:
-        yield Finding("libraries", "missing", obstacle.text, obstacle.cure)
-        return
-    needed = f"CUDA {libraries.CUDA_MAJOR} and TensorRT {libraries.TENSORRT_MAJOR}"
-    yield Finding("libraries", "info", f"onnxruntime {libraries.onnxruntime_version()} is built for {needed}")
-    for name in ("cuda", "tensorrt"):
-        obstacle = diagnose.library_obstacle(name)
-        if obstacle is not None:
-            yield Finding("libraries", "missing", f"{name}: {obstacle.text}", obstacle.cure)
-        elif name == "cuda":
-            yield Finding("libraries", "ok", f"CUDA {libraries.cuda_version()}, cuDNN {libraries.cudnn_version()}")
-        else:
-            yield Finding("libraries", "ok", f"TensorRT {libraries.tensorrt_version()}")
-    plugin = libraries.rtx_version()
-    if plugin == libraries.UNKNOWN:
-        yield Finding("libraries", "missing", PLUGIN_ABSENT, INSTALL_LINES["rtx"])
-    else:
-        yield Finding("libraries", "ok", f"TensorRT-RTX plug-in {plugin}")
-
-
-def providers() -> Iterator[Finding]:
-    """Each provider, tried on the first GPU, and the one that `--provider auto` takes."""
-    from latentsync_trt.runtime.providers import diagnose, select
-
-    obstacles = {name: diagnose.examine(name) for name in select.PREFERENCE}
-    for name, obstacle in obstacles.items():
-        if obstacle is None:
-            yield Finding("providers", "ok", f"{name} runs (a trial session used it)")
-        else:
-            level: Level = "problem" if name == "cpu" else "missing"
-            yield Finding("providers", level, f"{name}: {obstacle.text}", obstacle.cure)
-    chosen = next((name for name, obstacle in obstacles.items() if obstacle is None), None)
-    if chosen:
-        yield Finding("providers", "info", f"--provider auto takes {chosen}")
-
-
-def builder() -> Finding:
-    """TensorRT's builder, tried on the first GPU."""
-    from latentsync_trt.runtime.providers import diagnose, libraries
-
-    loaded = libraries.tensorrt_version()
-    try:
-        answer = diagnose.try_builder(gpu.gpus()[0])
-    except (EngineBuildError, OutOfMemory) as error:
-        return Finding("engines", "problem", f"TensorRT {loaded} builds no engine", str(error))
-    if not answer.accepted:
-        cure = INSTALL_LINES["tensorrt"] + " --force-reinstall"
-        return Finding("engines", "problem", f"TensorRT {loaded} builds no engine: {answer.reason}", cure)
-    if not answer.version.startswith(loaded):
-        text = f"Python's tensorrt is {answer.version}, but onnxruntime loads TensorRT {loaded} and its engines only"
-        return Finding("engines", "problem", text, "install one TensorRT, or put its folder first on the loader's path")
-    text = f"TensorRT {answer.version} builds engines (one node took {answer.seconds:.1f} s)"
-    return Finding("engines", "ok", f"{text}; `latentsync-trt selftest` builds and runs whole graphs")
-
-
-def engines() -> Iterator[Finding]:
-    """The engine cache, and the compiler of `latentsync-trt check`."""
-    from latentsync_trt.runtime.cache import prune, store
-
-    folder = store.cache_folder().absolute()
-    try:
-        items = prune.survey(folder)
-    except OutputError as error:
-        yield Finding("engines", "problem", str(error), f"name another folder in ${store.CACHE_VARIABLE}")
-    else:
-        useless = [item for item in items if item.state != "ready"]
-        size = _gb(prune.total_bytes(items))
-        yield Finding("engines", "info", f"cache: {folder} ({len(items) - len(useless)} engines, {size})")
-        if useless:
-            text = f"{len(useless)} damaged, {_gb(prune.total_bytes(useless))}"
-            yield Finding("engines", "missing", text, "latentsync-trt cache prune --stale")
-    version, compiler = _version("tensorrt-rtx-cu13"), "check: NVIDIA's compiler for TensorRT-RTX"
-    if version:
-        yield Finding("engines", "ok", f"{compiler} {version}")
-    else:
-        yield Finding("engines", "missing", f"{compiler} is not installed", 'pip install "latentsync-trt[check]"')
-
-
 def _gb(size_bytes: int) -> str:
     return f"{size_bytes / 1e9:.1f} GB"
 
 
-def _codecs() -> Iterator[Finding]:
-    from latentsync_trt.media.codecs import library_versions, missing_codecs
-
-    versions, missing = library_versions(), missing_codecs()
-    yield Finding("media", "ok", f"PyAV {versions['PyAV']}, libavcodec {versions['libavcodec']}")
-    if missing:
-        cure = "pip install --force-reinstall --only-binary=:all: av"
-        yield Finding("media", "problem", f"FFmpeg lacks {', '.join(missing)}", cure)
-    else:
-        yield Finding("media", "ok", "FFmpeg has all required codecs")
-
-
-def _bundles() -> Iterator[Finding]:
-    from latentsync_trt.bundle.find import checkpoints_folder, demo_folder, exported_bundles
-
-    folder = checkpoints_folder().resolve()
-    state = "found" if folder.is_dir() else "does not exist yet"
-    existing = next(place for place in (folder, *folder.parents) if place.exists())
-    free = _gb(shutil.disk_usage(existing).free)
-    yield Finding("bundles", "info", f"checkpoints: {folder} ({state}; {free} free)")
-    exported = exported_bundles()
-    if not exported:
-        yield Finding("bundles", "missing", "no exported bundle", "latentsync-trt export --model 1.6")
-    yield from map(_bundle, (*exported, demo_folder()))
-
-
-def _bundle(folder: Path) -> Finding:
-    from latentsync_trt.bundle.manifest import Bundle
-
-    try:
-        manifest = Bundle.load(folder).manifest
-    except BundleError as error:
-        return Finding("bundles", "problem", str(error), "export it again")
-    forms = sorted({"portable", *(form for entry in manifest.graphs.values() for form in entry.forms)}, reverse=True)
-    size_mb = sum(entry.bytes for entry in manifest.files.values()) / 1e6
-    text = (
-        f"{folder.name}: {manifest.name}, {manifest.resolution_px} px, {manifest.precision}, {manifest.shapes}, "
-        f"{' and '.join(forms)} form, {size_mb:.0f} MB"
-    )
-    return Finding("bundles", "ok", text)
+SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
+    "system": _system,
+    "packages": _packages,
+    "gpu": _driver,
+    "libraries": _libraries,
+    "providers": _providers,
+    "engines": _engines,
+    "media": _codecs,
+    "bundles": _bundles,
+}
+"""What is examined, by heading."""

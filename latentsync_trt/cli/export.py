@@ -1,7 +1,5 @@
 """`latentsync-trt export`: published checkpoints in, a bundle of ONNX graphs out."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,6 +8,7 @@ import rich_click as click
 from latentsync_trt.cli.options import build, options_from
 from latentsync_trt.errors import MissingDependency
 from latentsync_trt.export.options import ExportOptions, find_sources
+from latentsync_trt.types import Progress
 
 _NEEDED = ("torch", "diffusers", "onnx", "onnxscript", "safetensors")
 
@@ -25,10 +24,11 @@ def command(quiet: bool, **fields: Any) -> None:
     options = build(ExportOptions, fields)
     find_sources(options)  # missing files are an error at once, before torch is imported
     from latentsync_trt.bundle.manifest import read_manifest
+    from latentsync_trt.cli.show import progress_bar
     from latentsync_trt.export.exporter import export_bundle
 
-    with _progress_bar(hidden=quiet) as on_progress:
-        folder = export_bundle(options, on_progress)
+    with progress_bar(hidden=quiet) as move:
+        folder = export_bundle(options, lambda stage, share: move(Progress(stage, round(100 * share), 100)))
     if quiet:
         return
     manifest = read_manifest(folder)
@@ -38,22 +38,3 @@ def command(quiet: bool, **fields: Any) -> None:
     click.echo(f"{folder}: {len(manifest.graphs)} graphs, {manifest.precision}, {size_bytes / 1e9:.2f} GB, {verdict}")
     for note in manifest.notes:
         click.echo(f"note: {note}", err=True)
-
-
-@contextmanager
-def _progress_bar(*, hidden: bool) -> Iterator[Callable[[str, float], None] | None]:
-    """A bar on stderr with what is being done; yields the callback that moves it, None if hidden."""
-    if hidden:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description:<40}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=1.0)
-
-        def move(stage: str, fraction: float) -> None:
-            bar.update(task, description=stage, completed=fraction)
-
-        yield move

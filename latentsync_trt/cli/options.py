@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import rich_click as click
+from click.types import FuncParamType
 
 from latentsync_trt.config import HARDWARE, PROVIDER_CHOICES, QUALITY, flag_name
 from latentsync_trt.errors import InputError
@@ -33,25 +34,22 @@ def options_from(cls: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callable
     return decorate
 
 
-def bundle_option(function: F) -> F:
-    """`--bundle`, the same in every command."""
-    return click.option(
-        "--bundle",
-        panel=QUALITY,
-        help="Exported model: a path, a name below checkpoints/, or demo.  [default: newest, else demo]",
-    )(function)
+bundle_option = click.option(
+    "--bundle",
+    panel=QUALITY,
+    help="Exported model: a path, a name below checkpoints/, or demo.  [default: newest, else demo]",
+)
+"""`--bundle`, the same in every command."""
 
-
-def provider_option(function: F) -> F:
-    """`--provider`, the same in every command."""
-    return click.option(
-        "--provider",
-        type=click.Choice(PROVIDER_CHOICES),
-        default="auto",
-        show_default=True,
-        panel=HARDWARE,
-        help="Execution provider; auto takes the fastest available, naming one disables fallback.",
-    )(function)
+provider_option = click.option(
+    "--provider",
+    type=click.Choice(PROVIDER_CHOICES),
+    default="auto",
+    show_default=True,
+    panel=HARDWARE,
+    help="Execution provider; auto takes the fastest available, naming one disables fallback.",
+)
+"""`--provider`, the same in every command."""
 
 
 def build(cls: type[Any], values: dict[str, Any]) -> Any:
@@ -105,29 +103,13 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
     if bool in {hint, *typing.get_args(hint)}:
         return click.option(f"{flag}/{metadata['off']}" if "off" in metadata else flag, is_flag=True, **common)
     kind = _click_type(hint, metadata)
-    return click.option(flag, spec.name, type=kind, metavar=_METAVARS.get(type(kind)), **common)
-
-
-class _ParsedText(click.ParamType[Any]):
-    """A value that a function of the option makes from the text."""
-
-    def __init__(self, parse: Callable[[str], Any], name: str) -> None:
-        self._parse = parse
-        self.name = name
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The parsed text; the default is parsed already."""
-        if not isinstance(value, str):
-            return value
-        try:
-            return self._parse(value)
-        except InputError as error:
-            self.fail(str(error), param, ctx)
+    metavar = metadata.get("metavar", _METAVARS.get(type(kind)))
+    return click.option(flag, spec.name, type=kind, metavar=metavar, **common)
 
 
 def _click_type(hint: Any, metadata: typing.Mapping[str, Any]) -> click.ParamType[Any]:
     if "parse" in metadata:
-        return _ParsedText(metadata["parse"], metadata["metavar"])
+        return FuncParamType(_reporting(metadata["parse"]))
     if "choices" in metadata:
         return click.Choice([str(choice) for choice in metadata["choices"]])
     kinds = {hint, *typing.get_args(hint)}
@@ -137,3 +119,15 @@ def _click_type(hint: Any, metadata: typing.Mapping[str, Any]) -> click.ParamTyp
     if int in kinds:
         return click.IntRange(*limits)
     return click.Path() if Path in kinds else click.STRING
+
+
+def _reporting(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """`parse` with its error as one of the command line; defaults are parsed already."""
+
+    def parsed(value: Any) -> Any:
+        try:
+            return parse(value) if isinstance(value, str) else value
+        except InputError as error:
+            raise click.BadParameter(str(error)) from error
+
+    return parsed

@@ -1,17 +1,14 @@
 """What is printed while a clip is processed and when it is done."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 
 import rich_click as click
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from latentsync_trt.types import Progress as StageProgress
-from latentsync_trt.types import ProgressCallback, SyncReport
+from latentsync_trt.types import Progress, ProgressCallback, SyncReport
 
 STDERR = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -34,30 +31,24 @@ class Notices:
             say(f"note: {text}")
 
 
-class _RateColumn(ProgressColumn):
-    """Frames per second so far."""
+class _RateColumn(bars.ProgressColumn):
+    """Steps (mostly frames) per second so far."""
 
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:.1f} frames/s" if task.speed else "", style="progress.data.speed")
+    def render(self, task: bars.Task) -> Text:
+        return Text(f"{task.speed:.1f}/s" if task.speed else "", style="progress.data.speed")
 
 
 @contextmanager
-def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback | None]:
-    """A bar on stderr with stage, frames/s and time left; yields the callback that moves it, None if hidden."""
-    if hidden:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description:<12}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        _RateColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=STDERR, expand=True, transient=True) as bar:
+def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
+    """A bar on stderr with stage, steps, rate, time spent and time left; yields the callback that moves it."""
+    columns = bars.TextColumn("{task.description:<12}"), bars.BarColumn(bar_width=None), bars.MofNCompleteColumn()
+    times = _RateColumn(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn()
+    with bars.Progress(*columns, *times, console=STDERR, expand=True, transient=True, disable=hidden) as bar:
         task = bar.add_task("starting", total=None)
 
-        def move(progress: StageProgress) -> None:
+        def move(progress: Progress) -> None:
+            if progress.done < bar.tasks[0].completed:  # another stage, with a rate of its own
+                bar.reset(task)
             bar.update(task, description=progress.stage, completed=progress.done, total=progress.total)
 
         yield move
@@ -73,8 +64,3 @@ def show_report(report: SyncReport, notices: Notices) -> None:
         f"{report.wall_s:.1f} s ({rate:.1f} frames/s) with {report.bundle} on {report.provider}"
     )
     click.echo("busy: " + ", ".join(f"{time.stage} {time.busy_s:.1f} s" for time in report.stages))
-
-
-def show_json(report: SyncReport) -> None:
-    """Prints the report as one JSON object."""
-    click.echo(json.dumps(asdict(report)))

@@ -1,5 +1,7 @@
 """`latentsync-trt sync`: a video and a speech recording in, the lip-synced video out."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +48,7 @@ def command(
 ) -> None:
     """Lip-sync a video to a speech recording."""
     from latentsync_trt.bundle.find import find_bundle
-    from latentsync_trt.cli.show import Notices, progress_bar, say, show_json, show_report
+    from latentsync_trt.cli.show import Notices, progress_bar, say, show_report
     from latentsync_trt.sync.api import LipSync
 
     options, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
@@ -59,7 +61,7 @@ def command(
         with progress_bar(hidden=silent) as on_progress:
             report = lip_sync.sync(video, audio, target, options, on_progress=on_progress)
         if as_json:
-            show_json(report)
+            click.echo(json.dumps(asdict(report)))
         elif not quiet:
             show_report(report, notices)
         _wait_for_build(lip_sync, silent=silent)

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import chain, groupby
 from pathlib import Path
 
 import numpy as np
 from av.audio.frame import AudioFrame
-from av.audio.layout import AudioLayout
 from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
 from av.container import InputContainer
@@ -48,7 +48,7 @@ def read_audio_blocks(path: Path, rate_hz: int = SPEECH_RATE_HZ) -> Iterator[Flo
     position = 0
     with open_input(path) as container:
         stream = audio_stream(path, container)
-        for frame in _mono(path, decoded_audio(path, container, stream), rate_hz):
+        for frame in resampled(path, decoded_audio(path, container, stream), "mono", rate_hz, _MIX_OPTIONS):
             block = frame.to_ndarray().reshape(-1).astype(np.float32, copy=False)
             finite = np.isfinite(block)
             if not finite.all():
@@ -92,20 +92,16 @@ def decoded_audio(path: Path, container: InputContainer, stream: AudioStream) ->
         raise MediaError(f"{path}: its audio stream has no samples")
 
 
-def _mono(path: Path, frames: Iterator[AudioFrame], rate_hz: int) -> Iterator[AudioFrame]:
-    """Mono float frames at `rate_hz`. A change of format within the stream starts a new resampler."""
-    resampler, current = None, None
-    for frame in frames:
-        signature = (frame.format.name, frame.layout.name, frame.sample_rate)
-        with reading(path, "its audio cannot be resampled"):
-            if resampler is None or signature != current:
-                if resampler is not None:
-                    yield from resampler.resample(None)
-                resampler = AudioResampler("flt", AudioLayout("mono"), rate_hz, options=_MIX_OPTIONS)
-                current = signature
-            # With time stamps the resampler would fill gaps; positions are counted in samples.
-            frame.pts = None
-            yield from resampler.resample(frame)
-    if resampler is not None:
-        with reading(path, "its audio cannot be resampled"):
-            yield from resampler.resample(None)
+def resampled(
+    path: Path, frames: Iterator[AudioFrame], layout: str, rate_hz: int, options: dict[str, str] | None = None
+) -> Iterator[AudioFrame]:
+    """Packed float frames without time stamps. A change of format within the stream starts a new resampler."""
+    for _, run in groupby(frames, lambda frame: (frame.format.name, frame.layout.name, frame.sample_rate)):
+        resampler = AudioResampler("flt", layout, rate_hz, options=options)
+        for frame in chain(run, (None,)):
+            if frame is not None:
+                # With time stamps the resampler would fill gaps; positions are counted in samples.
+                frame.pts = None
+            with reading(path, "its audio cannot be resampled"):
+                pieces = resampler.resample(frame)
+            yield from pieces

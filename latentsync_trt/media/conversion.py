@@ -17,9 +17,14 @@ from latentsync_trt.types import ColorTags, UInt8Array, YuvPlanes
 DIRECT_FORMATS = ("yuv420p", "yuvj420p")
 """Pixel formats whose planes are taken from the decoder unchanged."""
 
-# swscale's default path from YUV to RGB truncates: about one code too dark. With these flags it rounds, and on frames
-# without a chroma location (all that are built here) it repeats chroma, which `patching` relies on.
-_EXACT_REPEATING = Interpolation.POINT | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+COLOR_RANGES = {None: int(ColorRange.UNSPECIFIED), False: int(ColorRange.MPEG), True: int(ColorRange.JPEG)}
+"""FFmpeg's number for each value of `ColorTags.full_range`."""
+_FULL_RANGE = {number: full_range for full_range, number in COLOR_RANGES.items()}
+
+# swscale's default path from YUV to RGB truncates: about one code too dark. With these flags it rounds.
+EXACT_REPEATING = Interpolation.POINT | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+"""Repeats each chroma sample over its 2×2 pixels, which `patching` relies on; needs even sides and no chroma location,
+which no frame that is built here has."""
 _EXACT_SMOOTH = (
     Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 )
@@ -32,18 +37,6 @@ class Orientation:
     transpose: bool = False
     reverse_columns: bool = False
     reverse_rows: bool = False
-
-    @property
-    def mirrored(self) -> bool:
-        """Whether it includes a mirroring."""
-        return self.transpose ^ self.reverse_columns ^ self.reverse_rows
-
-    @property
-    def clockwise_deg(self) -> int:
-        """Clockwise rotation, after mirroring left to right if `mirrored`."""
-        if self.transpose:
-            return 90 if self.reverse_columns else 270
-        return 180 if self.reverse_rows else 0
 
     def apply(self, image: UInt8Array) -> UInt8Array:
         """The upright `image (H, W)` or `(H, W, C)` as a contiguous copy."""
@@ -73,86 +66,87 @@ def orientation_of(frame: VideoFrame) -> Orientation:
 
 def tags_of(frame: VideoFrame) -> ColorTags:
     """The color tags of a decoded frame; the name of a "yuvj" format means full range."""
-    ranges = {int(ColorRange.MPEG): False, int(ColorRange.JPEG): True}
-    full_range = True if frame.format.name.startswith("yuvj") else ranges.get(int(frame.color_range))
+    full_range = _FULL_RANGE.get(int(frame.color_range))
+    if frame.format.name.startswith("yuvj"):
+        full_range = True
     return ColorTags(int(frame.color_primaries), int(frame.color_trc), int(frame.colorspace), full_range)
 
 
 class FrameConverter:
-    """Converts decoded frames into upright arrays. Keeps swscale's tables between frames; for one thread at a time."""
+    """Converts the decoded frames of one video into upright arrays; all are turned as the first one says.
+
+    Keeps swscale's tables between frames; for one thread at a time.
+    """
 
     def __init__(self) -> None:
-        self._to_yuv = VideoReformatter()
-        self._to_rgb = VideoReformatter()
+        self._reformatter = VideoReformatter()
+        self._orientation: Orientation | None = None
 
-    def planes(self, frame: VideoFrame, orientation: Orientation) -> YuvPlanes:
+    def planes(self, frame: VideoFrame) -> YuvPlanes:
         """The frame as 8-bit 4:2:0 planes: the decoder's own bytes for `DIRECT_FORMATS`, else one conversion.
 
         RGB becomes BT.709 of limited range.
 
         Raises:
-            InputError: the frame must be converted and its matrix is unknown.
+            InputError: the frame must be converted and its matrix is unknown, or `orientation_of` fails.
         """
         color = tags_of(frame)
         if _is_rgb(frame):
             color = replace(color, matrix=BT709, full_range=False)
+        coded = frame
         if frame.format.name not in DIRECT_FORMATS:
             coding = coding_of(color, frame.width, frame.height)
-            swscale_range = _swscale_range(coding)
-            frame = self._to_yuv.reformat(
+            color_range = COLOR_RANGES[coding.full_range]
+            coded = self._reformatter.reformat(
                 frame,
                 format="yuv420p",
                 interpolation=_EXACT_SMOOTH,
                 src_colorspace=coding.swscale_matrix,
                 dst_colorspace=coding.swscale_matrix,
-                src_color_range=ColorRange.JPEG if _is_rgb(frame) else swscale_range,
-                dst_color_range=swscale_range,
+                src_color_range=ColorRange.JPEG if _is_rgb(frame) else color_range,
+                dst_color_range=color_range,
                 threads=1,
             )
-        y, u, v = (orientation.apply(view) for view in views(frame))
+        y, u, v = (self._upright(frame, view) for view in views(coded))
         return YuvPlanes(y, u, v, color)
 
-    def rgb(self, frame: VideoFrame, orientation: Orientation) -> UInt8Array:
+    def rgb(self, frame: VideoFrame) -> UInt8Array:
         """The frame as RGB `(H, W, 3)` uint8, converted directly from its own format.
 
         Raises:
-            InputError: the frame's matrix is unknown.
+            InputError: the frame's matrix is unknown, or `orientation_of` fails.
         """
         if _is_rgb(frame):
-            converted = self._to_rgb.reformat(frame, format="rgb24", interpolation=_EXACT_SMOOTH, threads=1)
+            converted = self._reformatter.reformat(frame, format="rgb24", interpolation=_EXACT_SMOOTH, threads=1)
         else:
             coding = coding_of(tags_of(frame), frame.width, frame.height)
-            converted = _yuv_to_rgb(self._to_rgb, frame, coding, _EXACT_SMOOTH)
-        return orientation.apply(packed_view(converted))
+            converted = yuv_to_rgb(self._reformatter, frame, coding, _EXACT_SMOOTH)
+        return self._upright(frame, packed_view(converted))
+
+    def _upright(self, frame: VideoFrame, image: UInt8Array) -> UInt8Array:
+        # Read once: PyAV's frames and their side data refer to each other, so each frame would stay in memory until
+        # garbage is collected.
+        if self._orientation is None:
+            self._orientation = orientation_of(frame)
+        return self._orientation.apply(image)
 
 
 def _is_rgb(frame: VideoFrame) -> bool:
     return bool(frame.format.is_rgb or frame.format.has_palette)
 
 
-def repeating_rgb(reformatter: VideoReformatter, frame: VideoFrame, coding: Coding) -> VideoFrame:
-    """A yuv420p frame with even sides as rgb24, each chroma sample repeated over its 2×2 pixels.
-
-    With odd sides swscale would stretch the chroma planes instead.
-    """
-    return _yuv_to_rgb(reformatter, frame, coding, _EXACT_REPEATING)
-
-
-def _yuv_to_rgb(
+def yuv_to_rgb(
     reformatter: VideoReformatter, frame: VideoFrame, coding: Coding, interpolation: Interpolation
 ) -> VideoFrame:
+    """The frame as rgb24."""
     return reformatter.reformat(
         frame,
         format="rgb24",
         interpolation=interpolation,
         src_colorspace=coding.swscale_matrix,
-        src_color_range=_swscale_range(coding),
+        src_color_range=COLOR_RANGES[coding.full_range],
         threads=1,
     )
-
-
-def _swscale_range(coding: Coding) -> ColorRange:
-    return ColorRange.JPEG if coding.full_range else ColorRange.MPEG
 
 
 def even_frame(planes: YuvPlanes) -> VideoFrame:

@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from stat import S_ISREG
 
 import av
 import av.error
 from av.container import InputContainer
 
-from latentsync_trt.errors import MediaError, OutputError
+from latentsync_trt.errors import InputError, MediaError, OutputError
 
 # Streams inside a file must not make FFmpeg fetch anything else: a playlist named .mp4 could name a URL.
 _INPUT_OPTIONS = {"protocol_whitelist": "file"}
@@ -22,10 +21,10 @@ def reason_of(error: Exception) -> str:
 
 @contextmanager
 def reading(path: Path, problem: str = "cannot be read") -> Iterator[None]:
-    """Turns FFmpeg's and the system's errors inside the block into a `MediaError` that names `path`."""
+    """Turns errors of FFmpeg, the system and conversion inside the block into a `MediaError` that names `path`."""
     try:
         yield
-    except (av.error.FFmpegError, OSError) as error:
+    except (av.error.FFmpegError, OSError, InputError) as error:
         raise MediaError(f"{path}: {problem}: {reason_of(error)}") from error
 
 
@@ -47,14 +46,13 @@ def open_input(path: Path) -> Iterator[InputContainer]:
     Raises:
         MediaError: there is no such file, it is a folder, empty, cut off, or in no format FFmpeg knows.
     """
-    size_bytes = _checked_size(path)
+    _check_file(path)
     # FFmpeg's log stays off: its callback takes the interpreter's lock, which a thread that frees a decoder holds while
     # it waits for the decoder's own threads. Two open files are then enough for a deadlock.
     with reading(path, "is not a readable media file"):
         container = av.open(ffmpeg_name(path), "r", options=_INPUT_OPTIONS)
     with container:
-        if size_bytes is not None:
-            _check_not_cut_off(path, container, size_bytes)
+        _check_not_cut_off(path, container)
         yield container
 
 
@@ -63,28 +61,23 @@ def ffmpeg_name(path: Path) -> str:
     return f"file:{path}"
 
 
-def _checked_size(path: Path) -> int | None:
-    """Size in bytes; None for a pipe or device, which has none."""
+def _check_file(path: Path) -> None:
     with reading(path):
-        status = path.stat()
+        empty = path.stat().st_size == 0
     if path.is_dir():
         raise MediaError(f"{path}: is a folder; name a video or audio file in it")
-    if not S_ISREG(status.st_mode):
-        return None
-    if status.st_size == 0:
+    if empty and path.is_file():  # a pipe has no size either
         raise MediaError(f"{path}: is empty (0 bytes); copy or download it again")
-    return status.st_size
 
 
-def _check_not_cut_off(path: Path, container: InputContainer, size_bytes: int) -> None:
+def _check_not_cut_off(path: Path, container: InputContainer) -> None:
     """Compares the index of the file with its size: FFmpeg itself ends a truncated file early without an error."""
     for stream in container.streams:
-        entries = stream.index_entries
-        if not len(entries):
+        if not len(stream.index_entries):
             continue
-        last = entries[len(entries) - 1]
-        if last.pos + last.size > size_bytes:
+        last = stream.index_entries[len(stream.index_entries) - 1]
+        if 0 < container.size < last.pos + last.size:
             raise MediaError(
                 f"{path}: is cut off: its index expects at least {last.pos + last.size} bytes, "
-                f"the file has {size_bytes}; copy or download it again"
+                f"the file has {container.size}; copy or download it again"
             )

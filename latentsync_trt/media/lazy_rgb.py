@@ -9,7 +9,7 @@ from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from latentsync_trt.media.color import coding_of
-from latentsync_trt.media.conversion import packed_view, repeating_rgb, views
+from latentsync_trt.media.conversion import EXACT_REPEATING, packed_view, views, yuv_to_rgb
 from latentsync_trt.types import UInt8Array, YuvPlanes
 
 TILE_PX = 128
@@ -63,7 +63,7 @@ class LazyRgb:
         ):
             part = plane[top // step : (top + TILE_PX) // step, left // step : (left + width) // step]
             view[: part.shape[0], : part.shape[1]] = part
-        made = packed_view(repeating_rgb(reformatter, frame, self._coding))
+        made = packed_view(yuv_to_rgb(reformatter, frame, self._coding, EXACT_REPEATING))
         tiles = self._rgb[top : top + TILE_PX, left : left + width]
         tiles[:] = made[: tiles.shape[0], : tiles.shape[1]]
         self._missing[row, first:end] = False

@@ -6,20 +6,14 @@ and conversion back takes their mean. The two cancel out, so softly blended pixe
 
 import numpy as np
 
-from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import chroma_of, coding_of, luma_of
 from latentsync_trt.types import ColorTags, Float32Array, Patch, UInt8Array, YuvPlanes
 
 
 def paint(rgb: UInt8Array, patch: Patch) -> UInt8Array:
-    """A copy of `rgb (H, W, 3)` with the changed pixels of `patch`.
-
-    Raises:
-        InputError: the patch leaves the picture, or the shapes of its arrays differ.
-    """
-    rows, columns = _slices(patch, rgb.shape[1], rgb.shape[0])
+    """A copy of `rgb (H, W, 3)` with the changed pixels of `patch`."""
     painted = rgb.copy()
-    painted[rows, columns][patch.changed] = patch.rgb[patch.changed]
+    painted[_place(patch)][patch.changed] = patch.rgb[patch.changed]
     return painted
 
 
@@ -30,17 +24,15 @@ def apply_patch(planes: YuvPlanes, patch: Patch) -> YuvPlanes:
     changed pixels, its old value for the others.
 
     Raises:
-        InputError: the patch leaves the picture, the shapes of its arrays differ, or the matrix is unknown.
+        InputError: the matrix is unknown.
     """
     height_px, width_px = planes.y.shape
-    rows, columns = _slices(patch, width_px, height_px)
     coding = coding_of(planes.color, width_px, height_px)
     rgb = patch.rgb.astype(np.float32)
     y, u, v = planes.y.copy(), planes.u.copy(), planes.v.copy()
-    np.copyto(y[rows, columns], luma_of(rgb, coding), where=patch.changed)
-    blue, red = chroma_of(rgb, coding)
-    _blend_chroma(u, blue, patch, (height_px, width_px))
-    _blend_chroma(v, red, patch, (height_px, width_px))
+    np.copyto(y[_place(patch)], luma_of(rgb, coding), where=patch.changed)
+    for plane, chroma in zip((u, v), chroma_of(rgb, coding), strict=True):
+        _blend_chroma(plane, chroma, patch, (height_px, width_px))
     return YuvPlanes(y, u, v, planes.color)
 
 
@@ -52,17 +44,10 @@ def planes_of(rgb: UInt8Array, color: ColorTags) -> YuvPlanes:
     return apply_patch(blank, Patch(0, 0, rgb, np.ones((height, width), np.bool_)))
 
 
-def _slices(patch: Patch, width_px: int, height_px: int) -> tuple[slice, slice]:
+def _place(patch: Patch) -> tuple[slice, slice]:
     """Rows and columns of the picture under the patch."""
     height, width = patch.changed.shape
-    if patch.rgb.shape != (height, width, 3):
-        raise InputError(f"patch: {patch.rgb.shape} colors for a {patch.changed.shape} mask of changes")
-    right, bottom = patch.x_px + width, patch.y_px + height
-    if patch.x_px < 0 or patch.y_px < 0 or right > width_px or bottom > height_px:
-        raise InputError(
-            f"patch: ({patch.x_px}, {patch.y_px}) to ({right}, {bottom}) is outside the {width_px}×{height_px} picture"
-        )
-    return slice(patch.y_px, bottom), slice(patch.x_px, right)
+    return slice(patch.y_px, patch.y_px + height), slice(patch.x_px, patch.x_px + width)
 
 
 def _blend_chroma(plane: UInt8Array, chroma: Float32Array, patch: Patch, size: tuple[int, int]) -> None:

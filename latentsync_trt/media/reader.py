@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from fractions import Fraction
-from itertools import chain, repeat
+from itertools import islice, repeat
 from pathlib import Path
 
 from av.container import InputContainer
@@ -12,7 +12,7 @@ from av.video.stream import VideoStream
 
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.conversion import DIRECT_FORMATS, FrameConverter, Orientation, orientation_of, tags_of
+from latentsync_trt.media.conversion import DIRECT_FORMATS, FrameConverter, orientation_of
 from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.media.timing import Stamped, at_constant_rate, on_own_clock
@@ -35,23 +35,17 @@ def probe(path: Path) -> VideoInfo:
         stream = _video_stream(path, container)
         with reading(path, "its video stream cannot be decoded"):
             frame = next(container.decode(stream), None)
-        if frame is None:
-            raise MediaError(f"{path}: its video stream has no picture")
-        orientation = _orientation(path, frame)
-        width_px, height_px = frame.width, frame.height
-        aspect = stream.sample_aspect_ratio or Fraction(1)
-        if orientation.transpose:
+            if frame is None:
+                raise InputError("it has no picture")
+            transposed = orientation_of(frame).transpose
+        width_px, height_px, aspect = frame.width, frame.height, stream.sample_aspect_ratio or Fraction(1)
+        if transposed:
             width_px, height_px, aspect = height_px, width_px, 1 / aspect
         return VideoInfo(
             width_px=width_px,
             height_px=height_px,
-            frame_rate_fps=1 / _period_s(stream),
             duration_s=_duration_s(container, stream),
-            codec=stream.codec_context.name,
             pixel_format=frame.format.name,
-            rotation_deg=orientation.clockwise_deg,
-            color=tags_of(frame),
-            mirrored=orientation.mirrored,
             interlaced=frame.interlaced_frame or stream.codec_context.field_order not in _PROGRESSIVE_ORDERS,
             sample_aspect_ratio=aspect,
         )
@@ -65,22 +59,17 @@ def read_frames(
     Args:
         rgb_only: leave `Frame.planes` None and convert to RGB directly from the source's own format.
         frame_count: stop after this many frames; None = at the end of the video.
-        extend: if the video ends before `frame_count`: "loop" starts it again, "hold" repeats its last frame (the same
-            arrays), None ends there.
+        extend: at the end of the video: "loop" starts it again, "hold" repeats its last frame (the same arrays), both
+            without end; None stops.
 
     Yields:
         Frames with indices 0, 1, … and times index / 25. `planes` are the decoder's own bytes for 8-bit 4:2:0 sources,
         `picture` is computed from them on access. Treat both as read-only: repeated frames share them.
 
     Raises:
-        InputError: `extend` without a `frame_count`.
         MediaError: the file cannot be read, has no picture, or breaks off; the message gives the time.
     """
-    if extend is not None and frame_count is None:
-        raise InputError("extending a video needs the number of frames to extend it to")
-    for index, (picture, planes) in enumerate(_extended(path, rgb_only, extend)):
-        if index == frame_count:
-            return
+    for index, (picture, planes) in enumerate(islice(_extended(path, rgb_only, extend), frame_count)):
         yield Frame(index, Fraction(index, MODEL_FPS), picture, planes)
 
 
@@ -99,18 +88,15 @@ def _extended(path: Path, rgb_only: bool, extend: Extend | None) -> Iterator[_Co
 
 def _pictures(path: Path, rgb_only: bool) -> Iterator[_Converted]:
     """The pictures of the video once. A repeated picture is converted once."""
-    converter, orientation = FrameConverter(), None
     with open_input(path) as container:
         stream = _video_stream(path, container)
         stream.thread_type = "AUTO"
         decoded = on_own_clock(_decoded(path, container, stream), _period_s(stream))
-        frame, converted = None, None
+        converter, frame, converted = FrameConverter(), None, None
         for shown in at_constant_rate(decoded, MODEL_FPS):
             if converted is None or shown is not frame:
-                # Once: PyAV's frames and their side data refer to each other, so each would stay in memory until
-                # garbage is collected.
-                orientation = orientation or _orientation(path, shown)
-                frame, converted = shown, _convert(path, converter, shown, orientation, rgb_only)
+                with reading(path, "its pictures cannot be converted"):
+                    frame, converted = shown, _convert(converter, shown, rgb_only)
             yield converted
 
 
@@ -136,23 +122,11 @@ def _decoded(path: Path, container: InputContainer, stream: VideoStream) -> Iter
         yield Stamped(stamp_s, frame.duration * time_base if frame.duration > 0 else None, frame)
 
 
-def _orientation(path: Path, frame: VideoFrame) -> Orientation:
-    try:
-        return orientation_of(frame)
-    except InputError as error:
-        raise MediaError(f"{path}: {error}") from error
-
-
-def _convert(
-    path: Path, converter: FrameConverter, frame: VideoFrame, orientation: Orientation, rgb_only: bool
-) -> _Converted:
-    try:
-        if rgb_only and frame.format.name not in DIRECT_FORMATS:
-            return converter.rgb(frame, orientation), None
-        planes = converter.planes(frame, orientation)
-        return LazyRgb(planes), None if rgb_only else planes
-    except InputError as error:
-        raise MediaError(f"{path}: {error}") from error
+def _convert(converter: FrameConverter, frame: VideoFrame, rgb_only: bool) -> _Converted:
+    if rgb_only and frame.format.name not in DIRECT_FORMATS:
+        return converter.rgb(frame), None
+    planes = converter.planes(frame)
+    return LazyRgb(planes), None if rgb_only else planes
 
 
 def _video_stream(path: Path, container: InputContainer) -> VideoStream:
@@ -160,8 +134,7 @@ def _video_stream(path: Path, container: InputContainer) -> VideoStream:
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic:
             return stream
-    kinds = sorted({stream.type for stream in chain(container.streams.audio, container.streams.subtitles)})
-    raise MediaError(f"{path}: has no video stream" + (f", only {' and '.join(kinds)}" if kinds else ""))
+    raise MediaError(f"{path}: has no video stream")
 
 
 def _period_s(stream: VideoStream) -> Fraction:

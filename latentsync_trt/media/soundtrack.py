@@ -4,22 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from fractions import Fraction
-from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from av.audio.codeccontext import AudioCodecContext
 from av.audio.fifo import AudioFifo
-from av.audio.frame import AudioFrame
-from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
 from av.container import InputContainer, OutputContainer
 from av.packet import Packet
 
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.audio import audio_stream, decoded_audio
+from latentsync_trt.media.audio import audio_stream, decoded_audio, resampled
 from latentsync_trt.media.files import open_input, reading
 
 COPIED_CODECS: dict[str, tuple[str, ...]] = {
@@ -41,44 +38,21 @@ _LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 7: "
 _AAC_CHANNELS = max(_LAYOUTS)
 
 
-class Soundtrack:
-    """Adds the first audio stream of `source` to an open output. Use as a context manager.
-
-    Its first sample plays with the first picture. `copied`: whether the packets are the source's own.
+@contextmanager
+def open_soundtrack(source: Path, output: OutputContainer, suffix: str) -> Iterator[CopiedSound | EncodedSound]:
+    """Adds the first audio stream of `source` to an open output; its first sample plays with the first picture.
 
     Raises:
         MediaError: the source cannot be read, has no audio stream, or breaks off.
     """
-
-    def __init__(self, source: Path, output: OutputContainer, suffix: str) -> None:
-        self._opened: AbstractContextManager[InputContainer] = open_input(source)
-        container = self._opened.__enter__()
-        try:
-            stream = audio_stream(source, container)
-            # The name of the decoder can differ from that of the codec: mp3float.
-            self.copied = stream.codec_context.codec.canonical_name in COPIED_CODECS[suffix]
-            kind = _Copied if self.copied else _Encoded
-            self._packets: _Copied | _Encoded = kind(source, container, stream, output)
-        except BaseException:
-            self._opened.__exit__(None, None, None)
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.__exit__(None, None, None)
-
-    def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
-        """The next packets, up to the time `until_s` of the output."""
-        return self._packets.until(until_s)
-
-    def finish(self, end_s: Fraction) -> Iterator[Packet[Any]]:
-        """The rest up to the output's end at `end_s`, with what is still inside the encoder."""
-        return chain(self._packets.until(end_s), self._packets.flush())
+    with open_input(source) as container:
+        stream = audio_stream(source, container)
+        # The name of the decoder can differ from that of the codec: mp3float.
+        copied = stream.codec_context.codec.canonical_name in COPIED_CODECS[suffix]
+        yield (CopiedSound if copied else EncodedSound)(source, container, stream, output)
 
 
-class _Copied:
+class CopiedSound:
     """The source's own packets, with time stamps that start at 0."""
 
     def __init__(self, path: Path, container: InputContainer, stream: AudioStream, output: OutputContainer) -> None:
@@ -90,10 +64,11 @@ class _Copied:
         self._start = max(stream.start_time or 0, 0)
         self._held: Packet[Any] | None = None
 
-    def until(self, end_s: Fraction) -> Iterator[Packet[Any]]:
+    def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
+        """The next packets, up to the time `until_s` of the output."""
         while (packet := self._held or self._next()) is not None:
             self._held = None
-            if packet.pts is not None and packet.pts * self._time_base >= end_s:
+            if packet.pts is not None and packet.pts * self._time_base >= until_s:
                 self._held = packet
                 return
             packet.stream = self._stream
@@ -111,10 +86,11 @@ class _Copied:
         return packet
 
     def flush(self) -> Iterator[Packet[Any]]:
+        """Nothing: all packets are written already."""
         return iter(())
 
 
-class _Encoded:
+class EncodedSound:
     """The source's samples as AAC, at its own rate and channels where AAC has them."""
 
     def __init__(self, path: Path, container: InputContainer, stream: AudioStream, output: OutputContainer) -> None:
@@ -125,17 +101,19 @@ class _Encoded:
                 "mix it down, or choose an output that can hold its codec (.mkv, .mov)"
             )
         self._rate_hz = source.sample_rate if source.sample_rate in _AAC_RATES_HZ else _FALLBACK_RATE_HZ
-        layout = _named_layout(source)
+        layout = source.layout.name
+        if layout.endswith(" channels"):  # the file gives only their number
+            layout = _LAYOUTS.get(source.channels, layout)
         self._stream = output.add_stream("aac", rate=self._rate_hz, layout=layout)
         self._stream.bit_rate = AAC_BITS_PER_S * -(-source.channels // 2)
         # Packed: PyAV reads beyond the planes of a planar frame of eight channels.
-        resampler = AudioResampler("flt", layout, self._rate_hz)
-        self._pieces = _resampled(resampler, decoded_audio(path, container, stream))
+        self._pieces = resampled(path, decoded_audio(path, container, stream), layout, self._rate_hz)
         self._samples = AudioFifo()
         self._position = 0
 
-    def until(self, end_s: Fraction) -> Iterator[Packet[Any]]:
-        wanted = int(end_s * self._rate_hz) - self._position
+    def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
+        """The next packets, of the samples before the time `until_s` of the output."""
+        wanted = int(until_s * self._rate_hz) - self._position
         while self._samples.samples < wanted and (piece := next(self._pieces, None)) is not None:
             piece.pts = None
             self._samples.write(piece)
@@ -145,17 +123,5 @@ class _Encoded:
             yield from self._stream.encode(part)
 
     def flush(self) -> Iterator[Packet[Any]]:
+        """The packets that are still inside the encoder."""
         yield from self._stream.encode(None)
-
-
-def _resampled(resampler: AudioResampler, frames: Iterator[AudioFrame]) -> Iterator[AudioFrame]:
-    for frame in frames:
-        frame.pts = None
-        yield from resampler.resample(frame)
-    yield from resampler.resample(None)
-
-
-def _named_layout(source: AudioCodecContext) -> str:
-    """The source's channel layout; the usual one if the file only gives the number of channels."""
-    name = source.layout.name
-    return _LAYOUTS.get(source.channels, name) if name.endswith(" channels") else name

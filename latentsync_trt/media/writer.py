@@ -14,17 +14,16 @@ import av
 from av.container import OutputContainer
 from av.video.format import VideoFormat
 from av.video.frame import VideoFrame
-from av.video.reformatter import ColorRange
 from av.video.stream import VideoStream
 
 from latentsync_trt.config import MODEL_FPS, Encoder
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.media.codecs import h264_encoder
 from latentsync_trt.media.color import BT709
-from latentsync_trt.media.conversion import even_frame
+from latentsync_trt.media.conversion import COLOR_RANGES, even_frame
 from latentsync_trt.media.files import ffmpeg_name, writing
 from latentsync_trt.media.patching import apply_patch, paint, planes_of
-from latentsync_trt.media.soundtrack import Soundtrack
+from latentsync_trt.media.soundtrack import CopiedSound, EncodedSound, open_soundtrack
 from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
@@ -70,7 +69,8 @@ class VideoWriter:
     It is written in a temporary folder beside `output`, which is removed in any case.
 
     Args:
-        output: .mp4, .mov or .mkv. info: the source, whose pixel aspect is kept; color tags come with the frames.
+        output: .mp4, .mov or .mkv.
+        info: the source, whose pixel aspect is kept; None where there is none. Color tags come with the frames.
         audio: file whose first audio stream is the sound; None for silence.
         crf: x264's quality, 0 to 51. encoder: see `h264_encoder`. lossless: FFV1 RGB instead.
 
@@ -82,7 +82,7 @@ class VideoWriter:
     def __init__(
         self,
         output: Path,
-        info: VideoInfo,
+        info: VideoInfo | None,
         *,
         audio: Path | None = None,
         crf: int = 16,
@@ -92,11 +92,11 @@ class VideoWriter:
         self._output, self._info, self._audio = output, info, audio
         self._crf, self._encoder, self._lossless = crf, encoder, lossless
         self._cleanup = contextlib.ExitStack()
-        self._part: Path | None = None
         self._opened: tuple[OutputContainer, VideoStream] | None = None
-        self._sound: Soundtrack | None = None
+        self._sound: CopiedSound | EncodedSound | None = None
         self._count = 0
         self.notices = _losses(info)
+        """What the output cannot preserve."""
 
     def __enter__(self) -> Self:
         with writing(self._output):
@@ -111,16 +111,14 @@ class VideoWriter:
             OutputError: disk full, for example. MediaError: the sound cannot be read.
         """
         with writing(self._output):
-            if self._opened is None:
-                self._opened = self._open(frame)
+            self._opened = self._opened or self._open(frame)
             container, stream = self._opened
             picture = self._picture(frame, patch)
             picture.pts, picture.time_base = self._count, Fraction(1, MODEL_FPS)
             container.mux(stream.encode(picture))
             self._count += 1
             if self._sound is not None:
-                for packet in self._sound.packets(Fraction(self._count, MODEL_FPS)):
-                    container.mux(packet)
+                container.mux(list(self._sound.packets(Fraction(self._count, MODEL_FPS))))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -131,16 +129,14 @@ class VideoWriter:
 
     def _open(self, frame: Frame) -> tuple[OutputContainer, VideoStream]:
         """The container and its video stream, for frames like `frame`."""
-        if self._part is None:
-            raise OutputError(f"{self._output}: the writer was used outside of `with`")
         suffix = self._output.suffix.lower()
         options = {} if suffix == ".mkv" else {"movflags": "+faststart"}
         container = av.open(ffmpeg_name(self._part), "w", options=options)
         self._cleanup.callback(_close, container)
         stream = self._add_video(container, frame)
         if self._audio is not None:
-            self._sound = self._cleanup.enter_context(Soundtrack(self._audio, container, suffix))
-            if not self._sound.copied:
+            self._sound = self._cleanup.enter_context(open_soundtrack(self._audio, container, suffix))
+            if isinstance(self._sound, EncodedSound):
                 self.notices += (f"{suffix} does not support the sound's codec: encoded as AAC",)
         return container, stream
 
@@ -150,25 +146,25 @@ class VideoWriter:
             stream = container.add_stream("ffv1", rate=MODEL_FPS)
             stream.pix_fmt = _LOSSLESS_FORMAT
         else:
-            height, width = self._even(height, width)
+            even = height + height % 2, width + width % 2
+            if even != (height, width):
+                sizes = f"{width}×{height} to {even[1]}×{even[0]}"
+                self.notices += (f"H.264 needs even sides: the picture grows from {sizes} by repeating its edge",)
+            height, width = even
             h264 = h264_encoder(self._encoder, self._crf, width, height)
             # PyAV's types only know some encoders by name.
             stream = cast(VideoStream, container.add_stream(h264.codec, rate=MODEL_FPS, options=h264.options))
             stream.pix_fmt = "yuv420p"
             if frame.planes is not None:
-                _tag(stream, frame.planes.color)
+                context, color = stream.codec_context, frame.planes.color
+                context.color_primaries, context.color_trc = color.primaries, color.transfer
+                context.colorspace, context.color_range = color.matrix, COLOR_RANGES[color.full_range]
         stream.width, stream.height = width, height
         stream.thread_count = _ENCODER_THREADS
         stream.time_base = Fraction(1, MODEL_FPS)
-        stream.codec_context.sample_aspect_ratio = self._info.sample_aspect_ratio
+        if self._info is not None:
+            stream.codec_context.sample_aspect_ratio = self._info.sample_aspect_ratio
         return stream
-
-    def _even(self, height: int, width: int) -> tuple[int, int]:
-        even = height + height % 2, width + width % 2
-        if even != (height, width):
-            sizes = f"{width}×{height} to {even[1]}×{even[0]}"
-            self.notices += (f"H.264 needs even sides: the picture grows from {sizes} by repeating its edge",)
-        return even
 
     def _picture(self, frame: Frame, patch: Patch | None) -> VideoFrame:
         if self._lossless or frame.planes is None:
@@ -176,18 +172,17 @@ class VideoWriter:
             return VideoFrame.from_ndarray(rgb, format="rgb24").reformat(format=_LOSSLESS_FORMAT)
         planes = frame.planes if patch is None else apply_patch(frame.planes, patch)
         picture = even_frame(planes)
-        picture.color_range = _range(planes.color)
+        picture.color_range = COLOR_RANGES[planes.color.full_range]
         return picture
 
     def _finish(self) -> None:
-        if self._opened is None or self._part is None:
+        if self._opened is None:
             raise OutputError(f"{self._output}: no frame was written")
         container, stream = self._opened
         with writing(self._output):
             container.mux(stream.encode(None))
             if self._sound is not None:
-                for packet in self._sound.finish(Fraction(self._count, MODEL_FPS)):
-                    container.mux(packet)
+                container.mux(list(self._sound.flush()))
             container.close()
             self._part.replace(self._output)
 
@@ -213,36 +208,21 @@ def write_pictures(
     first = next(stream, None)
     if first is None:
         raise OutputError(f"{path}: there are no pictures to write")
-    height, width = first.shape[:2]
     color = ColorTags(BT709, BT709, BT709, full_range=False)
-    info = VideoInfo(width, height, Fraction(MODEL_FPS), None, "h264", "yuv420p", 0, color)
-    with VideoWriter(path, info, audio=audio, crf=_NEAR_LOSSLESS_CRF, lossless=lossless) as writer:
+    with VideoWriter(path, None, audio=audio, crf=_NEAR_LOSSLESS_CRF, lossless=lossless) as writer:
         for index, rgb in enumerate(chain([first], stream)):
             planes = None if lossless else planes_of(rgb, color)
             writer.write(Frame(index, Fraction(index, MODEL_FPS), rgb, planes))
 
 
-def _losses(info: VideoInfo) -> tuple[str, ...]:
+def _losses(info: VideoInfo | None) -> tuple[str, ...]:
     """What the output cannot preserve of the source."""
-    losses = []
+    losses: list[str] = []
+    if info is None:
+        return ()
     bits = max((component.bits for component in VideoFormat(info.pixel_format).components), default=8)
     if bits > 8:
         losses.append(f"the picture has {bits} bits per channel ({info.pixel_format}); 8 are written")
     if info.interlaced:
         losses.append("the picture is interlaced; its fields are not separated")
     return tuple(losses)
-
-
-def _tag(stream: VideoStream, color: ColorTags) -> None:
-    """Sets the color tags of the stream."""
-    context = stream.codec_context
-    context.color_primaries = color.primaries
-    context.color_trc = color.transfer
-    context.colorspace = color.matrix
-    context.color_range = _range(color)
-
-
-def _range(color: ColorTags) -> int:
-    if color.full_range is None:
-        return int(ColorRange.UNSPECIFIED)
-    return int(ColorRange.JPEG if color.full_range else ColorRange.MPEG)

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import shutil
-import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from onnx_ir import save
 from latentsync_trt.bundle.manifest import (
     EIGHT_BIT_PRECISIONS,
     FORMAT_VERSION,
-    MANIFEST_NAME,
+    FULL_STEP,
     Bundle,
     FileEntry,
     GraphEntry,
@@ -22,8 +21,9 @@ from latentsync_trt.bundle.manifest import (
     sha256_file,
     write_manifest,
 )
+from latentsync_trt.bundle.staging import check_target, staged_bundle
 from latentsync_trt.bundle.weights import WeightsFile
-from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.errors import InputError
 from latentsync_trt.quantize.layers import eight_bit_share, multiply_adds
 from latentsync_trt.quantize.options import CalibrateOptions
 from latentsync_trt.quantize.ranges import Ranges
@@ -60,14 +60,11 @@ def open_parent(folder: Path) -> Bundle:
     return parent
 
 
-def check_target(parent: Bundle, out: Path) -> None:
+def check_out(parent: Bundle, out: Path) -> None:
     """Raises `InputError` if `out` must not be replaced by a bundle made from `parent`."""
-    if out.is_file():
-        raise InputError(f"{out}: is a file; --out takes a folder")
-    if out.is_dir() and out.resolve() == parent.folder.resolve():
+    if out.resolve() == parent.folder.resolve():
         raise InputError(f"{out}: is the bundle to calibrate; choose another folder for --out")
-    if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST_NAME).is_file():
-        raise InputError(f"{out}: contains files but no bundle; choose another folder for --out")
+    check_target(out)
 
 
 def quantize_bundle(
@@ -81,73 +78,63 @@ def quantize_bundle(
             something else.
     """
     parent = open_parent(folder)
-    check_target(parent, out)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as temporary:
-            staged, work = Path(temporary) / "bundle", Path(temporary) / "work"
-            staged.mkdir()
-            work.mkdir()
-            with QuantizedSteps(parent, ranges, options, work) as steps:
-                _write_files(staged, steps, options, provenance or Provenance(), out.name)
-            if out.exists():
-                out.rename(Path(temporary) / "replaced")
-            staged.rename(out)
-    except OSError as error:
-        if isinstance(error, OutputError):
-            raise
-        raise OutputError(f"{out}: cannot be written ({error.strerror or error})") from error
+    check_out(parent, out)
+    manifest, step_names = parent.manifest, step_graphs(parent)
+    # The temporary folder around the staged one takes the rounded weights.
+    with staged_bundle(out) as staged, QuantizedSteps(parent, ranges, options, staged.parent) as steps:
+        kept = steps.kept()
+        if len(kept) == len(steps.layers):
+            raise InputError(f"--keep: keeps all {len(kept)} layers of {manifest.name}; keep fewer")
+        graphs = _write_graphs(staged, steps, kept)
+        made = replace(
+            manifest,
+            name=out.name,
+            precision=options.precision,
+            graphs=graphs,
+            files={path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in sorted(staged.iterdir())},
+            tools={
+                **manifest.tools,
+                **{tool: importlib.metadata.version(tool) for tool in _TOOLS},
+                "onnxruntime": onnxruntime_version(),
+            },
+            # The step graphs are no longer those that were compared with PyTorch.
+            verification={graph: value for graph, value in manifest.verification.items() if graph not in step_names},
+            quantization=_quantization(parent, kept, options, provenance or Provenance()),
+            format_version=FORMAT_VERSION,
+        )
+        write_manifest(staged, made)
     return out
 
 
-def _write_files(
-    folder: Path, steps: QuantizedSteps, options: CalibrateOptions, provenance: Provenance, name: str
-) -> None:
-    parent, kept = steps.bundle, steps.kept()
-    manifest, step_names = parent.manifest, step_graphs(parent)
-    if len(kept) == len(steps.layers):
-        raise InputError(f"--keep: keeps all {len(kept)} layers of {manifest.name}; keep fewer")
-    graphs = {**manifest.graphs, **_write_steps(folder, steps, kept)}
-    others = [entry for graph, entry in graphs.items() if graph not in step_names]
-    for file in sorted({file for entry in others for file in (entry.file, entry.weights, *entry.forms.values())}):
-        shutil.copyfile(parent.folder / file, folder / file)
+def _quantization(
+    parent: Bundle, kept: Collection[str], options: CalibrateOptions, provenance: Provenance
+) -> Quantization:
     rounding = {"precision": options.precision, "percentile": options.percentile, "smooth": options.smooth}
-    made = replace(
-        manifest,
-        name=name,
-        precision=options.precision,
-        graphs=graphs,
-        files={path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in sorted(folder.iterdir())},
-        tools={
-            **manifest.tools,
-            **{tool: importlib.metadata.version(tool) for tool in _TOOLS},
-            "onnxruntime": onnxruntime_version(),
-        },
-        # The step graphs are no longer those that were compared with PyTorch.
-        verification={graph: value for graph, value in manifest.verification.items() if graph not in step_names},
-        quantization=Quantization(
-            parent=manifest.name,
-            parent_sha256=manifest_sha256(parent.folder),
-            parent_precision=manifest.precision,
-            clips=provenance.clips,
-            settings={**provenance.settings, **rounding},
-            kept=tuple(sorted(kept)),
-            share=eight_bit_share(multiply_adds(parent, "denoise_step"), kept),
-            distance=provenance.distance,
-        ),
-        format_version=FORMAT_VERSION,
+    return Quantization(
+        parent=parent.manifest.name,
+        parent_sha256=manifest_sha256(parent.folder),
+        parent_precision=parent.manifest.precision,
+        clips=provenance.clips,
+        settings={**provenance.settings, **rounding},
+        kept=tuple(sorted(kept)),
+        share=eight_bit_share(multiply_adds(parent, FULL_STEP), kept),
+        distance=provenance.distance,
     )
-    write_manifest(folder, made)
 
 
-def _write_steps(folder: Path, steps: QuantizedSteps, kept: Collection[str]) -> dict[str, GraphEntry]:
-    """Writes the step graphs into `folder`, with one weights file that holds only what they use."""
-    entries = {graph: steps.bundle.manifest.graphs[graph] for graph in step_graphs(steps.bundle)}
-    for file in {entry.weights for entry in entries.values()}:
+def _write_graphs(folder: Path, steps: QuantizedSteps, kept: Collection[str]) -> dict[str, GraphEntry]:
+    """Writes the step graphs, whose weights files hold only what they use, and copies the others."""
+    parent = steps.bundle
+    graphs = dict(parent.manifest.graphs)
+    of_steps = {graph: replace(graphs[graph], forms={}) for graph in step_graphs(parent)}
+    for file in {entry.weights for entry in of_steps.values()}:
         with WeightsFile(folder / file) as weights:
-            for graph, entry in entries.items():
+            for graph, entry in of_steps.items():
                 if entry.weights == file:
                     model = steps.model(graph, kept)
                     weights.move_out(model)
                     save(model, folder / entry.file)
-    return {graph: replace(entry, forms={}) for graph, entry in entries.items()}
+    others = [entry for graph, entry in graphs.items() if graph not in of_steps]
+    for file in {file for entry in others for file in (entry.file, entry.weights, *entry.forms.values())}:
+        shutil.copyfile(parent.folder / file, folder / file)
+    return graphs | of_steps

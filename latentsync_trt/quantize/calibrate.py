@@ -1,26 +1,25 @@
 """Calibration: record windows of clips, observe ranges, choose the layers to keep, measure, write the bundle."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion.plan import cache_plan
 from latentsync_trt.diffusion.scheduler import solver_schedule
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.quantize.bundle import Provenance, quantize_bundle
-from latentsync_trt.quantize.clips import Clip, ClipSummary, clip_names, warnings_of
+from latentsync_trt.quantize.bundle import Provenance, check_out, quantize_bundle
+from latentsync_trt.quantize.clips import Clip, ClipSummary, warnings_of
 from latentsync_trt.quantize.observe import write_observed
 from latentsync_trt.quantize.options import CalibrateOptions
 from latentsync_trt.quantize.ranges import ActivationRange, Ranges
 from latentsync_trt.quantize.replay import Replay
-from latentsync_trt.quantize.search import SearchResult, measure, search
-from latentsync_trt.quantize.steps import step_graphs
-from latentsync_trt.quantize.windows import Loop, OnStep, RecordedWindow, record_windows
+from latentsync_trt.quantize.search import SearchResult, search
+from latentsync_trt.quantize.steps import QuantizedSteps, step_graphs
+from latentsync_trt.quantize.windows import Loop, RecordedWindow, record_windows
 from latentsync_trt.quantize.work import WorkFolder
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.networks.uncached import ObservedTensor, ObservingDenoiser
@@ -46,27 +45,11 @@ _UNGUIDED_EVERY = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observed:
-    """What a calibration observed.
-
-    `ranges` of all layers, from `windows` windows. `held_out`: files of windows to measure with, which are not among
-    them unless `warnings` says so. `clips`: SHA-256 of their files by name.
-    """
+    """Ranges of all layers, the number of windows that they come from, and the files of windows to measure with."""
 
     ranges: Ranges
     windows: int
     held_out: tuple[Path, ...]
-    clips: dict[str, str]
-    warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Calibrated:
-    """An 8-bit bundle in `folder`; `distance` from its parent by name of the measure, empty if not measured; `search`:
-    how its layers were chosen, if by a search."""
-
-    folder: Path
-    distance: dict[str, float]
-    search: SearchResult | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +57,7 @@ class Calibration:
     """One calibration of `bundle`, not in 8 bits, on at least one of `clips`.
 
     `selection`: CPU or CUDA. `root`: a folder for intermediate results, from which an interrupted one resumes.
+    `on_warning`: gets warnings about the clips and the GPU, a sentence each.
     """
 
     bundle: Bundle
@@ -81,28 +65,26 @@ class Calibration:
     options: CalibrateOptions
     selection: Selection
     root: Path
+    on_progress: ProgressCallback
+    on_warning: Callable[[str], None]
 
     @cached_property
     def work(self) -> WorkFolder:
         """Intermediate results; raises `InputError` if a clip cannot be read."""
-        options = self.options
-        settings = {"samples": options.samples, "steps": options.steps, "guidance": options.guidance}
-        return WorkFolder(self.root, self.bundle, self.clips, settings)
+        return WorkFolder(self.root, self.bundle, self.clips, self.options)
 
-    def run(self, out: Path, on_progress: ProgressCallback, on_notice: Callable[[str], None]) -> Calibrated:
-        """Writes the 8-bit bundle to `out`; `on_notice` gets warnings about the clips and the GPU, a sentence each.
+    def run(self, out: Path) -> SearchResult | None:
+        """Writes the 8-bit bundle to `out`; returns how its layers were chosen, if by a search.
 
         Raises:
             InputError: the target PSNR is out of reach, all layers are kept, or `out` contains something else.
             OutputError: `out` cannot be written. Others: as `observe`.
         """
-        for warning in gpu_warnings(self.options.precision, self.selection):
-            on_notice(f"warning: {warning}")
-        observed = self.observe(on_progress)
-        for warning in observed.warnings:
-            on_notice(f"warning: {warning}")
-        options, distance, found = self._choose(observed, on_progress)
-        on_progress(Progress("write", 0, None))
+        check_out(self.bundle, out)
+        self._warn_of_gpu()
+        observed = self.observe()
+        options, distance, found = self._choose(observed)
+        self.on_progress(Progress("write", 0, None))
         settings = {
             "samples": options.samples,
             "steps": options.steps,
@@ -112,59 +94,56 @@ class Calibration:
             "windows_measured": len(observed.held_out) if distance else 0,
             "target_psnr_db": options.target_psnr,
         }
-        provenance = Provenance(observed.clips, settings, distance)
-        return Calibrated(
-            quantize_bundle(self.bundle.folder, observed.ranges, options, out, provenance), distance, found
+        quantize_bundle(
+            self.bundle.folder, observed.ranges, options, out, Provenance(self.work.clips, settings, distance)
         )
+        return found
 
-    def observe(self, on_progress: ProgressCallback) -> Observed:
+    def observe(self) -> Observed:
         """Records windows and denoises them with observed graphs, as far as it was not done before.
 
         Raises:
             NoFaceError: no clip shows a face. MediaError, InputError: a clip cannot be read.
-            OutputError: the folder for intermediate results cannot be written, or is in use.
+            OutputError: the folder for intermediate results cannot be written.
             InferenceError, OutOfMemory: a graph failed.
         """
-        with self.work.locked():
-            summaries = dict(zip(clip_names(self.clips), self._record(on_progress), strict=True))
-            windows = self.work.windows()
-            if not windows:
-                raise NoFaceError(
-                    f"{', '.join(summaries)}: no face in any frame; a face must look at the camera and be at least "
-                    "50 px wide and 80 px high"
-                )
-            samples, held_out = split(windows, self.options.samples)
-            warnings = warnings_of(summaries, self.options.samples, self.bundle.manifest.frames)
-            if not held_out and self.options.needs_held_out:
-                warnings += ("no window is left to measure on, so the result is measured on a calibrated one",)
-            ranges = self._observe(samples, on_progress)
-            return Observed(ranges, len(samples), held_out or samples[:1], self.work.clips, warnings)
-
-    def _record(self, on_progress: ProgressCallback) -> list[ClipSummary]:
-        known = [self.work.summary(clip) for clip in range(len(self.clips))]
-        if None not in known:
-            return [summary for summary in known if summary is not None]
-        networks, detector = Networks(self.bundle, self.selection, RuntimeOptions()), MediaPipeDetector()
-        wanted = -(-_recorded(self.options.samples) // len(self.clips))
-
-        def record(index: int, clip: Clip) -> ClipSummary:
-            summary = record_windows(
-                clip,
-                wanted,
-                networks,
-                detector,
-                lambda number: self.work.window(index, number),
-                lambda done, total: on_progress(Progress(f"record {clip.video.name}", done, total)),
+        summaries = self._record()
+        windows = self.work.windows()
+        if not windows:
+            raise NoFaceError(
+                f"{', '.join(summaries)}: no face in any frame; a face must look at the camera and be at least 50 px "
+                "wide and 80 px high"
             )
-            self.work.save_summary(index, summary)
-            return summary
+        samples, held_out = split(windows, self.options.samples)
+        for warning in warnings_of(summaries, self.options.samples, self.bundle.manifest.frames):
+            self.on_warning(warning)
+        if not held_out and (self.options.measure or self.options.target_psnr is not None):
+            self.on_warning("no window is left to measure on, so the result is measured on a calibrated one")
+        return Observed(self._observe(samples), len(samples), held_out or samples[:1])
 
-        try:
-            return [summary or record(index, self.clips[index]) for index, summary in enumerate(known)]
-        finally:
-            networks.close()
+    def _warn_of_gpu(self) -> None:
+        gpu = self.selection.gpu
+        if self.options.precision == "fp8" and gpu is not None and gpu.capability < FP8_FROM:
+            needed = ".".join(map(str, FP8_FROM))
+            self.on_warning(
+                f"{gpu} has no FP8, which needs compute capability {needed}: TensorRT will not run the result here"
+            )
 
-    def _observe(self, windows: Sequence[Path], on_progress: ProgressCallback) -> Ranges:
+    def _record(self) -> dict[str, ClipSummary]:
+        """Summaries of the clips by the path of the video."""
+        wanted = -(-_recorded(self.options.samples) // len(self.clips))
+        summaries = {}
+        with closing(Networks(self.bundle, self.selection)) as networks:
+            for number, clip in enumerate(self.clips):
+                summary = self.work.summary(number)
+                if summary is None:
+                    path_of, report = partial(self.work.window, number), self._report(f"record {clip.video.name}")
+                    summary = record_windows(clip, wanted, networks, MediaPipeDetector(), path_of, report)
+                    self.work.save_summary(number, summary)
+                summaries[str(clip.video)] = summary
+        return summaries
+
+    def _observe(self, windows: Sequence[Path]) -> Ranges:
         graphs = step_graphs(self.bundle)
         loops = loops_of(windows, self.options, unguided="denoise_step_unguided" in graphs)
         done, ranges = self.work.ranges()
@@ -176,48 +155,39 @@ class Calibration:
             for layer in tensor.layers:
                 ranges[layer] = ranges[layer].merged(observed) if layer in ranges else observed
 
-        with TemporaryDirectory(prefix="graphs-", dir=self.work.folder) as folder:
-            observed_graphs = {name: write_observed(self.bundle, name, Path(folder)) for name in graphs}
-            denoiser = ObservingDenoiser(observed_graphs, self.selection, take)
-            try:
+        steps = self.options.steps
+        with self.work.temporary() as folder:
+            observed_graphs = {name: write_observed(self.bundle, name, folder) for name in graphs}
+            with closing(ObservingDenoiser(observed_graphs, self.selection, take)) as denoiser:
                 for number, (window, loop) in enumerate(loops[done:], start=done):
-                    loop.run(
-                        denoiser, RecordedWindow.load(window), self._step_progress(number, len(loops), on_progress)
-                    )
+                    report = self._report("observe", number * steps, len(loops) * steps)
+                    loop.run(denoiser, RecordedWindow.load(window), report)
                     self.work.save_ranges(number + 1, ranges)
-            finally:
-                denoiser.close()
         return ranges
 
-    def _step_progress(self, number: int, loops: int, on_progress: ProgressCallback) -> OnStep:
-        steps = self.options.steps
-        return lambda done, _: on_progress(Progress("observe", number * steps + done, loops * steps))
+    def _report(self, stage: str, before: int = 0, total: int | None = None) -> Callable[[int, int], None]:
+        """A function that takes what is done and its total, of a part of `total` that begins at `before`."""
+        return lambda done, of: self.on_progress(Progress(stage, before + done, total or of))
 
-    def _choose(
-        self, observed: Observed, on_progress: ProgressCallback
-    ) -> tuple[CalibrateOptions, dict[str, float], SearchResult | None]:
+    def _choose(self, observed: Observed) -> tuple[CalibrateOptions, dict[str, float], SearchResult | None]:
         """Options with the layers to keep, the distance that results, and the search that found them."""
-        options, ranges, work = self.options, observed.ranges, self.work.folder
-        if not options.needs_held_out:
+        options = self.options
+        if not options.measure and options.target_psnr is None:
             return options, {}, None
         windows = [RecordedWindow.load(path) for path in observed.held_out]
         plan = cache_plan(options.steps, CACHE_INTERVAL)
         loop = Loop(options.guidance, solver_schedule(_SOLVER, options.steps), plan)
-        with Replay(self.bundle, self.selection, windows, loop) as replay:
+        with (
+            self.work.temporary() as folder,
+            QuantizedSteps(self.bundle, observed.ranges, options, folder) as steps,
+            closing(Networks(self.bundle, self.selection)) as networks,
+        ):
+            replay = Replay(steps, networks, windows, loop)
             if options.target_psnr is not None:
-                found = search(ranges, options, replay, work, on_progress)
+                found = search(replay, options.target_psnr, self.on_progress)
                 return replace(options, keep=found.best.kept), {DISTANCE: found.best.psnr_db}, found
-            on_progress(Progress("measure", 0, None))
-            return options, {DISTANCE: measure(ranges, options, replay, work)}, None
-
-
-def gpu_warnings(precision: str, selection: Selection) -> tuple[str, ...]:
-    """Why the GPU that calibrates, if any, cannot run the result; calibrating on it works all the same."""
-    gpu = selection.gpu
-    if precision != "fp8" or gpu is None or gpu.capability >= FP8_FROM:
-        return ()
-    needed = ".".join(map(str, FP8_FROM))
-    return (f"{gpu} has no FP8, which needs compute capability {needed}: TensorRT will not run the result here",)
+            self.on_progress(Progress("measure", 0, None))
+            return options, {DISTANCE: replay.psnr_db(steps.kept())}, None
 
 
 def loops_of(windows: Sequence[Path], options: CalibrateOptions, *, unguided: bool) -> list[tuple[Path, Loop]]:

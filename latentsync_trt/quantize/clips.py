@@ -57,12 +57,6 @@ def clips_in(folder: Path) -> tuple[Clip, ...]:
     return clips
 
 
-def clip_names(clips: Iterable[Clip]) -> list[str]:
-    """File names of the videos, numbered where two are equal."""
-    names = [clip.video.name for clip in clips]
-    return [f"{name} (clip {number})" if names.count(name) > 1 else name for number, name in enumerate(names, start=1)]
-
-
 def silent_share(blocks: Iterable[Float32Array]) -> float:
     """The share of a recording, 0 to 1, that is silent.
 
@@ -85,7 +79,7 @@ def warnings_of(summaries: Mapping[str, ClipSummary], samples: int, frames: int)
     """Why calibration ranges from these clips may be poor, a sentence each.
 
     Args:
-        summaries: by name of the clip. samples: windows asked for in all. frames: F, of a window.
+        summaries: by the video's path. samples: windows asked for in all. frames: F, of a window.
     """
     warnings: list[str] = []
     for name, clip in summaries.items():

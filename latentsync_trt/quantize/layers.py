@@ -1,6 +1,6 @@
 """The layers of a step graph that can run in 8 bits, convolutions and linear layers, and what they cost. Pure."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -42,24 +42,14 @@ class Layer:
 
 
 def layers_of(model: ir.Model) -> tuple[Layer, ...]:
-    """The layers of a graph in its order; raises `BundleError` where two share their weights."""
-    found: dict[str, Layer] = {}
-    for layer in _layers(model):
-        if layer.name in found:
-            raise BundleError(
-                f"{layer.name}: used by {found[layer.name].node.name} and by {layer.node.name}; export the model again"
-            )
-        found[layer.name] = layer
-    return tuple(found.values())
-
-
-def _layers(model: ir.Model) -> Iterator[Layer]:
+    """The layers of a graph in its order."""
+    layers = []
     for node in model.graph:
-        if node.op_type not in ("Conv", "MatMul"):
-            continue
-        activation, weights = node.inputs[:2]
-        if activation is not None and weights is not None and weights.name and weights.const_value is not None:
-            yield Layer(weights.name, node, activation, weights.const_value)
+        if node.op_type in ("Conv", "MatMul"):
+            activation, weights = node.inputs[:2]
+            if activation is not None and weights is not None and weights.name and weights.const_value is not None:
+                layers.append(Layer(weights.name, node, activation, weights.const_value))
+    return tuple(layers)
 
 
 def usual_dimensions(bundle: Bundle) -> dict[str, int]:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_ir import convenience
 
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.errors import BundleError, OutputError
+from latentsync_trt.errors import BundleError
 from latentsync_trt.quantize.layers import Layer, Sizes, layers_of, sizes_of, usual_dimensions
 from latentsync_trt.runtime.networks.uncached import ObservedGraph, ObservedTensor
 
@@ -23,8 +23,6 @@ ATTENTION_BYTES = 1 << 29
 
 _SCORE_BYTES = 4  # of float32; float16 takes half
 
-_WINDOWS = "windows"  # the dimension that counts them
-
 
 def write_observed(bundle: Bundle, graph: str, folder: Path) -> ObservedGraph:
     """Writes an observed step graph to `folder`; it reads the bundle's own weights.
@@ -33,11 +31,8 @@ def write_observed(bundle: Bundle, graph: str, folder: Path) -> ObservedGraph:
 
     Raises:
         BundleError: the graph does not state the shape of a layer's input.
-        OutputError: it cannot be written.
     """
-    path = folder / f"{graph}.onnx"
-    dimensions = usual_dimensions(bundle)
-    dimensions |= {_WINDOWS: 1} if dimensions else {}
+    dimensions = usual_dimensions(bundle) | ({"windows": 1} if bundle.manifest.ranges else {})
     model = ir.load(bundle.graph_path(graph))
     split_attention(model, dimensions)
     readers: dict[ir.Value, list[Layer]] = {}
@@ -49,10 +44,8 @@ def write_observed(bundle: Bundle, graph: str, folder: Path) -> ObservedGraph:
         if sizes is None:
             raise BundleError(f"{graph}: states no shape for {value.name}; export the model again")
         tensors.append(_observe(model.graph, value, sizes, layers))
-    try:
-        ir.save(model, path)
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+    path = folder / f"{graph}.onnx"
+    ir.save(model, path)
     return ObservedGraph(path, bundle.folder, tuple(tensors), dimensions)
 
 
@@ -93,19 +86,15 @@ def split_attention(model: ir.Model, dimensions: Mapping[str, int], most_bytes: 
     Nodes of unknown shape are left as they are.
     """
     for node in tuple(model.graph):
-        lengths = _batch_parts(node, dimensions, most_bytes) if node.op_type == "Attention" and not node.domain else []
-        if len(lengths) > 1:
-            _split(model.graph, node, lengths)
-
-
-def _batch_parts(node: ir.Node, dimensions: Mapping[str, int], most_bytes: int) -> list[int]:
-    """Lengths of the parts that a batch is split into; empty where its shape is unknown."""
-    queries, keys, *_ = (() if value is None else sizes_of(value, dimensions) or () for value in node.inputs)
-    if len(node.inputs) != 3 or len(node.outputs) != 1 or len(queries) != 4 or len(keys) != 4:
-        return []
-    batch, heads, tokens, _ = queries
-    most = max(1, most_bytes // (heads * tokens * keys[2] * _SCORE_BYTES))
-    return [min(most, batch - begin) for begin in range(0, batch, most)]
+        if node.op_type != "Attention" or node.domain or len(node.inputs) != 3:
+            continue
+        queries, keys, _ = (() if value is None else sizes_of(value, dimensions) or () for value in node.inputs)
+        if len(queries) != 4 or len(keys) != 4:
+            continue
+        batch, heads, tokens, _ = queries
+        most = max(1, most_bytes // (heads * tokens * keys[2] * _SCORE_BYTES))
+        if most < batch:
+            _split(model.graph, node, [min(most, batch - begin) for begin in range(0, batch, most)])
 
 
 def _split(graph: ir.Graph, node: ir.Node, lengths: list[int]) -> None:

@@ -9,7 +9,6 @@ from latentsync_trt.config import QUALITY, check_limits, option
 
 EightBit = Literal["int8", "fp8"]
 
-
 RESIDUAL_LAYERS = ("conv_in", "conv_out", "conv_shortcut", "samplers")
 """Convolutions that read the residual stream without a norm before them, and the last one: in 8 bits they do nearly all
 the damage."""
@@ -74,11 +73,6 @@ class CalibrateOptions:
 
     def __post_init__(self) -> None:
         check_limits(self)
-
-    @property
-    def needs_held_out(self) -> bool:
-        """Whether windows that are not calibrated on are denoised, to measure the result or to search."""
-        return self.measure or self.target_psnr is not None
 
     def keeps(self, layer: str) -> bool:
         """Whether `keep` names the layer with these weights.

@@ -11,7 +11,6 @@ from typing import Self
 
 import numpy as np
 
-from latentsync_trt.errors import InputError
 from latentsync_trt.types import Float32Array, Float64Array
 
 BINS = 2048
@@ -37,12 +36,7 @@ class ActivationRange:
         return cls(channel_amax.astype(np.float32), counts, upper)
 
     def merged(self, other: "ActivationRange") -> "ActivationRange":
-        """The range of both observations; raises `InputError` if their channel counts differ."""
-        if self.channel_amax.shape != other.channel_amax.shape:
-            raise InputError(
-                f"calibration ranges of {len(self.channel_amax)} and {len(other.channel_amax)} channels cannot be of "
-                "the same layer"
-            )
+        """The range of both observations, which are of the same layer."""
         upper = max(self.upper, other.upper)
         counts = self._counts_up_to(upper) + other._counts_up_to(upper)
         return ActivationRange(np.maximum(self.channel_amax, other.channel_amax), counts, upper)

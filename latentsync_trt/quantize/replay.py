@@ -1,21 +1,16 @@
-"""Compares other step graphs with a bundle's own by denoising recorded windows with both."""
+"""Compares step graphs in 8 bits with those of their bundle by denoising recorded windows with both."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import Self
 
 import numpy as np
 
-from latentsync_trt.bundle.manifest import Bundle, step_graph
-from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.bundle.manifest import step_graph
 from latentsync_trt.diffusion.scheduler import Step
-from latentsync_trt.errors import InputError
+from latentsync_trt.quantize.steps import QuantizedSteps
 from latentsync_trt.quantize.windows import Loop, OnStep, RecordedWindow
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.networks.uncached import folder_denoiser
-from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import Denoiser, Float32Array, WindowBatch
 
 PROBES = 5
@@ -24,72 +19,61 @@ PROBES = 5
 _LARGEST_DB = 200.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Probe:
-    """A full step: the latents before it, and how the bundle's own graph changes them."""
-
-    step: Step
-    latents: Float32Array
-    update: Float32Array
+_Probe = tuple[Step, Float32Array, Float32Array]
+"""A full step, the latents before it, and how the bundle's own graph changes them."""
 
 
 class Replay:
-    """The bundle's own results on recorded windows, to compare with; a context manager.
+    """The bundle's own results on recorded windows, to compare with.
 
     Args:
-        selection: CPU or CUDA. windows: at least one; whole loops run on all, single steps on the first.
-
-    Raises:
-        InputError: there are no windows.
+        steps: the graphs in 8 bits. networks: of the bundle itself, on CPU or CUDA.
+        windows: at least one; whole loops run on all, single steps on the first.
     """
 
-    def __init__(self, bundle: Bundle, selection: Selection, windows: Sequence[RecordedWindow], loop: Loop) -> None:
-        if not windows:
-            raise InputError("nothing to compare with: no window was recorded")
-        self.bundle, self.loop = bundle, loop
-        self._selection, self._windows = selection, tuple(windows)
-        self._networks = Networks(bundle, selection, RuntimeOptions())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._networks.close()
-
-    @property
-    def loop_graphs(self) -> tuple[str, ...]:
-        """The step graphs that whole loops run."""
-        guided = self.loop.guidance > 1
-        used = (step_graph(guided=guided and step.guided, cached=not step.full) for step in self.loop.plan)
-        return tuple(dict.fromkeys(used))
+    def __init__(
+        self, steps: QuantizedSteps, networks: Networks, windows: Sequence[RecordedWindow], loop: Loop
+    ) -> None:
+        self.steps = steps
+        self._networks, self._windows, self._loop = networks, windows, loop
 
     @property
     def probed_graph(self) -> str:
         """The graph whose single steps are compared."""
-        return step_graph(guided=self.loop.guidance > 1, cached=False)
+        return step_graph(guided=self._loop.guidance > 1, cached=False)
 
-    def step_noise(self, folder: Path) -> tuple[float, ...]:
-        """Power of the error of full steps with the graphs in `folder`, relative to the change they make, per probe."""
+    def step_noise(self, kept: Collection[str]) -> float:
+        """Power of the error of full steps relative to the change they make, averaged over the probed steps.
+
+        Args:
+            kept: names of the layers that are not in 8 bits.
+        """
         _, probes = self._reference
-        with folder_denoiser(folder, self._selection) as denoiser:
-            return tuple(
-                _power(self._update(denoiser, probe.step, probe.latents) - probe.update) / _power(probe.update)
-                for probe in probes
-            )
+        self.steps.write(self.probed_graph, kept)
+        with folder_denoiser(self.steps.folder, self._networks.selection) as denoiser:
+            noises = [
+                _power(self._update(denoiser, step, latents) - update) / _power(update)
+                for step, latents, update in probes
+            ]
+        return float(np.mean(noises))
 
-    def psnr_db(self, folder: Path) -> float:
-        """PSNR of the faces of all windows after whole loops with the graphs in `folder`."""
-        reference, _ = self._reference
-        with folder_denoiser(folder, self._selection) as denoiser:
+    def psnr_db(self, kept: Collection[str]) -> float:
+        """PSNR of the faces of all windows after whole loops; `kept` as for `step_noise`."""
+        faces, _ = self._reference
+        guided = self._loop.guidance > 1
+        for cached in {not planned.full for planned in self._loop.plan}:
+            self.steps.write(step_graph(guided=guided, cached=cached), kept)
+        with folder_denoiser(self.steps.folder, self._networks.selection) as denoiser:
             errors = [
-                _power(self._faces(denoiser, window) - faces)
-                for window, faces in zip(self._windows, reference, strict=True)
+                _power(self._faces(denoiser, window) - exact)
+                for window, exact in zip(self._windows, faces, strict=True)
             ]
         return decibel(1.0, float(np.mean(errors)))
 
     @cached_property
     def _reference(self) -> tuple[list[Float32Array], list[_Probe]]:
-        denoiser, schedule, first = self._networks.denoiser, self.loop.schedule, self._windows[0]
+        """Faces of all windows, and the probed steps of the first."""
+        denoiser, schedule, first = self._networks.denoiser, self._loop.schedule, self._windows[0]
         probed = {round(index * (len(schedule) - 1) / (PROBES - 1)) for index in range(PROBES)}
         shape = (1, first.noise.shape[1], *first.conditioning.shape[2:])
         before = {0: np.ascontiguousarray(np.broadcast_to(first.noise, shape))}
@@ -101,19 +85,19 @@ class Replay:
         faces = [self._faces(denoiser, first, keep_latents)]
         faces += [self._faces(denoiser, window) for window in self._windows[1:]]
         probes = [
-            _Probe(schedule[index], latents, self._update(denoiser, schedule[index], latents))
+            (schedule[index], latents, self._update(denoiser, schedule[index], latents))
             for index, latents in sorted(before.items())
         ]
         return faces, probes
 
     def _faces(self, denoiser: Denoiser, window: RecordedWindow, on_step: OnStep | None = None) -> Float32Array:
-        latents = self.loop.run(denoiser, window, on_step)
+        latents = self._loop.run(denoiser, window, on_step)
         faces = self._networks.codec.decode_faces(np.ascontiguousarray(latents[0].transpose(1, 0, 2, 3)))
         return np.asarray(np.stack(faces) / 65535, np.float32)
 
     def _update(self, denoiser: Denoiser, step: Step, latents: Float32Array) -> Float32Array:
         window = self._windows[0]
-        denoiser.begin(WindowBatch(latents, window.conditioning, window.audio, self.loop.guidance))
+        denoiser.begin(WindowBatch(latents, window.conditioning, window.audio, self._loop.guidance))
         denoiser.step(step.timestep, step.coefficients, cached=False)
         return denoiser.latents() - latents
 

@@ -1,9 +1,4 @@
-"""8-bit numbers: scales, rounded weights, and SmoothQuant's factors. Pure.
-
-ONNX Runtime's quantizer is not used for them: in a float16 graph it replaces INT8 scales below float16's normal numbers
-by 1, which zeroes channels with weights below 0.008, and it derives FP8 scales from the standard deviation, which clips
-outliers.
-"""
+"""8-bit numbers: scales, rounded weights, and SmoothQuant's factors. Pure."""
 
 from typing import Any
 

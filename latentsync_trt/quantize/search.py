@@ -1,24 +1,16 @@
 """Mixed precision search: the fewest layers to keep so that an 8-bit bundle stays close to its parent.
 
 Sensitivity: each group of layers alone is put into 8 bits, and the error of single steps ranks the groups as whole
-loops would, at a twentieth of the time. Errors of groups add as powers, so one whole loop scales a prediction of how
-many of the worst groups to keep; whole loops then confirm it by bisection.
+loops would, at a twentieth of the time. Powers of the groups' errors add up, so one whole loop scales a prediction of
+how many of the worst groups to keep; whole loops then confirm it by bisection.
 """
 
-import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import numpy as np
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.quantize.layers import eight_bit_share, multiply_adds
-from latentsync_trt.quantize.options import CalibrateOptions
-from latentsync_trt.quantize.ranges import Ranges
 from latentsync_trt.quantize.replay import Replay, decibel
-from latentsync_trt.quantize.steps import QuantizedSteps
 from latentsync_trt.types import Progress, ProgressCallback
 
 _USUAL_TRIALS = 4
@@ -26,28 +18,21 @@ _USUAL_TRIALS = 4
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """What a group of layers does alone in 8 bits.
+    """What the layers of one kind, `group`, do alone in 8 bits.
 
-    `group`: the kind of layers. `layers`: their names. `share`: of the full step's multiply-adds, 0 to 1. `noise`:
-    power of a full step's error relative to the change it makes, averaged over the probed steps; `worst_noise`: their
-    maximum.
+    `layers`: their names. `share`: of the full step's multiply-adds, 0 to 1. `noise`: power of a full step's error
+    relative to the change it makes.
     """
 
     group: str
     layers: tuple[str, ...]
     share: float
     noise: float
-    worst_noise: float
 
     @property
     def step_db(self) -> float:
         """Signal-to-noise ratio of a full step's change."""
         return decibel(1.0, self.noise)
-
-    @property
-    def worst_db(self) -> float:
-        """The same at the worst of the probed steps."""
-        return decibel(1.0, self.worst_noise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,94 +63,53 @@ def group_of(layer: str) -> str:
     return ".".join(parts[-2:])
 
 
-def measure(ranges: Ranges, options: CalibrateOptions, replay: Replay, work: Path) -> float:
-    """PSNR in dB of faces after whole loops with the options' choice of layers, against the bundle itself.
-
-    Args:
-        work: a folder for temporary files of a few times the size of the bundle's weights.
-    """
-    with _quantized_steps(ranges, options, replay, work) as steps:
-        return _psnr_db(steps, replay, steps.kept())
-
-
-def search(
-    ranges: Ranges, options: CalibrateOptions, replay: Replay, work: Path, on_progress: ProgressCallback
-) -> SearchResult:
-    """The fewest layers to keep so that faces after whole loops reach `options.target_psnr`; `work` as in `measure`.
+def search(replay: Replay, target_db: float, on_progress: ProgressCallback) -> SearchResult:
+    """The fewest layers to keep so that the PSNR of faces after whole loops reaches `target_db`.
 
     Raises:
         InputError: the target is out of reach; the message says what was reached.
     """
-    if options.target_psnr is None:
-        raise InputError("--target-psnr is needed for a mixed precision search")
-    with _quantized_steps(ranges, options, replay, work) as steps:
-        return _Search(steps, replay, on_progress).run(options.target_psnr)
+    counts = multiply_adds(replay.steps.bundle, replay.probed_graph)
+    table = _sensitivities(replay, counts, on_progress)
+    found: dict[frozenset[str], Trial] = {}
 
-
-@contextmanager
-def _quantized_steps(ranges: Ranges, options: CalibrateOptions, replay: Replay, work: Path) -> Iterator[QuantizedSteps]:
-    with (
-        tempfile.TemporaryDirectory(prefix="trials-", dir=work) as folder,
-        QuantizedSteps(replay.bundle, ranges, options, Path(folder)) as steps,
-    ):
-        yield steps
-
-
-class _Search:
-    def __init__(self, steps: QuantizedSteps, replay: Replay, on_progress: Callable[[Progress], None]) -> None:
-        self._steps, self._replay, self._on_progress = steps, replay, on_progress
-        self._groups: dict[str, list[str]] = {}
-        for layer in steps.layers:
-            self._groups.setdefault(group_of(layer), []).append(layer)
-        self._counts = multiply_adds(steps.bundle, replay.probed_graph)
-        self._trials: dict[frozenset[str], Trial] = {}
-        self._done = 0
-
-    def run(self, target_db: float) -> SearchResult:
-        """Ranks, predicts, confirms."""
-        table = ranked([self._sensitivity(group) for group in self._groups])
-        first = self._try(self._steps.kept())
-        self._confirm(table, predicted(table, _loop_noise(table, first), target_db), target_db)
-        trials = tuple(self._trials.values())
-        good = [trial for trial in trials if trial.psnr_db >= target_db]
-        if not good:
-            best = max(trials, key=lambda trial: trial.psnr_db)
-            raise InputError(
-                f"--target-psnr {target_db:g}: out of reach, {best.psnr_db:.1f} dB was reached with {best.share:.0%} "
-                "of the multiply-adds in 8 bits; lower the target or use the bundle as it is"
-            )
-        return SearchResult(min(good, key=lambda trial: (len(trial.kept), -trial.psnr_db)), table, trials)
-
-    def _confirm(self, table: Sequence[Sensitivity], count: int, target_db: float) -> None:
-        """Bisects how many of the worst groups must be kept, starting near `count`."""
-        too_few, enough, stride = -1, len(table), 1  # keeping all would leave nothing in 8 bits
-        while enough - too_few > 1:
-            trial = self._try([layer for group in table[:count] for layer in group.layers])
-            if trial.psnr_db >= target_db:
-                enough, count = count, max(too_few + 1, count - stride)
-            else:
-                too_few, count = count, min(enough - 1, count + stride)
-            stride *= 2
-
-    def _sensitivity(self, group: str) -> Sensitivity:
-        layers = tuple(self._groups[group])
-        self._steps.write(self._replay.probed_graph, set(self._steps.layers) - set(layers))
-        noises = self._replay.step_noise(self._steps.folder)
-        self._report()
-        share = 1 - eight_bit_share(self._counts, layers)
-        return Sensitivity(group, layers, share, float(np.mean(noises)), max(noises))
-
-    def _try(self, kept: Collection[str]) -> Trial:
+    def attempt(kept: Collection[str]) -> Trial:
         key = frozenset(kept)
-        if key not in self._trials:
-            reached_db = _psnr_db(self._steps, self._replay, key)
-            self._trials[key] = Trial(tuple(sorted(key)), eight_bit_share(self._counts, key), reached_db)
-            self._report()
-        return self._trials[key]
+        if key not in found:
+            found[key] = Trial(tuple(sorted(key)), eight_bit_share(counts, key), replay.psnr_db(key))
+            total = max(_USUAL_TRIALS, len(found))
+            on_progress(Progress("search", len(table) + len(found), len(table) + total))
+        return found[key]
 
-    def _report(self) -> None:
-        self._done += 1
-        self._on_progress(Progress("search", self._done, max(self._done, len(self._groups) + _USUAL_TRIALS)))
+    count = predicted(table, _loop_noise(table, attempt(replay.steps.kept())), target_db)
+    too_few, enough, stride = -1, len(table), 1  # keeping all would leave nothing in 8 bits
+    while enough - too_few > 1:
+        if attempt([layer for group in table[:count] for layer in group.layers]).psnr_db >= target_db:
+            enough, count = count, max(too_few + 1, count - stride)
+        else:
+            too_few, count = count, min(enough - 1, count + stride)
+        stride *= 2
+    trials = tuple(found.values())
+    good = [trial for trial in trials if trial.psnr_db >= target_db]
+    if good:
+        return SearchResult(min(good, key=lambda trial: (len(trial.kept), -trial.psnr_db)), table, trials)
+    best = max(trials, key=lambda trial: trial.psnr_db)
+    raise InputError(
+        f"--target-psnr {target_db:g}: out of reach, {best.psnr_db:.1f} dB was reached with {best.share:.0%} of the "
+        "multiply-adds in 8 bits; lower the target or use the bundle as it is"
+    )
+
+
+def _sensitivities(replay: Replay, counts: Mapping[str, int], on_progress: ProgressCallback) -> tuple[Sensitivity, ...]:
+    groups: dict[str, list[str]] = {}
+    for layer in replay.steps.layers:
+        groups.setdefault(group_of(layer), []).append(layer)
+    table: list[Sensitivity] = []
+    for group, layers in groups.items():
+        noise = replay.step_noise(set(replay.steps.layers) - set(layers))
+        table.append(Sensitivity(group, tuple(layers), 1 - eight_bit_share(counts, layers), noise))
+        on_progress(Progress("search", len(table), len(groups) + _USUAL_TRIALS))
+    return ranked(table)
 
 
 def ranked(table: Sequence[Sensitivity]) -> tuple[Sensitivity, ...]:
@@ -191,9 +135,3 @@ def predicted(table: Sequence[Sensitivity], loop_noise: float, target_db: float)
 def _loop_noise(table: Sequence[Sensitivity], trial: Trial) -> float:
     left = sum(group.noise for group in table if not set(trial.kept).issuperset(group.layers))
     return 10 ** (-trial.psnr_db / 10) / left if left else 0.0
-
-
-def _psnr_db(steps: QuantizedSteps, replay: Replay, kept: Collection[str]) -> float:
-    for graph in replay.loop_graphs:
-        steps.write(graph, kept)
-    return replay.psnr_db(steps.folder)

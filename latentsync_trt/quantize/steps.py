@@ -5,7 +5,6 @@ Every weight is rounded once and kept in a file, so another choice of layers cos
 
 import shutil
 from collections.abc import Collection
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,20 +15,17 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.bundle.manifest import STEP_GRAPHS, Bundle
 from latentsync_trt.bundle.weights import WeightsFile
-from latentsync_trt.errors import InputError
 from latentsync_trt.quantize.layers import Layer, layers_of
 from latentsync_trt.quantize.options import CalibrateOptions
 from latentsync_trt.quantize.ranges import Ranges
 from latentsync_trt.quantize.rounding import DTYPES, round_weights, scale_of, smoothing_divisors
 
-STEP_PREFIX = "denoise_step"
-
 
 def step_graphs(bundle: Bundle) -> tuple[str, ...]:
     """The names of a bundle's step graphs."""
-    return tuple(name for name in bundle.manifest.graphs if name.startswith(STEP_PREFIX))
+    return tuple(name for name in STEP_GRAPHS if name in bundle.manifest.graphs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,14 +51,13 @@ class QuantizedSteps:
         self._ranges, self._options = ranges, options
         self._rounded: dict[str, _Rounded] = {}
         self._weights = WeightsFile(folder / "eight_bit.weights")
-        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(self._weights)
+        self._weights.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._weights.__exit__()
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
@@ -75,7 +70,7 @@ class QuantizedSteps:
         return tuple(name for name in self.layers if self._options.keeps(name))
 
     def write(self, graph: str, kept: Collection[str]) -> Path:
-        """Writes a graph with its weights beside it; returns its file. Arguments and errors as for `model`."""
+        """Writes a graph with its weights beside it; returns its file. Arguments as for `model`."""
         path = self.folder / f"{graph}.onnx"
         weights = self.bundle.manifest.graphs[graph].weights
         if not (self.folder / weights).exists():
@@ -84,12 +79,7 @@ class QuantizedSteps:
         return path
 
     def model(self, graph: str, kept: Collection[str]) -> ir.Model:
-        """A graph in which all layers but those named in `kept` are in 8 bits.
-
-        Raises:
-            InputError: a layer has no calibration range, or one of another width.
-            BundleError: two layers share their weights.
-        """
+        """A graph in which all layers but those named in `kept` are in 8 bits."""
         model = ir.load(self.bundle.graph_path(graph))
         readers: dict[ir.Value, list[Layer]] = {}
         for layer in layers_of(model):
@@ -107,14 +97,7 @@ class QuantizedSteps:
         return self._rounded[layer.name]
 
     def _round_anew(self, layer: Layer) -> _Rounded:
-        found, options = self._ranges.get(layer.name), self._options
-        if found is None:
-            raise InputError(f"{layer.name}: has no calibration range; calibrate this bundle again")
-        if len(found.channel_amax) != layer.channels:
-            raise InputError(
-                f"{layer.name}: has {layer.channels} input channels, its calibration range "
-                f"{len(found.channel_amax)}; calibrate this bundle"
-            )
+        found, options = self._ranges[layer.name], self._options
         weights, amax, factors = layer.weights.numpy(), found.amax(options.percentile), None
         if options.smooth is not None and not layer.convolution:
             factors = (1 / smoothing_divisors(found.channel_amax, weights, options.smooth)).astype(weights.dtype)

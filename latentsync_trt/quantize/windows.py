@@ -1,8 +1,7 @@
 """Recorded windows: the denoiser's inputs for windows of a clip, so that loops can run without video and sound."""
 
-from collections.abc import Callable, Generator
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
@@ -18,7 +17,7 @@ from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import frames_in
 from latentsync_trt.quantize.clips import Clip, ClipSummary, silent_share
-from latentsync_trt.quantize.files import load_arrays, save_arrays
+from latentsync_trt.quantize.work import load_arrays, save_arrays
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.sync.faces import FaceFinder, Job
 from latentsync_trt.sync.threads import StageClock
@@ -40,14 +39,10 @@ class RecordedWindow:
     conditioning: Float32Array
     audio: Float32Array
 
-    def save(self, path: Path) -> None:
-        """Writes the file `path`; raises `OutputError` if it cannot be written."""
-        save_arrays(path, {"noise": self.noise, "conditioning": self.conditioning, "audio": self.audio})
-
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Reads a file of `save`; raises `InputError` if it is missing or damaged."""
-        return load_arrays(path, lambda arrays: cls(arrays["noise"], arrays["conditioning"], arrays["audio"]))
+        """Reads a file of `record_windows`; raises `InputError` if it is missing or damaged."""
+        return cls(**load_arrays(path))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,37 +76,32 @@ def record_windows(
     Raises:
         MediaError: the clip cannot be read. OutputError: a window cannot be written.
     """
-    manifest, clock, frames = networks.bundle.manifest, StageClock(), 0
+    manifest, frames = networks.bundle.manifest, 0
     speech = SpeechStream(lambda: read_audio_blocks(clip.audio), networks.encode_mel)
     in_video = frames_in(probe(clip.video).duration_s, MODEL_FPS)
     expected = speech.frame_count if in_video is None else min(in_video, speech.frame_count)
-
-    def counted(source: Generator[Frame, None, None]) -> Generator[Frame, None, None]:
-        nonlocal frames
-        with closing(source):
-            for frame in source:
-                frames += 1
-                on_frame(frames, max(frames, expected))
-                yield frame
-
-    finder = FaceFinder(detector, manifest.resolution_px, clock)
-    read = clock.measured("decode", read_frames(clip.video, rgb_only=True, frame_count=speech.frame_count))
-    windows = _windows(finder.cut_out(finder.find(counted(read))), manifest.frames)
     expected_windows, recorded = max(1, expected // manifest.frames), 0
-    with closing(windows):
-        for number, window in enumerate(windows):
-            if _is_picked(number, wanted, expected_windows):
-                recorded += 1
-                if not path_of(number).is_file():
-                    _inputs(window, networks, speech).save(path_of(number))
+
+    def read() -> Generator[Frame, None, None]:
+        nonlocal frames
+        source = read_frames(clip.video, rgb_only=True, frame_count=speech.frame_count)
+        for frames, frame in enumerate(source, start=1):
+            on_frame(frames, max(frames, expected))
+            yield frame
+
+    finder = FaceFinder(detector, manifest.resolution_px, StageClock())
+    for number, window in enumerate(_windows(finder.cut_out(finder.find(read())), manifest.frames)):
+        if _is_picked(number, wanted, expected_windows):
+            recorded += 1
+            if not path_of(number).is_file():
+                save_arrays(path_of(number), asdict(_inputs(window, networks, speech)))
     return ClipSummary(frames, finder.frames_with_face, recorded, silent_share(read_audio_blocks(clip.audio)))
 
 
-def _windows(jobs: Generator[Job, None, None], frames: int) -> Generator[Window[Job], None, None]:
+def _windows(jobs: Iterable[Job], frames: int) -> Iterator[Window[Job]]:
     planner: WindowPlanner[Job] = WindowPlanner(frames)
-    with closing(jobs):
-        for job in jobs:
-            yield from planner.push(job, job.track_id)
+    for job in jobs:
+        yield from planner.push(job, job.track_id)
     yield from planner.finish()
 
 

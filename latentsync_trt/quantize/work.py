@@ -1,70 +1,86 @@
-"""The folder that keeps a calibration's intermediate results, so that it can resume.
+"""Intermediate results of a calibration, kept so that it can resume.
 
+    <root>/<key>/clip-<clip>.npz               summary of a clip that is recorded completely
     <root>/<key>/window-<clip>-<number>.npz    a recorded window
-    <root>/<key>/clip-<clip>.json              summary of a clip that is recorded completely
-    <root>/<key>/ranges-<loops>.npz            calibration ranges after so many denoised windows
+    <root>/<key>/ranges.npz                    calibration ranges, and the number of windows they come from
 
 The key covers the bundle, the clips and all settings that decide what is observed. Every file is written completely or
-not at all; an interrupted calibration resumes after the last one.
+not at all.
 """
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
-from filelock import FileLock, Timeout
+from numpy.typing import ArrayLike, NDArray
 
 from latentsync_trt.bundle.manifest import Bundle, manifest_sha256, sha256_file
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.quantize.clips import Clip, ClipSummary
-from latentsync_trt.quantize.files import load_arrays, open_atomic, save_arrays
+from latentsync_trt.quantize.options import CalibrateOptions
 from latentsync_trt.quantize.ranges import BINS, ActivationRange, Ranges
 
-_FORMAT = 2
+_FORMAT = 3
 _KEY_LENGTH = 16
+
+_WINDOWS = "windows"  # beside the names of layers, which contain dots
+
+
+def save_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
+    """Writes named arrays to `path`, completely or not at all; raises `OutputError` if it cannot be written."""
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+        part.replace(path)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays in `path`; raises `InputError` if the file is missing or damaged."""
+    try:
+        # NumPy does not close a file that it cannot read.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise InputError(f"{path}: cannot be read ({error}); delete it and calibrate again") from error
 
 
 class WorkFolder:
-    """The intermediate results of one calibration.
-
-    Args:
-        root: a folder, created if need be, that may hold other calibrations too.
-        settings: everything besides bundle and clips that decides what is observed.
+    """The intermediate results of one calibration, in `folder` below `root`.
 
     Raises:
         InputError: a clip cannot be read.
     """
 
-    def __init__(self, root: Path, bundle: Bundle, clips: Sequence[Clip], settings: Mapping[str, Any]) -> None:
+    def __init__(self, root: Path, bundle: Bundle, clips: Sequence[Clip], options: CalibrateOptions) -> None:
         self.clips = hashes_of(clips)
         """SHA-256 of the clips' files by name."""
-        content = [_FORMAT, manifest_sha256(bundle.folder), list(self.clips.items()), dict(settings)]
+        settings = {"samples": options.samples, "steps": options.steps, "guidance": options.guidance}
+        content = [_FORMAT, manifest_sha256(bundle.folder), list(self.clips.items()), settings]
         key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         self.folder = root / key[:_KEY_LENGTH]
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Creates the folder and keeps other processes out of it.
-
-        Raises:
-            OutputError: it cannot be written, or another calibration uses it.
-        """
+    def temporary(self) -> Iterator[Path]:
+        """A folder for graphs, deleted at the end; raises `OutputError` if it cannot be written, also meanwhile."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(self.folder / ".lock", timeout=0):
-                yield
-        except Timeout:
-            raise OutputError(
-                f"{self.folder}: another calibration of this bundle with these clips is running"
-            ) from None
+            with TemporaryDirectory(prefix="graphs-", dir=self.folder) as folder:
+                yield Path(folder)
+        except OutputError:
+            raise
         except OSError as error:
-            if isinstance(error, OutputError):
-                raise
             raise OutputError(f"{self.folder}: cannot be written ({error.strerror or error})") from error
 
     def window(self, clip: int, number: int) -> Path:
@@ -78,51 +94,39 @@ class WorkFolder:
     def summary(self, clip: int) -> ClipSummary | None:
         """The summary of a clip, None if it is not recorded completely; raises `InputError` if damaged."""
         path = self._summary_path(clip)
-        try:
-            return ClipSummary(**json.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
+        if not path.is_file():
             return None
-        except (OSError, ValueError, TypeError) as error:
-            raise InputError(f"{path}: cannot be read ({error}); delete it and calibrate again") from error
+        return ClipSummary(**{name: value.item() for name, value in load_arrays(path).items()})
 
     def save_summary(self, clip: int, summary: ClipSummary) -> None:
         """Marks a clip as recorded completely; raises `OutputError` if that cannot be written."""
-        with open_atomic(self._summary_path(clip)) as file:
-            file.write(json.dumps(asdict(summary)).encode())
+        save_arrays(self._summary_path(clip), asdict(summary))
 
     def ranges(self) -> tuple[int, dict[str, ActivationRange]]:
-        """How many windows were denoised, and the ranges they gave; raises `InputError` if damaged."""
-        found = sorted(self.folder.glob("ranges-*.npz"))
-        return (int(found[-1].stem.split("-")[1]), load_ranges(found[-1])) if found else (0, {})
+        """The number of denoised windows, and their calibration ranges; raises `InputError` if damaged."""
+        path = self.folder / "ranges.npz"
+        if not path.is_file():
+            return 0, {}
+        arrays = load_arrays(path)
+        windows = int(arrays.pop(_WINDOWS))
+        return windows, {name: _range(values) for name, values in arrays.items()}
 
     def save_ranges(self, windows: int, ranges: Ranges) -> None:
         """Replaces the ranges by those of `windows` denoised windows; raises `OutputError` if it cannot be written."""
-        earlier = list(self.folder.glob("ranges-*.npz"))
-        save_ranges(self.folder / f"ranges-{windows:05}.npz", ranges)
-        for path in earlier:
-            path.unlink(missing_ok=True)
+        arrays = {name: np.concatenate([[of.upper], of.counts, of.channel_amax]) for name, of in ranges.items()}
+        save_arrays(self.folder / "ranges.npz", {_WINDOWS: np.asarray(windows), **arrays})
 
     def _summary_path(self, clip: int) -> Path:
-        return self.folder / f"clip-{clip:03}.json"
+        return self.folder / f"clip-{clip:03}.npz"
 
 
-def save_ranges(path: Path, ranges: Ranges) -> None:
-    """Writes calibration ranges to `path`; raises `OutputError` if it cannot be written."""
-    save_arrays(path, {name: np.concatenate([[of.upper], of.counts, of.channel_amax]) for name, of in ranges.items()})
-
-
-def load_ranges(path: Path) -> dict[str, ActivationRange]:
-    """Reads a file of `save_ranges`; raises `InputError` if it is missing or damaged."""
-    return load_arrays(path, lambda arrays: {name: _range(values) for name, values in arrays.items()})
-
-
-def _range(values: np.ndarray) -> ActivationRange:
+def _range(values: NDArray[Any]) -> ActivationRange:
     upper, counts, channel_amax = np.split(values, [1, 1 + BINS])
     return ActivationRange(channel_amax.astype(np.float32), counts, float(upper[0]))
 
 
 def hashes_of(clips: Sequence[Clip]) -> dict[str, str]:
-    """SHA-256 in hex of the files of clips by file name, where two are equal the later one after its clip's number.
+    """SHA-256 in hex of the files of clips by file name; a name that occurs again gets its clip's number before it.
 
     Raises:
         InputError: a file cannot be read.

@@ -19,7 +19,6 @@ from onnx import TensorProto, helper
 
 from latentsync_trt.bundle.manifest import Bundle, DimensionRange, FileEntry, read_manifest, sha256_file, write_manifest
 from latentsync_trt.cli import main
-from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError, MissingDependency, OutOfMemory
 from latentsync_trt.runtime.compiler import rtx
 from latentsync_trt.runtime.compiler.process import Answer
@@ -89,7 +88,7 @@ def test_every_graph_compiles(
     fixture: str, dynamic: bool | None, shapes: set[str], request: pytest.FixtureRequest
 ) -> None:
     bundle = Bundle.load(request.getfixturevalue(fixture))
-    trials = plan_trials(bundle.manifest, (), RuntimeOptions(dynamic=dynamic))
+    trials = plan_trials(bundle.manifest, (), dynamic)
     assert collections.Counter(trial.graph for trial in trials) == dict.fromkeys(bundle.manifest.graphs, len(shapes))
     assert {trial.shapes for trial in trials} == shapes
     with ThreadPoolExecutor(COMPILERS) as pool:
@@ -184,12 +183,12 @@ def test_a_compiler_without_memory_has_not_refused(tmp_path: Path, monkeypatch: 
 
 def test_trials_follow_the_bundle_and_the_flags() -> None:
     manifest = read_manifest(small_bundle())
-    assert [trial.graph for trial in plan_trials(manifest, ("vae_decoder",), RuntimeOptions())] == ["vae_decoder"]
-    assert {trial.shapes for trial in plan_trials(manifest, (), RuntimeOptions())} == {"static"}
+    assert [trial.graph for trial in plan_trials(manifest, ("vae_decoder",), None)] == ["vae_decoder"]
+    assert {trial.shapes for trial in plan_trials(manifest, (), None)} == {"static"}
     with pytest.raises(InputError, match=r"--graph vae: .* only audio_encoder, vae_encoder"):
-        plan_trials(manifest, ("vae",), RuntimeOptions())
+        plan_trials(manifest, ("vae",), None)
     with pytest.raises(InputError, match="fixed shapes"):
-        plan_trials(manifest, (), RuntimeOptions(dynamic=True))
+        plan_trials(manifest, (), True)
 
 
 def test_a_dynamic_bundle_is_tried_with_both_kinds_of_shapes() -> None:
@@ -202,11 +201,11 @@ def test_a_dynamic_bundle_is_tried_with_both_kinds_of_shapes() -> None:
         ranges={"images": DimensionRange(1, 16, 64)},
         graphs={SMALL_GRAPH: dataclasses.replace(entry, inputs=(image,))},
     )
-    fixed, free = plan_trials(manifest, (SMALL_GRAPH,), RuntimeOptions())
+    fixed, free = plan_trials(manifest, (SMALL_GRAPH,), None)
     assert (fixed.shapes, free.shapes) == ("static", "dynamic")
     assert [sizes[0] for sizes in dataclasses.astuple(fixed.profile["image"])] == [16, 16, 16]
     assert [sizes[0] for sizes in dataclasses.astuple(free.profile["image"])] == [1, 16, 64]
-    assert plan_trials(manifest, (SMALL_GRAPH,), RuntimeOptions(dynamic=False)) == (fixed,)
+    assert plan_trials(manifest, (SMALL_GRAPH,), False) == (fixed,)
 
 
 def test_the_command_shows_a_table() -> None:

@@ -6,7 +6,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
 from latentsync_trt.runtime.providers.diagnose import rtx_devices
 from latentsync_trt.runtime.providers.libraries import load_problem, provider_library, rtx_version
 from latentsync_trt.runtime.sessions.builders import CONTEXT_MODEL, GraphSource, RtxBuilder
-from latentsync_trt.runtime.sessions.options import RtxOptions
+from latentsync_trt.runtime.sessions.options import rtx_options
 from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
 
@@ -30,18 +29,13 @@ _NOTHING_TAKEN = {"nv_op_types_to_exclude": ",".join(sorted({schema.name for sch
 COEFFICIENTS = np.array([0.9, -0.1, 0.05, 1.1, -0.4], np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class TargetedOptions(RtxOptions):
-    """Names the GPU to compile for, which else the compiler asks a real driver for."""
-
-    def to_ort(self) -> dict[str, str]:
-        """With the target."""
-        return {**RtxOptions.to_ort(self), "nv_target_sm": "sm89"}
+_TARGETED = {**rtx_options(), "nv_target_sm": "sm89"}
+"""Options that name the GPU to compile for, for which the compiler would ask a real driver."""
 
 
 def compiled(bundle: str, graphs: Sequence[str]) -> dict[str, Any]:
     """Has the plug-in compile graphs; operators and inputs of the context models, and bytes of the engines."""
-    builder = RtxBuilder(TargetedOptions(), _devices(), rtx_version())
+    builder = RtxBuilder(_TARGETED, _devices(), rtx_version())
     found = {}
     for graph in graphs:
         with tempfile.TemporaryDirectory() as folder:

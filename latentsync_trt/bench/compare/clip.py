@@ -2,17 +2,18 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from latentsync_trt.bench.clip_figures import face_grid, png
-from latentsync_trt.bench.compare.results import Area, ClipResults, Flicker, Lips
-from latentsync_trt.bench.files import write_file
+from latentsync_trt.bench.clip_figures import face_grid
+from latentsync_trt.bench.files import png, write_file
 from latentsync_trt.bench.material import Clip, generated_part
 from latentsync_trt.bench.moments import SHOWN_PX, Faces, choose_moments, face_views, shown
 from latentsync_trt.bench.pictures import Likeness, LikenessMeter
-from latentsync_trt.bench.sync_measure import Curves, agreement, joined, measure_clip, score
+from latentsync_trt.bench.sync_measure import Curves, SyncScore, agreement, joined, measure_clip, score
 from latentsync_trt.config import Extend
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import read_audio_blocks
@@ -31,6 +32,49 @@ _UNIT = 256
 
 # The second difference of white noise has 1 + 4 + 1 times its variance; steady movement has none.
 _FLICKER_GAIN = 6.0
+
+
+Area = Literal["generated", "mouth"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lips:
+    """How the lips of both follow the speech, and B's follow A's.
+
+    `missing_a`, `missing_b`: frames without a face. Of the gap between the lips, in distances between the outer corners
+    of the eyes: `moved_a`, `moved_b`, its standard deviation; `alike`, the correlation of both; `apart`, their mean
+    difference.
+    """
+
+    a: SyncScore
+    b: SyncScore
+    missing_a: int
+    missing_b: int
+    moved_a: float
+    moved_b: float
+    alike: float
+    apart: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClipResults:
+    """What was measured on the clip.
+
+    `flicker`: change from frame to frame that is no movement, as the standard deviation of the noise that would cause
+    it, in levels of 255, on the mouth: of "source", "a", "b", and "difference", B minus A; None in clips of less than
+    three frames. `picture`, `video`: names of the files that show both side by side.
+    """
+
+    name: str
+    frames: int
+    frames_with_face: int
+    areas: Mapping[Area, Likeness]
+    lips: Lips
+    a: Curves
+    b: Curves
+    flicker: Mapping[str, float | None]
+    picture: str
+    video: str
 
 
 def check_speech(audio: Path) -> None:
@@ -72,12 +116,13 @@ def measure(
     meter, kept = FaceMeter(side_px), dict[str, Sequence[UInt8Array]]()
     picture, video = report.with_suffix(".png"), report.with_suffix(".mp4")
     write_pictures(video, _side_by_side(views, meter, choose_moments(a), kept), audio=clip.audio)
+    areas = meter.areas()
     write_file(picture, png(face_grid(("source", "A", "B", f"difference × {GAIN}"), kept)))
     return ClipResults(
         name=clip.video.name,
         frames=len(a),
-        frames_with_face=meter.frames,
-        areas=meter.areas(),
+        frames_with_face=areas["mouth"].frames,
+        areas=areas,
         lips=lips,
         a=a,
         b=b,
@@ -143,7 +188,6 @@ class FaceMeter:
         self._parts = parts_of(side_px)
         self._areas = {area: LikenessMeter() for area in self._parts}
         self._flicker = {name: FlickerMeter() for name in ("source", "a", "b", "difference")}
-        self.frames = 0
 
     def add(self, faces: Faces | None) -> None:
         """The faces of the next frame; None where the source shows none."""
@@ -151,7 +195,6 @@ class FaceMeter:
             for meter in self._flicker.values():
                 meter.add(None)
             return
-        self.frames += 1
         source, a, b = faces
         for area, part in self._parts.items():
             self._areas[area].add(a[part], b[part])
@@ -163,9 +206,9 @@ class FaceMeter:
         """How near B's faces are to A's; raises `InputError` where no frame showed a face."""
         return {area: meter.result() for area, meter in self._areas.items()}
 
-    def flicker(self) -> Flicker:
+    def flicker(self) -> dict[str, float | None]:
         """Of all frames."""
-        return Flicker(**{name: meter.result() for name, meter in self._flicker.items()})
+        return {name: meter.result() for name, meter in self._flicker.items()}
 
 
 def parts_of(side_px: int) -> dict[Area, tuple[slice, slice]]:

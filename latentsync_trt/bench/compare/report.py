@@ -7,9 +7,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from latentsync_trt.bench.clip_figures import sync_figure
-from latentsync_trt.bench.compare.clip import GAIN
-from latentsync_trt.bench.compare.results import ClipResults, Comparison, Lips
-from latentsync_trt.bench.html import svg, write_html
+from latentsync_trt.bench.compare.clip import GAIN, ClipResults, Lips
+from latentsync_trt.bench.compare.run import Comparison
+from latentsync_trt.bench.files import svg, write_html
 from latentsync_trt.bench.table import console, likeness, number, plain_table
 
 HEADS = ("", "A", "B", "B against A")
@@ -65,9 +65,7 @@ def clip_lines(clip: ClipResults) -> Iterator[Line]:
     yield "generated part", "", "", likeness(clip.areas["generated"])
     yield "mouth", "", "", likeness(clip.areas["mouth"])
     yield from _lip_lines(clip.lips)
-    flicker = clip.flicker
-    values = flicker.source, flicker.a, flicker.b, flicker.difference
-    source, a, b, difference = ("–" if value is None else number(value) for value in values)
+    source, a, b, difference = ("–" if value is None else number(value) for value in clip.flicker.values())
     yield f"flicker, levels (source {source})", a, b, f"{difference} in the difference"
 
 

@@ -1,12 +1,13 @@
 """The order of a comparison: A dubs the clip, then B does, then both results are measured."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from latentsync_trt.bench.compare.clip import check_speech, measure
-from latentsync_trt.bench.compare.results import Comparison, Side
+from latentsync_trt.bench.compare.clip import ClipResults, check_speech, measure
+from latentsync_trt.bench.files import plain
 from latentsync_trt.bench.machine import bundle_facts, environment, without_paths
 from latentsync_trt.bench.material import Clip
 from latentsync_trt.bundle.manifest import Bundle
@@ -17,8 +18,44 @@ from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.types import ProgressCallback
 
+KIND = "latentsync-trt compare"
+FORMAT = 3
+
 LEAST_SIDE_PX = 256
 """Faces are compared at this resolution, or at the networks' where that is higher."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two that are compared; of a finished video only the name is known. `size_bytes`: of all its files."""
+
+    name: str
+    precision: str | None = None
+    resolution_px: int | None = None
+    size_bytes: int | None = None
+    sha256: str | None = None
+
+    @property
+    def title(self) -> str:
+        """Name and precision."""
+        return self.name if self.precision is None else f"{self.name} ({self.precision})"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """B against A."""
+
+    environment: Mapping[str, str]
+    a: Side
+    b: Side
+    settings: str
+    clip: ClipResults
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers, rounded to six digits; null for what was not measured, and for the PSNR of equal pictures."""
+        content: dict[str, Any] = plain({"kind": KIND, "format": FORMAT, **asdict(self)})
+        return content
 
 
 @dataclass(frozen=True, slots=True)

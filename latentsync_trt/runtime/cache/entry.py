@@ -4,89 +4,86 @@ of itself, so that an entry that was cut short, edited or copied from elsewhere 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from latentsync_trt.bundle.manifest import FileEntry, sha256_file
+from latentsync_trt.bundle.manifest import sha256_file
 from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.runtime.cache.key import EngineKey
 
 RECORD_NAME = "engine.json"
 
-# hashlib releases the GIL; more readers than this gain nothing on one disk.
-_READERS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Content of `engine.json`. `files` maps paths below the entry, with `/`, to size and hash; `built_at` is UTC."""
-
-    key: EngineKey
-    files: Mapping[str, FileEntry]
-    build_s: float
-    built_at: datetime
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry as `examine` found it.
+    """An engine in the cache. Its folder must not be changed.
 
-    `problem`: why it is not ready. `record`: None where it cannot be read. `last_used_at`: UTC.
+    `key`, `build_s` and `built_at` (UTC): from `engine.json`, None where that cannot be read. `problem`: why the engine
+    cannot be used, empty if it can. `last_used_at`: UTC. `built`: whether it was built by the call that returned it.
     """
 
     folder: Path
-    record: Record | None
-    state: Literal["ready", "damaged", "unreadable"]
-    problem: str
+    key: EngineKey | None
+    build_s: float | None
+    built_at: datetime | None
     size_bytes: int
     last_used_at: datetime
+    problem: str = ""
+    built: bool = False
+
+    @property
+    def state(self) -> Literal["ready", "damaged"]:
+        """Whether it can be used."""
+        return "damaged" if self.problem else "ready"
 
     @property
     def label(self) -> str:
         """Short description."""
-        return self.record.key.label if self.record else f"engine {self.folder.name}"
+        return self.key.label if self.key else f"engine {self.folder.name}"
 
 
-def write_record(folder: Path, key: EngineKey, build_s: float, built_at: datetime) -> None:
+def write_record(folder: Path, key: EngineKey, build_s: float) -> None:
     """Writes `engine.json` for the files in `folder`.
 
     Raises:
         EngineBuildError: there are no files.
     """
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    if not names:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    if not paths:
         raise EngineBuildError(f"{key.label}: the build wrote no file")
     files = {
-        name: asdict(FileEntry(sha256, (folder / name).stat().st_size))
-        for name, sha256 in _hashes(folder, names).items()
+        path.relative_to(folder).as_posix(): {"sha256": sha256_file(path), "bytes": path.stat().st_size}
+        for path in paths
     }
-    content = {"key": asdict(key), "files": files, "build_s": build_s, "built_at": built_at.isoformat()}
+    content = {"key": asdict(key), "files": files, "build_s": build_s, "built_at": datetime.now(UTC).isoformat()}
     text = json.dumps({**content, "sha256": _seal(content)}, indent=2) + "\n"
     (folder / RECORD_NAME).write_text(text, encoding="utf-8")
 
 
-def examine(folder: Path, digest: str, *, hashes: bool) -> Entry:
-    """Checks the entry in `folder` for `digest`: its record and file sizes, with `hashes` every byte."""
-    record: Record | None = None
-    state: Literal["damaged", "unreadable"] = "damaged"
+def examine(folder: Path, *, hashes: bool) -> Entry:
+    """Checks the entry in `folder`, which is named by its digest: record and file sizes, with `hashes` every byte."""
+    key, build_s, built_at = None, None, None
     try:
-        found = _read_record(folder / RECORD_NAME)
-        if isinstance(found, str):
-            problem = found
-        elif found.key.digest != digest:
-            record, problem = found, f"{RECORD_NAME} belongs to another engine"
+        content = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
+        if content.pop("sha256") != _seal(content):
+            problem = f"{RECORD_NAME} was edited or damaged"
         else:
-            record, problem = found, _problem_of_files(folder, found.files, hashes=hashes)
+            key, build_s = EngineKey.from_json(content["key"]), float(content["build_s"])
+            built_at = datetime.fromisoformat(content["built_at"])
+            problem = _problem_of_files(folder, content["files"], hashes=hashes)
+            if key.digest != folder.name:
+                problem = f"{RECORD_NAME} belongs to another engine"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        problem = f"{RECORD_NAME} is cut short or not a record"
     except FileNotFoundError as error:
         problem = f"{Path(error.filename).name} is missing"
     except OSError as error:
-        problem, state = f"{error.strerror or error}", "unreadable"
-    return Entry(folder, record, state if problem else "ready", problem, folder_bytes(folder), _last_used_at(folder))
+        problem = f"{error.strerror or error}"
+    return Entry(folder, key, build_s, built_at, folder_bytes(folder), _last_used_at(folder), problem)
 
 
 def folder_bytes(folder: Path) -> int:
@@ -107,36 +104,14 @@ def _last_used_at(folder: Path) -> datetime:
     return datetime.fromtimestamp(used_s, UTC)
 
 
-def _read_record(path: Path) -> Record | str:
-    """The record, or what is wrong with it."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content.pop("sha256") != _seal(content):
-            return f"{RECORD_NAME} was edited or damaged"
-        return Record(
-            EngineKey.from_json(content["key"]),
-            {name: FileEntry(**entry) for name, entry in content["files"].items()},
-            float(content["build_s"]),
-            datetime.fromisoformat(content["built_at"]),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{RECORD_NAME} is cut short or not a record"
-
-
-def _problem_of_files(folder: Path, files: Mapping[str, FileEntry], *, hashes: bool) -> str:
-    for name, entry in files.items():
+def _problem_of_files(folder: Path, files: Mapping[str, Mapping[str, Any]], *, hashes: bool) -> str:
+    for name, wanted in files.items():
         size_bytes = (folder / name).stat().st_size
-        if size_bytes != entry.bytes:
-            return f"{name} has {size_bytes} bytes instead of {entry.bytes}"
-    for name, sha256 in _hashes(folder, files).items() if hashes else ():
-        if sha256 != files[name].sha256:
+        if size_bytes != wanted["bytes"]:
+            return f"{name} has {size_bytes} bytes instead of {wanted['bytes']}"
+        if hashes and sha256_file(folder / name) != wanted["sha256"]:
             return f"{name} was changed (its SHA-256 differs)"
     return ""
-
-
-def _hashes(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    with ThreadPoolExecutor(_READERS) as pool:
-        return dict(zip(names, pool.map(lambda name: sha256_file(folder / name), names), strict=True))
 
 
 def _seal(content: Mapping[str, Any]) -> str:

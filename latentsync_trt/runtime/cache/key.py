@@ -19,15 +19,11 @@ class EngineKey:
 
     Args:
         bundle: name of the bundle, for display only: equal graphs of two bundles share an engine.
-        graph: name of the graph, e.g. "denoise_step".
         graph_sha256: hash over the graph and its weights (`Bundle.graph_hash`).
-        provider: "tensorrt" or "rtx".
         options: provider options that change the engine; no paths.
-        precision: of the bundle, "fp32", "fp16", "int8" or "fp8".
         profile: minimum, optimum and maximum of each variable dimension; empty for fixed shapes.
         versions: of the libraries that built it, by package name.
-        gpu: name of the device.
-        compute_capability: e.g. "8.9".
+        gpu: name of the device. compute_capability: e.g. "8.9".
     """
 
     bundle: str

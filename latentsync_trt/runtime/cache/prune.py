@@ -2,13 +2,11 @@
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.runtime.cache.entry import Entry, examine
+from latentsync_trt.runtime.cache.entry import Entry
 from latentsync_trt.runtime.cache.key import EngineKey
 from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache
 
@@ -53,30 +51,12 @@ def this_machine() -> Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What `prune` removes; None removes nothing.
+class Choice:
+    """An engine to remove and why. `refusal`: why it could not be removed, empty if it was, or in a dry run."""
 
-    Args:
-        max_bytes: how much may be left; the least recently used goes first.
-        unused_for: removes what was not used for longer than this.
-        stale: removes damaged engines, and those that this machine cannot use.
-    """
-
-    max_bytes: int | None = None
-    unused_for: timedelta | None = None
-    stale: Machine | None = None
-
-
-Choice = tuple[Entry, str]
-"""An engine and why it is removed, or why it stays although it was to be removed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What was removed, or would be in a dry run, and what could not be."""
-
-    removed: tuple[Choice, ...]
-    kept: tuple[Choice, ...]
+    entry: Entry
+    reason: str
+    refusal: str = ""
 
 
 def total_bytes(entries: Iterable[Entry]) -> int:
@@ -85,86 +65,41 @@ def total_bytes(entries: Iterable[Entry]) -> int:
 
 
 def survey(folder: Path, *, hashes: bool = False) -> tuple[Entry, ...]:
-    """All engines in the cache at `folder`, last used first. Changes nothing.
-
-    They are checked by their records and file sizes; with `hashes` every byte is read.
-
-    Raises:
-        OutputError: the cache is not a folder, or cannot be listed.
-    """
-    found = (examine(path, path.name, hashes=hashes) for path in EngineCache(folder).entries())
-    return tuple(sorted(found, key=lambda entry: entry.last_used_at, reverse=True))
+    """All engines in the cache at `folder`, last used first; as `EngineCache.entries`. Changes nothing."""
+    entries = EngineCache(folder).entries(hashes=hashes)
+    return tuple(sorted(entries, key=lambda entry: entry.last_used_at, reverse=True))
 
 
-def prune(folder: Path, limits: Limits, *, dry_run: bool = False) -> Outcome:
-    """Removes what `limits` say from the cache at `folder`, see `select`, and what killed builds left.
-
-    Raises:
-        OutputError: the cache cannot be listed or written.
-    """
-    return _remove(folder, select(survey(folder), limits, datetime.now(UTC)), dry_run=dry_run)
-
-
-def clear(folder: Path, *, dry_run: bool = False) -> Outcome:
-    """Removes all engines and kernel timings from the cache at `folder`, and what killed builds left.
-
-    Raises:
-        OutputError: the cache cannot be listed or written.
-    """
-    if not dry_run:
-        shutil.rmtree(folder / SHARED_FOLDER, ignore_errors=True)
-    return _remove(folder, [(entry, "cleared") for entry in survey(folder)], dry_run=dry_run)
-
-
-def select(entries: Iterable[Entry], limits: Limits, now: datetime) -> list[Choice]:
-    """Which of `entries` to remove at time `now`, and why. Pure."""
-    reasons = [(entry, _why_removed(entry, limits, now)) for entry in entries]
-    chosen = [(entry, reason) for entry, reason in reasons if reason]
-    if limits.max_bytes is not None:
-        stay = [entry for entry, reason in reasons if not reason]
-        excess_bytes = total_bytes(stay) - limits.max_bytes
-        for entry in sorted(stay, key=lambda entry: (entry.state == "ready", entry.last_used_at)):
-            if excess_bytes > 0:
-                chosen.append((entry, f"more than {limits.max_bytes / 1e9:g} GB in all"))
-                excess_bytes -= entry.size_bytes
+def select(entries: Sequence[Entry], *, max_bytes: int | None = None, stale: Machine | None = None) -> list[Choice]:
+    """Which of `entries` to remove, and why: with `stale` those that are damaged or foreign to that machine, then the
+    damaged and the least recently used until `max_bytes` are left. Pure."""
+    reasons = {entry.folder: _why_stale(entry, stale) if stale else "" for entry in entries}
+    chosen = [Choice(entry, reasons[entry.folder]) for entry in entries if reasons[entry.folder]]
+    left = [entry for entry in entries if not reasons[entry.folder]]
+    excess_bytes = 0 if max_bytes is None else total_bytes(left) - max_bytes
+    for entry in sorted(left, key=lambda entry: (not entry.problem, entry.last_used_at)):
+        if excess_bytes > 0:
+            chosen.append(Choice(entry, f"more than {(max_bytes or 0) / 1e9:g} GB in all"))
+            excess_bytes -= entry.size_bytes
     return chosen
 
 
-def _why_removed(entry: Entry, limits: Limits, now: datetime) -> str:
-    if limits.stale is not None:
-        if entry.state == "damaged":
-            return entry.problem
-        foreign = limits.stale.foreign(entry.record.key) if entry.record else ""
-        if foreign:
-            return foreign
-    if limits.unused_for is not None and now - entry.last_used_at > limits.unused_for:
-        return f"not used for {(now - entry.last_used_at).days} days"
-    return ""
+def _why_stale(entry: Entry, machine: Machine) -> str:
+    return entry.problem or (machine.foreign(entry.key) if entry.key else "")
 
 
-def _remove(folder: Path, chosen: list[Choice], *, dry_run: bool) -> Outcome:
+def remove(folder: Path, chosen: Iterable[Choice]) -> list[Choice]:
+    """Removes engines from the cache at `folder`, and what killed builds left; returns `chosen` with refusals.
+
+    Raises:
+        OutputError: the cache cannot be listed.
+    """
     cache = EngineCache(folder)
-    removed, kept = list[Choice](), list[Choice]()
-    for entry, reason in chosen:
-        refusal = "" if dry_run else _try_remove(cache, entry)
-        if refusal:
-            kept.append((entry, refusal))
-        else:
-            removed.append((entry, reason))
-    if not dry_run:
-        cache.sweep()
-    return Outcome(tuple(removed), tuple(kept))
+    removed = [replace(choice, refusal=cache.remove(choice.entry)) for choice in chosen]
+    cache.sweep()
+    return removed
 
 
-def _try_remove(cache: EngineCache, entry: Entry) -> str:
-    """Removes an engine; returns why it stays, empty if it is gone."""
-    try:
-        with cache.try_locked(entry.folder.name) as free:
-            if not free:
-                return "it is being built again"
-            cache.remove(entry.folder)
-    except LatentSyncError:
-        raise
-    except OSError as error:
-        return f"in use, or write-protected ({error.strerror})"
-    return ""
+def remove_timings(folder: Path) -> None:
+    """Removes the kernel timings from the cache at `folder`."""
+    shutil.rmtree(folder / SHARED_FOLDER, ignore_errors=True)

@@ -59,16 +59,18 @@ def run_child(
     Raises:
         OSError: the process cannot be started. KeyboardInterrupt: also if Ctrl-C reached only the child.
     """
-    command, variables = _command(module)
+    # Of this very package, with nothing imported from the current folder.
+    paths = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]
+    own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUTF8": "1"}
     with TemporaryFile() as stderr:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-P", "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
             encoding="utf-8",
             errors="replace",
-            env={**variables, **(environment or {})},
+            env={**os.environ, **own, **(environment or {})},
         )
         stdin = cast(IO[str], process.stdin)
         try:
@@ -111,13 +113,6 @@ def _end_with_the_parent() -> None:
     while os.read(0, 1024):
         pass
     os._exit(1)
-
-
-def _command(module: str) -> tuple[list[str], dict[str, str]]:
-    """Command and environment that run a module of this very package and import nothing from the current folder."""
-    root = str(Path(__file__).resolve().parents[3])
-    paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return [sys.executable, "-P", "-m", module], {**os.environ, "PYTHONPATH": paths, "PYTHONUTF8": "1"}
 
 
 def _events(stdout: IO[str]) -> Iterator[Event]:

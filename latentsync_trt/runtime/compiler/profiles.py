@@ -41,14 +41,11 @@ def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, D
     """
     dynamic = manifest.shapes == "dynamic" if options.dynamic is None else options.dynamic
     if not dynamic:
-        return {name: _fixed(span) for name, span in manifest.ranges.items()}
+        usual = {name: span.optimum for name, span in manifest.ranges.items()}
+        return {name: DimensionRange(size, size, size) for name, size in usual.items()}
     if manifest.shapes == "static":
         raise InputError(f"bundle {manifest.name} has fixed shapes; export it with --dynamic, or leave --dynamic out")
     return dict(manifest.ranges)
-
-
-def _fixed(span: DimensionRange) -> DimensionRange:
-    return DimensionRange(span.optimum, span.optimum, span.optimum)
 
 
 def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dict[str, InputShapes]:
@@ -64,9 +61,8 @@ def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dic
 
 def with_sizes(tensor: TensorEntry, sizes: Mapping[str, int]) -> TensorEntry:
     """`tensor` with the variable dimensions named in `sizes` fixed at these values."""
-    return replace(
-        tensor, shape=tuple(size if isinstance(size, int) else sizes.get(size, size) for size in tensor.shape)
-    )
+    shape = (size if isinstance(size, int) else sizes.get(size, size) for size in tensor.shape)
+    return replace(tensor, shape=tuple(shape))
 
 
 def usual_shape(shape: Sequence[int | str], ranges: Mapping[str, DimensionRange]) -> Shape:

@@ -1,7 +1,7 @@
 """NVIDIA's compiler for TensorRT-RTX: does it accept a graph? It needs no GPU, and no engine is kept."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,6 @@ from latentsync_trt.runtime.compiler.profiles import InputShapes, check_graphs, 
 DEFAULT_COMPUTE_CAPABILITY = "8.9"
 """GeForce RTX 40xx, RTX Ada."""
 
-_SM = "SM"
-
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -27,31 +25,27 @@ class Trial:
     profile: Mapping[str, InputShapes]
 
 
-def plan_trials(manifest: Manifest, graphs: Sequence[str], options: RuntimeOptions) -> tuple[Trial, ...]:
+def plan_trials(manifest: Manifest, graphs: Sequence[str], dynamic: bool | None) -> tuple[Trial, ...]:
     """What to compile of a bundle.
 
     Args:
         graphs: names of graphs; empty for all.
-        options: only `dynamic` is used. Where it is None, a dynamic bundle is compiled both
-            ways, as engines of both kinds can be made of it.
+        dynamic: with dynamic or with static shapes; None: both, as far as the bundle has them.
 
     Raises:
         InputError: the bundle has no such graph or no such shapes.
     """
     check_graphs(manifest, graphs)
+    if dynamic is None:
+        kinds: tuple[Shapes, ...] = ("static", "dynamic") if manifest.shapes == "dynamic" else ("static",)
+    else:
+        kinds = ("dynamic" if dynamic else "static",)
+    ranges = {kind: dimension_ranges(manifest, RuntimeOptions(dynamic=kind == "dynamic")) for kind in kinds}
     return tuple(
-        Trial(name, shapes, input_shapes(manifest.graphs[name], dimension_ranges(manifest, chosen)))
-        for shapes, chosen in _shape_choices(manifest, options)
+        Trial(name, kind, input_shapes(manifest.graphs[name], ranges[kind]))
+        for kind in kinds
         for name in graphs or manifest.graphs
     )
-
-
-def _shape_choices(manifest: Manifest, options: RuntimeOptions) -> Iterator[tuple[Shapes, RuntimeOptions]]:
-    if options.dynamic is None and manifest.shapes == "dynamic":
-        yield "static", replace(options, dynamic=False)
-        yield "dynamic", replace(options, dynamic=True)
-    else:
-        yield "dynamic" if options.dynamic else "static", options
 
 
 def compile_graph(
@@ -76,7 +70,7 @@ def compile_graph(
             "tensorrt_rtx",
             str(path.resolve()),
             {name: (shapes.minimum, shapes.optimum, shapes.maximum) for name, shapes in profile.items()},
-            target=_SM + compute_capability.replace(".", ""),
+            target="SM" + compute_capability.replace(".", ""),
         )
     )
     if is_out_of_memory(answer.reason):
@@ -86,14 +80,12 @@ def compile_graph(
 
 def check_compute_capability(compute_capability: str) -> None:
     """Raises `InputError`, naming the supported ones, if no engine can be made for such a GPU."""
-    names = [name for name in _compiler().ComputeCapability.__members__ if name.startswith(_SM)]
-    numbers = sorted(int(name.removeprefix(_SM)) for name in names)
+    names = _compiler().ComputeCapability.__members__
+    numbers = sorted(int(name.removeprefix("SM")) for name in names if name.startswith("SM"))
     supported = [f"{number // 10}.{number % 10}" for number in numbers]
     if compute_capability not in supported:
-        raise InputError(
-            f"--compute-capability {compute_capability}: TensorRT-RTX {compiler_version()} compiles for "
-            f"{', '.join(supported)}"
-        )
+        compiler = f"TensorRT-RTX {compiler_version()}"
+        raise InputError(f"--compute-capability {compute_capability}: {compiler} compiles for {', '.join(supported)}")
 
 
 def compiler_version() -> str:

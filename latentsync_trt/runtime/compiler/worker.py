@@ -2,11 +2,11 @@
 
 import importlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from latentsync_trt.runtime.compiler.child import Emit, serve
+from latentsync_trt.runtime.compiler.child import serve
 from latentsync_trt.runtime.compiler.failures import is_out_of_memory
 
 # The condition by which the parser rejects an operation that it knows but lacks, and one that it does not know.
@@ -14,11 +14,6 @@ _UNSUPPORTED = "false"
 _UNKNOWN = "Plugin not found"
 # Without a GPU each failure is followed by this one, which has nothing to do with the graph.
 _NO_GPU = ("checkMacros.cpp::catchCudaError", "CUDA driver version is insufficient")
-
-
-def answer(order: Mapping[str, Any], emit: Emit) -> None:
-    """Carries out an order; the fields of `process.Answer` are its only event."""
-    emit(**compile_order(importlib.import_module(order["compiler"]), order))
 
 
 def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,7 +45,13 @@ def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
         engine = builder.build_serialized_network(network, config)
         reason = "" if engine is not None else _builder_reason(log)
         if engine is not None:
-            _write(engine, config, order, timings)
+            if timings:
+                timings.write_bytes(bytes(config.get_timing_cache().serialize()))
+            if order["engine"]:
+                with Path(order["engine"]).open("wb") as file:
+                    file.write(engine)
+            if order["context"]:
+                write_context_model(**order["context"])
     return {
         "accepted": engine is not None,
         "reason": reason,
@@ -94,15 +95,11 @@ def _config(trt: Any, builder: Any, order: Mapping[str, Any]) -> Any:
     if order["workspace_bytes"] is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, order["workspace_bytes"])
     if order["profile"]:
-        config.add_optimization_profile(_profile(builder, order["profile"]))
+        profile = builder.create_optimization_profile()
+        for name, shapes in order["profile"].items():
+            profile.set_shape(name, *shapes)
+        config.add_optimization_profile(profile)
     return config
-
-
-def _profile(builder: Any, shapes: Mapping[str, Sequence[Sequence[int]]]) -> Any:
-    profile = builder.create_optimization_profile()
-    for name, (minimum, optimum, maximum) in shapes.items():
-        profile.set_shape(name, minimum, optimum, maximum)
-    return profile
 
 
 def _take_timings(config: Any, path: Path, log: Any) -> str:
@@ -115,16 +112,6 @@ def _take_timings(config: Any, path: Path, log: Any) -> str:
     log.errors.clear()  # else they would count as the reason of a refusal
     config.set_timing_cache(config.create_timing_cache(b""), False)
     return reason
-
-
-def _write(engine: Any, config: Any, order: Mapping[str, Any], timings: Path | None) -> None:
-    if timings:
-        timings.write_bytes(bytes(config.get_timing_cache().serialize()))
-    if order["engine"]:
-        with Path(order["engine"]).open("wb") as file:
-            file.write(engine)
-    if order["context"]:
-        write_context_model(**order["context"])
 
 
 def write_context_model(
@@ -167,19 +154,13 @@ def write_context_model(
 
 def _parser_reason(parser: Any) -> str:
     """The refused operations, each with its first node and the parser's message."""
-    first: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
     for error in (parser.get_error(index) for index in range(parser.num_errors)):
-        first.setdefault(error.node_operator(), error)
-    return "; ".join(_node_reasons(first.values())) or "the parser gives no reason"
-
-
-def _node_reasons(errors: Iterable[Any]) -> Iterator[str]:
-    for error in errors:
-        text = _one_line(error.desc())
-        operator = error.node_operator()
+        text, operator = _one_line(error.desc()), error.node_operator()
         if text == _UNSUPPORTED or _UNKNOWN in text:
             text = "TensorRT has no such operation"
-        yield f"{operator} (node {error.node_name()}): {text}" if operator else text
+        reasons.setdefault(operator, f"{operator} (node {error.node_name()}): {text}" if operator else text)
+    return "; ".join(reasons.values()) or "the parser gives no reason"
 
 
 def _builder_reason(log: Any) -> str:
@@ -189,9 +170,8 @@ def _builder_reason(log: Any) -> str:
 
 def _one_line(text: str) -> str:
     """The text without line breaks and without what TensorRT adds where there is no GPU."""
-    lines = [line for line in text.splitlines() if not any(sign in line for sign in _NO_GPU)]
-    return " ".join(" ".join(lines).split())
+    return " ".join(" ".join(line for line in text.splitlines() if not any(sign in line for sign in _NO_GPU)).split())
 
 
 if __name__ == "__main__":
-    serve(answer)
+    serve(lambda order, emit: emit(**compile_order(importlib.import_module(order["compiler"]), order)))

@@ -16,7 +16,7 @@ from latentsync_trt.errors import InferenceError
 from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
 from latentsync_trt.runtime.providers.diagnose import ORT_NAMES
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.options import CudaOptions
+from latentsync_trt.runtime.sessions.options import cuda_options
 from latentsync_trt.runtime.sessions.session import CPU, Providers, Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
 
@@ -116,5 +116,5 @@ def folder_denoiser(folder: Path, selection: Selection) -> closing[ObservingDeno
 
 def _providers(selection: Selection) -> Providers:
     """ONNX Runtime's own providers: CPU, or CUDA before it."""
-    cuda = (ORT_NAMES["cuda"], CudaOptions(selection.device_id).to_ort())
+    cuda = (ORT_NAMES["cuda"], cuda_options(selection.device_id))
     return CPU if selection.name == "cpu" else (cuda, *CPU)

@@ -64,23 +64,21 @@ def build_obstacle(name: str) -> Obstacle | None:
     """Whether the installed onnxruntime was built without a provider."""
     if ORT_NAMES[name] in ort.get_available_providers():
         return None
-    text = messages.CPU_BUILD.format(version=ort.__version__, provider=ORT_NAMES[name])
-    return Obstacle(text, messages.gpu_build_line())
+    return _obstacle(messages.CPU_BUILD, messages.gpu_build_line(), version=ort.__version__, provider=ORT_NAMES[name])
 
 
 def driver_obstacle() -> Obstacle | None:
     """What is wrong with the NVIDIA driver."""
     problem, supported = driver.driver_problem(), driver.driver_cuda()
-    if problem is not None and supported is None:
-        return Obstacle(messages.NO_DRIVER.format(problem=problem), messages.driver_line())
-    if supported is not None and supported < (CUDA_MAJOR, 0):
-        text = messages.DRIVER_TOO_OLD.format(
-            found=driver.driver_version() or "it", supported=_dotted(supported), needed=CUDA_MAJOR
-        )
-        return Obstacle(text, messages.driver_line())
+    if supported is None:
+        return _obstacle(messages.NO_DRIVER, messages.driver_line(), problem=problem) if problem else None
+    if supported < (CUDA_MAJOR, 0):
+        found = driver.driver_version() or "it"
+        versions = {"found": found, "supported": _dotted(supported), "needed": CUDA_MAJOR}
+        return _obstacle(messages.DRIVER_TOO_OLD, messages.driver_line(), **versions)
     if problem is not None:
         cure = "look at the output of nvidia-smi; after an update of the driver, restart the machine"
-        return Obstacle(messages.DRIVER_FAILS.format(problem=problem), cure)
+        return _obstacle(messages.DRIVER_FAILS, cure, problem=problem)
     return None
 
 
@@ -93,10 +91,10 @@ def gpu_obstacle(device: int) -> Obstacle | None:
     if not 0 <= device < len(found):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         hidden = "" if visible is None else f' ($CUDA_VISIBLE_DEVICES is "{visible}")'
-        return Obstacle(messages.NO_GPU.format(hidden=hidden), "look at the output of nvidia-smi for existing GPUs")
+        return _obstacle(messages.NO_GPU, "look at the output of nvidia-smi for existing GPUs", hidden=hidden)
     if found[device].capability < _LEAST_CAPABILITY:
-        text = messages.GPU_TOO_OLD.format(gpu=found[device], major=CUDA_MAJOR, least=_dotted(_LEAST_CAPABILITY))
-        return Obstacle(text, "use --provider cpu, or a newer GPU")
+        what = {"gpu": found[device], "major": CUDA_MAJOR, "least": _dotted(_LEAST_CAPABILITY)}
+        return _obstacle(messages.GPU_TOO_OLD, "use --provider cpu, or a newer GPU", **what)
     return None
 
 
@@ -104,7 +102,13 @@ def library_obstacle(name: str) -> Obstacle | None:
     """Loads all libraries of "cuda" or "tensorrt" as onnxruntime will, to learn the names of missing ones."""
     libraries.preload()
     problems = {file: libraries.load_problem(file) for file in libraries.needed_libraries(name)}
-    missing = {file: problem for file, problem in problems.items() if problem and _is_absence(file, problem)}
+    # What the loader says of a file that is missing itself, not broken.
+    missing = {
+        file: problem
+        for file, problem in problems.items()
+        if problem
+        and (problem.startswith(f"{file}: cannot open shared object file") or "Could not find module" in problem)
+    }
     if missing:
         return _missing(name, missing)
     for part in ("shared", name):
@@ -112,17 +116,14 @@ def library_obstacle(name: str) -> Obstacle | None:
         problems[path.name] = libraries.load_problem(str(path))
     for file, problem in problems.items():
         if problem is not None:
-            return Obstacle(messages.LIBRARY_BROKEN.format(file=file, problem=problem), INSTALL_LINES[name])
-    return _tensorrt_obstacle() if name == "tensorrt" else None
-
-
-def _tensorrt_obstacle() -> Obstacle | None:
-    version = libraries.tensorrt_version()
-    if version != libraries.UNKNOWN and tuple(map(int, version.split(".")[:2])) < _LEAST_TENSORRT:
-        text = messages.TENSORRT_TOO_OLD.format(found=version, least=_dotted(_LEAST_TENSORRT))
-        return Obstacle(text, INSTALL_LINES["tensorrt"])
+            return _obstacle(messages.LIBRARY_BROKEN, INSTALL_LINES[name], file=file, problem=problem)
+    if name != "tensorrt":
+        return None
+    found, least = libraries.tensorrt_version(), _dotted(_LEAST_TENSORRT)
+    if found != libraries.UNKNOWN and tuple(map(int, found.split(".")[:2])) < _LEAST_TENSORRT:
+        return _obstacle(messages.TENSORRT_TOO_OLD, INSTALL_LINES[name], found=found, least=least)
     if libraries.package_folder(libraries.TENSORRT_MODULE) is None:
-        return Obstacle(messages.NO_BUILDER.format(found=version), INSTALL_LINES["tensorrt"])
+        return _obstacle(messages.NO_BUILDER, INSTALL_LINES[name], found=found)
     return None
 
 
@@ -131,7 +132,6 @@ def _missing(name: str, missing: dict[str, str]) -> Obstacle:
     files = ", ".join(missing)
     # Windows reports a missing library and a missing dependency of it with the same words.
     or_part = ", or what they need" if any("dependencies" in problem for problem in missing.values()) else ""
-    text = messages.LIBRARY_MISSING.format(files=files, or_part=or_part)
     of_tensorrt = {file for file in missing if "nvinfer" in file or "nvonnxparser" in file}
     for what, concerned, needed, search in (
         ("TensorRT", of_tensorrt, TENSORRT_MAJOR, libraries.installed_tensorrt),
@@ -139,16 +139,9 @@ def _missing(name: str, missing: dict[str, str]) -> Obstacle:
     ):
         found = search() if concerned else ()
         if found and all(one.major != needed for one in found):
-            text = messages.WRONG_VERSION.format(
-                files=files, what=what, found=found[0].version, place=found[0].place, needed=needed
-            )
-            break
-    return Obstacle(text, INSTALL_LINES[name])
-
-
-def _is_absence(file: str, problem: str) -> bool:
-    """Whether the loader's message means that `file` itself is missing, not that it is broken."""
-    return problem.startswith(f"{file}: cannot open shared object file") or "Could not find module" in problem
+            other = {"files": files, "what": what, "found": found[0].version, "place": found[0].place, "needed": needed}
+            return _obstacle(messages.WRONG_VERSION, INSTALL_LINES[name], **other)
+    return _obstacle(messages.LIBRARY_MISSING, INSTALL_LINES[name], files=files, or_part=or_part)
 
 
 def try_builder(gpu: Gpu) -> Answer:
@@ -172,21 +165,21 @@ def rtx_devices(index: int) -> list[Any]:
     problem = _register_plugin()
     if problem is not None:
         raise ProviderUnavailable(f"rtx: {problem}")
-    return [
-        found for found in ort.get_ep_devices() if found.ep_name == ORT_NAMES["rtx"] and _cuda_index(found) == index
-    ]
+    offered = [device for device in ort.get_ep_devices() if device.ep_name == ORT_NAMES["rtx"]]
+    memory = [device.memory_info(ort.OrtDeviceMemoryType.DEFAULT) for device in offered]  # with CUDA's index
+    return [device for device, info in zip(offered, memory, strict=True) if info and info.device_id == index]
 
 
 def _plugin_obstacle(device: int) -> Obstacle | None:
     found = driver.gpus()[device]
     if found.capability not in _RTX_CAPABILITIES and found.capability < _RTX_ANY_FROM:
-        return Obstacle(messages.RTX_GPU.format(gpu=found), "use --provider tensorrt or cuda")
+        return _obstacle(messages.RTX_GPU, "use --provider tensorrt or cuda", gpu=found)
     if libraries.package_folder(libraries.RTX_PACKAGE) is None:
-        return Obstacle(messages.PLUGIN_ABSENT, INSTALL_LINES["rtx"])
+        return _obstacle(messages.PLUGIN_ABSENT, INSTALL_LINES["rtx"])
     problem = _register_plugin()
     if problem is None and not rtx_devices(device):
-        text = messages.PLUGIN_WITHOUT_DEVICE.format(gpu=found)
-        problem = Obstacle(text, "a container must show /sys/bus/pci/devices; else use --provider tensorrt or cuda")
+        cure = "a container must show /sys/bus/pci/devices; else use --provider tensorrt or cuda"
+        return _obstacle(messages.PLUGIN_WITHOUT_DEVICE, cure, gpu=found)
     return problem
 
 
@@ -200,14 +193,8 @@ def _register_plugin() -> Obstacle | None:
         cure = f"pip install --force-reinstall {libraries.RTX_DISTRIBUTION}"
         if "libnvidia-ml" in str(error):
             cure = "in a container, start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility; else reinstall the driver"
-        return Obstacle(messages.PLUGIN_FAILS.format(problem=last_line(error)), cure)
+        return _obstacle(messages.PLUGIN_FAILS, cure, problem=last_line(error))
     return None
-
-
-def _cuda_index(device: Any) -> int | None:
-    """CUDA's index of a device that the plug-in offers, as its memory information states it."""
-    memory = device.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
-    return None if memory is None else int(memory.device_id)
 
 
 def _session_obstacle(name: ProviderName, device: int) -> Obstacle | None:
@@ -218,11 +205,9 @@ def _session_obstacle(name: ProviderName, device: int) -> Obstacle | None:
         # Only running a kernel shows whether the provider has code for this generation of GPU.
         session.run(None, {"x": np.ones(1, np.float32)})
     except Exception as error:  # noqa: BLE001 -- as above
-        return Obstacle(messages.SESSION_FAILS.format(problem=last_line(error)), cure)
+        return _obstacle(messages.SESSION_FAILS, cure, problem=last_line(error))
     actual = session.get_providers()
-    if ORT_NAMES[name] not in actual:
-        return Obstacle(messages.SESSION_ELSEWHERE.format(actual=actual[0]), cure)
-    return None
+    return None if ORT_NAMES[name] in actual else _obstacle(messages.SESSION_ELSEWHERE, cure, actual=actual[0])
 
 
 def _trial_session(name: ProviderName, device: int) -> Any:
@@ -236,6 +221,10 @@ def _trial_session(name: ProviderName, device: int) -> Any:
         # Else it would load its builder and build an engine, which takes seconds at every start.
         own["trt_op_types_to_exclude"] = "Neg"
     return ort.InferenceSession(_TRIAL_MODEL, options, providers=[(ORT_NAMES[name], own)], enable_fallback=0)
+
+
+def _obstacle(template: str, cure: str, **fields: object) -> Obstacle:
+    return Obstacle(template.format(**fields), cure)
 
 
 def _dotted(version: tuple[int, ...]) -> str:

@@ -83,20 +83,18 @@ def driver_version() -> str | None:
     """Version of the installed driver, e.g. "580.65.06"; None if NVML does not know it."""
     try:
         pynvml.nvmlInit()
-        version = pynvml.nvmlSystemGetDriverVersion()
+        return str(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError:
         return None
-    return version.decode() if isinstance(version, bytes) else str(version)
 
 
 def free_memory_bytes(index: int) -> int | None:
     """Memory of GPU `index` that is free at this moment; None where that is not known."""
-    found = next((gpu for gpu in gpus() if gpu.index == index), None)
-    if found is None:
+    if not 0 <= index < len(gpus()):
         return None
     try:
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByPciBusId(found.pci_address.encode())
+        handle = pynvml.nvmlDeviceGetHandleByPciBusId(gpus()[index].pci_address.encode())
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
     except pynvml.NVMLError:
         return None
@@ -116,35 +114,26 @@ def _driver() -> tuple[Any, str | None]:
         driver = _open_driver()
     except OSError as error:
         return None, str(error)
-    code = driver.cuInit(0)
-    return driver, None if code in (_SUCCESS, _NO_DEVICE) else f"cuInit: {_error_name(driver, code)}"
+    code, name = driver.cuInit(0), ctypes.c_char_p()
+    if code in (_SUCCESS, _NO_DEVICE):
+        return driver, None
+    driver.cuGetErrorName(code, ctypes.byref(name))  # NULL for an unknown one
+    return driver, f"cuInit: {name.value.decode() if name.value else f'error {code}'}"
 
 
 def _open_driver() -> Any:
     return ctypes.CDLL(DRIVER_LIBRARY)
 
 
-def _error_name(driver: Any, code: int) -> str:
-    name = ctypes.c_char_p()
-    if driver.cuGetErrorName(code, ctypes.byref(name)) != _SUCCESS or name.value is None:
-        return f"error {code}"
-    return name.value.decode()
-
-
 def _gpu(driver: Any, index: int) -> Gpu:
-    device = ctypes.c_int()
+    device, memory, number = ctypes.c_int(), ctypes.c_size_t(), ctypes.c_int()
+    name, address = ctypes.create_string_buffer(_NAME_LENGTH), ctypes.create_string_buffer(_PCI_ADDRESS_LENGTH)
     driver.cuDeviceGet(ctypes.byref(device), index)
-    name = ctypes.create_string_buffer(_NAME_LENGTH)
     driver.cuDeviceGetName(name, _NAME_LENGTH, device)
-    address = ctypes.create_string_buffer(_PCI_ADDRESS_LENGTH)
     driver.cuDeviceGetPCIBusId(address, _PCI_ADDRESS_LENGTH, device)
-    memory = ctypes.c_size_t()
     driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
-    major, minor = (_attribute(driver, device, number) for number in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR))
-    return Gpu(index, name.value.decode(), f"{major}.{minor}", memory.value, address.value.decode().lower())
-
-
-def _attribute(driver: Any, device: ctypes.c_int, number: int) -> int:
-    value = ctypes.c_int()
-    driver.cuDeviceGetAttribute(ctypes.byref(value), number, device)
-    return value.value
+    capability = []
+    for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR):
+        driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
+        capability.append(str(number.value))
+    return Gpu(index, name.value.decode(), ".".join(capability), memory.value, address.value.decode().lower())

@@ -84,10 +84,7 @@ def provider_library(name: str) -> Path:
 
 def needed_libraries(name: str) -> tuple[str, ...]:
     """File names of the libraries that a provider needs besides the driver."""
-    cuda = tuple(_cuda_file(library) for library in _CUDA_LIBRARIES)
-    if name != "tensorrt":
-        return cuda
-    return (*cuda, *map(_tensorrt_file, _TENSORRT_NEEDED))
+    return (*map(_cuda_file, _CUDA_LIBRARIES), *(map(_tensorrt_file, _TENSORRT_NEEDED) if name == "tensorrt" else ()))
 
 
 def load_problem(library: str) -> str | None:
@@ -132,22 +129,21 @@ def package_folder(package: str) -> Path | None:
 
 def installed_tensorrt() -> tuple[Installed, ...]:
     """All versions of TensorRT that can be found, of any major version: pip's first, then the system's."""
-    return (*_in_pip(_TENSORRT_DISTRIBUTIONS), *_in_folders("nvinfer"))
+    return tuple(_installed(_TENSORRT_DISTRIBUTIONS, "nvinfer"))
 
 
 def installed_cuda() -> tuple[Installed, ...]:
     """All versions of the CUDA runtime that can be found, of any major version: pip's first, then the system's."""
-    return (*_in_pip(_CUDA_DISTRIBUTIONS), *_in_folders("cudart"))
+    return tuple(_installed(_CUDA_DISTRIBUTIONS, "cudart"))
 
 
 def tensorrt_version() -> str:
     """Full version of the TensorRT that onnxruntime loads here, e.g. "10.14.1.48"; "unknown" where it does not load."""
-
-    def read(library: ctypes.CDLL) -> str:
-        parts = (getattr(library, f"getInferLib{part}Version") for part in ("Major", "Minor", "Patch", "Build"))
-        return ".".join(str(part()) for part in parts)
-
-    return _loaded_version(_tensorrt_file("nvinfer"), read)
+    parts = ("Major", "Minor", "Patch", "Build")
+    return _loaded_version(
+        _tensorrt_file("nvinfer"),
+        lambda library: ".".join(str(getattr(library, f"getInferLib{part}Version")()) for part in parts),
+    )
 
 
 def cuda_version() -> str:
@@ -217,33 +213,20 @@ def _tensorrt_file(library: str) -> str:
     return f"{library}_{TENSORRT_MAJOR}.dll" if _WINDOWS else f"lib{library}.so.{TENSORRT_MAJOR}"
 
 
-def _in_pip(distributions: Iterable[str]) -> Iterator[Installed]:
+def _installed(distributions: Iterable[str], library: str) -> Iterator[Installed]:
+    """Versions of pip's distributions, and of a library in the folders that the loader searches; each of those once."""
     for name in distributions:
         version = distribution_version(name)
         if version:
             yield Installed(version, name)
-
-
-def _in_folders(library: str) -> Iterator[Installed]:
-    """Versions of a library in the folders that the loader searches; each version once."""
+    named = os.environ.get("PATH" if _WINDOWS else "LD_LIBRARY_PATH", "").split(os.pathsep)
     pattern = re.compile(rf"{library}(?:64)?_(\d+)\.dll" if _WINDOWS else rf"lib{library}\.so\.(\d+)")
     seen: set[str] = set()
-    for folder in _loader_folders():
-        for path in sorted(folder.glob(f"*{library}*")):
+    for folder in dict.fromkeys((*filter(None, named), *(() if _WINDOWS else _SYSTEM_FOLDERS))):
+        for path in sorted(Path(folder).glob(f"*{library}*")):
             match = pattern.fullmatch(path.name)
             if match and match[1] not in seen:
                 seen.add(match[1])
-                yield Installed(_file_version(path) or match[1], str(folder))
-
-
-def _loader_folders() -> list[Path]:
-    variable = "PATH" if _WINDOWS else "LD_LIBRARY_PATH"
-    named = [entry for entry in os.environ.get(variable, "").split(os.pathsep) if entry]
-    folders = [Path(entry) for entry in (*named, *(() if _WINDOWS else _SYSTEM_FOLDERS))]
-    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
-
-
-def _file_version(path: Path) -> str | None:
-    """The version that a link's target carries in its name, as in libnvinfer.so.10 → libnvinfer.so.10.14.1."""
-    match = re.search(r"\.so\.(\d+\.[\d.]*\d)$", path.resolve().name)
-    return match[1] if match else None
+                # A link's target has the full version in its name: libnvinfer.so.10 → libnvinfer.so.10.14.1.
+                whole = re.search(r"\.so\.(\d+\.[\d.]*\d)$", path.resolve().name)
+                yield Installed(whole[1] if whole else match[1], folder)

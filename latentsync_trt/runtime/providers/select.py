@@ -56,7 +56,10 @@ def select_provider(request: str = "auto", device: int = 0) -> Selection:
     """
     if request == "auto":
         return _best(PREFERENCE, device)
-    name = _known(request)
+    name = next((name for name in PREFERENCE if name == request), None)
+    if name is None:
+        choices = ", ".join(("auto", *PREFERENCE))
+        raise ProviderUnavailable(messages.NOT_A_PROVIDER.format(request=request, choices=choices))
     if name != "cpu":
         _check_device(device)
     reason = why_unavailable(name, device)
@@ -94,14 +97,6 @@ def _best(names: tuple[ProviderName, ...], device: int) -> Selection:
             return Selection(name, tuple(passed_over), _gpu_of(name, device))
         passed_over.append((name, reason))
     raise ProviderUnavailable("; ".join(f"{name}: {reason}" for name, reason in passed_over))
-
-
-def _known(request: str) -> ProviderName:
-    for name in PREFERENCE:
-        if request == name:
-            return name
-    choices = ", ".join(("auto", *PREFERENCE))
-    raise ProviderUnavailable(messages.NOT_A_PROVIDER.format(request=request, choices=choices))
 
 
 def _check_device(device: int) -> None:

@@ -16,12 +16,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
-from latentsync_trt.bundle.manifest import TensorEntry
+from latentsync_trt.bundle.manifest import DimensionRange, GraphEntry
+from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel, run_compiler
+from latentsync_trt.runtime.compiler.profiles import input_shapes, with_sizes
 from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
 from latentsync_trt.runtime.providers.libraries import onnxruntime_version
-from latentsync_trt.runtime.sessions.options import BuildOptions, CudaOptions, RtxOptions, TensorRTOptions
+from latentsync_trt.runtime.sessions.options import RTX_KERNEL_CACHE, cuda_options, tensorrt_options, workspace_bytes
 from latentsync_trt.runtime.sessions.session import (
     CPU,
     RECORD_ASSIGNMENT,
@@ -112,22 +114,25 @@ class DirectOpen:
 class TensorRTBuilder:
     """TensorRT. An engine holds the whole graph.
 
-    `inputs`, `outputs`: of the graph, with the sizes that the engine is for. `shared`: a folder of kernel timings that
-    outlives engines; other processes may change it at any time.
+    `entry`, `ranges`: the graph's tensors and the sizes that the engine is for. `version`: of the TensorRT that ONNX
+    Runtime loads. `shared`: a folder of kernel timings that outlives engines; other processes may change it at any
+    time. `cuda_graph`: capture and replay, which does not change the engine.
     """
 
-    build_options: BuildOptions
-    provider_options: TensorRTOptions
-    version: str
+    entry: GraphEntry
+    ranges: Mapping[str, DimensionRange]
+    runtime: RuntimeOptions
     gpu: Gpu
-    inputs: tuple[TensorEntry, ...]
-    outputs: tuple[TensorEntry, ...]
+    version: str
     shared: Path
+    cuda_graph: bool = False
     on_notice: Callable[[str], None] = _log.warning
 
     def options(self) -> dict[str, str]:
-        """As `Builder.options`."""
-        return self.build_options.to_key()
+        """As `Builder.options`; the shapes are in the key's profile."""
+        limit = workspace_bytes(self.runtime.workspace_gb)
+        workspace = {} if limit is None else {"workspace_bytes": str(limit)}
+        return {"optimization_level": str(self.runtime.optimization_level), **workspace}
 
     def versions(self) -> dict[str, str]:
         """ONNX Runtime's and TensorRT's: an engine runs with the version that built it and no other."""
@@ -166,25 +171,26 @@ class TensorRTBuilder:
     def open_built(self, source: GraphSource, folder: Path) -> Session:
         """Opens the EP-context model, whose engine has fixed its shapes."""
         providers = (
-            ("TensorrtExecutionProvider", self.provider_options.to_ort()),
-            ("CUDAExecutionProvider", CudaOptions(device=self.provider_options.device).to_ort()),
+            ("TensorrtExecutionProvider", tensorrt_options(self.gpu.index, cuda_graph=self.cuda_graph)),
+            ("CUDAExecutionProvider", cuda_options(self.gpu.index)),
             *CPU,
         )
         settings = replace(source, dimensions={}).settings(providers=providers, optimize=False)
         return Session(folder / CONTEXT_MODEL, settings)
 
     def _order(self, source: GraphSource, folder: Path, timings: Path) -> CompileOrder:
+        fixed = {name: span.optimum for name, span in self.ranges.items() if span.fixed}
         inputs, outputs = (
-            tuple((entry.name, entry.dtype, entry.shape) for entry in entries)
-            for entries in (self.inputs, self.outputs)
+            tuple((tensor.name, tensor.dtype, with_sizes(tensor, fixed).shape) for tensor in tensors)
+            for tensors in (self.entry.inputs, self.entry.outputs)
         )
-        shapes = self.build_options.shapes
+        shapes = input_shapes(self.entry, self.ranges)
         return CompileOrder(
             "tensorrt",
             str(source.path.resolve()),
             {name: (ends.minimum, ends.optimum, ends.maximum) for name, ends in shapes.items()},
-            optimization_level=self.build_options.optimization_level,
-            workspace_bytes=self.build_options.workspace_bytes,
+            optimization_level=self.runtime.optimization_level,
+            workspace_bytes=workspace_bytes(self.runtime.workspace_gb),
             timings=str(timings),
             version=self.version,
             engine=str(folder / ENGINE),
@@ -209,14 +215,14 @@ def _refusal(graph: Path, answer: Answer) -> EngineBuildError | OutOfMemory:
 class RtxBuilder:
     """NVIDIA's plug-in for RTX cards. `shared`: a folder for kernels that it compiles on the card, None for none."""
 
-    provider_options: RtxOptions
+    provider_options: Mapping[str, str]
     devices: tuple[Any, ...]
     version: str
     shared: Path | None = None
 
     def options(self) -> dict[str, str]:
         """As `Builder.options`."""
-        return self.provider_options.to_ort()
+        return dict(self.provider_options)
 
     def versions(self) -> dict[str, str]:
         """ONNX Runtime's and the plug-in's."""
@@ -224,8 +230,11 @@ class RtxBuilder:
 
     def build(self, source: GraphSource, folder: Path) -> None:
         """Compiles ahead of time, as far as the plug-in does without running."""
-        settings = self._settings(replace(source, profile_prefix=None), self.provider_options)
-        compile_graph(source.path, settings, folder / CONTEXT_MODEL)
+        compile_graph(
+            source.path,
+            self._settings(replace(source, profile_prefix=None), self.provider_options),
+            folder / CONTEXT_MODEL,
+        )
 
     def open(self, source: GraphSource) -> Session:
         """As `Opener.open`."""
@@ -233,15 +242,15 @@ class RtxBuilder:
 
     def open_built(self, source: GraphSource, folder: Path) -> Session:
         """Opens the EP-context model."""
-        options = self.provider_options
+        options = dict(self.provider_options)
         if self.shared is not None:
             self.shared.mkdir(parents=True, exist_ok=True)
-            options = replace(options, runtime_cache_folder=str(self.shared))
+            options[RTX_KERNEL_CACHE] = str(self.shared)
         return Session(folder / CONTEXT_MODEL, self._settings(replace(source, dimensions={}), options))
 
-    def _settings(self, source: GraphSource, options: RtxOptions) -> SessionSettings:
+    def _settings(self, source: GraphSource, options: Mapping[str, str]) -> SessionSettings:
         # Optimized, weights in eight bits would become floats, and no longer lie on disk.
-        return source.settings(plugin_devices=self.devices, plugin_options=options.to_ort(), optimize=False)
+        return source.settings(plugin_devices=self.devices, plugin_options=options, optimize=False)
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -3,28 +3,20 @@
 import copy
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar, cast
-
-import numpy as np
+from typing import cast
 
 from latentsync_trt.bundle.manifest import STEP_GRAPHS, Bundle, DimensionRange, GraphForm, Manifest
-from latentsync_trt.config import GraphFormChoice, RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, OutOfMemory, OutputError
-from latentsync_trt.runtime.cache.entry import folder_bytes
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.errors import EngineBuildError, InputError, OutputError
+from latentsync_trt.runtime.cache.entry import Entry
 from latentsync_trt.runtime.cache.key import EngineKey
-from latentsync_trt.runtime.cache.store import SHARED_FOLDER, Engine, EngineCache, Notice
-from latentsync_trt.runtime.compiler.profiles import (
-    check_sizes,
-    dimension_ranges,
-    input_shapes,
-    usual_shape,
-    with_sizes,
-)
+from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache, Notice
+from latentsync_trt.runtime.compiler.profiles import check_sizes, dimension_ranges, input_shapes
 from latentsync_trt.runtime.providers.diagnose import ORT_NAMES, rtx_devices
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
 from latentsync_trt.runtime.providers.libraries import cuda_version, rtx_version, tensorrt_version
@@ -37,11 +29,10 @@ from latentsync_trt.runtime.sessions.builders import (
     RtxBuilder,
     TensorRTBuilder,
 )
-from latentsync_trt.runtime.sessions.options import BuildOptions, RtxOptions, TensorRTOptions, cuda_options
+from latentsync_trt.runtime.sessions.cuda_form import check_form, discard, try_run
+from latentsync_trt.runtime.sessions.options import cuda_form_options, rtx_options
 from latentsync_trt.runtime.sessions.session import CPU, Session
 from latentsync_trt.types import EngineTime
-
-T = TypeVar("T")
 
 COMPILING_PROVIDERS = ("tensorrt", "rtx")
 """Those that need an engine, which takes minutes to build. The others open a bundle's graphs directly."""
@@ -101,20 +92,14 @@ class Engines:
         self.cache = cache
         self.ranges = dimension_ranges(bundle.manifest, options)
         self.cuda_graph = self._uses_cuda_graph()
-        _check_form(bundle.manifest, selection.name, options.graph_form)
+        check_form(bundle.manifest, selection.name, options.graph_form)
         self._refused: set[str] = set()
         self._tried: set[str] = set()
-        self._trial = threading.Lock()
         self._notice = on_notice
         self._unwritable: OutputError | None = None
         precision_notice = eight_bit_notice(bundle.manifest, selection)
         if precision_notice:
             on_notice(precision_notice)
-
-    @property
-    def fixed(self) -> bool:
-        """Whether every dimension has one value."""
-        return all(span.fixed for span in self.ranges.values())
 
     @property
     def compiled(self) -> bool:
@@ -146,9 +131,7 @@ class Engines:
             provider=self.selection.name,
             options=builder.options(),
             precision=self.bundle.manifest.precision,
-            profile={
-                name: (span.minimum, span.optimum, span.maximum) for name, span in sorted(self._spans(graph).items())
-            },
+            profile={name: astuple(span) for name, span in sorted(self._spans(graph).items())},
             versions=builder.versions(),
             gpu=self._gpu.name,
             compute_capability=self._gpu.compute_capability,
@@ -158,7 +141,7 @@ class Engines:
         """Those of `graphs` whose engines have to be built."""
         return tuple(graph for graph in graphs if self.compiled and self.cache.find(self.key(graph)) is None)
 
-    def build(self, graph: str, *, force: bool = False) -> Engine:
+    def build(self, graph: str, *, force: bool = False) -> Entry:
         """Builds the engine of a graph unless the cache has it; `force` builds anyway.
 
         Raises:
@@ -167,7 +150,8 @@ class Engines:
         """
         key = self.key(graph)
         try:
-            return self.cache.obtain(key, self._build(graph, key), force=force)
+            newer_than = datetime.now(UTC) if force else None
+            return self.cache.obtain(key, self._build(graph, key), newer_than=newer_than)
         except OutputError as error:
             self._unwritable = error
             raise
@@ -205,30 +189,17 @@ class Engines:
         return OpenedEngine(session, share, built=False, build_s=0.0, open_s=open_s, size_bytes=0)
 
     def _open_tried(self, graph: str, source: GraphSource) -> Session:
-        """A session that has run once on zeros: a provider may open the CUDA form and then not run it.
+        """A session that has run once.
 
-        The session is opened again where it records a CUDA graph, which would be that of this run's buffers, and where
-        memory was too short: the run that follows may free some.
-
-        Raises:
-            EngineBuildError: the provider does not run the form. Otherwise as `open`.
+        It is opened again where it records a CUDA graph, which would be that of the trial's buffers, and where memory
+        was too short: the run that follows may free some. Errors as `open`.
         """
         recorded = self._recorded(graph)
-        session = self._opener(graph, recorded=False).open(replace(source, profile_prefix=None) if recorded else source)
-        zeros = {
-            tensor.name: np.zeros(usual_shape(tensor.shape, self.ranges), tensor.dtype) for tensor in session.inputs
-        }
-        try:
-            with self._trial:  # one at a time, as a first run times kernels
-                session.run(zeros)
-        except OutOfMemory:
-            recorded = True
-        except InferenceError as error:
-            _discard(session)
-            raise EngineBuildError(f"{error}") from error
-        if not recorded:
+        trial = replace(source, profile_prefix=None) if recorded else source
+        session = self.without_cuda_graph()._opener(graph).open(trial)
+        if try_run(session, self.ranges) and not recorded:
             return session
-        _discard(session)
+        discard(session)
         return self._opener(graph).open(source)
 
     def _open_built(self, graph: str, profile_prefix: Path | None) -> OpenedEngine:
@@ -247,9 +218,9 @@ class Engines:
             open_s = time.perf_counter() - start_s
             share = self._node_share(session)
             return OpenedEngine(session, share, built=True, build_s=open_s, open_s=open_s, size_bytes=0)
-        open_s = time.perf_counter() - start_s - (engine.build_s if engine.built else 0.0)
-        share, size_bytes = self._node_share(session), folder_bytes(engine.folder)
-        return OpenedEngine(session, share, engine.built, engine.build_s, open_s, size_bytes)
+        open_s = time.perf_counter() - start_s - ((engine.build_s or 0.0) if engine.built else 0.0)
+        share, build_s = self._node_share(session), engine.build_s or 0.0
+        return OpenedEngine(session, share, engine.built, build_s, open_s, engine.size_bytes)
 
     def _build(self, graph: str, key: EngineKey) -> Callable[[Path], None]:
         """Builds into the folder it is given, with notices."""
@@ -300,31 +271,26 @@ class Engines:
     def _recorded(self, graph: str) -> bool:
         return self.cuda_graph and graph in STEP_GRAPHS
 
-    def _opener(self, graph: str, *, recorded: bool | None = None) -> Opener:
+    def _opener(self, graph: str) -> Opener:
         if self.selection.name == "cpu":
             return DirectOpen(CPU)
-        recorded = self._recorded(graph) if recorded is None else recorded
-        cuda = cuda_options(self.form(graph), self._gpu, cuda_graph=recorded)
-        return DirectOpen(((ORT_NAMES["cuda"], cuda.to_ort()), *CPU))
+        cuda = cuda_form_options(self.form(graph), self._gpu, cuda_graph=self._recorded(graph))
+        return DirectOpen(((ORT_NAMES["cuda"], cuda), *CPU))
 
     def _builder(self, graph: str) -> Builder:
-        options, entry, spans = self.options, self.bundle.manifest.graphs[graph], self._spans(graph)
+        entry, options = self.bundle.manifest.graphs[graph], self.options
         if self.selection.name == "rtx":
-            shapes = {} if all(span.fixed for span in spans.values()) else input_shapes(entry, spans)
-            rtx = RtxOptions(shapes=shapes, workspace_gb=options.workspace_gb)
-            return RtxBuilder(rtx, tuple(rtx_devices(options.device)), rtx_version(), self._shared(rtx_version()))
-        fixed = {name: span.optimum for name, span in self.ranges.items() if span.fixed}
-        inputs, outputs = (
-            tuple(with_sizes(tensor, fixed) for tensor in side) for side in (entry.inputs, entry.outputs)
-        )
+            plugin_options = rtx_options(input_shapes(entry, self.ranges), options.workspace_gb)
+            version = rtx_version()
+            return RtxBuilder(plugin_options, tuple(rtx_devices(options.device)), version, self._shared(version))
         return TensorRTBuilder(
-            BuildOptions(input_shapes(entry, spans), options.workspace_gb, options.optimization_level),
-            TensorRTOptions(options.device, cuda_graph=self._recorded(graph)),
-            tensorrt_version(),
+            entry,
+            self.ranges,
+            options,
             self._gpu,
-            inputs,
-            outputs,
+            tensorrt_version(),
             self._shared(tensorrt_version()),
+            self._recorded(graph),
             self._notice,
         )
 
@@ -339,33 +305,14 @@ class Engines:
         asked, name = self.options.cuda_graph, self.selection.name
         if asked and name not in ("tensorrt", "cuda"):
             raise InputError(f"--cuda-graph: not with provider {name}; tensorrt and cuda have it")
-        if asked and not self.fixed:
+        fixed = all(span.fixed for span in self.ranges.values())
+        if asked and not fixed:
             raise InputError("--cuda-graph goes with fixed shapes: use --static")
-        return self.fixed and (name == "tensorrt" if asked is None else asked)
-
-
-def _check_form(manifest: Manifest, provider: str, choice: GraphFormChoice) -> None:
-    """Raises `InputError` where the CUDA form is required and not available."""
-    if choice != "cuda":
-        return
-    if provider != "cuda":
-        raise InputError(f"--graph-form cuda: not with provider {provider}; it is made for cuda alone")
-    if not any(entry.forms for entry in manifest.graphs.values()):
-        raise InputError(
-            f"--graph-form cuda: bundle {manifest.name} has no graphs in it; export it again, --static and without "
-            "--portable-only"
-        )
+        return fixed and (name == "tensorrt" if asked is None else asked)
 
 
 def _sizes_of(manifest: Manifest) -> dict[str, DimensionRange]:
     """What the graphs of a bundle with fixed shapes take."""
     latents = next(tensor for tensor in manifest.graphs["denoise_step"].inputs if tensor.name == "latents")
-    windows, frames = int(latents.shape[0]), int(latents.shape[2])
-    return {"windows": DimensionRange(windows, windows, windows), "frames": DimensionRange(frames, frames, frames)}
-
-
-def _discard(session: Session) -> None:
-    """Closes a session without its trace."""
-    trace = session.close()
-    if trace is not None:
-        trace.unlink(missing_ok=True)
+    sizes = {"windows": int(latents.shape[0]), "frames": int(latents.shape[2])}
+    return {name: DimensionRange(size, size, size) for name, size in sizes.items()}
