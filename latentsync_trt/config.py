@@ -95,13 +95,12 @@ def parse_guidance_interval(text: str) -> tuple[float, float]:
 
 def check_full_steps(full_steps: Sequence[int], steps: int) -> None:
     """Raises `InputError` unless `full_steps` start with 0, ascend, and are among the first `steps` steps."""
-    shown = f"--full-steps {','.join(map(str, full_steps))}"
-    if not full_steps or full_steps[0] != 0:
-        raise InputError(f"{shown}: step 0 must run the whole network, as there is nothing to reuse yet")
-    if not set(full_steps) <= set(range(steps)):
-        raise InputError(f"{shown}: the {steps} steps are numbered 0 to {steps - 1}")
-    if list(full_steps) != sorted(set(full_steps)):
-        raise InputError(f"{shown}: give each step once, in ascending order")
+    ascending = list(full_steps) == sorted(set(full_steps))
+    if not ascending or not full_steps or full_steps[0] != 0 or full_steps[-1] >= steps:
+        shown = ",".join(map(str, full_steps))
+        raise InputError(
+            f"--full-steps {shown}: must start with 0, as there is nothing to reuse yet, and ascend to at most {steps - 1}"
+        )
 
 
 def check_guidance_interval(interval: tuple[float, float]) -> None:

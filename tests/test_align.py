@@ -9,7 +9,6 @@ import pytest
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import (
     OUTSIDE,
-    AlignState,
     align,
     crop,
     crop_size_px,
@@ -51,10 +50,10 @@ def turned(points: np.ndarray, angle: float, scale: float, offset: tuple[float, 
 
 @pytest.mark.parametrize("resolution", [256, 512])
 def test_track_matches_the_release(recorded, resolution):
-    size, state, worst_px = crop_size_px(resolution), None, 0.0
+    size, bias, worst_px = crop_size_px(resolution), None, 0.0
     assert size == tuple(recorded[f"face_size{resolution}"])
     for points, wanted in zip(recorded["landmarks3"], recorded[f"matrices{resolution}"], strict=True):
-        matrix, state = align(np.rint(points), state, resolution)  # the release rounds to whole pixels
+        matrix, bias = align(np.rint(points), bias, resolution)  # the release rounds to whole pixels
         apart = frame_corners(matrix, size) - frame_corners(wanted.astype(np.float64), size)
         worst_px = max(worst_px, np.linalg.norm(apart, axis=1).max())
     assert worst_px <= MATRIX_TOLERANCE_PX
@@ -73,10 +72,10 @@ def test_crop_matches_the_release(recorded, frames, resolution, index):
 @pytest.mark.parametrize("angle", [0.0, 0.4, -2.8])
 def test_a_rotated_template_is_aligned_exactly(angle):
     points = turned(TEMPLATE_AT_256, angle, 0.7, (300.0, 120.0))
-    matrix, state = align(points, None, 256)
+    matrix, bias = align(points, None, 256)
     back = points @ matrix[:, :2].T + matrix[:, 2]
     # The points are float32. The residual is 0 only for an upright face: it is taken before the rotation.
-    assert np.allclose(back - state.bias, TEMPLATE_AT_256, atol=1e-4)
+    assert np.allclose(back - bias, TEMPLATE_AT_256, atol=1e-4)
     assert np.isclose(np.linalg.det(matrix[:, :2]), 0.7**-2)
 
 
@@ -87,11 +86,11 @@ def test_a_mirrored_face_is_rotated_not_mirrored():
 
 
 def test_the_nose_residual_is_averaged_over_the_track():
-    old, points = AlignState(np.array([1.0, -1.0])), turned(TEMPLATE_AT_256, 0.3, 1.0, (90.0, 80.0))
+    old, points = np.array([1.0, -1.0]), turned(TEMPLATE_AT_256, 0.3, 1.0, (90.0, 80.0))
     fresh, own = align(points, None, 256)
-    smoothed, state = align(points, old, 256)
-    assert np.allclose(state.bias, 0.2 * old.bias + 0.8 * own.bias)
-    assert np.allclose(smoothed[:, 2] - fresh[:, 2], state.bias - own.bias)
+    smoothed, bias = align(points, old, 256)
+    assert np.allclose(bias, 0.2 * old + 0.8 * own)
+    assert np.allclose(smoothed[:, 2] - fresh[:, 2], bias - own)
     assert np.array_equal(smoothed[:, :2], fresh[:, :2])
 
 

@@ -218,8 +218,8 @@ class FirstFrames:
 
 @pytest.mark.parametrize(
     ("low_memory", "with_face", "most_alive"),
-    # Queues, threads and windows hold up to 63 frames, and 88 with two windows at once. Ten faces make one window, which
-    # must not wait for a second one.
+    # Queues, threads and windows hold up to 63 frames, and 88 with two windows at once. Ten faces make one window,
+    # which must not wait for a second one.
     [(False, 200, 90), (True, 10, 130)],
     ids=["a face throughout", "a face at the start only"],
 )

@@ -14,7 +14,7 @@ from latentsync_trt.errors import MediaError, NoFaceError
 from latentsync_trt.face.align import crop
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.face.tracker import AligningTracker
+from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
 from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, SpokenMouth, camera_frames, spoken_mouth
 from latentsync_trt.media.reader import probe, read_frames
@@ -101,7 +101,7 @@ def first_window(
 
 def aligned_faces(pictures: Iterable[Picture], resolution_px: int) -> Iterator[AlignedFace | None]:
     """The face of each picture as `sync` cuts it out, at the network's resolution; None where there is none."""
-    follower = AligningTracker(MediaPipeDetector(), resolution_px)
+    follower = FaceTracker(MediaPipeDetector(), resolution_px)
     for picture in pictures:
         followed = follower.update(picture)
         yield None if followed is None else crop(picture, followed.matrix, resolution_px)

@@ -197,11 +197,7 @@ def self_test(
         reference=reference,
         stages={name: tuple(dict.fromkeys(redacted(text, given) for text in found)) for name, found in stages.items()},
         graphs=tuple(
-            # JSON has no infinity; the failures say it.
-            replace(
-                row, error=redacted(row.error, given), difference=None if row.difference == np.inf else row.difference
-            )
-            for row in graphs
+            replace(row, error=redacted(row.error, given), difference=_finite(row.difference)) for row in graphs
         ),
         pictures=pictures,
         notices=tuple(dict.fromkeys(redacted(text, given) for text in (*first.notices, *second.notices))),
@@ -227,7 +223,9 @@ def run_part(order: Order, say: Callable[[str], None]) -> Part:
     except OSError as error:
         raise LatentSyncError(f"the self-test's process cannot be started ({error})") from error
     if not part.done:
-        part.failures.append(f"the process died with {ended} while {part.doing}: {ended.last_words or 'no message'}")
+        part.failures.append(
+            f"the process died with {ended} while {part.doing}: {ended.last_error_line or 'no message'}"
+        )
     return part
 
 
@@ -249,6 +247,10 @@ def _difference(ours: Array, theirs: Array) -> float:
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return np.inf
     return float(np.abs(a - b).max() / max(np.abs(b).max(), np.finfo(np.float32).tiny))
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value == np.inf else value  # JSON has no infinity, and the failures say it
 
 
 def _pictures(folder: Path, first: Part, second: Part, theirs: Part, least_db: float) -> Iterator[Pictures]:

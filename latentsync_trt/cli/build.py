@@ -31,7 +31,6 @@ class Built:
     node_share: float
 
     def __str__(self) -> str:
-        """A line for people."""
         what = f"built in {self.build_s:.1f} s" if self.built else "found in the cache"
         size = f"{self.bytes / 1e6:.1f} MB, {self.node_share:.0%} of nodes"
         return f"{self.graph}: {what}, opened in {self.open_s:.2f} s, {size}"
@@ -80,24 +79,17 @@ def command(
     folder, why = find_bundle(bundle)
     loaded = Bundle.load(folder)
     silent = quiet or as_json
-    notice = _ignore if silent else say
+    notice = (lambda _: None) if silent else say
     check_graphs(loaded.manifest, graphs)
     cache = EngineCache(cache_folder(options.engine_cache), notice)
     engines = Engines(loaded, select_provider(provider, options.device), options, cache, notice)
     name = engines.selection.name
-    for text in engines.selection.notices():
+    for text in (*engines.selection.notices(), f"bundle {folder.name} ({why}), provider {name}"):
         notice(text)
-    notice(f"bundle {folder.name} ({why}), provider {name}")
     wanted = (graphs or tuple(loaded.manifest.graphs)) if engines.compiled else ()
+    building = _build_all(engines, wanted, force=force, jobs=jobs)
     rows = []
-    for row in track(
-        _build_all(engines, wanted, force=force, jobs=jobs),
-        "building engines",
-        total=len(wanted),
-        console=STDERR,
-        transient=True,
-        disable=silent or not wanted,
-    ):
+    for row in track(building, "building engines", len(wanted), console=STDERR, transient=True, disable=silent):
         notice(str(row))
         rows.append(row)
     if as_json:
@@ -112,8 +104,7 @@ def command(
 
 def _build_all(engines: "Engines", graphs: tuple[str, ...], *, force: bool, jobs: int) -> Iterator[Built]:
     if jobs == 1 or len(graphs) <= 1:
-        for graph in graphs:
-            yield _build_here(engines, graph, force=force)
+        yield from (_build_here(engines, graph, force=force) for graph in graphs)
         return
     with ThreadPoolExecutor(jobs) as workers:
         yield from workers.map(lambda graph: _build_elsewhere(engines, graph, force=force), graphs)
@@ -135,9 +126,4 @@ def _build_elsewhere(engines: "Engines", graph: str, *, force: bool) -> Built:
     done = subprocess.run(build_command(engines, (graph,), force=force), capture_output=True, check=False)
     if done.returncode:
         raise EngineBuildError(f"{graph}: {failure_of(done.stdout, done.stderr, done.returncode)}")
-    (row,) = json.loads(done.stdout)["engines"]
-    return Built(**row)
-
-
-def _ignore(_: object) -> None:
-    """Prints nothing."""
+    return Built(**json.loads(done.stdout)["engines"][0])

@@ -1,7 +1,5 @@
 """Aligns a face to the pose the networks were trained at, and resizes pictures. Pure."""
 
-from dataclasses import dataclass
-
 import cv2
 import numpy as np
 from PIL import Image
@@ -24,20 +22,13 @@ OUTSIDE = 127
 _SAMPLE_MARGIN_PX = 2
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AlignState:
-    """State of a track: `bias (2,)` float64, the smoothed nose residual in normalized units."""
-
-    bias: Float64Array
-
-
 def crop_size_px(resolution: int) -> tuple[int, int]:
     """Width and height of the upright crop that is resized to `resolution` squared."""
     width, height = (side * _ENLARGE_NUMERATOR * resolution // _ENLARGE_DENOMINATOR for side in _TEMPLATE_SIZE)
     return width, height
 
 
-def align(points: Float32Array, state: AlignState | None, resolution: int) -> tuple[Float64Array, AlignState]:
+def align(points: Float32Array, bias: Float64Array | None, resolution: int) -> tuple[Float64Array, Float64Array]:
     """The similarity transform from a face to the network's pose.
 
     Orthogonal Procrustes: with both point sets centered and divided by their standard deviation, the rotation is U·Vᵀ
@@ -46,11 +37,12 @@ def align(points: Float32Array, state: AlignState | None, resolution: int) -> tu
 
     Args:
         points: `(3, 2)` float32: left brow, right brow, nose, in frame pixels. The training data had whole pixels.
-        state: returned for the last frame of the same track; None at its start.
+        bias: `(2,)` float64, the smoothed nose residual that was returned for the last frame of the track; None at
+            its start.
         resolution: the network's H = W in pixels.
 
     Returns:
-        `(2, 3)` float64, frame pixels → crop pixels, and the state for the next frame.
+        `(2, 3)` float64, frame pixels → crop pixels, and the `bias` for the next frame.
 
     Raises:
         InputError: the points coincide or are not finite.
@@ -58,10 +50,10 @@ def align(points: Float32Array, state: AlignState | None, resolution: int) -> tu
     face, face_center, face_spread = _normalized(np.asarray(points, np.float64))
     pose, pose_center, pose_spread = _normalized(_TEMPLATE * (_ENLARGE_NUMERATOR * resolution / _ENLARGE_DENOMINATOR))
     residual = pose[2] - face[2]
-    bias = residual if state is None else (1 - _NEW_BIAS_SHARE) * state.bias + _NEW_BIAS_SHARE * residual
+    bias = residual if bias is None else (1 - _NEW_BIAS_SHARE) * bias + _NEW_BIAS_SHARE * residual
     linear = _rotation(face, pose) * (pose_spread / face_spread)
     translation = pose_center - linear @ face_center + bias
-    return np.column_stack([linear, translation]), AlignState(bias)
+    return np.column_stack([linear, translation]), bias
 
 
 def crop(frame: Picture, matrix: Float64Array, resolution: int) -> AlignedFace:

@@ -5,7 +5,6 @@ Coordinates are fractions of the network's square input, x then y. See Bazarevsk
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp
 
 import numpy as np
 
@@ -32,15 +31,6 @@ SHORT_RANGE = BlazeModel("blaze_short", 128, ((8, 2), (16, 6)), 0.5)
 FULL_RANGE = BlazeModel("blaze_full", 192, ((4, 1),), 0.6)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
-    """A detected face. `box (4,)`: left, top, right, bottom; `eyes (2, 2)`: left then right in the image."""
-
-    score: float
-    box: Float32Array
-    eyes: Float32Array
-
-
 @lru_cache(maxsize=2)
 def anchors(model: BlazeModel) -> Float32Array:
     """Centers of the anchors, float32 `(n, 2)`, row by row."""
@@ -53,43 +43,39 @@ def anchors(model: BlazeModel) -> Float32Array:
     return np.concatenate(grids).astype(np.float32)
 
 
-def decode(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> list[Candidate]:
-    """Faces in one image, best first.
+def decode(model: BlazeModel, boxes: Float32Array, scores: Float32Array) -> Float32Array:
+    """Faces in one image, best first: `(n, 4, 2)`, top left and bottom right of the box, left and right eye.
 
     Args:
-        boxes: `(n, 16)` raw: center, size, then six key points, in input pixels relative to the anchor's center.
-        scores: `(n,)` logits.
+        boxes: `(anchors, 16)` raw: center, size, then six key points, in input pixels relative to the anchor's center.
+        scores: `(anchors,)` logits.
     """
-    probabilities = np.array([sigmoid(score) for score in scores.tolist()], np.float32)
+    probabilities = sigmoid(scores)
     found = np.flatnonzero(probabilities >= model.least_score)
     found = found[np.argsort(-probabilities[found], kind="stable")]
     points = boxes[found].reshape(len(found), 2 + _KEYPOINTS, 2) / np.float32(model.side_px)
     middle = anchors(model)[found]
     center, half = points[:, 0] + middle, points[:, 1] / 2
-    corners = np.concatenate([center - half, center + half], axis=1)
-    eyes = points[:, 2:4] + middle[:, None]
-    return _suppressed(probabilities[found], corners, eyes)
+    left_eye, right_eye = points[:, 2] + middle, points[:, 3] + middle
+    return _merged(probabilities[found], np.stack([center - half, center + half, left_eye, right_eye], axis=1))
 
 
-def sigmoid(logit: float) -> float:
-    """The probability in [0, 1] of a logit."""
-    return 1 / (1 + exp(-min(max(logit, -_LOGIT_LIMIT), _LOGIT_LIMIT)))
+def sigmoid(logits: Float32Array) -> Float32Array:
+    """Probabilities in [0, 1]."""
+    return (1 / (1 + np.exp(-np.clip(logits, -_LOGIT_LIMIT, _LOGIT_LIMIT, dtype=np.float64)))).astype(np.float32)
 
 
-def _suppressed(scores: Float32Array, boxes: Float32Array, eyes: Float32Array) -> list[Candidate]:
-    """Merges overlapping boxes into their mean, weighted by score; `scores` descend."""
-    candidates, left = [], np.arange(len(scores))
+def _merged(scores: Float32Array, faces: Float32Array) -> Float32Array:
+    """`faces (n, 4, 2)`, where overlapping ones become their mean, weighted by score; `scores` descend."""
+    boxes = faces[:, :2].reshape(-1, 4)
+    means, left = [], np.arange(len(scores))
     while left.size:
         same = iou(boxes[left[0]], boxes[left]) > _SAME_FACE_IOU
         same[0] = True
         group = left[same]
-        weights = scores[group] / scores[group].sum()
-        box = np.tensordot(weights, boxes[group], 1).astype(np.float32)
-        candidates.append(
-            Candidate(float(scores[group[0]]), box, np.tensordot(weights, eyes[group], 1).astype(np.float32))
-        )
+        means.append(np.average(faces[group], axis=0, weights=scores[group]))
         left = left[~same]
-    return candidates
+    return np.array(means, np.float32).reshape(-1, 4, 2)
 
 
 def iou(box: Float32Array, boxes: Float32Array) -> Float32Array:

@@ -59,7 +59,7 @@ def paste(frame: Picture, crop: Float32Array, matrix: Float64Array, opacity: Flo
     height, width = crop.shape[:2]
     left, top, right, bottom = frame_rectangle(matrix, (width, height), frame.shape, _WARP_MARGIN_PX)
     if left >= right or top >= bottom:
-        return _empty(left, top)
+        return Patch(left, top, frame[0:0, 0:0], np.zeros((0, 0), np.bool_))
     place = shifted(matrix, left, top)
     size = (right - left, bottom - top)
     warped = _warp(crop, place, size)
@@ -107,8 +107,7 @@ def _blurred(image: Float32Array, radius_px: int) -> Float32Array:
     """Gaussian blur over 2·radius + 1 pixels, with OpenCV's standard deviation for such a kernel."""
     if radius_px < 1:
         return image
-    size = 2 * radius_px + 1
-    sigma = 0.3 * ((size - 1) / 2 - 1) + 0.8
+    size, sigma = 2 * radius_px + 1, 0.3 * (radius_px - 1) + 0.8  # given, as OpenCV's own differs for small kernels
     return cv2.GaussianBlur(image, (size, size), sigma).astype(np.float32, copy=False)
 
 
@@ -136,12 +135,5 @@ def _around(values: Float32Array | BoolArray, margin_px: int = 0) -> tuple[slice
 def _trimmed(patch: Patch) -> Patch:
     """The smallest part of a patch with all its changed pixels."""
     rows, columns = _around(patch.changed)
-    if rows.start == rows.stop:
-        return _empty(patch.x_px, patch.y_px)
-    return Patch(
-        patch.x_px + columns.start, patch.y_px + rows.start, patch.rgb[rows, columns], patch.changed[rows, columns]
-    )
-
-
-def _empty(x_px: int, y_px: int) -> Patch:
-    return Patch(x_px, y_px, np.zeros((0, 0, 3), np.uint8), np.zeros((0, 0), np.bool_))
+    rgb, changed = patch.rgb[rows, columns], patch.changed[rows, columns]
+    return Patch(patch.x_px + columns.start, patch.y_px + rows.start, rgb, changed)

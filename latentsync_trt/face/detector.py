@@ -5,7 +5,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from latentsync_trt.face.blaze import FULL_RANGE, SHORT_RANGE, BlazeModel, Candidate, decode, iou, sigmoid
+from latentsync_trt.face.blaze import FULL_RANGE, SHORT_RANGE, BlazeModel, decode, iou, sigmoid
 from latentsync_trt.face.mesh import Region, converged, cut, face_of, region_around, region_of, to_frame
 from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.types import Face, Float32Array, Picture, UInt8Array
@@ -35,8 +35,8 @@ class MediaPipeDetector:
         """Faces in `frame`, uint8 `(H, W, 3)` RGB, each confirmed by its mesh."""
         faces: list[Face] = []
         for model in (FULL_RANGE, SHORT_RANGE):
-            for candidate in self._candidates(frame, model)[:MAX_FACES]:
-                face = self.landmarks(frame, region_of(candidate.box, candidate.eyes[0], candidate.eyes[1]))
+            for points in self._candidates(frame, model)[:MAX_FACES]:
+                face = self.landmarks(frame, region_of(points[:2].reshape(4), points[2], points[3]))
                 if face is not None and not _is_known(face, faces):
                     faces.append(face)
             if faces:
@@ -67,26 +67,22 @@ class MediaPipeDetector:
     def mesh(self, frame: Picture, region: Region) -> tuple[Float32Array, float] | None:
         """The mesh `(468, 3)` float32 (x, y, depth in pixels) of the face in `region` and its score, or None."""
         landmarks, logit = self._mesh.run({"image": cut(frame, region)})
-        score = sigmoid(logit.item())
+        score = float(sigmoid(logit).item())
         return (to_frame(landmarks, region), score) if score >= LEAST_MESH_SCORE else None
 
-    def _candidates(self, frame: UInt8Array, model: BlazeModel) -> list[Candidate]:
-        """Detections in frame pixels."""
+    def _candidates(self, frame: UInt8Array, model: BlazeModel) -> Float32Array:
+        """Detections as `decode` returns them, in frame pixels."""
         height, width = frame.shape[:2]
         side = max(height, width)
         scale = model.side_px / side
         size = (max(1, round(width * scale)), max(1, round(height * scale)))
-        small = cv2.resize(frame, size, interpolation=cv2.INTER_AREA)
         square = np.zeros((model.side_px, model.side_px, 3), np.float32)
         left, top = (model.side_px - size[0]) // 2, (model.side_px - size[1]) // 2
-        square[top : top + size[1], left : left + size[0]] = small
+        square[top : top + size[1], left : left + size[0]] = cv2.resize(frame, size, interpolation=cv2.INTER_AREA)
         image = np.ascontiguousarray(square.transpose(2, 0, 1)[None]) / np.float32(127.5) - np.float32(1)
         boxes, scores = self._blaze[model].run({"image": image})
         offset = np.array([left, top], np.float32) / model.side_px
-        return [
-            Candidate(c.score, (c.box - np.tile(offset, 2)) * side, (c.eyes - offset) * side)
-            for c in decode(model, boxes[0], scores[0, :, 0])
-        ]
+        return (decode(model, boxes[0], scores[0, :, 0]) - offset) * side
 
 
 def _is_known(face: Face, faces: list[Face]) -> bool:

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.face.align import AlignState, align
+from latentsync_trt.face.align import align
 from latentsync_trt.face.blaze import iou
 from latentsync_trt.types import Face, FaceDetector, Float64Array, Picture
 
@@ -32,10 +32,15 @@ class FollowingDetector(FaceDetector, Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrackedFace:
-    """The face in one frame; `track_id` changes whenever the face does not continue that of the previous frame."""
+    """The face in one frame.
+
+    `track_id` changes whenever the face does not continue that of the previous frame. `matrix (2, 3)` float64 aligns
+    it: frame pixels → crop pixels.
+    """
 
     face: Face
     track_id: int
+    matrix: Float64Array
 
 
 class FaceTracker:
@@ -43,11 +48,15 @@ class FaceTracker:
 
     A lost face is replaced at once by one that was not visible before, as after a cut, but by one that was only after
     `PATIENCE_FRAMES`.
+
+    Args:
+        resolution_px: side of the network's pictures, for `TrackedFace.matrix`.
     """
 
-    def __init__(self, detector: FaceDetector) -> None:
-        self._detector = detector
+    def __init__(self, detector: FaceDetector, resolution_px: int = 256) -> None:
+        self._detector, self._resolution_px = detector, resolution_px
         self._last: Face | None = None
+        self._bias: Float64Array | None = None
         self._lost_frames = 0
         self._track_id = -1
         self._previous: Picture | None = None
@@ -64,8 +73,11 @@ class FaceTracker:
             return None
         if self._last is None or self._lost_frames or not _continues(self._last, face):
             self._track_id += 1
+            self._bias = None
         self._last, self._lost_frames = face, 0
-        return TrackedFace(face, self._track_id)
+        # The points are not rounded to whole pixels as in training: the mouth would jitter by as much.
+        matrix, self._bias = align(face.points, self._bias, self._resolution_px)
+        return TrackedFace(face, self._track_id, matrix)
 
     def _follow(self, frame: Picture) -> Face | None:
         if self._last is None or self._lost_frames or not isinstance(self._detector, FollowingDetector):
@@ -89,39 +101,6 @@ class FaceTracker:
             seen = self._detector.follow(self._previous, face)
             return seen is not None and _continues(seen, face)
         return any(_continues(other, face) for other in before)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AlignedTrack:
-    """One frame of a track: `matrix (2, 3)` float64, frame pixels → crop pixels; `track_id` as in `TrackedFace`."""
-
-    track_id: int
-    matrix: Float64Array
-
-
-class AligningTracker:
-    """Tracks a face and aligns it; the state of the alignment belongs to one track.
-
-    Args:
-        resolution_px: side of the network's pictures.
-    """
-
-    def __init__(self, detector: FaceDetector, resolution_px: int) -> None:
-        self._tracker = FaceTracker(detector)
-        self._resolution_px = resolution_px
-        self._state: AlignState | None = None
-        self._track_id = -1
-
-    def update(self, frame: Picture) -> AlignedTrack | None:
-        """The face in the next frame, uint8 `(H, W, 3)` RGB, or None."""
-        tracked = self._tracker.update(frame)
-        if tracked is None:
-            return None
-        state = self._state if tracked.track_id == self._track_id else None
-        # The points are not rounded to whole pixels as in training: the mouth would jitter by as much.
-        matrix, self._state = align(tracked.face.points, state, self._resolution_px)
-        self._track_id = tracked.track_id
-        return AlignedTrack(tracked.track_id, matrix)
 
 
 def usable(face: Face) -> bool:

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from latentsync_trt.face.align import crop
-from latentsync_trt.face.tracker import AligningTracker
+from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import AlignedFace, FaceDetector, Float64Array, Frame, UInt16Array
 
@@ -36,7 +36,7 @@ class FaceFinder:
     """
 
     def __init__(self, detector: FaceDetector, resolution_px: int, clock: StageClock) -> None:
-        self._follower = AligningTracker(detector, resolution_px)
+        self._follower = FaceTracker(detector, resolution_px)
         self._resolution_px, self._clock = resolution_px, clock
         self.frames_with_face = 0
         """Found so far."""

@@ -6,20 +6,18 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.errors import BundleError, InputError
-from latentsync_trt.quantize.layers import layers_of
+from latentsync_trt.errors import InputError
 from latentsync_trt.quantize.options import CalibrateOptions, EightBit
 from latentsync_trt.quantize.ranges import Ranges
 from latentsync_trt.quantize.steps import QuantizedSteps
 from latentsync_trt.runtime.sessions.session import Session
-from tests.quantize import block, toy_layers
-from tests.quantize.block import CONVOLUTION, GRAPH, LINEAR
+from tests.quantize import toys
+from tests.quantize.toys import BIAS, CONVOLUTION, GRAPH, LINEAR, OTHER, SIDE
 
 FLOAT32_ROUNDING = 1e-5
 """Sums of 72 products near one in another order."""
@@ -46,8 +44,7 @@ def written(
 ) -> Path:
     """The step in 8 bits; without `ranges`, all inputs reach 4."""
     folder.mkdir(exist_ok=True)
-    channels = bundle.manifest.graphs[GRAPH].inputs[0].shape[1]
-    with QuantizedSteps(bundle, ranges or block.ranges(int(channels)), options, folder) as steps:
+    with QuantizedSteps(bundle, ranges or toys.block_ranges(), options, folder) as steps:
         return steps.write(GRAPH, kept)
 
 
@@ -63,44 +60,31 @@ def rounded(values: NDArray[np.float32], scale: NDArray[np.float32] | float, kin
 
 def expected(kind: EightBit) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The step's two outputs, computed with NumPy: `next_latents` and `hidden`."""
-    state, tensors = block.latents(), block.weights()
+    state, tensors = toys.block_latents(), toys.block_weights()
     conv, linear = tensors[CONVOLUTION], tensors[LINEAR]
     conv = rounded(conv, np.abs(conv).max(axis=(1, 2, 3), keepdims=True) / LARGEST[kind], kind)
     linear = rounded(linear, np.abs(linear).max(axis=0, keepdims=True) / LARGEST[kind], kind)
     padded = np.pad(rounded(state, 4 / LARGEST[kind], kind), ((0, 0), (0, 0), (1, 1), (1, 1)))
     convolved = sum(
-        np.einsum("oi,nihw->nohw", conv[:, :, y, x], padded[:, :, y : y + block.SIDE, x : x + block.SIDE])
+        np.einsum("oi,nihw->nohw", conv[:, :, y, x], padded[:, :, y : y + SIDE, x : x + SIDE])
         for y in range(3)
         for x in range(3)
     )
-    hidden = (convolved + tensors[block.BIAS][:, None, None] + state).reshape(1, 8, -1).transpose(0, 2, 1)
+    hidden = (convolved + tensors[BIAS][:, None, None] + state).reshape(1, 8, -1).transpose(0, 2, 1)
     return rounded(hidden, 4 / LARGEST[kind], kind) @ linear, hidden
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return block.write_block(tmp_path_factory.mktemp("block") / "bundle")
-
-
-@pytest.fixture(scope="module")
-def wide_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return block.write_block(tmp_path_factory.mktemp("block") / "wide", WIDE)
+    return toys.write_block(tmp_path_factory.mktemp("block") / "bundle")
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_only_inputs_and_weights_of_layers_are_rounded(bundle: Bundle, tmp_path: Path, kind: EightBit) -> None:
     """The skip connection reads the exact state, and `hidden` leaves the graph exact, though both feed layers."""
-    found = Session(written(bundle, tmp_path, options(kind))).run({"latents": block.latents()})
+    found = Session(written(bundle, tmp_path, options(kind))).run({"latents": toys.block_latents()})
     for got, wanted in zip(found, expected(kind), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=FLOAT32_ROUNDING)
-
-
-def test_kept_layers_compute_what_the_bundle_does(bundle: Bundle, tmp_path: Path) -> None:
-    path = written(bundle, tmp_path, options(smooth=0.5), kept=(CONVOLUTION, LINEAR))
-    assert {node.op_type for node in loaded(path).graph.node}.isdisjoint({"QuantizeLinear", "DequantizeLinear", "Mul"})
-    inputs = {"latents": block.latents()}
-    for got, wanted in zip(Session(path).run(inputs), Session(bundle.graph_path(GRAPH)).run(inputs), strict=True):
-        np.testing.assert_array_equal(got, wanted)
 
 
 def test_one_layer_is_kept_and_another_rounded(bundle: Bundle, tmp_path: Path) -> None:
@@ -115,23 +99,23 @@ def test_one_layer_is_kept_and_another_rounded(bundle: Bundle, tmp_path: Path) -
 
 
 def test_the_same_steps_can_be_written_with_other_choices(bundle: Bundle, tmp_path: Path) -> None:
-    inputs = {"latents": block.latents()}
-    with QuantizedSteps(bundle, block.ranges(), options(), tmp_path) as steps:
-        first = Session(steps.write(GRAPH, ())).run(inputs)
-        other = Session(steps.write(GRAPH, (CONVOLUTION,))).run(inputs)
-        again = Session(steps.write(GRAPH, ())).run(inputs)
+    inputs = {"latents": toys.block_latents()}
+    with QuantizedSteps(bundle, toys.block_ranges(), options(smooth=0.5), tmp_path) as steps:
+        first, other, again, all_kept = (
+            Session(steps.write(GRAPH, kept)).run(inputs) for kept in ((), (CONVOLUTION,), (), (CONVOLUTION, LINEAR))
+        )
     assert np.abs(other[1] - first[1]).max() > FLOAT32_ROUNDING
     np.testing.assert_array_equal(again[1], first[1])
+    for got, wanted in zip(all_kept, Session(bundle.graph_path(GRAPH)).run(inputs), strict=True):
+        np.testing.assert_array_equal(got, wanted)
 
 
-@pytest.mark.parametrize(("kept", "widest"), [((), 3.0), ((toy_layers.OTHER,), 1.0)])
+@pytest.mark.parametrize(("kept", "widest"), [((), 3.0), ((OTHER,), 1.0)])
 def test_layers_that_read_one_tensor_share_the_widest_range(
     tmp_path: Path, kept: tuple[str, ...], widest: float
 ) -> None:
-    toy = toy_layers.write_layers(tmp_path / "toy")
-    reached = {toy_layers.CONVOLUTION: (4, 1.0), toy_layers.LINEAR: (5, 1.0), toy_layers.OTHER: (5, 3.0)}
-    ranges = {name: block.reaching(np.full(count, amax, np.float32)) for name, (count, amax) in reached.items()}
-    model = loaded(written(toy, tmp_path / "work", options(), kept, ranges))
+    toy = toys.write_layers(tmp_path / "toy")
+    model = loaded(written(toy, tmp_path / "work", options(), kept, toys.layers_ranges(other_amax=3.0)))
     initializers = {initializer.name: initializer for initializer in model.graph.initializer}
     pairs = [node for node in model.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "features"]
     scales = [float(numpy_helper.to_array(initializers[node.input[1]])) for node in pairs]
@@ -140,63 +124,38 @@ def test_layers_that_read_one_tensor_share_the_widest_range(
 
 def test_float16_graphs_have_float16_scales(tmp_path: Path) -> None:
     """TensorRT refuses other ones."""
-    half = block.write_block(tmp_path / "half", dtype=np.float16)
-    path = written(half, tmp_path / "work", options())
+    path = written(toys.write_block(tmp_path / "half", dtype=np.float16), tmp_path / "work", options())
     model = loaded(path)
     types = {initializer.name: initializer.data_type for initializer in model.graph.initializer}
     pairs = [node for node in model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
     assert {types[node.input[1]] for node in pairs} == {TensorProto.FLOAT16}
     assert {types[node.input[2]] for node in pairs} == {TensorProto.INT8}
-    assert np.isfinite(Session(path).run({"latents": block.latents()})[0]).all()
+    assert np.isfinite(Session(path).run({"latents": toys.block_latents()})[0]).all()
 
 
-def test_all_shapes_are_stated(bundle: Bundle, tmp_path: Path) -> None:
-    """`bench` counts arithmetic by them."""
+def test_smoothed_graphs_state_all_shapes(bundle: Bundle, tmp_path: Path) -> None:
+    """`bench` counts arithmetic by them. Only linear layers are smoothed."""
     model = loaded(written(bundle, tmp_path, options(smooth=0.5)))
     stated = {value.name: value for value in [*model.graph.value_info, *model.graph.output]}
     for node in model.graph.node:
         for name in node.output:
             assert stated[name].type.tensor_type.HasField("shape"), name
+    assert [node.name for node in model.graph.node if node.op_type == "Mul"] == ["to_q_smoothing"]
 
 
-def test_smoothing_protects_the_other_channels_from_an_outlier(wide_bundle: Bundle, tmp_path: Path) -> None:
+def test_smoothing_protects_the_other_channels_from_an_outlier(tmp_path: Path) -> None:
     """Only the skip connection carries the first channel, so its values reach the linear layer unchanged."""
-    latents = block.latents(WIDE)
+    bundle, latents = toys.write_block(tmp_path / "wide", WIDE), toys.block_latents(WIDE)
     latents[:, 0] *= OUTLIER
-    exact, hidden = Session(wide_bundle.graph_path(GRAPH)).run({"latents": latents})
-    ranges = {LINEAR: block.reaching(np.abs(hidden).max(axis=(0, 1)))}
+    exact, hidden = Session(bundle.graph_path(GRAPH)).run({"latents": latents})
+    ranges = {LINEAR: toys.reaching(np.abs(hidden).max(axis=(0, 1)))}
     errors = []
     for smooth in (None, 0.5):
-        path = written(wide_bundle, tmp_path / str(smooth), options(smooth=smooth), (CONVOLUTION,), ranges)
+        path = written(bundle, tmp_path / str(smooth), options(smooth=smooth), (CONVOLUTION,), ranges)
         found = Session(path).run({"latents": latents})
         np.testing.assert_allclose(found[1], hidden, rtol=0, atol=FLOAT32_ROUNDING * OUTLIER)
         errors.append(float(np.sqrt(np.mean((found[0] - exact) ** 2))))
     assert errors[1] < 0.5 * errors[0]
-
-
-def test_only_linear_layers_are_smoothed(bundle: Bundle, tmp_path: Path) -> None:
-    model = loaded(written(bundle, tmp_path, options(smooth=0.5)))
-    assert [node.name for node in model.graph.node if node.op_type == "Mul"] == ["to_q_smoothing"]
-
-
-def test_a_layer_without_a_range_is_named(bundle: Bundle, tmp_path: Path) -> None:
-    some = {CONVOLUTION: block.ranges()[CONVOLUTION]}
-    with pytest.raises(InputError, match=r"net\.to_q\.weight: has no calibration range; calibrate this bundle again"):
-        written(bundle, tmp_path, options(), ranges=some)
-    assert written(bundle, tmp_path, options(), (LINEAR,), some).is_file()
-
-
-def test_ranges_of_another_model_are_refused(bundle: Bundle, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"conv\.weight: has 8 input channels, its calibration range 9; calibrate"):
-        written(bundle, tmp_path, options(), ranges=block.ranges(channels=9))
-
-
-def test_layers_that_share_weights_are_refused(bundle: Bundle) -> None:
-    model = ir.load(bundle.graph_path(GRAPH))
-    linear = next(node for node in model.graph if node.name == "to_q")
-    model.graph.append(ir.node("MatMul", linear.inputs, name="to_k"))
-    with pytest.raises(BundleError, match=r"net\.to_q\.weight: used by to_q and by to_k"):
-        layers_of(model)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +164,6 @@ def test_layers_that_share_weights_are_refused(bundle: Bundle) -> None:
         ("conv_in", "unet.conv_in.weight", True),
         ("conv_in", "unet.mid_block.conv_inner.weight", False),
         ("samplers", "unet.down_blocks.0.downsamplers.0.conv.weight", True),
-        ("conv_out", "unet.conv_in.weight", False),
         ("resnets.0.conv1", "unet.mid_block.resnets.0.conv1.weight", True),
         ("unet.conv_in.weight", "unet.conv_in.weight", True),
         ("resnets.1", "unet.mid_block.resnets.11.conv1.weight", False),

@@ -32,7 +32,7 @@ class Ended:
     """How a child ended: its exit code, negative for a signal, and its last line on stderr."""
 
     code: int
-    last_words: str
+    last_error_line: str
 
     def __str__(self) -> str:
         """For example "signal 11 (SIGSEGV)" or "exit code 1"."""
@@ -79,7 +79,10 @@ def run_child(
                 stdin.flush()
             for event in _events(cast(IO[str], process.stdout)):
                 on_event(event)
-            code = _wait(process)
+            code = None
+            while code is None:
+                with suppress(subprocess.TimeoutExpired):
+                    code = process.wait(_POLL_S)
         finally:
             process.kill()  # does nothing if it has ended
             process.wait()
@@ -134,9 +137,3 @@ def _events(stdout: IO[str]) -> Iterator[Event]:
             event = json.loads(line)
             if isinstance(event, dict):
                 yield event
-
-
-def _wait(process: "subprocess.Popen[str]") -> int:
-    while True:
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(_POLL_S)

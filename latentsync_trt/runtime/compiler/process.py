@@ -99,6 +99,6 @@ def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = No
         raise EngineBuildError(f"the compiler's process cannot be started ({error})") from error
     if answers:
         return Answer(**answers[-1])
-    if ended.code == _KILLED or is_out_of_memory(ended.last_words):
+    if ended.code == _KILLED or is_out_of_memory(ended.last_error_line):
         raise OutOfMemory(f"{order.path}: the compiler was killed, most likely for memory; {MEMORY_CURE}")
-    return Answer(False, f"the compiler crashed ({ended}): {ended.last_words or 'no message'}")
+    return Answer(False, f"the compiler crashed ({ended}): {ended.last_error_line or 'no message'}")

@@ -36,22 +36,11 @@ def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
     engine, rejected = None, ""
-    if not parser.parse_from_file(order["path"]):
-        reason = _parser_reason(parser)
-    else:
-        config = _config(trt, builder, order)
-        timings = order["timings"] and Path(order["timings"])
-        rejected = _take_timings(config, timings, log) if timings else ""
-        engine = builder.build_serialized_network(network, config)
+    if parser.parse_from_file(order["path"]):
+        engine, rejected = _build(trt, builder, network, order, log)
         reason = "" if engine is not None else _builder_reason(log)
-        if engine is not None:
-            if timings:
-                timings.write_bytes(bytes(config.get_timing_cache().serialize()))
-            if order["engine"]:
-                with Path(order["engine"]).open("wb") as file:
-                    file.write(engine)
-            if order["context"]:
-                write_context_model(**order["context"])
+    else:
+        reason = _parser_reason(parser)
     return {
         "accepted": engine is not None,
         "reason": reason,
@@ -62,6 +51,23 @@ def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
         "version": str(trt.__version__),
         "rejected_timings": rejected,
     }
+
+
+def _build(trt: Any, builder: Any, network: Any, order: Mapping[str, Any], log: Any) -> tuple[Any, str]:
+    """The engine or None, after writing what the order asks for, and why timings were rejected."""
+    config = _config(trt, builder, order)
+    timings = order["timings"] and Path(order["timings"])
+    rejected = _take_timings(config, timings, log) if timings else ""
+    engine = builder.build_serialized_network(network, config)
+    if engine is not None:
+        if timings:
+            timings.write_bytes(bytes(config.get_timing_cache().serialize()))
+        if order["engine"]:
+            with Path(order["engine"]).open("wb") as file:
+                file.write(engine)
+        if order["context"]:
+            write_context_model(**order["context"])
+    return engine, rejected
 
 
 def _make_log(trt: Any) -> Any:

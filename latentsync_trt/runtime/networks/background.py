@@ -27,10 +27,8 @@ def build_command(engines: Engines, graphs: Sequence[str], *, force: bool = Fals
 
 
 class BackgroundBuild:
-    """Builds `graphs` of `engines`, starting now.
-
-    Once `done`, `error` says what went wrong, empty if nothing, and `elapsed_s` how long it took.
-    """
+    """Builds `graphs` of `engines`, starting now. Once `done`, `elapsed_s` says how long it took, and `error` what went
+    wrong, empty if nothing."""
 
     def __init__(self, engines: Engines, graphs: Sequence[str]) -> None:
         self.engines = engines
@@ -56,13 +54,10 @@ class BackgroundBuild:
 
     def stop(self) -> None:
         """Ends the process if it still runs; what it had begun to build is never used."""
-        if self.done:
-            return
         self._process.terminate()
         self._waiter.join(_STOP_S)
-        if not self.done:
-            self._process.kill()
-            self._waiter.join()
+        self._process.kill()
+        self._waiter.join()
 
     def _watch(self) -> None:
         out, err = self._process.communicate()
@@ -76,5 +71,4 @@ def failure_of(out: bytes, err: bytes, returncode: int) -> str:
     try:
         return str(json.loads(out)["error"])
     except (ValueError, KeyError, TypeError):
-        lines = err.decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), f"it ended with code {returncode}")
+        return err.decode(errors="replace").strip().split("\n")[-1] or f"it ended with code {returncode}"
