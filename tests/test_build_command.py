@@ -63,9 +63,9 @@ def test_all_graphs_and_a_second_call_finds_them(cache: Path) -> None:
     for graph in GRAPHS:
         assert f"{graph}: built in " in first.stderr
     assert len(first.stdout.splitlines()) == 1
-    items = survey(cache, hashes=True)
-    assert {item.key.graph for item in items if item.key} == set(GRAPHS)
-    assert {item.state for item in items} == {"ready"}
+    assert {(entry.key.graph, entry.state) for entry in survey(cache, hashes=True) if entry.key} == {
+        (graph, "ready") for graph in GRAPHS
+    }
     second = build(cache)
     assert f"0 of {len(GRAPHS)} engines built in 0.0 s" in second.stdout
     assert second.stderr.count("found in the cache") == len(GRAPHS)
@@ -87,39 +87,25 @@ def test_json_names_what_each_engine_cost(cache: Path) -> None:
     assert list(built) == ["vae_decoder", "vae_encoder"]
     row = built["vae_decoder"]
     assert set(row) == {"graph", "built", "build_s", "open_s", "bytes", "node_share"}
-    assert row["built"] is True
-    assert row["node_share"] == 1.0
-    sizes = {item.key.graph: item.size_bytes for item in survey(cache) if item.key}
-    assert row["bytes"] == sizes["vae_decoder"]
+    assert (row["built"], row["node_share"]) == (True, 1.0)
+    entries = {entry.key.graph: entry for entry in survey(cache) if entry.key}
+    assert row["bytes"] == entries["vae_decoder"].size_bytes
     again = report(build(cache, "--graph", "vae_decoder", "--json"))["vae_decoder"]
-    assert again["built"] is False
-    assert again["build_s"] == row["build_s"]
-
-
-def test_force_builds_again(cache: Path) -> None:
-    build(cache, "--graph", "vae_encoder")
-    (old,) = survey(cache)
-    assert report(build(cache, "--graph", "vae_encoder", "--force", "--json"))["vae_encoder"]["built"] is True
-    (new,) = survey(cache)
-    assert old.built_at
-    assert new.built_at
-    assert new.built_at > old.built_at
+    assert (again["built"], again["build_s"]) == (False, row["build_s"])
+    assert report(build(cache, "--graph", "vae_decoder", "--force", "--json"))["vae_decoder"]["built"] is True
+    forced = {entry.key.graph: entry for entry in survey(cache) if entry.key}
+    assert forced["vae_decoder"].built_at != entries["vae_decoder"].built_at
 
 
 def test_several_at_once_are_built_by_processes_of_their_own(cache: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle für Ženy"
     shutil.copytree(small_bundle(), bundle)
-    build(cache, "--graph", "vae_encoder", "--quiet", bundle=bundle)
+    quiet = build(cache, "--graph", "vae_encoder", "--quiet", bundle=bundle)
+    assert (quiet.exit_code, quiet.stdout, quiet.stderr, len(survey(cache))) == (0, "", "", 1)
     words = ("--graph", "vae_encoder", "--graph", "vae_decoder", "--jobs", "2", "--force", "--json")
     built = report(build(cache, *words, bundle=bundle))
     assert [(name, row["built"]) for name, row in built.items()] == [("vae_encoder", True), ("vae_decoder", True)]
     assert len(survey(cache)) == 2
-
-
-def test_quiet_prints_nothing(cache: Path) -> None:
-    result = build(cache, "--graph", "vae_encoder", "--quiet")
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
-    assert len(survey(cache)) == 1
 
 
 def test_an_unknown_graph_is_refused_with_those_there_are(cache: Path) -> None:
@@ -141,7 +127,7 @@ def test_a_cache_that_cannot_be_written_is_an_error(cache: Path, jobs: str) -> N
     result = build(cache, "--graph", "vae_encoder", "--graph", "vae_decoder", "--jobs", jobs, "-q")
     assert result.exit_code == 1
     assert len(result.stderr.splitlines()) == 1
-    assert "the engine cache cannot be used (Not a directory" in result.stderr
+    assert "the engine cache cannot be used (" in result.stderr
 
 
 def test_an_edited_bundle_is_refused(cache: Path, tmp_path: Path) -> None:
@@ -164,16 +150,8 @@ def test_a_graph_that_does_not_compile_is_named(cache: Path, monkeypatch: pytest
 
 @pytest.mark.skipif(why_unavailable("tensorrt") is None, reason="here TensorRT runs")
 def test_tensorrt_where_it_does_not_run(cache: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "latentsync_trt",
-        "build",
-        "--bundle",
-        str(small_bundle()),
-        "--provider",
-        "tensorrt",
-    ]
+    command = [sys.executable, "-m", "latentsync_trt", "build", "--bundle", str(small_bundle())]
+    command += ["--provider", "tensorrt"]
     done = subprocess.run([*command, "--engine-cache", str(cache)], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"error: tensorrt: {why_unavailable('tensorrt')}\n"

@@ -10,7 +10,6 @@ from typing import Any
 
 import onnx
 import pytest
-from filelock import FileLock
 from onnx import TensorProto, helper
 
 from latentsync_trt.bundle.manifest import Bundle, TensorEntry
@@ -186,11 +185,6 @@ def test_tensorrt_compiles_the_graph_and_its_context_model_is_opened(tmp_path: P
     assert provider.asked[1] == (path, settings)
 
 
-def test_without_an_option_scratch_memory_has_no_limit(tmp_path: Path, provider: Provider) -> None:
-    engines(tmp_path).build("vae_encoder")
-    assert (provider.orders[0].workspace_bytes, provider.orders[0].optimization_level) == (None, 3)
-
-
 def test_on_another_gpu_the_compiler_sees_that_one_alone(
     tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,46 +195,39 @@ def test_on_another_gpu_the_compiler_sees_that_one_alone(
     assert [own.get("device_id") for _, own in provider.asked[0][1].providers] == ["1", "1", None]
 
 
-def test_the_profile_covers_the_range_and_the_context_model_names_it(tmp_path: Path, provider: Provider) -> None:
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_the_profile_and_the_context_model_have_the_sizes_of_the_engine(
+    tmp_path: Path, provider: Provider, dynamic: bool
+) -> None:
     toy = write_toy(tmp_path / "toy")
-    engines(tmp_path, bundle=toy).open("denoise_step")
+    engines(tmp_path, bundle=toy, dynamic=dynamic).open("denoise_step")
     (order,) = provider.orders
-    assert order.profile["latents"] == ((1, 4, 2, 2, 2), (1, 4, FRAMES, 2, 2), (4, 4, 8, 2, 2))
-    assert order.profile["audio"] == ((1, 2, 3, 5), (1, FRAMES, 3, 5), (4, 8, 3, 5))
+    usual = (1, 4, FRAMES, 2, 2)
+    assert order.profile["latents"] == (((1, 4, 2, 2, 2), usual, (4, 4, 8, 2, 2)) if dynamic else (usual,) * 3)
     assert set(order.profile) == {"latents", "conditioning", "audio", "history"}
-    entry = toy.manifest.graphs["denoise_step"]
+    assert (order.workspace_bytes, order.optimization_level) == (None, 3)
+    entry, sizes = toy.manifest.graphs["denoise_step"], {} if dynamic else {"windows": 1, "frames": FRAMES}
     assert order.context is not None
-    assert order.context.inputs == described(entry.inputs)
-    assert order.context.outputs == described(entry.outputs)
-    assert ("latents", "float32", ("windows", 4, "frames", 2, 2)) in order.context.inputs
-    assert provider.asked[0][1].dimensions == {}
-
-
-def test_an_engine_of_fixed_shapes_of_a_dynamic_bundle(tmp_path: Path, provider: Provider) -> None:
-    toy = write_toy(tmp_path / "toy")
-    fixed = engines(tmp_path, bundle=toy, dynamic=False)
-    fixed.open("denoise_step")
-    (order,) = provider.orders
-    assert order.profile["latents"] == ((1, 4, FRAMES, 2, 2),) * 3
-    assert all(minimum == usual == maximum for minimum, usual, maximum in order.profile.values())
-    entry = toy.manifest.graphs["denoise_step"]
-    assert order.context is not None
-    assert order.context.inputs == described(entry.inputs, windows=1, frames=FRAMES)
-    assert order.context.outputs == described(entry.outputs, windows=1, frames=FRAMES)
+    assert order.context.inputs == described(entry.inputs, **sizes)
+    assert order.context.outputs == described(entry.outputs, **sizes)
     assert ("timestep", "int64", ()) in order.context.inputs
-    assert ("next_latents", "float32", (1, 4, FRAMES, 2, 2)) in order.context.outputs
+    latents = ("windows", 4, "frames", 2, 2) if dynamic else usual
+    assert ("next_latents", "float32", latents) in order.context.outputs
     assert provider.asked[0][1].dimensions == {}  # a context model has no dimension left to set
-    assert fixed.key("denoise_step").digest != engines(tmp_path, bundle=toy).key("denoise_step").digest
 
 
-def test_timings_are_kept_for_each_driver_and_cuda_version(
+def test_timings_are_kept_for_each_version_of_driver_cuda_and_tensorrt(
     tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for driver, cuda in (("580.65", "13.0"), ("581.00", "13.0"), ("580.65", "13.1"), ("580.65", "13.0")):
+    first = ("580.65", "13.0", LOADED)
+    others = [("581.00", "13.0", LOADED), ("580.65", "13.1", LOADED), ("580.65", "13.0", "10.15.0.1")]
+    for driver, cuda, version in (first, *others, first):
         monkeypatch.setattr(engines_module, "driver_version", lambda driver=driver: driver)
         monkeypatch.setattr(engines_module, "cuda_version", lambda cuda=cuda: cuda)
+        monkeypatch.setattr(engines_module, "tensorrt_version", lambda version=version: version)
+        provider.answer = replace(provider.answer, version=version)
         engines(tmp_path).build("vae_encoder", force=True)
-    assert provider.timings_seen == [b"", b"", b"", b"after 1 builds"]
+    assert provider.timings_seen == [b"", b"", b"", b"", b"after 1 builds"]
 
 
 def test_timings_of_one_build_shorten_the_next(tmp_path: Path, provider: Provider) -> None:
@@ -259,26 +246,22 @@ def test_timings_of_one_build_shorten_the_next(tmp_path: Path, provider: Provide
         assert not list(engine.glob("*timing*"))
 
 
-def test_timings_are_those_of_one_gpu_and_version(
-    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engines(tmp_path).build("vae_encoder")
-    monkeypatch.setattr(engines_module, "tensorrt_version", lambda: "10.15.0.1")
-    provider.answer = replace(provider.answer, version="10.15.0.1")
-    engines(tmp_path).build("vae_encoder")
-    assert provider.timings_seen == [b"", b""]
-
-
-@pytest.mark.parametrize("accepted", [True, False])
+@pytest.mark.parametrize("outcome", ["accepted", "refused", "timings stay"])
 def test_timings_that_tensorrt_rejects_are_removed_with_a_notice(
-    tmp_path: Path, provider: Provider, accepted: bool
+    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch, outcome: str
 ) -> None:
     notices: list[str] = []
     made = engines(tmp_path, notices=notices)
     made.build("vae_encoder")
     kept = shared_of(tmp_path) / TIMINGS
     notices.clear()
+    accepted = outcome != "refused"
     provider.answer = replace(provider.answer, accepted=accepted, reason="no", rejected_timings="of another driver")
+    if outcome == "timings stay":
+        unlink = Path.unlink
+        monkeypatch.setattr(
+            Path, "unlink", lambda path, **options: read_only() if path == kept else unlink(path, **options)
+        )
     if accepted:
         made.build("vae_decoder")
         assert kept.read_bytes() == b"after 2 builds"
@@ -296,15 +279,8 @@ def read_only(*_: object, **__: object) -> None:
     raise OSError(errno.EROFS, "Read-only file system")
 
 
-@pytest.mark.parametrize("trouble", ["a file", "read-only"])
-def test_without_a_cache_tensorrt_builds_into_a_folder_that_goes(
-    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch, trouble: str
-) -> None:
-    if trouble == "a file":
-        (tmp_path / "cache").write_text("")
-    else:
-        monkeypatch.setattr(FileLock, "acquire", read_only)
-        no_folder_in(tmp_path / "cache", monkeypatch)
+def test_without_a_cache_tensorrt_builds_into_a_temporary_folder(tmp_path: Path, provider: Provider) -> None:
+    (tmp_path / "cache").write_text("")
     notices: list[str] = []
     made = engines(tmp_path, notices=notices)
     opened = made.open("vae_encoder")
@@ -321,37 +297,9 @@ def test_without_a_cache_tensorrt_builds_into_a_folder_that_goes(
         made.build("vae_encoder")
 
 
-def no_folder_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No folder can be made in `folder`, which is there."""
-    make = Path.mkdir
-
-    def refuse(self: Path, *arguments: Any, **options: Any) -> None:
-        if folder in self.parents:
-            read_only()
-        make(self, *arguments, **options)
-
-    folder.mkdir(exist_ok=True)
-    monkeypatch.setattr(Path, "mkdir", refuse)
-
-
-def test_rejected_timings_that_cannot_be_removed_are_no_error(
+def test_an_engine_of_another_version_is_refused_and_leaves_nothing(
     tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = engines(tmp_path)
-    made.build("vae_encoder")
-    unlink = Path.unlink
-
-    def refuse(self: Path, missing_ok: bool = False) -> None:
-        if self.parent == shared_of(tmp_path):
-            read_only()
-        unlink(self, missing_ok)
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    provider.answer = replace(provider.answer, rejected_timings="of another driver")
-    assert made.open("vae_decoder").built
-
-
-def test_an_engine_of_another_version_is_refused_and_leaves_nothing(tmp_path: Path, provider: Provider) -> None:
     provider.answer = replace(provider.answer, version="10.16.2.10")
     made = engines(tmp_path)
     with pytest.raises(EngineBuildError) as caught:
@@ -363,12 +311,7 @@ def test_an_engine_of_another_version_is_refused_and_leaves_nothing(tmp_path: Pa
     assert made.cache.find(made.key("vae_encoder")) is None
     assert not (tmp_path / "cache" / ".shared").exists()
     assert provider.asked == []
-
-
-def test_a_library_that_names_its_build_less_precisely_is_the_same_version(
-    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engines_module, "tensorrt_version", lambda: "10.14.1")
+    monkeypatch.setattr(engines_module, "tensorrt_version", lambda: "10.16.2")  # named less precisely
     assert engines(tmp_path).open("vae_encoder").built
 
 
@@ -395,7 +338,7 @@ def test_a_refusal_gives_tensorrt_s_reason_and_what_to_do(
     assert provider.asked == []
 
 
-def test_too_little_memory_of_the_gpu_is_no_refusal(tmp_path: Path, provider: Provider) -> None:
+def test_too_little_memory_is_no_refusal(tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
     provider.answer = Answer(False, "Requested size was 4294967296 bytes", out_of_memory=True, version=LOADED)
     made = engines(tmp_path)
     with pytest.raises(OutOfMemory) as caught:
@@ -406,16 +349,12 @@ def test_too_little_memory_of_the_gpu_is_no_refusal(tmp_path: Path, provider: Pr
     assert "lower --workspace-gb, or use --static" in str(caught.value)
     assert made.cache.find(made.key("vae_encoder")) is None
 
-
-def test_too_little_memory_of_the_host_is_reported_as_it_is(
-    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def killed(order: CompileOrder, environment: Mapping[str, str]) -> Answer:
-        raise OutOfMemory("the compiler was killed")
+        raise OutOfMemory("the compiler was killed")  # as the host had too little
 
     monkeypatch.setattr(builders, "run_compiler", killed)
     with pytest.raises(OutOfMemory, match="the compiler was killed"):
-        engines(tmp_path).open("vae_encoder")
+        made.open("vae_encoder")
 
 
 def test_a_cuda_graph_is_replayed_by_the_steps_only(tmp_path: Path, provider: Provider) -> None:
@@ -451,32 +390,26 @@ def test_a_graph_that_is_not_optimized_keeps_its_eight_bit_weights(tmp_path: Pat
 # The plug-in.
 
 
-def test_the_plug_in_compiles_ahead_and_keeps_its_kernels(tmp_path: Path, provider: Provider) -> None:
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_the_plug_in_compiles_ahead_and_keeps_its_kernels(tmp_path: Path, provider: Provider, dynamic: bool) -> None:
     toy = write_toy(tmp_path / "toy")
-    made = engines(tmp_path, "rtx", bundle=toy, device=1)
-    opened = made.open("denoise_step")
-    assert opened.built
+    made = engines(tmp_path, "rtx", bundle=toy, device=1, dynamic=dynamic)
+    assert made.open("denoise_step").built
     (graph, compiled), (context, warm) = provider.asked
     assert graph == toy.folder / "denoise_step.onnx"
     assert context == entry_of(made, "denoise_step") / "context.onnx"
-    assert compiled.plugin_devices == warm.plugin_devices == ("device 1",)
+    for settings in (compiled, warm):
+        assert settings.plugin_devices == ("device 1",)
+        assert not settings.optimize
+        assert settings.plugin_options["enable_cuda_graph"] == "0"
+        profile = settings.plugin_options.get("nv_profile_max_shapes")
+        assert profile.startswith("latents:4x4x8x2x2,") if dynamic else profile is None
     assert "nv_runtime_cache_path" not in compiled.plugin_options
     kernels = Path(warm.plugin_options["nv_runtime_cache_path"])
     assert kernels.is_dir()
     assert kernels.parent == tmp_path / "cache" / ".shared"
-    assert compiled.plugin_options["nv_profile_max_shapes"].startswith("latents:4x4x8x2x2,")
     assert made.key("denoise_step").versions["onnxruntime-ep-nv-tensorrt-rtx"] == "0.5"
-
-
-def test_the_plug_in_gets_the_graph_as_it_is_and_records_no_cuda_graph(tmp_path: Path, provider: Provider) -> None:
-    toy = write_toy(tmp_path / "toy")
-    engines(tmp_path, "rtx", bundle=toy, dynamic=False).open("denoise_step")
-    for _, settings in provider.asked:
-        assert not settings.optimize
-        assert settings.plugin_options["enable_cuda_graph"] == "0"
-        assert not any(name.startswith("nv_profile") for name in settings.plugin_options)
-    (_, compiled), (_, warm) = provider.asked
-    assert compiled.dimensions == {"windows": 1, "frames": FRAMES}
+    assert compiled.dimensions == ({} if dynamic else {"windows": 1, "frames": FRAMES})
     assert warm.dimensions == {}
     assert provider.orders == []  # TensorRT's own compiler has no part in it
 
@@ -484,7 +417,9 @@ def test_the_plug_in_gets_the_graph_as_it_is_and_records_no_cuda_graph(tmp_path:
 # Keys.
 
 
-def test_the_key_holds_what_changes_an_engine(tmp_path: Path, provider: Provider) -> None:
+def test_the_key_holds_what_changes_an_engine_and_nothing_else(
+    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     toy = write_toy(tmp_path / "toy")
     plain = engines(tmp_path, bundle=toy).key("denoise_step")
     assert (plain.gpu, plain.compute_capability) == ("NVIDIA GeForce RTX 4090", "8.9")
@@ -492,26 +427,15 @@ def test_the_key_holds_what_changes_an_engine(tmp_path: Path, provider: Provider
     assert plain.options == {"optimization_level": "3"}
     assert plain.versions["tensorrt"] == LOADED
     assert set(plain.versions) == {"onnxruntime", "tensorrt"}
-    changes: list[dict[str, Any]] = [
-        {"dynamic": False},
-        {"workspace_gb": 1.0},
-        {"optimization_level": 2},
-    ]
-    digests = {engines(tmp_path, bundle=toy, **change).key("denoise_step").digest for change in changes}
-    assert len(digests | {plain.digest}) == len(changes) + 1
-    same: list[dict[str, Any]] = [{"build": "background"}, {"low_memory": True}, {"profile": "x"}, {"device": 1}]
-    assert {engines(tmp_path, bundle=toy, **change).key("denoise_step").digest for change in same} == {plain.digest}
     assert str(tmp_path) not in str(plain)
 
+    def digests(bundle: Bundle | None, changes: list[dict[str, Any]]) -> set[str]:
+        return {engines(tmp_path, bundle=bundle, **change).key("denoise_step").digest for change in changes}
 
-def test_the_key_does_not_hold_what_changes_a_run(tmp_path: Path, provider: Provider) -> None:
-    keys = {engines(tmp_path, cuda_graph=replay).key("denoise_step").digest for replay in (True, False)}
-    assert len(keys) == 1
-
-
-def test_an_engine_of_another_tensorrt_has_another_key(
-    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = engines(tmp_path).key("vae_encoder").digest
+    changes: list[dict[str, Any]] = [{"dynamic": False}, {"workspace_gb": 1.0}, {"optimization_level": 2}]
+    assert len(digests(toy, changes) | {plain.digest}) == len(changes) + 1
+    same: list[dict[str, Any]] = [{"build": "background"}, {"low_memory": True}, {"profile": "x"}, {"device": 1}]
+    assert digests(toy, same) == {plain.digest}
+    assert len(digests(None, [{"cuda_graph": True}, {"cuda_graph": False}])) == 1
     monkeypatch.setattr(engines_module, "tensorrt_version", lambda: "10.15.0.1")
-    assert engines(tmp_path).key("vae_encoder").digest != before
+    assert engines(tmp_path, bundle=toy).key("denoise_step").digest != plain.digest

@@ -63,47 +63,30 @@ def test_ls_shows_what_each_engine_is_for(place: Path, monkeypatch: pytest.Monke
         assert cell in row
     assert f"3 engines in {place}, 4.0 MB with kernel timings" in out
     assert out.index("denoise_step") < out.index("vae_encoder") < out.index("vae_decoder")
-
-
-def test_ls_fits_a_narrow_terminal(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    lines = run(place, "ls")[1].splitlines()
-    assert max(len(line) for line in lines[:-1]) <= 80
+    assert max(len(line) for line in run(place, "ls")[1].splitlines()[:-1]) <= 80
 
 
-def test_ls_in_json(place: Path) -> None:
-    content = json.loads(run(place, "ls", "--json")[1])
+def test_ls_in_json_of_the_cache_that_the_variable_names(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATENTSYNC_TRT_CACHE_DIR", str(place))
+    content = json.loads(CliRunner().invoke(main, ["cache", "ls", "--json"]).stdout)
     assert content["folder"] == str(place)
     engines = content["engines"]
     assert 3 * SIZE_BYTES < sum(entry["size_bytes"] for entry in engines) <= content["total_bytes"] - SIZE_BYTES
-    first = engines[0]
-    assert (first["state"], first["key"]["versions"]) == ("ready", KEY.versions)
-    assert [entry["key"]["graph"] for entry in engines] == [
-        "denoise_step",
-        "vae_encoder",
-        "vae_decoder",
-    ]
+    assert (engines[0]["state"], engines[0]["key"]["versions"]) == ("ready", KEY.versions)
+    assert [entry["key"]["graph"] for entry in engines] == ["denoise_step", "vae_encoder", "vae_decoder"]
 
 
-@pytest.mark.parametrize("command", [["ls"], ["verify"], ["prune", "--stale"], ["clear"]])
-def test_a_cache_that_does_not_exist_is_empty(tmp_path: Path, command: list[str]) -> None:
+@pytest.mark.parametrize("command", [["ls"], ["verify"], ["prune", "--stale"], ["clear", "--yes"]])
+def test_a_cache_that_does_not_exist_is_empty_and_a_file_is_an_error(tmp_path: Path, command: list[str]) -> None:
     code, out, err = run(tmp_path / "none", *command)
     assert (code, err) == (0, "")
     assert "0 engines" in out
     assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.parametrize("command", [["ls"], ["verify"], ["prune", "--max-gb", "1"], ["clear", "--yes"]])
-def test_a_file_in_the_place_of_the_cache_is_an_error(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "file").write_text("")
     code, _, err = run(tmp_path / "file", *command)
     assert code == 1
-    assert err.startswith(f"error: {tmp_path / 'file'}: the engine cache cannot be used (Not a directory")
-
-
-def test_the_variable_names_the_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LATENTSYNC_TRT_CACHE_DIR", str(place))
-    assert str(place) in CliRunner().invoke(main, ["cache", "ls"]).stdout
+    assert err.startswith(f"error: {tmp_path / 'file'}: the engine cache cannot be used (")
 
 
 def test_verify_reads_every_byte(place: Path) -> None:
@@ -119,13 +102,10 @@ def test_verify_reads_every_byte(place: Path) -> None:
     assert engine.exists()
 
 
-def test_prune_asks_for_a_limit(place: Path) -> None:
+def test_prune_removes_what_was_used_least_recently(place: Path) -> None:
     code, _, err = run(place, "prune")
     assert code == 2
     assert "--max-gb or --stale" in err
-
-
-def test_prune_removes_what_was_used_least_recently(place: Path) -> None:
     two_gb = 2.1 * SIZE_BYTES / 1e9
     code, out, _ = run(place, "prune", "--max-gb", str(two_gb), "--dry-run")
     assert code == 0

@@ -122,14 +122,6 @@ def test_a_path_with_spaces_and_other_letters(tmp_path: Path) -> None:
     assert (item.folder, item.state, item.key) == (engine.folder, "ready", key)
 
 
-def test_a_file_in_the_place_of_the_cache_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for folder in (tmp_path / "file", tmp_path / "file" / "cache"):
-        assert EngineCache(folder).find(KEY) is None
-        with pytest.raises(OutputError, match=rf"{re.escape(str(folder))}: the engine cache cannot be used .*choose"):
-            EngineCache(folder).obtain(KEY, write_engine)
-
-
 def full(folder: Path) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -186,6 +178,8 @@ def protect() -> Iterator[Callable[[Path], None]]:
 
 def test_a_read_only_cache_is_read_but_not_written(cache: EngineCache, protect: Callable[[Path], None]) -> None:
     engine = cache.obtain(KEY, write_engine)
+    with pytest.raises(OutputError, match=r"engine\.bin: the engine cache cannot be used .*; choose another place"):
+        EngineCache(engine.folder / "engine.bin").obtain(KEY, write_engine)  # a file
     protect(cache.folder)
     assert EngineCache(cache.folder).obtain(KEY, never).folder == engine.folder
     with pytest.raises(OutputError, match=r"cannot be used .*choose another place with --engine-cache"):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import skimage.data
 
+from latentsync_trt.face.align import align
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.tracker import PATIENCE_FRAMES, FaceTracker, usable
 from latentsync_trt.types import Face, UInt8Array
@@ -62,6 +63,17 @@ def test_a_gap_starts_a_new_track() -> None:
 
 def test_a_cut_starts_a_new_track() -> None:
     assert ids(FaceTracker(Detecting([[face_at(100)], [face_at(600)], [face_at(605)]])), 3) == [0, 1, 1]
+
+
+def test_each_track_is_aligned_from_its_own_start() -> None:
+    near, far = face_at(100), face_at(600, width=160, height=200)
+    tracker = FaceTracker(Detecting([[near], [far], [far]]), 512)
+    _, first, second = (tracker.update(FRAME) for _ in range(3))
+    assert first is not None
+    assert second is not None
+    fresh, bias = align(far.points, None, 512)
+    assert np.array_equal(first.matrix, fresh)
+    assert np.array_equal(second.matrix, align(far.points, bias, 512)[0])
 
 
 def test_follows_without_detection() -> None:

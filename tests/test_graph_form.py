@@ -139,15 +139,6 @@ def test_a_session_that_records_a_cuda_graph_is_not_the_one_that_was_tried(
     assert (provider.runs, provider.closed) == (["denoise_step.cuda"], 1)
 
 
-def test_it_is_run_unasked_wherever_the_bundle_has_it(make: Make, both: Bundle) -> None:
-    entry = both.manifest.graphs["denoise_step"]
-    graphs = {**both.manifest.graphs, "vae_decoder": entry}
-    made = make(bundle=replace(both, manifest=replace(both.manifest, graphs=graphs)))
-    assert RuntimeOptions().graph_form == "auto"
-    forms = [made.form(graph) for graph in ("denoise_step", "vae_decoder", "denoise_step_cached")]
-    assert forms == ["cuda", "cuda", "portable"]
-
-
 @pytest.mark.parametrize(("gpu", "kernels"), [(ADA, None), (HOPPER, "10")])
 def test_cudnn_computes_attention_from_hopper_on(make: Make, provider: Provider, gpu: Gpu, kernels: str | None) -> None:
     make(gpu=gpu).open("denoise_step")
@@ -169,33 +160,25 @@ def test_other_providers_keep_the_portable_form(make: Make, name: str) -> None:
         make(name, graph_form="cuda")
 
 
-def test_a_form_that_is_refused_is_replaced_with_a_notice(
-    make: Make, both: Bundle, provider: Provider, notices: list[str]
+@pytest.mark.parametrize("problem", ["refused", "does not run"])
+def test_a_form_that_does_not_open_or_run_is_replaced_with_a_notice(
+    make: Make, both: Bundle, provider: Provider, notices: list[str], problem: str
 ) -> None:
-    provider.refuses = True
+    if problem == "refused":
+        provider.refuses, reason = True, "Failed to find kernel for com.microsoft.GroupNorm(1)"
+    else:  # cuDNN looks for a plan when a convolution first runs
+        reason = "no valid engine configs"
+        provider.fails = InferenceError(f"denoise_step.cuda on CUDAExecutionProvider: {reason}")
     made = make()
     made.open("denoise_step")
     assert made.form("denoise_step") == "portable"
-    assert provider.asked[-1][1].name == "denoise_step"
-    (notice,) = notices
-    assert notice.startswith("denoise_step: the CUDA form does not run here, going on with the portable one: ")
-    assert notice.endswith("Failed to find kernel for com.microsoft.GroupNorm(1)")
+    assert [settings.name for _, settings in provider.asked] == ["denoise_step.cuda", "denoise_step"]
+    assert provider.closed == (problem != "refused")
     made.open("denoise_step")
     assert made.without_cuda_graph().form("denoise_step") == "portable"
-    assert len(notices) == 1
-
-
-def test_a_form_that_opens_and_does_not_run_is_replaced_too(
-    make: Make, both: Bundle, provider: Provider, notices: list[str]
-) -> None:
-    """cuDNN looks for a plan when a convolution first runs."""
-    provider.fails = InferenceError("denoise_step.cuda on CUDAExecutionProvider: no valid engine configs")
-    made = make()
-    made.open("denoise_step")
-    assert made.form("denoise_step") == "portable"
-    assert [notice.endswith("no valid engine configs") for notice in notices] == [True]
-    assert [settings.name for _, settings in provider.asked] == ["denoise_step.cuda", "denoise_step"]
-    assert provider.closed == 1
+    (notice,) = notices
+    assert notice.startswith("denoise_step: the CUDA form does not run here, going on with the portable one: ")
+    assert notice.endswith(reason)
 
 
 def test_messages_leave_out_what_cudnn_dumps() -> None:
@@ -217,13 +200,10 @@ def test_too_little_memory_for_the_trial_does_not_change_the_form(
     assert (provider.closed, notices) == (1, [])
 
 
-def test_a_form_that_is_required_is_not_replaced(make: Make, both: Bundle, provider: Provider) -> None:
+def test_a_form_that_is_required_is_not_replaced(make: Make, provider: Provider, tmp_path: Path) -> None:
     provider.refuses = True
     with pytest.raises(EngineBuildError, match=r"denoise_step\.cuda: Failed to find kernel"):
         make(graph_form="cuda").open("denoise_step")
-
-
-def test_a_bundle_without_the_form_cannot_be_asked_for_it(make: Make, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="bundle toy has no graphs in it; export it again, --static and without"):
         make(bundle=write_toy(tmp_path / "old"), graph_form="cuda")
 

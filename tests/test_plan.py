@@ -40,13 +40,13 @@ def test_impossible_intervals_are_refused(interval: int) -> None:
 @pytest.mark.parametrize(
     ("full_steps", "message"),
     [
-        ((), "step 0 must run the whole network"),
-        ((1, 2), "step 0 must run the whole network"),
-        ((0, 5), "numbered 0 to 4"),
-        ((0, -1), "numbered 0 to 4"),
-        ((0, 2.5), "numbered 0 to 4"),
-        ((0, 3, 2), "in ascending order"),
-        ((0, 3, 3), "in ascending order"),
+        ((), "must begin with 0"),
+        ((1, 2), "must begin with 0"),
+        ((0, 5), "ascend to at most 4"),
+        ((0, -1), "ascend to at most 4"),
+        ((0, 2.5), "ascend to at most 4"),
+        ((0, 3, 2), "ascend to at most 4"),
+        ((0, 3, 3), "ascend to at most 4"),
     ],
 )
 def test_impossible_lists_are_refused(full_steps: tuple[int, ...], message: str) -> None:

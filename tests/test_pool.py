@@ -110,7 +110,7 @@ def test_a_graph_that_is_not_there(make: DemoNetworks) -> None:
 
 TROUBLES = {
     "full": "the disk is full",
-    "a file": "the engine cache cannot be used (Not a directory",
+    "a file": "the engine cache cannot be used (",
     "read-only": "the engine cache cannot be used (Read-only file system",
 }
 

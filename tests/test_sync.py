@@ -220,13 +220,13 @@ class FirstFrames:
     ("low_memory", "with_face", "most_alive"),
     # Queues, threads and windows hold up to 63 frames, and 88 with two windows at once. Ten faces make one window,
     # which must not wait for a second one.
-    [(False, 200, 90), (True, 10, 130)],
+    [(False, 160, 90), (True, 10, 120)],
     ids=["a face throughout", "a face at the start only"],
 )
 def test_memory_does_not_grow_with_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, low_memory: bool, with_face: int, most_alive: int
 ) -> None:
-    """Counts the pictures and aligned faces in memory after each of 200 frames."""
+    """Counts the pictures and aligned faces in memory after each of 160 frames."""
     made: list[weakref.ref[object]] = []
 
     class WatchedRgb(LazyRgb):
@@ -245,7 +245,10 @@ def test_memory_does_not_grow_with_length(
     monkeypatch.setattr("latentsync_trt.media.reader.LazyRgb", WatchedRgb)
     monkeypatch.setattr("latentsync_trt.sync.faces.crop", watched_crop)
     monkeypatch.setattr("latentsync_trt.sync.run._LOW_MEMORY_WINDOWS", 2)
-    clip, sound = write_video(tmp_path / "clip.mp4", numbered(8, 240, 320)), write_sound(tmp_path / "speech.wav", 8)
+    clip, sound = (
+        write_video(tmp_path / "clip.mp4", numbered(8, 240, 320)),
+        write_sound(tmp_path / "speech.wav", 160 / 25),
+    )
     counts: list[tuple[int, int]] = []
     with LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(low_memory=low_memory)) as lip_sync:
         report = lip_sync.sync(
@@ -256,7 +259,7 @@ def test_memory_does_not_grow_with_length(
             detector=FirstFrames(with_face),
             on_progress=lambda _: counts.append((alive(LazyRgb), alive(np.ndarray))),
         )
-    assert (report.frames, report.frames_with_face) == (200, with_face)
+    assert (report.frames, report.frames_with_face) == (160, with_face)
     pictures, faces = map(max, zip(*counts, strict=True))
     assert 4 < pictures <= most_alive
     assert 4 < faces <= most_alive

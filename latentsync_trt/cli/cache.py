@@ -1,8 +1,8 @@
 """`latentsync-trt cache`: list, check and remove engines."""
 
-import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,15 +14,7 @@ from rich.table import Table
 
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.cache.entry import Entry, folder_bytes
-from latentsync_trt.runtime.cache.prune import (
-    Choice,
-    remove,
-    remove_timings,
-    select,
-    survey,
-    this_machine,
-    total_bytes,
-)
+from latentsync_trt.runtime.cache.prune import Choice, remove, remove_timings, select, survey, this_machine, total_bytes
 from latentsync_trt.runtime.cache.store import cache_folder
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,7 +24,7 @@ _COLUMNS = ("graph", "bundle", "built for", "GPU", "sizes", "size", "build", "la
 
 def common_options(function: F) -> F:
     """`--engine-cache` and `--json`."""
-    given = next(spec for spec in dataclasses.fields(RuntimeOptions) if spec.name == "engine_cache")
+    given = next(spec for spec in fields(RuntimeOptions) if spec.name == "engine_cache")
     function = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")(function)
     return click.option(
         "--engine-cache",
@@ -91,12 +83,11 @@ def prune_engines(folder: Path, as_json: bool, max_gb: float | None, stale: bool
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 def clear_engines(folder: Path, as_json: bool, yes: bool, dry_run: bool) -> None:
     """Remove all engines and kernel timings. Builds in progress stay."""
-    entries = survey(folder)
-    chosen = [Choice(entry, "cleared") for entry in entries]
+    chosen = [Choice(entry, "cleared") for entry in survey(folder)]
     if not dry_run:
-        if entries and not yes:
-            size = decimal(total_bytes(entries))
-            click.confirm(f"Remove {_count(entries)} ({size}) from {folder}?", abort=True, err=True)
+        if chosen and not yes:
+            size = decimal(total_bytes(choice.entry for choice in chosen))
+            click.confirm(f"Remove {_count(chosen)} ({size}) from {folder}?", abort=True, err=True)
         chosen = remove(folder, chosen)
         remove_timings(folder)
     _report(folder, chosen, dry_run=dry_run, as_json=as_json)
@@ -108,9 +99,8 @@ def _report(folder: Path, chosen: Sequence[Choice], *, dry_run: bool, as_json: b
     removed = [choice for choice in chosen if not choice.refusal]
     freed_bytes = total_bytes(choice.entry for choice in removed)
     if as_json:
-        lists = {"removed": removed, "kept": kept}
-        rows = {name: [dataclasses.asdict(choice) for choice in choices] for name, choices in lists.items()}
-        _print_json({"folder": folder, "dry_run": dry_run, "freed_bytes": freed_bytes, **rows})
+        lists = {"removed": list(map(asdict, removed)), "kept": list(map(asdict, kept))}
+        _print_json({"folder": folder, "dry_run": dry_run, "freed_bytes": freed_bytes, **lists})
     else:
         for choice in removed:
             click.echo(f"{choice.entry.label} ({decimal(choice.entry.size_bytes)}): {choice.reason}")
@@ -125,7 +115,7 @@ def _report(folder: Path, chosen: Sequence[Choice], *, dry_run: bool, as_json: b
 def _show(folder: Path, entries: Sequence[Entry], *, as_json: bool) -> None:
     size_bytes = folder_bytes(folder)
     if as_json:
-        rows = [{**dataclasses.asdict(entry), "state": entry.state} for entry in entries]
+        rows = [{**asdict(entry), "state": entry.state} for entry in entries]
         _print_json({"folder": folder, "total_bytes": size_bytes, "engines": rows})
         return
     if entries:

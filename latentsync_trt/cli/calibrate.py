@@ -81,10 +81,6 @@ def command(
             raise LatentSyncError("interrupted; the same command resumes from here") from None
     if not quiet:
         _show(target, parent.manifest, found)
-        say(
-            f"note: {calibration.work.folder} holds the calibration ranges; runs with another --precision, --keep, "
-            "--target-psnr, --percentile or --smooth reuse them, else delete it"
-        )
 
 
 def default_out(bundle: str, precision: str) -> Path:

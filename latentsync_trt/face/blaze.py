@@ -73,7 +73,7 @@ def _merged(scores: Float32Array, faces: Float32Array) -> Float32Array:
         same = iou(boxes[left[0]], boxes[left]) > _SAME_FACE_IOU
         same[0] = True
         group = left[same]
-        means.append(np.average(faces[group], axis=0, weights=scores[group]))
+        means.append(np.tensordot(scores[group] / scores[group].sum(), faces[group], 1))
         left = left[~same]
     return np.array(means, np.float32).reshape(-1, 4, 2)
 

@@ -63,11 +63,15 @@ def converged(seen: Region, own: Region) -> bool:
 def cut(frame: Picture, region: Region) -> Float32Array:
     """The region as the network's input: float32 `(1, 3, 192, 192)` in [0, 1], black outside the frame."""
     part, matrix = _around(frame, region)
-    shrink = int(region.side_px // SIDE_PX)
-    if shrink >= 2:  # bilinear warping would skip pixels
-        part, matrix = _shrunk(part, matrix, shrink)
     if 0 in part.shape:
         return np.zeros((1, 3, SIDE_PX, SIDE_PX), np.float32)
+    shrink = int(region.side_px // SIDE_PX)
+    if 2 <= shrink <= min(part.shape[:2]):  # bilinear warping would skip pixels: average squares of them first
+        size = (part.shape[1] // shrink, part.shape[0] // shrink)
+        whole = part[: size[1] * shrink, : size[0] * shrink]
+        part = np.asarray(cv2.resize(whole, size, interpolation=cv2.INTER_AREA), np.uint8)
+        matrix[:, :2] /= shrink
+        matrix[:, 2] = (matrix[:, 2] + 0.5) / shrink - 0.5
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     image = cv2.warpAffine(part, matrix, (SIDE_PX, SIDE_PX), flags=flags, borderMode=cv2.BORDER_CONSTANT)
     return np.ascontiguousarray(image.transpose(2, 0, 1)[None], np.float32) / np.float32(255)
@@ -77,22 +81,11 @@ def _around(frame: Picture, region: Region) -> tuple[UInt8Array, Float64Array]:
     """The part of the frame around the region, perhaps empty, and `Region.to_frame` relative to that part."""
     # Half the diagonal, plus a margin that contains the bilinear samples' neighbors for small squares, too.
     reach = max(0.75 * region.side_px, 0.71 * region.side_px + 3)
-    left, top = max(int(region.x_px - reach), 0), max(int(region.y_px - reach), 0)
-    right, bottom = max(int(region.x_px + reach), 0), max(int(region.y_px + reach), 0)
+    center = np.array([region.x_px, region.y_px])
+    (left, top), (right, bottom) = (np.maximum(end, 0).astype(int).tolist() for end in (center - reach, center + reach))
     matrix = region.to_frame()
     matrix[:, 2] -= left, top
     return frame[top:bottom, left:right], matrix
-
-
-def _shrunk(part: UInt8Array, matrix: Float64Array, shrink: int) -> tuple[UInt8Array, Float64Array]:
-    """A part of the frame averaged over `shrink`² pixels, and the matrix into it."""
-    size = (part.shape[1] // shrink, part.shape[0] // shrink)
-    if min(size) < 1:
-        return part, matrix
-    small = cv2.resize(part[: size[1] * shrink, : size[0] * shrink], size, interpolation=cv2.INTER_AREA)
-    moved = matrix / shrink
-    moved[:, 2] = (matrix[:, 2] + 0.5) / shrink - 0.5
-    return np.asarray(small, np.uint8), moved
 
 
 def to_frame(landmarks: Float32Array, region: Region) -> Float32Array:

@@ -15,7 +15,7 @@ from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.conversion import DIRECT_FORMATS, FrameConverter, orientation_of
 from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.lazy_rgb import LazyRgb
-from latentsync_trt.media.timing import Stamped, at_constant_rate, on_own_clock
+from latentsync_trt.media.timing import at_constant_rate, on_own_clock
 from latentsync_trt.types import Frame, Picture, VideoInfo, YuvPlanes
 
 _CONTAINER_TICKS_PER_S = 1_000_000
@@ -100,8 +100,10 @@ def _pictures(path: Path, rgb_only: bool) -> Iterator[_Converted]:
             yield converted
 
 
-def _decoded(path: Path, container: InputContainer, stream: VideoStream) -> Iterator[Stamped[VideoFrame]]:
-    """Decoded frames in presentation order with their own time stamps."""
+def _decoded(
+    path: Path, container: InputContainer, stream: VideoStream
+) -> Iterator[tuple[Fraction | None, Fraction | None, VideoFrame]]:
+    """Time stamps, durations and decoded frames in presentation order."""
     size = None
     frames = container.decode(stream)
     time_s = Fraction(0)
@@ -119,7 +121,7 @@ def _decoded(path: Path, container: InputContainer, stream: VideoStream) -> Iter
                 f"{path}: its pictures change from {size[0]}×{size[1]} to {frame.width}×{frame.height} after "
                 f"{float(time_s):.2f} s; re-encode it at one size"
             )
-        yield Stamped(stamp_s, frame.duration * time_base if frame.duration > 0 else None, frame)
+        yield stamp_s, frame.duration * time_base if frame.duration > 0 else None, frame
 
 
 def _convert(converter: FrameConverter, frame: VideoFrame, rgb_only: bool) -> _Converted:

@@ -16,15 +16,6 @@ DISCONTINUITY_S = Fraction(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Stamped(Generic[T]):
-    """A decoded picture: `time_s` on the stream's own clock, `duration_s`; either may be missing."""
-
-    time_s: Fraction | None
-    duration_s: Fraction | None
-    item: T
-
-
-@dataclass(frozen=True, slots=True)
 class Timed(Generic[T]):
     """A picture on the video's own clock, which starts at 0 with its first picture."""
 
@@ -33,24 +24,28 @@ class Timed(Generic[T]):
     item: T
 
 
-def on_own_clock(pictures: Iterable[Stamped[T]], period_s: Fraction) -> Iterator[Timed[T]]:
+def on_own_clock(
+    pictures: Iterable[tuple[Fraction | None, Fraction | None, T]], period_s: Fraction
+) -> Iterator[Timed[T]]:
     """Gives pictures in presentation order strictly increasing times from 0.
 
     A missing time is one `period_s` after the previous picture's. A picture that is not later than the one before it is
     dropped. Where the clock steps back by `DISCONTINUITY_S` or more, the next picture comes one period later.
+
+    Args:
+        pictures: each with its time on the stream's own clock and its duration; either may be missing.
     """
     origin_s: Fraction | None = None
     last_s = -period_s
-    for picture in pictures:
-        due_s = last_s + period_s
-        if picture.time_s is not None:
-            if origin_s is None or picture.time_s - origin_s <= last_s - DISCONTINUITY_S:
-                origin_s = picture.time_s - due_s
-            due_s = picture.time_s - origin_s
-        if due_s <= last_s:
-            continue
-        last_s = due_s
-        yield Timed(due_s, picture.duration_s or period_s, picture.item)
+    for stamp_s, duration_s, item in pictures:
+        time_s = last_s + period_s
+        if stamp_s is not None:
+            if origin_s is None or stamp_s - origin_s <= last_s - DISCONTINUITY_S:
+                origin_s = stamp_s - time_s
+            time_s = stamp_s - origin_s
+        if time_s > last_s:
+            last_s = time_s
+            yield Timed(time_s, duration_s or period_s, item)
 
 
 def at_constant_rate(pictures: Iterable[Timed[T]], fps: int) -> Iterator[T]:

@@ -162,8 +162,7 @@ class VideoWriter:
         stream.width, stream.height = width, height
         stream.thread_count = _ENCODER_THREADS
         stream.time_base = Fraction(1, MODEL_FPS)
-        if self._info is not None:
-            stream.codec_context.sample_aspect_ratio = self._info.sample_aspect_ratio
+        stream.codec_context.sample_aspect_ratio = self._info.sample_aspect_ratio if self._info else Fraction(1)
         return stream
 
     def _picture(self, frame: Frame, patch: Patch | None) -> VideoFrame:

@@ -36,9 +36,7 @@ UNGUIDED = 1.0
 """A guidance scale at which the unconditional half is left out."""
 
 _SOLVER = "ddim"
-
 _MOST_HELD_OUT = 4
-
 # One window of this many is denoised without guidance: the guided graphs' layers see both halves anyway.
 _UNGUIDED_EVERY = 4
 
@@ -100,7 +98,7 @@ class Calibration:
         return found
 
     def observe(self) -> Observed:
-        """Records windows and denoises them with observed graphs, as far as it was not done before.
+        """Records windows and denoises them with observed graphs, except those done before an interruption.
 
         Raises:
             NoFaceError: no clip shows a face. MediaError, InputError: a clip cannot be read.
@@ -118,7 +116,7 @@ class Calibration:
         for warning in warnings_of(summaries, self.options.samples, self.bundle.manifest.frames):
             self.on_warning(warning)
         if not held_out and (self.options.measure or self.options.target_psnr is not None):
-            self.on_warning("no window is left to measure on, so the result is measured on a calibrated one")
+            self.on_warning("no window is left to measure on, so the result is measured on one it was calibrated on")
         return Observed(self._observe(samples), len(samples), held_out or samples[:1])
 
     def _warn_of_gpu(self) -> None:
@@ -166,7 +164,7 @@ class Calibration:
         return ranges
 
     def _report(self, stage: str, before: int = 0, total: int | None = None) -> Callable[[int, int], None]:
-        """A function that takes what is done and its total, of a part of `total` that begins at `before`."""
+        """A callback for the progress of a stage, or of the part of it that begins at `before` of `total`."""
         return lambda done, of: self.on_progress(Progress(stage, before + done, total or of))
 
     def _choose(self, observed: Observed) -> tuple[CalibrateOptions, dict[str, float], SearchResult | None]:
@@ -191,7 +189,7 @@ class Calibration:
 
 
 def loops_of(windows: Sequence[Path], options: CalibrateOptions, *, unguided: bool) -> list[tuple[Path, Loop]]:
-    """How each window is denoised: guided ones first, then, if there are `unguided` graphs, one of four without.
+    """How each window is denoised. If there are `unguided` graphs, one of four runs without guidance, after the others.
 
     Full steps start one step later in each window, so that full and cached graphs are observed at all timesteps.
     """

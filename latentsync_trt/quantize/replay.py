@@ -68,7 +68,7 @@ class Replay:
                 _power(self._faces(denoiser, window) - exact)
                 for window, exact in zip(self._windows, faces, strict=True)
             ]
-        return decibel(1.0, float(np.mean(errors)))
+        return decibel(float(np.mean(errors)))
 
     @cached_property
     def _reference(self) -> tuple[list[Float32Array], list[_Probe]]:
@@ -102,9 +102,9 @@ class Replay:
         return denoiser.latents() - latents
 
 
-def decibel(signal: float, noise: float) -> float:
-    """Ratio of two powers in dB, at most 200."""
-    return min(_LARGEST_DB, 10 * float(np.log10(signal / noise))) if noise > 0 else _LARGEST_DB
+def decibel(noise: float) -> float:
+    """Signal-to-noise ratio in dB of a noise power relative to the signal's, at most 200."""
+    return min(_LARGEST_DB, -10 * float(np.log10(noise))) if noise > 0 else _LARGEST_DB
 
 
 def _power(values: Float32Array) -> float:

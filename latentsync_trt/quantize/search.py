@@ -32,7 +32,7 @@ class Sensitivity:
     @property
     def step_db(self) -> float:
         """Signal-to-noise ratio of a full step's change."""
-        return decibel(1.0, self.noise)
+        return decibel(self.noise)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,18 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from latentsync_trt.quantize.bundle import Provenance
-from tests.quantize.eight_bit import write_eight_bit
+from latentsync_trt.quantize.bundle import Provenance, quantize_bundle
+from latentsync_trt.quantize.options import CalibrateOptions
+from tests.quantize.eight_bit import small_ranges
+from tests.small import small_bundle
 
 
 @pytest.fixture(scope="session")
 def int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small bundle in INT8, with the provenance of one clip."""
+    out = tmp_path_factory.mktemp("eight") / "small-int8"
     provenance = Provenance({"clip.mp4": "0a"}, {"samples": 1}, {"faces_psnr_db": 40.0})
-    return write_eight_bit(tmp_path_factory.mktemp("eight") / "small-int8", "int8", provenance)
+    return quantize_bundle(small_bundle(), small_ranges(), CalibrateOptions(percentile=100.0), out, provenance)
 
 
 @pytest.fixture(scope="session")
 def fp8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small bundle in FP8."""
-    return write_eight_bit(tmp_path_factory.mktemp("eight") / "small-fp8", "fp8")
+    out = tmp_path_factory.mktemp("eight") / "small-fp8"
+    return quantize_bundle(small_bundle(), small_ranges(), CalibrateOptions("fp8", percentile=100.0), out)

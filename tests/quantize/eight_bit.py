@@ -1,4 +1,4 @@
-"""The small bundle in 8 bits, with ranges observed on noise."""
+"""Calibration ranges of the small bundle, observed on noise."""
 
 import functools
 from pathlib import Path
@@ -9,9 +9,7 @@ import numpy as np
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.diffusion.plan import cache_plan
 from latentsync_trt.diffusion.scheduler import solver_schedule
-from latentsync_trt.quantize.bundle import Provenance, quantize_bundle
 from latentsync_trt.quantize.observe import write_observed
-from latentsync_trt.quantize.options import CalibrateOptions, EightBit
 from latentsync_trt.quantize.ranges import ActivationRange, Ranges
 from latentsync_trt.quantize.windows import Loop, RecordedWindow
 from latentsync_trt.runtime.networks.uncached import ObservedTensor, ObservingDenoiser
@@ -69,9 +67,3 @@ def observe_small(loop: Loop, graphs: tuple[str, ...] = GUIDED) -> tuple[Observe
 def small_ranges() -> Ranges:
     """Calibration ranges of all layers of the small bundle."""
     return observe_small(small_loop())[0].ranges
-
-
-def write_eight_bit(folder: Path, kind: EightBit, provenance: Provenance | None = None) -> Path:
-    """The small bundle in 8 bits."""
-    options = CalibrateOptions(kind, percentile=100.0)
-    return quantize_bundle(small_bundle(), small_ranges(), options, folder, provenance)

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from latentsync_trt.runtime.cache.entry import Entry
-from latentsync_trt.runtime.cache.key import EngineKey
 from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What engines run with here. What is unknown makes no engine foreign.
+    """What engines run with here. What is unknown makes no engine stale.
 
     `versions`: of the libraries that keys name; empty for one that is not installed. `gpus`: names of the devices,
     None where the driver cannot be asked or hides some.
@@ -22,14 +21,16 @@ class Machine:
     versions: Mapping[str, str] = field(default_factory=dict)
     gpus: frozenset[str] | None = None
 
-    def foreign(self, key: EngineKey) -> str:
-        """Why no run on this machine uses an engine of `key`; empty if one may."""
-        for name, version in key.versions.items():
+    def why_stale(self, entry: Entry) -> str:
+        """Why no run on this machine uses an engine; empty if one may."""
+        if entry.problem or entry.key is None:
+            return entry.problem
+        for name, version in entry.key.versions.items():
             here = self.versions.get(name, version)
             if here != version:
                 return f"built with {name} {version}, and here is {here or 'none'}"
-        if self.gpus is not None and key.gpu not in self.gpus:
-            return f"built for {key.gpu}, which is not in this machine"
+        if self.gpus is not None and entry.key.gpu not in self.gpus:
+            return f"built for {entry.key.gpu}, which is not in this machine"
         return ""
 
 
@@ -73,19 +74,16 @@ def survey(folder: Path, *, hashes: bool = False) -> tuple[Entry, ...]:
 def select(entries: Sequence[Entry], *, max_bytes: int | None = None, stale: Machine | None = None) -> list[Choice]:
     """Which of `entries` to remove, and why: with `stale` those that are damaged or foreign to that machine, then the
     damaged and the least recently used until `max_bytes` are left. Pure."""
-    reasons = {entry.folder: _why_stale(entry, stale) if stale else "" for entry in entries}
-    chosen = [Choice(entry, reasons[entry.folder]) for entry in entries if reasons[entry.folder]]
-    left = [entry for entry in entries if not reasons[entry.folder]]
-    excess_bytes = 0 if max_bytes is None else total_bytes(left) - max_bytes
-    for entry in sorted(left, key=lambda entry: (not entry.problem, entry.last_used_at)):
-        if excess_bytes > 0:
-            chosen.append(Choice(entry, f"more than {(max_bytes or 0) / 1e9:g} GB in all"))
-            excess_bytes -= entry.size_bytes
+    chosen = [Choice(entry, reason) for entry in entries if stale and (reason := stale.why_stale(entry))]
+    if max_bytes is not None:
+        gone = {choice.entry.folder for choice in chosen}
+        left = [entry for entry in entries if entry.folder not in gone]
+        excess_bytes = total_bytes(left) - max_bytes
+        for entry in sorted(left, key=lambda entry: (not entry.problem, entry.last_used_at)):
+            if excess_bytes > 0:
+                chosen.append(Choice(entry, f"more than {max_bytes / 1e9:g} GB in all"))
+                excess_bytes -= entry.size_bytes
     return chosen
-
-
-def _why_stale(entry: Entry, machine: Machine) -> str:
-    return entry.problem or (machine.foreign(entry.key) if entry.key else "")
 
 
 def remove(folder: Path, chosen: Iterable[Choice]) -> list[Choice]:

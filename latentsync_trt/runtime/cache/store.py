@@ -105,6 +105,7 @@ class EngineCache:
         found = self.find(key, newer_than=newer_than)
         if found:
             return found
+        self.sweep()
         lock = self._lock(key.digest)
         with self._explained():
             try:
@@ -160,13 +161,11 @@ class EngineCache:
             return f"in use, or write-protected ({error.strerror})"
         return ""
 
-    def sweep(self, held: str = "") -> None:
-        """Deletes what killed processes left: all of a digest whose lock is free, or `held` by the caller."""
+    def sweep(self) -> None:
+        """Deletes what killed processes left: all of a digest whose lock is free."""
         for path in self._listing():
             match = _ASIDE_NAME.fullmatch(path.name)
-            if match and match[1] == held:
-                shutil.rmtree(path, ignore_errors=True)
-            elif match:
+            if match:
                 with suppress(Timeout), self._explained(), self._lock(match[1]).acquire(blocking=False):
                     shutil.rmtree(path, ignore_errors=True)
 
@@ -183,7 +182,6 @@ class EngineCache:
         problem = self._examined(key).problem
         if problem and target.exists():
             self._notice(f"engine cache: {key.label} in {target}: {problem}; building it again")
-        self.sweep(key.digest)
         aside = _aside(target)
         try:
             with self._explained():
@@ -206,11 +204,11 @@ class EngineCache:
         try:
             build(aside)
         except Exception:
-            self._check_folder(aside)
+            self._check(aside)
             raise
-        self._check_folder(aside)
+        self._check(aside)
 
-    def _check_folder(self, aside: Path) -> None:
+    def _check(self, aside: Path) -> None:
         if not aside.is_dir():
             raise OutputError(f"{self.folder}: was deleted while an engine was built in it; run again")
         if shutil.disk_usage(self.folder).free < _LEAST_FREE_BYTES:

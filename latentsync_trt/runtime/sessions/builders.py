@@ -48,13 +48,7 @@ _ATTENTION = re.compile(r"\bAttention (?:\(node|operation)")
 
 @dataclass(frozen=True, slots=True)
 class GraphSource:
-    """A graph of a bundle, and how to open it.
-
-    Args:
-        path: the `.onnx` file.
-        dimensions: values that make variable dimensions fixed.
-        profile_prefix: where to write a trace, None for none.
-    """
+    """A graph's `.onnx` file, values that make variable dimensions fixed, and where to write a trace, None for none."""
 
     path: Path
     dimensions: Mapping[str, int] = field(default_factory=dict)
@@ -62,13 +56,8 @@ class GraphSource:
 
     def settings(self, **fields: Any) -> SessionSettings:
         """Session settings for this graph."""
-        return SessionSettings(
-            name=self.path.stem,
-            dimensions=self.dimensions,
-            config=RECORD_ASSIGNMENT,
-            profile_prefix=self.profile_prefix,
-            **fields,
-        )
+        own = SessionSettings(**fields, name=self.path.stem, config=RECORD_ASSIGNMENT)
+        return replace(own, dimensions=self.dimensions, profile_prefix=self.profile_prefix)
 
 
 class Opener(Protocol):

@@ -4,9 +4,9 @@ import copy
 import hashlib
 import json
 import time
-from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -37,7 +37,7 @@ from latentsync_trt.types import EngineTime
 COMPILING_PROVIDERS = ("tensorrt", "rtx")
 """Those that need an engine, which takes minutes to build. The others open a bundle's graphs directly."""
 
-LEAST_NODE_SHARE = {"tensorrt": 0.9, "rtx": 0.9, "cuda": 0.9, "cpu": 1.0}
+LEAST_NODE_SHARE = 0.9
 """Smallest share of a graph's nodes that must run on the chosen provider. With less the run would be slower than the
 provider's name promises: copies between devices cost more than the nodes."""
 
@@ -148,10 +148,9 @@ class Engines:
             EngineBuildError, OutOfMemory: the provider cannot compile the graph. OutputError: the cache cannot be
             written.
         """
-        key = self.key(graph)
+        newer_than = datetime.now(UTC) if force else None
         try:
-            newer_than = datetime.now(UTC) if force else None
-            return self.cache.obtain(key, self._build(graph, key), newer_than=newer_than)
+            return self.cache.obtain(self.key(graph), partial(self._build, graph), newer_than=newer_than)
         except OutputError as error:
             self._unwritable = error
             raise
@@ -208,9 +207,7 @@ class Engines:
         try:
             if self._unwritable is not None and self.cache.find(key) is None:
                 raise self._unwritable
-            engine, session = self.cache.load(
-                key, self._build(graph, key), lambda folder: builder.open_built(source, folder)
-            )
+            engine, session = self.cache.load(key, partial(self._build, graph), partial(builder.open_built, source))
         except OutputError as error:
             self._unwritable = error
             self._notice(f"{error}; {graph} is built for this run only")
@@ -218,20 +215,16 @@ class Engines:
             open_s = time.perf_counter() - start_s
             share = self._node_share(session)
             return OpenedEngine(session, share, built=True, build_s=open_s, open_s=open_s, size_bytes=0)
-        open_s = time.perf_counter() - start_s - ((engine.build_s or 0.0) if engine.built else 0.0)
-        share, build_s = self._node_share(session), engine.build_s or 0.0
-        return OpenedEngine(session, share, engine.built, build_s, open_s, engine.size_bytes)
+        build_s = engine.build_s or 0.0
+        open_s = time.perf_counter() - start_s - (build_s if engine.built else 0.0)
+        return OpenedEngine(session, self._node_share(session), engine.built, build_s, open_s, engine.size_bytes)
 
-    def _build(self, graph: str, key: EngineKey) -> Callable[[Path], None]:
-        """Builds into the folder it is given, with notices."""
-
-        def build(folder: Path) -> None:
-            self._notice(f"{graph}: no engine for {key.provider} yet; building it, once")
-            start_s = time.perf_counter()
-            self._builder(graph).build(self._source(graph), folder)
-            self._notice(f"{graph}: built in {time.perf_counter() - start_s:.1f} s")
-
-        return build
+    def _build(self, graph: str, folder: Path) -> None:
+        """Builds the engine of a graph into `folder`, with notices."""
+        self._notice(f"{graph}: no engine for {self.selection.name} yet; building it, once")
+        start_s = time.perf_counter()
+        self._builder(graph).build(self._source(graph), folder)
+        self._notice(f"{graph}: built in {time.perf_counter() - start_s:.1f} s")
 
     def _node_share(self, session: Session) -> float:
         """Share of nodes on the chosen provider.
@@ -239,16 +232,15 @@ class Engines:
         Raises:
             EngineBuildError: another provider runs the session, or the share is too small.
         """
-        name = self.selection.name
-        wanted = ORT_NAMES[name]
+        name, wanted = self.selection.name, ORT_NAMES[self.selection.name]
         counts = session.nodes_by_provider()
         total = sum(counts.values())
         share = counts.get(wanted, 0) / total if total else 1.0
-        if wanted not in session.ort.get_providers() or share < LEAST_NODE_SHARE[name]:
+        if wanted not in session.ort.get_providers() or share < LEAST_NODE_SHARE:
             session.close()
             where = ", ".join(f"{count} on {provider}" for provider, count in sorted(counts.items()))
             raise EngineBuildError(
-                f"{session.name}: {name} runs {share:.0%} of its nodes, and at least {LEAST_NODE_SHARE[name]:.0%} are "
+                f"{session.name}: {name} runs {share:.0%} of its nodes, and at least {LEAST_NODE_SHARE:.0%} are "
                 f"expected ({where}); export the model again with this version, or choose another --provider"
             )
         return share
