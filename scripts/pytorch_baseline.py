@@ -148,7 +148,7 @@ def _vae(bundle: Bundle) -> AutoencoderKL:
     for node in graph.node:
         groups = next((attribute.i for attribute in node.attribute if attribute.name == "num_groups"), groups)
     if not widths or not groups:
-        raise BundleError(f"{bundle.folder}: its image encoder is none of diffusers' AutoencoderKL")
+        raise BundleError(f"{bundle.folder}: its image encoder is not diffusers' AutoencoderKL")
     return AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * len(widths),
         up_block_types=("UpDecoderBlock2D",) * len(widths),
