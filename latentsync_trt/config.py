@@ -109,7 +109,7 @@ def check_guidance_interval(interval: tuple[float, float]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How noise becomes a picture. `full_steps`, where given, replaces `cache_interval`."""
+    """Settings of the sampler. `full_steps`, where given, replaces `cache_interval`."""
 
     steps: int
     solver: Solver
@@ -205,7 +205,7 @@ class SyncOptions:
 
     @property
     def sampling(self) -> Sampling:
-        """The preset with explicit options applied; its full steps are used with its own number of steps only."""
+        """The preset with explicit options applied; its `full_steps` apply only to its own number of steps."""
         preset = PRESETS[self.preset]
         full_steps = self.full_steps
         if full_steps is None and self.cache_interval is None and self.steps in (None, preset.steps):
@@ -220,10 +220,9 @@ class SyncOptions:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """How engines are built, cached and run. Raises `InputError` on a value outside its limits.
+    """How engines are built, cached and run. Raises `InputError` for values outside their limits.
 
-    `dynamic`, `workspace_gb`, `optimization_level` and `graph_form` are part of an engine's identity: another value
-    needs another engine.
+    `dynamic`, `workspace_gb`, `optimization_level` and `graph_form` are part of an engine's key in the cache.
     """
 
     dynamic: bool | None = _engine_option(
@@ -274,4 +273,4 @@ class RuntimeOptions:
 
 
 NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "profile", "windows_per_batch")
-"""Fields of `RuntimeOptions` that change how a clip is run, but not its engines."""
+"""Fields of `RuntimeOptions` that do not change engines."""

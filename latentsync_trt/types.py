@@ -1,4 +1,4 @@
-"""Frozen dataclasses that pass between the stages.
+"""Frozen dataclasses passed between the stages.
 
 Arrays: images are uint8 `(H, W, 3)` in RGB, row 0 at the top; geometry is in pixels with (x, y) order and the center of
 the top-left pixel at (0, 0); times are exact seconds as `Fraction`.
@@ -21,10 +21,7 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class ColorTags:
-    """ITU-T H.273 code points of a stream, as containers and codecs store them; 2 means "not specified".
-
-    `full_range` is None where the source does not say.
-    """
+    """ITU-T H.273 code points of a stream; 2 = not specified. `full_range` is None where the source does not say."""
 
     primaries: int = 2
     transfer: int = 2
@@ -34,9 +31,9 @@ class ColorTags:
 
 @dataclass(frozen=True, slots=True)
 class VideoInfo:
-    """A video stream's properties. Sizes in pixels after rotation; `duration_s` is None where the file has none.
+    """A video stream's properties. Sizes and `sample_aspect_ratio` (pixel width / height) are after rotation.
 
-    `sample_aspect_ratio`: width over height of a pixel after rotation.
+    `duration_s` is None where the file does not state it.
     """
 
     width_px: int
@@ -58,7 +55,7 @@ class YuvPlanes:
 
 
 class Picture(Protocol):
-    """RGB, uint8 `(H, W, 3)`, read-only: an array, or an object that computes only the parts that are read."""
+    """Read-only RGB image, uint8 `(H, W, 3)`: an array, or an object that computes only the parts that are read."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -66,20 +63,20 @@ class Picture(Protocol):
         ...
 
     def __getitem__(self, place: tuple[slice, slice], /) -> UInt8Array:
-        """A part, by rows and columns."""
+        """The given rows and columns."""
         ...
 
     def __array__(self) -> UInt8Array:
-        """The whole."""
+        """The whole picture."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """One picture of the output's time line.
+    """One output frame.
 
-    Faces are searched and painted in `picture`. `planes` holds the same picture in the sampling that will be encoded,
-    so that unchanged pixels are never converted; it is None where the output is RGB.
+    Faces are found and painted in `picture`. `planes` holds the same picture in the encoder's chroma sampling, so that
+    unchanged pixels are never converted; it is None for RGB output.
     """
 
     index: int
@@ -130,7 +127,7 @@ class FaceDetector(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlignedFace:
-    """A face brought to the network's pose.
+    """A face, aligned to the network's reference pose.
 
     `image (H, H, 3)` uint8 RGB at the network's resolution; `matrix (2, 3)` float64 maps frame pixels to pixels of the
     upright crop, whose size is `crop_size_px` = (width, height) before it is resized to H×H.
@@ -146,7 +143,7 @@ class WindowBatch:
     """Windows to denoise together.
 
     `latents (B, 4, F, h, w)`, `conditioning (B, 9, F, h, w)`, `audio (B, F, S, D)`, float32. `guidance`: scale; at 1 or
-    below there is no unconditional half. `unguided_too`: some steps will run without guidance, whatever its scale.
+    below all steps run without guidance. `unguided_too`: some steps run without guidance at any scale.
     """
 
     latents: Float32Array
@@ -160,14 +157,14 @@ class Denoiser(Protocol):
     """Holds the latents of one batch of windows and updates them step by step."""
 
     def begin(self, batch: WindowBatch) -> None:
-        """Takes a batch of windows."""
+        """Starts a new batch of windows."""
         ...
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
         """One update with the coefficients `(5,)` of `diffusion.scheduler.Step`.
 
-        `cached` reuses features of the last full step, which must have been guided if this one is. `guided` has no
-        effect where the scale is at 1 or below.
+        `cached` reuses features of the last full step, which must have had the same `guided`. `guided` has no effect
+        where the scale is 1 or below.
         """
         ...
 
@@ -183,23 +180,23 @@ class ImageCodec(Protocol):
         """Scaled latents of faces times `mask`, and of the whole faces: both float32 `(N, 4, h, w)`.
 
         Args:
-            faces: uint8 `(N, H, W, 3)` RGB, any N; 0 to 255 are −1 to 1 for the network.
-            mask: float32 `(H, W)`, 1 = kept; 0 turns a pixel gray.
+            faces: uint8 `(N, H, W, 3)` RGB, any N; scaled to −1 to 1 for the network.
+            mask: float32 `(H, W)`, 1 = kept, 0 = turned gray.
         """
         ...
 
     def decode_faces(self, latents: Float32Array) -> Sequence[UInt16Array]:
         """Faces of scaled latents `(N, 4, h, w)`: N pictures, uint16 `(H, W, 3)` RGB.
 
-        The network's −1 to 1 become 0 to 65535, values beyond are clipped. That is 257 times the level of an 8-bit
-        picture, so that the compositor rounds once.
+        The network's −1 to 1 become 0 to 65535 (257 × the 8-bit level), clipped. With 16 bits, only the compositor
+        rounds to 8 bits.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AudioFeatures:
-    """Speech, encoded for the denoiser.
+    """Encoded speech.
 
     `features (T, L, D)` float32: hidden states of the audio encoder, 50 per second. `windows (n, S, D)` float32: what
     video frame i attends to, n = ceil(duration × 25), S = 10·L tokens. `duration_s`: length of the recording.
@@ -231,12 +228,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class EngineTime:
-    """What one engine has cost.
+    """Time spent on one engine.
 
-    `node_share`: share of the graph's nodes that run on `provider`; `build_s`: seconds that building took, in this run
-    (`built`) or when it was put into the cache; `opened`: how often it was opened, more than once where one network at
-    a time is on the device; `open_s`: seconds until it was ready, without building, all times together; `first_ms`,
-    `mean_ms`: the first run, and the mean of all others (the first, if there are none).
+    `node_share`: share of the graph's nodes that run on `provider`. `build_s`: duration of the build, in this run
+    (`built`) or earlier, for the cache. `open_s`: sum over all openings, without building. `first_ms`, `mean_ms`: the
+    first run, and the mean of all others (the first, if there are none). `opened`: number of openings, more than 1
+    where only one network at a time is on the device.
     """
 
     graph: str
@@ -251,7 +248,7 @@ class EngineTime:
     opened: int = 1
 
     def merged(self, later: Self) -> Self:
-        """This engine's times and those after it was closed and opened again, as one."""
+        """These times combined with those after the engine was closed and opened again."""
         first, rest = (self, later) if self.runs else (later, self)
         before, after = max(first.runs - 1, 0), rest.runs
         total_ms = before * first.mean_ms + (rest.first_ms + (after - 1) * rest.mean_ms if after else 0.0)
@@ -268,7 +265,7 @@ class EngineTime:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is: `done` of `total` output frames (None if not known) have left `stage`."""
+    """`done` of `total` output frames (None if unknown) have passed `stage`."""
 
     stage: str
     done: int

@@ -30,6 +30,8 @@ from tests.compiling import COMPILING, compiling_provider
 from tests.device import GRAPHS, denoised
 from tests.small import small_bundle
 
+pytestmark = pytest.mark.integration
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 QUICK = SyncOptions(steps=2, cache_interval=2, lossless=True)
 FRAMES, WINDOWS = 20, 2

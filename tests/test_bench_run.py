@@ -25,6 +25,8 @@ from latentsync_trt.runtime.providers.select import why_unavailable
 from tests.clips import write_clip, write_sound
 from tests.small import small_bundle
 
+pytestmark = pytest.mark.integration
+
 MANIFEST = read_manifest(small_bundle())
 GUIDED = {name: entry for name, entry in MANIFEST.graphs.items() if "unguided" not in name}
 
@@ -171,7 +173,6 @@ def test_built_in_clip_is_filmed_in_full_hd(tmp_path: Path) -> None:
     assert (info.width_px, info.height_px) == FULL_HD_PX
 
 
-@pytest.mark.slow
 def test_the_pytorch_baseline_has_rows_of_all_networks() -> None:
     baseline = pytest.importorskip("scripts.pytorch_baseline")
     options = BenchOptions(provider=("cpu",), runs=1, warm_up=0)

@@ -23,6 +23,8 @@ from latentsync_trt.runtime.sessions.engines import Engines
 from tests.compiling import COMPILING, CopyBuilder, compiling_provider
 from tests.small import small_bundle
 
+pytestmark = pytest.mark.integration
+
 MANIFEST = Bundle.load(small_bundle(), verify=False).manifest
 GRAPHS, NAME = tuple(MANIFEST.graphs), MANIFEST.name
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -22,6 +22,8 @@ from tests.perturbed import perturbed_copy
 from tests.small import small_bundle
 from tests.sounds import write_samples
 
+pytestmark = pytest.mark.integration
+
 FRAMES = 8
 
 NOISE = 0.1
@@ -107,7 +109,6 @@ def test_the_page_shows_the_numbers_and_contains_no_paths(folder: Path, found: d
         assert secret not in (folder / "report.json").read_text()
 
 
-@pytest.mark.slow
 def test_equal_bundles_are_equal(folder: Path) -> None:
     clip = ("--clip", folder / "face.mp4", "--audio", folder / "speech.wav")
     out = folder / "equal" / "both.html"

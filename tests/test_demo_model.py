@@ -25,6 +25,8 @@ from latentsync_trt.types import UInt8Array
 from tests.clips import read_audio, write_video
 from tests.sounds import write_samples
 
+pytestmark = pytest.mark.integration
+
 OPENING = 0.75
 """Least correlation with the spoken mouth; measured: 0.81, with the 8 steps of `fast`.
 Two frames off, a mouth that is otherwise perfect keeps 0.5 with itself."""

@@ -22,6 +22,8 @@ from scripts.train_demo.visemes import MouthTrack
 from tests.clips import write_face, write_video
 from tests.conftest import REPOSITORY
 
+pytestmark = pytest.mark.integration
+
 FRAMES = 76
 """Of the built-in sentence: two pauses' worth, and the words up to "Papa, mama"."""
 

@@ -13,6 +13,8 @@ from scripts.train_demo.texts import HELD_OUT
 from scripts.train_demo.visemes import MouthTrack
 from tests.small import small_bundle
 
+pytestmark = pytest.mark.integration
+
 FRAMES = 20
 SAMPLES = FRAMES * 640
 

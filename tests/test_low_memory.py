@@ -20,6 +20,8 @@ from tests.compiling import COMPILING, compiling_provider
 from tests.device import COEFFICIENTS, GRAPHS, DemoNetworks, Device, denoised, inputs, out_of_memory
 from tests.small import small_bundle
 
+pytestmark = pytest.mark.integration
+
 QUICK = SyncOptions(steps=2, cache_interval=2, lossless=True)
 FRAMES, WINDOWS = 36, 3
 LOW_MEMORY_NOTICE = "memory of the device is short (it ran out): one network at a time is kept on it, which is slower"

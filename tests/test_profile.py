@@ -20,6 +20,8 @@ from tests.clips import write_clip
 from tests.device import GRAPHS
 from tests.small import small_bundle
 
+pytestmark = pytest.mark.integration
+
 QUICK = SyncOptions(steps=2, cache_interval=2)
 WINDOWS = 2
 

@@ -16,6 +16,8 @@ from tests.small import small_bundle
 from tests.tensorrt_stand_in.build import REPOSITORY, CannotBuild, built
 from tests.tensorrt_stand_in.run import rtx_environment
 
+pytestmark = pytest.mark.integration
+
 GRAPHS = ("vae_encoder", "denoise_step_cached")
 LIMIT_S = 250
 

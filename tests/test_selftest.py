@@ -28,6 +28,8 @@ from latentsync_trt.runtime.providers.select import why_unavailable
 from latentsync_trt.runtime.sessions.engines import Engines
 from tests.small import small_bundle
 
+pytestmark = pytest.mark.integration
+
 WHOLE = Bundle.load(small_bundle(), verify=False)
 MANIFEST = replace(WHOLE.manifest, graphs={name: WHOLE.manifest.graphs[name] for name in REQUIRED_GRAPHS})
 BUNDLE = replace(WHOLE, manifest=MANIFEST)

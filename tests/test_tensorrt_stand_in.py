@@ -18,6 +18,8 @@ from tests.clips import decoded, write_clip
 from tests.small import small_bundle
 from tests.tensorrt_stand_in.stand_in import Ended, StandIn
 
+pytestmark = pytest.mark.integration
+
 SMALL = str(small_bundle())
 SAME = 1e-5
 """Relative: the same float32 arithmetic on the same CPU, in graphs that were optimized differently."""
@@ -118,7 +120,6 @@ def test_a_failed_build_gives_the_reason(stand_in: StandIn) -> None:
     assert left == []
 
 
-@pytest.mark.slow
 def test_refused_attention_names_the_option_that_writes_it_in_parts(stand_in: StandIn) -> None:
     (attention, other), _ = stand_in.scenario("failures", bundle=SMALL, faults=["build_fails=Attention", "build_fails"])
     assert "export the model with --attention matmul" in attention["text"]
@@ -149,7 +150,6 @@ def test_a_failed_run_gives_the_reason_and_the_engine_stays_good(stand_in: Stand
     assert after["error"] == ""
 
 
-@pytest.mark.slow
 def test_kernel_timings_shorten_the_next_build_and_bad_ones_are_removed(stand_in: StandIn) -> None:
     answer, ended = stand_in.scenario("timings", bundle=SMALL)
     first, second, *_ = ended.numbers(r"timing cache bytes=(\d+)")
@@ -178,7 +178,6 @@ def test_the_second_gpu_builds_and_runs(stand_in: StandIn) -> None:
     assert ended.count("builder visible=1$") == 1
 
 
-@pytest.mark.slow
 def test_engines_built_in_the_background(stand_in: StandIn) -> None:
     answer, _ = stand_in.scenario("background", bundle=SMALL, graphs=["vae_encoder", "vae_decoder"])
     assert answer == {"error": "", "missing": ["audio_encoder", "denoise_step", "denoise_step_cached"]}
@@ -227,7 +226,6 @@ def test_the_provider_s_own_build_is_weakly_typed(stand_in: StandIn) -> None:
     assert set(parts) == {"TensorrtExecutionProvider", "CUDAExecutionProvider"}
 
 
-@pytest.mark.slow
 def test_doctor_tries_the_builder(stand_in: StandIn) -> None:
     well = stand_in.command("doctor")
     assert "✓ tensorrt runs" in well.out
@@ -270,7 +268,6 @@ def test_ctrl_c_ends_a_long_build_at_once(stand_in: StandIn) -> None:
     assert not runs(compiler)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 def test_a_killed_process_leaves_no_compiler_and_no_engine(stand_in: StandIn) -> None:
     arguments = ("build", "--bundle", SMALL, "--provider", "tensorrt", "--graph", "vae_encoder")
@@ -285,7 +282,6 @@ def test_a_killed_process_leaves_no_compiler_and_no_engine(stand_in: StandIn) ->
     assert after.count("build nodes=") == 1
 
 
-@pytest.mark.slow
 def test_two_processes_build_an_engine_once(stand_in: StandIn) -> None:
     arguments = ("build", "--bundle", SMALL, "--provider", "tensorrt", "--graph", "vae_encoder")
     with stand_in.start(*arguments, faults="slow_build=3") as first:

@@ -1,4 +1,4 @@
-"""From samples to audio features, through the audio encoder's graph, in segments of 30 s."""
+"""Audio features from samples, computed by the audio encoder's graph in segments of 30 s."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
@@ -11,12 +11,12 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.types import AudioFeatures, Float32Array
 
 SEGMENT_FRAMES = 30 * MEL_FRAMES_PER_S
-"""Mel frames in one input of the encoder: 30 s."""
+"""Mel frames per input of the encoder: 30 s."""
 
 _MEL_FRAMES_PER_FEATURE = MEL_FRAMES_PER_S // FEATURES_PER_S
 _SEGMENT_FEATURES = SEGMENT_FRAMES // _MEL_FRAMES_PER_FEATURE
 
-# The 200 ms of a frame cross at most one border between segments.
+# The 200 ms that a frame attends to cross at most one border between segments.
 _SEGMENTS_KEPT = 2
 
 OpenPieces = Callable[[], Iterable[Float32Array]]
@@ -26,7 +26,7 @@ EncodeMel = Callable[[Float32Array], Float32Array]
 class SpeechStream:
     """The audio windows of video frames; each segment is encoded when the first frame needs it.
 
-    Memory does not grow with the length of the recording: it is read twice instead of kept.
+    Memory does not grow with the length of the recording, which is read twice instead of kept.
 
     Args:
         open_pieces: opens the recording: float32 `(samples,)` pieces, mono, 16 kHz, full scale ±1. Called twice.
@@ -63,10 +63,7 @@ class SpeechStream:
     def windows(self, frames: Sequence[int]) -> Float32Array:
         """Audio windows of the video frames with these indices, float32 `(n, 10·L, D)`; the last features repeat.
 
-        Indices may go back by at most 30 s.
-
-        Raises:
-            InferenceError: the graph failed.
+        Indices may go back by at most 30 s. Raises `InferenceError` if the graph fails.
         """
         positions = attended_positions(np.asarray(frames, np.int64), self.feature_count)
         first, last = (int(end) // _SEGMENT_FEATURES for end in (positions.min(), positions.max()))

@@ -1,7 +1,7 @@
 """Whisper's log-mel spectrogram, computed in blocks. Pure.
 
-Whisper clips a recording 8 decades below its maximum, so it is read twice: once for the maximum of `log_power_blocks`,
-once to scale them with `scaled`. Only one block is in memory at a time.
+Whisper clips a recording 8 decades below its maximum. It is therefore read twice: first for the maximum of
+`log_power_blocks`, then to scale them with `scaled`. Only one block is in memory at a time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,9 +35,9 @@ def scaled(log_power: Float32Array, peak: float) -> Float32Array:
 
 
 def log_power_blocks(pieces: Iterable[Float32Array]) -> Iterator[Float32Array]:
-    """log10 of the mel power, at least 1e-10, not clipped yet: float32 `(80, k)`, k up to 3000, 100 frames per second.
+    """log10 of the mel power, at least 1e-10, before clipping: float32 `(80, k)`, k up to 3000, 100 frames per second.
 
-    A recording shorter than one analysis window (25 ms) is padded with silence.
+    Recordings shorter than one analysis window (25 ms) are padded with silence.
 
     Args:
         pieces: float32 `(samples,)` of any lengths, finite: mono, 16 kHz, full scale ±1.
@@ -52,9 +52,9 @@ def log_power_blocks(pieces: Iterable[Float32Array]) -> Iterator[Float32Array]:
 
 
 def _stretches(pieces: Iterable[Float32Array]) -> Iterator[tuple[Float32Array, int | None]]:
-    """Overlapping stretches of the recording, reflected at its ends; each begins with the next frame's window.
+    """Overlapping parts of the recording, reflected at its ends; each begins with the next frame's window.
 
-    The last one comes with the number of samples of the recording.
+    The last part comes with the number of samples of the recording, the others with None.
     """
     held: list[Float32Array] = []
     length, count = 0, 0
@@ -66,7 +66,7 @@ def _stretches(pieces: Iterable[Float32Array]) -> Iterator[tuple[Float32Array, i
         joined = np.concatenate(held)
         if length == count:
             joined = np.pad(joined, (_HALF, 0), "reflect")
-        # Half a window is held back: if the recording ends here, the reflection needs it.
+        # Half a window is kept: if the recording ends here, the reflection needs it.
         frames = (len(joined) - _HALF - _FFT) // _HOP + 1
         yield joined[: (frames - 1) * _HOP + _FFT], None
         rest = joined[frames * _HOP :]

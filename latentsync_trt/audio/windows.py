@@ -12,13 +12,13 @@ from latentsync_trt.types import Float32Array
 FEATURES_PER_S = 50
 _PER_FRAME = FEATURES_PER_S // MODEL_FPS
 _BEFORE, _AFTER = 4, 6
-"""A frame attends to 10 features, 200 ms: from 4 before its own position to 5 after."""
+"""A frame attends to 10 features (200 ms): from 4 before its own position to 5 after it."""
 
 POSITIONS = _BEFORE + _AFTER
 
 
 def frame_count(duration_s: Fraction) -> int:
-    """Video frames at the model's rate that cover `duration_s` seconds."""
+    """Number of video frames, at the model's rate, that cover `duration_s` seconds."""
     return ceil(duration_s * MODEL_FPS)
 
 

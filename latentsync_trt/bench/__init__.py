@@ -1,1 +1,1 @@
-"""How good and how fast: measures of results."""
+"""Measures speed, and the quality of results."""

@@ -1,4 +1,4 @@
-"""What changed from one run of the bench to another: `bench --compare`."""
+"""What changed between two runs of the bench: `bench --diff`."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ _DIFFERS_ALWAYS = ("measured_at", "command")
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Rows of both runs, rows of only one, and what else differs: name, before, after ("none" where it is missing)."""
+    """Rows of both runs, rows of only one run, and other differences: name, before, after ("none" if missing)."""
 
     pairs: tuple[tuple[Row, Row], ...]
     only_before: tuple[Row, ...]
@@ -19,12 +19,12 @@ class Changes:
 
 
 def find_changes(before: Results, after: Results) -> Changes:
-    """Puts rows of the same scenario, case, provider and preset side by side."""
+    """Pairs rows of the same scenario, case, provider and preset."""
     ours, theirs = ({row.key: row for row in results.rows} for results in (before, after))
     pairs = tuple((row, theirs[key]) for key, row in ours.items() if key in theirs)
     first, second = _facts(before), _facts(after)
     differences = [(name, first.get(name, "none"), second.get(name, "none")) for name in {**first, **second}]
-    # A ceiling that moved: another machine, or one that has other work to do.
+    # The ceiling differs on another machine, and on one that is busy.
     differences += [
         (f"ceiling {title(row)}", rate(row), rate(other))
         for row, other in pairs
@@ -39,7 +39,7 @@ def find_changes(before: Results, after: Results) -> Changes:
 
 
 def show_changes(found: Changes, before: str, after: str) -> None:
-    """Prints what changed to stdout; `before` and `after` are names of files."""
+    """Prints what changed to stdout; `before` and `after` are file names."""
     screen = console()
     for name, first, second in found.differences:
         screen.print(f"differs: {name}: {first} → {second}")

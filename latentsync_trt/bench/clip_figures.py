@@ -1,4 +1,4 @@
-"""Figures of clips: the lips beside the speech over time, and faces in rows and columns."""
+"""Figures of clips: lips and speech over time, and grids of faces."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_SHOWN_S = 12.0
-"""A longer clip is cut: more would be one block of ink."""
+"""Longer clips are cut: their curves would be too dense to read."""
 
 _DPI = 100
 _FLOOR_DB = QUIET_DB - 10
 _LIPS_AT_REST = 0.03
-"""What the measure gives for lips that touch; the known mouth's 0 is drawn there."""
+"""The measured gap of touching lips; the 0 of a known mouth is drawn there."""
 _LEAST_TOP = 0.15
-"""The axis of gaps reaches at least this far, so that noise of shut lips looks like noise."""
+"""The axis of gaps reaches at least this far, so that the noise of shut lips looks small."""
 
 _LINES = ("#d9591c", "#1b9e85")
 _TARGET, _SHUT, _SPEECH, _SILENT = "#3f7fd6", "#cf4a63", "#8792a1", "#8792a1"
@@ -34,7 +34,7 @@ def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
     """The loudness of the speech, and below it the gap between the lips in each result, over the first 12 s.
 
     Args:
-        results: one or two, of the same speech and at least one frame each, by name.
+        results: one or two by name, of the same speech, with at least one frame each.
     """
     from matplotlib.figure import Figure
 
@@ -67,10 +67,10 @@ def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
 
 
 def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) -> "Figure":
-    """Faces pixel by pixel, labeled.
+    """Labeled faces pixel by pixel.
 
     Args:
-        rows: their labels. columns: by their labels, faces from top to bottom, `(256, 256, 3)` RGB each.
+        rows: labels. columns: label → faces from top to bottom, `(256, 256, 3)` RGB each.
     """
     from matplotlib.figure import Figure
 
@@ -92,7 +92,6 @@ def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) 
 
 
 def _band(axes: "Axes", where: BoolArray, color: str, label: str) -> None:
-    """Shades the frames of `where` from top to bottom."""
     spans_s = [(start / MODEL_FPS, (end - start) / MODEL_FPS) for start, end in runs_of_true(where)]
     axes.broken_barh(
         spans_s, (0, 1), transform=axes.get_xaxis_transform(), color=color, alpha=0.18, linewidth=0, label=label
@@ -100,7 +99,7 @@ def _band(axes: "Axes", where: BoolArray, color: str, label: str) -> None:
 
 
 def _target_gaps(opening: Float64Array, gaps: Float32Array) -> Float64Array:
-    """The known opening as a gap: its 0 where lips at rest are measured, its unit by least squares."""
+    """The known opening on the scale of the gaps: 0 at the gap of lips at rest, the unit fitted by least squares."""
     known = ~np.isnan(gaps)
     target = opening[known]
     unit = float(target @ (gaps[known] - _LIPS_AT_REST) / max(float(target @ target), 1e-9))

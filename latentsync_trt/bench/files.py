@@ -1,4 +1,4 @@
-"""Files that bench and compare write: complete or not at all; numbers for JSON, and HTML that needs nothing else."""
+"""Writes the files of bench and compare, each completely or not at all: JSON, and self-contained HTML."""
 
 import io
 import math
@@ -24,10 +24,10 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def make_folder(folder: Path) -> None:
-    """Makes `folder` where it is missing; raises `OutputError` if no file can be written in it."""
+    """Makes `folder` if it is missing; raises `OutputError` if no file can be written in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=folder).close()  # permissions alone do not show it
+        TemporaryFile(dir=folder).close()  # permissions alone do not show whether this works
     except OSError as error:
         raise OutputError(f"{folder}: cannot be written ({error.strerror})") from error
 
@@ -46,7 +46,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value of nested mappings, sequences and arrays for JSON: six significant digits; null for NaN and infinity."""
+    """Converts nested mappings, sequences and arrays for JSON: six significant digits; null for NaN and infinity."""
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -57,11 +57,7 @@ def plain(value: Any) -> Any:
 
 
 def write_html(template: str, path: Path, **values: Any) -> None:
-    """Renders `template` of `assets/reports` with `values` into the file `path`.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
+    """Renders `template` of `assets/reports` into `path`; raises `OutputError` if it cannot be written."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -73,7 +69,7 @@ def write_html(template: str, path: Path, **values: Any) -> None:
 
 
 def svg(figure: "Figure") -> Markup:
-    """A matplotlib figure as an inline `<svg>` element; what is drawn in black takes the color of the page's text."""
+    """A matplotlib figure as an inline `<svg>` element; black parts take the color of the page's text."""
     import matplotlib
 
     buffer = io.StringIO()

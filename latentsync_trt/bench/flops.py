@@ -1,6 +1,6 @@
 """Floating-point operations of a graph, counted from its own shapes: convolutions, matrix products and attention.
 
-All other operators compute next to nothing; they move bytes. Importing this needs `onnx_ir`.
+Other operators compute little; memory bandwidth limits them. Importing this needs `onnx_ir`.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from latentsync_trt.quantize.layers import Sizes, sizes_of
 
 
 def operations(path: Path, dimensions: Mapping[str, int]) -> dict[str, int]:
-    """Floating-point operations of one run by operator, a multiplication and an addition counted as two.
+    """Floating-point operations of one run by operator; a multiply-add counts as two.
 
-    Products of weights alone do not count: every provider computes them once, when it loads the graph.
+    Products of weights alone are not counted: every provider computes them once, when it loads the graph.
 
     Args:
         dimensions: values of the graph's variable dimensions.
@@ -52,7 +52,7 @@ def _of_node(node: ir.Node, dimensions: Mapping[str, int]) -> int:
     if node.op_type == "Conv":
         # Weights are (outputs, inputs of a group, height, width).
         return 2 * prod(sizes(node.outputs[0])) * prod(sizes(node.inputs[1])[1:])
-    # The exporter leaves out the shapes of some products, but not those of what they multiply.
+    # The exporter omits the output shapes of some products, but not their input shapes.
     left, right = (sizes(value) for value in node.inputs[:2])
     if node.op_type == "Gemm":
         return 2 * prod(left) * right[0 if node.attributes.get_int("transB", 0) else 1]
@@ -60,7 +60,7 @@ def _of_node(node: ir.Node, dimensions: Mapping[str, int]) -> int:
 
 
 def _attention(query: Sizes, key: Sizes, value: Sizes) -> int:
-    """Both products, query·key and weights·value, of `(B, H, S, d)` or `(B, S, H·d)`."""
+    """Operations of both products, query·key and weights·value, of `(B, H, S, d)` or `(B, S, H·d)`."""
     if len(query) == 3:
         return 2 * query[0] * query[1] * key[1] * (query[2] + value[2])
     return 2 * prod(query[:3]) * key[2] * (query[3] + value[3])

@@ -1,5 +1,5 @@
-"""Scenario "graph": each graph of a bundle by itself, on random inputs that lie on the device, and the ceiling that a
-large matrix product reaches."""
+"""Scenario "graph": each graph of a bundle by itself, on random inputs in device memory, and the ceiling that a large
+matrix product reaches."""
 
 from collections.abc import Generator
 from dataclasses import replace
@@ -23,25 +23,25 @@ from latentsync_trt.runtime.sessions.session import CPU
 _GRAPHS = Path(__file__).parents[1] / "assets" / "graphs"
 
 _GPU_SIDE, _CPU_SIDE = 8192, 1024
-"""Sides of the matrices: 1.1 TFLOP, beyond every cache of a GPU, and 2.1 GFLOP, a few hundredths of a second."""
+"""Sides of the matrices: 1.1 TFLOP, too large for a GPU's caches; 2.1 GFLOP, a few hundredths of a second."""
 
 
 def measure_graphs(setting: Setting) -> Generator[Row, None, None]:
-    """A row for the ceiling, then one for every graph. Errors as `Networks.prepare` and `BoundRun`."""
+    """A row for the ceiling, then one per graph. Errors as `Networks.prepare` and `BoundRun`."""
     ceiling = measure_ceiling(setting)
     yield ceiling
     with setting.networks() as networks:
         for graph in setting.bundle.manifest.graphs:
             setting.say(f"{setting.provider}: {graph}")
             yield _measure(setting, networks, graph, ceiling)
-            # The memory of one graph must not count for the next.
+            # The memory of one graph must not be counted for the next.
             networks.close()
             setting.give_back()
 
 
 def measure_ceiling(setting: Setting) -> Row:
-    """Times the product of two square matrices in the bundle's precision: by cuBLAS for TensorRT, too; on the CPU in
-    float32, as its provider computes float16 graphs that way.
+    """Times the product of two square matrices in the bundle's precision: with cuBLAS for TensorRT, too; on the CPU in
+    float32, as its provider computes float16 graphs.
 
     Raises:
         EngineBuildError, InferenceError, OutOfMemory: the provider failed.
@@ -94,7 +94,7 @@ def _measure(setting: Setting, networks: Networks, graph: str, ceiling: Row) -> 
 def _arithmetic(
     setting: Setting, graph: str, ranges: dict[str, DimensionRange], time: Spread, ceiling: Row
 ) -> tuple[Arithmetic | None, list[str]]:
-    """The arithmetic of the bundle's own graph, whatever the provider makes of it, or a note why it is not counted."""
+    """The arithmetic of the exported graph, before the provider optimizes it, or a note why it is not counted."""
     sizes = {name: span.optimum for name, span in ranges.items()}
     try:
         from latentsync_trt.bench.flops import operations

@@ -17,7 +17,7 @@ from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.types import UInt8Array, UInt16Array
 
 _REFERENCE: PresetName = "quality"
-"""The preset that the pictures of the others are compared with."""
+"""The preset whose pictures the others are compared with."""
 
 
 def measure_loops(setting: Setting, clip: Clip) -> Iterator[Row]:
@@ -79,11 +79,10 @@ def _measure(
 
 
 def _graph_seconds(networks: Networks) -> dict[str, float]:
-    """How long each graph has run so far."""
     return {time.graph: (time.first_ms + (time.runs - 1) * time.mean_ms) / 1000 for time in networks.times()}
 
 
 def _generated(painted: Sequence[UInt16Array]) -> UInt8Array:
-    """The generated part of faces, uint16 `(H, W, 3)`, as pictures of 8 bits."""
+    """The generated part of faces, uint16 `(H, W, 3)`, as 8-bit pictures."""
     rows, columns = generated_part(len(painted[0]))
     return np.rint(np.stack([face[rows, columns] for face in painted]) / 257).astype(np.uint8)

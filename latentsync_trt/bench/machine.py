@@ -27,11 +27,11 @@ from latentsync_trt.runtime.providers.select import Selection
 _CPU_INFO = Path("/proc/cpuinfo")
 
 _PATH = re.compile(r"(?:[A-Za-z]:)?[^\s\\/'\",;:]*(?:[\\/][^\s\\/'\",;:]+)+[\\/]([^\s\\/'\",;:]+)[\\/]?")
-"""A word with two separators or more; its last part is the group."""
+"""Matches a path, a word with two separators or more; the group is its last part."""
 
 
 def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict[str, str]:
-    """Names and versions as text; what is missing is left out."""
+    """Names and versions as text; unknown ones are left out."""
     gpu = next((selection.gpu for selection in selections if selection.gpu), None)
     named = {
         "command": without_paths(shlex.join(command)),

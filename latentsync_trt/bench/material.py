@@ -28,12 +28,12 @@ FULL_HD_PX = (1920, 1080)
 
 SEED = 11
 _KNOWN_INPUTS = {"timestep": 501, "guidance": 1.5, "coefficients": (1.02, -0.31, 0.12, 1.4, -0.9)}
-"""Of the size that they have in a run."""
+"""Values as in a usual run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clip:
-    """A video and the speech for it; `name` as rows show it; `mouth` that belongs to the speech, where it is known."""
+    """A video and its speech. `name`: as rows show it; `mouth`: the mouth that belongs to the speech, if known."""
 
     video: Path
     audio: Path
@@ -43,7 +43,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FaceWindow:
-    """A window as the inpainter takes it: faces, uint8 `(F, H, W, 3)`, and speech, float32 `(F, S, D)`."""
+    """Input of the inpainter: faces, uint8 `(F, H, W, 3)`, and speech, float32 `(F, S, D)`."""
 
     faces: UInt8Array
     audio: Float32Array
@@ -52,10 +52,10 @@ class FaceWindow:
 def choose_clip(
     video: Path | None, audio: Path | None, folder: Path, size_px: tuple[int, int] = (SIDE_PX, SIDE_PX)
 ) -> Clip:
-    """The given files; for a missing one the built-in recording, or the built-in portrait filmed into `folder`.
+    """The given files; missing ones are replaced by the built-in recording or a video of the built-in portrait.
 
     Args:
-        size_px: width and height of the built-in picture, which is not taller than wide.
+        folder: receives that video. size_px: its width and height; not taller than wide.
 
     Raises:
         MediaError: the recording or the video cannot be read.
@@ -78,7 +78,7 @@ def choose_clip(
 
 
 def _framed(picture: UInt8Array, side_px: int, margins: tuple[int, int, int, int]) -> UInt8Array:
-    """A square picture at another size, with mirrored margins: top, bottom, left, right."""
+    """Resizes a square picture and adds mirrored margins: top, bottom, left, right."""
     scaled = cv2.resize(picture, (side_px, side_px), interpolation=cv2.INTER_CUBIC)
     return np.asarray(cv2.copyMakeBorder(scaled, *margins, cv2.BORDER_REFLECT_101), np.uint8)
 
@@ -114,7 +114,7 @@ def generated_part(resolution_px: int) -> tuple[slice, slice]:
 
 
 def random_inputs(tensors: Iterable[TensorInfo], ranges: Mapping[str, DimensionRange]) -> dict[str, Array]:
-    """Seeded inputs of a graph, never zeros; variable dimensions at their usual size in `ranges`."""
+    """Seeded random inputs of a graph, never zeros; variable dimensions at their usual size in `ranges`."""
     rng = np.random.default_rng(SEED)
     inputs: dict[str, Array] = {}
     for tensor in tensors:

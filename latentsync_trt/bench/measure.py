@@ -1,4 +1,4 @@
-"""What measurements are taken with: a clock around runs, and a watch on memory."""
+"""Times runs and watches memory."""
 
 import threading
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from latentsync_trt.bench.rows import Memory
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 
 _POLL_S = 0.02
-"""Shorter than a denoising step, and long enough not to slow it down."""
+"""Interval of polling: shorter than a denoising step, long enough not to slow it down."""
 
 
 def measure(run: Callable[[], object], *, runs: int, warm_up: int) -> list[float]:
-    """Milliseconds of each of `runs` calls, after `warm_up` untimed ones; `run` must return when it is done."""
+    """Milliseconds of each of `runs` calls, after `warm_up` untimed ones; `run` must be synchronous."""
     for _ in range(warm_up):
         run()
     times_ms = []
@@ -30,7 +30,7 @@ class MemoryWatch:
     """Polls memory in a thread of its own while the block runs.
 
     Args:
-        gpu_index: of the GPU to watch; None for none. free_before_bytes: what was free on it before the bench began.
+        gpu_index: the GPU to watch, or None. free_before_bytes: memory that was free on it before the bench began.
     """
 
     def __init__(self, gpu_index: int | None, free_before_bytes: int | None) -> None:
@@ -50,7 +50,7 @@ class MemoryWatch:
 
     @property
     def peak(self) -> Memory:
-        """The highest until now."""
+        """The highest use so far."""
         self._look()
         return Memory(self._host_bytes, None if self._free_before_bytes is None else self._device_bytes)
 

@@ -1,4 +1,4 @@
-"""Faces of a clip, cut out of the source and of results at the same place, and the moments that show most."""
+"""Cuts the same face out of a source and its results, and chooses the frames to show."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -15,7 +15,7 @@ from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.types import UInt8Array
 
 SHOWN_PX = 256
-"""Side of the faces that people look at."""
+"""Side of the faces in figures."""
 
 Faces = tuple[UInt8Array, ...]
 """The same face in the source and in each result, uint8 `(side, side, 3)` RGB."""
@@ -42,21 +42,24 @@ def face_views(
 
 
 def shown(face: UInt8Array) -> UInt8Array:
-    """A face at the size that people look at."""
+    """A face at the size of the figures."""
     return np.asarray(cv2.resize(face, (SHOWN_PX, SHOWN_PX), interpolation=cv2.INTER_AREA), np.uint8)
 
 
 def masked(face: UInt8Array, resolution_px: int) -> UInt8Array:
-    """What a network of that resolution is given of a face: gray where it generates; as large as `face`."""
+    """`face` with the region that a network of this resolution generates in gray; same size."""
     small = cv2.resize(face, (resolution_px, resolution_px), interpolation=cv2.INTER_AREA).astype(np.float32)
     gray = np.rint((small - 127.5) * mouth_mask(resolution_px)[..., None] + 127.5).astype(np.uint8)
     return np.asarray(cv2.resize(gray, face.shape[1::-1], interpolation=cv2.INTER_CUBIC), np.uint8)
 
 
 def choose_moments(curves: Curves, count: int = 6) -> dict[int, str]:
-    """A frame with a face from each of `count` equal parts of the clip, as index → label: the mouth wide, then shut.
+    """Chooses one frame with a face in each of `count` equal parts of the clip, alternating a wide and a shut mouth.
 
-    Where the mouth is known, they are chosen by what it should do, m, b and p before silence; else by what it does.
+    A known mouth decides by what it should do (m, b, p rather than silence), else the measured gap does.
+
+    Returns:
+        Frame index → label.
     """
     opening = curves.mouth.opening - curves.mouth.shut if curves.mouth else curves.gaps
     moments = {}

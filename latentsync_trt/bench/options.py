@@ -8,7 +8,7 @@ from latentsync_trt.config import PRESETS, PROVIDER_CHOICES, check_limits, optio
 from latentsync_trt.errors import InputError
 
 REPETITIONS = {"graph": (20, 3), "loop": (5, 1), "stage": (3, 1), "end-to-end": (3, 1)}
-"""Timed runs and warm-up runs of each scenario."""
+"""Timed runs and warm-up runs per scenario."""
 
 
 def _names(default: tuple[str, ...], choices: tuple[str, ...], help_text: str) -> Any:

@@ -1,4 +1,4 @@
-"""How alike two pictures are: PSNR, SSIM and, where the user has installed it, LPIPS; of pictures and of clips."""
+"""Similarity of pictures and of clips: PSNR, SSIM and, if installed, LPIPS."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,17 +24,17 @@ _WINDOW_PX, _SIGMA_PX = 11, 1.5
 _C1, _C2 = (0.01 * _PEAK) ** 2, (0.03 * _PEAK) ** 2
 
 _LPIPS_LEAST_PX = 64
-"""Below this AlexNet's last layers have no pixel left."""
+"""For smaller sides AlexNet's last layers have no pixels left."""
 _LPIPS_BACKBONE = "alexnet-owt-7be5be79.pth"
-"""torchvision's AlexNet, which package `lpips` would otherwise download."""
+"""File of torchvision's AlexNet, which package `lpips` would otherwise download."""
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """How alike two clips are.
+    """How similar two clips of `frames` frames are.
 
-    `psnr_db`: of all their pixels together; None where they are equal. `ssim`: mean over the frames, at most 1.
-    `frames`: how many were compared. `lpips`: mean over the frames, 0 for equal ones; None where it was not measured.
+    `psnr_db`: over all pixels together; None if they are equal. `ssim`: mean over the frames, at most 1. `lpips`: mean
+    over the frames, 0 if equal; None if not measured.
     """
 
     psnr_db: float | None
@@ -52,7 +52,7 @@ class LikenessMeter:
         self._distances: list[float] = []
 
     def add(self, a: UInt8Array, b: UInt8Array) -> None:
-        """The next frame of both, `(H, W, 3)`, H and W at least 11; raises `InputError` as `ssim`."""
+        """Adds the next frame of both, `(H, W, 3)`, H and W at least 11; raises `InputError` as `ssim`."""
         self._similarities.append(ssim(a, b))
         self._squares.append(cv2.norm(a, b, cv2.NORM_L2SQR) / a.size)
         distance = lpips_distance(a, b)
@@ -60,7 +60,7 @@ class LikenessMeter:
             self._distances.append(distance)
 
     def result(self) -> Likeness:
-        """Of all frames; raises `InputError` where there were none."""
+        """The likeness over all frames; raises `InputError` if there are none."""
         if not self._squares:
             raise InputError("no frames: nothing to compare")
         lpips = fmean(self._distances) if self._distances else None
@@ -77,7 +77,7 @@ def likeness(frames: Iterable[UInt8Array], reference: Iterable[UInt8Array]) -> L
 
 
 def ssim(a: UInt8Array, b: UInt8Array) -> float:
-    """Structural similarity of two pictures `(H, W, 3)` by their luma, at most 1.
+    """Structural similarity of the luma of two pictures `(H, W, 3)`, at most 1.
 
     The mean over all Gaussian windows of 11 pixels that lie wholly inside the picture.
 
@@ -101,7 +101,7 @@ def ssim(a: UInt8Array, b: UInt8Array) -> float:
 def lpips_distance(a: UInt8Array, b: UInt8Array) -> float | None:
     """LPIPS (AlexNet), a learned distance, of two pictures `(H, W, 3)`, 0 for equal ones.
 
-    None where it is not measured: without the package or its weights, and for sides below 64 px.
+    Not measured, hence None, without the package or its weights, and for sides below 64 px.
     """
     network = _lpips_network()
     if network is None or min(a.shape[:2]) < _LPIPS_LEAST_PX:

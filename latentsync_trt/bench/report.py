@@ -1,4 +1,4 @@
-"""Rows as one HTML file: tables of what a user decides by, and figures of where the time goes."""
+"""The rows as one HTML file: tables for choosing options, and figures of where the time goes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -64,7 +64,7 @@ def _by_part(row: Row) -> Bar:
 def _figure(
     title: str, rows: Sequence[Row], bar: Callable[[Row], Bar], unit: str, caption: str
 ) -> list[dict[str, Any]]:
-    """A section of the page, none without rows; a drawing for each provider, as their times differ by far."""
+    """A section of the page, none without rows; one drawing per provider, as their times differ widely."""
     groups: dict[str | None, list[Bar]] = {}
     for row in rows:
         groups.setdefault(row.provider, []).append(bar(row))
@@ -73,7 +73,7 @@ def _figure(
 
 
 def stacked_bars(bars: Sequence[Bar], unit: str) -> "Figure":
-    """Horizontal bars from top to bottom, with a legend where they have several parts."""
+    """Horizontal bars from top to bottom, with a legend if they have several parts."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 0.9 + 0.36 * len(bars)))

@@ -1,4 +1,4 @@
-"""The rows that a bench writes, and the file that holds them: JSON, read back as what was written."""
+"""The rows that a bench writes, and the JSON file that holds them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -55,8 +55,8 @@ class BundleFacts:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Matrix arithmetic of one run, its rate, and the rate of one large matrix product on the same provider (None where
-    that was not measured)."""
+    """Matrix arithmetic of one run and its rate; the ceiling is the rate of one large matrix product on the
+    same provider, None if not measured."""
 
     tflop: float
     tflop_per_s: float
@@ -64,14 +64,14 @@ class Arithmetic:
 
     @property
     def ceiling_share(self) -> float | None:
-        """Rate over ceiling."""
+        """Rate divided by ceiling; None without a ceiling."""
         return self.tflop_per_s / self.ceiling_tflop_per_s if self.ceiling_tflop_per_s else None
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Peak memory during a row: resident on the host, and in use on the device beyond what was in use before the bench
-    began (None on the CPU, or where the driver does not report it)."""
+    """Peak memory during a row: resident on the host, and in use on the device beyond the use before the bench began
+    (None if unknown)."""
 
     host_bytes: int
     device_bytes: int | None
@@ -88,9 +88,9 @@ class Quality(Likeness):
 class Row:
     """One measurement.
 
-    `case`: which graph, stage or clip. `provider`, `preset`: None where they make no difference. `frames`: video frames
-    of one run, 0 where there are none. `parts_s`: seconds of a run by part; those of an end-to-end run overlap.
-    `start_up_s`: seconds before the first run by part: building and opening.
+    `case`: which graph, stage or clip. `provider`, `preset`: None if irrelevant. `frames`: video frames of one run, 0
+    if none. `parts_s`: seconds of a run by part; the parts of an end-to-end run overlap. `start_up_s`: seconds of
+    building and opening before the first run.
     """
 
     scenario: str
@@ -109,7 +109,7 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """Equal in rows of two files that measure the same."""
+        """Equal for rows of two files that measure the same."""
         return self.scenario, self.case, self.provider or "", self.preset or ""
 
     @property
@@ -144,7 +144,7 @@ def read_results(path: Path) -> Results:
     """Reads what `Results.write` wrote.
 
     Raises:
-        InputError: no such file, or something else than rows of this format.
+        InputError: there is no such file, or it does not contain rows of this format.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

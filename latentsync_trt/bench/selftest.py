@@ -1,4 +1,4 @@
-"""Whether a provider does the whole job on this machine. Each part runs in a child process, which may crash.
+"""Checks whether a provider works completely on this machine. Each part runs in a child process, which may crash.
 
 1. first start: every graph is built into an empty engine cache, opened and run; windows are painted, plain and cached
 2. second start: the same from that cache, which must build nothing
@@ -35,36 +35,36 @@ from latentsync_trt.runtime.sessions.session import Array
 Reference = Literal["cpu", "cuda", "none"]
 
 LEAST_DB: Mapping[str, float] = {"fp32": 60.0, "fp16": 45.0, "int8": 35.0, "fp8": 35.0}
-"""Least PSNR to the reference's pictures, by the bundle's precision; docs/selftest.md has the measurements for it."""
+"""Least PSNR to the reference's pictures by the bundle's precision; docs/selftest.md has measurements."""
 
 REPLAY_NOTICE = "CUDA graphs:"
-"""Start of the notice of `runtime.networks` that replays of a provider differ."""
+"""Start of the notice from `runtime.networks` that a provider's replays differ."""
 
 PRESETS = {"quality": "plain", "balanced": "cached"}
-"""What is painted, and the report's names for it."""
+"""The presets to paint with, and their names in the report."""
 
 STEPS = 6
-"""Denoising steps of a window: with preset `balanced`, two of them are full."""
+"""Denoising steps of a window; preset `balanced` computes two of them in full."""
 
 WINDOWS = 2
-"""The second starts with what the first left in buffers."""
+"""Two, because the second reuses buffers that the first has filled."""
 
 _WORKER = "latentsync_trt.bench.selftest_worker"
 _FIRST, _SECOND, _REFERENCE = "first start", "second start", "reference"
-# Largest level of a picture of 16 bits.
+# Largest level of a 16-bit picture.
 _PEAK = 65535.0
-# Shorter names are parts of too many words.
+# Shorter names occur inside too many other words.
 _SHORTEST_NAME = 3
 
 
 @dataclass(frozen=True, slots=True)
 class GraphRow:
-    """One graph at one start; None for what is not known.
+    """One graph at one start; None if unknown.
 
-    `nodes`: how many nodes of the graph, as ONNX Runtime runs it, each of its providers was assigned; a compiled part
-    is one node. `built`: whether its engine was built at this start; `build_s`: how long that took, now or earlier;
-    `engine_bytes`: in the cache. `first_ms`, `mean_ms`: the first run on inputs on the device, and the mean of all
-    others. `difference`: the largest to the reference's outputs, divided by their largest value.
+    `nodes`: number of nodes assigned to each provider in the graph that ONNX Runtime runs; a compiled part is one node.
+    `built`: whether its engine was built at this start; `build_s`: duration of the build, now or earlier;
+    `engine_bytes`: size in the cache. `first_ms`: the first run on device inputs; `mean_ms`: the mean of the others.
+    `difference`: the largest to the reference's outputs, divided by their largest value.
     """
 
     graph: str
@@ -83,9 +83,9 @@ class GraphRow:
 class Part:
     """What one child process has reported so far; see `selftest_worker.carry_out`.
 
-    `provider`: the one that runs, empty if none loaded. `graphs`: fields of `GraphRow`. `painted_on`: providers
-    by preset. `failures`: all that do not belong to one graph, and how the process died. `log`: what was said about
-    engines. `doing`: its current step.
+    `provider`: the active one, empty if none loaded. `graphs`: fields of `GraphRow`. `painted_on`: providers by preset.
+    `failures`: those that belong to no single graph, including a crash. `log`: messages about engines. `doing`: the
+    current step.
     """
 
     environment: dict[str, str] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Part:
     done: bool = False
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Takes an event: lists and dicts grow, everything else is replaced."""
+        """Adds an event: lists and dicts grow, everything else is replaced."""
         for name, value in event.items():
             known = getattr(self, name)
             if isinstance(known, dict):
@@ -110,13 +110,13 @@ class Part:
                 setattr(self, name, value)
 
     def rows(self) -> dict[str, GraphRow]:
-        """The graphs that were reached."""
+        """The graphs that the process reached."""
         return {name: GraphRow(name, **fields) for name, fields in self.graphs.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Painted windows compared with the reference's: PSNR over the generated part of the faces, None where equal."""
+    """Painted windows against the reference's: PSNR over the generated part of the faces, None if equal."""
 
     case: str
     psnr_db: float | None
@@ -125,10 +125,10 @@ class Pictures:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that a bug report needs: `provider` that ran, empty if none did, for `requested`.
+    """The result, with all that a bug report needs.
 
-    `options`: flags that were given. `stages`: the failures of each; it passed if there are none. `graphs`: of the
-    second start, as far as it was reached.
+    `requested`, `provider`: the provider asked for, and the one that ran (empty if none). `options`: flags given.
+    `stages`: the failures of each stage; none means passed. `graphs`: those reached at the second start.
     """
 
     requested: str
@@ -144,7 +144,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed."""
+        """Whether there are no failures."""
         return not any(self.stages.values())
 
     def to_json(self) -> str:
@@ -156,10 +156,10 @@ class Report:
 def self_test(
     bundle: Bundle, provider: str, options: RuntimeOptions, reference: Reference, say: Callable[[str], None]
 ) -> Report:
-    """Runs all parts; everything that the provider does wrong is in the report.
+    """Runs all parts; the report contains every failure of the provider.
 
     Args:
-        reference: the provider whose outputs and pictures are taken as correct. say: called with a line about progress.
+        reference: the provider whose results are taken as correct. say: called with a line about progress.
 
     Raises:
         LatentSyncError: no process can be started.
@@ -206,11 +206,7 @@ def self_test(
 
 
 def run_part(order: Order, say: Callable[[str], None]) -> Part:
-    """Has a child process carry out `order`; `say` is called with what it is doing.
-
-    Raises:
-        LatentSyncError: the process cannot be started.
-    """
+    """Runs `order` in a child process; `say` gets its current step. Raises `LatentSyncError` if it cannot start."""
     part = Part()
 
     def take(event: Event) -> None:
@@ -230,7 +226,7 @@ def run_part(order: Order, say: Callable[[str], None]) -> Part:
 
 
 def _graphs(bundle: Bundle, first: Part, second: Part, theirs: Part, folder: Path) -> Iterator[GraphRow]:
-    """All graphs of the bundle, with the differences of the second start's outputs to the reference's."""
+    """All graphs, with the differences between the outputs of the second start and the reference's."""
     rows, ran = {**first.rows(), **second.rows()}, second.graphs.keys() & theirs.graphs.keys()
     for name in bundle.manifest.graphs:
         row = rows.get(name, GraphRow(name, error="not reached"))
@@ -242,7 +238,7 @@ def _graphs(bundle: Bundle, first: Part, second: Part, theirs: Part, folder: Pat
 
 
 def _difference(ours: Array, theirs: Array) -> float:
-    """The largest difference, divided by the largest of `theirs`; infinite where one is not a finite number."""
+    """The largest difference, divided by the largest of `theirs`; infinite if any value is not finite."""
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return np.inf
@@ -250,11 +246,11 @@ def _difference(ours: Array, theirs: Array) -> float:
 
 
 def _finite(value: float | None) -> float | None:
-    return None if value == np.inf else value  # JSON has no infinity, and the failures say it
+    return None if value == np.inf else value  # JSON has no infinity, and the failures report it
 
 
 def _pictures(folder: Path, first: Part, second: Part, theirs: Part, least_db: float) -> Iterator[Pictures]:
-    """Each start's pictures beside the reference's; nothing without a reference."""
+    """Compares each start's pictures with the reference's; yields nothing without a reference."""
     for start, part in ((_FIRST, first), (_SECOND, second)):
         for preset, case in PRESETS.items():
             if preset in part.painted_on and preset in theirs.painted_on:
@@ -263,7 +259,7 @@ def _pictures(folder: Path, first: Part, second: Part, theirs: Part, least_db: f
 
 
 def _failures(part: Part, provider: str, *, again: bool = False) -> Iterator[str]:
-    """What failed at a start; `again`: at one that must not build engines."""
+    """What failed at a start; `again`: the second start, which must not build engines."""
     yield from part.failures
     for name, row in part.rows().items():
         if row.error:

@@ -1,6 +1,6 @@
 """The child process of one part of the self-test.
 
-An event is written when it happens, so that a provider that crashes loses only what it had not done yet.
+Each event is written at once, so that a crash of the provider loses no earlier results.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,15 +28,15 @@ from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
 
 GPU_RUNS, CPU_RUNS = 20, 3
-"""Of each graph. On a GPU enough for clocks to rise and a CUDA graph to be replayed; a CPU needs neither."""
+"""Runs per graph: on a GPU enough for clocks to rise and a CUDA graph to be replayed, which a CPU does not need."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """What one process does: opens and runs `graphs` one by one, then paints windows of the built-in clip.
 
-    `options`: fields of `RuntimeOptions`. `presets`: with each of them, `windows` windows are painted in `steps` steps.
-    `folder`: takes outputs and pictures; the built-in clip is filmed beside it, unless it is there already.
+    `options`: fields of `RuntimeOptions`. `presets`: with each, `windows` windows take `steps` steps. `folder`:
+    receives outputs and pictures; the built-in clip is written beside it, unless it exists.
     """
 
     provider: str
@@ -50,7 +50,7 @@ class Order:
 
 
 def carry_out(fields: Mapping[str, Any], emit: Emit) -> None:
-    """Carries out the `Order` of these fields; events are fields of `selftest.Part`."""
+    """Executes the `Order` with these fields; events are fields of `selftest.Part`."""
     order = Order(**fields)
     options = RuntimeOptions(**order.options)
     emit(doing="reading the versions of libraries")
@@ -68,7 +68,6 @@ def carry_out(fields: Mapping[str, Any], emit: Emit) -> None:
 
 
 def _machine(device: int) -> dict[str, str]:
-    """GPU and versions of its libraries, without unknown ones."""
     found: dict[str, str | None] = {**library_versions(), "tensorrt_rtx_plugin": rtx_version()}
     for gpu in gpus():
         if gpu.index == device:
@@ -77,7 +76,7 @@ def _machine(device: int) -> dict[str, str]:
 
 
 class _Worker:
-    """An order on one provider."""
+    """Executes an order on one provider."""
 
     def __init__(self, order: Order, bundle: Bundle, selection: Selection, options: RuntimeOptions, emit: Emit) -> None:
         self._order, self._bundle, self._selection, self._options = order, bundle, selection, options
@@ -136,7 +135,7 @@ class _Worker:
         order, manifest = self._order, self._bundle.manifest
         options = SyncOptions(preset=preset, steps=order.steps)  # type: ignore[arg-type]  # it checks that itself
         unusable = [graph for graph in graphs_for(options) if graph in self._unusable]
-        if unusable:  # trying again could take minutes, and would not help
+        if unusable:  # a retry could take minutes and would fail again
             self._emit(failures=[f"preset {preset}: not painted, as {', '.join(unusable)} cannot be used"])
             return
         self._emit(doing=f"painting with preset {preset}")

@@ -1,4 +1,4 @@
-"""What every scenario works with: a bundle on a provider, and how often to run."""
+"""What all scenarios share: a bundle on a provider, and how often to run."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,8 +22,8 @@ from latentsync_trt.types import Denoiser, ImageCodec
 class Setting:
     """A bundle on a provider.
 
-    `sync`: options that override every preset. `free_before_bytes`: device memory that was free before anything was
-    opened, None on the CPU. `say`: called with a line about what is being measured.
+    `sync`: options that override every preset. `free_before_bytes`: device memory free before anything was opened, None
+    on the CPU. `say`: called with a line about what is being measured.
     """
 
     bundle: Bundle
@@ -40,11 +40,11 @@ class Setting:
         return self.selection.name
 
     def sync_options(self, preset: str) -> SyncOptions:
-        """What `sync --preset` would run with the options that override it; raises `InputError` on a contradiction."""
+        """The options of `sync --preset`, overridden by those of this bench; raises `InputError` on a contradiction."""
         return replace(self.sync, preset=preset)  # type: ignore[arg-type]  # checked by `SyncOptions` itself
 
     def time(self, scenario: str, run: Callable[[], object]) -> tuple[Spread, int]:
-        """Runs `run` as often as the scenario asks for: the times, and how many warm-up runs came before."""
+        """Times `run` as often as the scenario asks for; returns the times and the number of warm-up runs."""
         runs, warm_up = self.options.repetitions(scenario)
         return Spread.of(measure(run, runs=runs, warm_up=warm_up)), warm_up
 
@@ -56,10 +56,10 @@ class Setting:
 
     @contextmanager
     def networks(self) -> Iterator[Networks]:
-        """The bundle's networks; closed at the end, and their device memory given back.
+        """The bundle's networks; at the end they are closed and their device memory is released.
 
         Raises:
-            InputError: the runtime options ask for what bundle or provider do not have.
+            InputError: the bundle or the provider lacks what the runtime options ask for.
         """
         networks = Networks(self.bundle, self.selection, self.runtime, on_notice=self.say)
         try:
@@ -69,7 +69,7 @@ class Setting:
             self.give_back()
 
     def give_back(self) -> None:
-        """Returns what closed sessions held to the device."""
+        """Releases the device memory of closed sessions."""
         if self.provider == "cuda":
             give_back_gpu_memory(self.selection.device_id)
 
@@ -87,7 +87,7 @@ class Setting:
 def settings_for(
     bundle: Bundle, runtime: RuntimeOptions, sync: SyncOptions, options: BenchOptions, say: Callable[[str], None]
 ) -> list[Setting]:
-    """A setting for each provider, in the order given, each provider once.
+    """One setting per provider, in the order given, without duplicates.
 
     Raises:
         ProviderUnavailable: a named provider does not load.

@@ -1,4 +1,4 @@
-"""Scenario "stage": each stage of `sync` by itself, on frames that are decoded already; painting is scenario "loop"."""
+"""Scenario "stage": each CPU stage of `sync` by itself on decoded frames; scenario "loop" measures painting."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
@@ -26,11 +26,11 @@ from latentsync_trt.types import AlignedFace, Float32Array, Frame, Patch
 _QUEUE_DEPTH = 4
 
 _MOST_FRAMES = 50
-"""Two seconds, which at 1080p take half a gigabyte: all frames of a stage lie in memory while it is timed."""
+"""Two seconds, half a gigabyte at 1080p: all frames of a stage are in memory while it is timed."""
 
 
 def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
-    """Rows for the stages on the CPU, and for all of them at the same time; `folder` takes what is written.
+    """Rows for the stages on the CPU one by one, and for all of them at once; `folder` receives what is written.
 
     Errors as `LipSync.sync`.
     """
@@ -39,7 +39,7 @@ def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
     mask = mouth_mask(resolution_px)
 
     def detect() -> list[AlignedFace | None]:
-        # Pictures as the decoder hands them on, with nothing converted yet.
+        # Pictures as the decoder yields them, not converted yet.
         pictures = (frame.picture if frame.planes is None else LazyRgb(frame.planes) for frame in frames)
         return list(aligned_faces(pictures, resolution_px))
 
@@ -69,7 +69,7 @@ def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
 
 
 def _frames_with_faces(clip: Clip, resolution_px: int) -> tuple[list[Frame], list[AlignedFace]]:
-    """Those of the first frames that show a face, and the faces; raises `NoFaceError` if none does."""
+    """The first frames that show a face, and the faces; raises `NoFaceError` if none does."""
     frames = list(islice(read_frames(clip.video), _MOST_FRAMES))
     faces = aligned_faces((frame.picture for frame in frames), resolution_px)
     found = [(frame, face) for frame, face in zip(frames, faces, strict=True) if face is not None]
@@ -79,7 +79,7 @@ def _frames_with_faces(clip: Clip, resolution_px: int) -> tuple[list[Frame], lis
 
 
 def _patched(clip: Clip, count: int, mask: Float32Array) -> Generator[tuple[Frame, Patch], None, None]:
-    """The first frames with their patches, every stage in a thread of its own, as beside the networks in `sync`."""
+    """The first frames with their patches; every stage runs in its own thread, as in `sync`."""
     background = partial(in_background, depth=_QUEUE_DEPTH)
     finder = FaceFinder(MediaPipeDetector(), len(mask), StageClock())
     frames = background((frame for frame in islice(read_frames(clip.video), count)), name="decode")
@@ -90,5 +90,5 @@ def _patched(clip: Clip, count: int, mask: Float32Array) -> Generator[tuple[Fram
 
 
 def _patch(frame: Frame, face: AlignedFace, mask: Float32Array) -> Patch:
-    """The source's own face, which takes as long to compose as a painted one."""
+    """Composes the source's own face, which takes as long as a painted one."""
     return composite(frame.picture, face, face.image * np.uint16(257), mask)

@@ -1,4 +1,4 @@
-"""All that a bench measures, in order: every scenario on every provider."""
+"""Runs a whole bench: every scenario on every provider."""
 
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -39,7 +39,7 @@ def run_bench(
     """
     settings = settings_for(bundle, runtime, sync, options, say)
     for preset in options.preset:
-        settings[0].sync_options(preset)  # raises here what would end the bench later
+        settings[0].sync_options(preset)  # invalid options must fail before the first measurement
     results = Results(environment(command, [s.selection for s in settings]), bundle_facts(bundle.manifest), ())
     with tempfile.TemporaryDirectory(prefix="latentsync-bench-") as folder:
         for row in _rows(settings, options, Path(folder)):
@@ -59,5 +59,5 @@ def _rows(settings: Sequence[Setting], options: BenchOptions, folder: Path) -> I
             yield from measure_loops(setting, clip)
         if clip is not None and "end-to-end" in scenarios:
             yield from measure_clips(setting, clip, folder)
-    if full_hd is not None:  # last, as it leaves memory behind that would count for what comes after it
+    if full_hd is not None:  # last: the memory it keeps would be counted for later rows
         yield from measure_stages(settings[0], full_hd, folder)

@@ -1,7 +1,7 @@
 """How well lips follow speech, measured from pictures and sound alone, without a network trained on speech.
 
-FaceMesh gives the gap between the lips, frame by frame. It is compared with the mouth that made the speech, where that
-is known, else with the loudness of the sound.
+FaceMesh gives the gap between the lips, frame by frame. It is compared with the known mouth that belongs to the speech,
+if there is one, else with the loudness of the sound.
 """
 
 import math
@@ -22,15 +22,15 @@ from latentsync_trt.media.reader import read_frames
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array, Progress, ProgressCallback, UInt8Array
 
 CLOSED_GAP = 0.042
-"""Lips closer than this touch. FaceMesh gives 0.02 to 0.041 for lips that do, and 0.043 or more for 19 of 20 gaps of a
-tenth of the widest."""
+"""Lips closer than this touch. Touching lips measure 0.02 to 0.041; of gaps of a tenth of the widest, 19 in 20 measure
+0.043 or more."""
 
 QUIET_DB = -40.0
-"""A frame this much softer than the loudest one is silent."""
+"""A frame at least this much softer than the loudest one is silent."""
 
 _MOST_LAG_FRAMES = 8
 _LEAST_FRAMES = 3
-"""With fewer frames every correlation is 1."""
+"""With fewer frames every correlation is 1 or −1."""
 
 # Pairs of points on the inner edges of the upper and the lower lip, and the outer corners of the eyes.
 _LIPS = ((82, 87), (312, 317), (81, 178), (311, 402), (80, 88), (310, 318))
@@ -41,10 +41,10 @@ _SAMPLES_PER_FRAME = SPEECH_RATE_HZ // MODEL_FPS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curves:
-    """A clip over time, one value a frame at the model's rate.
+    """A clip over time, one value per frame at the model's rate.
 
-    `gaps (n,)` float32: between the lips, as `mouth_gaps` gives them; `level_db (n,)` float32: of the speech, as
-    `loudness` gives it; `mouth`: what the mouth should do in these n frames, where that is known.
+    `gaps (n,)` float32: see `mouth_gaps`; `level_db (n,)` float32: see `loudness`; `mouth`: the known mouth of these n
+    frames, if any.
     """
 
     gaps: Float32Array
@@ -56,7 +56,7 @@ class Curves:
 
     @property
     def target(self) -> Float32Array:
-        """What the gaps should follow: the opening of the known mouth, else the loudness, silence cut off."""
+        """What the gaps should follow: the opening of the known mouth, else the loudness, clipped at silence."""
         return self.mouth.opening if self.mouth else np.maximum(self.level_db, np.float32(QUIET_DB))
 
     @property
@@ -67,8 +67,8 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How alike two curves are: the `correlation` of frames at the same time, in [−1, 1], 0 where a curve is flat; and
-    `lag_frames`, how much later than the other the first curve is where they agree best."""
+    """How well a curve follows another: the `correlation` at lag 0, in [−1, 1], 0 if a curve is flat; `lag_frames`:
+    the delay of the first curve at which they agree best."""
 
     correlation: float
     lag_frames: int
@@ -78,9 +78,9 @@ class Agreement:
 class SyncScore:
     """How well the lips of a clip follow the speech.
 
-    `known`: compared with the mouth that belongs to the speech, else with its loudness. `opening`: correlation at
-    lag 0; `lag_frames`: how late the lips are where they agree best. `closures`: share of m, b, p shown shut, NaN where
-    they are not known; `silence`: share of silent frames shown shut, NaN without any.
+    `known`: compared with the known mouth of the speech, else with its loudness. `opening`: correlation at lag 0;
+    `lag_frames`: delay of the lips at which both agree best. `closures`: share of m, b, p shown shut, NaN if unknown;
+    `silence`: share of silent frames shown shut, NaN without any.
     """
 
     known: bool
@@ -90,7 +90,6 @@ class SyncScore:
     silence: float
 
     def __str__(self) -> str:
-        """One line for the terminal."""
         parts = [
             f"opening follows {'the spoken mouth' if self.known else 'loudness'} at r = {self.opening:.2f}",
             f"{self.lag_frames} frames late",
@@ -103,10 +102,10 @@ class SyncScore:
 def measure_clip(
     video: Path, audio: Path, mouth: SpokenMouth | None = None, *, on_progress: ProgressCallback | None = None
 ) -> Curves:
-    """The lips of `video` beside the speech in `audio`; holds one frame at a time.
+    """The lips of `video` and the speech in `audio`; holds one frame at a time.
 
     Args:
-        mouth: what belongs to the audio, where known. on_progress: called after every frame.
+        mouth: the one that belongs to the audio, if known. on_progress: called after every frame.
 
     Raises:
         MediaError, InputError: a file cannot be read.
@@ -124,11 +123,7 @@ def joined(gaps: Float32Array, level_db: Float32Array, mouth: SpokenMouth | None
 
 
 def score(curves: Curves) -> SyncScore:
-    """The numbers of a clip.
-
-    Raises:
-        InputError: fewer than three frames show a face.
-    """
+    """The numbers of a clip; raises `InputError` if fewer than three frames show a face."""
     found = agreement(curves.gaps, curves.target)
     return SyncScore(
         known=curves.mouth is not None,
@@ -147,7 +142,7 @@ def mouth_gaps(frames: Iterable[UInt8Array], detector: MediaPipeDetector | None 
         detector: finds the face and its mesh; a new one if None.
 
     Returns:
-        float32 `(n,)`, one value a frame; NaN where there is no face.
+        float32 `(n,)`, one value per frame; NaN without a face.
     """
     detector = detector or MediaPipeDetector()
     tracker = FaceTracker(detector)
@@ -155,7 +150,7 @@ def mouth_gaps(frames: Iterable[UInt8Array], detector: MediaPipeDetector | None 
 
 
 def agreement(measured: Float32Array, target: Float32Array, most_lag_frames: int = _MOST_LAG_FRAMES) -> Agreement:
-    """How well `measured` follows `target`, both `(n,)`; frames in which either is NaN are left out.
+    """How well `measured` follows `target`, both `(n,)`; frames with a NaN in either are left out.
 
     Raises:
         InputError: the curves differ in length, or fewer than three frames can be compared.
@@ -178,7 +173,7 @@ def runs_of_true(values: BoolArray) -> list[tuple[int, int]]:
 
 
 def closure_recall(gaps: Float32Array, shut: BoolArray) -> float:
-    """Share of the times that the lips must touch (runs of True in `shut (n,)`) in which they do; NaN without any."""
+    """Share of the closures (runs of True in `shut (n,)`) in which the lips touch; NaN without any."""
     closed = [bool((gaps[start:end] < CLOSED_GAP).any()) for start, end in runs_of_true(shut)]
     return float(np.mean(closed)) if closed else math.nan
 
@@ -186,17 +181,17 @@ def closure_recall(gaps: Float32Array, shut: BoolArray) -> float:
 def closed_rate(gaps: Float32Array, silent: BoolArray) -> float:
     """Share of the `silent (n,)` frames in which the lips touch; frames without a face are left out; NaN without any.
 
-    For two frames before the sound begins and after it ends the mouth may be moving: leave them out of `silent`.
+    The mouth may move during two frames before and after speech: leave them out of `silent`.
     """
     counted = gaps[silent & ~np.isnan(gaps)]
     return float((counted < CLOSED_GAP).mean()) if counted.size else math.nan
 
 
 def loudness(blocks: Iterable[Float32Array]) -> Float32Array:
-    """The loudness of each frame's 40 ms, centered on it, in dB below the loudest frame, float32 `(n,)`, at least −100.
+    """The loudness of the 40 ms around each frame's center, in dB below the loudest, float32 `(n,)`, at least −100.
 
     Args:
-        blocks: float32 `(samples,)` each, at least one, mono at `SPEECH_RATE_HZ`, one after the other.
+        blocks: consecutive float32 `(samples,)`, at least one, mono at `SPEECH_RATE_HZ`.
     """
     power = np.square(np.concatenate([*blocks]))
     count, half = math.ceil(len(power) / _SAMPLES_PER_FRAME), _SAMPLES_PER_FRAME // 2
@@ -207,7 +202,7 @@ def loudness(blocks: Iterable[Float32Array]) -> Float32Array:
 
 
 def silences(level_db: Float32Array, margin_frames: int = 3) -> BoolArray:
-    """Frames `(n,)` of `loudness` that are silent, as are all within `margin_frames` of them."""
+    """Frames `(n,)` of `loudness` that are silent, and whose neighbors within `margin_frames` are silent, too."""
     loud = np.pad(level_db > QUIET_DB, margin_frames)
     near = np.lib.stride_tricks.sliding_window_view(loud, 2 * margin_frames + 1)
     return np.asarray(~near.any(axis=1), np.bool_)
@@ -231,7 +226,7 @@ def _reporting(frames: Iterable[UInt8Array], total: int, on_progress: ProgressCa
 
 
 def _correlation(a: Float64Array, b: Float32Array) -> float:
-    """NaN where fewer than three frames are known; 0 where a curve is flat."""
+    """Correlation; NaN if fewer than three frames are known, 0 if a curve is flat."""
     known = ~(np.isnan(a) | np.isnan(b))
     if known.sum() < _LEAST_FRAMES:
         return math.nan

@@ -87,6 +87,6 @@ def plain_table(*heads: str) -> Table:
 
 
 def console() -> Console:
-    """Stdout, as wide as the terminal; names from files of others are printed without markup."""
+    """A console on stdout; without markup, as it prints names from foreign files."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     return Console(markup=False, highlight=False, emoji=False, width=width)

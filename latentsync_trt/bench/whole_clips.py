@@ -1,4 +1,4 @@
-"""Scenario "end-to-end": a clip from file to file, as `sync` does it, for each preset."""
+"""Scenario "end-to-end": a clip from file to file by `sync`, for each preset."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +15,7 @@ from latentsync_trt.types import SyncReport
 
 
 def measure_clips(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
-    """A row for each preset; `folder` takes the videos that are written. Errors as `LipSync.sync`."""
+    """A row for each preset; `folder` receives the videos. Errors as `LipSync.sync`."""
     for preset in setting.options.preset:
         setting.say(f"{setting.provider}: {clip.name} with preset {preset}")
         yield _measure(setting, clip, preset, folder / f"{setting.provider}-{preset}.mp4")

@@ -1,4 +1,4 @@
-"""Finds the bundle for a command: a path, a name below `checkpoints/`, or the one that is part of the package."""
+"""Finds the bundle for a command: a path, a name below `checkpoints/`, or the built-in demo."""
 
 import os
 from pathlib import Path
@@ -10,12 +10,12 @@ CHECKPOINTS_VARIABLE = "LATENTSYNC_TRT_CHECKPOINTS"
 
 
 def checkpoints_folder() -> Path:
-    """The folder of bundles and checkpoints: $LATENTSYNC_TRT_CHECKPOINTS, else `checkpoints/` here."""
+    """The folder of bundles and checkpoints: $LATENTSYNC_TRT_CHECKPOINTS, else `./checkpoints`."""
     return Path(os.environ.get(CHECKPOINTS_VARIABLE) or "checkpoints")
 
 
 def demo_folder() -> Path:
-    """The small model that is part of the package."""
+    """The folder of the small bundle that is part of the package."""
     return Path(__file__).parents[1] / "assets" / "demo_bundle"
 
 
@@ -26,7 +26,7 @@ def exported_bundles() -> list[Path]:
 
 
 def find_bundle(name: str | None) -> tuple[Path, str]:
-    """The folder meant by `--bundle name`, and why it was chosen.
+    """The folder of `--bundle name`, and why it was chosen.
 
     `name` is a path, a name below `checkpoints/`, or "demo"; None means the newest exported bundle, else the demo.
 

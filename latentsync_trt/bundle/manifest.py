@@ -1,7 +1,7 @@
 """An exported model on disk: a folder with `manifest.json`, graphs and one weights file per network.
 
-The manifest has all that a run needs to know about the model, the SHA-256 of every file, and its own: a damaged or
-edited bundle is refused before anything is computed with it.
+The manifest describes the model and holds the SHA-256 of every file and of itself: a damaged or edited bundle is
+rejected when it is opened.
 """
 
 import hashlib
@@ -15,24 +15,22 @@ from typing import Any, Literal, Self, get_args
 from latentsync_trt.errors import BundleError
 
 FORMAT_VERSION = 4
-"""2 added `quantisation`, 3 `attention`; 4 spells it `quantization`."""
+"""2 added `quantisation`, 3 added `attention`, 4 renamed `quantisation` to `quantization`."""
 MANIFEST_NAME = "manifest.json"
 DEMO_NAME = "demo"
 
 Precision = Literal["fp32", "fp16", "int8", "fp8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 EIGHT_BIT_PRECISIONS: tuple[Precision, ...] = ("int8", "fp8")
-"""Of calibrated bundles, whose steps compute in 8 bits except some layers."""
+"""Precisions of calibrated bundles: steps compute in 8 bits, except for some layers."""
 
 Shapes = Literal["static", "dynamic"]
 GraphForm = Literal["portable", "cuda"]
-"""A graph for every provider, or the form that ONNX Runtime's CUDA provider runs fastest. Inputs, outputs and weights
-file are the same."""
+"""For every provider, or fastest on ONNX Runtime's CUDA provider; inputs, outputs and weights file are the same."""
 
 AttentionForm = Literal["fused", "matmul"]
 ATTENTION_FORMS: tuple[AttentionForm, ...] = get_args(AttentionForm)
-"""Attention in portable graphs: one ONNX `Attention` operator where TensorRT takes it, or MatMul, Softmax and MatMul
-everywhere."""
+"""In portable graphs: one `Attention` operator where TensorRT supports it, or MatMul, Softmax, MatMul everywhere."""
 
 AUDIO_ENCODER, VAE_ENCODER, VAE_DECODER = "audio_encoder", "vae_encoder", "vae_decoder"
 
@@ -50,10 +48,10 @@ REQUIRED_GRAPHS = (AUDIO_ENCODER, VAE_ENCODER, VAE_DECODER, FULL_STEP, CACHED_ST
 HIDDEN = "hidden"
 STEP_INPUTS = ("latents", "conditioning", "audio", "timestep", "guidance", "history", "coefficients")
 STEP_OUTPUTS = ("next_latents", "next_history")
-"""Full steps have `hidden` as a further output, cached steps as a further input."""
+"""`hidden` is one more output of full steps, and one more input of cached steps."""
 
 PIXELS_PER_LATENT = 8
-"""Along an edge."""
+"""Along each axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ class FileEntry:
 class GraphEntry:
     """One graph: its `.onnx` file, the weights file it reads (both keys of `Manifest.files`), inputs, outputs.
 
-    `forms`: the files of its other forms; missing in bundles of early versions.
+    `forms`: the files of its other forms; absent in older bundles.
     """
 
     file: str
@@ -93,7 +91,7 @@ class GraphEntry:
 
 @dataclass(frozen=True, slots=True)
 class DimensionRange:
-    """Smallest, usual and largest value of a dynamic dimension, all inclusive."""
+    """Minimum, typical (optimum) and maximum value of a dynamic dimension, inclusive."""
 
     minimum: int
     optimum: int
@@ -109,11 +107,11 @@ class DimensionRange:
 class Quantization:
     """How an 8-bit bundle was made from another one.
 
-    `parent`, `parent_sha256`: name and manifest hash of the bundle that was calibrated. `parent_precision`: that of the
+    `parent`, `parent_sha256`: name and manifest hash of the bundle that was calibrated. `parent_precision`: of the
     other graphs, and of the layers in `kept` (names of their weights). `clips`: SHA-256 of the calibration clips by
     file name. `settings`: of the calibration. `share`: fraction of the full step's multiply-adds in convolutions and
-    linear layers that is in 8 bits. `distance`: from the parent, after whole loops, by name of the measure; empty if
-    not measured.
+    linear layers that is in 8 bits. `distance`: to the parent after complete denoising loops, by metric; empty if not
+    measured.
     """
 
     parent: str
@@ -132,8 +130,8 @@ class Manifest:
 
     `ranges`: by name of the dynamic dimension, empty for static shapes. `unet`: the U-Net's configuration as inferred
     from its checkpoint. `sources`: name and hash of each source file by role (unet, vae, whisper). `verification`: the
-    largest relative difference to PyTorch by graph, empty if skipped. `attention`: as given to `export --attention`;
-    missing before format 3, where it was "fused". `quantization`: of 8-bit bundles only.
+    largest relative difference to PyTorch by graph, empty if skipped. `attention`: of `export --attention`; before
+    format 3 absent and always "fused". `quantization`: of 8-bit bundles only.
     """
 
     name: str
@@ -159,7 +157,7 @@ class Manifest:
 
     @property
     def arithmetic(self) -> Precision:
-        """The precision of everything that is not in 8 bits."""
+        """The precision of layers and graphs that are not in 8 bits."""
         return self.precision if self.quantization is None else self.quantization.parent_precision
 
     @property
@@ -169,7 +167,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Self:
-        """Builds a manifest from parsed JSON; raises KeyError or TypeError where a field is missing or misshapen."""
+        """A manifest from parsed JSON; raises KeyError, TypeError or AttributeError for missing or malformed fields."""
         graphs = {
             name: GraphEntry(**entry | {key: _tensors(entry[key]) for key in ("inputs", "outputs")})
             for name, entry in raw["graphs"].items()
@@ -194,7 +192,7 @@ def _tensors(entries: list[dict[str, Any]]) -> tuple[TensorEntry, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle that was opened and checked."""
+    """A bundle whose manifest and files were checked."""
 
     folder: Path
     manifest: Manifest
@@ -280,7 +278,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def manifest_sha256(folder: Path) -> str:
-    """The hash that a bundle's manifest is sealed with, which covers all its files; errors as in `read_manifest`."""
+    """The SHA-256 stored in the manifest, which covers all files of the bundle; errors as `read_manifest`."""
     return str(_sealed_content(folder)["sha256"])
 
 

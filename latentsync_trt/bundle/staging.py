@@ -1,4 +1,4 @@
-"""Writing a bundle so that it appears complete or not at all."""
+"""Atomic writing of a bundle: it appears complete or not at all."""
 
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def check_target(target: Path) -> None:
 
 @contextmanager
 def staged_bundle(target: Path) -> Iterator[Path]:
-    """Yields an empty folder beside `target`, which it replaces by rename at the end; after an error it disappears.
+    """Yields an empty folder beside `target`, and renames it to `target` at the end; an error removes it.
 
     Raises:
         InputError: as `check_target`.

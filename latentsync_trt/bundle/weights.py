@@ -8,14 +8,14 @@ import numpy as np
 import onnx_ir as ir
 
 ALIGNMENT_BYTES = 4096
-"""Tensors start on pages, so that a runtime can map them."""
+"""Tensors are page-aligned, so that a runtime can map them into memory."""
 
 INLINE_BELOW_BYTES = 1024
 """Smaller tensors stay in the graph: compilers need shapes and scalars before they read any weights."""
 
 
 class WeightsFile:
-    """A new file for tensors, as a context manager. Readers may read it while it is open."""
+    """A new file of tensors, as a context manager; it may be read while it is written."""
 
     _file: BinaryIO
 
@@ -39,7 +39,7 @@ class WeightsFile:
 
     def add(self, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
         """The tensor as a reference into this file, appended if it is new."""
-        # As bytes: NumPy exports no buffer of 8-bit floats, which it does not know.
+        # As bytes: NumPy has no buffer format for 8-bit floats.
         data = np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data
         key = hashlib.sha256(data).digest()
         if key not in self._locations:

@@ -1,4 +1,4 @@
-"""The command line: parse, call, show. One file per command, imported only when that command runs.
+"""The command line. Each command is a module, imported only when that command runs.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage.
 """
@@ -20,16 +20,16 @@ PANELS = {
     "Speed and quality": ["build", "calibrate", "bench", "compare"],
     "Checks and maintenance": ["doctor", "selftest", "check", "cache"],
 }
-"""Commands by heading of `--help`; each is the `command` of the module of its name in this package."""
+"""Commands by heading of `--help`; each is `command` in the module of the same name."""
 
 COMMANDS = tuple(name for names in PANELS.values() for name in names)
 
 
 class CommandLine(click.RichGroup):
-    """Imports commands when they are needed, and prints errors of this package as one line."""
+    """Imports commands lazily, and prints errors of this package as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All commands."""
+        """Names of all commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -71,7 +71,7 @@ class CommandLine(click.RichGroup):
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 110,
-        # No boxes: the same text in a terminal and in a file.
+        # No boxes: terminals and files get the same text.
         "rich_help_config": {
             "theme": "default-slim",
             "default_string": r"\[default: {}]",

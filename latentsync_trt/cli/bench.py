@@ -1,4 +1,4 @@
-"""`latentsync-trt bench`: speed, memory, and likeness to the best quality; and what changed between two runs."""
+"""`latentsync-trt bench`: speed, memory and quality relative to the best preset; and changes between two runs."""
 
 import re
 import sys
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from latentsync_trt.bench.rows import Results
 
 _NOT_FOR_BENCH = ("build", "profile", "preset", "lossless", "length", "extend")
-"""A bench waits for its engines and times without a profile; it has presets of its own, and writes .mp4."""
+"""Options that bench does not offer: it waits for engines, runs without a profile, lists presets, and writes .mp4."""
 
 
 @click.command("bench")

@@ -1,4 +1,4 @@
-"""`latentsync-trt build`: engines ahead of time, so that the first `sync` does not wait for them."""
+"""`latentsync-trt build`: builds engines ahead of time, so that the first `sync` does not wait for them."""
 
 import json
 import subprocess
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """One graph's engine: whether it was built now, seconds of building (now or earlier) and of opening, its size, and
-    the share of its nodes that run on the provider."""
+    """One graph's engine: whether it was built now, seconds of building (now or earlier) and opening, its size, and the
+    share of its nodes that run on the provider."""
 
     graph: str
     built: bool
@@ -120,7 +120,7 @@ def _build_here(engines: "Engines", graph: str, *, force: bool) -> Built:
 
 
 def _build_elsewhere(engines: "Engines", graph: str, *, force: bool) -> Built:
-    """The same in a process of its own."""
+    """Builds and opens a graph in its own process."""
     from latentsync_trt.runtime.networks.background import build_command, failure_of
 
     done = subprocess.run(build_command(engines, (graph,), force=force), capture_output=True, check=False)

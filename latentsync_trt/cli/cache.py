@@ -94,7 +94,7 @@ def clear_engines(folder: Path, as_json: bool, yes: bool, dry_run: bool) -> None
 
 
 def _report(folder: Path, chosen: Sequence[Choice], *, dry_run: bool, as_json: bool) -> None:
-    """Prints what was removed and what stayed; exit code 1 if something stayed that was to be removed."""
+    """Prints what was removed and what stayed; exit code 1 if something could not be removed."""
     kept = [choice for choice in chosen if choice.refusal]
     removed = [choice for choice in chosen if not choice.refusal]
     freed_bytes = total_bytes(choice.entry for choice in removed)
@@ -122,7 +122,7 @@ def _show(folder: Path, entries: Sequence[Entry], *, as_json: bool) -> None:
         table = Table(*_COLUMNS, box=box.SIMPLE_HEAD, pad_edge=False)
         for entry in entries:
             table.add_row(*_row(entry))
-        # Names come from files of others: no markup in them.
+        # Names come from foreign files: no markup.
         Console(markup=False, highlight=False, emoji=False).print(table)
     for entry in entries:
         if entry.problem:

@@ -1,4 +1,4 @@
-"""`latentsync-trt calibrate`: a bundle and clips of talking faces in, the same bundle in INT8 or FP8 out."""
+"""`latentsync-trt calibrate`: makes an INT8 or FP8 bundle from a bundle and clips of talking faces."""
 
 from collections.abc import Callable
 from functools import partial
@@ -102,7 +102,7 @@ def _clips(video: Path | None, audio: Path | None, folder: Path | None) -> "tupl
 
 
 def _select(request: str, notice: Callable[[str], None]) -> "Selection":
-    """auto: CUDA, else the CPU. TensorRT would take minutes to build observed graphs that are used once."""
+    """auto: CUDA, else the CPU; TensorRT would take minutes to build observed graphs that are used once."""
     from latentsync_trt.runtime.providers.select import select_provider
 
     try:
@@ -115,7 +115,7 @@ def _select(request: str, notice: Callable[[str], None]) -> "Selection":
 
 
 def _show(folder: Path, parent: Manifest, found: "SearchResult | None") -> None:
-    """Prints the search's table, most sensitive layers first, and its trials; then what was made."""
+    """Prints the search's table, most sensitive layers first, its trials, and the result."""
     if found is not None:
         click.echo(f"{'layers':<28} {'arithmetic':>10} {'one step':>9}")
         for group in found.table:

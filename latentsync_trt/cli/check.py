@@ -1,4 +1,4 @@
-"""`latentsync-trt check`: tries the graphs of a bundle with NVIDIA's compiler for TensorRT-RTX, without a GPU."""
+"""`latentsync-trt check`: tests a bundle's graphs with NVIDIA's compiler for TensorRT-RTX, without a GPU."""
 
 import json
 import platform
@@ -29,7 +29,7 @@ from latentsync_trt.types import Progress
 Results = list[tuple[Trial, Answer]]
 
 _SHOWN = ("accepted", "reason", "layers", "engine_bytes", "seconds")
-"""Fields of `Answer` in the JSON."""
+"""Fields of `Answer` that the JSON contains."""
 
 
 @click.command("check")
@@ -92,7 +92,6 @@ def _report(manifest: Manifest, compute_capability: str, results: Results) -> di
 
 
 def _show(manifest: Manifest, compute_capability: str, results: Results) -> None:
-    """Prints the table of verdicts and a summary line."""
     table = Table("graph", "shapes", "layers", "engine", "seconds", "verdict", box=None, pad_edge=False)
     for column in table.columns[2:5]:
         column.justify = "right"

@@ -1,4 +1,4 @@
-"""`latentsync-trt compare`: what changes where one bundle replaces another, in pictures and on the lips."""
+"""`latentsync-trt compare`: how the results of two bundles differ, in pictures and lip movement."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from latentsync_trt.cli.options import build, options_from, provider_option
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 
 _NOT_OF_SYNC = ("crf", "encoder", "lossless")
-"""Results are always lossless: an encoder's loss would look like a bundle's."""
+"""Results are always lossless: an encoder's loss would be mistaken for a bundle's."""
 
 _NOT_OF_RUNTIME = ("build", "profile")
 

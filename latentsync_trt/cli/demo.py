@@ -1,4 +1,4 @@
-"""`latentsync-trt demo`: the whole pipeline on a built-in clip, without a download, and a measured result."""
+"""`latentsync-trt demo`: runs the whole pipeline on a built-in clip without a download, and measures the result."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,7 +60,7 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
 def look_at(
     out: Path, source: Path, audio: Path | None, bundle: Path, on_progress: "ProgressCallback | None" = None
 ) -> "SyncScore":
-    """Measures the result in the folder `out` and draws both pictures beside it; `audio`: None = the built-in one.
+    """Measures the result in the folder `out` and draws both pictures there; `audio`: None for the built-in sentence.
 
     Raises:
         InputError: too few frames show a face. OutputError: a picture cannot be written.

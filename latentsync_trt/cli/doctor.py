@@ -1,6 +1,6 @@
-"""`latentsync-trt doctor`: what this machine has, what is missing, and the line that installs it.
+"""`latentsync-trt doctor`: what this machine has, what is missing, and the command that installs it.
 
-Packages that may not load are imported in functions: then that is a finding, too.
+Packages that may fail to load are imported in functions, so that the failure becomes a finding.
 """
 
 import importlib.metadata
@@ -30,7 +30,7 @@ _EXPORT_PACKAGES = ("torch", "diffusers", "onnx", "onnxscript", "safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `cure` is what to run or to do; empty where nothing is wrong."""
+    """One line of the report. `cure`: the command or action that helps; empty if nothing is wrong."""
 
     level: Level
     text: str
@@ -130,7 +130,7 @@ def _providers() -> Iterator[Finding]:
 
 
 def _builder() -> Finding:
-    """TensorRT's builder, tried on the first GPU."""
+    """TensorRT's builder, tested on the first GPU."""
     from latentsync_trt.runtime.providers import diagnose, gpu, libraries
 
     loaded = libraries.tensorrt_version()
@@ -200,7 +200,7 @@ def _bundles() -> Iterator[Finding]:
 
 
 def _found(text: str, obstacle: Obstacle | None, level: Level = "missing", *, name: str = "") -> Finding:
-    """`text`, or what is in the way of it, said of `name`."""
+    """The finding `text`, or the obstacle to it, prefixed with `name`."""
     if obstacle is None:
         return Finding("ok", text)
     return Finding(level, f"{name}: {obstacle.text}" if name else obstacle.text, obstacle.cure)
@@ -227,4 +227,4 @@ SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
     "media": _codecs,
     "bundles": _bundles,
 }
-"""What is examined, by heading."""
+"""Sections of the report: heading → examination."""

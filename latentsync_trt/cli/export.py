@@ -1,4 +1,4 @@
-"""`latentsync-trt export`: published checkpoints in, a bundle of ONNX graphs out."""
+"""`latentsync-trt export`: makes a bundle of ONNX graphs from published checkpoints."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -22,7 +22,7 @@ def command(quiet: bool, **fields: Any) -> None:
     if missing:
         raise MissingDependency(f"export needs {', '.join(missing)}: pip install 'latentsync-trt[export]'")
     options = build(ExportOptions, fields)
-    find_sources(options)  # missing files are an error at once, before torch is imported
+    find_sources(options)  # missing files are reported before torch is imported, which takes seconds
     from latentsync_trt.bundle.manifest import read_manifest
     from latentsync_trt.cli.show import progress_bar
     from latentsync_trt.export.exporter import export_bundle

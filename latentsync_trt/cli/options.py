@@ -1,4 +1,4 @@
-"""Command-line options made from option dataclasses: one option per field, its help and default declared there."""
+"""Command-line options from option dataclasses: one per field, with the field's help and default."""
 
 import copy
 import dataclasses
@@ -22,7 +22,7 @@ _METAVARS: dict[type, str] = {click.IntRange: "INTEGER", click.FloatRange: "NUMB
 
 
 def options_from(cls: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """A decorator that adds a click option for every field of the dataclass `cls` that has a help text."""
+    """A decorator that adds a click option for every field of the dataclass `cls` with a help text."""
     hints = typing.get_type_hints(cls)
 
     def decorate(function: F) -> F:
@@ -53,7 +53,7 @@ provider_option = click.option(
 
 
 def build(cls: type[Any], values: dict[str, Any]) -> Any:
-    """An instance of the options dataclass `cls` from those of `values` that are its fields.
+    """An instance of the options dataclass `cls` from its fields in `values`.
 
     Raises:
         click.UsageError: the dataclass rejects a value.
@@ -66,7 +66,7 @@ def build(cls: type[Any], values: dict[str, Any]) -> Any:
 
 
 def add_help_all(command: click.Command) -> None:
-    """Adds `--help-all` to a command that has advanced options, which `--help` leaves out."""
+    """Adds `--help-all` to a command with advanced options, which `--help` omits."""
     if any(isinstance(param, click.Option) and param.hidden for param in command.params):
         flag = click.RichOption(
             ["--help-all"],
@@ -122,7 +122,7 @@ def _click_type(hint: Any, metadata: typing.Mapping[str, Any]) -> click.ParamTyp
 
 
 def _reporting(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """`parse` with its error as one of the command line; defaults are parsed already."""
+    """Wraps `parse` to turn its errors into usage errors; defaults are parsed already."""
 
     def parsed(value: Any) -> Any:
         try:

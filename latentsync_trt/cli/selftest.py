@@ -1,4 +1,4 @@
-"""`latentsync-trt selftest`: does a provider build, run and paint correctly here? Run it first on new hardware."""
+"""`latentsync-trt selftest`: whether a provider builds, runs and paints correctly. Run it first on new hardware."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from latentsync_trt.bench.selftest import GraphRow, Reference, Report
 
 _LEFT_OUT = ("build", "engine_cache", "profile", "windows_per_batch")
-"""Fixed in a self-test: engines are built first, in a temporary folder, and windows painted one by one."""
+"""Fixed in a self-test: it builds engines first, in a temporary folder, and paints windows one by one."""
 
 _FACTS = (
     *("gpu", "compute_capability", "driver", "tensorrt", "tensorrt_rtx_plugin", "cuda", "cudnn"),
     *("cpu", "cpu_cores", "onnxruntime", "latentsync_trt"),
 )
-"""Of the environment, for the screen; all are in the JSON."""
+"""Facts of the environment shown in the terminal; the JSON has all."""
 
 
 @click.command("selftest")
@@ -69,7 +69,6 @@ def command(bundle: str, provider: str, reference: "Reference", as_json: bool, *
 
 
 def _show(report: "Report") -> None:
-    """Prints the table, the stages with their failures, and the verdict."""
     from latentsync_trt.bench.table import console, plain_table
 
     if report.graphs:

@@ -1,4 +1,4 @@
-"""What is printed while a clip is processed and when it is done."""
+"""Output while a clip is processed and when it is done."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +19,12 @@ def say(text: str) -> None:
 
 
 class Notices:
-    """Prints each notice once: the report repeats those that were shown during the run."""
+    """Prints each notice once, although the report repeats those shown during the run."""
 
     def __init__(self) -> None:
         self._shown: set[str] = set()
 
     def __call__(self, text: str) -> None:
-        """Prints a notice to stderr, unless it was printed before."""
         if text not in self._shown:
             self._shown.add(text)
             say(f"note: {text}")
@@ -47,7 +46,7 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
         task = bar.add_task("starting", total=None)
 
         def move(progress: Progress) -> None:
-            if progress.done < bar.tasks[0].completed:  # another stage, with a rate of its own
+            if progress.done < bar.tasks[0].completed:  # a new stage has its own rate
                 bar.reset(task)
             bar.update(task, description=progress.stage, completed=progress.done, total=progress.total)
 

@@ -71,7 +71,7 @@ def command(
 
 
 def _wait_for_build(lip_sync: "LipSync", *, silent: bool) -> None:
-    """Waits until the engines that this run started to build are in the cache, for the next run."""
+    """Waits until the engines that this run is building are in the cache, for the next run."""
     from latentsync_trt.cli.show import say
 
     if lip_sync.building and not silent:

@@ -1,4 +1,4 @@
-"""The denoising loop over a `Denoiser`, and what it starts from."""
+"""The denoising loop over a `Denoiser`, and its inputs."""
 
 from collections.abc import Callable, Sequence
 
@@ -25,7 +25,6 @@ def denoise(
     """Turns noise into latents, float32 `(B, 4, F, h, w)`.
 
     Args:
-        denoiser: runs the steps.
         noise: float32 `(1, 4, 1, h, w)`, repeated over windows and frames.
         conditioning: float32 `(B, 9, F, h, w)`. audio: float32 `(B, F, S, D)`.
         guidance: classifier-free guidance scale.
@@ -50,7 +49,7 @@ def denoise(
 
 
 def initial_noise(seed: int, height: int, width: int) -> Float32Array:
-    """The one noise latent of a run, float32 `(1, 4, 1, height, width)`, standard normal, from PCG64(`seed`).
+    """The noise latent of a run, float32 `(1, 4, 1, height, width)`, standard normal, from PCG64(`seed`).
 
     Drawn in double precision and rounded, so that the values do not depend on NumPy's float32 sampler.
     """

@@ -9,7 +9,7 @@ from latentsync_trt.config import SyncOptions, check_full_steps, check_guidance_
 from latentsync_trt.errors import InputError
 
 EVERYWHERE = (0.0, 1.0)
-"""The guidance interval of a run in which every step is guided."""
+"""The guidance interval that guides every step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class PlannedStep:
 
 
 def plan_for(options: SyncOptions) -> tuple[PlannedStep, ...]:
-    """The plan that `options` ask for."""
+    """The plan of a run with `options`."""
     sampling = options.sampling
     return cache_plan(
         sampling.steps,
@@ -44,8 +44,7 @@ def cache_plan(
     ends.
 
     Args:
-        interval: every `interval`-th step is full, counted from the first one, and again from where guidance starts or
-            ends.
+        interval: every `interval`-th step is full, counted from the first one and anew where guidance starts or ends.
         full_steps: the full steps, counted from 0, instead of `interval`.
         guidance_interval: start and end, as fractions of the schedule; step i of n covers i/n to (i + 1)/n, and is
             guided if that overlaps the interval.
@@ -71,6 +70,6 @@ def cache_plan(
 
 def _guided_steps(steps: int, interval: tuple[float, float]) -> range:
     check_guidance_interval(interval)
-    # Decimal, not binary fractions: 0.7 of 10 steps starts at step 7.
+    # Decimal, not binary fractions: 0.7 of 10 steps is exactly 7.
     start, end = (Fraction(str(float(part))) * steps for part in interval)
     return range(floor(start), ceil(end))

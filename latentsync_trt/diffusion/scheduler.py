@@ -1,4 +1,4 @@
-"""Which noise levels the sampler visits, and the linear update of each step. Pure."""
+"""The noise levels that the sampler visits, and the linear update of each step. Pure."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,20 +14,16 @@ TRAINING_STEPS = 1000
 _BETA_FIRST, _BETA_LAST = 0.00085, 0.012
 _STEPS_OFFSET = 1
 
-# With fewer steps than this the last one of DPM-Solver++ is of first order, which is more stable near the clean image.
+# With fewer steps than this, the last DPM-Solver++ step is first-order, which is more stable near the clean image.
 _STEPS_FOR_HIGH_ORDER_END = 15
 
 MAX_STEPS = TRAINING_STEPS - _STEPS_OFFSET
-"""One step more, with the offset, would need a noise level beyond the last one trained."""
+"""With the offset, one more step would exceed the last trained noise level."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One update of the sampler.
-
-    `timestep` is the training step whose noise level the latents have before it; `coefficients` as `coefficients`
-    returns them.
-    """
+    """One sampler update from the noise level of training step `timestep`; see the function `coefficients`."""
 
     timestep: int
     coefficients: Float32Array
@@ -45,7 +41,7 @@ def coefficients(
 
 @lru_cache(maxsize=1)
 def alphas_cumprod() -> Float64Array:
-    """Share of signal variance left after each training step: float64 `(1000,)`, falling, read-only.
+    """Share of signal variance left after each training step: float64 `(1000,)`, decreasing, read-only.
 
     The betas are linear in their square root ("scaled linear").
     """
@@ -96,16 +92,17 @@ def ddim_schedule(steps: int) -> tuple[Step, ...]:
 
 
 def dpmpp_schedule(steps: int) -> tuple[Step, ...]:
-    """The updates of DPM-Solver++(2M) (Lu et al. 2022, "DPM-Solver++", algorithm 2), which remembers the clean image.
+    """The updates of DPM-Solver++(2M) (Lu et al. 2022, "DPM-Solver++", algorithm 2), which keeps the previous
+    estimate of the clean image.
 
     With α = √ā, σ = √(1 − ā), λ = log(α/σ), the estimate x₀ = (x − σ·eps)/α and h = λ' − λ:
-    next = (σ'/σ)·x + α'·(1 − e^−h)·((1 + r)·x₀ − r·x₀ of the step before), where r = h / (2·h of the step before).
+    next = (σ'/σ)·x + α'·(1 − e^−h)·((1 + r)·x₀ − r·p₀), where r = h / (2·g); p₀ and g: the previous x₀ and h.
     r is 0 on the first step, and on the last of fewer than 15.
 
-    The spacing is "trailing" (Lin et al. 2023, "Common Diffusion Noise Schedules and Sample Steps are Flawed"): the
-    loop starts from pure noise, and so does this spacing, as closely as the network was trained. With few steps the
-    "leading" spacing starts at a level where the latents should hold a part of the picture, which shifts its mean. As
-    with DDIM, the last step goes to training step 0, not to a clean image. Raises as `timesteps`.
+    The spacing is "trailing" (Lin et al. 2023, "Common Diffusion Noise Schedules and Sample Steps are Flawed"): it
+    starts at the noisiest trained level, to match the pure noise that the loop starts from. With few steps, "leading"
+    spacing starts at a level where the latents should contain a part of the picture, which shifts its mean. As with
+    DDIM, the last step goes to training step 0, not to a clean image. Raises as `timesteps`.
     """
     visited = timesteps(steps, trailing=True)
     signal = alphas_cumprod()

@@ -1,4 +1,4 @@
-"""Attention: the product in the form that is exported best, and the three kinds in the U-Net."""
+"""Attention: the product in the form that exports best, and the three kinds in the U-Net."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,19 +12,19 @@ from latentsync_trt.bundle.manifest import AttentionForm
 from latentsync_trt.export.layers import Linear
 
 HEADS = 8
-"""Attention heads of the U-Net at every level."""
+"""Attention heads at every level of the U-Net."""
 
 _FUSED_HEAD_DIMS = range(16, 257, 8)
-"""Head widths for which TensorRT takes the operator `Attention`, and fused kernels exist."""
+"""Head widths for which TensorRT supports the operator `Attention` and fused kernels exist."""
 
 _FORM: ContextVar[AttentionForm] = ContextVar("attention_form", default="fused")
 
 
 @contextmanager
 def traced_as(form: AttentionForm) -> Iterator[None]:
-    """Graphs traced within the context, in this thread, have attention in `form`.
+    """Attention has this form in graphs traced within the context, in this thread.
 
-    It is a property of the trace, like `torch.compiler.is_exporting`, and not of the modules.
+    The form belongs to the trace, like `torch.compiler.is_exporting`, not to the modules.
     """
     token = _FORM.set(form)
     try:
@@ -34,17 +34,17 @@ def traced_as(form: AttentionForm) -> Iterator[None]:
 
 
 def exports_fused(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether a trace gives the ONNX operator `Attention`, which TensorRT takes in half precision only."""
+    """Whether a trace contains the ONNX operator `Attention`; TensorRT supports it in half precision only."""
     return _FORM.get() == "fused" and dtype == torch.float16 and head_dim in _FUSED_HEAD_DIMS
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Softmax attention of `query (N, heads, T, d)` over `key`, `value (N, heads, S, d)` → `(N, heads, T, d)`."""
     head_dim = query.shape[-1]
-    # Outside an export PyTorch's own product is the same and needs no memory for the whole matrix.
+    # Outside an export PyTorch's own product gives the same and does not store the whole matrix.
     if exports_fused(query.dtype, head_dim) or not torch.compiler.is_exporting():
         return F.scaled_dot_product_attention(query, key, value)
-    # The query is scaled, not the product, and the softmax is float32: half precision would overflow in both.
+    # Scaling the query, not the product, and a float32 softmax avoid overflow in half precision.
     logits = torch.matmul(query * head_dim**-0.5, key.transpose(-1, -2))
     weights = torch.softmax(logits.float(), -1).to(value.dtype)
     return torch.matmul(weights, value)
@@ -90,12 +90,12 @@ class AudioAttention(nn.Module):
         return self.to_out[0](join_heads(attend(query[0], kv[0], kv[1])))
 
     def unconditional(self) -> Tensor:
-        """The result for all-zero audio: the output's bias `(C,)`, as keys and values have no bias."""
+        """The result for all-zero audio: the output bias `(C,)`, as keys and values have no bias."""
         return self.to_out[0].get_parameter("bias")
 
 
 class PositionTable(nn.Module):
-    """The checkpoint's table of frame positions, `pe (1, P, C)`."""
+    """The checkpoint's position table, `pe (1, P, C)`."""
 
     pe: Tensor
 
@@ -109,7 +109,7 @@ class PositionTable(nn.Module):
 
 
 class TemporalAttention(nn.Module):
-    """Attention among the frames of a window, for each pixel by itself; `(B·F, T, C)` → the same."""
+    """Attention among the frames of a window, separately for each pixel; `(B·F, T, C)` → the same."""
 
     def __init__(self, width: int, positions: int) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class TemporalAttention(nn.Module):
         count, pixels, width = x.shape
         windows = count // frames
         positioned = x.reshape(windows, frames, pixels, width) + self.pos_encoder(frames)
-        # Splitting heads needs one transpose anyway; the same one moves the frames next to the head's channels.
+        # Splitting heads needs one transpose anyway; it also moves the frames next to the head's channels.
         packed = self.to_qkv(positioned).reshape(windows, frames, pixels, 3, HEADS, width // HEADS)
         qkv = packed.permute(3, 0, 2, 4, 1, 5).reshape(3, windows * pixels, HEADS, frames, width // HEADS)
         attended = attend(qkv[0], qkv[1], qkv[2]).reshape(windows, pixels, HEADS, frames, width // HEADS)

@@ -1,4 +1,4 @@
-"""Loading published weight files, with checks of their kind, their shapes and missing tensors."""
+"""Loads published weight files and checks their kind, shapes and completeness."""
 
 import pickle
 import zipfile
@@ -27,7 +27,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LoadedUNet:
-    """A U-Net with its weights, and the number of tensors in the file that it does not use."""
+    """A U-Net with its weights, and the number of unused tensors in the file."""
 
     network: UNet
     unused_tensors: int
@@ -37,7 +37,7 @@ def load_unet(path: Path, dtype: torch.dtype) -> LoadedUNet:
     """Reads `latentsync_unet.pt`; a tensor is copied only where its type or layout changes.
 
     Raises:
-        CheckpointError: missing, damaged, not a LatentSync U-Net, or tensors missing or of other shapes.
+        CheckpointError: the file is missing, damaged or no LatentSync U-Net, or tensors are missing or of wrong shape.
     """
     content = read_file(path)
     if _is_whisper(content):
@@ -58,7 +58,7 @@ def load_whisper(path: Path, dtype: torch.dtype) -> WhisperEncoder:
     """Reads the encoder from one of OpenAI's Whisper files.
 
     Raises:
-        CheckpointError: missing, damaged, not a Whisper file, or tensors missing or of other shapes.
+        CheckpointError: the file is missing, damaged or not a Whisper file, or tensors are missing or of wrong shape.
     """
     content = read_file(path)
     if not _is_whisper(content):
@@ -79,10 +79,10 @@ def whisper_file(config: WhisperConfig, tensors: Tensors) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> Any:
-    """Unpickles tensors and plain containers only; large files are mapped, not read.
+    """Unpickles tensors and plain containers only; large files are memory-mapped.
 
     Raises:
-        CheckpointError: missing, not a file, damaged, or a pickle with anything else.
+        CheckpointError: the file is missing, not a file or damaged, or its pickle contains anything else.
     """
     if not path.is_file():
         raise CheckpointError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")
@@ -96,7 +96,7 @@ def infer_unet_config(path: Path, tensors: Tensors) -> UNetConfig:
     """Infers the configuration from the tensors; `path` is for messages.
 
     Raises:
-        CheckpointError: a shape that LatentSync's U-Net cannot have.
+        CheckpointError: a tensor has a shape that LatentSync's U-Net cannot have.
     """
     levels = _count(tensors, "down_blocks.{}.resnets.0.conv1.weight")
     widths = tuple(tensors[f"down_blocks.{i}.resnets.0.conv1.weight"].shape[0] for i in range(levels))
@@ -124,10 +124,10 @@ def infer_unet_config(path: Path, tensors: Tensors) -> UNetConfig:
 
 
 def fill(path: Path, network: nn.Module, table: Mapping[str, Origin], tensors: Tensors, dtype: torch.dtype) -> None:
-    """Gives `network` (on the meta device) its weights in `dtype`, ready for inference.
+    """Loads weights in `dtype` into `network`, which is on the meta device, and prepares it for inference.
 
     Raises:
-        CheckpointError: tensors missing or of other shapes; names the first of them.
+        CheckpointError: tensors are missing or of wrong shape; the message names the first.
     """
     wanted = {name: origin.shape for origin in table.values() for name in origin.names if name is not None}
     missing = [name for name in wanted if not isinstance(tensors.get(name), Tensor)]

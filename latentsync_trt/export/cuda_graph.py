@@ -1,4 +1,4 @@
-"""What only graphs of the CUDA form need after tracing; `graphs` does the rest."""
+"""Post-processing of traced graphs in the CUDA form, called by `graphs`."""
 
 import numpy as np
 import onnx_ir as ir
@@ -9,7 +9,7 @@ from latentsync_trt.export.cuda_ops import DOMAIN
 _DOMAIN_VERSION = 1
 _VIEWS = ("Reshape", "Unsqueeze", "Squeeze")
 
-# The kernels write these outputs only if they have a name. By operator: the index of the first such output.
+# Operator → index of its first optional output. The kernels compute these outputs whenever they are named.
 _OPTIONAL_OUTPUTS = {"SkipLayerNormalization": 1, "SkipGroupNorm": 1}
 
 # Operations on weights that ONNX Runtime folds at loading, by rank: slices of matrices, transposed kernels.
@@ -19,10 +19,10 @@ _ENLARGING = ("Tile", "Expand", "Equal")
 
 
 def may_fold(node: ir.Node) -> bool | None:
-    """False for what must not be computed at export, None where the optimizer may decide.
+    """False if the node must not be computed at export, None if the optimizer may decide.
 
-    Slices of a stacked projection, transposed kernels and masks are made when a graph is loaded: stored separately,
-    they would make a bundle half as large again.
+    Slices of a stacked projection, transposed kernels and masks are computed when a graph is loaded: storing them
+    would enlarge a bundle by half.
     """
     source = node.inputs[0] if node.inputs else None
     if node.op_type in _FOLDED_AT_LOADING and source is not None and source.shape is not None:
@@ -31,7 +31,7 @@ def may_fold(node: ir.Node) -> bool | None:
 
 
 def finish(model: ir.Model) -> None:
-    """Drops unused outputs and joins views: the host spends microseconds on every node."""
+    """Drops unused outputs and merges views: every node costs the host microseconds."""
     graph = model.graph
     model.opset_imports[DOMAIN] = graph.opset_imports[DOMAIN] = _DOMAIN_VERSION
     for node in graph:
@@ -51,7 +51,7 @@ def _drop_unused(node: ir.Node, first: int) -> None:
 
 
 def _join(graph: ir.Graph, node: ir.Node) -> None:
-    """Makes a view of a view one Reshape, or removes it where it changes nothing."""
+    """Merges a view of a view into one Reshape, or removes it if it changes nothing."""
     output, source = node.outputs[0], node.inputs[0]
     while (maker := source.producer() if source else None) is not None and maker.op_type in _VIEWS:
         source = maker.inputs[0]

@@ -1,10 +1,10 @@
-"""Operations of the CUDA form, over the modules that hold the weights.
+"""Operations of the CUDA form, computed with the modules that hold the weights.
 
 The portable graphs run on every provider, but the CUDA provider spends more than half of their time on layout changes
 around convolutions, on norms in a dozen float32 passes, and on biases and residual sums. In the CUDA form activations
-are channels-last throughout, images `(N, h, w, C)` and tokens `(N, T, C)` with N frames of all windows, and kernels of
-the domain com.microsoft fuse such passes (docs/performance.md says what each brings). A residual sum is carried as a
-`Sum` until something needs it, so that the next kernel can compute it.
+are channels-last throughout: images `(N, h, w, C)` and tokens `(N, T, C)`, with N frames of all windows. Kernels of
+the domain com.microsoft fuse such passes (docs/performance.md lists their gains). A residual sum stays an unevaluated
+`Sum` until its value is needed, so that the next kernel can compute it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,19 +27,19 @@ BIAS_ADD_WIDTHS = frozenset({320, 640, 1280})
 """Widths for which BiasAdd is compiled."""
 
 PACKED_PIXELS = 4
-"""The frames of this many pixels form one sequence of the attention among frames, with a mask between pixels: 16 frames
-alone leave the kernel's tile mostly empty."""
+"""The frames of this many pixels form one sequence in the attention among frames, with a mask between pixels: 16 frames
+alone would leave the kernel's tile mostly empty."""
 
 _CHANNELS_PER_THREAD = 2
 _ATTENTION_OPSET = 23
 _MASKED = -30000.0
-"""Finite in half precision, and exactly zero after the softmax."""
+"""Value of masked scores: finite in half precision, and exactly zero after the softmax."""
 
 Attributes = Mapping[str, int | float | Sequence[int]]
 
 
 def norm_obstacle(network: nn.Module) -> str | None:
-    """Why the GroupNorm kernel does not take one of the network's norms; None if it takes all of them."""
+    """The reason why the GroupNorm kernel does not support one of the network's norms; None if it supports all."""
     norms = {(norm.num_channels, norm.num_groups) for norm in network.modules() if isinstance(norm, nn.GroupNorm)}
     for channels, groups in sorted(norms):
         if channels // groups % _CHANNELS_PER_THREAD:
@@ -49,7 +49,7 @@ def norm_obstacle(network: nn.Module) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """`base + delta + bias`, not yet added up; `base` (of the shape of `delta`) and `bias (C,)` may be missing."""
+    """`base + delta + bias`, not yet evaluated; `base` (shaped like `delta`) and `bias (C,)` are optional."""
 
     delta: Tensor
     bias: Tensor | None = None
@@ -57,7 +57,7 @@ class Sum:
 
 
 def total(parts: Sum) -> Tensor:
-    """The sum, added up."""
+    """Evaluates the sum."""
     delta, bias, base = parts.delta, parts.bias, parts.base
     if base is None:
         return delta if bias is None else delta + bias
@@ -78,7 +78,7 @@ def layer_norm(norm: Any, parts: Sum) -> tuple[Tensor, Tensor]:
         return norm(delta), delta
     shape, width = delta.shape, delta.shape[-1]
     if base is None and bias is not None:
-        # The kernel takes no bias without a residual, but it broadcasts a residual over the batch.
+        # The kernel needs a residual to add a bias; it broadcasts a residual over the batch, so the bias becomes one.
         delta, base, bias = delta.reshape(-1, 1, width), bias.reshape(1, 1, width), None
     rows = (*delta.shape[:-1], 1)
     normed, _, _, added = ops.symbolic_multi_out(
@@ -93,13 +93,13 @@ def layer_norm(norm: Any, parts: Sum) -> tuple[Tensor, Tensor]:
 
 
 def group_norm(norm: Any, parts: Sum, *, frames: int = 1, silu: bool) -> tuple[Tensor, Tensor]:
-    """The sum of images, normalized by an `nn.GroupNorm` (with SiLU if asked for), and the sum.
+    """The sum of images normalized by an `nn.GroupNorm`, with SiLU if asked for, and the sum.
 
-    `frames` per window matters for a `WindowNorm` only.
+    Only a `WindowNorm` uses `frames`, the number of frames per window.
     """
     shape = parts.delta.shape
     count, height, width, channels = shape
-    # The frames of a window stacked vertically are one image to the kernel, so its statistics are the window's.
+    # The frames of a window, stacked vertically, are one image to the kernel: its statistics cover the window.
     frames = frames if isinstance(norm, WindowNorm) else 1
     view = (count // frames, frames * height, width, channels)
     weight, offset = norm.weight.float(), norm.bias.float()
@@ -140,7 +140,7 @@ def conv(module: Any, image: Tensor, bias: Tensor | None = None, pads: tuple[int
 def resnet(module: Any, parts: Sum, frames: int = 1, time: Tensor | None = None) -> Sum:
     """A `Resnet` of the U-Net, or diffusers' `ResnetBlock2D`; `time (1, E)` is the activated time embedding."""
     normed, x = group_norm(module.norm1, parts, frames=frames, silu=True)
-    # One timestep serves all windows, so its embedding is a bias, which the convolution adds along with its own.
+    # One timestep serves all windows, so its embedding is a bias, merged into that of the convolution.
     bias = None if time is None else module.conv1.bias + module.time_emb_proj(time).flatten()
     normed, _ = group_norm(module.norm2, Sum(conv(module.conv1, normed, bias)), frames=frames, silu=True)
     shortcut = x if module.conv_shortcut is None else conv(module.conv_shortcut, x)
@@ -148,7 +148,7 @@ def resnet(module: Any, parts: Sum, frames: int = 1, time: Tensor | None = None)
 
 
 def project(linear: Any, x: Tensor, base: Tensor | None = None) -> Sum:
-    """A `Linear` whose bias, and the residual `base`, are left for the sum."""
+    """A `Linear` whose bias, and the residual `base`, are deferred to the sum."""
     return Sum(torch.matmul(x, linear.weight), linear.bias, base)
 
 
@@ -160,7 +160,7 @@ def project_apart(linear: Any, x: Tensor) -> list[Tensor]:
 
 
 def feed_forward(module: Any, tokens: Tensor, base: Tensor) -> Sum:
-    """A `FeedForward` with the residual `base`; its last bias is left for the sum."""
+    """A `FeedForward` with the residual `base`; its last bias is deferred to the sum."""
     gate, _, back = module.net
     both = torch.matmul(tokens, gate.proj.weight)
     if both.shape[-1] in SPLIT_GELU_WIDTHS:
@@ -172,12 +172,12 @@ def feed_forward(module: Any, tokens: Tensor, base: Tensor) -> Sum:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, *, heads: int) -> Tensor:
-    """Attention of `query (N, T, C)` over `key`, `value (N, S, C)`; for this operator the provider can use cuDNN."""
+    """Attention of `query (N, T, C)` over `key`, `value (N, S, C)`, as an operator that can use cuDNN."""
     return _contrib("MultiHeadAttention", (query, key, value), query, query.shape, {"num_heads": heads})
 
 
 def attend_frames(query: Tensor, key: Tensor, value: Tensor, *, heads: int, frames: int) -> Tensor:
-    """Attention among the frames of each pixel, `(P, T, C)`; T counts the frames of all packed pixels."""
+    """Attention among the frames of each pixel, `(P, T, C)`; T counts the frames of all pixels in a sequence."""
     length = query.shape[1]
     inputs = [query, key, value]
     if length != frames:
@@ -197,5 +197,5 @@ def double_size(image: Tensor) -> Tensor:
 def _contrib(
     op: str, inputs: Sequence[Tensor], like: Tensor, shape: Sequence[int], attributes: Attributes | None = None
 ) -> Tensor:
-    """One output of the dtype of `like`."""
+    """Calls an operator of com.microsoft; its one output has the dtype of `like`."""
     return ops.symbolic(f"{DOMAIN}::{op}", inputs, dict(attributes or {}), dtype=like.dtype, shape=shape, version=1)

@@ -1,4 +1,4 @@
-"""The U-Net in the CUDA form: the walk through the blocks is inherited, the blocks are computed by `cuda_ops`."""
+"""The U-Net in the CUDA form: it inherits the order of the blocks and computes them with `cuda_ops`."""
 
 from typing import Any
 
@@ -96,7 +96,7 @@ def _attend_audio(block: Any, parts: Sum, step: StepInputs, fork: bool) -> tuple
     query = torch.matmul(normed, block.attn2.to_q.weight)
     key, value = ops.project_apart(block.attn2.to_kv, step.audio)
     conditional = ops.project(block.attn2.to_out[0], ops.attend(query, key, value, heads=HEADS))
-    # The unconditional half gets the bias only, which the sum adds to both.
+    # The unconditional half gets only the bias, which the sum adds to both halves.
     delta = conditional.delta
     if step.guided:
         delta = torch.cat([torch.zeros_like(delta), delta])
@@ -108,7 +108,7 @@ def _temporal(module: Any, parts: Sum, frames: int) -> Sum:
     normed, image = ops.group_norm(module.norm, parts, silu=False)
     count, height, width, channels = normed.shape
     windows, pixels = count // frames, height * width
-    # Everything between the two transposes works on single tokens, or on the frames of one pixel.
+    # Everything between the two transposes processes single tokens, or the frames of one pixel.
     moved = normed.reshape(windows, frames, pixels, channels).transpose(1, 2)
     packed = ops.PACKED_PIXELS if pixels % ops.PACKED_PIXELS == 0 else 1
     block = module.transformer_blocks[0]

@@ -9,7 +9,7 @@ from latentsync_trt.export import cuda_ops as ops
 from latentsync_trt.export.cuda_ops import Sum
 
 _HALVING_PADS = (0, 0, 1, 1)
-"""What diffusers pads before an encoder's convolution that halves the size: top, left, bottom, right."""
+"""Padding by diffusers before the encoder's convolutions that halve the size: top, left, bottom, right."""
 
 _SUPPORTED = {
     "down_block_types": "DownEncoderBlock2D",
@@ -20,7 +20,7 @@ _SUPPORTED = {
 
 
 class _CudaHalf(nn.Module):
-    """What encoder and decoder share."""
+    """The parts that encoder and decoder share."""
 
     def __init__(self, half: Any) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class CudaDecoder(_CudaHalf):
 
 
 class PointwiseConv(nn.Module):
-    """A 1×1 convolution of `(N, C, h, w)` as a matrix product: cuDNN fuses no bias with so few channels."""
+    """A 1×1 convolution of `(N, C, h, w)` as a matrix product, since cuDNN fuses no bias for so few channels."""
 
     def __init__(self, conv: Any) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class PointwiseConv(nn.Module):
 
 
 def vae_obstacle(vae: Any) -> str | None:
-    """Why the VAE has no CUDA form: an unsupported setting, or a norm that the kernel does not take. None if it has."""
+    """The reason why the VAE has no CUDA form (an unsupported setting or norm); None if it has one."""
     for setting, supported in _SUPPORTED.items():
         given = vae.config[setting]
         if {*given} != {supported} if isinstance(given, tuple | list) else given != supported:

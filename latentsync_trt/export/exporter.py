@@ -1,4 +1,4 @@
-"""An export from start to end: load, write graphs, verify, write the manifest, and only then let the bundle appear."""
+"""A whole export: loads checkpoints, writes graphs, verifies them, writes the manifest, then publishes the bundle."""
 
 import importlib.metadata
 import tempfile
@@ -35,7 +35,7 @@ Progress = Callable[[str, float], None]
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 _TOOLS = ("latentsync-trt", "torch", "onnx", "onnx-ir", "onnxscript", "diffusers")
-# Relative times: a whole U-Net graph takes as long as all the small graphs together.
+# Relative durations: a whole U-Net graph takes as long as all small graphs together.
 _TIME = dict.fromkeys((*REQUIRED_GRAPHS, *UNGUIDED_GRAPHS), 1.0) | {
     FULL_STEP: 5.0,
     step_graph(guided=False, cached=False): 5.0,
@@ -45,12 +45,12 @@ _TIME = dict.fromkeys((*REQUIRED_GRAPHS, *UNGUIDED_GRAPHS), 1.0) | {
 def export_bundle(options: ExportOptions, progress: Progress | None = None) -> Path:
     """Exports the checkpoints that `options` name; returns the bundle's folder.
 
-    The bundle appears complete and verified, or not at all, and replaces an earlier one.
+    The bundle appears complete and verified, or not at all; it replaces an earlier one.
 
     Raises:
         CheckpointError: a source is missing or cannot be used.
-        InputError: the folder to write contains something else, an option does not fit the checkpoint, or there is too
-            little memory to verify.
+        InputError: the output folder contains something else, an option does not fit the checkpoint, or memory is too
+            small for verification.
         OutputError: the folder cannot be written.
         ExportMismatch: a graph does not reproduce PyTorch.
     """
@@ -69,7 +69,7 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
 
 @dataclass
 class _Export:
-    """Steps of one export. `proof`: what is verified (see `verification_options`), None to skip verification."""
+    """One export. `proof`: options of the graphs to verify (see `verification_options`), None to skip verification."""
 
     options: ExportOptions
     sources: Sources
@@ -107,7 +107,7 @@ class _Export:
         write_manifest(folder, manifest)
 
     def write_graphs(self, folder: Path, plans: list[GraphPlan]) -> dict[str, GraphEntry]:
-        """Writes the graphs into `folder`, in both forms where they have them."""
+        """Writes the graphs into `folder`, in both forms if they have both."""
         graphs: dict[str, GraphEntry] = {}
         for network in dict.fromkeys(plan.network for plan in plans):
             with WeightsFile(folder / f"{network}.weights") as weights:
@@ -136,7 +136,7 @@ class _Export:
             return self.compare(Path(smaller))
 
     def compare(self, folder: Path) -> dict[str, float]:
-        """Compares the graphs in `folder`, which `proof` describes."""
+        """Compares the graphs in `folder`, which were exported with `proof`."""
         proof = self.proof or self.options
         truth = self.networks if proof.precision == "fp32" else load_networks(self.sources, proof, torch.float32)
         found: dict[str, float] = {}
@@ -146,7 +146,7 @@ class _Export:
         return found
 
     def notes(self) -> Iterator[str]:
-        """What the user should know of this bundle."""
+        """Notes for the users of this bundle."""
         networks, options = self.networks, self.options
         if networks.unet.unused_tensors:
             yield f"{networks.unet.unused_tensors} tensors of the U-Net's file were not used"
@@ -162,7 +162,7 @@ class _Export:
             )
 
     def start(self, stage: str, plan: GraphPlan) -> None:
-        """Reports a stage of the work on a graph."""
+        """Reports the start of a stage for a graph."""
         passes = 1 if self.proof is None else 2 if self.proof is self.options else 3
         if self.progress is not None:
             self.progress(f"{stage} {plan.name}", min(self.finished / (passes * sum(_TIME.values())), 1.0))
@@ -184,7 +184,7 @@ def _tensor(value: ir.Value) -> TensorEntry:
 
 
 def _described(source: Path) -> dict[str, str]:
-    """Name and hash of a source: the file itself, or the largest of a VAE's folder."""
+    """Name and hash of a source: of the file itself, or of the largest file in a VAE's folder."""
     files = [source] if source.is_file() else [path for path in source.iterdir() if path.is_file()]
     weights = max(files, key=lambda path: path.stat().st_size)
     return {"name": source.name, "sha256": sha256_file(weights)}

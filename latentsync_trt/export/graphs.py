@@ -1,4 +1,4 @@
-"""A PyTorch module → an ONNX graph."""
+"""Exports a PyTorch module as an ONNX graph."""
 
 import logging
 import re
@@ -19,17 +19,17 @@ from latentsync_trt.export.attention import traced_as
 from latentsync_trt.export.cuda_graph import finish, may_fold
 
 OPSET = 23
-"""The first with `Attention`; it also has `GroupNormalization` and exact `Gelu`."""
+"""The first opset with `Attention`; it also has `GroupNormalization` and exact `Gelu`."""
 
 
 @dataclass(frozen=True)
 class GraphPlan:
     """What to export.
 
-    `network`: the network whose weights file it uses, e.g. "unet". `module`: in the portable form. `inputs`: name →
-    example, in the order of `forward`. `outputs`: names. `dynamic`: input → {axis: dimension name}; `ranges`: allowed
-    values by dimension name. `further_inputs`: other sizes within the ranges, for verification. `cuda_module`: `module`
-    in the CUDA form, None without one. `attention`: its form in the portable graph.
+    `network`: the network whose weights file it uses, e.g. "unet". `module`: in the portable form; `cuda_module`: in
+    the CUDA form, if any. `inputs`: name → example, in the order of `forward`. `dynamic`: input → {axis: dimension
+    name}; `ranges`: dimension name → allowed values. `further_inputs`: other sizes within the ranges, for verification.
+    `attention`: its form in the portable graph.
     """
 
     name: str
@@ -48,7 +48,7 @@ def build_graph(plan: GraphPlan) -> ir.Model:
     """The portable graph, traced from `plan.module`; weights still refer to the module's tensors."""
     with traced_as(plan.attention):
         model = _trace(plan, plan.module)
-    # Without folding, shape arithmetic stays in the graph, some of it as operators that TensorRT refuses.
+    # Without folding, the graph keeps shape arithmetic, part of it as operators that TensorRT rejects.
     optimizer.fold_constants(model)
     return _tidy(model, plan.name)
 
@@ -89,7 +89,7 @@ def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:
 
 
 def _name_dimensions(model: ir.Model, plan: GraphPlan) -> None:
-    """Replaces the tracer's symbols, also inside expressions, by the names of the plan's dimensions."""
+    """Replaces the tracer's symbols by the plan's dimension names, also inside expressions."""
     shapes = {value.name: value.shape or () for value in model.graph.inputs}
     names = {
         str(shapes[name][axis]): dimension for name, axes in plan.dynamic.items() for axis, dimension in axes.items()
@@ -127,7 +127,7 @@ def _tidy(model: ir.Model, name: str) -> ir.Model:
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Silences the exporter's notes about packages that are not installed and about its own deprecated calls."""
+    """Silences the exporter's messages about missing packages and about its own deprecated calls."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

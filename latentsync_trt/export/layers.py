@@ -1,4 +1,4 @@
-"""Small layers of the networks, each one forward: projections, norms, the gated feed-forward.
+"""Small layers of the networks: projections, norms, the gated feed-forward.
 
 Activations are `(N, C, h, w)` or tokens `(N, T, C)`; N counts the frames of all windows, `N = B·F`.
 """
@@ -14,8 +14,8 @@ class Linear(nn.Module):
     """`x @ weight + bias` with the weight stored `(in, out)`, which exports as one MatMul without a Transpose.
 
     Args:
-        sources: sibling modules of the checkpoint whose outputs this one stacks; empty means the one of its own name.
-        unbiased: those of `sources` that have no bias in the checkpoint.
+        sources: sibling modules in the checkpoint whose outputs this layer stacks; empty: the module of its own name.
+        unbiased: those of `sources` without a bias in the checkpoint.
         kernel_dims: trailing size-1 dimensions of the checkpoint's weight (2 for a 1×1 convolution).
     """
 
@@ -42,7 +42,7 @@ class Linear(nn.Module):
 
 
 class FrameNorm(nn.GroupNorm):
-    """Group normalization of each frame by itself."""
+    """Group normalization of each frame separately."""
 
     def __init__(self, width: int) -> None:
         super().__init__(NORM_GROUPS, width, eps=1e-6)
@@ -51,8 +51,8 @@ class FrameNorm(nn.GroupNorm):
 class WindowNorm(nn.GroupNorm):
     """Group normalization with statistics across all frames and pixels of a window.
 
-    The statistics are combined from those of the single frames (law of total variance), so that frames stay folded into
-    the batch and nothing is transposed. They are float32 in every precision: a group has up to 10 M values per window.
+    The statistics are combined from those of the single frames (law of total variance), so that frames stay in the
+    batch and nothing is transposed. They are float32 in every precision: a group has up to 10 M values per window.
     """
 
     def __init__(self, width: int) -> None:
@@ -78,7 +78,7 @@ class WindowNorm(nn.GroupNorm):
 
 
 class GatedProjection(nn.Module):
-    """GEGLU: one projection to twice the width, half of which gates the other through an exact GELU."""
+    """GEGLU: a projection to twice the width, half of which gates the other through an exact GELU."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        # Index 1 is the dropout of training; the checkpoint's names count it.
+        # Index 1 was dropout in training; the checkpoint's parameter names include it in the count.
         self.net = nn.ModuleList([GatedProjection(width, 4 * width), nn.Identity(), Linear(4 * width, width)])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class FeedForward(nn.Module):
 
 
 def _square(x: Tensor) -> Tensor:
-    # torch.square exports as a general Pow.
+    # torch.square would be exported as a general Pow.
     return x * x
 
 

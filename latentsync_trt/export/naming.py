@@ -1,4 +1,4 @@
-"""How a network's parameters are stored in a published checkpoint: names, stacking, transposition. For both ways."""
+"""How published checkpoints store a network's parameters (names, stacking, transposition), for loading and saving."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from latentsync_trt.export.layers import Linear
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where one parameter comes from.
+    """The source of one parameter.
 
-    `names`: the checkpoint's tensors that it stacks along its outputs; None stands for zeros. `shape`: what each of
-    them must have. `transposed`: the checkpoint stores `(out, in)` and the network `(in, out)`.
+    `names`: the checkpoint's tensors that are stacked along its outputs; None stands for zeros. `shape`: of each of
+    them. `transposed`: the checkpoint stores `(out, in)`, the network `(in, out)`.
     """
 
     names: tuple[str | None, ...]
@@ -22,7 +22,7 @@ class Origin:
     transposed: bool = False
 
     def gather(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        """The network's parameter from the checkpoint's tensors."""
+        """Builds the network's parameter from the checkpoint's tensors."""
         parts = [torch.zeros(self.shape) if name is None else tensors[name] for name in self.names]
         parts = [part.to(dtype) for part in parts]
         if self.transposed:
@@ -30,7 +30,7 @@ class Origin:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def scatter(self, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The checkpoint's tensors, with their names, from the network's parameter."""
+        """Yields the checkpoint's tensors and their names from the network's parameter."""
         parts = parameter.chunk(len(self.names), 1 if self.transposed else 0)
         for name, part in zip(self.names, parts, strict=True):
             if name is not None:
@@ -38,7 +38,7 @@ class Origin:
 
 
 def origins(network: nn.Module, prefix: str = "") -> dict[str, Origin]:
-    """Parameter and buffer names of `network` → their origins; `prefix` goes before every name of the checkpoint."""
+    """Parameter and buffer names of `network` → their origins; `prefix` precedes every name in the checkpoint."""
     found = {name: Origin((prefix + name,), tuple(tensor.shape)) for name, tensor in network.state_dict().items()}
     for path, module in network.named_modules():
         if isinstance(module, Linear):

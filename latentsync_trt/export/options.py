@@ -13,12 +13,12 @@ from latentsync_trt.errors import CheckpointError, InputError
 Model = Literal["1.6", "1.5"]
 
 RESOLUTION_STEP_PX = 64
-"""The VAE and the U-Net each halve the image three times."""
+"""Divisor of resolutions: the VAE and the U-Net each halve the image three times."""
 
 DEFAULT_RESOLUTION_PX: dict[str, int] = {"1.6": 512, "1.5": 256}
 FEWEST_FRAMES = 2
 LONGEST_WINDOW = 24
-"""Frame positions in the published checkpoints."""
+"""Number of frame positions in the published checkpoints."""
 
 _VAE_REPOSITORY = "stabilityai/sd-vae-ft-mse"
 _VAE_FOLDER = "sd-vae-ft-mse"
@@ -88,12 +88,12 @@ class ExportOptions:
 
     @property
     def resolution_px(self) -> int:
-        """Face resolution, the model's own where none was given."""
+        """Face resolution; the model's own if none was given."""
         return self.resolution or DEFAULT_RESOLUTION_PX[self.model]
 
     @property
     def folder(self) -> Path:
-        """Where the bundle goes."""
+        """Folder of the bundle."""
         if self.out is not None:
             return Path(self.out)
         shapes = "-dynamic" if self.dynamic else ""
@@ -111,7 +111,7 @@ class Sources:
 
 
 def find_sources(options: ExportOptions) -> Sources:
-    """The given files, or those at the default paths.
+    """The given files, or else those at the default paths.
 
     Raises:
         CheckpointError: one is missing; for a default path the message contains the download command.

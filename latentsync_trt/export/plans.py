@@ -34,10 +34,10 @@ from latentsync_trt.export.whisper import WhisperEncoder
 AUDIO_POSITIONS_PER_FRAME = 10
 _MOST_SEGMENTS = 8
 
-# The audio encoder runs once per 30 s of speech.
+# The audio encoder is not among them: it runs only once per 30 s of speech.
 _CUDA_NETWORKS = frozenset({"unet", "vae"})
 
-# The VAE's features of one image at 512 px take half a gigabyte in half precision; more images at once are not faster.
+# The VAE's features of one 512 px image take half a gigabyte in half precision; batches of more are not faster.
 _MOST_IMAGES = 4
 
 _STEPS = ((True, False), (True, True), (False, False), (False, True))
@@ -46,14 +46,14 @@ _SEED = 20
 _TIMESTEP = 501
 _GUIDANCE = 1.5
 _COEFFICIENTS = (1.02, -0.31, 0.12, 1.4, -0.9)
-"""Of a typical step's size, different and not zero, so that a mix-up shows."""
+"""Typical values, all different and none zero, so that mixed-up inputs show."""
 
 Inputs = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """The three networks in one precision. `wide`: parts of the VAE that stay in float32, and their largest values."""
+    """The three networks in one precision. `wide`: parts of the VAE that stay in float32 → their largest values."""
 
     unet: LoadedUNet
     vae: Any
@@ -62,13 +62,13 @@ class Networks:
 
 
 def load_networks(sources: Sources, options: ExportOptions, dtype: torch.dtype) -> Networks:
-    """Reads all checkpoints, the small ones first, and checks that they fit together.
+    """Reads all checkpoints, small ones first, and checks that they fit together.
 
-    In half precision, the parts of the VAE that would overflow are in float32.
+    In half precision, parts of the VAE that would overflow stay in float32.
 
     Raises:
         CheckpointError: one of them cannot be used, or the audio encoder's width is not the U-Net's.
-        InputError: more frames than the U-Net knows positions for.
+        InputError: there are more frames than the U-Net has positions.
     """
     whisper = load_whisper(sources.whisper, dtype)
     wide: dict[str, float] = {}
@@ -107,7 +107,7 @@ def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
 
 
 def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str]:
-    """Why networks that could have a CUDA form have none, by network."""
+    """Why networks of `_CUDA_NETWORKS` have no CUDA form, by network."""
     if options.dynamic:
         return dict.fromkeys(sorted(_CUDA_NETWORKS), "shapes vary")
     mixed = "parts of it are in float32" if networks.wide else None
@@ -116,7 +116,7 @@ def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str]
 
 
 def cuda_module(module: nn.Module) -> nn.Module:
-    """The module of a plan in the CUDA form; it shares the parameters."""
+    """The CUDA form of a plan's module; it shares the parameters."""
     made: Any = shallow_copy(module)
     if isinstance(module, DenoiseStep):
         made.unet = CudaUNet(made.unet)
@@ -161,7 +161,7 @@ def _vae_plans(vae: Any, options: ExportOptions) -> list[GraphPlan]:
 def _batched(
     static: GraphPlan, example: Callable[[int], Inputs], dimension: str, allowed: DimensionRange, options: ExportOptions
 ) -> GraphPlan:
-    """With `--dynamic`, the plan with a first axis of its one input that may vary."""
+    """With `--dynamic`, the plan with a variable first axis of its one input."""
     if not options.dynamic:
         return static
     axes = {name: {0: dimension} for name in static.inputs}
@@ -199,7 +199,7 @@ def _step_plan(networks: Networks, options: ExportOptions, *, guided: bool, cach
 
 
 def _step_inputs(networks: Networks, options: ExportOptions, windows: int, frames: int) -> Inputs:
-    """Seeded inputs of a denoising step, in the graph's order."""
+    """Seeded random inputs of a denoising step, in the graph's order."""
     size = (frames, *[options.resolution_px // PIXELS_PER_LATENT] * 2)
     whisper = networks.whisper.config
     values = (

@@ -1,7 +1,7 @@
-"""One denoising step as one module: guidance, the U-Net, the guided sum and the scheduler's update.
+"""One denoising step as a module: guidance, the U-Net, the guided sum and the scheduler's update.
 
-Inputs and outputs are float32, except `timestep` (int64) and `hidden`, which has the network's own precision. B counts
-windows, F frames; `hidden (G, B, F, C, h, w)` has G = 2 halves with guidance (unconditional first), 1 without.
+Inputs and outputs are float32, except `timestep` (int64) and `hidden` (the network's own precision). B counts windows,
+F frames; `hidden (G, B, F, C, h, w)` has G = 2 halves with guidance (unconditional first), else G = 1.
 """
 
 import torch
@@ -11,14 +11,14 @@ from latentsync_trt.export.unet import UNet
 
 
 class DenoiseStep(nn.Module):
-    """The whole network, or with `cached` only its last layer, on `hidden` of an earlier step.
+    """The whole network, or with `cached` only its last layer, applied to `hidden` of an earlier step.
 
-    Without `guided` the unconditional half is left out and `guidance` has no effect.
+    Without `guided` the unconditional half is omitted and `guidance` has no effect.
     """
 
     def __init__(self, unet: UNet, *, guided: bool, cached: bool = False) -> None:
         super().__init__()
-        # Tracing time grows with the parameters that a module holds, used or not.
+        # Tracing time grows with all parameters in a module, used or not.
         self.unet = unet.tail() if cached else unet
         self.guided = guided
 
@@ -41,9 +41,9 @@ class DenoiseStep(nn.Module):
             audio: `(B, F, S, D)`.
             timestep: `()` int64.
             guidance: `()`.
-            history: `(B, 4, F, h, w)`, what the scheduler remembers.
+            history: `(B, 4, F, h, w)`, the scheduler's state.
             coefficients: `(5)`: c_x, c_eps, c_history, d_x, d_eps.
-            hidden: with `cached`, what a step without it returned.
+            hidden: with `cached`, the output of an earlier full step.
 
         Returns:
             `next_latents`, `next_history` and, without `cached`, `hidden`.

@@ -1,4 +1,4 @@
-"""LatentSync's U-Net: Stable Diffusion 1.5's, frame by frame, with audio cross-attention and temporal attention."""
+"""LatentSync's U-Net: Stable Diffusion 1.5's per frame, with audio cross-attention and temporal attention."""
 
 import copy
 import math
@@ -27,8 +27,8 @@ class UNetConfig:
     """The shape of a U-Net, top level first.
 
     `widths`: channels by level. `layers`: resnets in a down stage (an up stage has one more). `audio_width`: width of
-    the audio tokens. `attention`: which levels have spatial transformers. `motion_down`, `motion_up`: which stages
-    have temporal modules, in order of execution. `positions`: longest window the temporal modules know.
+    the audio tokens. `attention`: which levels have spatial transformers. `motion_down`, `motion_up`: which stages have
+    temporal modules, in order of execution. `positions`: the longest window that the temporal modules support.
     """
 
     widths: tuple[int, ...]
@@ -57,16 +57,16 @@ class TimeEmbedding(nn.Module):
     def forward(self, timestep: Tensor) -> Tensor:
         steps = torch.arange(self.half_width, dtype=torch.float32, device=timestep.device)
         frequencies = torch.exp(steps * (-math.log(_LONGEST_PERIOD) / self.half_width))
-        # float32 in every precision: half precision cannot tell neighboring timesteps apart.
+        # float32 in every precision: half precision cannot distinguish neighboring timesteps.
         angles = (timestep.float() * frequencies)[None]
         sinusoid = torch.cat([angles.cos(), angles.sin()], 1).to(self.linear_1.weight.dtype)
         return self.linear_2(F.silu(self.linear_1(sinusoid)))
 
 
 class UNet(nn.Module):
-    """Predicts the noise of windows of frames. Parameters are named as in the published checkpoints.
+    """Predicts the noise in windows of frames. Parameters have the names of the published checkpoints.
 
-    `naming` maps stacked projections and transposed weights, which `Linear` describes.
+    `naming` handles stacked projections and transposed weights, which `Linear` describes.
     """
 
     channel_axis = 1
@@ -98,7 +98,7 @@ class UNet(nn.Module):
             sample: `(B·F, 13, h, w)`.
             timestep: `()` int64.
             audio: `(B·F, S, D)`.
-            hidden: what an earlier step returned; only the last layer runs then.
+            hidden: output of an earlier step; then only the last layer runs.
             frames: F.
             guided: also predict with all-zero audio; the outputs then have 2·B·F frames, the unconditional half first.
 
@@ -113,7 +113,7 @@ class UNet(nn.Module):
         return self._head(_stages(self.up_blocks)[-1], torch.cat([hidden, skip], self.channel_axis), step), hidden
 
     def tail(self) -> "UNet":
-        """This network with only the parts that run with `hidden`; parameters are shared and keep their names."""
+        """This network reduced to the parts that run with `hidden`; parameters are shared and keep their names."""
         part = shallow_copy(self)
         part.down_blocks = nn.ModuleList()
         part.mid_block = nn.Identity()
@@ -124,7 +124,7 @@ class UNet(nn.Module):
         return StepInputs(F.silu(self.time_embedding(timestep)), audio, frames, guided)
 
     def _all_but_last_layer(self, entry: Tensor, step: StepInputs) -> Tensor:
-        x, skips = entry, []  # the skip from `entry` itself is for the last layer
+        x, skips = entry, []  # the skip connection from `entry` itself belongs to the last layer
         for depth, stage in enumerate(_stages(self.down_blocks)):
             for index in range(len(stage.resnets)):
                 x = self._layer(stage, index, x, step, fork=step.guided and depth == index == 0)
@@ -141,7 +141,7 @@ class UNet(nn.Module):
                 x = self._resample(upsampler, x)
         return x
 
-    # What `CudaUNet` computes with other operations.
+    # `CudaUNet` overrides the following methods.
 
     def _conv(self, conv: nn.Module, x: Tensor) -> Tensor:
         return conv(x)
@@ -161,7 +161,7 @@ class UNet(nn.Module):
 
 
 def shallow_copy(module: ModuleT) -> ModuleT:
-    """A copy that shares parameters and submodules, and whose submodules can be replaced."""
+    """A copy that shares parameters and submodules, but whose submodules can be replaced."""
     made = copy.copy(module)
     made._modules = dict(module._modules)
     return made
@@ -186,7 +186,7 @@ def _down_stages(config: UNetConfig) -> Iterator[Stage]:
 
 
 def _skip_widths(config: UNetConfig) -> list[int]:
-    """Channels of the skip connections in the order in which they are made."""
+    """Channels of the skip connections, in the order of their creation."""
     widths = [config.widths[0]]
     for level, width in enumerate(config.widths):
         widths += [width] * (config.layers + (level < len(config.widths) - 1))

@@ -1,4 +1,4 @@
-"""Blocks of the U-Net. Activations are `(B·F, C, h, w)`: frames are folded into the batch throughout."""
+"""Blocks of the U-Net. Activations are `(B·F, C, h, w)`: frames are part of the batch throughout."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +13,10 @@ from latentsync_trt.export.layers import FeedForward, FrameNorm, Linear, WindowN
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What every block of one denoising step is given.
+    """Inputs of all blocks in one denoising step.
 
-    `time (1, E)`: activated time embedding. `audio (B·F, S, D)`. `frames`: F. `guided`: the second half of the batch is
-    conditional on the audio, the first half unconditional (all-zero audio).
+    `time (1, E)`: activated time embedding. `audio (B·F, S, D)`. `frames`: F. `guided`: the first half of the batch is
+    unconditional (all-zero audio), the second half is conditional on the audio.
     """
 
     time: Tensor
@@ -73,8 +73,8 @@ class SpatialBlock(nn.Module):
 class SpatialTransformer(nn.Module):
     """Per-frame transformer with a residual.
 
-    Both halves of a guided batch are equal up to the first audio attention. With `fork` the input is that one half, and
-    the output has both.
+    The halves of a guided batch are equal up to the first audio attention. With `fork` the input is one half, the
+    output both.
     """
 
     def __init__(self, width: int, audio_width: int) -> None:
@@ -136,13 +136,13 @@ class Resampler(nn.Module):
 
 
 class Stage(nn.Module):
-    """The layers of one resolution: each a resnet, then a spatial and a temporal transformer where the stage has them.
+    """The layers of one resolution: each is a resnet, then a spatial and a temporal transformer if the stage has them.
 
     Args:
         inputs: channels entering each layer's resnet.
         outputs: channels leaving every layer.
-        audio_width: width of the audio tokens, or None without spatial transformers.
-        positions: length of the frame position tables, or None without temporal transformers.
+        audio_width: width of the audio tokens; None: no spatial transformers.
+        positions: length of the frame position tables; None: no temporal transformers.
         resample: "down", "up" or None.
     """
 
@@ -182,7 +182,7 @@ class Stage(nn.Module):
 
 
 class MidBlock(nn.Module):
-    """Resnet, spatial transformer, resnet at the lowest resolution."""
+    """Resnet, spatial transformer and resnet at the lowest resolution."""
 
     def __init__(self, width: int, time_width: int, audio_width: int) -> None:
         super().__init__()
@@ -196,5 +196,5 @@ class MidBlock(nn.Module):
 
 
 def double(x: Tensor) -> Tensor:
-    """Both halves of a guided batch from the one they share."""
+    """Both halves of a guided batch from the shared one."""
     return torch.cat([x, x])

@@ -15,7 +15,7 @@ from latentsync_trt.export.unet import LATENT_CHANNELS
 
 
 class ImageAttention:
-    """Attention of the VAE's middle block, `(N, C, h, w)` → the same, as a processor of diffusers' `Attention`."""
+    """Attention in the VAE's middle block, `(N, C, h, w)` → the same, as a processor for diffusers' `Attention`."""
 
     def __call__(self, attention: Any, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
         query, key, value = self.project(attention, hidden_states)
@@ -34,7 +34,7 @@ class ImageAttention:
 
 
 class VaeEncoder(nn.Module):
-    """`image (N, 3, H, W)` in [−1, 1] → `latent (N, 4, H/8, W/8)`: posterior mode × scaling factor. float32 outside."""
+    """`image (N, 3, H, W)` in [−1, 1] → `latent (N, 4, H/8, W/8)`: posterior mode × scaling factor. Both float32."""
 
     def __init__(self, vae: Any) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class VaeEncoder(nn.Module):
 
 
 class VaeDecoder(nn.Module):
-    """`latent (N, 4, h, w)`, scaled → `image (N, 3, 8h, 8w)`, not clamped. float32 outside."""
+    """Scaled `latent (N, 4, h, w)` → `image (N, 3, 8h, 8w)`, not clamped. Both float32."""
 
     def __init__(self, vae: Any) -> None:
         super().__init__()
@@ -73,11 +73,11 @@ def load_vae(folder: Path, dtype: torch.dtype) -> Any:
     """diffusers' AutoencoderKL from `folder` (config.json and weights, old or new parameter names).
 
     Raises:
-        CheckpointError: not such a folder, tensors missing, or another kind of autoencoder.
+        CheckpointError: it is not such a folder, tensors are missing, or the autoencoder is of another kind.
     """
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder}: not a VAE folder in diffusers' layout (no config.json)")
-    # Its loader warns of the published VAE's old parameter names, which it converts itself.
+    # Its loader warns about the published VAE's old parameter names, but converts them.
     logging.getLogger("diffusers").setLevel(logging.ERROR)
     try:
         vae, report = AutoencoderKL.from_pretrained(

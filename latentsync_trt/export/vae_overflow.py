@@ -1,8 +1,8 @@
-"""Which parts of a VAE overflow half precision, and the VAE with those parts in float32.
+"""Finds the parts of a VAE that overflow half precision, and keeps them in float32.
 
-Some published VAEs, Stable Diffusion XL's for one, reach beyond float16's largest number in the decoder's upper blocks:
-their pictures are black or not a number. Comparing an exported graph with PyTorch does not show it, as ONNX Runtime
-computes float16 graphs in float32 on a CPU and leaves out the roundings in between.
+Some published VAEs, for example Stable Diffusion XL's, exceed float16's largest number in the decoder's upper blocks:
+their pictures are black or NaN. Comparing an exported graph with PyTorch does not reveal it, as ONNX Runtime computes
+float16 graphs in float32 on a CPU and omits the roundings in between.
 """
 
 import math
@@ -26,28 +26,28 @@ from latentsync_trt.media.demo_clip import portrait
 LARGEST_HALF = torch.finfo(torch.float16).max
 
 HEADROOM = 4.0
-"""How far below float16's end the largest measured value must stay. Other faces may reach further than the few trial
-pictures, and larger pictures do: in the built-in model's VAE by up to 1.4 from 128 to 256 px. A kernel may also sum up
-in half precision, and parts of a sum can be larger than the whole."""
+"""How far below float16's maximum the largest measured value must stay. Other faces may exceed the trial pictures, and
+larger pictures do: in the built-in model's VAE by a factor of up to 1.4 from 128 to 256 px. A kernel may also sum up
+in half precision, and partial sums can be larger than the whole."""
 
 LIMIT = LARGEST_HALF / HEADROOM
 
 _TRIAL_PX = 128
-"""Largest side of the trial pictures: on all of them the published VAE takes 20 s of a CPU core and 0.9 GB, at 512 px
+"""Largest side of the trial pictures: all of them take 20 s of a CPU core and 0.9 GB with the published VAE, at 512 px
 sixteen times as much. The largest values depend little on the size, since convolutions see a few pixels and norms
 divide by a picture's usual values; `HEADROOM` covers the difference."""
 
 _POINTS_PX = np.array([(199, 88), (252, 90), (223, 127)], np.float32)
-"""Left brow, right brow and nose in the portrait, where the tracker finds them."""
+"""Left brow, right brow and nose in the portrait, as the tracker finds them."""
 
 _SEED = 5
 
 
 def load_half_vae(folder: Path, resolution_px: int) -> tuple[Any, dict[str, float]]:
-    """The VAE in half precision, and the parts that stay in float32, with the largest values in them.
+    """The VAE in half precision, and its parts that stay in float32 with the largest values in them.
 
     Raises:
-        CheckpointError: as `load_vae`, or the VAE gives values that are not finite in float32 either.
+        CheckpointError: as `load_vae`, or values are not finite even in float32.
     """
     vae = load_vae(folder, torch.float32)
     found = largest_values(vae, trial_pictures(min(_TRIAL_PX, resolution_px)).values())
@@ -59,7 +59,7 @@ def load_half_vae(folder: Path, resolution_px: int) -> tuple[Any, dict[str, floa
 
 
 def parts_of(vae: Any) -> dict[str, nn.Module]:
-    """The modules that are kept in one precision or another, by name; together they hold all parameters."""
+    """Modules whose precision is chosen separately, by name; together they hold all parameters."""
     found: dict[str, nn.Module] = {}
     for half, blocks in ((vae.encoder, "encoder.down_blocks"), (vae.decoder, "decoder.up_blocks")):
         name, _, list_name = blocks.partition(".")
@@ -73,10 +73,10 @@ def parts_of(vae: Any) -> dict[str, nn.Module]:
 def largest_values(vae: Any, pictures: Iterable[Tensor]) -> dict[str, float]:
     """The largest magnitude in each part while the float32 `vae` encodes and decodes `pictures (N, 3, H, W)`.
 
-    Measured is all that a graph may store between two kernels: parameters, inputs and outputs of every module, and the
-    logits of attention. Sums within norms and products are not, since kernels compute those in float32; nor is the
-    softmax, which is float32 in the graph. A large value between two parts counts for both. A value that is not finite
-    counts as infinite.
+    This covers all that a graph may store between two kernels: parameters, inputs and outputs of every module, and the
+    logits of attention. It excludes sums within norms and products, which kernels compute in float32, and the softmax,
+    which is float32 in the graph. A large value between two parts counts for both; a value that is not finite counts as
+    infinite.
     """
     encoder, decoder = VaeEncoder(vae), VaeDecoder(vae)
     with _watched(parts_of(vae)) as largest, torch.inference_mode():
@@ -86,9 +86,9 @@ def largest_values(vae: Any, pictures: Iterable[Tensor]) -> dict[str, float]:
 
 
 def keep_wide(vae: Any, wide: Collection[str]) -> None:
-    """Turns the float32 `vae` to half precision, except the parts named in `wide`.
+    """Converts the float32 `vae` to half precision, except the parts in `wide`.
 
-    With such parts, each part casts its input to its own precision; names of modules and parameters do not change.
+    If there are such parts, every part casts its input to its own precision; names of modules and parameters stay.
     """
     for name, module in parts_of(vae).items():
         dtype = torch.float32 if name in wide else torch.float16
@@ -104,11 +104,11 @@ def wide_note(wide: Mapping[str, float]) -> str:
 
 
 def trial_pictures(side_px: int) -> dict[str, Tensor]:
-    """Pictures by their content, each float32 `(1, 3, H, W)` in [−1, 1].
+    """Content → picture, float32 `(1, 3, H, W)` in [−1, 1].
 
     The built-in portrait's face as aligned for the networks, and the same with its mouth masked, both H = W =
-    `side_px`; black, white, and noise of the two extreme values of each color. These three look the same at every size,
-    so they have half the height and width.
+    `side_px`; black, white, and noise of the extreme values of each color. The last three look the same at every size
+    and have half the height and width.
 
     Raises:
         InputError: the package lacks its portrait.

@@ -1,4 +1,4 @@
-"""Comparison of exported graphs with PyTorch: names, then shapes, then values."""
+"""Compares exported graphs with PyTorch: names, then shapes, then values."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,23 +15,23 @@ from latentsync_trt.export.options import ExportOptions
 from latentsync_trt.runtime.sessions.session import Array, Session
 
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2}
-"""Largest relative difference to float32 PyTorch. float32 graphs stay near 1e-6; of half precision's 1e-3 for a single
-rounding, a whole U-Net makes less than 1e-2."""
+"""Largest relative difference to float32 PyTorch. float32 graphs stay near 1e-6; half precision, at 1e-3 per rounding,
+stays below 1e-2 for a whole U-Net."""
 
 PROOF_RESOLUTION_PX = 128
-"""With too little memory, the same networks are exported once more at this resolution and compared there."""
+"""If memory is too small, the networks are exported again at this resolution and verified there."""
 
 _FLOAT32_BYTES = 4
 _GUIDED_HALVES = 2
 
 
 def verification_options(options: ExportOptions) -> ExportOptions:
-    """The export whose graphs can be run for verification here: `options`, or the same at a lower resolution.
+    """The export to verify on this machine: `options`, or the same at a lower resolution.
 
     On a CPU ONNX Runtime allocates the attention matrix of all frames and heads at once, and its softmax.
 
     Raises:
-        InputError: the machine has too little free memory for the lower resolution too.
+        InputError: free memory is too small for the lower resolution, too.
     """
     free_bytes = psutil.virtual_memory().available
     if needed_bytes(options) <= free_bytes:
@@ -59,7 +59,7 @@ def verify_graph(path: Path, plan: GraphPlan, tolerance: float) -> float:
         The largest difference, relative to the largest value of the output it is in.
 
     Raises:
-        ExportMismatch: other names or shapes, a value that is not finite, or a difference above `tolerance`.
+        ExportMismatch: names or shapes differ, a value is not finite, or a difference exceeds `tolerance`.
     """
     session = open_checked(path, plan)
     dtypes = {tensor.name: tensor.dtype for tensor in session.inputs}
@@ -75,7 +75,7 @@ def verify_graph(path: Path, plan: GraphPlan, tolerance: float) -> float:
 
 
 def open_checked(path: Path, plan: GraphPlan) -> Session:
-    """Loads the graph on the CPU; raises `ExportMismatch` if its inputs or outputs have other names than planned."""
+    """Loads the graph on the CPU; raises `ExportMismatch` if its inputs or outputs have unplanned names."""
     session = Session(path)
     for kind, found, wanted in (
         ("inputs", [tensor.name for tensor in session.inputs], list(plan.inputs)),

@@ -1,4 +1,4 @@
-"""Whisper's encoder, which gives the hidden states that LatentSync uses."""
+"""Whisper's encoder, whose hidden states LatentSync uses."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class WhisperConfig:
 
     @property
     def layers(self) -> int:
-        """Hidden states that a feature stacks: before the first block and after each."""
+        """Number of hidden states in a feature: one before the first block and one after each."""
         return self.blocks + 1
 
 
@@ -41,7 +41,7 @@ class WhisperAttention(nn.Module):
 
 
 class WhisperBlock(nn.Module):
-    """Attention and a four times wider feed-forward, each normalized first, with residuals."""
+    """Attention and a feed-forward of four times the width, each with a norm before it and a residual."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class WhisperBlock(nn.Module):
 
 
 class WhisperEncoder(nn.Module):
-    """Log-mel segments → stacked hidden states, without the final normalization."""
+    """Log-mel segments → stacked hidden states; without the final normalization."""
 
     def __init__(self, config: WhisperConfig) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class WhisperEncoder(nn.Module):
         self.blocks = nn.ModuleList([WhisperBlock(config.width, config.heads) for _ in range(config.blocks)])
 
     def forward(self, mel: Tensor) -> Tensor:
-        """`mel (N, 80, 3000)` float32 → `features (N, 1500, L, D)` float32, whatever the precision inside."""
+        """`mel (N, 80, 3000)` → `features (N, 1500, L, D)`, both float32 in every precision."""
         x = F.gelu(self.conv1(mel.to(self.conv1.weight.dtype)))
         x = F.gelu(self.conv2(x)).transpose(1, 2) + self.positional_embedding
         states = [x]

@@ -1,4 +1,4 @@
-"""Aligns a face to the pose the networks were trained at, and resizes pictures. Pure."""
+"""Aligns a face to the pose of the training data, and resizes pictures. Pure."""
 
 import cv2
 import numpy as np
@@ -7,7 +7,7 @@ from PIL import Image
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, Picture
 
-# The pose: left brow, right brow and nose in a 75×100 face, scaled by 2.8 · resolution / 256.
+# Left brow, right brow and nose in a 75×100 face, which is scaled by 2.8 · resolution / 256.
 _TEMPLATE = np.array([[17.0, 20.0], [58.0, 20.0], [37.5, 40.0]])
 _TEMPLATE_SIZE = (75, 100)
 _ENLARGE_NUMERATOR, _ENLARGE_DENOMINATOR = 28, 10 * 256
@@ -16,14 +16,14 @@ _NEW_BIAS_SHARE = 0.8
 """Weight of the current frame in the running mean of the nose residual."""
 
 OUTSIDE = 127
-"""Level of crop pixels that lie outside the frame."""
+"""Level of crop pixels outside the frame."""
 
-# A bilinear sample needs one more pixel on each side; another covers rounding.
+# A bilinear sample needs one more pixel on each side; the second covers rounding.
 _SAMPLE_MARGIN_PX = 2
 
 
 def crop_size_px(resolution: int) -> tuple[int, int]:
-    """Width and height of the upright crop that is resized to `resolution` squared."""
+    """Width and height of the upright crop that is resized to `resolution` × `resolution`."""
     width, height = (side * _ENLARGE_NUMERATOR * resolution // _ENLARGE_DENOMINATOR for side in _TEMPLATE_SIZE)
     return width, height
 
@@ -33,12 +33,12 @@ def align(points: Float32Array, bias: Float64Array | None, resolution: int) -> t
 
     Orthogonal Procrustes: with both point sets centered and divided by their standard deviation, the rotation is U·Vᵀ
     of the SVD of their covariance. The nose residual (template minus face, normalized, before rotation) is averaged
-    over the track and added to the translation unscaled, as in the networks' training data.
+    over the track and added unscaled to the translation, as in the networks' training data.
 
     Args:
-        points: `(3, 2)` float32: left brow, right brow, nose, in frame pixels. The training data had whole pixels.
-        bias: `(2,)` float64, the smoothed nose residual that was returned for the last frame of the track; None at
-            its start.
+        points: `(3, 2)` float32: left brow, right brow, nose, in frame pixels. The training data used whole pixels.
+        bias: `(2,)` float64, the smoothed nose residual returned for the previous frame of the track; None at its
+            start.
         resolution: the network's H = W in pixels.
 
     Returns:
@@ -57,7 +57,7 @@ def align(points: Float32Array, bias: Float64Array | None, resolution: int) -> t
 
 
 def crop(frame: Picture, matrix: Float64Array, resolution: int) -> AlignedFace:
-    """Cuts the face out of a frame, reading only its rectangle.
+    """Cuts the face out of a frame, of which only the face's rectangle is read.
 
     Args:
         frame: uint8 `(H, W, 3)` RGB.
@@ -88,7 +88,7 @@ def inverse(matrix: Float64Array) -> Float64Array:
 
 
 def shifted(matrix: Float64Array, left_px: int, top_px: int) -> Float64Array:
-    """`matrix (2, 3)` for the part of the frame that starts at (`left_px`, `top_px`)."""
+    """`matrix (2, 3)` adapted to the part of the frame that starts at (`left_px`, `top_px`)."""
     return np.column_stack([matrix[:, :2], matrix[:, :2] @ (left_px, top_px) + matrix[:, 2]])
 
 
@@ -145,7 +145,7 @@ def resize_antialiased(
 
 
 def _normalized(points: Float64Array) -> tuple[Float64Array, Float64Array, float]:
-    """Points centered and divided by their spread; the center; the spread (all coordinates together, n − 1)."""
+    """Points centered and divided by their spread; the center; the spread (of all coordinates together, n − 1)."""
     center = points.mean(axis=0)
     spread = float((points - center).std(ddof=1))
     if not (np.isfinite(spread) and spread > 0):

@@ -1,4 +1,4 @@
-"""BlazeFace's output as boxes: anchors, decoding, non-maximum suppression. Pure.
+"""Decodes BlazeFace's output to boxes: anchors, decoding, non-maximum suppression. Pure.
 
 Coordinates are fractions of the network's square input, x then y. See Bazarevsky et al. 2019; MediaPipe's settings.
 """
@@ -12,13 +12,13 @@ from latentsync_trt.types import Float32Array
 
 _SAME_FACE_IOU = 0.3
 _LOGIT_LIMIT = 80.0
-"""Beyond it the probability is 0 or 1, and the exponential could overflow."""
+"""Larger logits mean a probability of 0 or 1, and the exponential could overflow."""
 _KEYPOINTS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class BlazeModel:
-    """A detector network: input side in pixels, `(stride, anchors per cell)` of its grids, score threshold."""
+    """A detector network. `grids`: `(stride, anchors per cell)` of each."""
 
     name: str
     side_px: int
@@ -66,7 +66,7 @@ def sigmoid(logits: Float32Array) -> Float32Array:
 
 
 def _merged(scores: Float32Array, faces: Float32Array) -> Float32Array:
-    """`faces (n, 4, 2)`, where overlapping ones become their mean, weighted by score; `scores` descend."""
+    """`faces (n, 4, 2)` with overlapping ones replaced by their mean, weighted by score; `scores` descend."""
     boxes = faces[:, :2].reshape(-1, 4)
     means, left = [], np.arange(len(scores))
     while left.size:

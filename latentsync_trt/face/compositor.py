@@ -1,4 +1,4 @@
-"""Pastes a generated face back into its frame; reads and computes its rectangle only. Pure."""
+"""Pastes a generated face into its frame; reads and computes only the face's rectangle. Pure."""
 
 from math import isqrt
 
@@ -13,23 +13,24 @@ _EDGE_DIVISOR = 20
 """Width of the soft edge: 1/20 of the pasted square's side."""
 
 _FEATHER_DIVISOR = 80
-"""The mouth mask fades over 1/80 of the pasted square's side: wide enough to hide the seam, too narrow for old lips."""
+"""The mouth mask fades over 1/80 of the pasted square's side: wide enough to hide the seam, and narrow enough not to
+show the source's lips."""
 
 _SPREAD_PX = 1
-"""How far resizing and warping blur the mask's outline, in frame pixels."""
+"""How far resizing and warping blur the outline of the mask, in frame pixels."""
 
 # Bilinear interpolation spreads a crop pixel by less than this.
 _WARP_MARGIN_PX = 2
 
 _VISIBLE = 0.5 / 255
-"""A smaller opacity cannot change an 8-bit level."""
+"""Smaller opacities cannot change an 8-bit level."""
 
 
 def composite(frame: Picture, face: AlignedFace, painted: UInt16Array, mask: Float32Array) -> Patch:
-    """New pixels for the frame that a face was cut from.
+    """New pixels for the frame from which a face was cut.
 
     Only the generated region replaces the frame, so that the skin around it stays sharp: the mask is warped back like
-    the picture, and fades inwards, so that no pixel outside the region changes.
+    the picture and fades inwards, so that no pixel outside the region changes.
 
     Args:
         frame: uint8 `(H, W, 3)` RGB.
@@ -63,7 +64,7 @@ def paste(frame: Picture, crop: Float32Array, matrix: Float64Array, opacity: Flo
     place = shifted(matrix, left, top)
     size = (right - left, bottom - top)
     warped = _warp(crop, place, size)
-    # The crop's area in the frame without its interpolated border, and the side of a square as large.
+    # The crop's area in the frame without its interpolated border, and the side of a square with this area.
     inside = _eroded(_warp(np.ones((height, width), np.float32), place, size), _BORDER_EROSION_PX)
     side = isqrt(int(inside.sum(dtype=np.float64)))
     weight = _soft_edge(inside, side)
@@ -77,7 +78,7 @@ def paste(frame: Picture, crop: Float32Array, matrix: Float64Array, opacity: Flo
 
 
 def _warp(image: Float32Array, matrix: Float64Array, size: tuple[int, int]) -> Float32Array:
-    """`image` sampled at a rectangle of `size` (width, height); `matrix`: its pixels → image pixels; 0 outside."""
+    """Samples `image` at a rectangle of `size` (width, height); `matrix`: its pixels → image pixels; 0 outside."""
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     return cv2.warpAffine(image, matrix, size, flags=flags, borderMode=cv2.BORDER_CONSTANT).astype(
         np.float32, copy=False
@@ -85,13 +86,13 @@ def _warp(image: Float32Array, matrix: Float64Array, size: tuple[int, int]) -> F
 
 
 def _soft_edge(inside: Float32Array, side_px: int) -> Float32Array:
-    """Fades the crop's area out before its border, but not at the edges of the frame, where the face continues."""
+    """Fades out the crop's area before its border, except at the edges of the frame, where the face continues."""
     edge = side_px // _EDGE_DIVISOR
     return _blurred(_eroded(inside, 2 * edge), edge)
 
 
 def _feathered(opacity: Float32Array, side_px: int) -> Float32Array:
-    """Fades a mask inwards: pixels that were 0 before resizing and warping are 0 again."""
+    """Fades a mask inwards, so that pixels that were 0 before resizing and warping are 0 again."""
     radius = side_px // _FEATHER_DIVISOR
     return _blurred(_eroded(opacity, 2 * (radius + _SPREAD_PX) + 1), radius)
 
@@ -104,15 +105,15 @@ def _eroded(image: Float32Array, size_px: int) -> Float32Array:
 
 
 def _blurred(image: Float32Array, radius_px: int) -> Float32Array:
-    """Gaussian blur over 2·radius + 1 pixels, with OpenCV's standard deviation for such a kernel."""
+    """Gaussian blur over 2·radius + 1 pixels, with OpenCV's standard deviation for that size."""
     if radius_px < 1:
         return image
-    size, sigma = 2 * radius_px + 1, 0.3 * (radius_px - 1) + 0.8  # given, as OpenCV's own differs for small kernels
+    size, sigma = 2 * radius_px + 1, 0.3 * (radius_px - 1) + 0.8  # OpenCV's default differs for small kernels
     return cv2.GaussianBlur(image, (size, size), sigma).astype(np.float32, copy=False)
 
 
 def _unaliased_size(face: AlignedFace) -> tuple[int, int]:
-    """The crop's size, or less where the face is smaller in the frame: warping alone would skip pixels."""
+    """The crop's size, smaller if the face is smaller in the frame, where warping alone would skip pixels."""
     shrink = min(1.0, float(np.sqrt(np.linalg.det(inverse(face.matrix)[:, :2]))))
     width, height = (max(1, round(side * shrink)) for side in face.crop_size_px)
     return width, height

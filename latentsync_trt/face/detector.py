@@ -14,18 +14,18 @@ _ASSETS = Path(__file__).resolve().parents[1] / "assets" / "face"
 
 LEAST_MESH_SCORE = 0.5
 MAX_FACES = 4
-"""Candidates that the mesh network examines in one frame, best first."""
+"""Most candidates that the mesh network examines per frame, best first."""
 
 _SAME_FACE_IOU = 0.4
 _MAX_MESH_RUNS = 8
-"""From BlazeFace's box of a head turned by 45° to 90°, the mesh needs up to seven runs to converge on the face."""
+"""For a head turned by 45° to 90°, the mesh needs up to seven runs from BlazeFace's box to converge."""
 
 
 class MediaPipeDetector:
-    """BlazeFace finds faces, full range first; FaceMesh finds their points. On the CPU; thread-safe."""
+    """BlazeFace finds faces, the full-range model first; FaceMesh finds their points. On the CPU; thread-safe."""
 
     def __init__(self) -> None:
-        # One CPU thread per graph is enough and leaves the others to the other stages.
+        # One CPU thread per graph is enough and leaves the others for other stages.
         self._blaze = {
             model: Session(_ASSETS / f"{model.name}.onnx", intra_op_threads=1) for model in (FULL_RANGE, SHORT_RANGE)
         }
@@ -50,8 +50,8 @@ class MediaPipeDetector:
     def landmarks(self, frame: Picture, region: Region) -> Face | None:
         """The face in or near `region`; None if there is none.
 
-        The mesh runs again on the region of its own result until that no longer moves: before, its points lie beside
-        the face although its score is 1.
+        The mesh runs again on the region of its own result until that stops moving; before, its points lie beside the
+        face although the score is 1.
         """
         for _ in range(_MAX_MESH_RUNS):
             found = self.mesh(frame, region)

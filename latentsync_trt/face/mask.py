@@ -1,4 +1,4 @@
-"""The fixed mouth mask, drawn from geometry at any resolution.
+"""The fixed mouth mask, computed from geometry for any resolution.
 
 In the network's pose the generated region has a straight upper edge below the eyes with a notch for the nose bridge,
 almost vertical sides along the cheeks, and an arc under the chin.
@@ -25,14 +25,14 @@ _RIGHT_JAW = ((214.0, 238.0), (143.0, _CHIN), (152.0, _CHIN))
 _ARC_SEGMENTS = 64
 
 _ROWS_PER_PIXEL = 8
-"""Sub-rows averaged for one row of pixels; horizontally the coverage is exact."""
+"""Sub-rows averaged for a row of pixels; horizontally the coverage is exact."""
 
 
 @lru_cache(maxsize=8)
 def mouth_mask(resolution: int) -> Float32Array:
-    """The mask of an aligned face: float32 `(H, W)` in [0, 1], 1 = kept, 0 = generated, read-only.
+    """The mask of an aligned face, H = W = `resolution`: float32 `(H, W)`, 1 = kept, 0 = generated; read-only.
 
-    Pixels on the outline have the fraction of their area that is kept. `resolution` is H = W in pixels.
+    Pixels on the outline have values in between: the kept fraction of their area.
     """
     y = (np.arange(resolution * _ROWS_PER_PIXEL) + 0.5) * _UNIT / (resolution * _ROWS_PER_PIXEL)
     left = _edge(_LEFT_CHEEK, _LEFT_JAW, y)
@@ -49,7 +49,7 @@ def mouth_mask(resolution: int) -> Float32Array:
 def latent_mask(resolution: int) -> Float32Array:
     """`mouth_mask` on the latent grid: float32 `(h, w)`, 0 or 1, from the top-left pixel of each 8×8 block.
 
-    That is nearest-neighbor resizing, as in training; pixels on the outline are rounded.
+    This is nearest-neighbor resizing, as in training; values on the outline are rounded.
     """
     nearest = mouth_mask(resolution)[::LATENT_SCALE, ::LATENT_SCALE]
     return np.asarray(nearest >= 0.5, np.float32)
@@ -58,7 +58,7 @@ def latent_mask(resolution: int) -> Float32Array:
 def _edge(
     cheek: tuple[tuple[float, float], ...], jaw: tuple[tuple[float, float], ...], y: Float64Array
 ) -> Float64Array:
-    """x of one side of the outline at each of `y`."""
+    """x of one side of the outline at each `y`."""
     start, control_1, control_2, end = np.array((cheek[-1], *jaw))
     t = np.linspace(0.0, 1.0, _ARC_SEGMENTS + 1)[:, None]
     arc = (1 - t) ** 3 * start + 3 * t * (1 - t) ** 2 * control_1 + 3 * t**2 * (1 - t) * control_2 + t**3 * end

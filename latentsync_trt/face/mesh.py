@@ -15,10 +15,10 @@ _LEFT_BROW = (70, 63, 105, 66, 107)
 _RIGHT_BROW = (300, 293, 334, 296, 336)
 _NOSE = (5, 64, 294, 1)
 _REGION_SCALE = 1.5
-"""Side of the square region over the face's longer side."""
+"""Side of the square region, relative to the face's longer side."""
 
 _CONVERGED_SHIFT = 0.02
-"""Fraction of its side that a region may still move; talking heads move less from frame to frame."""
+"""Fraction of its side by which a region may still move; talking heads move less per frame."""
 _CONVERGED_TURN = radians(3)
 
 
@@ -54,7 +54,7 @@ def region_around(face: Face) -> Region:
 
 
 def converged(seen: Region, own: Region) -> bool:
-    """Whether the face found in the region `seen` has nearly that as its `own` region: then its points are exact."""
+    """Whether the face found in the region `seen` has nearly the same `own` region: then its points are exact."""
     shift_px = hypot(own.x_px - seen.x_px, own.y_px - seen.y_px)
     turn = abs(remainder(own.angle - seen.angle, 2 * pi))
     return shift_px < _CONVERGED_SHIFT * seen.side_px and turn < _CONVERGED_TURN
@@ -66,7 +66,7 @@ def cut(frame: Picture, region: Region) -> Float32Array:
     if 0 in part.shape:
         return np.zeros((1, 3, SIDE_PX, SIDE_PX), np.float32)
     shrink = int(region.side_px // SIDE_PX)
-    if 2 <= shrink <= min(part.shape[:2]):  # bilinear warping would skip pixels: average squares of them first
+    if 2 <= shrink <= min(part.shape[:2]):  # bilinear warping would skip pixels: average them first
         size = (part.shape[1] // shrink, part.shape[0] // shrink)
         whole = part[: size[1] * shrink, : size[0] * shrink]
         part = np.asarray(cv2.resize(whole, size, interpolation=cv2.INTER_AREA), np.uint8)
@@ -79,7 +79,7 @@ def cut(frame: Picture, region: Region) -> Float32Array:
 
 def _around(frame: Picture, region: Region) -> tuple[UInt8Array, Float64Array]:
     """The part of the frame around the region, perhaps empty, and `Region.to_frame` relative to that part."""
-    # Half the diagonal, plus a margin that contains the bilinear samples' neighbors for small squares, too.
+    # Half the diagonal plus a margin, which contains the neighbors of bilinear samples even for small squares.
     reach = max(0.75 * region.side_px, 0.71 * region.side_px + 3)
     center = np.array([region.x_px, region.y_px])
     (left, top), (right, bottom) = (np.maximum(end, 0).astype(int).tolist() for end in (center - reach, center + reach))
@@ -92,8 +92,8 @@ def to_frame(landmarks: Float32Array, region: Region) -> Float32Array:
     """The network's `(1, 1404, 1, 1)` output as the mesh `(468, 3)` float32: x, y, depth in frame pixels."""
     mesh = landmarks.reshape(POINTS, 3).astype(np.float64)
     matrix = region.to_frame()
-    # The network's origin is the corner of its image, not the center of the first pixel: only then the points of a
-    # mirrored picture are the mirrored points. MediaPipe's own are half a network pixel further right and down.
+    # The network's origin is the corner of its image, not the center of the first pixel: only then are the points of a
+    # mirrored picture the mirrored points. MediaPipe's own are half a network pixel further right and down.
     planar = (mesh[:, :2] - 0.5) @ matrix[:, :2].T + matrix[:, 2]
     depth = mesh[:, 2:] * (region.side_px / SIDE_PX)
     return np.concatenate([planar, depth], axis=1).astype(np.float32)

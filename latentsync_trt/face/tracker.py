@@ -1,4 +1,4 @@
-"""The one face of a video that is lip-synced: tracked and aligned from frame to frame."""
+"""Tracks and aligns the one face of a video that is lip-synced."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -12,18 +12,18 @@ from latentsync_trt.types import Face, FaceDetector, Float64Array, Picture
 
 LEAST_WIDTH_PX, LEAST_HEIGHT_PX = 50, 80
 LEAST_ASPECT, MOST_ASPECT = 0.2, 1.5
-"""Width over height that a face to be aligned may have."""
+"""Largest ratio of width to height of a face to be aligned."""
 
 _CONTINUES_IOU = 0.3
-"""Least overlap with the box of the previous frame; a cut to another face has less."""
+"""Least overlap with the box of the previous frame; another face after a cut overlaps less."""
 
 PATIENCE_FRAMES = MODEL_FPS
-"""One second: how long a lost face is waited for while only faces that were visible before remain."""
+"""One second: how long to wait for a lost face if only faces that were visible before are left."""
 
 
 @runtime_checkable
 class FollowingDetector(FaceDetector, Protocol):
-    """A detector that can also search near the last position, which is faster and steadier than detection."""
+    """A detector that can also search near the previous position, which is faster and steadier than detection."""
 
     def follow(self, frame: Picture, previous: Face) -> Face | None:
         """The face near its position in the previous frame, or None."""
@@ -34,8 +34,8 @@ class FollowingDetector(FaceDetector, Protocol):
 class TrackedFace:
     """The face in one frame.
 
-    `track_id` changes whenever the face does not continue that of the previous frame. `matrix (2, 3)` float64 aligns
-    it: frame pixels → crop pixels.
+    `track_id` changes whenever the face is not that of the previous frame. `matrix (2, 3)` float64: frame pixels → crop
+    pixels.
     """
 
     face: Face
@@ -44,10 +44,10 @@ class TrackedFace:
 
 
 class FaceTracker:
-    """Tracks one face: the largest at first, then the one that overlaps it; detects again only when it is lost.
+    """Tracks one face: first the largest, then the one that overlaps it; detects again only after losing it.
 
-    A lost face is replaced at once by one that was not visible before, as after a cut, but by one that was only after
-    `PATIENCE_FRAMES`.
+    A face that was not visible before replaces a lost one at once, as after a cut; one that was visible does so only
+    after `PATIENCE_FRAMES`.
 
     Args:
         resolution_px: side of the network's pictures, for `TrackedFace.matrix`.
@@ -75,7 +75,7 @@ class FaceTracker:
             self._track_id += 1
             self._bias = None
         self._last, self._lost_frames = face, 0
-        # The points are not rounded to whole pixels as in training: the mouth would jitter by as much.
+        # Unlike in training the points are not rounded to whole pixels: the mouth would jitter by as much.
         matrix, self._bias = align(face.points, self._bias, self._resolution_px)
         return TrackedFace(face, self._track_id, matrix)
 
@@ -96,7 +96,7 @@ class FaceTracker:
         return max((face for face in faces if not self._was_visible(face, before)), key=_area, default=None)
 
     def _was_visible(self, face: Face, before: list[Face]) -> bool:
-        """Whether `face` was in the previous frame; `before`: faces detected there."""
+        """Whether `face` was in the previous frame; `before`: the faces detected there."""
         if isinstance(self._detector, FollowingDetector) and self._previous is not None:
             seen = self._detector.follow(self._previous, face)
             return seen is not None and _continues(seen, face)

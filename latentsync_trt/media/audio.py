@@ -1,4 +1,4 @@
-"""Audio in: the first audio stream of a file as blocks of mono float samples."""
+"""Audio input: the first audio stream of a file as blocks of mono float samples."""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -18,12 +18,12 @@ from latentsync_trt.types import Float32Array
 SPEECH_RATE_HZ = 16_000
 """Samples per second of the network's audio encoder."""
 
-# Without the limit swresample mixes into float without normalizing: stereo would come out 3 dB too loud.
+# Without the limit swresample does not normalize when it mixes into float: stereo would come out 3 dB too loud.
 _MIX_OPTIONS = {"rematrix_maxval": "1.0"}
 
 
 def audio_duration_s(path: Path) -> Fraction:
-    """Duration of the first audio stream of `path`, by its decoded samples: containers only estimate it.
+    """Duration of the first audio stream of `path`, counted in decoded samples, as containers only estimate it.
 
     Raises:
         MediaError: the file cannot be read, has no audio stream, or the stream has no samples.
@@ -37,9 +37,9 @@ def read_audio_blocks(path: Path, rate_hz: int = SPEECH_RATE_HZ) -> Iterator[Flo
     """Mono blocks `(n,)` float32 of the first audio stream of an audio or video file, resampled to `rate_hz`.
 
     Integer samples map full scale to [−1, 1): 16-bit ones are divided by 32768. Float samples keep their values, and
-    resampling may overshoot slightly. Channels are mixed by swresample with weights that sum to at most 1: the mean of
-    stereo; of surround sound mostly the center, without the low-frequency channel.
-    A mono source at this rate is not filtered.
+    resampling may overshoot slightly. Channels are mixed by swresample with weights that sum to at most 1: stereo to
+    its mean; surround sound mostly from the center, without the low-frequency channel. A mono source at this rate is
+    not filtered.
 
     Raises:
         MediaError: the file cannot be read, has no audio stream, or the stream has no samples.
@@ -59,11 +59,7 @@ def read_audio_blocks(path: Path, rate_hz: int = SPEECH_RATE_HZ) -> Iterator[Flo
 
 
 def audio_stream(path: Path, container: InputContainer) -> AudioStream:
-    """The first audio stream of an open file.
-
-    Raises:
-        MediaError: there is none, or its header is damaged.
-    """
+    """The first audio stream of an open file; raises `MediaError` if there is none or its header is damaged."""
     if not container.streams.audio:
         raise MediaError(f"{path}: has no audio stream")
     stream = container.streams.audio[0]
@@ -73,11 +69,7 @@ def audio_stream(path: Path, container: InputContainer) -> AudioStream:
 
 
 def decoded_audio(path: Path, container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
-    """Decoded frames that have samples.
-
-    Raises:
-        MediaError: decoding fails, with the time; or there are no samples at all.
-    """
+    """Decoded frames with samples; raises `MediaError` if decoding fails (with the time) or there are no samples."""
     frames = container.decode(stream)
     decoded_s = Fraction(0)
     while True:
@@ -95,12 +87,12 @@ def decoded_audio(path: Path, container: InputContainer, stream: AudioStream) ->
 def resampled(
     path: Path, frames: Iterator[AudioFrame], layout: str, rate_hz: int, options: dict[str, str] | None = None
 ) -> Iterator[AudioFrame]:
-    """Packed float frames without time stamps. A change of format within the stream starts a new resampler."""
+    """Packed float frames without time stamps. A new format within the stream starts a new resampler."""
     for _, run in groupby(frames, lambda frame: (frame.format.name, frame.layout.name, frame.sample_rate)):
         resampler = AudioResampler("flt", layout, rate_hz, options=options)
         for frame in chain(run, (None,)):
             if frame is not None:
-                # With time stamps the resampler would fill gaps; positions are counted in samples.
+                # With time stamps the resampler would fill gaps; this package counts positions in samples.
                 frame.pts = None
             with reading(path, "its audio cannot be resampled"):
                 pieces = resampler.resample(frame)

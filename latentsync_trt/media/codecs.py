@@ -1,4 +1,4 @@
-"""Codecs of the linked FFmpeg: what is missing, and which encoder writes H.264."""
+"""Codecs of the linked FFmpeg: which are missing, and the H.264 encoder to use."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,16 +18,16 @@ _NEEDED_CODECS = (
     *("h264", "hevc", "vp9", "av1", "prores", "mp3", "opus", "flac", "pcm_s16le"),
 )
 
-# At one crf, x264's presets differ little in quality and by a tenth in size; this one keeps up with a GPU.
+# At one crf, x264's presets differ little in quality and by a tenth in size; this one is fast enough for a GPU.
 _X264_PRESET = "veryfast"
 
-# NVIDIA's presets go from p1 (fast) to p7; the encoder is separate hardware, and p5 does not slow a run down.
+# NVENC's presets range from p1 (fast) to p7; it is separate hardware, and p5 does not slow a run down.
 _NVENC_PRESET = "p5"
 _NVENC_LEAST_QP = 1
 
 
 def library_versions() -> dict[str, str]:
-    """PyAV's version and those of the FFmpeg libraries it is linked with."""
+    """Versions of PyAV and of the FFmpeg libraries it is linked with."""
     libraries = {name: ".".join(map(str, version)) for name, version in sorted(av.library_versions.items())}
     return {"PyAV": av.__version__, **libraries}
 
@@ -49,7 +49,7 @@ def h264_encoder(encoder: Encoder, crf: int, width_px: int, height_px: int) -> H
     """The encoder and its options; "auto" is NVENC if it opens for pictures of this size, else x264.
 
     Args:
-        crf: 0 to 51. x264 uses it directly; NVENC as the constant quantizer, which is close to it but not the same.
+        crf: 0 to 51. x264 uses it directly, NVENC as its constant quantizer, which is similar but not the same.
 
     Raises:
         OutputError: `encoder` is "nvenc", which does not open.
@@ -68,7 +68,7 @@ def h264_encoder(encoder: Encoder, crf: int, width_px: int, height_px: int) -> H
 
 
 def problem_of(encoder: H264, width_px: int, height_px: int) -> str | None:
-    """Encodes one picture; the reason if that fails, else None."""
+    """Encodes one picture; returns the reason if that fails, else None."""
     try:
         context = cast(VideoCodecContext, av.CodecContext.create(encoder.codec, "w"))
         context.width, context.height = width_px, height_px

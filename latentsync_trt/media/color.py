@@ -1,4 +1,4 @@
-"""Conversion between RGB and 8-bit YUV by the color tags of a stream (ITU-T H.273). Pure."""
+"""Converts between RGB and 8-bit YUV as the color tags of a stream say (ITU-T H.273). Pure."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ UNSPECIFIED = 2
 _FCC, _BT470BG, _SMPTE170M, _SMPTE240M, _BT2020_NCL, _BT2020_CL = 4, 5, 6, 7, 9, 10
 
 HD_SIDE_PX = 720
-"""Pictures without a matrix tag are BT.709 if their shorter side, which rotation does not change, has this length."""
+"""Pictures without a matrix tag are BT.709 if their shorter side has at least this length; rotation keeps that side."""
 
 _LUMA_WEIGHTS: dict[int, tuple[float, float]] = {
     BT709: (0.2126, 0.0722),
@@ -25,7 +25,7 @@ _LUMA_WEIGHTS: dict[int, tuple[float, float]] = {
     _BT2020_CL: (0.2627, 0.0593),
 }
 _SWSCALE_MATRIX = {_SMPTE170M: _BT470BG, _BT2020_CL: _BT2020_NCL}
-"""swscale numbers matrices as H.273 does, with one number for each pair of equal coefficients."""
+"""swscale numbers matrices as H.273 does, with one number per pair of equal coefficients."""
 
 
 @dataclass(frozen=True, slots=True)

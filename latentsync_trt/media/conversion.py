@@ -1,4 +1,4 @@
-"""FFmpeg's frames as arrays and back: planes, RGB, and the rotation that makes a picture upright."""
+"""Converts FFmpeg's frames to arrays and back: planes, RGB, and the rotation that makes a picture upright."""
 
 import struct
 from dataclasses import dataclass, replace
@@ -15,16 +15,16 @@ from latentsync_trt.media.color import BT709, Coding, coding_of
 from latentsync_trt.types import ColorTags, UInt8Array, YuvPlanes
 
 DIRECT_FORMATS = ("yuv420p", "yuvj420p")
-"""Pixel formats whose planes are taken from the decoder unchanged."""
+"""Pixel formats whose planes need no conversion."""
 
 COLOR_RANGES = {None: int(ColorRange.UNSPECIFIED), False: int(ColorRange.MPEG), True: int(ColorRange.JPEG)}
 """FFmpeg's number for each value of `ColorTags.full_range`."""
 _FULL_RANGE = {number: full_range for full_range, number in COLOR_RANGES.items()}
 
-# swscale's default path from YUV to RGB truncates: about one code too dark. With these flags it rounds.
+# By default swscale truncates from YUV to RGB: about one code too dark. With these flags it rounds.
 EXACT_REPEATING = Interpolation.POINT | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
-"""Repeats each chroma sample over its 2×2 pixels, which `patching` relies on; needs even sides and no chroma location,
-which no frame that is built here has."""
+"""Repeats each chroma sample over its 2×2 pixels, which `patching` relies on; requires even sides and frames without a
+chroma location, as all frames built here are."""
 _EXACT_SMOOTH = (
     Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 )
@@ -32,25 +32,21 @@ _EXACT_SMOOTH = (
 
 @dataclass(frozen=True, slots=True)
 class Orientation:
-    """How to make a coded picture upright: swap rows and columns, then reverse the columns, then the rows, if set."""
+    """How to make a coded picture upright: transpose it, then reverse the columns, then the rows, if set."""
 
     transpose: bool = False
     reverse_columns: bool = False
     reverse_rows: bool = False
 
     def apply(self, image: UInt8Array) -> UInt8Array:
-        """The upright `image (H, W)` or `(H, W, C)` as a contiguous copy."""
+        """The upright `image (H, W)` or `(H, W, C)`, as a contiguous copy."""
         turned = image.swapaxes(0, 1) if self.transpose else image
         turned = turned[:: -1 if self.reverse_rows else 1, :: -1 if self.reverse_columns else 1]
         return np.array(turned, order="C")
 
 
 def orientation_of(frame: VideoFrame) -> Orientation:
-    """The orientation in a decoded frame's display matrix.
-
-    Raises:
-        InputError: the matrix rotates by an angle that is not a multiple of 90°.
-    """
+    """The orientation in a decoded frame's display matrix; raises `InputError` unless it is a multiple of 90°."""
     side_data: Any = frame.side_data
     matrix = side_data.get(SideDataType.DISPLAYMATRIX)
     if matrix is None:
@@ -65,7 +61,7 @@ def orientation_of(frame: VideoFrame) -> Orientation:
 
 
 def tags_of(frame: VideoFrame) -> ColorTags:
-    """The color tags of a decoded frame; the name of a "yuvj" format means full range."""
+    """The color tags of a decoded frame; a "yuvj" format means full range."""
     full_range = _FULL_RANGE.get(int(frame.color_range))
     if frame.format.name.startswith("yuvj"):
         full_range = True
@@ -73,9 +69,9 @@ def tags_of(frame: VideoFrame) -> ColorTags:
 
 
 class FrameConverter:
-    """Converts the decoded frames of one video into upright arrays; all are turned as the first one says.
+    """Converts the decoded frames of one video into upright arrays; the first frame sets the orientation of all.
 
-    Keeps swscale's tables between frames; for one thread at a time.
+    Keeps swscale's tables between frames; not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -124,8 +120,8 @@ class FrameConverter:
         return self._upright(frame, packed_view(converted))
 
     def _upright(self, frame: VideoFrame, image: UInt8Array) -> UInt8Array:
-        # Read once: PyAV's frames and their side data refer to each other, so each frame would stay in memory until
-        # garbage is collected.
+        # Read once: PyAV's frames and their side data form reference cycles, so each frame would stay in memory until
+        # garbage collection.
         if self._orientation is None:
             self._orientation = orientation_of(frame)
         return self._orientation.apply(image)

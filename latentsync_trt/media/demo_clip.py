@@ -40,7 +40,7 @@ class SpokenMouth:
 
 
 def spoken_mouth() -> SpokenMouth:
-    """The mouth for `SPEECH`, from the times of its phonemes. Raises `InputError` if the package's file is missing."""
+    """The mouth for `SPEECH`, from the times of its phonemes; raises `InputError` if the package's file is missing."""
     try:
         rows = np.loadtxt(_MOUTH, np.float32, delimiter=",", skiprows=1, encoding="ascii")
     except FileNotFoundError:
@@ -49,7 +49,7 @@ def spoken_mouth() -> SpokenMouth:
 
 
 def portrait() -> UInt8Array:
-    """The photograph, uint8 `(H, W, 3)` RGB. Raises `InputError` if the package's file is missing."""
+    """The photograph, uint8 `(H, W, 3)` RGB; raises `InputError` if the package's file is missing."""
     image = cv2.imread(str(_PORTRAIT))
     if image is None:
         raise InputError(f"{_PORTRAIT}: missing; install latentsync-trt again")
@@ -57,7 +57,7 @@ def portrait() -> UInt8Array:
 
 
 def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
-    """Frames of the clip, uint8 `(480, 480, 3)` RGB at the model's rate, to cover `duration_s`."""
+    """Frames of the clip that cover `duration_s`, uint8 `(480, 480, 3)` RGB at the model's rate."""
     rgb = portrait()
     for index in range(ceil(duration_s * MODEL_FPS)):
         matrix = _camera(index / MODEL_FPS)
@@ -68,7 +68,7 @@ def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
 
 
 def _camera(time_s: float) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
-    """The camera at a time: the matrix `(2, 3)` from portrait to frame pixels."""
+    """The matrix `(2, 3)` from portrait to frame pixels at a time."""
     zoom_phase, pan_phase, turn_phase = (2 * pi * time_s / period_s for period_s in _PERIODS_S)
     zoom = _ZOOM * (1 + _ZOOM_SWAY * sin(zoom_phase))
     matrix = np.asarray(cv2.getRotationMatrix2D(_FACE_PX, _TURN_SWAY_DEG * sin(turn_phase), zoom), np.float64)

@@ -1,4 +1,4 @@
-"""Opening media files, and FFmpeg's and the system's errors as errors of this package."""
+"""Opens media files, and converts errors of FFmpeg and the system to errors of this package."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ from av.container import InputContainer
 
 from latentsync_trt.errors import InputError, MediaError, OutputError
 
-# Streams inside a file must not make FFmpeg fetch anything else: a playlist named .mp4 could name a URL.
+# FFmpeg must not open anything else that a file refers to: a playlist named .mp4 could contain a URL.
 _INPUT_OPTIONS = {"protocol_whitelist": "file"}
 
 
 def reason_of(error: Exception) -> str:
-    """The message of FFmpeg or the system, without error numbers and internal function names."""
+    """The message of FFmpeg or the system, without error numbers and names of internal functions."""
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
@@ -44,11 +44,11 @@ def open_input(path: Path) -> Iterator[InputContainer]:
     """Opens a local media file and closes it at the end of the block.
 
     Raises:
-        MediaError: there is no such file, it is a folder, empty, cut off, or in no format FFmpeg knows.
+        MediaError: the file is missing, a folder, empty, truncated, or in a format unknown to FFmpeg.
     """
     _check_file(path)
-    # FFmpeg's log stays off: its callback takes the interpreter's lock, which a thread that frees a decoder holds while
-    # it waits for the decoder's own threads. Two open files are then enough for a deadlock.
+    # FFmpeg's log stays off: its callback takes the interpreter's lock, which a thread that frees a decoder holds
+    # while it waits for the decoder's own threads. Two open files are then enough for a deadlock.
     with reading(path, "is not a readable media file"):
         container = av.open(ffmpeg_name(path), "r", options=_INPUT_OPTIONS)
     with container:
@@ -57,7 +57,7 @@ def open_input(path: Path) -> Iterator[InputContainer]:
 
 
 def ffmpeg_name(path: Path) -> str:
-    """`path` as a name that FFmpeg always reads as a file: "a:b.mp4" alone would ask for the protocol "a"."""
+    """`path` as a name that FFmpeg always takes as a file: it would take "a:" in "a:b.mp4" as a protocol."""
     return f"file:{path}"
 
 
@@ -66,12 +66,12 @@ def _check_file(path: Path) -> None:
         empty = path.stat().st_size == 0
     if path.is_dir():
         raise MediaError(f"{path}: is a folder; name a video or audio file in it")
-    if empty and path.is_file():  # a pipe has no size either
+    if empty and path.is_file():  # pipes also have size 0
         raise MediaError(f"{path}: is empty (0 bytes); copy or download it again")
 
 
 def _check_not_cut_off(path: Path, container: InputContainer) -> None:
-    """Compares the index of the file with its size: FFmpeg itself ends a truncated file early without an error."""
+    """Compares the index of the file with its size: FFmpeg ends a truncated file early without an error."""
     for stream in container.streams:
         if not len(stream.index_entries):
             continue

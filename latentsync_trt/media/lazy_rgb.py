@@ -1,4 +1,4 @@
-"""RGB of a YUV picture, converted tile by tile on first access: faces fill a small part of most pictures."""
+"""RGB of a YUV picture, converted tile by tile on first access, as faces fill a small part of most pictures."""
 
 import threading
 from typing import Any
@@ -30,7 +30,7 @@ class LazyRgb:
         self._planes, self._coding = planes, coding_of(planes.color, width, height)
         self._rgb = np.empty((height, width, 3), np.uint8)
         self._missing = np.ones((-(-height // TILE_PX), -(-width // TILE_PX)), np.bool_)
-        self._lock = threading.Lock()  # one stage searches the next face in a frame while another composes it
+        self._lock = threading.Lock()  # one stage may detect a face while another composes
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -39,7 +39,7 @@ class LazyRgb:
         return height, width, 3
 
     def __getitem__(self, place: tuple[slice, slice]) -> UInt8Array:
-        """A part, by two slices without steps; read-only."""
+        """A read-only part, given by two slices without steps."""
         ends = [span.indices(size)[:2] for span, size in zip(place, self.shape, strict=False)]
         rows, columns = (slice(start // TILE_PX, -(-stop // TILE_PX)) for start, stop in ends)
         with self._lock:
@@ -55,7 +55,7 @@ class LazyRgb:
         return np.array(self[:, :], dtype, copy=copy)
 
     def _convert(self, row: int, first: int, end: int) -> None:
-        """Fills the tiles of a row from column `first` to before `end`, in one conversion."""
+        """Converts the tiles of a row from column `first` to before `end` at once."""
         top, left, width = row * TILE_PX, first * TILE_PX, (end - first) * TILE_PX
         frame, reformatter = _tools(width)
         for view, plane, step in zip(
@@ -76,7 +76,7 @@ def _runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def _tools(width: int) -> tuple[VideoFrame, VideoReformatter]:
-    """A frame of that width to fill and a converter, which keeps tables for one size; both for this thread only."""
+    """A frame of that width to fill, and a converter, which keeps tables for one size; both per thread."""
     tools: dict[int, tuple[VideoFrame, VideoReformatter]] = _of_thread.__dict__.setdefault("tools", {})
     if width not in tools:
         tools[width] = VideoFrame(width, TILE_PX, "yuv420p"), VideoReformatter()

@@ -1,6 +1,6 @@
-"""Writes a `Patch` into a picture; all other bytes stay unchanged. Pure.
+"""Writes a `Patch` into a picture and leaves all other bytes unchanged. Pure.
 
-A chroma sample of a 4:2:0 picture counts as the center of its 2×2 pixels: conversion to RGB repeats it over the four,
+In a 4:2:0 picture a chroma sample belongs to the center of its 2×2 pixels: conversion to RGB repeats it for all four,
 and conversion back takes their mean. The two cancel out, so softly blended pixels do not drift.
 """
 
@@ -45,7 +45,6 @@ def planes_of(rgb: UInt8Array, color: ColorTags) -> YuvPlanes:
 
 
 def _place(patch: Patch) -> tuple[slice, slice]:
-    """Rows and columns of the picture under the patch."""
     height, width = patch.changed.shape
     return slice(patch.y_px, patch.y_px + height), slice(patch.x_px, patch.x_px + width)
 

@@ -1,4 +1,4 @@
-"""Video in: upright frames at a constant rate, one at a time."""
+"""Video input: upright frames at a constant rate, one at a time."""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -20,7 +20,7 @@ from latentsync_trt.types import Frame, Picture, VideoInfo, YuvPlanes
 
 _CONTAINER_TICKS_PER_S = 1_000_000
 _PROGRESSIVE_ORDERS = (0, 1)
-"""FFmpeg's field orders "unknown" and "progressive"; the others are interlaced."""
+"""FFmpeg's field orders "unknown" and "progressive"; all others are interlaced."""
 
 _Converted = tuple[Picture, YuvPlanes | None]
 
@@ -57,14 +57,14 @@ def read_frames(
     """Frames of the first video stream, upright, resampled to the model's rate by `timing.at_constant_rate`.
 
     Args:
-        rgb_only: leave `Frame.planes` None and convert to RGB directly from the source's own format.
+        rgb_only: convert to RGB directly from the source's own format; `Frame.planes` is None.
         frame_count: stop after this many frames; None = at the end of the video.
-        extend: at the end of the video: "loop" starts it again, "hold" repeats its last frame (the same arrays), both
+        extend: at the end of the video, "loop" restarts it and "hold" repeats its last frame (the same arrays), both
             without end; None stops.
 
     Yields:
-        Frames with indices 0, 1, … and times index / 25. `planes` are the decoder's own bytes for 8-bit 4:2:0 sources,
-        `picture` is computed from them on access. Treat both as read-only: repeated frames share them.
+        Frames with index k = 0, 1, … and time k / 25. `planes` are the decoder's own bytes for 8-bit 4:2:0 sources;
+        `picture` is computed from them on access. Both are read-only, as repeated frames share them.
 
     Raises:
         MediaError: the file cannot be read, has no picture, or breaks off; the message gives the time.
@@ -74,7 +74,7 @@ def read_frames(
 
 
 def _extended(path: Path, rgb_only: bool, extend: Extend | None) -> Iterator[_Converted]:
-    """The video's pictures, without end if `extend` is given."""
+    """The video's pictures, endless if `extend` is given."""
     last = None
     for last in _pictures(path, rgb_only):
         yield last
@@ -87,7 +87,7 @@ def _extended(path: Path, rgb_only: bool, extend: Extend | None) -> Iterator[_Co
 
 
 def _pictures(path: Path, rgb_only: bool) -> Iterator[_Converted]:
-    """The pictures of the video once. A repeated picture is converted once."""
+    """The pictures of one pass through the video. A repeated picture is converted once."""
     with open_input(path) as container:
         stream = _video_stream(path, container)
         stream.thread_type = "AUTO"

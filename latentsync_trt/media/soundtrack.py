@@ -1,4 +1,4 @@
-"""The original sound in the output: its packets copied if the container supports the codec, else AAC."""
+"""The original sound in the output: copied packets if the container supports the codec, else AAC."""
 
 # PyAV's Packet is generic for type checkers only.
 from __future__ import annotations
@@ -27,10 +27,10 @@ COPIED_CODECS: dict[str, tuple[str, ...]] = {
         *("pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_f32le", "pcm_u8"),
     ),
 }
-"""What common players play from each container; FFmpeg would write more."""
+"""Codecs that common players support in each container; FFmpeg would write more."""
 
 AAC_BITS_PER_S = 192_000
-"""For each pair of channels."""
+"""Bit rate per pair of channels."""
 
 _AAC_RATES_HZ = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000)
 _FALLBACK_RATE_HZ = 48000
@@ -47,25 +47,25 @@ def open_soundtrack(source: Path, output: OutputContainer, suffix: str) -> Itera
     """
     with open_input(source) as container:
         stream = audio_stream(source, container)
-        # The name of the decoder can differ from that of the codec: mp3float.
+        # The decoder's name can differ from the codec's, as in mp3float.
         copied = stream.codec_context.codec.canonical_name in COPIED_CODECS[suffix]
         yield (CopiedSound if copied else EncodedSound)(source, container, stream, output)
 
 
 class CopiedSound:
-    """The source's own packets, with time stamps that start at 0."""
+    """The source's own packets, with time stamps from 0."""
 
     def __init__(self, path: Path, container: InputContainer, stream: AudioStream, output: OutputContainer) -> None:
         self._path = path
         self._stream = output.add_stream_from_template(stream)
         self._packets = container.demux(stream)
         self._time_base = Fraction(stream.time_base or Fraction(1, stream.codec_context.sample_rate))
-        # A start after 0 is an encoder's delay, or silence that the speech model did not get either.
+        # A start above 0 is an encoder's delay, or silence that the audio encoder does not get either.
         self._start = max(stream.start_time or 0, 0)
         self._held: Packet[Any] | None = None
 
     def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
-        """The next packets, up to the time `until_s` of the output."""
+        """The next packets, up to output time `until_s`."""
         while (packet := self._held or self._next()) is not None:
             self._held = None
             if packet.pts is not None and packet.pts * self._time_base >= until_s:
@@ -86,12 +86,12 @@ class CopiedSound:
         return packet
 
     def flush(self) -> Iterator[Packet[Any]]:
-        """Nothing: all packets are written already."""
+        """Nothing, as all packets are written already."""
         return iter(())
 
 
 class EncodedSound:
-    """The source's samples as AAC, at its own rate and channels where AAC has them."""
+    """The source's samples as AAC, with its sample rate and channels if AAC supports them."""
 
     def __init__(self, path: Path, container: InputContainer, stream: AudioStream, output: OutputContainer) -> None:
         source: AudioCodecContext = stream.codec_context
@@ -106,13 +106,13 @@ class EncodedSound:
             layout = _LAYOUTS.get(source.channels, layout)
         self._stream = output.add_stream("aac", rate=self._rate_hz, layout=layout)
         self._stream.bit_rate = AAC_BITS_PER_S * -(-source.channels // 2)
-        # Packed: PyAV reads beyond the planes of a planar frame of eight channels.
+        # Packed: PyAV reads beyond the planes of a planar frame with eight channels.
         self._pieces = resampled(path, decoded_audio(path, container, stream), layout, self._rate_hz)
         self._samples = AudioFifo()
         self._position = 0
 
     def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
-        """The next packets, of the samples before the time `until_s` of the output."""
+        """The next packets, from samples before output time `until_s`."""
         wanted = int(until_s * self._rate_hz) - self._position
         while self._samples.samples < wanted and (piece := next(self._pieces, None)) is not None:
             piece.pts = None
@@ -123,5 +123,5 @@ class EncodedSound:
             yield from self._stream.encode(part)
 
     def flush(self) -> Iterator[Packet[Any]]:
-        """The packets that are still inside the encoder."""
+        """The packets still inside the encoder."""
         yield from self._stream.encode(None)

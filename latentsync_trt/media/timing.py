@@ -1,6 +1,6 @@
-"""Resampling to a constant frame rate by time stamps. Pure; all times are exact seconds.
+"""Resamples to a constant frame rate by time stamps. Pure; all times are exact seconds.
 
-Output picture k, at time k/fps, is the source picture nearest in time, the earlier of two equally near ones. The output
+Output picture k, at time k/fps, is the nearest source picture in time, the earlier one of two equally near. The output
 lasts as long as the source, rounded to whole pictures.
 """
 
@@ -12,12 +12,12 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 DISCONTINUITY_S = Fraction(1)
-"""A clock that steps back this far was reset (joined recordings); less means pictures out of order."""
+"""A clock that goes back by this or more was reset (joined recordings); less means pictures out of order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed(Generic[T]):
-    """A picture on the video's own clock, which starts at 0 with its first picture."""
+    """A picture and its time on the video's own clock, which is 0 at the first picture."""
 
     time_s: Fraction
     duration_s: Fraction
@@ -27,10 +27,10 @@ class Timed(Generic[T]):
 def on_own_clock(
     pictures: Iterable[tuple[Fraction | None, Fraction | None, T]], period_s: Fraction
 ) -> Iterator[Timed[T]]:
-    """Gives pictures in presentation order strictly increasing times from 0.
+    """Assigns strictly increasing times from 0 to pictures in presentation order.
 
-    A missing time is one `period_s` after the previous picture's. A picture that is not later than the one before it is
-    dropped. Where the clock steps back by `DISCONTINUITY_S` or more, the next picture comes one period later.
+    A missing time is one `period_s` after the previous picture's. A picture not later than the previous one is dropped.
+    If the clock goes back by `DISCONTINUITY_S` or more, the next picture comes one period later.
 
     Args:
         pictures: each with its time on the stream's own clock and its duration; either may be missing.
@@ -69,5 +69,5 @@ def at_constant_rate(pictures: Iterable[Timed[T]], fps: int) -> Iterator[T]:
 
 
 def frames_in(duration_s: Fraction | None, fps: int) -> int | None:
-    """Number of pictures that `at_constant_rate` makes of a video of `duration_s`; None if that is unknown."""
+    """Number of pictures from `at_constant_rate` for a video of `duration_s`; None if that is unknown."""
     return None if duration_s is None else max(1, round(duration_s * fps))

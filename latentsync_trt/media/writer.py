@@ -1,4 +1,4 @@
-"""Video out: encoded once, with the original sound; the file appears only when it is complete."""
+"""Video output: encoded once, with the original sound; the file appears only when it is complete."""
 
 import contextlib
 import os
@@ -31,16 +31,16 @@ LOSSLESS_SUFFIX = ".mkv"
 TEMPORARY_PREFIX = ".latentsync-"
 
 _LOSSLESS_FORMAT = "bgr0"
-"""8-bit RGB as FFV1 supports it."""
+"""The 8-bit RGB format that FFV1 supports."""
 
 _NEAR_LOSSLESS_CRF = 10
 
-# By default x264 starts 1.5 threads per core, each with frames of its own: gigabytes on a large server, and no faster.
+# By default x264 starts 1.5 threads per core, each with its own frames: gigabytes on a large server, but no faster.
 _ENCODER_THREADS = min(16, os.cpu_count() or 1)
 
 
 def check_output_path(output: Path, *inputs: Path, lossless: bool) -> None:
-    """Checks before any work is done that `output` can be written.
+    """Checks that `output` can be written, before any work is done.
 
     Raises:
         InputError: the container is not one of `SUFFIXES` (lossless: .mkv), or the file is one of the `inputs`.
@@ -64,14 +64,14 @@ def check_output_path(output: Path, *inputs: Path, lossless: bool) -> None:
 
 
 class VideoWriter:
-    """Writes frames at the model's rate, as a context manager: the file appears when the block ends without an error.
+    """Writes frames at the model's rate; a context manager: the file appears when the block ends without an error.
 
-    It is written in a temporary folder beside `output`, which is removed in any case.
+    It is written in a temporary folder beside `output`, which is always removed.
 
     Args:
         output: .mp4, .mov or .mkv.
-        info: the source, whose pixel aspect is kept; None where there is none. Color tags come with the frames.
-        audio: file whose first audio stream is the sound; None for silence.
+        info: the source, for its pixel aspect; None if there is none. Color tags come with the frames.
+        audio: file whose first audio stream becomes the sound; None for silence.
         crf: x264's quality, 0 to 51. encoder: see `h264_encoder`. lossless: FFV1 RGB instead.
 
     Raises:
@@ -152,7 +152,7 @@ class VideoWriter:
                 self.notices += (f"H.264 needs even sides: the picture grows from {sizes} by repeating its edge",)
             height, width = even
             h264 = h264_encoder(self._encoder, self._crf, width, height)
-            # PyAV's types only know some encoders by name.
+            # PyAV's types know only some encoders by name.
             stream = cast(VideoStream, container.add_stream(h264.codec, rate=MODEL_FPS, options=h264.options))
             stream.pix_fmt = "yuv420p"
             if frame.planes is not None:
@@ -187,7 +187,7 @@ class VideoWriter:
 
 
 def _close(container: OutputContainer) -> None:
-    """Closes a container whose file is deleted, or that is closed already; other errors are raised elsewhere."""
+    """Closes a container; ignores errors, as its file is deleted or complete."""
     with contextlib.suppress(av.error.FFmpegError, OSError):
         container.close()
 
@@ -215,7 +215,6 @@ def write_pictures(
 
 
 def _losses(info: VideoInfo | None) -> tuple[str, ...]:
-    """What the output cannot preserve of the source."""
     losses: list[str] = []
     if info is None:
         return ()

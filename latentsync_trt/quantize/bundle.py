@@ -35,10 +35,10 @@ _TOOLS = ("latentsync-trt", "onnx", "onnx-ir", "ml_dtypes")
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What the manifest of an 8-bit bundle says of its calibration.
+    """What the manifest of an 8-bit bundle says about its calibration.
 
-    `clips`: SHA-256 by file name. `settings`: of the calibration, besides those of the rounding. `distance`: from the
-    parent, by name of the measure.
+    `clips`: file name → SHA-256. `settings`: of the calibration, besides those of the rounding. `distance`: from the
+    parent, by measure.
     """
 
     clips: Mapping[str, str] = field(default_factory=dict)
@@ -47,11 +47,7 @@ class Provenance:
 
 
 def open_parent(folder: Path) -> Bundle:
-    """The bundle to quantize.
-
-    Raises:
-        BundleError: no complete bundle there. InputError: it is in 8 bits already.
-    """
+    """The bundle to quantize; raises `BundleError` if it is incomplete, `InputError` if it is in 8 bits already."""
     parent = Bundle.load(folder)
     quantized = parent.manifest.quantization
     if parent.manifest.precision in EIGHT_BIT_PRECISIONS:
@@ -61,7 +57,7 @@ def open_parent(folder: Path) -> Bundle:
 
 
 def check_out(parent: Bundle, out: Path) -> None:
-    """Raises `InputError` if `out` must not be replaced by a bundle made from `parent`."""
+    """Raises `InputError` if `out` must not be overwritten with a bundle made from `parent`."""
     if out.resolve() == parent.folder.resolve():
         raise InputError(f"{out}: is the bundle to calibrate; choose another folder for --out")
     check_target(out)
@@ -70,7 +66,7 @@ def check_out(parent: Bundle, out: Path) -> None:
 def quantize_bundle(
     folder: Path, ranges: Ranges, options: CalibrateOptions, out: Path, provenance: Provenance | None = None
 ) -> Path:
-    """Writes the bundle in `folder` in 8 bits to `out`, completely or not at all; returns `out`.
+    """Writes an 8-bit version of the bundle in `folder` to `out`, completely or not at all; returns `out`.
 
     Raises:
         BundleError: no complete bundle in `folder`. OutputError: `out` cannot be written.
@@ -80,7 +76,7 @@ def quantize_bundle(
     parent = open_parent(folder)
     check_out(parent, out)
     manifest, step_names = parent.manifest, step_graphs(parent)
-    # The temporary folder around the staged one takes the rounded weights.
+    # The rounded weights go to the temporary folder that contains the staged one.
     with staged_bundle(out) as staged, QuantizedSteps(parent, ranges, options, staged.parent) as steps:
         kept = steps.kept()
         if len(kept) == len(steps.layers):
@@ -97,7 +93,7 @@ def quantize_bundle(
                 **{tool: importlib.metadata.version(tool) for tool in _TOOLS},
                 "onnxruntime": onnxruntime_version(),
             },
-            # The step graphs are no longer those that were compared with PyTorch.
+            # The step graphs are not those that were compared with PyTorch.
             verification={graph: value for graph, value in manifest.verification.items() if graph not in step_names},
             quantization=_quantization(parent, kept, options, provenance or Provenance()),
             format_version=FORMAT_VERSION,
@@ -123,7 +119,7 @@ def _quantization(
 
 
 def _write_graphs(folder: Path, steps: QuantizedSteps, kept: Collection[str]) -> dict[str, GraphEntry]:
-    """Writes the step graphs, whose weights files hold only what they use, and copies the others."""
+    """Writes the step graphs, with weights files of what they use only, and copies the others."""
     parent = steps.bundle
     graphs = dict(parent.manifest.graphs)
     of_steps = {graph: replace(graphs[graph], forms={}) for graph in step_graphs(parent)}

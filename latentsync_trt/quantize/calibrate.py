@@ -27,7 +27,7 @@ from latentsync_trt.runtime.providers.select import FP8_FROM, Selection
 from latentsync_trt.types import Float32Array, Progress, ProgressCallback
 
 DISTANCE = "faces_psnr_db"
-"""The manifest's name for the PSNR of faces after whole loops, against the parent's."""
+"""The manifest's name for the PSNR of faces after whole loops, compared with the parent."""
 
 CACHE_INTERVAL = 3
 """Every third step is full, as in the default preset."""
@@ -37,13 +37,13 @@ UNGUIDED = 1.0
 
 _SOLVER = "ddim"
 _MOST_HELD_OUT = 4
-# One window of this many is denoised without guidance: the guided graphs' layers see both halves anyway.
+# One window in this many is denoised without guidance; guided graphs show both halves to their layers anyway.
 _UNGUIDED_EVERY = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observed:
-    """Ranges of all layers, the number of windows that they come from, and the files of windows to measure with."""
+    """Ranges of all layers, the number of windows they come from, and the windows held out for measuring."""
 
     ranges: Ranges
     windows: int
@@ -52,10 +52,10 @@ class Observed:
 
 @dataclass(frozen=True)
 class Calibration:
-    """One calibration of `bundle`, not in 8 bits, on at least one of `clips`.
+    """One calibration of `bundle`, which is not in 8 bits, on `clips`, at least one.
 
-    `selection`: CPU or CUDA. `root`: a folder for intermediate results, from which an interrupted one resumes.
-    `on_warning`: gets warnings about the clips and the GPU, a sentence each.
+    `selection`: CPU or CUDA. `root`: folder for intermediate results, from which an interrupted calibration resumes.
+    `on_warning`: called with sentences about the clips and the GPU.
     """
 
     bundle: Bundle
@@ -72,7 +72,7 @@ class Calibration:
         return WorkFolder(self.root, self.bundle, self.clips, self.options)
 
     def run(self, out: Path) -> SearchResult | None:
-        """Writes the 8-bit bundle to `out`; returns how its layers were chosen, if by a search.
+        """Writes the 8-bit bundle to `out`; returns the result of the search for layers to keep, if there was one.
 
         Raises:
             InputError: the target PSNR is out of reach, all layers are kept, or `out` contains something else.
@@ -128,7 +128,6 @@ class Calibration:
             )
 
     def _record(self) -> dict[str, ClipSummary]:
-        """Summaries of the clips by the path of the video."""
         wanted = -(-_recorded(self.options.samples) // len(self.clips))
         summaries = {}
         with closing(Networks(self.bundle, self.selection)) as networks:
@@ -164,11 +163,11 @@ class Calibration:
         return ranges
 
     def _report(self, stage: str, before: int = 0, total: int | None = None) -> Callable[[int, int], None]:
-        """A callback for the progress of a stage, or of the part of it that begins at `before` of `total`."""
+        """A progress callback for a stage, or for the part of it that begins at `before` of `total`."""
         return lambda done, of: self.on_progress(Progress(stage, before + done, total or of))
 
     def _choose(self, observed: Observed) -> tuple[CalibrateOptions, dict[str, float], SearchResult | None]:
-        """Options with the layers to keep, the distance that results, and the search that found them."""
+        """Options with the layers to keep, the resulting distance, and the search that found them."""
         options = self.options
         if not options.measure and options.target_psnr is None:
             return options, {}, None
@@ -189,9 +188,9 @@ class Calibration:
 
 
 def loops_of(windows: Sequence[Path], options: CalibrateOptions, *, unguided: bool) -> list[tuple[Path, Loop]]:
-    """How each window is denoised. If there are `unguided` graphs, one of four runs without guidance, after the others.
+    """How each window is denoised. With `unguided` graphs, one window in four runs without guidance, after the others.
 
-    Full steps start one step later in each window, so that full and cached graphs are observed at all timesteps.
+    The full steps of each window start one step later, so that full and cached graphs are observed at all timesteps.
     """
     schedule, loops = solver_schedule(_SOLVER, options.steps), []
     for number, window in enumerate(windows):
@@ -211,5 +210,5 @@ def split(windows: Sequence[Path], samples: int) -> tuple[tuple[Path, ...], tupl
 
 
 def _recorded(samples: int) -> int:
-    """Windows to record for `samples` to calibrate on."""
+    """Number of windows to record for calibrating on `samples`."""
     return samples + max(1, min(_MOST_HELD_OUT, samples // 4))

@@ -1,4 +1,4 @@
-"""The clips that a bundle is calibrated on: which they are, and whether they are good for it."""
+"""The clips that a bundle is calibrated on, and warnings about unsuitable ones."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi")
 AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus", ".aac")
 
 SILENCE_DBFS = -50.0
-"""Level of a video frame's sound below which it counts as silent: above the noise of a quiet room, below a whisper."""
+"""Sound of a video frame below this level is silent: above the noise of a quiet room, below a whisper."""
 
 _MOSTLY = 0.5
 
@@ -32,8 +32,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class ClipSummary:
-    """What a clip contains: `frames`, those `with_face`, `windows` recorded, and the `silent` share of its sound, 0 to
-    1."""
+    """Contents of a clip: frames, those with a face, recorded windows, and the silent share of its sound, 0 to 1."""
 
     frames: int
     with_face: int
@@ -58,10 +57,10 @@ def clips_in(folder: Path) -> tuple[Clip, ...]:
 
 
 def silent_share(blocks: Iterable[Float32Array]) -> float:
-    """The share of a recording, 0 to 1, that is silent.
+    """The silent share of a recording, 0 to 1.
 
     Args:
-        blocks: float32 `(samples,)` pieces, mono, 16 kHz, full scale ±1.
+        blocks: float32 `(samples,)` each, mono, 16 kHz, full scale ±1.
     """
     floor = 10.0 ** (SILENCE_DBFS / 10)
     rest = np.zeros(0, np.float32)
@@ -76,10 +75,10 @@ def silent_share(blocks: Iterable[Float32Array]) -> float:
 
 
 def warnings_of(summaries: Mapping[str, ClipSummary], samples: int, frames: int) -> tuple[str, ...]:
-    """Why calibration ranges from these clips may be poor, a sentence each.
+    """Reasons why calibration ranges from these clips may be poor, a sentence each.
 
     Args:
-        summaries: by the video's path. samples: windows asked for in all. frames: F, of a window.
+        summaries: by path of the video. samples: total number of windows requested. frames: F of a window.
     """
     warnings: list[str] = []
     for name, clip in summaries.items():

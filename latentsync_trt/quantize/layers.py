@@ -1,4 +1,4 @@
-"""The layers of a step graph that can run in 8 bits, convolutions and linear layers, and what they cost. Pure."""
+"""The layers of a step graph that can run in 8 bits (convolutions and linear layers), and their cost. Pure."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ Sizes = tuple[int, ...]
 class Layer:
     """A Conv or MatMul node with weights of its own.
 
-    `name`: that of its weights, which is the same in all step graphs, unlike that of the node. `activation`: the input
-    that it reads. `weights`: `(O, I, kh, kw)` or `(I, O)`.
+    `name`: the name of the weights, which is the same in all step graphs, unlike the node's. `activation`: its input.
+    `weights`: `(O, I, kh, kw)` or `(I, O)`.
     """
 
     name: str
@@ -27,12 +27,12 @@ class Layer:
 
     @property
     def convolution(self) -> bool:
-        """Whether it is a convolution, else a linear layer."""
+        """True for a convolution, False for a linear layer."""
         return self.node.op_type == "Conv"
 
     @property
     def output_axis(self) -> int:
-        """The axis of the weights that counts output channels."""
+        """The axis of the weights along which output channels lie."""
         return 0 if self.convolution else 1
 
     @property
@@ -42,7 +42,7 @@ class Layer:
 
 
 def layers_of(model: ir.Model) -> tuple[Layer, ...]:
-    """The layers of a graph in its order."""
+    """The layers of a graph, in its order."""
     layers = []
     for node in model.graph:
         if node.op_type in ("Conv", "MatMul"):
@@ -53,15 +53,15 @@ def layers_of(model: ir.Model) -> tuple[Layer, ...]:
 
 
 def usual_dimensions(bundle: Bundle) -> dict[str, int]:
-    """Usual values of a bundle's variable dimensions by name."""
+    """Usual values of a bundle's variable dimensions, by name."""
     return {name: span.optimum for name, span in bundle.manifest.ranges.items()}
 
 
 def sizes_of(value: ir.Value, dimensions: Mapping[str, int]) -> Sizes | None:
-    """The shape of a value, None where the graph does not state it.
+    """The shape of a value, None if the graph does not state it.
 
     Args:
-        dimensions: values of the variable dimensions, which may appear in expressions: "2*windows*frames".
+        dimensions: values of the variable dimensions; shapes may contain expressions such as "2*windows*frames".
     """
     if value.shape is None:
         return None

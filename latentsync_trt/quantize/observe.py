@@ -1,6 +1,6 @@
-"""Observed step graphs: besides their own outputs they return the magnitudes of their layers' inputs.
+"""Observed step graphs: they also return the magnitudes of their layers' inputs.
 
-These are reduced inside the graph: at full size the inputs of the layers of one step take 19 GB.
+The graph reduces them itself, because at full size the layer inputs of one step take 19 GB.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from latentsync_trt.quantize.layers import Layer, Sizes, layers_of, sizes_of, us
 from latentsync_trt.runtime.networks.uncached import ObservedGraph, ObservedTensor
 
 SAMPLE = 1 << 16
-"""Values of a tensor that a step returns, at most: their 99.99th percentile is within 4 % of that of all values."""
+"""Most values of a tensor that a step returns: their 99.99th percentile is within 4 % of that of all values."""
 
 ATTENTION_BYTES = 1 << 29
 """Size of attention scores above which a batch is split: those of one picture of 64 × 64 tokens with eight heads."""
@@ -50,7 +50,7 @@ def write_observed(bundle: Bundle, graph: str, folder: Path) -> ObservedGraph:
 
 
 def sample_stride(sizes: Sizes, channel_axis: int) -> int:
-    """The n for which every n-th value of a tensor is a sample of about `SAMPLE` values, even over the channels."""
+    """The n for which every n-th value of a tensor forms a sample of about `SAMPLE` values, even over the channels."""
     stride = max(1, prod(sizes) // SAMPLE)
     # With a common factor the sample would repeat the same channels or the same columns.
     while gcd(stride, prod(sizes[channel_axis:])) != 1:
@@ -59,7 +59,6 @@ def sample_stride(sizes: Sizes, channel_axis: int) -> int:
 
 
 def _observe(graph: ir.Graph, value: ir.Value, sizes: Sizes, layers: list[Layer]) -> ObservedTensor:
-    """Adds the outputs for one activation."""
     axis = 1 if layers[0].convolution else len(sizes) - 1
     stride = sample_stride(sizes, axis)
     tape = ir.tape.Tape(graph)
@@ -82,7 +81,7 @@ def _observe(graph: ir.Graph, value: ir.Value, sizes: Sizes, layers: list[Layer]
 def split_attention(model: ir.Model, dimensions: Mapping[str, int], most_bytes: int = ATTENTION_BYTES) -> None:
     """Splits the batch of Attention nodes whose scores take more than `most_bytes`.
 
-    A provider without a fused kernel holds the scores of a whole batch at once: up to 9 GB in a 512 px step in float16.
+    A provider without a fused kernel stores the scores of a whole batch at once: up to 9 GB in a 512 px float16 step.
     Nodes of unknown shape are left as they are.
     """
     for node in tuple(model.graph):

@@ -10,8 +10,8 @@ from latentsync_trt.config import QUALITY, check_limits, option
 EightBit = Literal["int8", "fp8"]
 
 RESIDUAL_LAYERS = ("conv_in", "conv_out", "conv_shortcut", "samplers")
-"""Convolutions that read the residual stream without a norm before them, and the last one: in 8 bits they do nearly all
-the damage."""
+"""Convolutions that read the residual stream without a norm before them, and the last one: they cause nearly all of the
+8-bit error."""
 
 NO_LAYERS = "none"
 
@@ -27,7 +27,7 @@ def parse_keep(text: str) -> tuple[str, ...]:
 class CalibrateOptions:
     """How a bundle is calibrated and quantized; raises `InputError` on a value outside its limits.
 
-    `samples`, `steps` and `guidance` decide what is observed; the others can change without another calibration.
+    Only `samples`, `steps` and `guidance` affect what is observed; changing others needs no new calibration.
     """
 
     precision: EightBit = _option("int8", "Precision of most layers of the U-Net.", choices=EIGHT_BIT_PRECISIONS)

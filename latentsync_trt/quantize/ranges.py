@@ -1,7 +1,7 @@
 """Calibration ranges: how large the inputs of each layer get.
 
-Layers are identified by the name of their weights, which is the same in all step graphs, so the ranges that full and
-cached, guided and unguided steps observe for a layer merge into one.
+Layers are identified by the name of their weights, which is the same in all step graphs, so that a layer's ranges from
+full, cached, guided and unguided steps merge into one.
 """
 
 import math
@@ -18,10 +18,10 @@ BINS = 2048
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActivationRange:
-    """The magnitudes of the input x of one layer.
+    """Magnitudes of the input x of one layer.
 
     `channel_amax (C,)` float32: exact maximum of |x| per input channel. `counts (BINS,)` float64: histogram of sampled
-    |x| over 0 to `upper`, which is a power of two, or 0 where x is always 0.
+    |x| from 0 to `upper`, a power of two, or 0 if x is always 0.
     """
 
     channel_amax: Float32Array
@@ -30,22 +30,22 @@ class ActivationRange:
 
     @classmethod
     def of_step(cls, channel_amax: Float32Array, sample: Float32Array) -> Self:
-        """What one step observed: maximum of |x| per channel `(C,)` and some of the |x| `(n,)`, none larger."""
+        """The range of one step: maximum of |x| per channel `(C,)`, and a sample of |x| `(n,)`, none larger."""
         upper = _power_of_two(float(channel_amax.max()))
         counts = np.histogram(sample, BINS, range=(0, upper or 1))[0].astype(np.float64)
         return cls(channel_amax.astype(np.float32), counts, upper)
 
     def merged(self, other: "ActivationRange") -> "ActivationRange":
-        """The range of both observations, which are of the same layer."""
+        """The range of both observations of the same layer."""
         upper = max(self.upper, other.upper)
         counts = self._counts_up_to(upper) + other._counts_up_to(upper)
         return ActivationRange(np.maximum(self.channel_amax, other.channel_amax), counts, upper)
 
     def amax(self, percentile: float) -> float:
-        """The |x| that becomes the largest 8-bit number.
+        """The |x| that is mapped to the largest 8-bit number.
 
         Args:
-            percentile: above 0, at most 100: the share of the sampled |x| that is not clipped; 100 is the maximum.
+            percentile: share of the sampled |x| that is not clipped, above 0, at most 100; 100 is the maximum.
         """
         largest = float(self.channel_amax.max())
         if percentile == 100 or self.upper == 0:
@@ -57,7 +57,7 @@ class ActivationRange:
         return min(largest, float((index + part) * self.upper / BINS))
 
     def _counts_up_to(self, upper: float) -> Float64Array:
-        """The histogram over 0 to `upper`, a power of two not below its own."""
+        """The histogram from 0 to `upper`, a power of two not below its own."""
         if self.upper == 0:
             return np.concatenate([[self.counts.sum()], np.zeros(BINS - 1)])
         counts = self.counts

@@ -14,17 +14,17 @@ from latentsync_trt.runtime.networks.uncached import folder_denoiser
 from latentsync_trt.types import Denoiser, Float32Array, WindowBatch
 
 PROBES = 5
-"""Steps at which single steps are compared, spread from the first to the last of a loop."""
+"""Number of steps compared one by one, spread over the whole loop."""
 
 _LARGEST_DB = 200.0
 
 
 _Probe = tuple[Step, Float32Array, Float32Array]
-"""A full step, the latents before it, and how the bundle's own graph changes them."""
+"""A full step, the latents before it, and the change that the bundle's own graph makes to them."""
 
 
 class Replay:
-    """The bundle's own results on recorded windows, to compare with.
+    """The bundle's own results on recorded windows, as a reference.
 
     Args:
         steps: the graphs in 8 bits. networks: of the bundle itself, on CPU or CUDA.
@@ -43,7 +43,7 @@ class Replay:
         return step_graph(guided=self._loop.guidance > 1, cached=False)
 
     def step_noise(self, kept: Collection[str]) -> float:
-        """Power of the error of full steps relative to the change they make, averaged over the probed steps.
+        """Power of the error of full steps relative to their change of the latents, averaged over the probed steps.
 
         Args:
             kept: names of the layers that are not in 8 bits.

@@ -10,22 +10,22 @@ from latentsync_trt.quantize.options import EightBit
 from latentsync_trt.types import Float32Array
 
 DTYPES: dict[EightBit, np.dtype[Any]] = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn)}
-"""FP8 with four exponent bits, the variant that TensorRT takes."""
+"""FP8 with four exponent bits (E4M3), as TensorRT supports it."""
 
 _LARGEST: dict[EightBit, float] = {"int8": 127.0, "fp8": 448.0}
 
-# float16's smallest normal number: scales below it lose bits, and 0 would divide by zero.
+# float16's smallest normal number: smaller scales lose bits, and 0 would divide by zero.
 _SMALLEST_SCALE = 2.0**-14
 
-# Beyond it the smoothed weights or activations could leave float16's range.
+# With larger factors the smoothed weights or activations could leave float16's range.
 _LARGEST_FACTOR = 1e3
 
-# Channels and weights below it are treated as if they reached it.
+# Smaller channels and weights are treated as if they reached this.
 _SMALLEST_AMAX = 1e-5
 
 
 def scale_of(amax: Float32Array | float, kind: EightBit, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The scale at which 8-bit numbers reach `amax`; same shape, in `dtype`."""
+    """The scale that maps `amax` to the largest 8-bit number; same shape, in `dtype`."""
     return np.asarray(np.maximum(np.asarray(amax, np.float64) / _LARGEST[kind], _SMALLEST_SCALE), dtype)
 
 
@@ -50,7 +50,7 @@ def smoothing_divisors(channel_amax: Float32Array, weights: NDArray[Any], alpha:
 
     Args:
         channel_amax: `(I,)`, maximum of |x| per channel. weights: `(I, O)`.
-        alpha: the share of the range that moves from the activations to the weights, 0 to 1.
+        alpha: share of the range that moves from the activations to the weights, 0 to 1.
     """
     activation = np.maximum(channel_amax, _SMALLEST_AMAX).astype(np.float64)
     weight = np.maximum(np.abs(weights.astype(np.float32)).max(axis=1), _SMALLEST_AMAX).astype(np.float64)

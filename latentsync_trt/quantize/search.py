@@ -1,8 +1,8 @@
 """Mixed precision search: the fewest layers to keep so that an 8-bit bundle stays close to its parent.
 
-Sensitivity: each group of layers alone is put into 8 bits, and the error of single steps ranks the groups as whole
-loops would, at a twentieth of the time. Powers of the groups' errors add up, so one whole loop scales a prediction of
-how many of the worst groups to keep; whole loops then confirm it by bisection.
+Sensitivity: each group of layers alone runs in 8 bits, and the error of single steps ranks the groups. Whole loops
+would rank them alike but take twenty times as long. The error powers of groups add up, so one whole loop calibrates a
+prediction of how many of the worst groups to keep; whole loops then confirm it by bisection.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,10 +18,10 @@ _USUAL_TRIALS = 4
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """What the layers of one kind, `group`, do alone in 8 bits.
+    """The effect of the layers of one kind, `group`, when only they run in 8 bits.
 
-    `layers`: their names. `share`: of the full step's multiply-adds, 0 to 1. `noise`: power of a full step's error
-    relative to the change it makes.
+    `share`: of the full step's multiply-adds, 0 to 1. `noise`: power of a full step's error relative to the change
+    that the step makes.
     """
 
     group: str
@@ -37,7 +37,7 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Result of whole loops: names of the layers `kept`, the `share` of multiply-adds in 8 bits, and `psnr_db`."""
+    """Result of whole loops: names of the layers `kept`, `share` of multiply-adds in 8 bits, and `psnr_db`."""
 
     kept: tuple[str, ...]
     share: float
@@ -46,8 +46,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """`best`: the trial with the fewest layers kept that reaches the target. `table`: groups in the order in which they
-    are kept. `trials`: all whole loops that were run, in their order."""
+    """`best`: the trial that reaches the target with the fewest layers kept. `table`: the groups, in order of keeping.
+    `trials`: all whole loops, in order of running."""
 
     best: Trial
     table: tuple[Sensitivity, ...]
@@ -57,17 +57,17 @@ class SearchResult:
 def group_of(layer: str) -> str:
     """The kind of a layer, the last two parts of its name: "unet.mid_block.resnets.0.conv1.weight" → "resnets.conv1".
 
-    Layers of one kind read the same sort of input, wherever in the network they are.
+    Layers of one kind have similar inputs, wherever they are in the network.
     """
     parts = [part for part in layer.split(".") if not part.isdigit() and part not in ("unet", "weight")]
     return ".".join(parts[-2:])
 
 
 def search(replay: Replay, target_db: float, on_progress: ProgressCallback) -> SearchResult:
-    """The fewest layers to keep so that the PSNR of faces after whole loops reaches `target_db`.
+    """Finds the fewest layers to keep so that the PSNR of faces after whole loops reaches `target_db`.
 
     Raises:
-        InputError: the target is out of reach; the message says what was reached.
+        InputError: the target cannot be reached; the message says what was.
     """
     counts = multiply_adds(replay.steps.bundle, replay.probed_graph)
     table = _sensitivities(replay, counts, on_progress)
@@ -113,12 +113,12 @@ def _sensitivities(replay: Replay, counts: Mapping[str, int], on_progress: Progr
 
 
 def ranked(table: Sequence[Sensitivity]) -> tuple[Sensitivity, ...]:
-    """The groups in the order in which to keep them, by the error per layer."""
+    """The groups in order of keeping: largest error per layer first."""
     return tuple(sorted(table, key=lambda group: -group.noise / len(group.layers)))
 
 
 def predicted(table: Sequence[Sensitivity], loop_noise: float, target_db: float) -> int:
-    """How many groups to keep, from the first of the table on, to reach the target; at most all but one.
+    """How many groups of the table to keep to reach the target, the first ones; at most all but one.
 
     Args:
         loop_noise: power of the error of whole loops, relative to the peak's, per unit of the groups' noise.

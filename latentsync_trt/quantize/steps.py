@@ -1,6 +1,6 @@
 """Step graphs in mixed precision: QuantizeLinear/DequantizeLinear pairs around some layers, the others unchanged.
 
-Every weight is rounded once and kept in a file, so another choice of layers costs only the writing of a graph.
+Every weight is rounded once and stored in a file, so that another choice of layers only needs a new graph.
 """
 
 import shutil
@@ -103,7 +103,7 @@ class QuantizedSteps:
             factors = (1 / smoothing_divisors(found.channel_amax, weights, options.smooth)).astype(weights.dtype)
             exact = factors.astype(np.float32)
             weights = (weights.astype(np.float32) / exact[:, None]).astype(weights.dtype)
-            # The share that the percentile clips of the whole input is clipped of the smoothed one.
+            # The smoothed input is clipped by the same share as the percentile clips the original one.
             amax *= float((found.channel_amax * exact).max() / max(float(found.channel_amax.max()), 1e-30))
         eight_bit, scales = round_weights(weights, layer.output_axis, options.precision)
         tensor = ir.tensor(eight_bit, name=f"{layer.name}_{options.precision}")
@@ -121,7 +121,7 @@ class QuantizedSteps:
         layer.node.replace_input_with(1, exact)
 
     def _smoothed(self, graph: ir.Graph, layer: Layer) -> ir.Value:
-        """The input of a layer, multiplied by its factors if it has any."""
+        """The input of a layer, multiplied by its factors, if any."""
         factors = self._round(layer).factors
         if factors is None:
             return layer.activation
@@ -132,9 +132,9 @@ class QuantizedSteps:
         return product
 
     def _round_activation(self, graph: ir.Graph, activation: ir.Value, layers: list[Layer]) -> None:
-        """Puts one pair before the layers that read an activation; its other readers keep the exact values."""
+        """Inserts one pair before the layers that read an activation; its other readers keep the exact values."""
         rounded = [self._round(layer) for layer in layers]
-        # Layers may have observed more of it in other graphs: the widest range serves all.
+        # In other graphs layers may have observed a wider range of it: the widest serves all.
         amax, dtype = max(one.amax for one in rounded), rounded[0].scales.dtype
         scale = _initializer(graph, f"{activation.name}_scale", scale_of(amax, self._options.precision, dtype))
         zero = _initializer(graph, f"{activation.name}_zero", np.zeros((), self._dtype))

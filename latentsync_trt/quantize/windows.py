@@ -1,4 +1,4 @@
-"""Recorded windows: the denoiser's inputs for windows of a clip, so that loops can run without video and sound."""
+"""Recorded windows: the denoiser's inputs for windows of a clip, to run loops without video and sound."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -25,7 +25,7 @@ from latentsync_trt.sync.windows import Window, WindowPlanner
 from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
 
 SEED = SyncOptions().seed
-"""Of the noise that every window starts from, as in a usual run."""
+"""Seed of the noise that every window starts from, the same as in a usual run."""
 
 OnStep = Callable[[int, int], None]
 
@@ -41,20 +41,20 @@ class RecordedWindow:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Reads a file of `record_windows`; raises `InputError` if it is missing or damaged."""
+        """Reads a file from `record_windows`; raises `InputError` if it is missing or damaged."""
         return cls(**load_arrays(path))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loop:
-    """How windows are denoised: `schedule` and `plan` have an entry for every step."""
+    """How windows are denoised: `schedule` and `plan` have one entry per step."""
 
     guidance: float
     schedule: tuple[Step, ...]
     plan: tuple[PlannedStep, ...]
 
     def run(self, denoiser: Denoiser, window: RecordedWindow, on_step: OnStep | None = None) -> Float32Array:
-        """The latents `(1, 4, F, h, w)` at the end; `on_step` gets the steps done and their total after each."""
+        """The final latents `(1, 4, F, h, w)`; after each step `on_step` gets the steps done and their total."""
         inputs = window.noise, window.conditioning, window.audio
         return denoise(denoiser, *inputs, self.guidance, self.schedule, self.plan, on_step)
 
@@ -70,8 +70,8 @@ def record_windows(
     """Records up to `wanted` windows, spread evenly over a clip, with the stages of a usual run.
 
     Args:
-        path_of: the file for a window by its number in the clip; windows whose file exists are not recorded again.
-        on_frame: gets the frames read so far and the expected total, after each frame.
+        path_of: number of a window in the clip → its file; windows whose file exists are not recorded again.
+        on_frame: called after each frame with the frames read so far and the expected total.
 
     Raises:
         MediaError: the clip cannot be read. OutputError: a window cannot be written.
@@ -106,7 +106,7 @@ def _windows(jobs: Iterable[Job], frames: int) -> Iterator[Window[Job]]:
 
 
 def _is_picked(number: int, wanted: int, expected: int) -> bool:
-    """Whether a window is one of `wanted`, spread evenly over `expected`."""
+    """Whether this is one of `wanted` windows spread evenly over `expected`."""
     wanted = min(wanted, expected)
     return number < expected and (number + 1) * wanted // expected > number * wanted // expected
 

@@ -1,10 +1,10 @@
-"""Intermediate results of a calibration, kept so that it can resume.
+"""Intermediate results of a calibration, from which it can resume.
 
     <root>/<key>/clip-<clip>.npz               summary of a clip that is recorded completely
     <root>/<key>/window-<clip>-<number>.npz    a recorded window
     <root>/<key>/ranges.npz                    calibration ranges, and the number of windows they come from
 
-The key covers the bundle, the clips and all settings that decide what is observed. Every file is written completely or
+The key covers the bundle, the clips and all settings that affect what is observed. Every file is written completely or
 not at all.
 """
 
@@ -31,7 +31,7 @@ from latentsync_trt.quantize.ranges import BINS, ActivationRange, Ranges
 _FORMAT = 3
 _KEY_LENGTH = 16
 
-_WINDOWS = "windows"  # beside the names of layers, which contain dots
+_WINDOWS = "windows"  # no layer has this name: names of layers contain dots
 
 
 def save_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
@@ -73,7 +73,7 @@ class WorkFolder:
 
     @contextmanager
     def temporary(self) -> Iterator[Path]:
-        """A folder for graphs, deleted at the end; raises `OutputError` if it cannot be written, also meanwhile."""
+        """A folder for graphs, deleted at the end of the block; errors of writing inside it become `OutputError`."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(prefix="graphs-", dir=self.folder) as folder:
@@ -92,18 +92,18 @@ class WorkFolder:
         return tuple(sorted(self.folder.glob("window-*.npz")))
 
     def summary(self, clip: int) -> ClipSummary | None:
-        """The summary of a clip, None if it is not recorded completely; raises `InputError` if damaged."""
+        """The summary of a clip, None if its recording is incomplete; raises `InputError` if damaged."""
         path = self._summary_path(clip)
         if not path.is_file():
             return None
         return ClipSummary(**{name: value.item() for name, value in load_arrays(path).items()})
 
     def save_summary(self, clip: int, summary: ClipSummary) -> None:
-        """Marks a clip as recorded completely; raises `OutputError` if that cannot be written."""
+        """Marks a clip as completely recorded; raises `OutputError` if that cannot be written."""
         save_arrays(self._summary_path(clip), asdict(summary))
 
     def ranges(self) -> tuple[int, dict[str, ActivationRange]]:
-        """The number of denoised windows, and their calibration ranges; raises `InputError` if damaged."""
+        """The number of denoised windows and their calibration ranges; raises `InputError` if damaged."""
         path = self.folder / "ranges.npz"
         if not path.is_file():
             return 0, {}
@@ -112,7 +112,7 @@ class WorkFolder:
         return windows, {name: _range(values) for name, values in arrays.items()}
 
     def save_ranges(self, windows: int, ranges: Ranges) -> None:
-        """Replaces the ranges by those of `windows` denoised windows; raises `OutputError` if it cannot be written."""
+        """Stores the ranges of `windows` denoised windows; raises `OutputError` if they cannot be written."""
         arrays = {name: np.concatenate([[of.upper], of.counts, of.channel_amax]) for name, of in ranges.items()}
         save_arrays(self.folder / "ranges.npz", {_WINDOWS: np.asarray(windows), **arrays})
 
@@ -126,7 +126,7 @@ def _range(values: NDArray[Any]) -> ActivationRange:
 
 
 def hashes_of(clips: Sequence[Clip]) -> dict[str, str]:
-    """SHA-256 in hex of the files of clips by file name; a name that occurs again gets its clip's number before it.
+    """File name → SHA-256 in hex of the clips' files; a repeated name is prefixed with the clip's number.
 
     Raises:
         InputError: a file cannot be read.

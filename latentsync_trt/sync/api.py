@@ -1,4 +1,4 @@
-"""`LipSync`: a bundle that is open on a provider, and syncs clips."""
+"""`LipSync`: an open bundle that syncs clips."""
 
 import threading
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from latentsync_trt.types import AudioFeatures, FaceDetector, Float32Array, Prog
 
 
 class LipSync:
-    """A bundle on a provider, which syncs any number of clips, one after another; sessions stay open until `close`."""
+    """Syncs any number of clips, one at a time, with one bundle and provider; sessions stay open until `close`."""
 
     def __init__(self, networks: Networks) -> None:
         self._networks = networks
@@ -37,15 +37,14 @@ class LipSync:
         """Opens the bundle in folder `path`.
 
         Args:
-            provider: "tensorrt", "rtx", "cuda" or "cpu" runs there or fails; "auto" takes the best that can run the
-                bundle.
-            options: how engines are made, kept and run.
-            on_notice: called at once, from any thread, with the sentences that the report would hold: engines being
-                built and the like.
+            provider: "auto" takes the fastest that can run the bundle; naming "tensorrt", "rtx", "cuda" or "cpu"
+                disables fallback.
+            options: how engines are built, cached and run.
+            on_notice: called from any thread with each of the report's notices as it occurs, e.g. about builds.
 
         Raises:
             BundleError: damaged, edited, incomplete or too new. ProviderUnavailable: a named provider does not load.
-            InputError: `options` ask for what bundle or provider do not have. OutputError: no folder for the profile.
+            InputError: `options` do not fit bundle or provider. OutputError: the profile folder is not writable.
         """
         options = options or RuntimeOptions()
         selection = select_provider(provider, options.device)
@@ -59,7 +58,7 @@ class LipSync:
         self.close()
 
     def close(self) -> tuple[Path, ...]:
-        """Frees all sessions and ends a build in the background; returns the files of the profile, if any.
+        """Frees all sessions and stops a background build; returns the files of the profile, if any.
 
         Raises:
             OutputError: the profile cannot be written.
@@ -67,7 +66,7 @@ class LipSync:
         return self._networks.close()
 
     def warm_up(self, options: SyncOptions | None = None) -> None:
-        """Builds and opens what clips with `options` need, and runs each network once. Raises as `sync`."""
+        """Builds and opens the engines for `options`, and runs each network once. Raises as `sync`."""
         graphs = graphs_for(options or SyncOptions())
         self._networks.prepare(graphs)
         self._networks.warm_up(graphs)
@@ -78,14 +77,14 @@ class LipSync:
         return self._networks.building
 
     def wait_for_build(self) -> str:
-        """Waits for engines that are built in the background; returns what went wrong, empty if nothing."""
+        """Waits for a background build; returns its error, empty if none."""
         return self._networks.wait_for_build()
 
     def encode_audio(self, path: str | Path) -> AudioFeatures:
         """The encoded speech of a whole recording.
 
         Raises:
-            MediaError: the file has no sound that can be read. InputError: its samples are not finite numbers.
+            MediaError: the file has no readable audio. InputError: its samples are not finite numbers.
         """
         return encode_audio(lambda: read_audio_blocks(Path(path)), self._networks.encode_mel)
 
@@ -104,7 +103,7 @@ class LipSync:
 
         Args:
             detector: finds faces; the built-in one if None. noise: `(1, 4, 1, h, w)` float32, instead of the seed's.
-            on_progress: called after every frame that was written.
+            on_progress: called after every written frame.
 
         Raises:
             InputError: a file or option cannot be used. NoFaceError: no face in the whole video.
@@ -112,7 +111,7 @@ class LipSync:
             OutOfMemory: even one network alone is too large for the device.
             After any error, no output is left behind.
         """
-        with self._one_clip:  # at any time, a network may have to leave the device for another
+        with self._one_clip:  # a network may be closed to free memory for another
             run = Run(self._networks, Path(video), Path(audio), Path(output), options or SyncOptions())
             return run.execute(detector or self._detector(), noise, on_progress or (lambda _: None))
 

@@ -1,6 +1,6 @@
-"""Two stages of a clip: find the face in every frame, then cut it out.
+"""Two stages: find the face in every frame, then crop it.
 
-A face is searched near its last position, so finding goes frame by frame; cutting out runs in a thread of its own.
+A face is searched near its last position, so finding is sequential; cropping runs in another thread.
 """
 
 from collections.abc import Generator
@@ -15,9 +15,9 @@ from latentsync_trt.types import AlignedFace, FaceDetector, Float64Array, Frame,
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """A frame on its way through the stages; each stage replaces it by one with its own result.
+    """A frame and the results of the stages so far; all results are None where it has no face.
 
-    A frame without a face has None everywhere. `track_id` changes where the face is another one or was lost between.
+    `track_id` changes when another face follows, or the face was lost in between.
     `matrix (2, 3)`: frame pixels → crop pixels. `painted`: the new face, uint16 `(H, W, 3)`, 257 × level.
     """
 
@@ -29,17 +29,12 @@ class Job:
 
 
 class FaceFinder:
-    """Finds and cuts out the face of every frame of a clip.
-
-    Args:
-        detector: finds faces. resolution_px: side of an aligned face. clock: measures the stages.
-    """
+    """Finds and crops the face of every frame of a clip; `resolution_px`: side of an aligned face."""
 
     def __init__(self, detector: FaceDetector, resolution_px: int, clock: StageClock) -> None:
         self._follower = FaceTracker(detector, resolution_px)
         self._resolution_px, self._clock = resolution_px, clock
         self.frames_with_face = 0
-        """Found so far."""
 
     def find(self, frames: Generator[Frame, None, None]) -> Generator[Job, None, None]:
         """A job for every frame, in order."""

@@ -35,7 +35,7 @@ class Inpainter:
     def paint(self, windows: Sequence[tuple[UInt8Array, Float32Array]]) -> list[Sequence[UInt16Array]]:
         """Generated faces of each window: F pictures as `ImageCodec.decode_faces` returns them.
 
-        All windows pass one network before any passes the next, so that one network at a time can be on the device.
+        Each network processes all windows before the next one starts, so that one at a time can be on the device.
 
         Args:
             windows: aligned faces, uint8 `(F, H, W, 3)` RGB, and the audio features of each frame, float32 `(F, S, D)`.
@@ -64,7 +64,7 @@ def make_inpainter(
     noise: Float32Array | None = None,
     windows_per_batch: int = 1,
 ) -> Inpainter:
-    """The inpainter of a bundle with `options`; `noise`: `(1, 4, 1, h, w)` float32, instead of the seed's."""
+    """The inpainter of a bundle; `noise`, float32 `(1, 4, 1, h, w)`, replaces that of the seed."""
     side_px, latent_px = manifest.resolution_px, manifest.latent_px
     return Inpainter(
         codec=codec,

@@ -1,6 +1,6 @@
-"""Two stages of a clip: gather faces into windows, then run the networks on them.
+"""Two stages: gather faces into windows, then run the networks on them.
 
-The networks' thread does nothing else, so that a GPU never waits for a picture to be converted or encoded.
+The networks have their own thread, so that a GPU never waits for a picture to be converted or encoded.
 """
 
 from collections import deque
@@ -41,7 +41,6 @@ class Painter:
         frames: F, the length of a window.
         audio_windows: audio features of frames by their index: `(n, S, D)` float32. Runs a network, so it is called in
             the painting thread.
-        clock: measures the stages.
         at_once: how many windows to paint together; called for every frame.
         before: called before windows are painted.
     """
@@ -59,11 +58,13 @@ class Painter:
         self._inpainter, self._frames, self._audio_windows = inpainter, frames, audio_windows
         self._clock, self._at_once, self._before = clock, at_once, before
         self.windows = 0
-        """Painted so far."""
 
     def gather(self, jobs: Generator[Job, None, None]) -> Generator[Gathered, None, None]:
-        """Every job in order; windows as soon as there are `at_once` of them, or frames have waited as long as for so
-        many: in a stretch without a face no window completes, and frames must not pile up behind the last one."""
+        """Every job in order, with windows as soon as `at_once` of them are complete.
+
+        Fewer once frames have waited for the duration of `at_once` windows: without faces no window completes, and
+        frames would pile up.
+        """
         planner: WindowPlanner[Job] = WindowPlanner(self._frames)
         ready: list[FaceWindow] = []
         waited = 0
@@ -82,7 +83,7 @@ class Painter:
             yield Gathered(None, ready)
 
     def paint(self, gathered: Generator[Gathered, None, None]) -> Generator[Job, None, None]:
-        """Every job in order: with its painted face as soon as its window is done, at once if it has no face."""
+        """Every job in order, with its painted face if it has one, as soon as its window is done."""
         queue: deque[Job] = deque()
         painted: dict[int, UInt16Array] = {}
         with closing(gathered):

@@ -1,7 +1,7 @@
-"""One clip: decode → find the face → paint the mouth → encode, each stage in a thread of its own.
+"""One clip: decode → find the face → paint the mouth → encode, each stage in its own thread.
 
-No arithmetic happens here. Every stage is a generator over the one before it, joined by a bounded queue, so memory
-depends on the size of a picture and of a window, not on the length of the clip.
+Each stage is a generator over the previous one, joined by a bounded queue, so memory depends on the size of a picture
+and of a window, not on the length of the clip.
 """
 
 from collections.abc import Generator
@@ -30,7 +30,7 @@ from latentsync_trt.types import FaceDetector, Float32Array, Frame, Patch, Progr
 # Pictures that wait between two stages: enough to even out their pace, few enough for 4K in little memory.
 _QUEUE_DEPTH = 4
 
-# With one network at a time on the device, each paints this many windows before the next is loaded.
+# With one network at a time on the device, each processes this many windows before the next is loaded.
 _LOW_MEMORY_WINDOWS = 4
 
 
@@ -43,12 +43,12 @@ class Run:
         self._video, self._audio, self._output = video, audio, output
         self._options = options
         self._info = probe(video)
-        next(read_audio_blocks(audio))  # an unreadable file is an error now, not after the networks were opened
+        next(read_audio_blocks(audio))  # fail on an unreadable file before opening the networks
         self._clock = StageClock(networks.on_span)
         self._speech = self._open_networks_and_audio()
 
     def execute(self, detector: FaceDetector, noise: Float32Array | None, on_progress: ProgressCallback) -> SyncReport:
-        """Runs all stages; the last one, encoding, in this thread."""
+        """Runs all stages; encoding runs in this thread."""
         start, notices = perf_counter(), self._notices()
         finder = FaceFinder(detector, self._manifest.resolution_px, self._clock)
         painter = self._painter(noise)
@@ -93,7 +93,7 @@ class Run:
 
     def _composed(self, finder: FaceFinder, painter: Painter) -> Generator[tuple[Frame, Patch | None], None, None]:
         """Every frame of the output, with its new pixels if it shows a face."""
-        # The networks return a window at once; the stages around them must be able to go on meanwhile.
+        # The networks finish a batch of windows at once; meanwhile, the stages around them must be able to continue.
         ahead = self._windows_at_once() * self._manifest.frames
         frames = in_background(self._read(), depth=_QUEUE_DEPTH, name="decode")
         found = in_background(finder.find(frames), depth=_QUEUE_DEPTH, name="face")
@@ -156,7 +156,7 @@ class Run:
         )
 
     def _expected_frames(self) -> int | None:
-        """Frames the output will have; None where the video does not say how long it is."""
+        """Frames of the output; None where the video does not state its length."""
         of_audio, of_video = self._speech.frame_count, frames_in(self._info.duration_s, MODEL_FPS)
         if self._options.length == "audio":
             return of_audio
@@ -165,7 +165,7 @@ class Run:
         return min(of_audio, of_video)
 
     def _notices(self) -> list[str]:
-        """What the run does to the caller's files that the caller might not expect."""
+        """Anything about this run that the caller might not expect."""
         notices = self._networks.selection.notices()
         if self._manifest.model == DEMO_NAME:
             notices += [f"the built-in model is {note}" for note in self._manifest.notes]

@@ -1,4 +1,4 @@
-"""Stages that overlap: a generator runs in a thread of its own and passes its items on through a bounded queue."""
+"""Overlapping stages: a generator runs in its own thread and passes its items through a bounded queue."""
 
 import threading
 import time
@@ -69,11 +69,7 @@ def in_background(source: Generator[T, None, None], *, depth: int, name: str) ->
 
 
 class StageClock:
-    """Seconds that each stage was busy. Stages run in threads of their own, so times overlap and do not add up.
-
-    Args:
-        on_span: called with every single time, from the stage's own thread.
-    """
+    """Busy seconds of each stage, which overlap; `on_span` is called with each span, in the stage's thread."""
 
     def __init__(self, on_span: Callable[[Span], None] | None = None) -> None:
         self._on_span = on_span
@@ -112,6 +108,6 @@ class StageClock:
                 source.close()
 
     def times(self) -> tuple[StageTime, ...]:
-        """What was measured so far, in the order in which stages first ran."""
+        """The sums so far, in the order in which stages first ran."""
         with self._lock:
             return tuple(StageTime(stage, busy_s, self._frames[stage]) for stage, busy_s in self._busy_s.items())

@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Window(Generic[T]):
-    """F frames for the network; results are used from `first_new` to `first_new + count_new − 1` only.
+    """F frames for the network; only results from `first_new` to `first_new + count_new − 1` are used.
 
-    The other positions fill the window: frames of the window before, or mirrored ones, each with its own audio.
+    The other positions fill the window: frames of the previous window, or mirrored ones, each with its own audio.
     """
 
     items: tuple[T, ...]
@@ -43,7 +43,7 @@ class WindowPlanner(Generic[T]):
         self._pending: list[T] = []
 
     def push(self, item: T, track_id: Hashable) -> list[Window[T]]:
-        """Takes the next frame; `track_id` None = it has no face. Returns the windows it completes, in order."""
+        """Adds the next frame; `track_id` None = no face. Returns the windows it completes, in order."""
         ready = self.finish() if track_id != self._track else []
         self._track = track_id
         if track_id is not None:
@@ -66,7 +66,7 @@ class WindowPlanner(Generic[T]):
 
 
 def _reflected(position: int, length: int) -> int:
-    """The index at `position` of a walk back and forth over `length` items that does not repeat the ends."""
+    """Index at `position` in a back-and-forth walk over `length` items that does not repeat the ends."""
     period = max(2 * (length - 1), 1)
     position %= period
     return min(position, period - position)

@@ -43,6 +43,8 @@ from tests import narrow
 from tests.exports import ExportCache
 from tests.small import small_bundle
 
+pytestmark = pytest.mark.integration
+
 OPERATOR = "Attention"
 IN_PARTS = ["Mul", "Transpose", "MatMul", "Softmax", "MatMul"]
 """The query is scaled before the product, and the softmax is float32."""

@@ -26,6 +26,8 @@ from latentsync_trt.runtime.compiler.profiles import InputShapes
 from latentsync_trt.runtime.compiler.rtx import compile_graph, compiler_version, plan_trials
 from tests.small import small_bundle
 
+pytestmark = pytest.mark.integration
+
 pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")
 
 COMPILERS = 2

@@ -31,6 +31,8 @@ from tests import narrow
 from tests.exports import ExportCache
 from tests.written_out import written_out
 
+pytestmark = pytest.mark.integration
+
 TOLERANCE = 1e-5
 """Relative, of whole networks in float32: other orders of summation make less than 3e-6."""
 

@@ -29,6 +29,8 @@ from latentsync_trt.export.plans import plan_graphs
 from latentsync_trt.runtime.sessions.session import Session
 from tests import narrow
 
+pytestmark = pytest.mark.integration
+
 GRAPH_FILE_LIMIT_BYTES = 1_000_000
 """A graph without its weights: node list, shapes and small constants."""
 

@@ -20,6 +20,8 @@ from latentsync_trt.types import WindowBatch
 from tests.export.test_export_solver import diffusers_solver
 from tests.exports import ExportCache
 
+pytestmark = pytest.mark.integration
+
 RESOLUTION_PX = 128
 NETWORK_TOLERANCE = 1e-4
 """float32 sums in another order."""
@@ -86,9 +88,7 @@ def _loop(reference: Path, graphs: Graphs, interval: int) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize(
-    ("interval", "recording"), [pytest.param(1, "final", marks=pytest.mark.slow), (3, "final_cache_interval3")]
-)
+@pytest.mark.parametrize(("interval", "recording"), [(1, "final"), (3, "final_cache_interval3")])
 def test_the_loop_reproduces_the_release(reference: Path, single: Graphs, interval: int, recording: str) -> None:
     wanted = np.load(reference / "small" / "loop_20steps.npz")[recording]
     assert relative(_loop(reference, single, interval), wanted) <= LOOP_TOLERANCE
@@ -102,7 +102,6 @@ def test_half_precision_stays_near_the_release(reference: Path, half: Graphs, in
     assert 10 * np.log10(np.mean(wanted**2) / np.mean(error**2)) >= HALF_PRECISION_DB
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 def test_dpmpp_loop_agrees_with_the_diffusers_scheduler(reference: Path, single: Graphs) -> None:
     """The scheduler of diffusers on the host, with noise that the same graph predicts."""

@@ -7,6 +7,8 @@ import pytest
 
 from tests.tensorrt_stand_in.stand_in import StandIn
 
+pytestmark = pytest.mark.integration
+
 SAME = 2e-3
 """Relative: the CPU provider computes float16 in float32 with roundings between; which, depends on what was fused."""
 

@@ -39,6 +39,8 @@ from latentsync_trt.runtime.sessions.session import Session
 from tests import narrow
 from tests.export.test_cuda_form import make_vae
 
+pytestmark = pytest.mark.integration
+
 HALF_TOLERANCE = 1e-2
 """Of the picture's range, to float32, with every value rounded to half precision: measured 3e-3."""
 SINGLE_TOLERANCE = 1e-5
@@ -135,7 +137,6 @@ def distance(image: np.ndarray, truth: np.ndarray) -> float:
     return float(np.abs(image - truth).max() / np.abs(truth).max())
 
 
-@pytest.mark.slow
 def test_half_precision_overflows_and_verification_does_not_detect_it(
     half_graph: ir.Model, latent: Tensor, truth: np.ndarray, tmp_path: Path
 ) -> None:
@@ -154,7 +155,6 @@ def test_parts_in_float32_keep_the_picture(pictures: Mapping[str, Tensor], laten
     assert distance(VaeDecoder(half(vae, wide))(latent).numpy(), truth) <= HALF_TOLERANCE
 
 
-@pytest.mark.slow
 def test_exported_graph_with_parts_in_float32_keeps_the_picture(
     mixed_graph: ir.Model, latent: Tensor, truth: np.ndarray, tmp_path: Path
 ) -> None:
@@ -263,7 +263,6 @@ def test_an_ordinary_vae_is_entirely_in_half_precision(tmp_path: Path) -> None:
     assert not any(module._forward_pre_hooks for module in vae.modules())
 
 
-@pytest.mark.slow
 def test_mixed_vae_is_exported_verified_and_recorded(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
     def decoder(*arguments: Any) -> list[GraphPlan]:
         return [plan for plan in plan_graphs(*arguments) if plan.name == "vae_decoder"]

@@ -10,6 +10,8 @@ from latentsync_trt.config import RuntimeOptions
 from tests import narrow
 from tests.clips import decoded, write_face, write_sound
 
+pytestmark = pytest.mark.integration
+
 SAME_LEVELS = 3
 """Half precision, and sums in another order for another batch; on random weights most pixels clip to black or white."""
 

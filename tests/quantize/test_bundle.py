@@ -28,6 +28,8 @@ from latentsync_trt.types import Float32Array
 from tests.quantize.eight_bit import small_loop, small_ranges, small_window
 from tests.small import small_bundle
 
+pytestmark = pytest.mark.integration
+
 LEAST_SHARE = 0.8
 LARGEST_WEIGHTS = 0.5
 """Of the float32 weights: a quarter for layers in 8 bits, all for layers that are kept, and padding to pages."""
@@ -53,9 +55,9 @@ def latents_of(folder: Path, loop: Loop) -> Float32Array:
     ("kind", "guidance", "steps"),
     [
         ("int8", 1.5, 1),
-        pytest.param("int8", 1.0, 2, marks=pytest.mark.slow),
-        pytest.param("int8", 1.5, 2, marks=pytest.mark.slow),
-        pytest.param("fp8", 1.5, 2, marks=pytest.mark.slow),
+        ("int8", 1.0, 2),
+        ("int8", 1.5, 2),
+        ("fp8", 1.5, 2),
     ],
 )
 def test_latents_are_close_to_those_of_the_parent(
@@ -83,7 +85,7 @@ def test_the_manifest_describes_the_calibration(int8_bundle: Path) -> None:
     assert set(made.verification).isdisjoint(name for name in made.graphs if name.startswith("denoise_step"))
 
 
-@pytest.mark.parametrize("kind", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_all_steps_share_one_small_weights_file(kind: str, request: pytest.FixtureRequest) -> None:
     made = read_manifest(request.getfixturevalue(f"{kind}_bundle"))
     parent = read_manifest(small_bundle())

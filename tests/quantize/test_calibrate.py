@@ -29,6 +29,8 @@ from tests.clips import write_face, write_sound
 from tests.small import small_bundle
 from tests.sounds import write_samples
 
+pytestmark = pytest.mark.integration
+
 STEPS, SAMPLES = 2, 2
 WINDOWS = 3
 

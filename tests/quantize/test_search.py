@@ -20,6 +20,8 @@ from tests.quantize.eight_bit import small_loop, small_ranges, small_window
 from tests.quantize.toys import CONVOLUTION, GRAPH, LINEAR, OTHER, layers_ranges, write_layers
 from tests.small import small_bundle
 
+pytestmark = pytest.mark.integration
+
 LOOP_NOISE = 3.0
 """What the fake loop makes of a step's noise."""
 

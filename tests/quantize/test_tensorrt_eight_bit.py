@@ -8,6 +8,8 @@ import pytest
 
 from tests.tensorrt_stand_in.stand_in import StandIn
 
+pytestmark = pytest.mark.integration
+
 SAME = 1e-5
 FULL_STEP = "denoise_step"
 FLAG_OF_STRONG_TYPES = 2

@@ -22,6 +22,8 @@ from latentsync_trt.types import Float32Array, WindowBatch
 from tests.clips import write_face, write_sound
 from tests.small import small_bundle
 
+pytestmark = pytest.mark.integration
+
 FRAMES = 16
 
 

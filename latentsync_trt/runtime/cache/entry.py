@@ -1,5 +1,7 @@
-"""One entry of the engine cache: the files of an engine and `engine.json`, which holds the SHA-256 of each of them and
-of itself, so that an entry that was cut short, edited or copied from elsewhere is recognized."""
+"""One entry of the engine cache: the files of an engine and `engine.json`.
+
+`engine.json` holds the SHA-256 of each file and of itself, to detect truncated, edited and misplaced entries.
+"""
 
 import hashlib
 import json
@@ -22,8 +24,8 @@ RECORD_NAME = "engine.json"
 class Entry:
     """An engine in the cache. Its folder must not be changed.
 
-    `key`, `build_s` and `built_at` (UTC): from `engine.json`, None where that cannot be read. `problem`: why the engine
-    cannot be used, empty if it can. `last_used_at`: UTC. `built`: whether it was built by the call that returned it.
+    `key`, `build_s` and `built_at` (UTC) are None if `engine.json` cannot be read. `problem`: why the engine cannot be
+    used, empty if it can. `last_used_at`: UTC. `built`: whether the call that returned this built it.
     """
 
     folder: Path
@@ -65,7 +67,7 @@ def write_record(folder: Path, key: EngineKey, build_s: float) -> None:
 
 
 def examine(folder: Path, *, hashes: bool) -> Entry:
-    """Checks the entry in `folder`, which is named by its digest: record and file sizes, with `hashes` every byte."""
+    """Checks the entry in `folder` (named by its digest): record and file sizes, with `hashes` the contents, too."""
     key, build_s, built_at = None, None, None
     try:
         content = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
@@ -87,7 +89,7 @@ def examine(folder: Path, *, hashes: bool) -> Entry:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Size of all files below a folder, which may be deleted meanwhile."""
+    """Total size of the files below a folder; files may disappear meanwhile."""
     size_bytes = 0
     for parent, _, names in os.walk(folder):
         for name in names:

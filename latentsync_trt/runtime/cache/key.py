@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 KEY_FORMAT = 1
-"""Part of every digest: raise it when the meaning of a field changes, and older engines are no longer found."""
+"""Part of every digest: increase it when the meaning of a field changes, to ignore older engines."""
 
 DIGEST_LENGTH = 24
 """Hex digits of a digest: 96 bits, and short enough for paths on Windows."""
@@ -15,7 +15,7 @@ DIGEST_LENGTH = 24
 
 @dataclass(frozen=True, slots=True)
 class EngineKey:
-    """Everything that decides whether an engine may be used again.
+    """Everything that decides whether an engine can be reused.
 
     Args:
         bundle: name of the bundle, for display only: equal graphs of two bundles share an engine.

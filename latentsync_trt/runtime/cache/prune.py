@@ -1,4 +1,4 @@
-"""Listing the engine cache and removing engines from it."""
+"""Lists the engine cache and removes engines from it."""
 
 import os
 import shutil
@@ -12,17 +12,17 @@ from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What engines run with here. What is unknown makes no engine stale.
+    """Libraries and GPUs of a machine; unknown ones make no engine stale.
 
-    `versions`: of the libraries that keys name; empty for one that is not installed. `gpus`: names of the devices,
-    None where the driver cannot be asked or hides some.
+    `versions`: by the library names in keys, empty if not installed. `gpus`: names of the devices, None where the
+    driver does not work or hides some.
     """
 
     versions: Mapping[str, str] = field(default_factory=dict)
     gpus: frozenset[str] | None = None
 
     def why_stale(self, entry: Entry) -> str:
-        """Why no run on this machine uses an engine; empty if one may."""
+        """Why no run on this machine can use an engine; empty if it can."""
         if entry.problem or entry.key is None:
             return entry.problem
         for name, version in entry.key.versions.items():
@@ -35,7 +35,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """The libraries of this environment and the GPUs of this machine. Loads onnxruntime and the driver."""
+    """This environment's libraries and GPUs. Loads onnxruntime and the driver."""
     from latentsync_trt.runtime.providers.gpu import driver_problem, gpus
     from latentsync_trt.runtime.providers.libraries import UNKNOWN, onnxruntime_version, rtx_version, tensorrt_version
 
@@ -53,7 +53,7 @@ def this_machine() -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An engine to remove and why. `refusal`: why it could not be removed, empty if it was, or in a dry run."""
+    """An engine to remove and why. `refusal`: why removing failed; empty if it succeeded, or in a dry run."""
 
     entry: Entry
     reason: str
@@ -61,19 +61,19 @@ class Choice:
 
 
 def total_bytes(entries: Iterable[Entry]) -> int:
-    """Size of all `entries` together."""
+    """Total size of `entries`."""
     return sum(entry.size_bytes for entry in entries)
 
 
 def survey(folder: Path, *, hashes: bool = False) -> tuple[Entry, ...]:
-    """All engines in the cache at `folder`, last used first; as `EngineCache.entries`. Changes nothing."""
+    """All engines in the cache at `folder`, last used first; see `EngineCache.entries`. Changes nothing."""
     entries = EngineCache(folder).entries(hashes=hashes)
     return tuple(sorted(entries, key=lambda entry: entry.last_used_at, reverse=True))
 
 
 def select(entries: Sequence[Entry], *, max_bytes: int | None = None, stale: Machine | None = None) -> list[Choice]:
-    """Which of `entries` to remove, and why: with `stale` those that are damaged or foreign to that machine, then the
-    damaged and the least recently used until `max_bytes` are left. Pure."""
+    """Which of `entries` to remove, and why: with `stale` the damaged ones and those that this machine cannot use, then
+    damaged and least recently used ones until `max_bytes` are left. Pure."""
     chosen = [Choice(entry, reason) for entry in entries if stale and (reason := stale.why_stale(entry))]
     if max_bytes is not None:
         gone = {choice.entry.folder for choice in chosen}
@@ -87,7 +87,7 @@ def select(entries: Sequence[Entry], *, max_bytes: int | None = None, stale: Mac
 
 
 def remove(folder: Path, chosen: Iterable[Choice]) -> list[Choice]:
-    """Removes engines from the cache at `folder`, and what killed builds left; returns `chosen` with refusals.
+    """Removes engines and leftovers of killed builds from the cache at `folder`; returns `chosen` with refusals.
 
     Raises:
         OutputError: the cache cannot be listed.

@@ -1,8 +1,8 @@
 """The engine cache: engines that take minutes to build, built once and verified before each use.
 
     <cache>/<digest>/               an entry: the engine's files and `engine.json`
-    <cache>/.<digest>-<id>/         an entry being built or deleted, or the leftover of a process that was killed
-    <cache>/.shared/<machine>/      kernel timings: they outlive engines and serve all of one GPU
+    <cache>/.<digest>-<id>/         an entry being built or deleted, or the leftover of a killed process
+    <cache>/.shared/<machine>/      kernel timings, kept for all engines of one GPU
     <cache>/.locks/<digest>.lock    held while an engine of that digest is built or deleted
 
 An entry appears by one rename when it is complete and is never changed, so readers need no lock.
@@ -39,7 +39,7 @@ _ASIDE_NAME = re.compile(rf"\.([0-9a-f]{{{DIGEST_LENGTH}}})-[0-9a-f]{{8}}")
 
 _POLL_S = 0.1
 
-# A provider may write its engine without checking that it fitted. With less free than this, it may not have.
+# A provider may not notice a full disk. With less free space than this, its engine may be incomplete.
 _LEAST_FREE_BYTES = 16 * 1024**2
 
 # Windows refuses to rename a folder while a virus scanner reads a file in it.
@@ -65,12 +65,9 @@ def cache_folder(given: str | Path | None = None) -> Path:
 
 
 class EngineCache:
-    """Finds, builds and keeps engines below one folder, which need not exist yet. Safe for any number of processes and
-    threads.
+    """Finds, builds and keeps engines below `folder`, which need not exist yet. Process- and thread-safe.
 
-    Args:
-        folder: see `cache_folder`.
-        on_notice: receives a sentence about waiting, damaged engines and the like.
+    `on_notice` receives a sentence about waiting, damaged engines and the like.
     """
 
     def __init__(self, folder: Path, on_notice: Notice = _log.warning) -> None:
@@ -82,7 +79,7 @@ class EngineCache:
     def find(self, key: EngineKey, *, newer_than: datetime | None = None) -> Entry | None:
         """The undamaged engine for `key`, or None. Takes no lock and works on a read-only cache.
 
-        Every byte is compared with its hash, once in the life of this object. `newer_than`: ignores older builds.
+        Hashes are checked once in the life of this object. `newer_than`: ignores older builds.
         """
         entry = self._examined(key)
         if entry.built_at is None or entry.problem or (newer_than and entry.built_at <= newer_than):
@@ -93,7 +90,7 @@ class EngineCache:
         return entry
 
     def obtain(self, key: EngineKey, build: Build, *, newer_than: datetime | None = None) -> Entry:
-        """Finds the engine for `key`, or builds it: `build` writes its files into the empty folder it is given.
+        """Finds the engine for `key`, or builds it: `build` writes its files into the empty folder that it receives.
 
         While another process builds it, this one waits. `newer_than`: accepts no older build.
 
@@ -121,8 +118,8 @@ class EngineCache:
     def load(self, key: EngineKey, build: Build, load: Callable[[Path], T]) -> tuple[Entry, T]:
         """`obtain`, then `load` on the engine's folder.
 
-        Builds the engine again if it was deleted meanwhile, or if `load` raises `EngineBuildError` for one that this
-        object did not build: the key cannot cover everything that a provider checks.
+        Builds the engine again if it was deleted meanwhile, or if `load` raises `EngineBuildError` for an engine that
+        this object did not build: the key cannot cover everything that a provider checks.
 
         Raises:
             As `obtain`, and whatever `load` raises.
@@ -143,7 +140,7 @@ class EngineCache:
         return entry, load(entry.folder)
 
     def entries(self, *, hashes: bool = False) -> list[Entry]:
-        """All engines, checked by their records and file sizes, with `hashes` byte by byte.
+        """All engines, checked by records and file sizes, and with `hashes` by content.
 
         Raises:
             OutputError: the cache cannot be listed.
@@ -151,7 +148,7 @@ class EngineCache:
         return [examine(path, hashes=hashes) for path in self._listing() if _ENTRY_NAME.fullmatch(path.name)]
 
     def remove(self, entry: Entry) -> str:
-        """Deletes an engine unless it is being built; returns why it stays, empty if it is gone."""
+        """Deletes an engine unless it is being built; returns why that failed, empty if it did not."""
         try:
             with self._lock(entry.folder.name).acquire(blocking=False):
                 _delete(entry.folder)
@@ -162,7 +159,7 @@ class EngineCache:
         return ""
 
     def sweep(self) -> None:
-        """Deletes what killed processes left: all of a digest whose lock is free."""
+        """Deletes leftovers of killed processes: those whose lock is free."""
         for path in self._listing():
             match = _ASIDE_NAME.fullmatch(path.name)
             if match:
@@ -170,14 +167,14 @@ class EngineCache:
                     shutil.rmtree(path, ignore_errors=True)
 
     def _examined(self, key: EngineKey) -> Entry:
-        """The entry of `key`, whose bytes are read unless this object knows them."""
+        """The entry of `key`; its hashes are checked unless this object has done so before."""
         folder = self.folder / key.digest
         entry = examine(folder, hashes=False)
         known = entry.built_at is not None and self._verified.get(key.digest) == entry.built_at
         return entry if known or entry.problem else examine(folder, hashes=True)
 
     def _build(self, key: EngineKey, build: Build) -> Entry:
-        """Builds beside the entries and publishes the result. The lock of the digest is held."""
+        """Builds in a temporary folder and renames it to the entry. The caller holds the digest's lock."""
         target = self.folder / key.digest
         problem = self._examined(key).problem
         if problem and target.exists():
@@ -200,7 +197,7 @@ class EngineCache:
         return replace(entry, built=True)
 
     def _run(self, build: Build, aside: Path) -> None:
-        """Calls `build`. A provider that meets a full disk reports anything, or nothing at all."""
+        """Calls `build`, then checks the disk: on a full one, providers raise unclear errors, or none."""
         try:
             build(aside)
         except Exception:
@@ -244,11 +241,7 @@ def _aside(entry: Path) -> Path:
 
 
 def _delete(entry: Path) -> None:
-    """Takes an entry out of use by one rename, then deletes it; no error if it does not exist. Its lock is held.
-
-    Raises:
-        OSError: it is in use (on Windows) or write-protected, or not all of it could be deleted.
-    """
+    """Renames an entry aside and deletes it, if it exists; raises OSError on failure. The caller holds its lock."""
     aside = _aside(entry)
     try:
         entry.rename(aside)

@@ -1,6 +1,6 @@
-"""Runs a module of this package in a child process, which takes one order and reports events, both as JSON lines.
+"""Runs a module of this package in a child process that reads one order and writes events, both as JSON lines.
 
-A child that works in native code for minutes can be interrupted at once, and if it crashes only the child ends.
+Native code in a child can be interrupted at once, and its crash ends only the child.
 """
 
 import json
@@ -21,9 +21,9 @@ Event = dict[str, Any]
 Emit = Callable[..., None]
 """Takes the fields of an event as keyword arguments."""
 
-# Windows reports a crash as an NTSTATUS of this size as its exit code, e.g. 0xC0000005 for an access violation.
+# Bit set in the NTSTATUS that is the exit code of a crash on Windows, e.g. 0xC0000005 for an access violation.
 _NTSTATUS = 0x8000_0000
-# Windows delivers Ctrl-C between waits, never during one.
+# Windows delivers Ctrl-C only between waits.
 _POLL_S = 0.1
 
 
@@ -51,7 +51,7 @@ def run_child(
     on_event: Callable[[Event], None],
     environment: Mapping[str, str] | None = None,
 ) -> Ended:
-    """Runs `module`, which calls `serve`, until it ends. It also ends when this process ends or is interrupted.
+    """Runs `module`, which calls `serve`, to its end. The child also ends when this process ends or is interrupted.
 
     Args:
         on_event: called for each event as it arrives. environment: variables in addition to those of this process.
@@ -59,7 +59,7 @@ def run_child(
     Raises:
         OSError: the process cannot be started. KeyboardInterrupt: also if Ctrl-C reached only the child.
     """
-    # Of this very package, with nothing imported from the current folder.
+    # Import this installation of the package, and nothing from the current folder (`-P`).
     paths = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]
     own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUTF8": "1"}
     with TemporaryFile() as stderr:
@@ -86,7 +86,7 @@ def run_child(
         finally:
             process.kill()  # does nothing if it has ended
             process.wait()
-            with suppress(OSError):  # of an order that was not read
+            with suppress(OSError):  # the child did not read the order
                 stdin.close()
         if code == -signal.SIGINT:
             raise KeyboardInterrupt
@@ -96,8 +96,8 @@ def run_child(
 
 
 def serve(work: Callable[[Event, Emit], None]) -> None:
-    """In the child: has `work` carry out the order on stdin. What libraries write to stdout goes to stderr."""
-    # Native code holds the interpreter for minutes, and Python's own handler would wait for it.
+    """In the child: calls `work` with the order from stdin; redirects other output on stdout to stderr."""
+    # Python's own handler would wait until native code returns, which can take minutes.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
@@ -112,14 +112,14 @@ def serve(work: Callable[[Event, Emit], None]) -> None:
 
 
 def _end_with_the_parent() -> None:
-    """Ends this process when the parent closes stdin, as the end of the parent does."""
+    """Ends this process when stdin is closed, by the parent or by its end."""
     while os.read(0, 1024):
         pass
     os._exit(1)
 
 
 def _events(stdout: IO[str]) -> Iterator[Event]:
-    """Events as they arrive, read by another thread, so that waiting can be interrupted on Windows, too."""
+    """Events as they arrive; read in a thread, so that waiting can be interrupted on Windows, too."""
     lines: Queue[str | None] = Queue()
 
     def pump() -> None:
@@ -130,7 +130,7 @@ def _events(stdout: IO[str]) -> Iterator[Event]:
 
     threading.Thread(target=pump, daemon=True).start()
     while True:
-        with suppress(Empty, ValueError):  # a line that is no JSON was printed before `serve` took stdout
+        with suppress(Empty, ValueError):  # a line that is not JSON was printed before `serve` redirected stdout
             line = lines.get(timeout=_POLL_S)
             if line is None:
                 return

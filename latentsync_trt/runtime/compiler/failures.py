@@ -1,4 +1,4 @@
-"""How failures of NVIDIA's libraries and of ONNX Runtime read. Pure."""
+"""Interprets error texts of NVIDIA's libraries and of ONNX Runtime. Pure."""
 
 # As written by ONNX Runtime's arena, the CUDA runtime, cuDNN, cuBLAS, TensorRT, C++ and Python.
 _OUT_OF_MEMORY = (

@@ -1,11 +1,11 @@
-"""One graph compiled by TensorRT, or by TensorRT-RTX, in a child process.
+"""Compiles a graph with TensorRT or TensorRT-RTX in a child process.
 
-The compiler works for minutes without handling signals, writes to the console what no logger receives, keeps much of
-its memory, and may crash.
+The compiler runs for minutes without handling signals, writes to the console past its logger, does not free all memory,
+and may crash.
 
-ONNX Runtime's TensorRT provider could build engines itself. It is not used for that: from 1.27 on it asks for weakly
-typed networks (https://github.com/microsoft/onnxruntime/pull/29779), in which TensorRT does not keep the precision of
-float16, INT8 and FP8 graphs; and its error messages do not contain TensorRT's reason.
+ONNX Runtime's TensorRT provider does not build the engines: since 1.27 it requests weakly typed networks
+(https://github.com/microsoft/onnxruntime/pull/29779), in which TensorRT does not keep the precision of float16, INT8
+and FP8 graphs, and its errors do not contain TensorRT's reason.
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ Compiler = Literal["tensorrt", "tensorrt_rtx"]
 """Names of the Python modules."""
 
 _WORKER = "latentsync_trt.runtime.compiler.worker"
-# Exit code of a process that a POSIX system kills for memory.
+# SIGKILL, which POSIX systems send when memory runs out.
 _KILLED = -9
 MEMORY_CURE = "close other programs; the published U-Net at 512 px takes about 9 GB"
 
 
 @dataclass(frozen=True, slots=True)
 class ContextModel:
-    """The model of one node by which ONNX Runtime loads an engine; see `worker.write_context_model`."""
+    """The one-node model through which ONNX Runtime loads an engine; see `worker.write_context_model`."""
 
     path: str
     engine: str
@@ -41,13 +41,12 @@ class CompileOrder:
     """What to compile, and what to write.
 
     Args:
-        compiler: which one. path: the `.onnx` file; external weights lie beside it.
-        profile: smallest, usual and largest shape of each input with a variable dimension.
+        path: the `.onnx` file, with external weights in the same folder.
+        profile: minimum, optimum and maximum shape of each input with a variable dimension.
         target: GPU generation to compile for, e.g. "SM89"; None = the GPU of this machine.
         optimization_level: 0 to 5. workspace_bytes: limit of scratch memory. None = the compiler's default.
-        timings: file of kernel timings to read and to write, if they are to be kept.
-        engine: file to write the engine to. context: the model that loads it.
-        version: what the compiler's version must begin with; another version compiles nothing.
+        timings: file of kernel timings to read and update. engine: file to write. context: the model that loads it.
+        version: required prefix of the compiler's version.
     """
 
     compiler: Compiler
@@ -64,12 +63,11 @@ class CompileOrder:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The compiler's verdict.
+    """The result of compiling.
 
-    `reason`: the operation and the parser's or builder's message; empty if accepted. `out_of_memory`: of the GPU.
-    `layers`: TensorRT layers that the parser made of the graph, before fusion; 0 if it could not. `engine_bytes`: size
-    of the engine, weights included; 0 if refused. `seconds`: parsing and building. `version`: of the compiler.
-    `rejected_timings`: why it rejected the timings of earlier builds, empty if it did not.
+    `reason`: the operation and the message of the parser or builder; empty if accepted. `out_of_memory`: of the GPU.
+    `layers`: TensorRT layers before fusion; 0 if parsing failed. `engine_bytes`: with weights; 0 if not accepted.
+    `seconds`: for parsing and building. `rejected_timings`: why earlier timings were rejected, empty if they were not.
     """
 
     accepted: bool
@@ -83,13 +81,13 @@ class Answer:
 
 
 def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = None) -> Answer:
-    """Compiles a graph; a compiler that crashes counts as a refusal.
+    """Compiles a graph; after a crash of the compiler, the graph counts as not accepted.
 
     Args:
         environment: variables of the child process in addition to those of this one.
 
     Raises:
-        OutOfMemory: the system killed the process, which systems do for memory, or the host's memory ran out.
+        OutOfMemory: host memory ran out, or the system killed the process, most likely for that reason.
         EngineBuildError: the process could not be started.
     """
     answers: list[Event] = []

@@ -1,8 +1,8 @@
-"""The shapes an engine is built for. Pure.
+"""The shapes that engines are built for. Pure.
 
 A bundle exported with `--dynamic` names its variable dimensions (windows, frames, images, segments) and their ranges.
-A *dynamic* engine covers these ranges, a *static* one has each dimension at its usual value. A bundle exported with
-`--static` has no variable dimension, so only static engines can be made of it.
+A *dynamic* engine covers these ranges; a *static* one fixes each dimension at its optimum. A bundle exported with
+`--static` has no variable dimensions, so only static engines can be built from it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class InputShapes:
-    """Smallest, usual and largest shape of one input, as TensorRT's optimization profiles take them."""
+    """Minimum, optimum and maximum shape of one input, as in TensorRT's optimization profiles."""
 
     minimum: Shape
     optimum: Shape
@@ -34,10 +34,10 @@ def check_graphs(manifest: Manifest, graphs: Sequence[str]) -> None:
 
 
 def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, DimensionRange]:
-    """Range of each variable dimension of the bundle; for static engines, each range is a single value.
+    """Range of each variable dimension of the bundle; a single value for static engines.
 
     Raises:
-        InputError: dynamic engines of a static bundle.
+        InputError: `options` require dynamic engines of a static bundle.
     """
     dynamic = manifest.shapes == "dynamic" if options.dynamic is None else options.dynamic
     if not dynamic:
@@ -66,7 +66,7 @@ def with_sizes(tensor: TensorEntry, sizes: Mapping[str, int]) -> TensorEntry:
 
 
 def usual_shape(shape: Sequence[int | str], ranges: Mapping[str, DimensionRange]) -> Shape:
-    """`shape` with its variable dimensions at their usual values."""
+    """`shape` with its variable dimensions at their optimum."""
     return tuple(_size(ranges, size, "optimum") for size in shape)
 
 

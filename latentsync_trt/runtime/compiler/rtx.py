@@ -1,4 +1,4 @@
-"""NVIDIA's compiler for TensorRT-RTX: does it accept a graph? It needs no GPU, and no engine is kept."""
+"""Checks whether NVIDIA's TensorRT-RTX compiler accepts a graph; needs no GPU and keeps no engine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from latentsync_trt.runtime.compiler.process import MEMORY_CURE, Answer, Compile
 from latentsync_trt.runtime.compiler.profiles import InputShapes, check_graphs, dimension_ranges, input_shapes
 
 DEFAULT_COMPUTE_CAPABILITY = "8.9"
-"""GeForce RTX 40xx, RTX Ada."""
+"""GeForce RTX 40xx and RTX Ada."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One graph to compile, with static or dynamic shapes, and the shapes of its inputs that follow."""
+    """One graph to compile, with static or dynamic shapes, and the resulting shapes of its inputs."""
 
     graph: str
     shapes: Shapes
@@ -26,14 +26,14 @@ class Trial:
 
 
 def plan_trials(manifest: Manifest, graphs: Sequence[str], dynamic: bool | None) -> tuple[Trial, ...]:
-    """What to compile of a bundle.
+    """The graphs of a bundle to compile.
 
     Args:
-        graphs: names of graphs; empty for all.
-        dynamic: with dynamic or with static shapes; None: both, as far as the bundle has them.
+        graphs: names of graphs; empty = all.
+        dynamic: with dynamic or static shapes; None = all that the bundle supports.
 
     Raises:
-        InputError: the bundle has no such graph or no such shapes.
+        InputError: the bundle lacks a graph, or dynamic shapes.
     """
     check_graphs(manifest, graphs)
     if dynamic is None:
@@ -51,16 +51,16 @@ def plan_trials(manifest: Manifest, graphs: Sequence[str], dynamic: bool | None)
 def compile_graph(
     path: Path, profile: Mapping[str, InputShapes], compute_capability: str = DEFAULT_COMPUTE_CAPABILITY
 ) -> Answer:
-    """Compiles a graph, strongly typed, as engines for TensorRT are.
+    """Compiles a graph as a strongly typed network, as for TensorRT.
 
     Args:
-        path: the `.onnx` file; external weights lie beside it.
-        profile: shapes of every input with a variable dimension; equal ones make a static engine.
-        compute_capability: of the GPU the engine would be for, e.g. "8.9".
+        path: the `.onnx` file, with external weights in the same folder.
+        profile: shapes of every input with a variable dimension; if all are equal, the engine is static.
+        compute_capability: of the target GPU, e.g. "8.9".
 
     Raises:
         MissingDependency: the compiler is not installed, or does not load. InputError: no such file, or the compiler
-        makes no engines for such a GPU. OutOfMemory: it ran out of memory. EngineBuildError: it could not be started.
+        does not support such a GPU. OutOfMemory: it ran out of memory. EngineBuildError: it could not be started.
     """
     check_compute_capability(compute_capability)
     if not path.is_file():
@@ -79,7 +79,7 @@ def compile_graph(
 
 
 def check_compute_capability(compute_capability: str) -> None:
-    """Raises `InputError`, naming the supported ones, if no engine can be made for such a GPU."""
+    """Raises `InputError`, naming the supported ones, if the compiler does not support such GPUs."""
     names = _compiler().ComputeCapability.__members__
     numbers = sorted(int(name.removeprefix("SM")) for name in names if name.startswith("SM"))
     supported = [f"{number // 10}.{number % 10}" for number in numbers]

@@ -9,15 +9,15 @@ from typing import Any
 from latentsync_trt.runtime.compiler.child import serve
 from latentsync_trt.runtime.compiler.failures import is_out_of_memory
 
-# The condition by which the parser rejects an operation that it knows but lacks, and one that it does not know.
+# The parser's conditions for an operation that it knows but does not support, and for an unknown one.
 _UNSUPPORTED = "false"
 _UNKNOWN = "Plugin not found"
-# Without a GPU each failure is followed by this one, which has nothing to do with the graph.
+# Without a GPU, each failure is followed by one of these, which do not concern the graph.
 _NO_GPU = ("checkMacros.cpp::catchCudaError", "CUDA driver version is insufficient")
 
 
 def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
-    """Compiles the graph at `order["path"]`, strongly typed, and writes what the order asks for.
+    """Compiles the graph at `order["path"]`, strongly typed, and writes the files that the order names.
 
     Args:
         trt: the Python module of TensorRT or of TensorRT-RTX.
@@ -54,7 +54,7 @@ def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build(trt: Any, builder: Any, network: Any, order: Mapping[str, Any], log: Any) -> tuple[Any, str]:
-    """The engine or None, after writing what the order asks for, and why timings were rejected."""
+    """The engine or None, after writing its files, and why timings were rejected."""
     config = _config(trt, builder, order)
     timings = order["timings"] and Path(order["timings"])
     rejected = _take_timings(config, timings, log) if timings else ""
@@ -80,7 +80,7 @@ def _make_log(trt: Any) -> Any:
             self.warnings: list[str] = []
 
         def log(self, severity: Any, message: str) -> None:
-            """The compiler calls this."""
+            """Called by the compiler."""
             if any(sign in message for sign in _NO_GPU):
                 return
             if severity <= trt.ILogger.ERROR:
@@ -109,13 +109,13 @@ def _config(trt: Any, builder: Any, order: Mapping[str, Any]) -> Any:
 
 
 def _take_timings(config: Any, path: Path, log: Any) -> str:
-    """Passes the kernel timings of earlier builds to the builder; returns why it rejects them, empty if it does not."""
+    """Passes kernel timings of earlier builds to the builder; returns why it rejects them, else an empty string."""
     known = path.read_bytes() if path.is_file() else b""
     cache = config.create_timing_cache(known)
     if cache is not None and config.set_timing_cache(cache, False):
         return ""
     reason = _builder_reason(log)
-    log.errors.clear()  # else they would count as the reason of a refusal
+    log.errors.clear()  # else they would be reported as the reason if building fails
     config.set_timing_cache(config.create_timing_cache(b""), False)
     return reason
 
@@ -127,13 +127,13 @@ def write_context_model(
     inputs: Sequence[tuple[str, str, Sequence[int | str]]],
     outputs: Sequence[tuple[str, str, Sequence[int | str]]],
 ) -> None:
-    """Writes the model of one node by which ONNX Runtime's TensorRT provider loads an engine that it did not build.
+    """Writes the one-node model through which ONNX Runtime's TensorRT provider loads an engine that it did not build.
 
     Node attributes: https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html
 
     Args:
         engine: path of the engine, relative to the model's folder.
-        inputs, outputs: name, element type as NumPy names it, and shape of each; a str is a variable dimension.
+        inputs, outputs: name, NumPy dtype and shape of each; a str is a variable dimension.
     """
     import numpy as np
     import onnx
@@ -159,7 +159,7 @@ def write_context_model(
 
 
 def _parser_reason(parser: Any) -> str:
-    """The refused operations, each with its first node and the parser's message."""
+    """The rejected operations, each with its first node and the parser's message."""
     reasons: dict[str, str] = {}
     for error in (parser.get_error(index) for index in range(parser.num_errors)):
         text, operator = _one_line(error.desc()), error.node_operator()
@@ -175,7 +175,7 @@ def _builder_reason(log: Any) -> str:
 
 
 def _one_line(text: str) -> str:
-    """The text without line breaks and without what TensorRT adds where there is no GPU."""
+    """The text without line breaks and without the lines that TensorRT adds if there is no GPU."""
     return " ".join(" ".join(line for line in text.splitlines() if not any(sign in line for sign in _NO_GPU)).split())
 
 

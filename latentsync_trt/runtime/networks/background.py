@@ -1,4 +1,4 @@
-"""Engines built by a process of its own, `latentsync-trt build`, while a run goes on."""
+"""Builds engines in a child process, `latentsync-trt build`, during a run."""
 
 import json
 import subprocess
@@ -27,8 +27,7 @@ def build_command(engines: Engines, graphs: Sequence[str], *, force: bool = Fals
 
 
 class BackgroundBuild:
-    """Builds `graphs` of `engines`, starting now. Once `done`, `elapsed_s` says how long it took, and `error` what went
-    wrong, empty if nothing."""
+    """Starts building `graphs` of `engines`; `elapsed_s` and `error` (empty if none) are valid once `done`."""
 
     def __init__(self, engines: Engines, graphs: Sequence[str]) -> None:
         self.engines = engines
@@ -47,13 +46,13 @@ class BackgroundBuild:
         return not self._waiter.is_alive()
 
     def wait(self) -> str:
-        """Waits for the end; returns `error`."""
+        """Waits for the process to end; returns `error`."""
         while not self.done:  # in short waits: Windows delivers Ctrl-C only between them
             self._waiter.join(0.1)
         return self.error
 
     def stop(self) -> None:
-        """Ends the process if it still runs; what it had begun to build is never used."""
+        """Ends the process; an unfinished engine is never used."""
         self._process.terminate()
         self._waiter.join(_STOP_S)
         self._process.kill()

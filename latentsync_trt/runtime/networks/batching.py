@@ -1,36 +1,35 @@
-"""What fits into a GPU's memory: all networks or one at a time, and how many windows together. Pure."""
+"""Estimates of GPU memory: whether all networks fit at once, and how many windows per batch. Pure."""
 
 from collections.abc import Mapping
 
 from latentsync_trt.bundle.manifest import DimensionRange, GraphForm, Manifest
 
 _HALVES = 2
-"""Of a guided step: conditional and unconditional."""
+"""Conditional and unconditional, of a guided step."""
 
 _FEATURES_AT_ONCE = 32
-"""How many features of the first level's size a full step holds at its peak. 29 were measured: each further window of
-16 frames at 256 px took 0.61 GB of the published U-Net on the CUDA provider in float16 (benchmarks/)."""
+"""Feature maps of the U-Net's first level that a full step holds at its peak. Measured: 29, as one more window of 16
+frames at 256 px took 0.61 GB with the published U-Net in float16 on the CUDA provider (benchmarks/)."""
 
 _USABLE_SHARE = 0.7
 """Of the memory that is free once all networks are open: the image codec needs some, and so may other programs."""
 
 _FIXED_BYTES = 1_550_000_000
-"""Of a run on the CUDA provider beside weights and features: libraries, pictures, cuDNN's workspace. With one window's
-features, it gives the measured peaks: 7.1 GB at 512 px and 5.0 GB at 256 px (benchmarks/)."""
+"""Besides weights and features, on the CUDA provider: libraries, pictures, cuDNN's workspace. With one window, it gives
+the measured peaks: 7.1 GB at 512 px and 5.0 GB at 256 px (benchmarks/)."""
 
 _FEATURES: dict[GraphForm, float] = {"cuda": 1.05, "portable": 2.2}
-"""How many windows' features a run holds, by the form of the graphs on the CUDA provider: 10.2 GB for the portable one
-at 512 px. TensorRT's engines were not measured; they plan their memory, so they are taken to need as much as the CUDA
-form."""
+"""Windows whose features a run holds, by form of the graphs on the CUDA provider (portable: 10.2 GB at 512 px).
+TensorRT was not measured; its engines plan their memory, so the value of the CUDA form is assumed."""
 
 _MARGIN = 1.1
-"""With 7.2 GB free, exactly the sum of the above, a run at 512 px ran out of memory."""
+"""Without it, a run at 512 px ran out of memory with 7.2 GB free, exactly the estimate."""
 
 _VALUE_BYTES = {"fp32": 4, "fp16": 2}
 
 
 def windows_that_fit(manifest: Manifest, ranges: Mapping[str, DimensionRange], free_bytes: int | None) -> int:
-    """Windows for one run of the denoiser, at least 1.
+    """Windows per batch of the denoiser, at least 1.
 
     Args:
         ranges: of the engines' variable dimensions. free_bytes: of the device, with all networks open; None if unknown.
@@ -42,7 +41,7 @@ def windows_that_fit(manifest: Manifest, ranges: Mapping[str, DimensionRange], f
 
 
 def window_bytes(manifest: Manifest) -> int:
-    """Roughly the device memory of one more window in a full guided step."""
+    """Estimated device memory of one more window in a full guided step."""
     features = manifest.frames * manifest.latent_px**2 * manifest.unet["widths"][0]
     return int(_FEATURES_AT_ONCE * _HALVES * features * _VALUE_BYTES[manifest.arithmetic])
 

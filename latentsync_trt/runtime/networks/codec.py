@@ -1,4 +1,4 @@
-"""The VAE between pictures and latents. Pictures travel to the device and back as integers, and are scaled there."""
+"""The VAE. Pictures are transferred to and from the device as integers, and scaled on the device."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -23,15 +23,12 @@ _GRAPHS = Path(__file__).parents[2] / "assets" / "graphs"
 _FACES_IN, _FACES_OUT = _GRAPHS / "faces_in.onnx", _GRAPHS / "faces_out.onnx"
 """`faces` uint8, `mask` → `image`, `masked`; `image` → `painted` uint16."""
 
-# Where sessions of these run, ONNX Runtime's own CUDA provider does, too. A plug-in comes without it.
+# With these, ONNX Runtime's own CUDA provider runs, too; the TensorRT-RTX plug-in does not need it.
 _BESIDE_CUDA = ("tensorrt", "cuda")
 
 
 class VaeCodec:
-    """The VAE of a pool's bundle, an `ImageCodec`; uses the pool's current engines at each call.
-
-    Its buffers, as large as a batch of pictures, stay allocated until `release`.
-    """
+    """An `ImageCodec` that uses the pool's current engines at each call; its buffers are kept until `release`."""
 
     def __init__(self, pool: SessionPool) -> None:
         self._pool = pool
@@ -56,14 +53,13 @@ class VaeCodec:
         return [picture for pictures, used in batches for picture in pictures[:used]]
 
     def release(self) -> None:
-        """Frees the buffers; they are allocated again when they are needed."""
+        """Frees the buffers; the next call allocates them again."""
         if self._engines is not None:
             self._engines = None
             del self._buffers, self._faces_in, self._faces_out
 
     def _in_batches(self, graph: str, array: A, run: Callable[[A], T]) -> Iterator[tuple[T, int]]:
-        """`run` on batches of the engine's size, with the number of results to use; once more on a new session of
-        `graph` where memory is short although nothing else is open."""
+        """`run` on batches of the engine's size, with the number of results to use; retried once if memory runs out."""
         self._follow_engines()
         size = usual_shape(self._pool.session(graph).inputs[0].shape, self._pool.engines.ranges)[0]
         for batch, used in _padded_batches(array, size):
@@ -123,7 +119,6 @@ def _latents(session: Session, image: Any) -> Float32Array:
 
 
 def _run(session: Session, given: Mapping[str, Any], made: Mapping[str, Any]) -> None:
-    """Runs a graph from buffers to buffers."""
     binding = session.ort.io_binding()
     for name, value in given.items():
         binding.bind_ortvalue_input(name, value)
@@ -133,7 +128,7 @@ def _run(session: Session, given: Mapping[str, Any], made: Mapping[str, Any]) ->
 
 
 def _padded_batches(array: A, size: int) -> Iterator[tuple[A, int]]:
-    """Cuts `array` into batches of exactly `size`, the last one padded with its last item; with the used length."""
+    """Batches of exactly `size`, each with its used length; the last one is padded with its last item."""
     for start in range(0, len(array), size):
         batch = array[start : start + size]
         missing = size - len(batch)

@@ -1,4 +1,4 @@
-"""The denoising step on device buffers: inputs go up once a window, latents come back once, nothing in between."""
+"""Denoising steps on device buffers: inputs are uploaded, and latents downloaded, once per batch of windows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,28 +18,27 @@ from latentsync_trt.types import Float32Array, WindowBatch
 
 _STATE = ("latents", "history")
 
-# Providers record a CUDA graph at the second or third run; after these, all runs are replays.
+# Providers record a CUDA graph at the second or third run; after this many runs, all are replays.
 _RUNS_BEFORE_REPLAY = 4
 
-# Relative. A replay runs the same kernels on the same numbers; only reductions may add in another order.
+# Relative. A replay runs the same kernels on the same numbers; only the order within reductions may differ.
 _REPLAY_TOLERANCE = 1e-2
 
-# Of the steps that compare a replay with a first run: any that move the latents.
+# Inputs of the steps that compare replays with first runs: any values that change the latents.
 _TIMESTEP = 501
 _COEFFICIENTS = np.array([1.02, -0.31, 0.12, 1.4, -0.9], np.float32)
 
 
 class GraphDenoiser:
-    """Runs the graphs of full and cached, guided and unguided steps by I/O binding; see `types.Denoiser`.
+    """A `types.Denoiser` that runs the graphs of full and cached, guided and unguided steps by I/O binding.
 
-    Two pairs of state buffers are swapped between steps. A recorded CUDA graph knows only the addresses it was recorded
-    with, so there the new state is copied back on the device instead. Guided and unguided graphs share the buffers, but
-    for `hidden`, which has two halves in one and one in the other.
+    Two pairs of state buffers are swapped between steps. A recorded CUDA graph always uses the addresses it was
+    recorded with, so with CUDA graphs the new state is copied back on the device instead. Guided and unguided graphs
+    share all buffers except `hidden`, which guided graphs hold for both halves, conditional and unconditional.
 
     Args:
         open_session: returns the session of a graph by name; called only for graphs that are needed.
         device: "cpu" or "cuda", where the sessions' provider keeps its buffers.
-        device_id: which GPU.
         cuda_graph: the sessions replay CUDA graphs.
     """
 
@@ -66,7 +65,7 @@ class GraphDenoiser:
         self._copier = _Copier(device_id) if cuda_graph else None
 
     def begin(self, batch: WindowBatch) -> None:
-        """Uploads a batch of windows; at a guidance of 1 or below only unguided graphs will run."""
+        """Uploads a batch of windows; at a guidance of 1 or below, only unguided graphs run."""
         self._guidance = batch.guidance > 1.0
         self._kinds = {self._guidance, False} if batch.unguided_too else {self._guidance}
         session = self._open(step_graph(guided=self._guidance, cached=False))
@@ -99,7 +98,7 @@ class GraphDenoiser:
         """One denoising step in place. `cached` reuses the inner features of the last full step.
 
         Args:
-            guided: False leaves the unconditional half out of this step, as a scale at 1 or below does out of all.
+            guided: False skips the unconditional half of this step; a scale of 1 or below skips it in all steps.
 
         Raises:
             InferenceError: the provider failed, no full step of its kind came before a cached one, or the batch was
@@ -114,7 +113,7 @@ class GraphDenoiser:
             raise InferenceError(f"a cached step needs a full step before it, here a full {kind} step")
         graph = step_graph(guided=guided, cached=cached)
         session = self._open(graph)
-        # Copying takes a stream, and the first stream takes memory.
+        # Copying needs a CUDA stream, and creating the first one allocates memory.
         session.retrying(lambda: self._values["timestep"].update_inplace(np.array(timestep, np.int64)))
         session.retrying(lambda: self._values["coefficients"].update_inplace(coefficients))
         binding = self._binding(graph, session, guided=guided)
@@ -134,14 +133,14 @@ class GraphDenoiser:
 
     def latents(self) -> Float32Array:
         """Downloads the current latents, float32 `(B, 4, F, h, w)`."""
-        # A copy: on the CPU the array is a view of a buffer that goes with this object.
+        # A copy: on the CPU the array is a view of a buffer of this object.
         return np.array(self._states[self._current]["latents"].numpy(), np.float32)
 
     def observe(self, graph: str, timestep: int, outputs: Mapping[str, Any]) -> None:
-        """Called after each step with the outputs of its graph, for subclasses whose graphs have more of them."""
+        """Hook for subclasses whose graphs have more outputs; called after each step with all of them."""
 
     def release(self) -> None:
-        """Drops the sessions and what lies in their memory, so that it can be freed; `begin` must come next."""
+        """Drops references to sessions and to buffers they allocated; call `begin` next."""
         self._bindings.clear()
         self._hidden.clear()
         self._reusable = None
@@ -162,7 +161,7 @@ class GraphDenoiser:
         available = self._values | source | ({} if hidden is None else {"hidden": hidden})
         for name in _names(session.inputs):
             binding.bind_ortvalue_input(name, available[name])
-        # Outputs in the graph's own order: the binding returns them in the order they were bound.
+        # In the graph's order: the binding returns outputs in the order they were bound.
         for name in _names(session.outputs):
             if name.startswith("next_"):
                 binding.bind_ortvalue_output(name, target[name.removeprefix("next_")])
@@ -193,7 +192,7 @@ class _Copier:
         self._bound: tuple[int, ...] = ()
 
     def copy(self, source: dict[str, Any], target: dict[str, Any], beside: Session) -> None:
-        """Copies `source`'s tensors over `target`'s; opens its own session first, with memory that `beside` frees."""
+        """Copies the tensors of `source` to `target`; `beside` may free memory for the session that does it."""
         if self._session is None:
             self._session = beside.retrying(lambda: Session(COPY_GRAPH, self._settings))
         addresses = tuple(value.data_ptr() for state in (source, target) for value in state.values())
@@ -207,11 +206,10 @@ class _Copier:
 
 
 class PooledDenoiser:
-    """The denoiser of a pool's bundle, a `types.Denoiser`; uses the pool's current engines for each batch of windows.
+    """A `types.Denoiser` that uses the pool's current engines for each batch of windows.
 
-    A provider may record an operator wrongly in a CUDA graph, and then compute something else without an error. So
-    replays are compared with first runs before any is used; where they differ, the engines go on without CUDA graphs,
-    with a notice.
+    A provider may record an operator incorrectly in a CUDA graph and then return wrong results without an error. So
+    replays are compared with first runs before any is used; where they differ, CUDA graphs are disabled with a notice.
     """
 
     def __init__(self, pool: SessionPool, on_notice: Notice) -> None:
@@ -221,7 +219,7 @@ class PooledDenoiser:
         self._checked: set[tuple[bool, bool]] = set()
 
     def begin(self, batch: WindowBatch) -> None:
-        """As `GraphDenoiser.begin`; raises `InputError` if the engines do not take that many windows or frames."""
+        """As `GraphDenoiser.begin`; raises `InputError` if the engines do not support that many windows or frames."""
         self._pool.engines.check(windows=batch.latents.shape[0], frames=batch.latents.shape[2])
         self._follow_engines()
         if self._pool.engines.cuda_graph and not self._replays_checked(batch):
@@ -240,7 +238,7 @@ class PooledDenoiser:
         except OutOfMemory:
             # A new session has no features that a cached step could reuse.
             full = [step_graph(guided=kind, cached=False) for kind in (True, False)]
-            if cached or not sum(self._pool.reopen(graph) for graph in full):  # both, not the first that is open
+            if cached or not sum(self._pool.reopen(graph) for graph in full):  # sum, not any: reopen both
                 raise
             self._denoiser.step(timestep, coefficients, cached=cached, guided=guided)
 
@@ -249,12 +247,12 @@ class PooledDenoiser:
         return self._denoiser.latents()
 
     def release(self) -> None:
-        """As `GraphDenoiser.release`; buffers stay."""
+        """As `GraphDenoiser.release`; other buffers stay."""
         if self._engines is not None:
             self._denoiser.release()
 
     def close(self) -> None:
-        """Frees the buffers, too; the next batch allocates them again."""
+        """Frees all buffers; the next batch allocates them again."""
         if self._engines is not None:
             self._engines = None
             del self._denoiser
@@ -276,10 +274,7 @@ class PooledDenoiser:
 
 
 def replays_faithfully(denoiser: GraphDenoiser, batch: WindowBatch) -> bool:
-    """Whether full and cached steps repeat their first results after runs on other numbers.
-
-    Tries the kinds of steps that `batch` will need: guided as its scale says, and unguided with `unguided_too`.
-    """
+    """Whether the kinds of steps that `batch` needs repeat their first results after runs on other numbers."""
 
     def steps(sign: float) -> Float32Array:
         latents, known = np.float32(sign) * batch.latents, np.float32(sign) * batch.conditioning

@@ -1,4 +1,4 @@
-"""The networks of one bundle on one provider: audio encoder, image codec and denoiser over the pool of sessions."""
+"""The networks of one bundle on one provider: audio encoder, image codec and denoiser."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -29,11 +29,11 @@ class Networks:
     `codec` and `denoiser` serve one clip at a time.
 
     Args:
-        may_pass_over: go on with another provider, with a notice, where the selected one cannot make the engines.
-        on_notice: called with a sentence about builds, waits, and whatever makes a run slower than expected.
+        may_pass_over: fall back to another provider, with a notice, where the selected one cannot build the engines.
+        on_notice: called with a sentence about builds, waits, and anything that makes a run slower than expected.
 
     Raises:
-        InputError: `options` ask for shapes that the bundle does not have, or for what the provider cannot do.
+        InputError: bundle or provider do not support `options`.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class Networks:
 
     @property
     def selection(self) -> Selection:
-        """The provider that runs now."""
+        """The current provider."""
         return self._pool.engines.selection
 
     @property
     def windows_per_batch(self) -> int:
-        """How many windows the denoiser takes at once: the option, or else what the first `prepare` found to fit."""
+        """Windows that the denoiser takes at once: the option, else the number that fitted at the first `prepare`."""
         if self.options.windows_per_batch is not None:
             return self.options.windows_per_batch
         return 1 if self.low_memory else self._windows_that_fit or 1
@@ -87,11 +87,11 @@ class Networks:
 
     @property
     def on_span(self) -> Callable[[Span], None] | None:
-        """Takes the times of stages for the profile; None without one."""
+        """Collects times of stages for the profile; None without a profile."""
         return None if self._profile is None else self._spans.append
 
     def times(self) -> tuple[EngineTime, ...]:
-        """What each engine has cost."""
+        """Time spent on each engine."""
         return self._pool.times()
 
     def take_notices(self) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ class Networks:
         """Builds and opens what a run needs, before it begins.
 
         Raises:
-            EngineBuildError: the provider, or every provider that may be taken, cannot compile a graph.
+            EngineBuildError: neither the provider nor any allowed fallback can compile a graph.
             OutOfMemory: there is too little memory.
         """
         self._needed = graphs = tuple(graphs)
@@ -127,17 +127,17 @@ class Networks:
                 break
             except EngineBuildError as error:
                 self._pass_over(error)
-        if first:  # later, the pool holds memory that a batch could use
+        if first:  # measured once: later, the pool itself holds memory that a batch could use
             ranges = self._pool.engines.ranges
             self._windows_that_fit = windows_that_fit(self.bundle.manifest, ranges, self._free_bytes())
 
     def warm_up(self, graphs: Iterable[str]) -> None:
-        """Runs each graph once on random numbers, so that the first clip does not pay for a provider's first runs."""
+        """Runs each graph once on random numbers, so that the slow first runs are not part of the first clip."""
         graphs = tuple(graphs)
         for graph in graphs:
             if graph not in STEP_GRAPHS:
                 self.session(graph).run(self._random_inputs(graph))
-        # Steps run in the denoiser, since a recorded CUDA graph belongs to its buffers.
+        # Steps run in the denoiser, since a CUDA graph is recorded for its buffers.
         steps = [(guided, cached) for guided in (True, False) for cached in (False, True)]
         steps = [step for step in steps if step_graph(guided=step[0], cached=step[1]) in graphs]
         if not steps:
@@ -164,7 +164,7 @@ class Networks:
         }
 
     def between_windows(self) -> None:
-        """Changes to the engines that were built in the background, once they are ready."""
+        """Switches to engines built in the background, once they are ready."""
         if self._build is None or not self._build.done:
             return
         build, self._build = self._build, None
@@ -183,11 +183,11 @@ class Networks:
         return self._build is not None and not self._build.done
 
     def wait_for_build(self) -> str:
-        """Waits for engines that are built in the background; returns what went wrong, empty if nothing."""
+        """Waits for a background build; returns its error, empty if none."""
         return "" if self._build is None else self._build.wait()
 
     def close(self) -> tuple[Path, ...]:
-        """Frees everything, stops a build in the background and writes the profile, if there is one; returns its files.
+        """Frees everything, stops a background build, and writes the profile, if there is one; returns its files.
 
         Raises:
             OutputError: the profile cannot be written.
@@ -204,12 +204,11 @@ class Networks:
         return write_profile(self._profile, times, traces, spans)
 
     def _free_bytes(self) -> int | None:
-        """Free memory of the GPU; None without one, or where that is unknown."""
         gpu = self.selection.gpu
         return None if gpu is None else free_memory_bytes(gpu.index)
 
     def _save_memory_if_short(self) -> None:
-        """Keeps one network at a time on the device from the start, where all of them would not fit."""
+        """Keeps one network at a time on the device if not all of them fit."""
         free_bytes = self._free_bytes()
         if free_bytes is None or self.low_memory:
             return
@@ -219,7 +218,7 @@ class Networks:
             self._pool.save_memory(f"this bundle takes about {least / 1e9:.1f} GB, {free_bytes / 1e9:.1f} GB is free")
 
     def _notice(self, text: str) -> None:
-        if text in self._notices:  # a network that is opened again and again meets the same problem each time
+        if text in self._notices:  # a network that is reopened has the same problem each time
             return
         self._notices.append(text)
         if self._on_notice is not None:
@@ -229,7 +228,7 @@ class Networks:
         return Engines(self.bundle, selection, self.options, self._cache, self._notice)
 
     def _start_build(self, graphs: tuple[str, ...]) -> None:
-        """Builds what is missing in a process of its own, and runs on the next provider meanwhile."""
+        """Builds missing engines in a child process, and runs on the next provider meanwhile."""
         engines = self._pool.engines
         name = engines.selection.name
         missing = self._pool.missing(graphs)
@@ -246,7 +245,7 @@ class Networks:
         self._notice(f"{len(missing)} engines for {name} are being built; running on {running} meanwhile")
 
     def _change_to_built(self, build: BackgroundBuild) -> str:
-        """Opens the engines that were built; returns what went wrong, empty if nothing."""
+        """Opens the engines that were built; returns the error, empty if none."""
         name = build.engines.selection.name
         self._notice(f"engines for {name} are ready after {build.elapsed_s:.0f} s; changing to them")
         self._pool.switch(build.engines)
@@ -257,7 +256,7 @@ class Networks:
         return ""
 
     def _pass_over(self, error: EngineBuildError) -> None:
-        """Goes on with the next provider, with a notice; raises `error` if the provider was named or none is left."""
+        """Falls back to the next provider, with a notice; raises `error` if that is not allowed or none is left."""
         if not self._may_pass_over:
             raise error
         try:
@@ -268,6 +267,6 @@ class Networks:
         self._pool.switch(self._engines(following))
 
     def _release_buffers(self, graphs: tuple[str, ...]) -> None:
-        # A denoiser keeps its features when other networks are closed to make room for its step.
+        # Only for its own sessions: features must survive when other networks are closed to make room for a step.
         if not set(graphs).isdisjoint(STEP_GRAPHS):
             self.denoiser.release()

@@ -1,6 +1,6 @@
-"""Denoisers over graphs that are run for a short time: on CPU or CUDA, without the engine cache.
+"""Denoisers for temporary graphs, on CPU or CUDA, without the engine cache.
 
-Graphs that also output how large the inputs of their layers are, and graphs in a folder of their own.
+They may have additional outputs: statistics of the inputs of their layers, for calibration.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,10 +23,10 @@ from latentsync_trt.types import Float32Array, WindowBatch
 
 @dataclass(frozen=True, slots=True)
 class ObservedTensor:
-    """A tensor that layers read.
+    """An input of the layers whose weights are named `layers`.
 
-    `layers`: the names of their weights. `channel_amax`, `sample`: the graph's outputs that hold the largest magnitude
-    of each channel `(C,)`, and some of the tensor's magnitudes `(n,)`.
+    `channel_amax`, `sample`: names of the graph's outputs with the largest magnitude of each channel `(C,)`, and with
+    some of the tensor's magnitudes `(n,)`.
     """
 
     layers: tuple[str, ...]
@@ -36,8 +36,7 @@ class ObservedTensor:
 
 @dataclass(frozen=True, slots=True)
 class ObservedGraph:
-    """A step graph with additional outputs for `tensors`. Its weights are in `weights_folder`; `dimensions` fix its
-    variable dimensions."""
+    """A step graph with additional outputs for `tensors`; `dimensions` fix its variable dimensions."""
 
     path: Path
     weights_folder: Path
@@ -50,11 +49,10 @@ Observe = Callable[[ObservedTensor, int, Float32Array, Float32Array], None]
 
 
 class ObservingDenoiser(GraphDenoiser):
-    """A denoiser over observed graphs, each opened when first needed. Those of guided and of unguided loops are not
-    open at the same time.
+    """A denoiser over observed graphs, opened on demand; guided and unguided ones are not open at the same time.
 
     Args:
-        graphs: observed step graphs by name. selection: CPU or CUDA. report: takes the statistics.
+        graphs: observed step graphs by name. selection: CPU or CUDA. report: receives the statistics.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class ObservingDenoiser(GraphDenoiser):
         self._guided = False
 
     def begin(self, batch: WindowBatch) -> None:
-        """Takes a batch of windows, guided throughout or not at all."""
+        """Starts a batch of windows, with all steps guided or none."""
         guided = batch.guidance > 1.0
         if guided != self._guided:
             self.close()
@@ -96,7 +94,7 @@ class ObservingDenoiser(GraphDenoiser):
     def _session(self, name: str) -> Session:
         if name not in self._sessions:
             graph = self._graphs[name]
-            # By default ONNX Runtime runs the added outputs last, and holds every observed tensor until then.
+            # By default ONNX Runtime computes the added outputs last, and keeps every observed tensor until then.
             settings = SessionSettings(
                 providers=self._providers,
                 weights_folder=graph.weights_folder,
@@ -115,6 +113,6 @@ def folder_denoiser(folder: Path, selection: Selection) -> closing[ObservingDeno
 
 
 def _providers(selection: Selection) -> Providers:
-    """ONNX Runtime's own providers: CPU, or CUDA before it."""
+    """CPU, or CUDA with CPU as the fallback."""
     cuda = (ORT_NAMES["cuda"], cuda_options(selection.device_id))
     return CPU if selection.name == "cpu" else (cuda, *CPU)

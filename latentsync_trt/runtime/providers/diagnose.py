@@ -1,7 +1,7 @@
-"""What keeps an execution provider from running, checked in this order: driver, GPU, libraries, a trial session.
+"""Why an execution provider does not run, checked in this order: driver, GPU, libraries, a trial session.
 
-`onnxruntime.get_available_providers()` lists what the wheel was built with, not what loads. So a provider counts as
-available only if its libraries load and a session created with it really uses it.
+`onnxruntime.get_available_providers()` lists what the wheel was built with, not what loads. Here, a provider is
+available if its libraries load and a session created with it really uses it.
 """
 
 import functools
@@ -46,12 +46,12 @@ _TRIAL_MODEL = (
     b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x11"
 )
 
-# Else it warns on stderr of devices that a plug-in offers and no session uses.
+# Else it warns on stderr about devices that a plug-in offers and no session uses.
 ort.set_default_logger_severity(4)
 
 
 def examine(name: ProviderName, device: int = 0) -> Obstacle | None:
-    """Tries a provider on GPU `device`; None if it runs there, else the first obstacle from the driver upwards."""
+    """Tries a provider on GPU `device`; None if it runs, else the first obstacle in the order above."""
     if name == "rtx":
         return gpu_obstacle(device) or _plugin_obstacle(device) or _session_obstacle(name, device)
     missing = build_obstacle(name)
@@ -61,14 +61,14 @@ def examine(name: ProviderName, device: int = 0) -> Obstacle | None:
 
 
 def build_obstacle(name: str) -> Obstacle | None:
-    """Whether the installed onnxruntime was built without a provider."""
+    """An obstacle if the installed onnxruntime was built without the provider."""
     if ORT_NAMES[name] in ort.get_available_providers():
         return None
     return _obstacle(messages.CPU_BUILD, messages.gpu_build_line(), version=ort.__version__, provider=ORT_NAMES[name])
 
 
 def driver_obstacle() -> Obstacle | None:
-    """What is wrong with the NVIDIA driver."""
+    """What is wrong with the NVIDIA driver; None if nothing."""
     problem, supported = driver.driver_problem(), driver.driver_cuda()
     if supported is None:
         return _obstacle(messages.NO_DRIVER, messages.driver_line(), problem=problem) if problem else None
@@ -83,7 +83,7 @@ def driver_obstacle() -> Obstacle | None:
 
 
 def gpu_obstacle(device: int) -> Obstacle | None:
-    """What is wrong with the driver, or with GPU `device` for CUDA."""
+    """What is wrong with the driver or with GPU `device`; None if nothing."""
     obstacle = driver_obstacle()
     if obstacle is not None:
         return obstacle
@@ -99,10 +99,10 @@ def gpu_obstacle(device: int) -> Obstacle | None:
 
 
 def library_obstacle(name: str) -> Obstacle | None:
-    """Loads all libraries of "cuda" or "tensorrt" as onnxruntime will, to learn the names of missing ones."""
+    """Loads all libraries of "cuda" or "tensorrt" as onnxruntime will, to name the missing ones."""
     libraries.preload()
     problems = {file: libraries.load_problem(file) for file in libraries.needed_libraries(name)}
-    # What the loader says of a file that is missing itself, not broken.
+    # The loader's messages for a missing file, in contrast to a broken one.
     missing = {
         file: problem
         for file, problem in problems.items()
@@ -130,7 +130,7 @@ def library_obstacle(name: str) -> Obstacle | None:
 def _missing(name: str, missing: dict[str, str]) -> Obstacle:
     """Distinguishes libraries that are not installed from those installed in another major version."""
     files = ", ".join(missing)
-    # Windows reports a missing library and a missing dependency of it with the same words.
+    # Windows reports a missing library and a missing dependency of it with the same message.
     or_part = ", or what they need" if any("dependencies" in problem for problem in missing.values()) else ""
     of_tensorrt = {file for file in missing if "nvinfer" in file or "nvonnxparser" in file}
     for what, concerned, needed, search in (
@@ -145,7 +145,7 @@ def _missing(name: str, missing: dict[str, str]) -> Obstacle:
 
 
 def try_builder(gpu: Gpu) -> Answer:
-    """Has TensorRT build an engine of one node, in a child process: its builder loads a library for each GPU.
+    """Builds a one-node TensorRT engine in a child process: the builder loads a library specific to the GPU.
 
     Raises:
         EngineBuildError: the process cannot be started. OutOfMemory: the host has too little memory.
@@ -157,7 +157,7 @@ def try_builder(gpu: Gpu) -> Answer:
 
 
 def rtx_devices(index: int) -> list[Any]:
-    """What the TensorRT-RTX plug-in offers for GPU `index`, as `onnxruntime.OrtEpDevice`; empty if it offers nothing.
+    """The TensorRT-RTX plug-in's devices (`onnxruntime.OrtEpDevice`) for GPU `index`; empty if none.
 
     Raises:
         ProviderUnavailable: the plug-in is not installed or does not load.
@@ -185,7 +185,7 @@ def _plugin_obstacle(device: int) -> Obstacle | None:
 
 @functools.cache
 def _register_plugin() -> Obstacle | None:
-    """Registers the plug-in with onnxruntime; once per process, as a second time is an error."""
+    """Registers the plug-in with onnxruntime; cached, as a second registration is an error."""
     try:
         path = libraries.rtx_library()
         ort.register_execution_provider_library(ORT_NAMES["rtx"], str(path))
@@ -198,7 +198,7 @@ def _register_plugin() -> Obstacle | None:
 
 
 def _session_obstacle(name: ProviderName, device: int) -> Obstacle | None:
-    """Creates a session and checks that it uses the provider: onnxruntime continues without CUDA after a warning."""
+    """Runs a trial session and checks that it uses the provider: without CUDA, onnxruntime only warns."""
     cure = "see the output of nvidia-smi and docs/providers.md; meanwhile use --provider cpu"
     try:
         session = _trial_session(name, device)

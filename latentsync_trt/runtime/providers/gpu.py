@@ -1,7 +1,7 @@
 """The GPUs of this machine, as CUDA numbers them, and what their driver can do.
 
-Read from the driver itself, so no CUDA library is needed. NVML is used where the CUDA driver would create a context; it
-numbers GPUs differently, so they are matched by their PCI address.
+Uses only the driver, no CUDA library. NVML is used where the CUDA driver would create a context; it numbers GPUs
+differently, so they are matched by PCI address.
 """
 
 import ctypes
@@ -31,11 +31,7 @@ _NO_DEVICE = 100
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU.
-
-    `index`: CUDA's, which $CUDA_VISIBLE_DEVICES changes. `compute_capability`: e.g. "8.9". `pci_address`: e.g.
-    "0000:01:00.0".
-    """
+    """One GPU; `index` depends on $CUDA_VISIBLE_DEVICES. E.g. capability "8.9", PCI address "0000:01:00.0"."""
 
     index: int
     name: str
@@ -89,7 +85,7 @@ def driver_version() -> str | None:
 
 
 def free_memory_bytes(index: int) -> int | None:
-    """Memory of GPU `index` that is free at this moment; None where that is not known."""
+    """Memory of GPU `index` that is free now; None if unknown."""
     if not 0 <= index < len(gpus()):
         return None
     try:
@@ -109,7 +105,7 @@ def visible_only(gpu: Gpu) -> dict[str, str]:
 
 @functools.cache
 def _driver() -> tuple[Any, str | None]:
-    """The driver's library or None, and what is wrong with it."""
+    """The driver's library or None, and its problem or None."""
     try:
         driver = _open_driver()
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The shared libraries that GPU providers need: which ones, where they are, which versions, and loading pip's.
+"""The shared libraries that GPU providers need: names, locations, versions, and loading those that pip installed.
 
-pip puts CUDA, cuDNN and TensorRT into folders that the operating system's loader does not search. A library that is
-already in the process counts as found, so they are loaded here, by path, before a provider asks for them by name.
+pip installs CUDA, cuDNN and TensorRT in folders that the system's loader does not search. They are loaded here by path,
+as the loader finds a library by name if the process has loaded it before.
 """
 
 import contextlib
@@ -30,15 +30,15 @@ RTX_PACKAGE = "onnxruntime_ep_nv_tensorrt_rtx"
 TENSORRT_MODULE = "tensorrt"
 _TENSORRT_PACKAGE = "tensorrt_libs"
 
-# Names of distributions by which any major version is found, to name a wrong one.
+# All major versions, so that a message can name a wrong one.
 _TENSORRT_DISTRIBUTIONS = ("tensorrt-cu13", "tensorrt-cu12", "tensorrt")
 _CUDA_DISTRIBUTIONS = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12")
 
-# In this order each finds what it needs: the plug-ins and the parser are linked with nvinfer.
+# In loading order: the plug-ins and the parser are linked with nvinfer.
 _TENSORRT_LIBRARIES = ("nvinfer", "nvinfer_plugin", "nvonnxparser")
 _TENSORRT_NEEDED = ("nvinfer", "nvonnxparser")
 
-# cuDNN is opened at the first convolution, not with the provider: without this list it would be missed until then.
+# Includes cuDNN, which ONNX Runtime loads only at the first convolution, so that it is reported missing earlier.
 _CUDA_LIBRARIES = ("cudart", "cublasLt", "cublas", "cudnn")
 
 _WINDOWS = sys.platform == "win32"
@@ -60,14 +60,14 @@ _BESIDE_IT = 0x8
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A library that was found: its version, "10.14.1.48" or only "10", and the package or folder it is in."""
+    """A library that was found: its version, e.g. "10.14.1.48" or "10", and its package or folder."""
 
     version: str
     place: str
 
     @property
     def major(self) -> int:
-        """First part of the version."""
+        """The major version."""
         return int(self.version.partition(".")[0])
 
 
@@ -97,20 +97,20 @@ def load_problem(library: str) -> str | None:
 
 
 def _load(library: str) -> ctypes.CDLL:
-    # On Windows, search as onnxruntime does: $PATH, which Python leaves out, and beside a library given by its path.
+    # On Windows, search as onnxruntime does: $PATH, which Python skips, and the folder of a library given by its path.
     return ctypes.CDLL(library, ctypes.RTLD_GLOBAL, winmode=_BESIDE_IT if Path(library).is_absolute() else 0)
 
 
 @functools.cache
 def preload() -> None:
-    """Loads CUDA, cuDNN and TensorRT as far as pip has installed them; the rest is left to the system's loader."""
+    """Loads CUDA, cuDNN and TensorRT where pip installed them; the system's loader finds the others."""
     # onnxruntime prints a line for every file it does not find.
     with contextlib.redirect_stdout(io.StringIO()):
         ort.preload_dlls()
     folder = package_folder(_TENSORRT_PACKAGE)
     if folder is None:
         return
-    if _WINDOWS:  # the builder's own libraries, which it opens by name at the first build
+    if _WINDOWS:  # the builder opens more libraries by name at the first build
         os.environ["PATH"] = os.pathsep.join((str(folder), os.environ.get("PATH", "")))
     for library in _TENSORRT_LIBRARIES:
         path = folder / _tensorrt_file(library)
@@ -182,7 +182,7 @@ def rtx_version() -> str:
 
 @functools.cache
 def rtx_library() -> Path:
-    """The plug-in's library, with what it needs loaded.
+    """The plug-in's library, after loading its dependencies.
 
     Raises:
         ImportError: the plug-in is not installed. OSError: its package lacks the library.
@@ -190,7 +190,7 @@ def rtx_library() -> Path:
     preload()
     package = importlib.import_module(RTX_PACKAGE)
     library = Path(package.get_library_path())
-    # It is linked with a CUDA runtime by its short name, and its package has one under its full name.
+    # The plug-in is linked with the short name of the CUDA runtime; its package has it under the full name only.
     for runtime in library.parent.glob("libcudart.so.*"):
         load_problem(str(runtime))
     return library
@@ -214,7 +214,7 @@ def _tensorrt_file(library: str) -> str:
 
 
 def _installed(distributions: Iterable[str], library: str) -> Iterator[Installed]:
-    """Versions of pip's distributions, and of a library in the folders that the loader searches; each of those once."""
+    """Versions of pip's distributions, then those of the library in the loader's folders, without repeats."""
     for name in distributions:
         version = distribution_version(name)
         if version:
@@ -227,6 +227,6 @@ def _installed(distributions: Iterable[str], library: str) -> Iterator[Installed
             match = pattern.fullmatch(path.name)
             if match and match[1] not in seen:
                 seen.add(match[1])
-                # A link's target has the full version in its name: libnvinfer.so.10 → libnvinfer.so.10.14.1.
+                # The target of the link is named by the full version: libnvinfer.so.10 → libnvinfer.so.10.14.1.
                 whole = re.search(r"\.so\.(\d+\.[\d.]*\d)$", path.resolve().name)
                 yield Installed(whole[1] if whole else match[1], folder)

@@ -1,6 +1,6 @@
-"""Why a provider does not run, each reason with what to do about it on this platform. Pure.
+"""Messages for providers that do not run, with what to do on this platform. Pure.
 
-Every message is a template here; `docs/providers.md` has an entry with cause and cure for each, which a test checks.
+`docs/providers.md` has an entry with cause and cure for each template, which a test checks.
 """
 
 import platform
@@ -34,7 +34,7 @@ PLUGIN_WITHOUT_DEVICE = "NVIDIA's TensorRT-RTX plug-in loads, but does not offer
 TEMPLATES: dict[str, str] = {
     name: value for name, value in list(globals().items()) if name.isupper() and isinstance(value, str)
 }
-"""All of the above by name."""
+"""All of the above, by name."""
 
 INSTALL_LINES: dict[str, str] = {
     "tensorrt": 'pip install "latentsync-trt[tensorrt]"',
@@ -61,7 +61,7 @@ class Obstacle:
 
 
 def driver_line() -> str:
-    """How to get a driver here that is new enough."""
+    """How to install a driver that is new enough."""
     if sys.platform == "win32":
         return f"install NVIDIA driver {_OLDEST_DRIVER} or newer from https://www.nvidia.com/drivers"
     return (
@@ -71,7 +71,7 @@ def driver_line() -> str:
 
 
 def gpu_build_line() -> str:
-    """How to get an onnxruntime with GPU providers here, if there is one."""
+    """How to install an onnxruntime with GPU providers, if one exists for this platform."""
     if (sys.platform, platform.machine().lower()) not in _GPU_PLATFORMS:
         return "use --provider cpu: onnxruntime-gpu exists for x86-64 Linux and Windows only"
     return REINSTALL_ORT

@@ -23,14 +23,14 @@ _WITH_EIGHT_BIT_KERNELS = ("tensorrt", "rtx")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The provider that runs, the better ones passed over with the reason for each, and the GPU (None on the CPU)."""
+    """The selected provider, the skipped faster ones as (name, reason), and the GPU (None on the CPU)."""
 
     name: ProviderName
     passed_over: tuple[tuple[str, str], ...] = ()
     gpu: Gpu | None = None
 
     def notices(self) -> list[str]:
-        """One line for each reason, with the providers that were passed over for it."""
+        """One line for each reason, with the providers that were skipped for it."""
         names: dict[str, list[str]] = {}
         for name, reason in self.passed_over:
             names.setdefault(reason, []).append(name)
@@ -48,7 +48,7 @@ class Selection:
 
 
 def select_provider(request: str = "auto", device: int = 0) -> Selection:
-    """Chooses a provider on GPU `device`: "auto" takes the best that loads; naming a provider disables fallback.
+    """Chooses a provider on GPU `device`: "auto" takes the fastest that loads; naming a provider disables fallback.
 
     Raises:
         ProviderUnavailable: the named provider is unknown or does not load; the message has the reason and the cure.
@@ -69,10 +69,10 @@ def select_provider(request: str = "auto", device: int = 0) -> Selection:
 
 
 def next_provider(selection: Selection, *, at_once: bool = True) -> Selection:
-    """The best provider after the selected one that loads; `at_once`: one that also starts without a build.
+    """The fastest provider after the selected one that loads, with `at_once` only one that needs no build.
 
     Raises:
-        ProviderUnavailable: there is none after it.
+        ProviderUnavailable: there is none.
     """
     after = PREFERENCE[PREFERENCE.index(selection.name) + 1 :]
     left = tuple(name for name in after if name in _AT_ONCE or not at_once)
@@ -82,7 +82,7 @@ def next_provider(selection: Selection, *, at_once: bool = True) -> Selection:
 
 
 def why_unavailable(name: ProviderName, device: int = 0) -> str | None:
-    """Tries a provider on GPU `device`; None if it runs there, else the reason and the cure in one sentence."""
+    """Tries a provider on GPU `device`; None if it runs, else the reason and the cure."""
     obstacle = examine(name, device)
     return None if obstacle is None else str(obstacle)
 
@@ -102,7 +102,7 @@ def _best(names: tuple[ProviderName, ...], device: int) -> Selection:
 def _check_device(device: int) -> None:
     found = driver.gpus()
     if device == 0 and not found:
-        return  # the driver's obstacle says more
+        return  # the driver's obstacle is reported instead, with more detail
     if not 0 <= device < len(found):
         existing = f"available: {', '.join(map(str, found))}" if found else "this machine has none"
         raise InputError(messages.NO_SUCH_GPU.format(device=device, existing=existing))

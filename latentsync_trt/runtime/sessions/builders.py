@@ -1,7 +1,7 @@
-"""How each provider opens a graph, and how the providers that compile graphs build an engine first.
+"""Opens graphs on each provider, and builds engines for the providers that compile graphs.
 
 cpu, cuda    open the bundle's graph directly
-tensorrt     an engine built by TensorRT's own Python module, and an EP-context model by which ONNX Runtime loads it
+tensorrt     an engine built by TensorRT's Python module, and an EP-context model through which ONNX Runtime loads it
 rtx          an EP-context model from ONNX Runtime's compile interface
 """
 
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 CONTEXT_MODEL = "context.onnx"
 
 ENGINE = "model.engine"
-"""Beside the context model: ONNX Runtime looks nowhere else."""
+"""In the folder of the context model, where ONNX Runtime requires it."""
 
 TIMINGS = "kernels.timing"
 
@@ -48,7 +48,7 @@ _ATTENTION = re.compile(r"\bAttention (?:\(node|operation)")
 
 @dataclass(frozen=True, slots=True)
 class GraphSource:
-    """A graph's `.onnx` file, values that make variable dimensions fixed, and where to write a trace, None for none."""
+    """A graph's `.onnx` file, values that fix variable dimensions, and where to write a trace (None = no trace)."""
 
     path: Path
     dimensions: Mapping[str, int] = field(default_factory=dict)
@@ -72,16 +72,16 @@ class Opener(Protocol):
 
 
 class Builder(Opener, Protocol):
-    """Builds engines that are worth keeping."""
+    """Builds engines for the cache."""
 
     def options(self) -> dict[str, str]:
-        """The options that change the engine, for its key: no paths, nor what only changes how it runs."""
+        """The options for the engine's key: without paths and options that do not change the engine."""
 
     def versions(self) -> dict[str, str]:
         """Versions of the libraries that build the engine."""
 
     def build(self, source: GraphSource, folder: Path) -> None:
-        """Builds into `folder`, which is renamed afterwards. Errors as `open`."""
+        """Builds into `folder`, which will be renamed. Errors as `open`."""
 
     def open_built(self, source: GraphSource, folder: Path) -> Session:
         """Opens what `build` wrote to `folder`. Errors as `open`."""
@@ -89,8 +89,7 @@ class Builder(Opener, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DirectOpen:
-    """CPU and CUDA: ONNX Runtime optimizes the graph each time, which takes less than a second longer than reading an
-    optimized copy."""
+    """CPU and CUDA: ONNX Runtime optimizes the graph each time; a cached copy would save less than a second."""
 
     providers: Providers
 
@@ -101,11 +100,10 @@ class DirectOpen:
 
 @dataclass(frozen=True, slots=True)
 class TensorRTBuilder:
-    """TensorRT. An engine holds the whole graph.
+    """TensorRT; an engine contains the whole graph.
 
-    `entry`, `ranges`: the graph's tensors and the sizes that the engine is for. `version`: of the TensorRT that ONNX
-    Runtime loads. `shared`: a folder of kernel timings that outlives engines; other processes may change it at any
-    time. `cuda_graph`: capture and replay, which does not change the engine.
+    `ranges`: sizes that the engine supports. `version`: of the TensorRT that ONNX Runtime loads. `shared`: a folder of
+    kernel timings that other processes may change at any time. `cuda_graph` does not change the engine.
     """
 
     entry: GraphEntry
@@ -118,23 +116,23 @@ class TensorRTBuilder:
     on_notice: Callable[[str], None] = _log.warning
 
     def options(self) -> dict[str, str]:
-        """As `Builder.options`; the shapes are in the key's profile."""
+        """As `Builder.options`; shapes are in the key's profile."""
         limit = workspace_bytes(self.runtime.workspace_gb)
         workspace = {} if limit is None else {"workspace_bytes": str(limit)}
         return {"optimization_level": str(self.runtime.optimization_level), **workspace}
 
     def versions(self) -> dict[str, str]:
-        """ONNX Runtime's and TensorRT's: an engine runs with the version that built it and no other."""
+        """ONNX Runtime's and TensorRT's: an engine runs only with the version that built it."""
         return {"onnxruntime": onnxruntime_version(), "tensorrt": self.version}
 
     def build(self, source: GraphSource, folder: Path) -> None:
         """As `Builder.build`; kernel timings of earlier builds shorten it."""
-        # On a copy, as another build may write the shared file at the same time.
+        # A copy, as another build may write the shared file at the same time.
         shared, timings = self.shared / TIMINGS, folder / TIMINGS
         _copy(shared, timings)
         answer = run_compiler(self._order(source, folder, timings), visible_only(self.gpu))
         if answer.rejected_timings:
-            with suppress(OSError):  # where the cache cannot be written, the next build reports the same
+            with suppress(OSError):  # if the cache cannot be written, the next build reports the same
                 shared.unlink(missing_ok=True)
             self.on_notice(
                 f"{source.path.stem}: TensorRT rejects the kernel timings of earlier builds, removed {shared}: "
@@ -152,13 +150,13 @@ class TensorRTBuilder:
         timings.unlink(missing_ok=True)
 
     def open(self, source: GraphSource) -> Session:
-        """Builds in a temporary folder, and opens that."""
+        """Builds in a temporary folder and opens the result."""
         with TemporaryDirectory(prefix="latentsync-trt-") as folder:
             self.build(source, Path(folder))
             return self.open_built(source, Path(folder))
 
     def open_built(self, source: GraphSource, folder: Path) -> Session:
-        """Opens the EP-context model, whose engine has fixed its shapes."""
+        """Opens the EP-context model; its shapes are those of the engine."""
         providers = (
             ("TensorrtExecutionProvider", tensorrt_options(self.gpu.index, cuda_graph=self.cuda_graph)),
             ("CUDAExecutionProvider", cuda_options(self.gpu.index)),
@@ -188,7 +186,7 @@ class TensorRTBuilder:
 
 
 def _refusal(graph: Path, answer: Answer) -> EngineBuildError | OutOfMemory:
-    """The error for a graph that TensorRT did not compile, with TensorRT's reason and what to do."""
+    """The error for a graph that TensorRT did not compile."""
     if answer.out_of_memory:
         return OutOfMemory(
             f"{graph.stem}: out of memory while TensorRT builds its engine ({answer.reason}); close other programs on "
@@ -202,7 +200,7 @@ def _refusal(graph: Path, answer: Answer) -> EngineBuildError | OutOfMemory:
 
 @dataclass(frozen=True, slots=True)
 class RtxBuilder:
-    """NVIDIA's plug-in for RTX cards. `shared`: a folder for kernels that it compiles on the card, None for none."""
+    """NVIDIA's TensorRT-RTX plug-in. `shared`: a folder for kernels that it compiles at run time, or None."""
 
     provider_options: Mapping[str, str]
     devices: tuple[Any, ...]
@@ -218,7 +216,7 @@ class RtxBuilder:
         return {"onnxruntime": onnxruntime_version(), "onnxruntime-ep-nv-tensorrt-rtx": self.version}
 
     def build(self, source: GraphSource, folder: Path) -> None:
-        """Compiles ahead of time, as far as the plug-in does without running."""
+        """Compiles ahead of time; the plug-in compiles the kernels when they run."""
         compile_graph(
             source.path,
             self._settings(replace(source, profile_prefix=None), self.provider_options),
@@ -238,12 +236,12 @@ class RtxBuilder:
         return Session(folder / CONTEXT_MODEL, self._settings(replace(source, dimensions={}), options))
 
     def _settings(self, source: GraphSource, options: Mapping[str, str]) -> SessionSettings:
-        # Optimized, weights in eight bits would become floats, and no longer lie on disk.
+        # Not optimized: that would turn 8-bit weights into floats, held in memory instead of read from disk.
         return source.settings(plugin_devices=self.devices, plugin_options=options, optimize=False)
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copies a file if it exists; it appears complete or not at all. Errors are ignored: it only saves time."""
+    """Copies a file atomically, if it exists. Ignores errors, as timings only save time."""
     staged = target.with_name(f".{target.name}.{os.getpid()}")
     with suppress(OSError):
         if source.is_file():

@@ -1,4 +1,4 @@
-"""The form of graphs that is made for ONNX Runtime's CUDA provider: when it may be required, and the trial run."""
+"""The graph form for ONNX Runtime's CUDA provider: whether it is available, and its trial run."""
 
 import threading
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, 
 from latentsync_trt.runtime.compiler.profiles import usual_shape
 from latentsync_trt.runtime.sessions.session import Session
 
-# One trial at a time, as a first run times kernels.
+# One trial at a time, as the first run times kernels.
 _trial = threading.Lock()
 
 
 def check_form(manifest: Manifest, provider: str, choice: GraphFormChoice) -> None:
-    """Raises `InputError` where the CUDA form is required and not available."""
+    """Raises `InputError` if `choice` requires the CUDA form and it is not available."""
     if choice != "cuda":
         return
     if provider != "cuda":
@@ -29,12 +29,12 @@ def check_form(manifest: Manifest, provider: str, choice: GraphFormChoice) -> No
 
 
 def try_run(session: Session, ranges: Mapping[str, DimensionRange]) -> bool:
-    """Runs a session once on zeros: a provider may open the CUDA form and then not run it.
+    """Runs a session once on zeros, as a provider may open the CUDA form but fail to run it.
 
-    Returns whether memory sufficed; where it did not, what cuDNN chose for lack of it stays with the session.
+    Returns whether memory sufficed; if not, open the session again, as it keeps the plans that cuDNN chose then.
 
     Raises:
-        EngineBuildError: the provider does not run the form. The session is closed then.
+        EngineBuildError: the provider cannot run the form; the session is closed.
     """
     zeros = {tensor.name: np.zeros(usual_shape(tensor.shape, ranges), tensor.dtype) for tensor in session.inputs}
     try:
@@ -49,7 +49,7 @@ def try_run(session: Session, ranges: Mapping[str, DimensionRange]) -> bool:
 
 
 def discard(session: Session) -> None:
-    """Closes a session without its trace."""
+    """Closes a session and deletes its trace."""
     trace = session.close()
     if trace is not None:
         trace.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""One graph on inputs that stay on the device: the time of a run without copies from and to the host."""
+"""Runs a graph on inputs that stay on the device, to time it without host copies."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ class BoundRun:
     def __init__(self, session: Session, inputs: Mapping[str, Array], device: str, device_id: int) -> None:
         self._session = session
         self._binding = session.ort.io_binding()
-        self._buffers = DeviceBuffers(device, device_id)  # the binding keeps their addresses only
+        self._buffers = DeviceBuffers(device, device_id)  # kept alive here: the binding only has their addresses
         for name, array in inputs.items():
             self._binding.bind_ortvalue_input(name, self._buffers.upload(name, array))
         for output in session.outputs:

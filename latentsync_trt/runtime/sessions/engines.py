@@ -1,4 +1,4 @@
-"""The graphs of one bundle on one provider: opened directly or from engines in the cache, and checked."""
+"""Opens and checks the graphs of one bundle on one provider, directly or as engines from the cache."""
 
 import copy
 import hashlib
@@ -35,18 +35,19 @@ from latentsync_trt.runtime.sessions.session import CPU, Session
 from latentsync_trt.types import EngineTime
 
 COMPILING_PROVIDERS = ("tensorrt", "rtx")
-"""Those that need an engine, which takes minutes to build. The others open a bundle's graphs directly."""
+"""Providers that need engines, which take minutes to build; others open a bundle's graphs directly."""
 
 LEAST_NODE_SHARE = 0.9
-"""Smallest share of a graph's nodes that must run on the chosen provider. With less the run would be slower than the
-provider's name promises: copies between devices cost more than the nodes."""
+"""Minimum share of a graph's nodes on the chosen provider; below it, copies between devices cost more than nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedEngine:
-    """A session, the share of its nodes on the chosen provider, whether an engine was built for this call, and the
-    seconds that building (now or earlier) and opening took; `size_bytes` of the engine's files in the cache. Without
-    an engine, `build_s` and `size_bytes` are 0."""
+    """A session and its costs.
+
+    `node_share`: on the chosen provider. `built`: whether this call built the engine. `build_s`: of that or an earlier
+    build. `size_bytes`: of the engine in the cache. Without an engine, `build_s` and `size_bytes` are 0.
+    """
 
     session: Session
     node_share: float
@@ -56,7 +57,7 @@ class OpenedEngine:
     size_bytes: int
 
     def times(self, graph: str, provider: str) -> EngineTime:
-        """What it cost so far."""
+        """Time spent on it so far."""
         session = self.session
         later = session.runs - 1
         return EngineTime(
@@ -75,12 +76,8 @@ class OpenedEngine:
 class Engines:
     """Opens the graphs of a bundle, and finds and builds their engines where the provider needs them.
 
-    Args:
-        selection: the provider. options: see `RuntimeOptions`. cache: where engines are kept.
-        on_notice: receives a sentence about builds, waits and damaged engines.
-
-    Raises:
-        InputError: the options ask for shapes that the bundle does not have, or for what the provider cannot do.
+    `on_notice` receives a sentence about builds, waits and damaged engines. Raises `InputError` if bundle or provider
+    do not support `options`.
     """
 
     def __init__(
@@ -103,26 +100,26 @@ class Engines:
 
     @property
     def compiled(self) -> bool:
-        """Whether the provider needs engines; if not, the cache is not used."""
+        """Whether the provider needs engines, and thus the cache."""
         return self.selection.name in COMPILING_PROVIDERS
 
     def form(self, graph: str) -> GraphForm:
-        """The form of a graph that is opened: "cuda" with that provider, if the bundle has it and it runs here."""
+        """The form of a graph to open: "cuda" with that provider, if the bundle has it and it runs here."""
         wanted = self.options.graph_form != "portable" and self.selection.name == "cuda" and graph not in self._refused
         return "cuda" if wanted and "cuda" in self.bundle.manifest.graphs[graph].forms else "portable"
 
     def without_cuda_graph(self) -> "Engines":
-        """The same engines, run kernel by kernel."""
+        """The same engines with CUDA graphs disabled."""
         made = copy.copy(self)
         made.options, made.cuda_graph = replace(self.options, cuda_graph=False), False
         return made
 
     def check(self, **sizes: int) -> None:
-        """Raises `InputError`, naming what the engines take, if a run is to have other `windows` or `frames`."""
+        """Raises `InputError`, naming the range, if the engines do not support this number of `windows` or `frames`."""
         check_sizes(self.ranges or _sizes_of(self.bundle.manifest), sizes)
 
     def key(self, graph: str) -> EngineKey:
-        """The key of a graph's engine, of a provider that needs one."""
+        """The cache key of a graph's engine; only for a provider that is `compiled`."""
         builder = self._builder(graph)
         return EngineKey(
             bundle=self.bundle.manifest.name,
@@ -138,7 +135,7 @@ class Engines:
         )
 
     def missing(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of `graphs` whose engines have to be built."""
+        """Those of `graphs` whose engines must be built."""
         return tuple(graph for graph in graphs if self.compiled and self.cache.find(self.key(graph)) is None)
 
     def build(self, graph: str, *, force: bool = False) -> Entry:
@@ -156,12 +153,12 @@ class Engines:
             raise
 
     def open(self, graph: str, *, profile_prefix: Path | None = None) -> OpenedEngine:
-        """A session of a graph. An engine that is needed and not in the cache is built first.
+        """A session of a graph; builds its engine first if the provider needs one that the cache lacks.
 
-        Where the cache cannot be written the engine is built for this run only, with a notice.
+        If the cache cannot be written, the engine is built for this run only, with a notice.
 
         Raises:
-            EngineBuildError: the provider cannot compile the graph, or leaves too much of it to another.
+            EngineBuildError: the provider cannot compile the graph, or runs too few of its nodes.
             OutOfMemory: there is too little memory.
         """
         if self.compiled:
@@ -188,14 +185,11 @@ class Engines:
         return OpenedEngine(session, share, built=False, build_s=0.0, open_s=open_s, size_bytes=0)
 
     def _open_tried(self, graph: str, source: GraphSource) -> Session:
-        """A session that has run once.
-
-        It is opened again where it records a CUDA graph, which would be that of the trial's buffers, and where memory
-        was too short: the run that follows may free some. Errors as `open`.
-        """
+        """A session whose graph has passed a trial run."""
         recorded = self._recorded(graph)
         trial = replace(source, profile_prefix=None) if recorded else source
         session = self.without_cuda_graph()._opener(graph).open(trial)
+        # Opened again: a CUDA graph would be that of the trial's buffers; and if memory ran out, the run may free some.
         if try_run(session, self.ranges) and not recorded:
             return session
         discard(session)
@@ -220,18 +214,13 @@ class Engines:
         return OpenedEngine(session, self._node_share(session), engine.built, build_s, open_s, engine.size_bytes)
 
     def _build(self, graph: str, folder: Path) -> None:
-        """Builds the engine of a graph into `folder`, with notices."""
         self._notice(f"{graph}: no engine for {self.selection.name} yet; building it, once")
         start_s = time.perf_counter()
         self._builder(graph).build(self._source(graph), folder)
         self._notice(f"{graph}: built in {time.perf_counter() - start_s:.1f} s")
 
     def _node_share(self, session: Session) -> float:
-        """Share of nodes on the chosen provider.
-
-        Raises:
-            EngineBuildError: another provider runs the session, or the share is too small.
-        """
+        """Share of nodes on the chosen provider; raises `EngineBuildError` if it is too small."""
         name, wanted = self.selection.name, ORT_NAMES[self.selection.name]
         counts = session.nodes_by_provider()
         total = sum(counts.values())
@@ -258,7 +247,7 @@ class Engines:
 
     @property
     def _gpu(self) -> Gpu:
-        return cast(Gpu, self.selection.gpu)  # which `select_provider` gives every provider but the CPU's
+        return cast(Gpu, self.selection.gpu)  # only called for GPU providers, for which `select_provider` sets it
 
     def _recorded(self, graph: str) -> bool:
         return self.cuda_graph and graph in STEP_GRAPHS
@@ -287,13 +276,13 @@ class Engines:
         )
 
     def _shared(self, version: str) -> Path:
-        """The folder of what all engines of one provider, GPU, driver and version share: kernel timings."""
+        """The folder of kernel timings, shared by all engines of one provider, GPU, driver and version."""
         gpu = self._gpu
         content = [self.selection.name, gpu.name, gpu.compute_capability, version, driver_version(), cuda_version()]
         return self.cache.folder / SHARED_FOLDER / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     def _uses_cuda_graph(self) -> bool:
-        """TensorRT replays a graph where shapes are fixed; CUDA only if asked: 2 % at 512 px for 3.5 GB more memory."""
+        """Default: TensorRT with fixed shapes; not CUDA, where 3.5 GB more memory save only 2 % at 512 px."""
         asked, name = self.options.cuda_graph, self.selection.name
         if asked and name not in ("tensorrt", "cuda"):
             raise InputError(f"--cuda-graph: not with provider {name}; tensorrt and cuda have it")
@@ -304,7 +293,7 @@ class Engines:
 
 
 def _sizes_of(manifest: Manifest) -> dict[str, DimensionRange]:
-    """What the graphs of a bundle with fixed shapes take."""
+    """The sizes of a bundle with fixed shapes, as ranges."""
     latents = next(tensor for tensor in manifest.graphs["denoise_step"].inputs if tensor.name == "latents")
     sizes = {"windows": int(latents.shape[0]), "frames": int(latents.shape[2])}
     return {name: DimensionRange(size, size, size) for name, size in sizes.items()}

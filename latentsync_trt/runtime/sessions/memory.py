@@ -1,4 +1,4 @@
-"""Device memory: buffers, and one pool on the CPU and on each GPU that all sessions share."""
+"""Device memory: buffers, and a memory pool per device that all sessions share."""
 
 import functools
 import logging
@@ -15,31 +15,31 @@ _log = logging.getLogger(__name__)
 COPY_GRAPH = Path(__file__).parents[2] / "assets" / "graphs" / "copy.onnx"
 """`latents_copy = latents`, `history_copy = history`, float32 `(B, 4, F, h, w)`."""
 
-# Grow by the requested size; doubling would hold gigabytes that nothing uses.
+# Grow by the requested size; doubling would hold gigabytes of unused memory.
 _ARENA = {"arena_extend_strategy": 1}
 
 
 def device_value(array: NDArray[Any], device: str, device_id: int) -> Any:
-    """An `OrtValue` on `device` ("cpu" or "cuda") that starts as `array`, and is never the caller's own memory."""
-    # Not `ascontiguousarray`, which makes a vector of a scalar.
+    """A copy of `array` as an `OrtValue` on `device` ("cpu" or "cuda")."""
+    # Not `ascontiguousarray`, which turns a scalar into a vector.
     array = np.asarray(array, order="C")
     if device == "cpu":
         return ort.OrtValue.ortvalue_from_numpy(array.copy())
-    # `ortvalue_from_numpy` allocates through ONNX Runtime's own CUDA provider alone; this, through a plug-in, too.
+    # `ortvalue_from_numpy` works with ONNX Runtime's own CUDA provider only; this, with plug-ins, too.
     value = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype.type, device, device_id)
     value.update_inplace(array)
     return value
 
 
 class DeviceBuffers:
-    """Named buffers on a device ("cpu" or "cuda"), kept between uses; a new one where its shape changes."""
+    """Named buffers on a device ("cpu" or "cuda"), reused unless their shape changes."""
 
     def __init__(self, device: str, device_id: int) -> None:
         self._device, self._device_id = device, device_id
         self._values: dict[str, Any] = {}
 
     def upload(self, name: str, array: NDArray[Any]) -> Any:
-        """The `OrtValue` of that name, with a copy of `array` in it."""
+        """The `OrtValue` of that name, filled with `array`."""
         value = self._values.get(name)
         if value is None or tuple(value.shape()) != array.shape:
             self._values[name] = device_value(array, self._device, self._device_id)
@@ -48,7 +48,7 @@ class DeviceBuffers:
         return self._values[name]
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Any:
-        """The `OrtValue` of that name, with any content."""
+        """The `OrtValue` of that name, with undefined content."""
         value = self._values.get(name)
         if value is None or tuple(value.shape()) != shape:
             value = ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype, self._device, self._device_id)
@@ -61,10 +61,10 @@ class DeviceBuffers:
 
 
 def share_memory(providers: Sequence[tuple[str, Mapping[str, str]]]) -> bool:
-    """Prepares the pool of those providers; returns whether a session on them should use it.
+    """Creates the shared pool for these providers; returns whether a session on them should use it.
 
-    Without it, each session holds its own peak. Not for TensorRT, which allocates its own memory, nor with recorded
-    CUDA graphs, which need fixed addresses.
+    Without it, each session keeps its own peak. Not used for TensorRT, which allocates its own memory, nor with CUDA
+    graphs, which need fixed addresses.
     """
     name, own = providers[0]
     if name == "CUDAExecutionProvider" and own.get("enable_cuda_graph") != "1":
@@ -90,10 +90,9 @@ def _share_gpu_memory(device: int) -> None:
 
 
 def give_back_gpu_memory(device: int) -> None:
-    """Returns unused memory of the pool to the GPU; a closed network leaves it in pieces that fit no other.
+    """Returns unused memory of the pool to the GPU, as closed networks leave it fragmented.
 
-    ONNX Runtime does that at the end of a run only, so this runs the smallest graph. Without memory even for that,
-    nothing is returned.
+    ONNX Runtime does that only at the end of a run, so this runs a tiny graph; if even that fails, nothing is returned.
     """
     run = ort.RunOptions()
     run.add_run_config_entry("memory.enable_memory_arena_shrinkage", f"gpu:{device}")

@@ -1,4 +1,4 @@
-"""Error lines of ONNX Runtime's default log, for messages: TensorRT writes why it fails to that log only, on stderr."""
+"""Reads errors from ONNX Runtime's default log on stderr, the only place where TensorRT says why it fails."""
 
 import os
 import re
@@ -6,7 +6,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from tempfile import TemporaryFile
+from pathlib import Path
+from tempfile import mkstemp
 
 import onnxruntime as ort
 
@@ -22,39 +23,44 @@ _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class _Capture:
-    """Stderr of the whole process, in a file as long as there are readers."""
+    """Redirects stderr of the whole process to a file while there are readers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._readers = 0
 
     def begin(self) -> int:
-        """Returns where in the file the reader begins."""
+        """Returns the offset in the file where the reader starts."""
         with self._lock:
             if not self._readers:
                 _flush()
                 self._saved = os.dup(_STDERR)
-                self._file = TemporaryFile("a+b", buffering=0)  # noqa: SIM115 -- `end` closes it
-                os.dup2(self._file.fileno(), _STDERR)
+                try:
+                    self._file, name = mkstemp(prefix="latentsync-trt-")
+                except OSError:
+                    os.close(self._saved)
+                    raise
+                # Read under its name: reading through this descriptor would move the writers' position.
+                self._path = Path(name)
+                os.dup2(self._file, _STDERR)
                 ort.set_default_logger_severity(_ERRORS)
             self._readers += 1
-            return os.fstat(self._file.fileno()).st_size
+            return os.fstat(self._file).st_size
 
     def end(self, start: int) -> bytes:
-        """Returns what was written since `start`; after the last reader, passes on what is not of that log."""
+        """Returns what was written since `start`; the last reader writes lines of other origin to stderr."""
         _flush()
         with self._lock:
-            self._file.seek(start)
-            written = self._file.read()
+            written = self._path.read_bytes()[start:]
             self._readers -= 1
             if not self._readers:
                 ort.set_default_logger_severity(_SILENT)
                 os.dup2(self._saved, _STDERR)
                 os.close(self._saved)
-                self._file.seek(0)
+                os.close(self._file)
                 with os.fdopen(_STDERR, "wb", closefd=False) as stderr, suppress(OSError):
-                    stderr.write(_LOG_LINE.sub(b"", self._file.read()))
-                self._file.close()
+                    stderr.write(_LOG_LINE.sub(b"", self._path.read_bytes()))
+                self._path.unlink()
         return written
 
 
@@ -63,10 +69,10 @@ _capture = _Capture()
 
 @contextmanager
 def native_errors() -> Iterator[list[str]]:
-    """Collects the error lines of ONNX Runtime's default log; complete when the block has ended.
+    """Collects the error lines of ONNX Runtime's default log; the list is filled when the block ends.
 
-    Everything else written to stderr meanwhile appears at the end, so only an action that has failed before is repeated
-    in this block. Several threads may be inside; each gets the lines of all.
+    Other output to stderr is delayed until then, so use it only to repeat an action that failed. With several threads
+    inside, each gets the lines of all.
     """
     lines: list[str] = []
     try:

@@ -1,4 +1,4 @@
-"""Options of the execution providers, each as the provider's own dictionary of strings.
+"""Options of the execution providers, as ONNX Runtime's dictionaries of strings.
 
 Precision needs no option: the graphs carry their own types, and engines are built strongly typed.
 
@@ -19,7 +19,7 @@ _MEMORY_EFFICIENT = 2
 _CUDNN = 8
 
 RTX_KERNEL_CACHE = "nv_runtime_cache_path"
-"""Option of the plug-in for RTX cards: the folder where kernels that it compiles on the card are kept."""
+"""The plug-in's option for the folder of kernels that it compiles at run time."""
 
 # Compute capability from which cuDNN's attention is faster than ONNX Runtime's own kernel.
 _CUDNN_ATTENTION_FROM = 9.0
@@ -32,12 +32,12 @@ def cuda_options(
 
     Args:
         device: GPU index. cuda_graph: capture and replay; needs fixed shapes and every node on the GPU.
-        fused_bias: convolutions add their bias themselves, where cuDNN can, not in a pass of its own.
-        cudnn_attention: MultiHeadAttention runs cuDNN's kernel, or where that cannot, the memory-efficient one.
+        fused_bias: cuDNN adds the bias within the convolution where it can.
+        cudnn_attention: MultiHeadAttention uses cuDNN's kernel, else the memory-efficient one.
     """
     return {
         "device_id": str(device),
-        # An arena that doubles would hold several GB more than the networks need.
+        # Doubling would hold several GB more than the networks need.
         "arena_extend_strategy": "kSameAsRequested",
         "cudnn_conv_algo_search": "EXHAUSTIVE",
         "cudnn_conv_use_max_workspace": "1",
@@ -56,9 +56,9 @@ def cuda_form_options(form: GraphForm, gpu: Gpu, *, cuda_graph: bool = False) ->
 
 
 def tensorrt_options(device: int = 0, *, cuda_graph: bool = False) -> dict[str, str]:
-    """TensorrtExecutionProvider, as it loads and runs an engine. Of booleans it reads "True" and "False" alone.
+    """TensorrtExecutionProvider, to load and run an engine. It accepts only "True" and "False" as booleans.
 
-    Not `trt_context_memory_sharing_enable`: with an engine that the provider loads it runs without device memory
+    Without `trt_context_memory_sharing_enable`: with it, a loaded engine runs without device memory
     (https://github.com/LeelaChessZero/lc0/pull/2428).
 
     Args:
@@ -68,15 +68,14 @@ def tensorrt_options(device: int = 0, *, cuda_graph: bool = False) -> dict[str, 
 
 
 def rtx_options(shapes: Mapping[str, InputShapes] | None = None, workspace_gb: float | None = None) -> dict[str, str]:
-    """NvTensorRTRTXExecutionProvider, NVIDIA's plug-in for RTX cards. Its device is chosen by the session.
+    """NvTensorRTRTXExecutionProvider, NVIDIA's plug-in. The session selects its device.
 
     Args:
-        shapes: of each input with a variable dimension.
-        workspace_gb: most scratch memory of an engine, None for no limit.
+        shapes: of each input with a variable dimension. workspace_gb: as in `workspace_bytes`.
     """
     limit = workspace_bytes(workspace_gb)
     return {
-        # Its own default is to capture; it is not documented what that does with buffers that are swapped.
+        # On by default; its behavior with swapped buffers is undocumented.
         "enable_cuda_graph": "0",
         **({} if limit is None else {"nv_max_workspace_size": str(limit)}),
         **_profiles(shapes or {}),
@@ -84,7 +83,7 @@ def rtx_options(shapes: Mapping[str, InputShapes] | None = None, workspace_gb: f
 
 
 def workspace_bytes(workspace_gb: float | None) -> int | None:
-    """Most scratch memory of an engine, None for no limit."""
+    """Limit of scratch memory of an engine; None = no limit."""
     return None if workspace_gb is None else round(workspace_gb * _BYTES_PER_GB)
 
 

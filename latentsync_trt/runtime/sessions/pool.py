@@ -1,4 +1,4 @@
-"""The open sessions of one bundle: opened when first needed, several at once, and closed where memory is short."""
+"""The open sessions of one bundle: opened on demand, in parallel, and closed when memory runs out."""
 
 import itertools
 import threading
@@ -19,7 +19,7 @@ from latentsync_trt.types import EngineTime
 
 T = TypeVar("T")
 
-# Opening reads, verifies and uploads weights; more at once than this only wait for the disk.
+# Opening reads, verifies and uploads weights; more threads would only wait for the disk.
 _OPENERS = 3
 
 _RAN_OUT = "it ran out"
@@ -31,11 +31,10 @@ class SessionPool:
     A session is closed without waiting for its users, so with one network at a time only one thread may use the pool.
 
     Args:
-        engines: find, build and open.
-        low_memory: keep one network's sessions open at a time. Set when memory runs out, too.
+        low_memory: keep one network's sessions open at a time; also set when memory runs out.
         trace_folder: where sessions write traces of every operator, None for no traces.
         on_notice: called when memory runs out.
-        on_close: called with the graphs whose sessions are about to close, to drop buffers bound to them.
+        on_close: called with the graphs whose sessions will be closed, to drop buffers bound to them.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class SessionPool:
         """The session of a graph; the first call opens it, and builds its engine if there is none.
 
         Raises:
-            BundleError: the bundle has no such graph. Otherwise as `Engines.open`.
+            BundleError: the bundle has no such graph. Others as `Engines.open`.
         """
         self.engines.bundle.graph_path(graph)
         with self._opening[graph]:
@@ -75,19 +74,18 @@ class SessionPool:
             return self._opened[graph].session
 
     def missing(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of `graphs` that a build would add to the cache; none where the cache cannot be read."""
-        with suppress(OutputError):  # opening reports it, and builds for this run only
+        """Those of `graphs` without an engine in the cache; none where the cache cannot be read."""
+        with suppress(OutputError):  # opening reports the error, and builds for this run only
             return self.engines.missing(graphs)
         return ()
 
     def prepare(self, graphs: Iterable[str]) -> None:
-        """Builds missing engines one by one, as builds time kernels; then opens all of `graphs` side by side.
+        """Builds missing engines one by one, as builds time kernels; then opens all of `graphs` in parallel.
 
-        With one network at a time they are opened one after another, which shows whether each can be. Errors as
-        `session`.
+        With one network at a time, they are opened one after another, to detect errors now. Raises as `session`.
         """
         graphs = tuple(graphs)
-        if not self._opened:  # before memory is short: the first call allocates some itself
+        if not self._opened:  # while memory is free: the first call allocates some itself
             self._give_back()
         with suppress(OutputError):  # as in `missing`
             for graph in self.missing(graphs):
@@ -98,8 +96,10 @@ class SessionPool:
             self.session(graph)
 
     def reopen(self, graph: str) -> bool:
-        """Closes the session of a graph whose memory ran out although no other network is open; returns whether it was
-        open. What a provider chose because memory was short stays with a session, as cuDNN's plans do."""
+        """Closes the session of a graph that ran out of memory with no other network open; returns whether it was open.
+
+        A new session can succeed: a session keeps what a provider chose for lack of memory, such as cuDNN's plans.
+        """
         with self._lock:
             known = self.low_memory and graph in self._opened
         if known:
@@ -115,7 +115,7 @@ class SessionPool:
             )
 
     def times(self) -> tuple[EngineTime, ...]:
-        """What each engine has cost, closed ones included, in the order they were opened."""
+        """Time spent on each engine, including closed ones, in the order they were opened."""
         with self._lock:
             times = dict(self._past)
             for graph, opened in self._opened.items():
@@ -123,20 +123,20 @@ class SessionPool:
             return tuple(times.values())
 
     def take_profile(self) -> tuple[tuple[EngineTime, ...], tuple[Trace, ...]]:
-        """Times and traces of the sessions that were closed since the last call."""
+        """Times and traces of the sessions closed since the last call."""
         with self._lock:
             times, traces = tuple(self._past.values()), tuple(self._traces)
             self._past, self._traces = {}, []
         return times, traces
 
     def switch(self, engines: Engines) -> None:
-        """Closes everything; sessions come from `engines` from now on."""
+        """Closes all sessions; new ones come from `engines`."""
         self._close(tuple(self._opened))
         self._built.clear()
         self.engines = engines
 
     def close(self) -> None:
-        """Closes all sessions; the next call of `session` opens again."""
+        """Closes all sessions; `session` opens them again."""
         self._close(tuple(self._opened))
 
     def _build(self, graph: str) -> None:
@@ -146,7 +146,7 @@ class SessionPool:
             self._built.add(graph)
 
     def _open_side_by_side(self, graphs: tuple[str, ...]) -> bool:
-        """False if that takes too much memory; then none is open, and from now on there is one network at a time."""
+        """False if memory runs out; then none is open, and one network at a time is kept from now on."""
         try:
             with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as openers:
                 list(openers.map(self._open_if_closed, graphs))
@@ -172,7 +172,7 @@ class SessionPool:
             self._opened[graph] = replace(opened, built=built)
 
     def _retrying(self, graph: str, action: Callable[[], T]) -> T:
-        """`action`, which is for `graph`; tried again where closing the other networks freed memory for it."""
+        """`action`, retried once if memory runs out and other networks than that of `graph` can be closed."""
         try:
             return action()
         except OutOfMemory:

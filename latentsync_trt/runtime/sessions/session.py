@@ -1,4 +1,4 @@
-"""One ONNX graph on one execution provider: the only way the other rooms run a graph."""
+"""One ONNX graph on one execution provider; all other modules run graphs through `Session`."""
 
 import os
 import re
@@ -24,7 +24,7 @@ Providers = tuple[tuple[str, Mapping[str, str]], ...]
 
 CPU: Providers = (("CPUExecutionProvider", {}),)
 
-# Its warnings about plug-in devices that are not used would appear between the lines of the command.
+# Else it warns on stderr about unused plug-in devices, between the lines of the command.
 ort.set_default_logger_severity(4)
 
 _NUMPY_TYPES: dict[str, type[np.generic]] = {
@@ -40,7 +40,7 @@ _NUMPY_TYPES: dict[str, type[np.generic]] = {
 
 _MOST_BYTES = 10**13
 
-# Providers that write why they fail to the log only.
+# Providers that report why they fail in the log only.
 _SILENT_PROVIDERS = frozenset({"TensorrtExecutionProvider"})
 
 
@@ -60,15 +60,14 @@ class SessionSettings:
     Args:
         providers: ONNX Runtime provider names with their option dictionaries, best first.
         plugin_devices: devices of a plug-in provider, instead of `providers`; `plugin_options` are its options.
-        dimensions: values for variable dimensions, which makes their shapes fixed.
-        weights_folder: where the graph's external weights lie, if not beside it.
+        dimensions: values that fix variable dimensions.
+        weights_folder: folder of the external weights, if not that of the graph.
         config: further ONNX Runtime session entries.
-        name: what messages call the graph, its file's name if empty.
-        optimize: False leaves the graph as it is: for providers that compile it, and hold weights that differ from
-            those on disk twice.
-        profile_prefix: where to write a trace of every operator, None for no trace.
+        name: the graph's name in messages; empty = its file name.
+        optimize: False keeps the graph unchanged: for providers that compile it, and hold weights twice if changed.
+        profile_prefix: where to write a trace of every operator; None = no trace.
         intra_op_threads: CPU threads for one operator; None = one per physical core.
-        by_priority: reduce large tensors as soon as possible, not at the end, when all of them are held.
+        by_priority: run reductions of large tensors as early as possible, so that not all are held until the end.
     """
 
     providers: Providers = CPU
@@ -85,17 +84,16 @@ class SessionSettings:
 
 
 class Session:
-    """A graph, loaded. Thread-safe: ONNX Runtime allows concurrent runs of one session.
+    """A loaded graph; thread-safe.
 
-    `free_memory` is called when memory is short; it returns whether it freed some, and then the run is tried again.
-    `opened_at_s`, on `time.perf_counter`'s scale, is where a trace begins. `runs` counts runs; the first one, which
-    warms up, is timed separately from the sum of all later ones.
+    `free_memory` is called when memory runs out; if it returns True, the run is retried. `opened_at_s`: start of a
+    trace, on `time.perf_counter`'s scale. The first run, a warm-up, is timed separately from the sum of all later ones.
 
     Args:
-        path: the `.onnx` file; external weights lie beside it or where `settings` say.
+        path: the `.onnx` file; external weights are in its folder, or in that of `settings`.
 
     Raises:
-        EngineBuildError: the graph cannot be loaded or compiled. OutOfMemory: there is too little memory to.
+        EngineBuildError: the graph cannot be loaded or compiled. OutOfMemory: there is too little memory.
     """
 
     def __init__(
@@ -115,7 +113,7 @@ class Session:
         self.runs, self.first_run_s, self.later_runs_s = 0, 0.0, 0.0
 
     def _opened(self, options: Any) -> Any:
-        # An explicit list without fallback: ONNX Runtime's own only prints a line and goes on with less.
+        # Without fallback, as ONNX Runtime would only print a line and continue with fewer providers.
         settings = self.settings
         providers = None if settings.plugin_devices else [(name, dict(own)) for name, own in settings.providers]
         return ort.InferenceSession(
@@ -127,7 +125,7 @@ class Session:
 
     @property
     def provider(self) -> str:
-        """The provider ONNX Runtime really put first, e.g. "CPUExecutionProvider"."""
+        """The first provider that ONNX Runtime really uses, e.g. "CPUExecutionProvider"."""
         return str(self.ort.get_providers()[0])
 
     def run(self, inputs: Mapping[str, Array]) -> tuple[Array, ...]:
@@ -145,8 +143,7 @@ class Session:
         self.retrying(lambda: self._timed(lambda: self.ort.run_with_iobinding(binding)))
 
     def retrying(self, action: Callable[[], T]) -> T:
-        """What `action` returns, which takes memory beside this graph's; tried again as long as `free_memory` frees
-        some. Errors as `run`."""
+        """The result of `action`, retried while memory runs out and `free_memory` frees some. Errors as `run`."""
         while True:
             try:
                 return self._explained(action, f"{self.name} on {self.provider}", InferenceError)
@@ -155,7 +152,7 @@ class Session:
                     raise
 
     def _explained(self, action: Callable[[], T], where: str, kind: type[LatentSyncError]) -> T:
-        """`action`, with its failure translated; once more to read the provider's log where only that says why."""
+        """The result of `action`, errors translated; repeated to read the log of a provider that reports there only."""
         try:
             return action()
         except Exception as error:
@@ -180,16 +177,15 @@ class Session:
         return result
 
     def close(self) -> Path | None:
-        """Frees the graph and its memory; nothing can run afterwards. Returns the trace file, if there is one."""
+        """Frees the graph and its memory; returns the trace file, if there is one."""
         trace = None if self.settings.profile_prefix is None else Path(self.ort.end_profiling())
         del self.ort
         return trace
 
     def nodes_by_provider(self) -> dict[str, int]:
-        """How many nodes are assigned to each provider; only if opened with `RECORD_ASSIGNMENT`.
+        """Number of nodes assigned to each provider; only if opened with `RECORD_ASSIGNMENT`.
 
-        Nodes on the CPU that compute shapes, in graphs of variable shapes, are not counted: ONNX Runtime always keeps
-        them there, where their numbers are needed.
+        In graphs with variable shapes, nodes on the CPU that compute shapes are not counted, as they always run there.
         """
         counts: dict[str, int] = {}
         shapes_vary = any(not isinstance(size, int) for tensor in self.inputs for size in tensor.shape)
@@ -201,11 +197,11 @@ class Session:
 
 
 _SHAPE_OPS = frozenset({"Concat", "Div", "Mul", "Reshape", "Squeeze"})
-"""Operators that the exported graphs compute shapes with."""
+"""Operators that compute shapes in the exported graphs."""
 
 
 def compile_graph(path: Path, settings: SessionSettings, target: Path) -> None:
-    """Writes an EP-context model of a graph to `target`; for plug-in providers. Errors as `Session`."""
+    """Writes an EP-context model of a graph to `target`, for plug-in providers. Errors as `Session`."""
     try:
         ort.ModelCompiler(_ort_options(settings), str(path)).compile_to_file(str(target))
     except Exception as error:
@@ -217,7 +213,7 @@ RECORD_ASSIGNMENT = {"session.record_ep_graph_assignment_info": "1"}
 
 
 def _thread_limit() -> int:
-    """CPU threads per operator that $OMP_NUM_THREADS allows, the variable that OpenMP and PyTorch read; 0: no limit."""
+    """CPU threads per operator by $OMP_NUM_THREADS, as OpenMP and PyTorch read it; 0 = no limit."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(first) if first.isdigit() else 0
 
@@ -225,15 +221,15 @@ def _thread_limit() -> int:
 def _ort_options(settings: SessionSettings) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    # A buffer planned for reuse stays allocated between its uses: in a U-Net, whose last features are as large as its
-    # first, nearly all of them do. Freeing and allocating costs no time and a fraction of the memory.
+    # A buffer planned for reuse stays allocated between uses: nearly all buffers of a U-Net, whose last features are as
+    # large as its first. Freeing and allocating needs a fraction of the memory, at no cost in time.
     options.enable_mem_reuse = options.enable_mem_pattern = False
     if share_memory(settings.providers):
         options.add_session_config_entry("session.use_env_allocators", "1")
-    # Waiting threads that spin take the cores that decoding, face work and encoding need at the same time.
+    # Spinning threads would take cores from decoding, face processing and encoding.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Keep pairs of QuantizeLinear and DequantizeLinear: fusing them does not support FP8, loses the sign of INT8 across
-    # a reshape, and was not faster where it works.
+    # Keep QuantizeLinear/DequantizeLinear pairs: fusing them does not support FP8, loses the sign of INT8 across a
+    # reshape, and was not faster where it works.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     for name, value in settings.config.items():
         options.add_session_config_entry(name, value)
@@ -257,7 +253,7 @@ def _ort_options(settings: SessionSettings) -> Any:
 
 
 def _model(path: Path, settings: SessionSettings) -> str | bytes:
-    """The path, or the graph's bytes if weights are elsewhere: given a path, ONNX Runtime looks beside it only."""
+    """The path, or the graph's bytes if weights are elsewhere: given a path, ONNX Runtime searches its folder only."""
     return str(path) if settings.weights_folder is None else path.read_bytes()
 
 
@@ -268,12 +264,12 @@ def _tensor_info(node: Any) -> TensorInfo:
 def _translated(
     error: Exception, where: str, otherwise: type[LatentSyncError], reasons: Sequence[str] = ()
 ) -> LatentSyncError:
-    """The error as one of this package's; `reasons`: error lines of the provider's log meanwhile."""
+    """The error as one of this package's; `reasons`: error lines from the provider's log."""
     text = "\n".join([str(error), *reasons])
     said = last_line(error) + "".join(f"; TensorRT: {reason}" for reason in dict.fromkeys(reasons))
     if isinstance(error, MemoryError) or is_out_of_memory(text):
         asked = re.search(r"(?:requested buffer of size |Requested size was )(\d+)", text)
-        # Where cuDNN does not know the size, it reports one that no device has.
+        # If cuDNN does not know the size, it reports an impossible one.
         known = asked is not None and int(asked[1]) < _MOST_BYTES
         why = f"for {int(asked[1]) / 1e9:.2f} GB more" if asked and known else f"({said})"
         return OutOfMemory(

@@ -1,4 +1,4 @@
-"""Where the time went: a table of engines and operators, and one Chrome trace of all engines and stages.
+"""The profile of a run: a table of engines and operators, and one Chrome trace of all engines and stages.
 
 Open `trace.json` in ui.perfetto.dev or chrome://tracing.
 """
@@ -33,7 +33,7 @@ class Trace:
 
 
 def profile_folder(asked: str | Path | None) -> Path | None:
-    """The folder of the profile, created if need be; raises `OutputError` if no file can be written there."""
+    """The folder of the profile, created if necessary; raises `OutputError` if it is not writable."""
     if asked is None:
         return None
     folder = Path(asked)
@@ -42,7 +42,7 @@ def profile_folder(asked: str | Path | None) -> Path | None:
     except OSError as error:
         raise OutputError(f"{folder}: cannot be created ({error.strerror})") from error
     try:
-        TemporaryFile(dir=folder).close()  # now, not after the run; permissions alone do not show it
+        TemporaryFile(dir=folder).close()  # a trial, as permissions alone do not show whether writing works
     except OSError as error:
         raise OutputError(f"{folder}: the profile cannot be written ({error.strerror})") from error
     return folder.resolve()
@@ -51,7 +51,7 @@ def profile_folder(asked: str | Path | None) -> Path | None:
 def write_profile(
     folder: Path, times: Iterable[EngineTime], traces: Iterable[Trace], spans: Iterable[Span]
 ) -> tuple[Path, Path]:
-    """Writes `profile.md` and `trace.json` into `folder` and removes the traces they were made of.
+    """Writes `profile.md` and `trace.json` into `folder` and removes the traces they were made from.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -71,7 +71,7 @@ def write_profile(
 
 
 def _events(trace: Trace) -> Events:
-    """The trace's events, times in µs on `time.perf_counter`'s scale, without details that the profile does not use."""
+    """The trace's events that the profile uses, times in µs on `time.perf_counter`'s scale."""
     kept = []
     for event in json.loads(trace.path.read_text(encoding="utf-8")):
         if event.get("ph") != "X":
@@ -118,7 +118,7 @@ def _table(times: Iterable[EngineTime], events: Mapping[Trace, Events]) -> str:
 
 
 def _stage_events(spans: Iterable[Span]) -> Events:
-    """The pipeline's stages as one process, one row for each thread."""
+    """The pipeline's stages as one process of the trace, with a row for each thread."""
     rows: dict[str, int] = {}
     events = [_name_event("process_name", _STAGES_PROCESS, 0, "stages")]
     for span in spans:
@@ -132,7 +132,7 @@ def _stage_events(spans: Iterable[Span]) -> Events:
 
 
 def _engine_events(events: Mapping[Trace, Events]) -> Events:
-    """Every engine as a process of its own."""
+    """Each engine as one process of the trace."""
     merged: Events = []
     for process, (trace, found) in enumerate(events.items(), start=_FIRST_ENGINE_PROCESS):
         merged.append(_name_event("process_name", process, 0, trace.graph))
