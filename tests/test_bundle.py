@@ -153,3 +153,14 @@ def test_other_files_are_not_replaced(tmp_path: Path) -> None:
         check_target(tmp_path)
     with pytest.raises(InputError, match="is a file"):
         check_target(tmp_path / "holiday.jpg")
+
+
+def test_manifests_of_earlier_formats_are_read(bundle: Bundle) -> None:
+    """Format 3 spelled the key `quantisation`; formats 1 and 2 lack it and `attention`."""
+    content = json.loads((bundle.folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+    del content["sha256"], content["quantization"], content["attention"]
+    assert Manifest.from_json({**content, "format_version": 1}).quantization is None
+    made = {"parent": "a", "parent_sha256": "b", "parent_precision": "fp16", "clips": {}, "settings": {}, "share": 0.9}
+    read = Manifest.from_json({**content, "format_version": 3, "quantisation": {**made, "kept": ["conv_in.weight"]}})
+    assert read.quantization is not None
+    assert (read.quantization.kept, read.arithmetic) == (("conv_in.weight",), "fp16")

@@ -46,6 +46,6 @@ def _named(name: str) -> tuple[Path, str]:
         return demo_folder(), "built in"
     for folder in (Path(name), checkpoints_folder() / name):
         if (folder / MANIFEST_NAME).is_file():
-            return folder, "as asked"
+            return folder, "named"
     known = ", ".join([DEMO_NAME, *(path.name for path in exported_bundles())])
     raise BundleError(f"{name}: no bundle there nor in {checkpoints_folder()}; found: {known}")

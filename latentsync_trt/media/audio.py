@@ -1,6 +1,6 @@
 """Audio input: the first audio stream of a file as blocks of mono float samples."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from fractions import Fraction
 from itertools import chain, groupby
 from pathlib import Path
@@ -33,7 +33,7 @@ def audio_duration_s(path: Path) -> Fraction:
         return sum((Fraction(frame.samples, frame.sample_rate) for frame in frames), Fraction(0))
 
 
-def read_audio_blocks(path: Path, rate_hz: int = SPEECH_RATE_HZ) -> Iterator[Float32Array]:
+def read_audio_blocks(path: Path, rate_hz: int = SPEECH_RATE_HZ) -> Generator[Float32Array, None, None]:
     """Mono blocks `(n,)` float32 of the first audio stream of an audio or video file, resampled to `rate_hz`.
 
     Integer samples map full scale to [−1, 1): 16-bit ones are divided by 32768. Float samples keep their values, and

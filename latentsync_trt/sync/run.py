@@ -43,7 +43,8 @@ class Run:
         self._video, self._audio, self._output = video, audio, output
         self._options = options
         self._info = probe(video)
-        next(read_audio_blocks(audio))  # fail on an unreadable file before opening the networks
+        with closing(read_audio_blocks(audio)) as blocks:
+            next(blocks, None)  # fail on an unreadable file before opening the networks
         self._clock = StageClock(networks.on_span)
         self._speech = self._open_networks_and_audio()
 
