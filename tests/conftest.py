@@ -1,6 +1,7 @@
 """Fixtures shared by all tests."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +18,12 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def pytest_configure() -> None:
-    """One CPU thread for each operator: pytest-xdist's workers would fight for the cores."""
+    """Settings that the processes of tests inherit, too."""
+    # pytest-xdist's workers would compete for the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # A shell starts background jobs with Ctrl-C ignored.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
