@@ -134,9 +134,9 @@ class DemoNetworks:
         self._bundle = Bundle.load(small_bundle(), verify=False)
         self._made: list[Networks] = []
 
-    def __call__(self, selection: Selection = CPU, *, may_pass_over: bool = False, **options: Any) -> Networks:
+    def __call__(self, selection: Selection = CPU, *, may_fall_back: bool = False, **options: Any) -> Networks:
         settings = RuntimeOptions(**{"engine_cache": self._cache} | options)
-        made = Networks(self._bundle, selection, settings, may_pass_over=may_pass_over, on_notice=self.notices.append)
+        made = Networks(self._bundle, selection, settings, may_fall_back=may_fall_back, on_notice=self.notices.append)
         self._made.append(made)
         return made
 

@@ -139,7 +139,7 @@ def test_a_build_that_fails_leaves_the_run_going(setting: Setting) -> None:
     made.prepare(STEPS)
     problem = ended(made)
     assert "the engine cache cannot be used" in problem
-    assert made.take_notices()[1:] == (f"building in the background failed, going on with cpu: {problem}",)
+    assert made.take_notices()[1:] == (f"building in the background failed, continuing with cpu: {problem}",)
     assert {engine.runs for engine in made.times() if engine.graph == "denoise_step"} == {2}
     made.close()
 
@@ -160,7 +160,7 @@ def test_engines_that_do_not_open_leave_the_run_going(
     made = setting.networks()
     made.prepare(STEPS)
     assert ended(made) == ""
-    assert setting.notice("failed, going on") == f"building in the background failed, going on with cpu: {error}"
+    assert setting.notice("failed, going on") == f"building in the background failed, continuing with cpu: {error}"
     made.close()
 
 

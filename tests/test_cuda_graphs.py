@@ -155,7 +155,7 @@ def test_wrong_replays_end_cuda_graphs_for_this_run(monkeypatch: pytest.MonkeyPa
     assert [denoiser.cuda_graph for denoiser in all_made] == [True, False]
     assert len(notices) == 1
     assert notices[0].startswith(REPLAY_NOTICE)  # what `selftest` reports a failure by
-    assert "going on without CUDA graphs" in notices[0]
+    assert "continuing without CUDA graphs" in notices[0]
 
 
 def test_after_closing_buffers_are_new_and_replays_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:

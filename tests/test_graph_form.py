@@ -177,7 +177,7 @@ def test_a_form_that_does_not_open_or_run_is_replaced_with_a_notice(
     made.open("denoise_step")
     assert made.without_cuda_graph().form("denoise_step") == "portable"
     (notice,) = notices
-    assert notice.startswith("denoise_step: the CUDA form does not run here, going on with the portable one: ")
+    assert notice.startswith("denoise_step: the CUDA form does not run here, continuing with the portable one: ")
     assert notice.endswith(reason)
 
 

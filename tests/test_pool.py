@@ -237,10 +237,10 @@ def failing_gpu(monkeypatch: pytest.MonkeyPatch) -> Selection:
 def test_with_auto_the_next_provider_runs_with_a_notice(
     make: DemoNetworks, notices: list[str], failing_gpu: Selection, low_memory: bool
 ) -> None:
-    networks = make(failing_gpu, may_pass_over=True, low_memory=low_memory)
+    networks = make(failing_gpu, may_fall_back=True, low_memory=low_memory)
     networks.prepare(GRAPHS)
     assert networks.selection.name == "cpu"
-    assert notices == ["cuda cannot run this bundle, going on with cpu: no kernel image"]
+    assert notices == ["cuda cannot run this bundle, continuing with cpu: no kernel image"]
     assert {time.provider for time in networks.times() if time.graph == "vae_decoder"} == {"cpu"}
     assert np.array_equal(denoised(networks), denoised(make()))
 
@@ -257,4 +257,4 @@ def test_with_no_provider_left_the_reason_is_raised(make: DemoNetworks, monkeypa
 
     monkeypatch.setattr(DirectOpen, "open", refuse)
     with pytest.raises(EngineBuildError, match="unknown operator"):
-        make(may_pass_over=True).prepare(GRAPHS)
+        make(may_fall_back=True).prepare(GRAPHS)

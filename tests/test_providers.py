@@ -169,13 +169,13 @@ def test_free_memory_is_asked_by_pci_address(machine: Machine, monkeypatch: pyte
 
 def test_auto_takes_the_best(machine: Machine) -> None:
     selection = select_provider()
-    assert (selection.name, selection.passed_over) == ("tensorrt", ())
+    assert (selection.name, selection.skipped_providers) == ("tensorrt", ())
     assert selection.gpu == gpu.gpus()[0]
     assert (selection.device, selection.device_id) == ("cuda", 0)
     machine.absent = libraries.TENSORRT_MODULE
     selection = select_provider()
     assert (selection.name, selection.device) == ("rtx", "cuda")
-    assert [name for name, _ in selection.passed_over] == ["tensorrt"]
+    assert [name for name, _ in selection.skipped_providers] == ["tensorrt"]
     assert why_unavailable("cuda") is None
     machine.driver = FakeDriver([ADA], version=14_020)  # for a newer CUDA
     assert select_provider("cuda").gpu == Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")
@@ -186,8 +186,8 @@ def test_auto_gives_the_reason_for_each_provider_passed_over(machine: Machine) -
     selection = select_provider("auto", device=1)
     assert selection.name == "cuda"
     assert selection.device_id == 1
-    assert [name for name, _ in selection.passed_over] == ["tensorrt", "rtx"]
-    reason = dict(selection.passed_over)
+    assert [name for name, _ in selection.skipped_providers] == ["tensorrt", "rtx"]
+    reason = dict(selection.skipped_providers)
     assert reason["tensorrt"].startswith("libraries not found: libnvinfer.so.10, libnvonnxparser.so.10; pip install")
     assert "TensorRT-RTX does not support GPU 1 (NVIDIA A100-SXM4-80GB, compute capability 8.0)" in reason["rtx"]
 
@@ -198,7 +198,7 @@ def test_no_driver_is_the_first_reason(machine: Machine, name: str) -> None:
     with pytest.raises(ProviderUnavailable, match=rf"{name}: no NVIDIA driver .*; install NVIDIA driver 580"):
         select_provider(name)
     assert select_provider().name == "cpu"
-    assert len(select_provider().passed_over) == 3
+    assert len(select_provider().skipped_providers) == 3
 
 
 @pytest.mark.parametrize("request_", ["auto", "cuda", "tensorrt"])
@@ -393,7 +393,7 @@ def test_the_next_provider_may_be_one_that_builds_too(machine: Machine) -> None:
     assert next_provider(Selection("tensorrt", (), gpu.gpus()[0]), at_once=False).name == "rtx"
     following = next_provider(Selection("tensorrt", (), gpu.gpus()[1]), at_once=False)
     assert following.name == "cuda"
-    assert [name for name, _ in following.passed_over] == ["rtx"]
+    assert [name for name, _ in following.skipped_providers] == ["rtx"]
 
 
 def test_what_cannot_be_selected() -> None:
@@ -405,8 +405,8 @@ def test_what_cannot_be_selected() -> None:
 
 def test_auto_says_why_better_providers_do_not_run_here() -> None:
     selection = select_provider("auto")
-    assert [name for name, _ in selection.passed_over] == list(PREFERENCE[: PREFERENCE.index(selection.name)])
-    assert all(reason for _, reason in selection.passed_over)
+    assert [name for name, _ in selection.skipped_providers] == list(PREFERENCE[: PREFERENCE.index(selection.name)])
+    assert all(reason for _, reason in selection.skipped_providers)
 
 
 def test_the_cpu_always_runs() -> None:

@@ -280,7 +280,7 @@ def judged(
         part = Part(
             environment={"gpu": "NVIDIA Test"},
             provider=name,
-            notices=["passed over rtx: no plug-in"] if order.provider == "auto" else [],
+            notices=["skipped rtx: no plug-in"] if order.provider == "auto" else [],
             graphs={graph: dict(row) for graph in order.graphs},
             painted_on={preset: [name] for preset in order.presets},
             done=True,
@@ -306,7 +306,7 @@ def test_times_and_differences_of_each_graph(monkeypatch: pytest.MonkeyPatch) ->
     row = next(line for line in result.stdout.splitlines() if line.startswith(" denoise_step "))
     assert row.split() == ["denoise_step", "1/1", "2.00", "1.0", "0.50", "31.5", "7.0", "1.0e-02"]
     assert "machine: gpu NVIDIA Test, cpu " in result.stdout
-    assert "note: passed over rtx: no plug-in\n" in result.stdout
+    assert "note: skipped rtx: no plug-in\n" in result.stdout
     assert result.stdout.splitlines()[-1].startswith("PASS: tensorrt, ")
 
 

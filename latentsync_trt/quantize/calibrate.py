@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.bundle.manifest import Bundle, step_graph
 from latentsync_trt.diffusion.plan import cache_plan
 from latentsync_trt.diffusion.scheduler import solver_schedule
 from latentsync_trt.errors import NoFaceError
@@ -142,7 +142,7 @@ class Calibration:
 
     def _observe(self, windows: Sequence[Path]) -> Ranges:
         graphs = step_graphs(self.bundle)
-        loops = loops_of(windows, self.options, unguided="denoise_step_unguided" in graphs)
+        loops = loops_of(windows, self.options, unguided=step_graph(guided=False, cached=False) in graphs)
         done, ranges = self.work.ranges()
         if done == len(loops):
             return ranges

@@ -49,7 +49,7 @@ class LipSync:
         options = options or RuntimeOptions()
         selection = select_provider(provider, options.device)
         bundle = Bundle.load(Path(path))
-        return cls(Networks(bundle, selection, options, may_pass_over=provider == "auto", on_notice=on_notice))
+        return cls(Networks(bundle, selection, options, may_fall_back=provider == "auto", on_notice=on_notice))
 
     def __enter__(self) -> Self:
         return self

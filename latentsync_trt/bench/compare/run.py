@@ -112,7 +112,7 @@ def _dub(bundle: Bundle, video: Path, clip: Clip, plan: Plan) -> tuple[Selection
     """Writes the clip as `bundle` paints it, lossless; what it ran on, and notices."""
     plan.say(f"{bundle.manifest.name} from {bundle.folder}")
     selection = select_provider(plan.provider, plan.runtime.device)
-    networks = Networks(bundle, selection, plan.runtime, may_pass_over=plan.provider == "auto", on_notice=plan.say)
+    networks = Networks(bundle, selection, plan.runtime, may_fall_back=plan.provider == "auto", on_notice=plan.say)
     with LipSync(networks) as lip_sync:
         options = replace(plan.sync, lossless=True)
         report = lip_sync.sync(clip.video, clip.audio, video, options, on_progress=plan.on_progress)

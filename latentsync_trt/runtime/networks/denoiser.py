@@ -225,7 +225,7 @@ class PooledDenoiser:
         if self._pool.engines.cuda_graph and not self._replays_checked(batch):
             name = self._pool.engines.selection.name
             self._notice(
-                f"CUDA graphs: {name} computes something else when it replays one; going on without CUDA graphs"
+                f"CUDA graphs: {name} computes something else when it replays one; continuing without CUDA graphs"
             )
             self._pool.switch(self._pool.engines.without_cuda_graph())
             self._follow_engines()

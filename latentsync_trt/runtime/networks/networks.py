@@ -29,7 +29,7 @@ class Networks:
     `codec` and `denoiser` serve one clip at a time.
 
     Args:
-        may_pass_over: fall back to another provider, with a notice, where the selected one cannot build the engines.
+        may_fall_back: fall back to another provider, with a notice, where the selected one cannot build the engines.
         on_notice: called with a sentence about builds, waits, and anything that makes a run slower than expected.
 
     Raises:
@@ -42,14 +42,14 @@ class Networks:
         selection: Selection,
         options: RuntimeOptions | None = None,
         *,
-        may_pass_over: bool = False,
+        may_fall_back: bool = False,
         on_notice: Notice | None = None,
     ) -> None:
         self.bundle = bundle
         self.options = options or RuntimeOptions()
         self._on_notice = on_notice
         self._notices: list[str] = []
-        self._may_pass_over = may_pass_over
+        self._may_fall_back = may_fall_back
         self._cache = EngineCache(cache_folder(self.options.engine_cache), self._notice)
         self._needed: tuple[str, ...] = ()
         self._build: BackgroundBuild | None = None
@@ -126,7 +126,7 @@ class Networks:
                 self._pool.prepare(graphs)
                 break
             except EngineBuildError as error:
-                self._pass_over(error)
+                self._fall_back(error)
         if first:  # measured once: later, the pool itself holds memory that a batch could use
             ranges = self._pool.engines.ranges
             self._windows_that_fit = windows_that_fit(self.bundle.manifest, ranges, self._free_bytes())
@@ -172,7 +172,7 @@ class Networks:
         problem = build.error or self._change_to_built(build)
         if not problem:
             return
-        self._notice(f"building in the background failed, going on with {meanwhile.selection.name}: {problem}")
+        self._notice(f"building in the background failed, continuing with {meanwhile.selection.name}: {problem}")
         if self._pool.engines is not meanwhile:
             self._pool.switch(meanwhile)
             self._pool.prepare(self._needed)
@@ -255,15 +255,15 @@ class Networks:
             return str(error)
         return ""
 
-    def _pass_over(self, error: EngineBuildError) -> None:
+    def _fall_back(self, error: EngineBuildError) -> None:
         """Falls back to the next provider, with a notice; raises `error` if that is not allowed or none is left."""
-        if not self._may_pass_over:
+        if not self._may_fall_back:
             raise error
         try:
             following = next_provider(self.selection, at_once=False)
         except ProviderUnavailable:
             raise error from None
-        self._notice(f"{self.selection.name} cannot run this bundle, going on with {following.name}: {error}")
+        self._notice(f"{self.selection.name} cannot run this bundle, continuing with {following.name}: {error}")
         self._pool.switch(self._engines(following))
 
     def _release_buffers(self, graphs: tuple[str, ...]) -> None:

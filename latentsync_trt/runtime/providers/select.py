@@ -26,15 +26,15 @@ class Selection:
     """The selected provider, the skipped faster ones as (name, reason), and the GPU (None on the CPU)."""
 
     name: ProviderName
-    passed_over: tuple[tuple[str, str], ...] = ()
+    skipped_providers: tuple[tuple[str, str], ...] = ()
     gpu: Gpu | None = None
 
     def notices(self) -> list[str]:
         """One line for each reason, with the providers that were skipped for it."""
         names: dict[str, list[str]] = {}
-        for name, reason in self.passed_over:
+        for name, reason in self.skipped_providers:
             names.setdefault(reason, []).append(name)
-        return [f"passed over {', '.join(group)}: {reason}" for reason, group in names.items()]
+        return [f"skipped {', '.join(group)}: {reason}" for reason, group in names.items()]
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -90,13 +90,13 @@ def why_unavailable(name: ProviderName, device: int = 0) -> str | None:
 def _best(names: tuple[ProviderName, ...], device: int) -> Selection:
     if device != 0 or driver.gpus():
         _check_device(device)
-    passed_over: list[tuple[str, str]] = []
+    skipped_providers: list[tuple[str, str]] = []
     for name in names:
         reason = why_unavailable(name, device)
         if reason is None:
-            return Selection(name, tuple(passed_over), _gpu_of(name, device))
-        passed_over.append((name, reason))
-    raise ProviderUnavailable("; ".join(f"{name}: {reason}" for name, reason in passed_over))
+            return Selection(name, tuple(skipped_providers), _gpu_of(name, device))
+        skipped_providers.append((name, reason))
+    raise ProviderUnavailable("; ".join(f"{name}: {reason}" for name, reason in skipped_providers))
 
 
 def _check_device(device: int) -> None:

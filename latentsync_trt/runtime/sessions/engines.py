@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from latentsync_trt.bundle.manifest import STEP_GRAPHS, Bundle, DimensionRange, GraphForm, Manifest
+from latentsync_trt.bundle.manifest import FULL_STEP, STEP_GRAPHS, Bundle, DimensionRange, GraphForm, Manifest
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutputError
 from latentsync_trt.runtime.cache.entry import Entry
@@ -168,7 +168,7 @@ class Engines:
         except EngineBuildError as error:
             if self.form(graph) == "portable" or self.options.graph_form != "auto":
                 raise
-            self._notice(f"{graph}: the CUDA form does not run here, going on with the portable one: {error}")
+            self._notice(f"{graph}: the CUDA form does not run here, continuing with the portable one: {error}")
             self._refused.add(graph)
         return self._open_directly(graph, profile_prefix)
 
@@ -294,6 +294,6 @@ class Engines:
 
 def _sizes_of(manifest: Manifest) -> dict[str, DimensionRange]:
     """The sizes of a bundle with fixed shapes, as ranges."""
-    latents = next(tensor for tensor in manifest.graphs["denoise_step"].inputs if tensor.name == "latents")
+    latents = next(tensor for tensor in manifest.graphs[FULL_STEP].inputs if tensor.name == "latents")
     sizes = {"windows": int(latents.shape[0]), "frames": int(latents.shape[2])}
     return {name: DimensionRange(size, size, size) for name, size in sizes.items()}
