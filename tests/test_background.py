@@ -160,7 +160,7 @@ def test_engines_that_do_not_open_leave_the_run_going(
     made = setting.networks()
     made.prepare(STEPS)
     assert ended(made) == ""
-    assert setting.notice("failed, going on") == f"building in the background failed, continuing with cpu: {error}"
+    assert setting.notice("failed, continuing") == f"building in the background failed, continuing with cpu: {error}"
     made.close()
 
 
