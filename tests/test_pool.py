@@ -229,7 +229,7 @@ def failing_gpu(monkeypatch: pytest.MonkeyPatch) -> Selection:
 
     monkeypatch.setattr(DirectOpen, "open", refuse)
     monkeypatch.setattr(Engines, "_node_share", lambda self, session: 1.0)
-    monkeypatch.setattr(pool, "give_back_gpu_memory", lambda device: None)
+    monkeypatch.setattr(pool, "give_back_gpu_memory", lambda selection: None)
     return Selection("cuda", gpu=GPU)
 
 

@@ -36,7 +36,6 @@ def measure_graphs(setting: Setting) -> Generator[Row, None, None]:
             yield _measure(setting, networks, graph, ceiling)
             # The memory of one graph must not be counted for the next.
             networks.close()
-            setting.give_back()
 
 
 def measure_ceiling(setting: Setting) -> Row:

@@ -91,20 +91,16 @@ class _Worker:
             if row.get("error"):
                 self._unusable.add(graph)
             self._emit(graphs={graph: row})
-            self._give_back()
+            give_back_gpu_memory(self._selection)
         for preset in self._order.presets:
             try:
                 self._paint(preset)
             except LatentSyncError as error:
                 self._emit(failures=[f"preset {preset}: {error}"])
-            self._give_back()
+            give_back_gpu_memory(self._selection)
 
     def _say(self, text: str) -> None:
         self._emit(log=[text])
-
-    def _give_back(self) -> None:
-        if self._selection.name == "cuda":
-            give_back_gpu_memory(self._selection.device_id)
 
     def _try_graph(self, engines: Engines, graph: str) -> dict[str, Any]:
         """Builds the engine of a graph unless it is in the cache, opens and runs it; fields of `selftest.GraphRow`."""

@@ -13,7 +13,6 @@ from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, select_provider
-from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
 from latentsync_trt.sync.inpaint import Inpainter, make_inpainter
 from latentsync_trt.types import Denoiser, ImageCodec
 
@@ -66,12 +65,6 @@ class Setting:
             yield networks
         finally:
             networks.close()
-            self.give_back()
-
-    def give_back(self) -> None:
-        """Releases the device memory of closed sessions."""
-        if self.provider == "cuda":
-            give_back_gpu_memory(self.selection.device_id)
 
     def watch(self) -> MemoryWatch:
         """Watches memory while a block runs."""

@@ -19,7 +19,6 @@ def measure_clips(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
     for preset in setting.options.preset:
         setting.say(f"{setting.provider}: {clip.name} with preset {preset}")
         yield _measure(setting, clip, preset, folder / f"{setting.provider}-{preset}.mp4")
-        setting.give_back()
 
 
 def _measure(setting: Setting, clip: Clip, preset: str, target: Path) -> Row:

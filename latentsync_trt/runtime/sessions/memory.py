@@ -10,6 +10,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from latentsync_trt.runtime.providers.select import Selection
+
 _log = logging.getLogger(__name__)
 
 COPY_GRAPH = Path(__file__).parents[2] / "assets" / "graphs" / "copy.onnx"
@@ -89,11 +91,14 @@ def _share_gpu_memory(device: int) -> None:
     )
 
 
-def give_back_gpu_memory(device: int) -> None:
-    """Returns unused memory of the pool to the GPU, as closed networks leave it fragmented.
+def give_back_gpu_memory(selection: Selection) -> None:
+    """Returns unused memory of the CUDA provider's pool to the GPU, as closed networks leave it fragmented.
 
     ONNX Runtime does that only at the end of a run, so this runs a tiny graph; if even that fails, nothing is returned.
     """
+    if selection.name != "cuda":
+        return
+    device = selection.device_id
     run = ort.RunOptions()
     run.add_run_config_entry("memory.enable_memory_arena_shrinkage", f"gpu:{device}")
     nothing = np.zeros((1, 4, 1, 1, 1), np.float32)

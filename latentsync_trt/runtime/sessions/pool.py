@@ -86,7 +86,7 @@ class SessionPool:
         """
         graphs = tuple(graphs)
         if not self._opened:  # while memory is free: the first call allocates some itself
-            self._give_back()
+            give_back_gpu_memory(self.engines.selection)
         with suppress(OutputError):  # as in `missing`
             for graph in self.missing(graphs):
                 self._build(graph)
@@ -195,11 +195,6 @@ class SessionPool:
         self._close(others)
         return bool(others)
 
-    def _give_back(self) -> None:
-        selection = self.engines.selection
-        if selection.name == "cuda":
-            give_back_gpu_memory(selection.device_id)
-
     def _close(self, graphs: tuple[str, ...]) -> None:
         """Closes sessions and returns their memory to the device."""
         if not graphs:
@@ -213,7 +208,7 @@ class SessionPool:
                 path = opened.session.close()
                 if path is not None:
                     self._traces.append(Trace(graph, path, start_s))
-        self._give_back()
+        give_back_gpu_memory(self.engines.selection)
 
 
 def _add(times: dict[tuple[str, str], EngineTime], more: EngineTime) -> None:
