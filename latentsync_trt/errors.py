@@ -18,21 +18,40 @@ A message says what failed, where (file, frame, graph) and what to do.
 Exceptions of other libraries are translated once, where the library is called, and kept as `__cause__`.
 """
 
+from typing import Any
+
 
 class LatentSyncError(Exception):
-    """Base of all errors raised on purpose by latentsync_trt."""
+    """Base of all errors raised on purpose by latentsync_trt.
+
+    `usage`: whether the call or command line is wrong (exit code 2), such as a missing path or an option out of range;
+    otherwise the work failed (exit code 1). Each class has a default, which an instance can override.
+    """
+
+    usage: bool = False
+
+    def __init__(self, *args: Any, usage: bool | None = None) -> None:
+        super().__init__(*args)
+        if usage is not None:
+            self.usage = usage
 
 
 class InputError(LatentSyncError, ValueError):
     """A file, array or option given by the caller cannot be used."""
 
+    usage = True
+
 
 class MediaError(InputError):
     """A video or audio file cannot be read."""
 
+    usage = False
+
 
 class NoFaceError(InputError):
     """No frame of the video shows a face that can be aligned."""
+
+    usage = False
 
 
 class OutputError(LatentSyncError, OSError):

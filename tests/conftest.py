@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from tests.device import DemoNetworks, Device, watched_device
 from tests.exports import ExportCache
@@ -17,8 +18,20 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-def pytest_configure() -> None:
+THOROUGH = "--thorough"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """A flag for long runs of the tests that search at random."""
+    parser.addoption(THOROUGH, action="store_true", help="many more random examples and damaged files; takes an hour")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Settings that the processes of tests inherit, too."""
+    # Derandomized: a run must not fail by chance for a change that is not at fault; `--thorough` searches anew.
+    settings.register_profile("quick", max_examples=50, deadline=None, derandomize=True, database=None)
+    settings.register_profile("thorough", max_examples=5000, deadline=None, database=None)
+    settings.load_profile("thorough" if config.getoption(THOROUGH) else "quick")
     # pytest-xdist's workers would compete for the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # A shell starts background jobs with Ctrl-C ignored.
@@ -33,6 +46,12 @@ def engine_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LATENTSYNC_TRT_CACHE_DIR", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session")
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether `--thorough` was given."""
+    return bool(request.config.getoption(THOROUGH))
 
 
 @pytest.fixture(scope="session")
