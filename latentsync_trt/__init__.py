@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.types import AudioFeatures, Face, FaceDetector, SyncReport
+from latentsync_trt.version import __version__
 
 if TYPE_CHECKING:
     from latentsync_trt.sync.api import LipSync
 
-__version__ = "0.1.0"
 __all__ = [
     "AudioFeatures",
     "Face",

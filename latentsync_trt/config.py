@@ -32,7 +32,7 @@ def option(default: Any, help_text: str, *, group: str | None = None, advanced: 
     Args:
         group: heading in the help text. advanced: shown by `--help-all` only.
         limits: `minimum`, `maximum`, `choices`; `off` is the flag that sets False; `parse` converts text to the value,
-            shown as `metavar`, and raises `InputError`.
+            shown as `metavar`, and raises `InputError`; `folder` marks the path of a folder to write.
     """
     return field(default=default, metadata={"help": help_text, "group": group, "advanced": advanced, **limits})
 
@@ -265,8 +265,9 @@ class RuntimeOptions:
     engine_cache: str | Path | None = _engine_option(
         None,
         "Folder of built engines.  [default: $LATENTSYNC_TRT_CACHE_DIR, else ./engine_cache, else the user's cache]",
+        folder=True,
     )
-    profile: str | Path | None = _engine_option(None, "Folder for a table of times and a Chrome trace.")
+    profile: str | Path | None = _engine_option(None, "Folder for a table of times and a Chrome trace.", folder=True)
 
     def __post_init__(self) -> None:
         check_limits(self)

@@ -1,11 +1,16 @@
 """Gathering and painting windows: every frame gets its own mouth, in order, and frames do not pile up."""
 
 import threading
+import time
+import tracemalloc
 from collections.abc import Generator
 from fractions import Fraction
+from itertools import chain
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.diffusion.plan import PlannedStep
@@ -71,16 +76,21 @@ def inpainter(denoiser: AddsAudio, windows_per_batch: int = 1) -> Inpainter:
 
 
 def jobs(tracks: list[int | None]) -> Generator[Job, None, None]:
-    """Frames whose faces are flat pictures, as light as their number; a track of None has no face."""
+    """Frames whose faces are flat pictures, as light as their number modulo 128; a track of None has no face."""
     for index, track in enumerate(tracks):
-        rgb = np.full((SIDE_PX, SIDE_PX, 3), index, np.uint8)
+        rgb = np.full((SIDE_PX, SIDE_PX, 3), index % 128, np.uint8)
         face = None if track is None else AlignedFace(rgb, np.eye(2, 3), (SIDE_PX, SIDE_PX))
         yield Job(Frame(index, Fraction(index, 25), rgb, None), track, face=face)
 
 
 def audio_windows(frames: list[int]) -> Float32Array:
-    """The audio of frame i is i / 100."""
-    return np.array(frames, np.float32)[:, None, None] / np.float32(100)
+    """The audio of frame i is (i modulo 97) / 97."""
+    return np.array(frames, np.float32)[:, None, None] % np.float32(97) / np.float32(97)
+
+
+def own_mouth(index: int) -> float:
+    """The painted picture of frame `index`."""
+    return (index % 128 / 127.5 + index % 97 / 97) * 32767.5
 
 
 def painter(denoiser: AddsAudio, at_once: int) -> Painter:
@@ -101,27 +111,82 @@ def test_every_frame_gets_its_own_mouth(at_once: int, batches: list[int]) -> Non
             assert job.painted is None
         else:
             assert job.painted is not None
-            index = job.frame.index
-            np.testing.assert_allclose(job.painted, (index / 127.5 + index / 100) * 32767.5, atol=1)
+            np.testing.assert_allclose(job.painted, own_mouth(job.frame.index), atol=1)
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 4])
+class Counted:
+    """Counts the jobs that a painter has taken and not returned, and the frames that its networks painted."""
+
+    def __init__(self, tracks: list[int | None], at_once: int) -> None:
+        self.tracks, self.at_once, self.taken, self.most_held = tracks, at_once, 0, 0
+        self.denoiser = AddsAudio()
+
+    def jobs(self) -> Generator[Job, None, None]:
+        for job in jobs(self.tracks):
+            self.taken += 1
+            yield job
+
+    def run(self) -> list[Job]:
+        made = painter(self.denoiser, self.at_once)
+        found: list[Job] = []
+        for job in made.paint(made.gather(self.jobs())):
+            self.most_held = max(self.most_held, self.taken - len(found))
+            found.append(job)
+        return found
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4, 8])
 @pytest.mark.parametrize("face", [FRAMES, FRAMES + 1, 2 * FRAMES + 1, 1])
 def test_frames_do_not_pile_up_in_a_stretch_without_a_face(at_once: int, face: int) -> None:
     """Windows that wait for others to be painted with hold back all frames after them."""
-    taken, held = 0, [0]
+    clip = Counted([0] * face + [None] * 40 * FRAMES + [1] * FRAMES, at_once)
+    assert len(clip.run()) == len(clip.tracks)
+    assert clip.most_held <= (at_once + 1) * FRAMES
 
-    def counted() -> Generator[Job, None, None]:
+
+runs = st.tuples(st.sampled_from([None, 0, 1]), st.integers(1, 3 * FRAMES) | st.sampled_from([1, 40 * FRAMES]))
+
+
+@given(st.lists(runs, max_size=12), st.sampled_from([1, 2, 3, 4, 8]))
+def test_any_pattern_of_tracks_leaves_in_order_and_in_time(pattern: list[tuple[int | None, int]], at_once: int) -> None:
+    tracks = list(chain.from_iterable([track] * length for track, length in pattern))
+    clip = Counted(tracks, at_once)
+    found = clip.run()
+    assert [job.frame.index for job in found] == list(range(len(tracks)))
+    assert [job.painted is not None for job in found] == [track is not None for track in tracks]
+    assert clip.most_held <= (at_once + 1) * FRAMES
+    assert max(clip.denoiser.batches, default=0) <= at_once
+    for job in found:
+        if job.painted is not None:
+            assert abs(float(job.painted[0, 0, 0]) - own_mouth(job.frame.index)) <= 1
+            assert (job.painted == job.painted[0, 0, 0]).all()
+
+
+def test_windows_that_wait_take_no_more_memory_than_their_frames() -> None:
+    """A track of one frame makes a window of F faces."""
+    at_once, count = 8, 8 * FRAMES
+    made, taken = painter(AddsAudio(), at_once), 0
+
+    def alternating() -> Generator[Job, None, None]:
         nonlocal taken
-        for job in jobs([0] * face + [None] * 40 * FRAMES + [1] * FRAMES):
+        for job in jobs([0, 1] * count):
             taken += 1
             yield job
 
-    made = painter(AddsAudio(), at_once)
-    for count, _ in enumerate(made.paint(made.gather(counted()))):
-        held.append(taken - count)
-    assert max(held) <= (at_once + 1) * FRAMES
-    assert len(held) == face + 41 * FRAMES + 1
+    tracemalloc.start()
+    try:
+        gathered = in_background(made.gather(alternating()), depth=count, name="gather")
+        next(gathered)
+        deadline = time.monotonic() + TIMEOUT_S
+        while taken < count + 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        used_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gathered.close()
+    picture_bytes = 3 * SIDE_PX**2
+    assert taken >= count
+    assert used_bytes < 3 * count * picture_bytes
 
 
 def test_frames_are_gathered_while_networks_run() -> None:
@@ -136,7 +201,7 @@ def test_frames_are_gathered_while_networks_run() -> None:
 
     def watched(items: Generator[Gathered, None, None]) -> Generator[Gathered, None, None]:
         for item in items:
-            if item.windows and item.windows[0].window.items[0].frame.index == FRAMES:
+            if item.windows and item.windows[0].items[0].frame.index == FRAMES:
                 gathered.set()
             yield item
 

@@ -203,30 +203,40 @@ def test_encode_audio_has_a_window_for_every_frame(lip_sync: LipSync, speech: Pa
     assert audio.windows.shape == (20, 50, 32)
 
 
-class FirstFrames:
-    """A detector that finds one face in the first `count` frames."""
+class Scripted:
+    """A detector that finds one face per frame, at the place with the script's next number; none for None."""
 
-    def __init__(self, count: int) -> None:
-        self.left = count
-        points = np.array([[100, 80], [180, 80], [140, 130]], np.float32)
-        self.face = Face(np.array([60, 20, 220, 230], np.float32), points)
+    def __init__(self, places: list[int | None]) -> None:
+        self._places = iter(places)
 
     def detect(self, frame: UInt8Array) -> list[Face]:
-        self.left -= 1
-        return [self.face] if self.left >= 0 else []
+        place = next(self._places)
+        if place is None:
+            return []
+        points = np.array([[100, 80], [180, 80], [140, 130]], np.float32)
+        box, shift = np.array([60, 20, 160, 130], np.float32), np.array([110 * place, 0], np.float32)
+        return [Face(box + np.tile(shift, 2), points + shift)]
 
 
+WINDOW_FRAMES = 16
+
+
+@pytest.mark.integration
 @pytest.mark.parametrize(
-    ("low_memory", "with_face", "most_alive"),
-    # Queues, threads and windows hold up to 63 frames, and 88 with two windows at once. Ten faces make one window,
-    # which must not wait for a second one.
-    [(False, 160, 90), (True, 10, 120)],
-    ids=["a face throughout", "a face at the start only"],
+    ("at_once", "places"),
+    [
+        (1, [0] * 160),
+        (2, [0] * 10 + [None] * 200),
+        (4, ([0, 1, 0] + [None] * 57) * 6),
+        (4, [0] * 17 + [None] * 300),
+        pytest.param(8, [0] * 15 + [None] * 700, marks=pytest.mark.slow),
+    ],
+    ids=["a face throughout", "a face at the start only", "short tracks", "a window and one", "many windows at once"],
 )
 def test_memory_does_not_grow_with_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, low_memory: bool, with_face: int, most_alive: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int, places: list[int | None]
 ) -> None:
-    """Counts the pictures and aligned faces in memory after each of 160 frames."""
+    """Counts the pictures and aligned faces in memory after each frame."""
     made: list[weakref.ref[object]] = []
 
     class WatchedRgb(LazyRgb):
@@ -244,25 +254,28 @@ def test_memory_does_not_grow_with_length(
 
     monkeypatch.setattr("latentsync_trt.media.reader.LazyRgb", WatchedRgb)
     monkeypatch.setattr("latentsync_trt.sync.faces.crop", watched_crop)
-    monkeypatch.setattr("latentsync_trt.sync.run._LOW_MEMORY_WINDOWS", 2)
+    monkeypatch.setattr("latentsync_trt.sync.run._LOW_MEMORY_WINDOWS", at_once)
     clip, sound = (
         write_video(tmp_path / "clip.mp4", numbered(8, 240, 320)),
-        write_sound(tmp_path / "speech.wav", 160 / 25),
+        write_sound(tmp_path / "speech.wav", len(places) / 25),
     )
     counts: list[tuple[int, int]] = []
-    with LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(low_memory=low_memory)) as lip_sync:
+    with LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(low_memory=at_once > 1)) as lip_sync:
         report = lip_sync.sync(
             clip,
             sound,
             tmp_path / "out.mp4",
             SyncOptions(steps=1, guidance=1.0),
-            detector=FirstFrames(with_face),
+            detector=Scripted(places),
             on_progress=lambda _: counts.append((alive(LazyRgb), alive(np.ndarray))),
         )
-    assert (report.frames, report.frames_with_face) == (160, with_face)
+    assert (report.frames, report.frames_with_face) == (len(places), len(places) - places.count(None))
     pictures, faces = map(max, zip(*counts, strict=True))
-    assert 4 < pictures <= most_alive
-    assert 4 < faces <= most_alive
+    # Gathered, waiting to be painted, and painted; the window of the last track; and what waits between other stages.
+    most = 3 * at_once * WINDOW_FRAMES + 2 * WINDOW_FRAMES + 20
+    assert most < len(places)
+    assert 4 < pictures <= most
+    assert 2 < faces <= most
 
 
 # Bad input, on the command line: one line, exit 1 (2 for wrong usage), nothing left.

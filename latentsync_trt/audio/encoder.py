@@ -48,7 +48,7 @@ class SpeechStream:
         for block in log_power_blocks(counted()):
             peak, mel_frames = max(peak, float(block.max())), mel_frames + block.shape[1]
         if not samples:
-            raise InputError("the recording has no samples")
+            raise InputError("the recording has no samples", usage=False)
         self.duration_s = Fraction(samples, SAMPLE_RATE_HZ)
         self.feature_count = mel_frames // _MEL_FRAMES_PER_FEATURE
         self._encode_mel = encode_mel

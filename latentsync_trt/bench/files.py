@@ -1,5 +1,6 @@
 """Writes the files of bench and compare, each completely or not at all: JSON, and self-contained HTML."""
 
+import errno
 import io
 import math
 import os
@@ -29,7 +30,8 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=folder).close()  # permissions alone do not show whether this works
     except OSError as error:
-        raise OutputError(f"{folder}: cannot be written ({error.strerror})") from error
+        full = error.errno in (errno.ENOSPC, errno.EIO)
+        raise OutputError(f"{folder}: cannot be written ({error.strerror})", usage=not full) from error
 
 
 def write_file(path: Path, content: str | bytes) -> None:

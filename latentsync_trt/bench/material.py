@@ -65,7 +65,8 @@ def choose_clip(
     try:
         duration_s = audio_duration_s(speech)
     except MediaError as error:
-        raise MediaError(f"{error}; name the speech with --audio" if audio == video else str(error)) from error
+        message = f"{error}; name the speech with --audio" if audio == video else str(error)
+        raise MediaError(message, usage=error.usage) from error
     if video is not None:
         info = probe(video)
         return Clip(video, speech, f"{video.name} {info.width_px}×{info.height_px}", mouth)

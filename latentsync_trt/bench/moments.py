@@ -36,7 +36,7 @@ def face_views(
     for frames in zip(*clips, strict=False):
         if len({frame.shape for frame in frames}) > 1:
             sizes = ", ".join(f"{frame.shape[1]}×{frame.shape[0]}" for frame in frames)
-            raise InputError(f"pictures of {sizes} px, source first; give videos of one size")
+            raise InputError(f"pictures of {sizes} px, source first; give videos of one size", usage=False)
         followed = follower.update(frames[0])
         yield None if followed is None else tuple(crop(frame, followed.matrix, side_px).image for frame in frames)
 

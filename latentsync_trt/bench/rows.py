@@ -11,6 +11,7 @@ import numpy as np
 from latentsync_trt.bench.files import plain, write_file
 from latentsync_trt.bench.pictures import Likeness
 from latentsync_trt.errors import InputError
+from latentsync_trt.paths import why_missing
 
 FORMAT = 1
 KIND = "latentsync-trt bench"
@@ -148,16 +149,19 @@ def read_results(path: Path) -> Results:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(why_missing(path)) from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise InputError(f"{path}: not a JSON file ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not a JSON file ({error})", usage=False) from error
     if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise InputError(f"{path}: not rows of `latentsync-trt bench`")
+        raise InputError(f"{path}: not rows of `latentsync-trt bench`", usage=False)
     if content.get("format") != FORMAT:
-        raise InputError(f"{path}: rows of format {content.get('format')}, this version reads {FORMAT}")
+        problem = f"rows of format {content.get('format')}, this version reads {FORMAT}"
+        raise InputError(f"{path}: {problem}", usage=False)
     try:
         rows = tuple(Row.from_json(row) for row in content["rows"])
         return Results(content["environment"], BundleFacts(**content["bundle"]), rows)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path}: rows are damaged or incomplete ({error!r})") from error
+        raise InputError(f"{path}: rows are damaged or incomplete ({error!r})", usage=False) from error

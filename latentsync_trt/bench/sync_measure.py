@@ -161,7 +161,7 @@ def agreement(measured: Float32Array, target: Float32Array, most_lag_frames: int
     padded = np.pad(measured.astype(np.float64), reach, constant_values=math.nan)
     found = {lag: _correlation(padded[reach + lag :][: len(target)], target) for lag in range(-reach, reach + 1)}
     if math.isnan(found[0]):
-        raise InputError(f"{len(measured)} frames, of which too few show a face: nothing to compare")
+        raise InputError(f"{len(measured)} frames, of which too few show a face: nothing to compare", usage=False)
     best = max((lag for lag in found if not math.isnan(found[lag])), key=lambda lag: (found[lag], -abs(lag)))
     return Agreement(found[0], best)
 

@@ -1,12 +1,20 @@
-"""Finds the bundle for a command: a path, a name below `checkpoints/`, or the built-in demo."""
+"""Finds the bundle for a command: a path, a name below `checkpoints/`, the built-in demo, or the user's default."""
 
 import os
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-from latentsync_trt.bundle.manifest import DEMO_NAME, MANIFEST_NAME
-from latentsync_trt.errors import BundleError
+from latentsync_trt.bundle.manifest import DEMO_NAME, MANIFEST_NAME, Manifest, read_manifest
+from latentsync_trt.errors import BundleError, InputError, OutputError
+from latentsync_trt.paths import exists, local_path
 
 CHECKPOINTS_VARIABLE = "LATENTSYNC_TRT_CHECKPOINTS"
+
+CHOICE_NAME = "default-bundle"
+"""File in the folder of bundles that contains the name of the one to run where none is named."""
+
+_BYTES_OF_A_NAME = 1024
 
 
 def checkpoints_folder() -> Path:
@@ -20,32 +28,138 @@ def demo_folder() -> Path:
 
 
 def exported_bundles() -> list[Path]:
-    """Folders below `checkpoints/` with a manifest, newest first."""
+    """Folders below `checkpoints/` with a manifest, by name; hidden ones are being written."""
     manifests = checkpoints_folder().glob(f"*/{MANIFEST_NAME}")
-    return [path.parent for path in sorted(manifests, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
+    return sorted(path.parent for path in manifests if not path.parent.name.startswith("."))
+
+
+def describe(folder: Path) -> str:
+    """ "1.6-512-fp16 (model 1.6, 512 px, fp16)", or that the bundle is damaged."""
+    try:
+        return f"{folder.name} ({facts(read_manifest(folder))})"
+    except BundleError:
+        return f"{folder.name} (damaged)"
+
+
+def facts(manifest: Manifest) -> str:
+    """ "model 1.6, 512 px, fp16"."""
+    return f"model {manifest.model}, {manifest.resolution_px} px, {manifest.precision}"
 
 
 def find_bundle(name: str | None) -> tuple[Path, str]:
     """The folder of `--bundle name`, and why it was chosen.
 
-    `name` is a path, a name below `checkpoints/`, or "demo"; None means the newest exported bundle, else the demo.
+    `name` is a path, a name below `checkpoints/`, or "demo"; None means the remembered choice, else the only exported
+    bundle, never the demo.
 
     Raises:
-        BundleError: there is no bundle of that name.
+        BundleError: there is no such bundle, or it is open which of several to take.
+        InputError: the name is empty or a URL.
     """
-    if name is not None:
-        return _named(name)
-    exported = exported_bundles()
-    if exported:
-        return exported[0], f"newest of {len(exported)} exported"
-    return demo_folder(), "built in; no exported bundle found"
+    return _default() if name is None else _named(name)
 
 
 def _named(name: str) -> tuple[Path, str]:
     if name == DEMO_NAME:
         return demo_folder(), "built in"
-    for folder in (Path(name), checkpoints_folder() / name):
-        if (folder / MANIFEST_NAME).is_file():
+    path = local_path(name, "bundle")
+    for folder in (path, checkpoints_folder() / path):
+        if exists(folder / MANIFEST_NAME):
             return folder, "named"
     known = ", ".join([DEMO_NAME, *(path.name for path in exported_bundles())])
-    raise BundleError(f"{name}: no bundle there nor in {checkpoints_folder()}; found: {known}")
+    raise BundleError(f"{name}: no bundle there nor in {checkpoints_folder()}; found: {known}", usage=True)
+
+
+def _default() -> tuple[Path, str]:
+    chosen, exported = remembered_choice(), exported_bundles()
+    if chosen is not None:
+        folder = checkpoints_folder() / chosen
+        if folder not in exported:
+            raise BundleError(f"{_gone(chosen)}; {_way_on(exported)}", usage=True)
+        return folder, "chosen with `use`"
+    if len(exported) != 1:
+        raise BundleError(_way_on(exported), usage=True)
+    return exported[0], "the only exported one"
+
+
+def _gone(chosen: str) -> str:
+    return f"{checkpoints_folder() / CHOICE_NAME}: names {chosen!r}, but there is no such bundle"
+
+
+def _way_on(exported: list[Path]) -> str:
+    if not exported:
+        return (
+            f"{checkpoints_folder()}: no exported bundle; make one with `latentsync-trt export --model 1.6`, or try "
+            f"the small built-in model with `--bundle {DEMO_NAME}`"
+        )
+    found = ", ".join(map(describe, exported))
+    count = "1 exported bundle" if len(exported) == 1 else f"{len(exported)} exported bundles"
+    return (
+        f"{checkpoints_folder()}: {count}: {found}; say which to run with `--bundle NAME`, or choose one for all "
+        "commands with `latentsync-trt use NAME`"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultBundle:
+    """What runs without `--bundle`: the bundle's name and why it, or None and why not, with the cure."""
+
+    name: str | None
+    reason: str
+
+
+def default_bundle() -> DefaultBundle:
+    """What a command without `--bundle` would run; raises nothing."""
+    try:
+        folder, why = _default()
+    except BundleError as error:
+        return DefaultBundle(None, str(error))
+    return DefaultBundle(folder.name, why)
+
+
+def remembered_choice() -> str | None:
+    """The name that `remember` wrote, None without one.
+
+    Raises:
+        BundleError: the file is not readable, or does not contain a name.
+    """
+    path = checkpoints_folder() / CHOICE_NAME
+    cure = "choose again with `latentsync-trt use NAME`"
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_BYTES_OF_A_NAME + 1).strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path}: cannot be read ({error}); {cure}") from error
+    if not text or Path(text).name != text or not text.isprintable():
+        raise BundleError(f"{path}: does not contain the name of a bundle; {cure}")
+    return text
+
+
+def remember(name: str) -> Path:
+    """Makes a bundle below `checkpoints/` the default of all commands; returns its folder.
+
+    Args:
+        name: its name, or its path.
+
+    Raises:
+        BundleError: there is no such bundle, or it is damaged. InputError: it lies elsewhere, or is the built-in one.
+        OutputError: the choice cannot be written.
+    """
+    folder, _ = find_bundle(name)
+    if name == DEMO_NAME:
+        raise InputError(f"{name}: the built-in model runs only where it is named: `--bundle {DEMO_NAME}`")
+    root = checkpoints_folder()
+    chosen = root / folder.absolute().name
+    if not chosen.is_dir() or not chosen.samefile(folder):
+        raise InputError(f"{folder}: not in {root}; give bundles elsewhere with `--bundle PATH`")
+    read_manifest(chosen)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".latentsync-", dir=root) as temporary:
+            written = Path(temporary) / CHOICE_NAME
+            written.write_text(f"{chosen.name}\n", encoding="utf-8")
+            written.replace(root / CHOICE_NAME)
+    except OSError as error:
+        raise OutputError(f"{root / CHOICE_NAME}: cannot be written ({error.strerror or error})") from error
+    return chosen

@@ -6,12 +6,14 @@ rejected when it is opened.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+from latentsync_trt.bundle.checks import contradictions, wrong_fields
 from latentsync_trt.errors import BundleError
 
 FORMAT_VERSION = 4
@@ -231,18 +233,32 @@ class Bundle:
             path = self.folder / name
             if Path(name).name != name:
                 raise BundleError(f"{self.folder}: the manifest names {name!r}, which is not a plain file name")
-            if not path.is_file():
-                raise BundleError(f"{path}: missing; export the model again")
-            if path.stat().st_size != entry.bytes:
-                raise BundleError(f"{path}: {path.stat().st_size} bytes, the manifest says {entry.bytes}; export again")
+            with _reading(path):
+                if not path.is_file():
+                    raise BundleError(f"{path}: missing; export the model again")
+                size_bytes = path.stat().st_size
+            if size_bytes != entry.bytes:
+                raise BundleError(f"{path}: {size_bytes} bytes, the manifest says {entry.bytes}; export again")
         if not hashes:
             return
         # hashlib releases the GIL, so a large bundle is checked at the speed of the disk.
         with ThreadPoolExecutor(4) as pool:
             found = pool.map(sha256_file, [self.folder / name for name in files])
-        for (name, entry), sha256 in zip(files.items(), found, strict=True):
-            if sha256 != entry.sha256:
-                raise BundleError(f"{self.folder / name}: damaged or edited (SHA-256 differs); export the model again")
+            for name, entry in files.items():
+                with _reading(self.folder / name):
+                    sha256 = next(found)
+                if sha256 != entry.sha256:
+                    path = self.folder / name
+                    raise BundleError(f"{path}: damaged or edited (SHA-256 differs); export the model again")
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turns the system's errors inside the block into a `BundleError`."""
+    try:
+        yield
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 def sha256_file(path: Path) -> str:
@@ -267,14 +283,18 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads and checks `manifest.json`.
 
     Raises:
-        BundleError: missing, not JSON, edited, or of a newer format.
+        BundleError: missing, not JSON, edited, incomplete, or of a newer format.
     """
     content = _sealed_content(folder)
     del content["sha256"]
     try:
-        return Manifest.from_json(content)
-    except (KeyError, TypeError, AttributeError) as error:
+        manifest = Manifest.from_json(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BundleError(f"{folder / MANIFEST_NAME}: incomplete ({error!r}); export the model again") from error
+    wrong = next(wrong_fields(manifest, Manifest), "") or next(contradictions(manifest), "")
+    if wrong:
+        raise BundleError(f"{folder / MANIFEST_NAME}: {wrong}; export the model again")
+    return manifest
 
 
 def manifest_sha256(folder: Path) -> str:
@@ -286,11 +306,11 @@ def _sealed_content(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST_NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise BundleError(
-            f"{folder}: not a bundle (no {MANIFEST_NAME}); make one with `latentsync-trt export`"
+            f"{folder}: not a bundle (no {MANIFEST_NAME}); make one with `latentsync-trt export`", usage=True
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"{path}: cannot be read ({error}); export the model again") from error
     if not isinstance(content, dict) or not isinstance(content.get("format_version"), int):
         raise BundleError(f"{path}: not a manifest of latentsync-trt")

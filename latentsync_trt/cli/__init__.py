@@ -16,7 +16,7 @@ from latentsync_trt.cli.options import add_help_all
 from latentsync_trt.errors import LatentSyncError
 
 PANELS = {
-    "Lip-sync": ["demo", "sync", "export"],
+    "Lip-sync": ["demo", "sync", "export", "use"],
     "Speed and quality": ["build", "calibrate", "bench", "compare"],
     "Checks and maintenance": ["doctor", "selftest", "check", "cache"],
 }
@@ -43,19 +43,26 @@ class CommandLine(click.RichGroup):
         return self.commands[cmd_name]
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
-        """Runs a command; errors go to stderr, or to stdout as JSON with `--json`, and the exit code is 1."""
+        """Runs a command; errors go to stderr, or to stdout as JSON with `--json`."""
         arguments = list(sys.argv[1:] if args is None else args)
+        as_json = "--json" in arguments
         try:
-            return super().main(arguments, *rest, **extra)
+            # click would print its own errors as text.
+            found = super().main(arguments, *rest, **extra | ({"standalone_mode": False} if as_json else {}))
+            sys.exit(found if isinstance(found, int) else 0)
         except LatentSyncError as error:
-            message = " ".join(str(error).split())
+            message, code = " ".join(str(error).split()), 2 if error.usage else 1
+        except click.ClickException as error:
+            message, code = error.format_message(), error.exit_code
+        except click.Abort:
+            message, code = "aborted", 1
         except MemoryError:
-            message = "out of memory; close other programs or use a bundle of lower resolution"
-        if "--json" in arguments:
+            message, code = "out of memory; close other programs or use a bundle of lower resolution", 1
+        if as_json:
             click.echo(json.dumps({"error": message}))
         else:
             click.echo(f"error: {message}", err=True)
-        sys.exit(1)
+        sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs a command; Ctrl-C is an error."""

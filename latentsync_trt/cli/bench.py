@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from latentsync_trt.bench.options import BenchOptions
-from latentsync_trt.cli.options import build, bundle_option, options_from
+from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _NOT_FOR_BENCH = ("build", "profile", "preset", "lossless", "length", "extend")
 @options_from(RuntimeOptions, leave_out=_NOT_FOR_BENCH)
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=LocalPath(),
     default="benchmarks",
     show_default=True,
     help="Where the rows go: a folder, or a file that ends in .json. The report goes beside it, as .html.",
@@ -34,7 +34,7 @@ _NOT_FOR_BENCH = ("build", "profile", "preset", "lossless", "length", "extend")
 @click.option(
     "--diff",
     nargs=2,
-    type=click.Path(path_type=Path),
+    type=LocalPath(),
     metavar="A.json B.json",
     help="Measure nothing; show what changed between two files of rows.",
 )

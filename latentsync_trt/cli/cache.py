@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from latentsync_trt.cli.options import LocalPath
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.cache.entry import Entry, folder_bytes
 from latentsync_trt.runtime.cache.prune import Choice, remove, remove_timings, select, survey, this_machine, total_bytes
@@ -29,7 +30,7 @@ def common_options(function: F) -> F:
     return click.option(
         "--engine-cache",
         "folder",
-        type=click.Path(path_type=Path),
+        type=LocalPath(),
         callback=lambda _context, _parameter, value: cache_folder(value).absolute(),
         help=given.metadata["help"],
     )(function)

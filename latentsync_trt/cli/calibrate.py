@@ -10,7 +10,7 @@ import rich_click as click
 
 from latentsync_trt.bundle.find import checkpoints_folder, find_bundle
 from latentsync_trt.bundle.manifest import FULL_STEP, PRECISIONS, Manifest, read_manifest
-from latentsync_trt.cli.options import build, bundle_option, options_from
+from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from
 from latentsync_trt.cli.show import progress_bar, say
 from latentsync_trt.config import FILES, HARDWARE
 from latentsync_trt.errors import LatentSyncError, MissingDependency, ProviderUnavailable
@@ -25,18 +25,21 @@ _NEEDED = ("onnx", "onnx_ir", "ml_dtypes")
 
 _WORK_FOLDER = ".calibration"
 
-_path_option = partial(click.option, type=click.Path(path_type=Path), panel=FILES)
+_input_option = partial(click.option, type=LocalPath(), panel=FILES)
+_folder_option = partial(click.option, type=LocalPath(folder=True), panel=FILES)
 
 
 @click.command("calibrate")
 @bundle_option
-@_path_option("--video", help="A video of a talking face.")
-@_path_option("--audio", help="Speech for --video.  [default: the video's own sound]")
-@_path_option(
+@_input_option("--video", help="A video of a talking face.")
+@_input_option("--audio", help="Speech for --video.  [default: the video's own sound]")
+@_input_option(
     "--clips", help="A folder of such videos, each with an audio file of the same name beside it, else its own sound."
 )
-@_path_option("--out", help="Folder of the new bundle.  [default: below checkpoints/]")
-@_path_option("--work", help=f"Folder for intermediate results, to resume from.  [default: checkpoints/{_WORK_FOLDER}]")
+@_folder_option("--out", help="Folder of the new bundle.  [default: below checkpoints/]")
+@_folder_option(
+    "--work", help=f"Folder for intermediate results, to resume from.  [default: checkpoints/{_WORK_FOLDER}]"
+)
 @options_from(CalibrateOptions)
 @click.option(
     "--provider",

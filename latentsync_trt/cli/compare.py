@@ -8,7 +8,7 @@ from typing import Any
 
 import rich_click as click
 
-from latentsync_trt.cli.options import build, options_from, provider_option
+from latentsync_trt.cli.options import LocalPath, build, options_from, provider_option
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 
 _NOT_OF_SYNC = ("crf", "encoder", "lossless")
@@ -22,15 +22,15 @@ _SUFFIX = ".html"
 @click.command("compare")
 @click.argument("a")
 @click.argument("b")
-@click.option("--clip", type=click.Path(path_type=Path), help="A face to dub.  [default: the built-in portrait]")
+@click.option("--clip", type=LocalPath(), help="A face to dub.  [default: the built-in portrait]")
 @click.option(
     "--audio",
-    type=click.Path(path_type=Path),
+    type=LocalPath(),
     help="The speech.  [default: the clip's own sound; the built-in sentence without a clip]",
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=LocalPath(),
     default="compare.html",
     show_default=True,
     help="The report; picture and video go beside it.",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
+from latentsync_trt.cli.options import LocalPath
 from latentsync_trt.config import PRESETS, PresetName
 
 if TYPE_CHECKING:
@@ -15,9 +16,9 @@ SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sy
 
 
 @click.command("demo")
-@click.option("--out", default="demo", show_default=True, type=click.Path(path_type=Path), help="Folder to write to.")
-@click.option("--audio", type=click.Path(path_type=Path), help="Speech of your own.  [default: a built-in sentence]")
-@click.option("--video", type=click.Path(path_type=Path), help="A face of your own.  [default: a built-in portrait]")
+@click.option("--out", default="demo", show_default=True, type=LocalPath(folder=True), help="Folder to write to.")
+@click.option("--audio", type=LocalPath(), help="Speech of your own.  [default: a built-in sentence]")
+@click.option("--video", type=LocalPath(), help="A face of your own.  [default: a built-in portrait]")
 @click.option("--bundle", default="demo", show_default=True, help="The model to run: a path, a name, or demo.")
 @click.option("--preset", default="balanced", show_default=True, type=click.Choice(list(PRESETS)), help="As for sync.")
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import os
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from click.types import FuncParamType
 
 from latentsync_trt.config import HARDWARE, PROVIDER_CHOICES, QUALITY, flag_name
 from latentsync_trt.errors import InputError
+from latentsync_trt.paths import check_folder_to_write, local_path
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -19,6 +21,25 @@ _UNGROUPED = "Main options"
 
 # Shown instead of click's INTEGER RANGE; the range itself is in the help text.
 _METAVARS: dict[type, str] = {click.IntRange: "INTEGER", click.FloatRange: "NUMBER"}
+
+
+class LocalPath(click.Path):
+    """A path on this machine; URLs and empty names are refused before `pathlib` hides what was typed."""
+
+    def __init__(self, *, folder: bool = False, as_text: bool = False) -> None:
+        """`folder`: to be written. `as_text`: gives str instead of Path."""
+        super().__init__(path_type=str if as_text else Path)
+        self._folder = folder
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """The path; raises `InputError` with the option's name if it cannot be one."""
+        what = param.opts[0] if param is not None else ""
+        path = local_path(value, what)
+        if self._folder:
+            check_folder_to_write(path, what)
+        return super().convert(value, param, ctx)
 
 
 def options_from(cls: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callable[[F], F]:
@@ -37,7 +58,8 @@ def options_from(cls: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callable
 bundle_option = click.option(
     "--bundle",
     panel=QUALITY,
-    help="Exported model: a path, a name below checkpoints/, or demo.  [default: newest, else demo]",
+    help="Exported model: a path, a name below checkpoints/, or demo.  "
+    "[default: that of `latentsync-trt use`, else the only exported one]",
 )
 """`--bundle`, the same in every command."""
 
@@ -118,7 +140,7 @@ def _click_type(hint: Any, metadata: typing.Mapping[str, Any]) -> click.ParamTyp
         return click.FloatRange(*limits)
     if int in kinds:
         return click.IntRange(*limits)
-    return click.Path() if Path in kinds else click.STRING
+    return LocalPath(folder=metadata.get("folder", False), as_text=True) if Path in kinds else click.STRING
 
 
 def _reporting(parse: Callable[[str], Any]) -> Callable[[Any], Any]:

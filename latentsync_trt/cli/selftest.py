@@ -7,7 +7,7 @@ import rich_click as click
 
 from latentsync_trt.bundle.find import find_bundle
 from latentsync_trt.bundle.manifest import DEMO_NAME, Bundle
-from latentsync_trt.cli.options import build, options_from, provider_option
+from latentsync_trt.cli.options import LocalPath, build, options_from, provider_option
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
 
@@ -40,7 +40,11 @@ _FACTS = (
     help="Provider whose results are taken as correct; the CPU takes hours with the published model.",
 )
 @options_from(RuntimeOptions, leave_out=_LEFT_OUT)
-@click.option("--engine-cache", help="Folder of engines to test and to keep.  [default: a temporary one]")
+@click.option(
+    "--engine-cache",
+    type=LocalPath(folder=True, as_text=True),
+    help="Folder of engines to test and to keep.  [default: a temporary one]",
+)
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object for a bug report; without paths and names."
 )
@@ -58,7 +62,7 @@ def command(bundle: str, provider: str, reference: "Reference", as_json: bool, *
         report = self_test(opened, provider, options, reference, (lambda _: None) if as_json else say)
     except LatentSyncError as error:
         if as_json:
-            raise LatentSyncError(redacted(str(error), [Path(bundle)])) from error
+            raise LatentSyncError(redacted(str(error), [Path(bundle)]), usage=error.usage) from error
         raise
     if as_json:
         click.echo(report.to_json())

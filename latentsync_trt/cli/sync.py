@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from latentsync_trt.cli.options import build, bundle_option, options_from, provider_option
+from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from, provider_option
 from latentsync_trt.config import FILES, RuntimeOptions, SyncOptions
 
 if TYPE_CHECKING:
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 @click.command("sync")
-@click.option("--video", required=True, type=click.Path(path_type=Path), panel=FILES, help="Video with a face.")
+@click.option("--video", required=True, type=LocalPath(), panel=FILES, help="Video with a face.")
 @click.option(
     "--audio",
     required=True,
-    type=click.Path(path_type=Path),
+    type=LocalPath(),
     panel=FILES,
     help="Speech: an audio file, or a video with sound.",
 )
 @click.option(
     "--output",
     "-o",
-    type=click.Path(path_type=Path),
+    type=LocalPath(),
     panel=FILES,
     help="File to write (.mp4, .mov, .mkv).  [default: <video>-synced beside the video]",
 )

@@ -16,6 +16,7 @@ from latentsync_trt.export.layers import NORM_GROUPS
 from latentsync_trt.export.naming import Origin, origins
 from latentsync_trt.export.unet import INPUT_CHANNELS, UNet, UNetConfig
 from latentsync_trt.export.whisper import WhisperConfig, WhisperEncoder
+from latentsync_trt.paths import why_missing
 
 WHISPER_PREFIX = "encoder."
 _POSITIONS_WITHOUT_MOTION = 24
@@ -85,7 +86,7 @@ def read_file(path: Path) -> Any:
         CheckpointError: the file is missing, not a file or damaged, or its pickle contains anything else.
     """
     if not path.is_file():
-        raise CheckpointError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}")
+        raise CheckpointError(f"{path}: is a folder" if path.is_dir() else why_missing(path), usage=True)
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError) as error:

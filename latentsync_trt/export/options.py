@@ -9,6 +9,7 @@ from latentsync_trt.bundle.find import checkpoints_folder
 from latentsync_trt.bundle.manifest import ATTENTION_FORMS, AttentionForm
 from latentsync_trt.config import FILES, check_limits, option
 from latentsync_trt.errors import CheckpointError, InputError
+from latentsync_trt.paths import exists, why_missing
 
 Model = Literal["1.6", "1.5"]
 
@@ -129,9 +130,10 @@ def find_sources(options: ExportOptions) -> Sources:
 
 def _find(given: str | Path | None, default: Path, download: str, local: Path) -> Path:
     if given is not None:
-        if not Path(given).exists():
-            raise CheckpointError(f"{given}: no such file or folder")
+        if not exists(given):
+            raise CheckpointError(why_missing(Path(given), "file or folder"), usage=True)
         return Path(given)
     if not default.exists():
-        raise CheckpointError(f"{default}: not there; get it with `hf download {download} --local-dir {local}`")
+        cure = f"get it with `hf download {download} --local-dir {local}`"
+        raise CheckpointError(f"{default}: not there; {cure}", usage=True)
     return default

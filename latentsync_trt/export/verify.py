@@ -40,7 +40,8 @@ def verification_options(options: ExportOptions) -> ExportOptions:
     if needed_bytes(smaller) > free_bytes:
         raise InputError(
             f"verifying {options.frames} frames at {smaller.resolution_px} px on the CPU needs about "
-            f"{needed_bytes(smaller) / 1e9:.1f} GB of memory, {free_bytes / 1e9:.1f} are free; add --no-verify"
+            f"{needed_bytes(smaller) / 1e9:.1f} GB of memory, {free_bytes / 1e9:.1f} are free; add --no-verify",
+            usage=False,
         )
     return smaller
 

@@ -149,7 +149,8 @@ def _normalized(points: Float64Array) -> tuple[Float64Array, Float64Array, float
     center = points.mean(axis=0)
     spread = float((points - center).std(ddof=1))
     if not (np.isfinite(spread) and spread > 0):
-        raise InputError(f"face points {points.tolist()} span no face: they coincide or are not finite")
+        problem = "they coincide or are not finite"
+        raise InputError(f"face points {points.tolist()} span no face: {problem}", usage=False)
     return (points - center) / spread, center, spread
 
 

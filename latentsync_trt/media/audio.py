@@ -6,6 +6,7 @@ from itertools import chain, groupby
 from pathlib import Path
 
 import numpy as np
+from av.audio.codeccontext import AudioCodecContext
 from av.audio.frame import AudioFrame
 from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
@@ -17,6 +18,10 @@ from latentsync_trt.types import Float32Array
 
 SPEECH_RATE_HZ = 16_000
 """Samples per second of the network's audio encoder."""
+
+LEAST_RATE_HZ, MOST_RATE_HZ = 1_000, 4_000_000
+"""Sample rates of sources: from telephone quality and less to DSD512. At 1 GHz, which a damaged header may state, the
+resampler alone takes 1 GB."""
 
 # Without the limit swresample does not normalize when it mixes into float: stereo would come out 3 dB too loud.
 _MIX_OPTIONS = {"rematrix_maxval": "1.0"}
@@ -63,9 +68,19 @@ def audio_stream(path: Path, container: InputContainer) -> AudioStream:
     if not container.streams.audio:
         raise MediaError(f"{path}: has no audio stream")
     stream = container.streams.audio[0]
-    if not stream.codec_context.sample_rate:
+    context: AudioCodecContext | None = stream.codec_context  # PyAV's types leave the None out
+    if context is None:
+        raise MediaError(f"{path}: its audio stream is in a codec that FFmpeg does not know; convert the file to WAV")
+    if not context.sample_rate:
         raise MediaError(f"{path}: its audio stream has no sample rate; the file is damaged or ends in its header")
+    _check_rate(path, context.sample_rate)
     return stream
+
+
+def _check_rate(path: Path, rate_hz: int) -> None:
+    if not LEAST_RATE_HZ <= rate_hz <= MOST_RATE_HZ:
+        allowed = f"{LEAST_RATE_HZ} to {MOST_RATE_HZ}"
+        raise MediaError(f"{path}: its audio has {rate_hz} samples per second, supported are {allowed}; is it damaged?")
 
 
 def decoded_audio(path: Path, container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
@@ -78,6 +93,7 @@ def decoded_audio(path: Path, container: InputContainer, stream: AudioStream) ->
         if frame is None:
             break
         if frame.samples:
+            _check_rate(path, frame.sample_rate)  # codecs may state another one in each frame
             decoded_s += Fraction(frame.samples, frame.sample_rate)
             yield frame
     if not decoded_s:

@@ -44,7 +44,7 @@ def spoken_mouth() -> SpokenMouth:
     try:
         rows = np.loadtxt(_MOUTH, np.float32, delimiter=",", skiprows=1, encoding="ascii")
     except FileNotFoundError:
-        raise InputError(f"{_MOUTH}: missing; install latentsync-trt again") from None
+        raise InputError(f"{_MOUTH}: missing; install latentsync-trt again", usage=False) from None
     return SpokenMouth(rows[:, 0], rows[:, 1] > 0, rows[:, 2] > 0)
 
 
@@ -52,7 +52,7 @@ def portrait() -> UInt8Array:
     """The photograph, uint8 `(H, W, 3)` RGB; raises `InputError` if the package's file is missing."""
     image = cv2.imread(str(_PORTRAIT))
     if image is None:
-        raise InputError(f"{_PORTRAIT}: missing; install latentsync-trt again")
+        raise InputError(f"{_PORTRAIT}: missing; install latentsync-trt again", usage=False)
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
 
 

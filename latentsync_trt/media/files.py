@@ -1,14 +1,17 @@
 """Opens media files, and converts errors of FFmpeg and the system to errors of this package."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 
 import av
 import av.error
 from av.container import InputContainer
 
 from latentsync_trt.errors import InputError, MediaError, OutputError
+from latentsync_trt.paths import why_missing
 
 # FFmpeg must not open anything else that a file refers to: a playlist named .mp4 could contain a URL.
 _INPUT_OPTIONS = {"protocol_whitelist": "file"}
@@ -46,11 +49,12 @@ def open_input(path: Path) -> Iterator[InputContainer]:
     Raises:
         MediaError: the file is missing, a folder, empty, truncated, or in a format unknown to FFmpeg.
     """
-    _check_file(path)
+    check_file(path)
     # FFmpeg's log stays off: its callback takes the interpreter's lock, which a thread that frees a decoder holds
     # while it waits for the decoder's own threads. Two open files are then enough for a deadlock.
     with reading(path, "is not a readable media file"):
-        container = av.open(ffmpeg_name(path), "r", options=_INPUT_OPTIONS)
+        # Nothing here reads metadata, which old programs wrote in encodings other than UTF-8.
+        container = av.open(ffmpeg_name(path), "r", options=_INPUT_OPTIONS, metadata_errors="replace")
     with container:
         _check_not_cut_off(path, container)
         yield container
@@ -61,12 +65,19 @@ def ffmpeg_name(path: Path) -> str:
     return f"file:{path}"
 
 
-def _check_file(path: Path) -> None:
-    with reading(path):
-        empty = path.stat().st_size == 0
-    if path.is_dir():
-        raise MediaError(f"{path}: is a folder; name a video or audio file in it")
-    if empty and path.is_file():  # pipes also have size 0
+def check_file(path: Path) -> None:
+    """Raises `MediaError` if there is no file at `path`, it may not be read, or it is empty; opens nothing."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise MediaError(why_missing(path), usage=True) from error
+    except (OSError, ValueError) as error:
+        raise MediaError(f"{path}: cannot be read: {reason_of(error)}", usage=True) from error
+    if S_ISDIR(found.st_mode):
+        raise MediaError(f"{path}: is a folder; name a video or audio file in it", usage=True)
+    if not os.access(path, os.R_OK):
+        raise MediaError(f"{path}: may not be read; change its permissions", usage=True)
+    if S_ISREG(found.st_mode) and not found.st_size:  # pipes also have size 0
         raise MediaError(f"{path}: is empty (0 bytes); copy or download it again")
 
 

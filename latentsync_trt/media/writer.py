@@ -21,9 +21,10 @@ from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.media.codecs import h264_encoder
 from latentsync_trt.media.color import BT709
 from latentsync_trt.media.conversion import COLOR_RANGES, even_frame
-from latentsync_trt.media.files import ffmpeg_name, writing
+from latentsync_trt.media.files import ffmpeg_name, reason_of, writing
 from latentsync_trt.media.patching import apply_patch, paint, planes_of
 from latentsync_trt.media.soundtrack import CopiedSound, EncodedSound, open_soundtrack
+from latentsync_trt.paths import exists
 from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
@@ -51,16 +52,20 @@ def check_output_path(output: Path, *inputs: Path, lossless: bool) -> None:
         raise InputError(f"{output}: cannot write {suffix or 'a file without extension'}; use {', '.join(SUFFIXES)}")
     if lossless and suffix != LOSSLESS_SUFFIX:
         raise InputError(f"{output}: lossless output needs a name that ends in {LOSSLESS_SUFFIX}")
-    if output.is_dir():
-        raise OutputError(f"{output}: is a folder; name a file in it")
+    try:
+        is_folder = output.is_dir()
+    except OSError as error:  # the system refuses the name, for example as too long
+        raise OutputError(f"{output}: cannot be written: {reason_of(error)}", usage=True) from error
+    if is_folder:
+        raise OutputError(f"{output}: is a folder; name a file in it", usage=True)
     for source in inputs:
-        if output.exists() and source.exists() and output.samefile(source):
+        if exists(output) and exists(source) and output.samefile(source):
             raise InputError(f"{output}: is also an input; choose another name for the output")
     folder = output.parent
     if not folder.is_dir():
-        raise OutputError(f"{folder}: no such folder; create it first")
+        raise OutputError(f"{folder}: no such folder; create it first", usage=True)
     if not os.access(folder, os.W_OK):
-        raise OutputError(f"{folder}: not writable; choose another folder or change its permissions")
+        raise OutputError(f"{folder}: not writable; choose another folder or change its permissions", usage=True)
 
 
 class VideoWriter:

@@ -96,7 +96,8 @@ def search(replay: Replay, target_db: float, on_progress: ProgressCallback) -> S
     best = max(trials, key=lambda trial: trial.psnr_db)
     raise InputError(
         f"--target-psnr {target_db:g}: out of reach, {best.psnr_db:.1f} dB was reached with {best.share:.0%} of the "
-        "multiply-adds in 8 bits; lower the target or use the bundle as it is"
+        "multiply-adds in 8 bits; lower the target or use the bundle as it is",
+        usage=False,
     )
 
 

@@ -53,7 +53,7 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise InputError(f"{path}: cannot be read ({error}); delete it and calibrate again") from error
+        raise InputError(f"{path}: cannot be read ({error}); delete it and calibrate again", usage=False) from error
 
 
 class WorkFolder:

@@ -1,29 +1,35 @@
-"""`LipSync`: an open bundle that syncs clips."""
+"""`LipSync`: an open bundle that syncs clips.
 
-import threading
+Imports of what runs it are inside the methods, so that `import latentsync_trt` loads no onnxruntime.
+"""
+
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from latentsync_trt.audio.encoder import encode_audio
-from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.media.audio import read_audio_blocks
-from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.runtime.providers.select import select_provider
-from latentsync_trt.sync.inpaint import graphs_for
-from latentsync_trt.sync.run import Run
+from latentsync_trt.sync.turns import Turns
 from latentsync_trt.types import AudioFeatures, FaceDetector, Float32Array, ProgressCallback, SyncReport
+
+if TYPE_CHECKING:
+    from latentsync_trt.face.detector import MediaPipeDetector
+    from latentsync_trt.runtime.networks.networks import Networks
 
 
 class LipSync:
-    """Syncs any number of clips, one at a time, with one bundle and provider; sessions stay open until `close`."""
+    """Syncs any number of clips with one bundle and provider; sessions stay open until `close`.
 
-    def __init__(self, networks: Networks) -> None:
+    Thread-safe: one of `sync`, `encode_audio`, `warm_up` and `close` runs at a time, the others wait for it. Called
+    from `on_progress` or `on_notice` they raise `InputError`, as they would wait forever; after `close` they do, too.
+    To stop a running `sync`, raise in `on_progress`.
+    """
+
+    def __init__(self, networks: "Networks") -> None:
         self._networks = networks
-        self._own_detector: FaceDetector | None = None
-        self._one_clip = threading.Lock()
+        self._own_detector: MediaPipeDetector | None = None
+        self._turns = Turns("LipSync")
+        if networks.on_notice is not None:
+            networks.on_notice = self._turns.callback(networks.on_notice)
 
     @classmethod
     def from_bundle(
@@ -34,21 +40,31 @@ class LipSync:
         *,
         on_notice: Callable[[str], None] | None = None,
     ) -> Self:
-        """Opens the bundle in folder `path`.
+        """Opens a bundle.
 
         Args:
+            path: its folder, its name below `checkpoints/`, or "demo" for the built-in one.
             provider: "auto" takes the fastest that can run the bundle; naming "tensorrt", "rtx", "cuda" or "cpu"
                 disables fallback.
             options: how engines are built, cached and run.
-            on_notice: called from any thread with each of the report's notices as it occurs, e.g. about builds.
+            on_notice: called from any thread with each of the report's notices as it occurs: what decides whether a
+                clip is worth its run before the run, builds when they begin.
 
         Raises:
-            BundleError: damaged, edited, incomplete or too new. ProviderUnavailable: a named provider does not load.
-            InputError: `options` do not fit bundle or provider. OutputError: the profile folder is not writable.
+            BundleError: missing, damaged, edited, incomplete or too new. ProviderUnavailable: a named provider does not
+                load. InputError: `path` is none, or `options` do not fit bundle or provider. OutputError: the profile
+                folder is not writable.
         """
+        from latentsync_trt.bundle.find import find_bundle
+        from latentsync_trt.bundle.manifest import Bundle
+        from latentsync_trt.runtime.networks.networks import Networks
+        from latentsync_trt.runtime.providers.select import select_provider
+        from latentsync_trt.sync.inputs import path_argument
+
         options = options or RuntimeOptions()
+        folder, _ = find_bundle(str(path_argument(path, "bundle")))
         selection = select_provider(provider, options.device)
-        bundle = Bundle.load(Path(path))
+        bundle = Bundle.load(folder)
         return cls(Networks(bundle, selection, options, may_fall_back=provider == "auto", on_notice=on_notice))
 
     def __enter__(self) -> Self:
@@ -60,16 +76,24 @@ class LipSync:
     def close(self) -> tuple[Path, ...]:
         """Frees all sessions and stops a background build; returns the files of the profile, if any.
 
+        Waits for a call that runs in another thread. Closing again does nothing.
+
         Raises:
             OutputError: the profile cannot be written.
         """
-        return self._networks.close()
+        with self._turns.take("close", last=True):
+            if self._own_detector is not None:
+                self._own_detector.close()
+            return self._networks.close()
 
     def warm_up(self, options: SyncOptions | None = None) -> None:
         """Builds and opens the engines for `options`, and runs each network once. Raises as `sync`."""
+        from latentsync_trt.sync.inpaint import graphs_for
+
         graphs = graphs_for(options or SyncOptions())
-        self._networks.prepare(graphs)
-        self._networks.warm_up(graphs)
+        with self._turns.take("warm_up"):
+            self._networks.prepare(graphs)
+            self._networks.warm_up(graphs)
 
     @property
     def building(self) -> bool:
@@ -77,16 +101,22 @@ class LipSync:
         return self._networks.building
 
     def wait_for_build(self) -> str:
-        """Waits for a background build; returns its error, empty if none."""
+        """Waits for a background build, which `close` stops; returns its error, empty if none. Takes no turn."""
         return self._networks.wait_for_build()
 
     def encode_audio(self, path: str | Path) -> AudioFeatures:
         """The encoded speech of a whole recording.
 
         Raises:
-            MediaError: the file has no readable audio. InputError: its samples are not finite numbers.
+            MediaError: the file has no readable audio. InputError: `path` is none, or samples are not finite numbers.
         """
-        return encode_audio(lambda: read_audio_blocks(Path(path)), self._networks.encode_mel)
+        from latentsync_trt.audio.encoder import encode_audio
+        from latentsync_trt.media.audio import read_audio_blocks
+        from latentsync_trt.sync.inputs import path_argument
+
+        recording = path_argument(path, "audio")
+        with self._turns.take("encode_audio"):
+            return encode_audio(lambda: read_audio_blocks(recording), self._networks.encode_mel)
 
     def sync(
         self,
@@ -106,16 +136,20 @@ class LipSync:
             on_progress: called after every written frame.
 
         Raises:
-            InputError: a file or option cannot be used. NoFaceError: no face in the whole video.
-            OutputError: the result cannot be written. InferenceError, EngineBuildError: the provider failed.
+            InputError: a file or option cannot be used; before networks are opened. NoFaceError: no face in the whole
+                video. OutputError: the result cannot be written. InferenceError, EngineBuildError: the provider failed.
             OutOfMemory: even one network alone is too large for the device.
             After any error, no output is left behind.
         """
-        with self._one_clip:  # a network may be closed to free memory for another
-            run = Run(self._networks, Path(video), Path(audio), Path(output), options or SyncOptions())
+        from latentsync_trt.sync.run import Run
+
+        with self._turns.take("sync"):
+            run = Run(self._networks, video, audio, output, options or SyncOptions())
             return run.execute(detector or self._detector(), noise, on_progress or (lambda _: None))
 
     def _detector(self) -> FaceDetector:
+        from latentsync_trt.face.detector import MediaPipeDetector
+
         if self._own_detector is None:
             self._own_detector = MediaPipeDetector()
         return self._own_detector

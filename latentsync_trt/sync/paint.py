@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,19 +17,12 @@ from latentsync_trt.sync.windows import Window, WindowPlanner
 from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
 
 
-class FaceWindow(NamedTuple):
-    """A window of jobs and their aligned faces, uint8 `(F, H, W, 3)`."""
-
-    window: Window[Job]
-    faces: UInt8Array
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Gathered:
     """The next job (None after the last one), and the windows to paint now."""
 
     job: Job | None
-    windows: Sequence[FaceWindow] = ()
+    windows: Sequence[Window[Job]] = ()
 
 
 class Painter:
@@ -63,22 +55,22 @@ class Painter:
         """Every job in order, with windows as soon as `at_once` of them are complete.
 
         Fewer once frames have waited for the duration of `at_once` windows: without faces no window completes, and
-        frames would pile up.
+        frames would pile up. No frame is held back by more than (`at_once` + 1)·F frames after it.
         """
         planner: WindowPlanner[Job] = WindowPlanner(self._frames)
-        ready: list[FaceWindow] = []
+        ready: list[Window[Job]] = []
         waited = 0
         with closing(jobs):
             for job in jobs:
                 waited = waited + 1 if ready else 0
-                ready += self._stacked(planner.push(job, job.track_id))
+                ready += planner.push(job, job.track_id)
                 at_once = self._at_once()
                 if ready and (len(ready) >= at_once or waited >= at_once * self._frames):
                     yield Gathered(job, ready)
                     ready = []
                 else:
                     yield Gathered(job)
-        ready += self._stacked(planner.finish())
+        ready += planner.finish()
         if ready:
             yield Gathered(None, ready)
 
@@ -96,24 +88,25 @@ class Painter:
                     job = queue.popleft()
                     yield replace(job, painted=painted.pop(job.frame.index, None))
 
-    def _stacked(self, windows: Sequence[Window[Job]]) -> list[FaceWindow]:
-        if not windows:
-            return []
-        with self._clock.measure("gather", frames=sum(window.count_new for window in windows)):
-            return [FaceWindow(window, _faces(window)) for window in windows]
-
-    def _paint(self, windows: Sequence[FaceWindow]) -> dict[int, UInt16Array]:
+    def _paint(self, windows: Sequence[Window[Job]]) -> dict[int, UInt16Array]:
         """New faces by the index of their frame."""
         self._before()
-        with self._clock.measure("paint", frames=sum(window.count_new for window, _ in windows)):
-            inputs = [(faces, self._audio_windows(_indices(window))) for window, faces in windows]
-            results = self._inpainter.paint(inputs)
+        # Here, not where windows are gathered: a track of one frame makes a window of F faces, and as many windows may
+        # wait in the queue as frames.
+        with self._clock.measure("gather", frames=sum(window.count_new for window in windows)):
+            stacked = [_faces(window) for window in windows]
+        with self._clock.measure("paint", frames=sum(window.count_new for window in windows)):
+            audio = [self._audio_windows(_indices(window)) for window in windows]
+            results = self._inpainter.paint(list(zip(stacked, audio, strict=True)))
         self.windows += len(windows)
-        return {
-            window.items[position].frame.index: faces[position]
-            for (window, _), faces in zip(windows, results, strict=True)
-            for position in window.used
-        }
+        painted: dict[int, UInt16Array] = {}
+        for window, faces in zip(windows, results, strict=True):
+            partial = window.count_new < self._frames
+            for position in window.used:
+                # Copied from a window with unused results, which are part of the same array.
+                face = faces[position].copy() if partial else faces[position]
+                painted[window.items[position].frame.index] = face
+        return painted
 
 
 def _indices(window: Window[Job]) -> list[int]:

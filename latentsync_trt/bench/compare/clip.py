@@ -82,7 +82,8 @@ def check_speech(audio: Path) -> None:
     if silent_share(read_audio_blocks(audio)) == 1.0:
         raise InputError(
             f"{audio}: silent (never above {SILENCE_DBFS:.0f} dB of full scale): lips have nothing to follow; "
-            "give speech with --audio"
+            "give speech with --audio",
+            usage=False,
         )
 
 
@@ -142,7 +143,8 @@ def compare_lips(a: Curves, b: Curves, name: str) -> Lips:
         scores = score(a), score(b)
         alike = agreement(b.gaps, a.gaps).correlation
     except InputError as error:
-        raise InputError(f"{name}: {error}; give a longer clip, or one that shows the face") from error
+        cure = "give a longer clip, or one that shows the face"
+        raise InputError(f"{name}: {error}; {cure}", usage=False) from error
     return Lips(
         *scores,
         missing_a=int(np.isnan(a.gaps).sum()),

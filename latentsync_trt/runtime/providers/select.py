@@ -59,7 +59,7 @@ def select_provider(request: str = "auto", device: int = 0) -> Selection:
     name = next((name for name in PREFERENCE if name == request), None)
     if name is None:
         choices = ", ".join(("auto", *PREFERENCE))
-        raise ProviderUnavailable(messages.NOT_A_PROVIDER.format(request=request, choices=choices))
+        raise ProviderUnavailable(messages.NOT_A_PROVIDER.format(request=request, choices=choices), usage=True)
     if name != "cpu":
         _check_device(device)
     reason = why_unavailable(name, device)

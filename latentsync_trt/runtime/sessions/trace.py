@@ -40,7 +40,7 @@ def profile_folder(asked: str | Path | None) -> Path | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"{folder}: cannot be created ({error.strerror})") from error
+        raise OutputError(f"{folder}: cannot be created ({error.strerror})", usage=True) from error
     try:
         TemporaryFile(dir=folder).close()  # a trial, as permissions alone do not show whether writing works
     except OSError as error:

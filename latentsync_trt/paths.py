@@ -1,0 +1,74 @@
+"""Checks names of files and folders that a caller or a command line gives, before anything is opened."""
+
+import os
+import re
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+
+from latentsync_trt.errors import InputError
+
+# Of two letters or more: "C:/clips" is a drive. One slash: pathlib makes it of two.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
+
+_MOST_NAMES_COMPARED = 2000
+
+
+def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
+    """`name` as a path on this machine, which need not exist; `what`, such as "--video", begins messages.
+
+    Raises:
+        InputError: it is empty, a URL, or "-" for standard input.
+    """
+    text, prefix = os.fspath(name), f"{what} " if what else ""
+    if not text.strip():
+        raise InputError(f"{prefix}{text!r}: is empty; give the path of a file or folder")
+    if "\0" in text:
+        raise InputError(f"{prefix}{text!r}: contains a NUL character, which no path can")
+    url = _URL.match(text)
+    if url is not None and not exists(text):
+        shown = f"{url[1]}://{text[url.end() :]}"
+        cure = "download it first and give the path of the file"
+        raise InputError(f"{prefix}{shown}: is a URL, which is not supported; {cure}")
+    if text == "-" and not exists(text):
+        raise InputError(f"{prefix}-: standard input and output are not supported; give the path of a file")
+    return Path(text)
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a file or folder; also False where the system refuses the name, such as a very long one."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def why_missing(path: Path, kind: str = "file") -> str:
+    """A message that nothing is at `path`; it names the most similar existing name, or what else explains it."""
+    folder = path.parent
+    if not exists(folder):
+        return f"{path}: no such {kind}; its folder does not exist either"
+    try:
+        if path.is_symlink():
+            return f"{path}: links to {path.readlink()}, which does not exist"
+        with os.scandir(folder) as entries:
+            names = {entry.name.casefold(): entry.name for entry in islice(entries, _MOST_NAMES_COMPARED)}
+    except OSError as error:
+        return f"{path}: no such {kind} ({error.strerror})"
+    similar = get_close_matches(path.name.casefold(), names, n=1)
+    return f"{path}: no such {kind}" + (f"; did you mean {folder / names[similar[0]]}?" if similar else "")
+
+
+def check_folder_to_write(folder: Path, what: str = "") -> None:
+    """Raises `InputError` if `folder` is a file, or cannot be written or made."""
+    prefix = f"{what} " if what else ""
+    try:
+        existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        is_folder = existing.is_dir()
+    except OSError as error:
+        raise InputError(f"{prefix}{folder}: cannot be used: {error.strerror}") from error
+    if not is_folder:
+        shown = folder if existing == folder else f"{folder}: {existing}"
+        raise InputError(f"{prefix}{shown}: is a file; name a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"{prefix}{folder}: {existing} is not writable; choose another folder or change permissions")

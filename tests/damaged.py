@@ -1,0 +1,387 @@
+"""Damaged media files, and what comes of reading each, in processes of their own: a crash ends only its process.
+
+Files are made from their number alone, so `python -m tests.damaged FOLDER 17 18` repeats what number 17 did; FOLDER is
+that of a failed test, or an empty one.
+"""
+
+import faulthandler
+import gc
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import psutil
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+FRAMES = 25
+SIDE_PX = 64
+
+MOST_FRAMES = 5_000
+"""A file of one second whose damage makes it last longer than 200 s has not been understood."""
+
+LIMIT_S = 60.0
+"""Of one file, by the clock: a process that takes longer hangs."""
+
+CPU_LIMIT_S = 10.0
+"""Of one file, in CPU time, which other programs do not lengthen."""
+
+MEMORY_LIMIT_BYTES = 1_000_000_000
+"""How much a file may add to the peak of its process."""
+
+Damage = Callable[[bytearray, random.Random], bytes | bytearray]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A container with its codecs; empty where it has no picture or no sound."""
+
+    suffix: str
+    video: str = ""
+    audio: str = ""
+    pixel_format: str = "yuv420p"
+    rate_hz: int = 16_000
+    options: dict[str, str] = field(default_factory=dict)
+
+
+FORMATS = {
+    "mp4": Format("mp4", "libx264", "aac"),
+    "mov": Format("mov", "prores_ks", "pcm_s16le", "yuv422p10le"),
+    "mkv": Format("mkv", "ffv1", "flac"),
+    "webm": Format("webm", "libvpx-vp9", "libopus", rate_hz=48_000),
+    "ts": Format("ts", "mpeg2video", "mp2"),
+    "avi": Format("avi", "mpeg4", "libmp3lame"),
+    "wav": Format("wav", "", "pcm_s16le"),
+    "flac": Format("flac", "", "flac"),
+    "m4a": Format("m4a", "", "aac", rate_hz=44_100),
+    "ogg": Format("ogg", "", "libopus", rate_hz=48_000),
+    "gif": Format("gif", "gif", "", "rgb8"),
+}
+
+
+def write_seed(path: Path, form: Format) -> Path:
+    """One second of a moving gradient and of noise."""
+    with av.open(str(path), "w", format="ipod" if form.suffix == "m4a" else None) as container:
+        video: Any = container.add_stream(form.video, rate=FRAMES) if form.video else None
+        audio: Any = container.add_stream(form.audio, rate=form.rate_hz, layout="mono") if form.audio else None
+        if video is not None:
+            video.width = video.height = SIDE_PX
+            video.pix_fmt, video.gop_size = form.pixel_format, 8
+            if form.video == "libvpx-vp9":
+                video.options = {"cpu-used": "8", "deadline": "realtime"}
+            columns, rows = np.meshgrid(np.arange(SIDE_PX), np.arange(SIDE_PX))
+            for index in range(FRAMES):
+                rgb = np.stack([columns * 4, rows * 4, (columns + rows + 8 * index) % 256], -1).astype(np.uint8)
+                frame = av.VideoFrame.from_ndarray(rgb, format="rgb24")
+                frame.pts, frame.time_base = index, Fraction(1, FRAMES)
+                container.mux(video.encode(frame))
+            container.mux(video.encode(None))
+        if audio is not None:
+            for packet in _encoded_noise(audio, form.rate_hz):
+                container.mux(packet)
+    return path
+
+
+def _encoded_noise(stream: Any, rate_hz: int) -> Iterator[Any]:
+    samples = np.random.default_rng(5).normal(0, 0.1, (1, rate_hz)).astype(np.float32)
+    resampler = av.AudioResampler(stream.codec_context.format, "mono", rate_hz)
+    frame = av.AudioFrame.from_ndarray(samples, format="fltp", layout="mono")
+    frame.sample_rate = rate_hz
+    fifo = av.AudioFifo()
+    for piece in [*resampler.resample(frame), *resampler.resample(None)]:
+        piece.pts = None
+        fifo.write(piece)
+    while (piece := fifo.read(stream.codec_context.frame_size or 1024, partial=True)) is not None:
+        yield stream.encode(piece)
+    yield stream.encode(None)
+
+
+# How files are damaged.
+
+
+def _place(size: int, chance: random.Random) -> int:
+    """A byte of the file, mostly in its first or last kilobyte, where headers and indexes are."""
+    end = min(size, 1024)
+    return chance.choice([chance.randrange(end), size - 1 - chance.randrange(end), chance.randrange(size)])
+
+
+def _flip_bits(content: bytearray, chance: random.Random) -> bytearray:
+    for _ in range(chance.choice([1, 2, 5, 20, 100])):
+        content[_place(len(content), chance)] ^= 1 << chance.randrange(8)
+    return content
+
+
+def _overwrite(content: bytearray, chance: random.Random) -> bytearray:
+    for _ in range(chance.choice([1, 3])):
+        start, count = _place(len(content), chance), chance.choice([1, 4, 16, 64, 1000])
+        made = chance.choice([chance.randbytes(count), bytes(count), b"\xff" * count])
+        end = min(start + count, len(content))
+        content[start:end] = made[: end - start]
+    return content
+
+
+_NUMBERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF)
+
+
+def _write_number(content: bytearray, chance: random.Random) -> bytearray:
+    for _ in range(chance.choice([1, 1, 4])):
+        start, size = _place(len(content), chance), chance.choice([2, 4, 8])
+        number = chance.choice(_NUMBERS) % (1 << 8 * size)
+        content[start : start + size] = number.to_bytes(size, chance.choice(["big", "little"]))
+    return content
+
+
+def _cut(content: bytearray, chance: random.Random) -> bytearray:
+    return content[: chance.randrange(len(content))]
+
+
+def _cut_out(content: bytearray, chance: random.Random) -> bytearray:
+    start = _place(len(content), chance)
+    del content[start : start + chance.choice([1, 7, 100, 5000])]
+    return content
+
+
+def _swap(content: bytearray, chance: random.Random) -> bytearray:
+    size = min(chance.choice([4, 32, 188, 1024]), len(content) // 2)
+    one, other = (chance.randrange(len(content) - size) for _ in range(2))
+    first, second = content[one : one + size], content[other : other + size]
+    content[one : one + size], content[other : other + size] = second, first
+    return content
+
+
+def _zero_header(content: bytearray, chance: random.Random) -> bytearray:
+    start, count = chance.choice([0, 4, 16]), chance.choice([4, 16, 64, 256])
+    content[start : start + count] = bytes(count)
+    return content
+
+
+def _grow(content: bytearray, chance: random.Random) -> bytearray:
+    start = chance.choice([0, len(content), chance.randrange(len(content))])
+    count = chance.choice([1, 100, 10_000])
+    content[start:start] = chance.choice([chance.randbytes(count), bytes(count), content[:count]])
+    return content
+
+
+DAMAGES: dict[str, Damage] = {
+    "bits flipped": _flip_bits,
+    "bytes overwritten": _overwrite,
+    "numbers written": _write_number,
+    "cut": _cut,
+    "cut out": _cut_out,
+    "blocks swapped": _swap,
+    "header zeroed": _zero_header,
+    "grown": _grow,
+}
+
+
+def damaged(number: int, seeds: Path) -> tuple[Path, str, bytes]:
+    """The seed, the kind of damage and the content of file `number`."""
+    chance = random.Random(number)
+    names = list(FORMATS)
+    path = seeds / f"seed.{FORMATS[names[number % len(names)]].suffix}"
+    # Numbers are what memory and time depend on.
+    kind = chance.choice([*DAMAGES, "numbers written", "bits flipped"])
+    return path, kind, bytes(DAMAGES[kind](bytearray(path.read_bytes()), chance))
+
+
+# What reading them comes to.
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one file came to: the outcome of each way to read it, "" = success; and what is wrong with that."""
+
+    number: int
+    format: str
+    damage: str
+    outcomes: dict[str, str]
+    problems: list[str]
+
+
+def read_damaged(number: int, folder: Path) -> Result:
+    """Reads file `number` in all ways, in this process."""
+    seed, kind, content = damaged(number, folder / "seeds")
+    room = folder / f"of {number}"
+    room.mkdir(exist_ok=True)
+    path = room / f"damaged{seed.suffix}"
+    path.write_bytes(content)
+    before_bytes, start_s = _peak_bytes(), time.process_time()
+    outcomes, problems = {}, []
+    for name, read in WAYS.items():
+        if name.startswith("write") and number % len(WAYS) not in (0, 3):
+            continue
+        outcomes[name], problem = _outcome(read, path)
+        problems += [f"{name}: {problem}"] if problem else []
+    if time.process_time() - start_s > CPU_LIMIT_S:
+        problems.append(f"took {time.process_time() - start_s:.0f} s")
+    if _peak_bytes() - before_bytes > MEMORY_LIMIT_BYTES:
+        problems.append(f"took {(_peak_bytes() - before_bytes) / 1e9:.1f} GB")
+    if left := sorted(item.name for item in room.iterdir() if item != path):
+        problems.append(f"left behind {left}")
+    if any(Path(item.path) == path for item in psutil.Process().open_files()):
+        problems.append("is still open")
+    if not problems:
+        path.unlink()
+        room.rmdir()
+    return Result(number, seed.suffix, kind, outcomes, problems)
+
+
+def _outcome(read: Callable[[Path], None], path: Path) -> tuple[str, str]:
+    """The error's class and message, and a problem where it is none of this package's."""
+    from latentsync_trt.errors import LatentSyncError
+
+    try:
+        read(path)
+    except LatentSyncError as error:
+        text = f"{type(error).__name__}: {error}".replace(str(path.parent), "FOLDER")
+        return text, "" if "FOLDER" in text else f"no file is named: {text}"
+    except Exception as error:  # noqa: BLE001 -- what the test looks for
+        return f"{type(error).__name__}: {error}", f"{type(error).__name__}: {error}"
+    return "", ""
+
+
+def _peak_bytes() -> int:
+    """The most memory that this process has held."""
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _probe(path: Path) -> None:
+    from latentsync_trt.media.reader import probe
+
+    info = probe(path)
+    assert info.width_px > 0
+    assert info.height_px > 0
+    assert info.sample_aspect_ratio > 0
+
+
+def _frames(path: Path, *, rgb_only: bool = False) -> None:
+    from latentsync_trt.media.reader import read_frames
+
+    for frame in read_frames(path, rgb_only=rgb_only):
+        if frame.index in (0, 20):
+            assert frame.rgb.shape[2] == 3
+        assert frame.index < MOST_FRAMES, "endless"
+
+
+def _frames_as_rgb(path: Path) -> None:
+    _frames(path, rgb_only=True)
+
+
+def _duration(path: Path) -> None:
+    from latentsync_trt.media.audio import audio_duration_s
+
+    assert 0 < audio_duration_s(path) < MOST_FRAMES / 25, "endless"
+
+
+def _blocks(path: Path) -> None:
+    from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
+
+    count = 0
+    for block in read_audio_blocks(path):
+        assert np.isfinite(block).all()
+        count += block.size
+        assert count < MOST_FRAMES * SPEECH_RATE_HZ // 25, "endless"
+
+
+def _write(path: Path, name: str) -> None:
+    from latentsync_trt.media.writer import write_pictures
+
+    output = path.with_name(name)
+    try:
+        write_pictures(output, (np.full((16, 16, 3), 10 * index, np.uint8) for index in range(10)), audio=path)
+    finally:
+        assert not [item for item in output.parent.iterdir() if item not in (path, output)]
+    with av.open(str(output)) as written:
+        assert sum(1 for _ in written.decode(video=0)) == 10
+    output.unlink()
+
+
+def _write_mp4(path: Path) -> None:
+    _write(path, "out.mp4")
+
+
+def _write_mkv(path: Path) -> None:
+    _write(path, "out.mkv")
+
+
+WAYS: dict[str, Callable[[Path], None]] = {
+    "probe": _probe,
+    "read frames": _frames,
+    "read RGB": _frames_as_rgb,
+    "measure sound": _duration,
+    "read sound": _blocks,
+    "write to mp4": _write_mp4,
+    "write to mkv": _write_mkv,
+}
+
+
+def main(folder: Path, first: int, end: int) -> None:
+    """Reads files `first` to `end`; prints each number before it is read, and its result after, as JSON lines."""
+    for number in range(first, end):
+        _tell({"number": number})
+        faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+        result = read_damaged(number, folder)
+        faulthandler.cancel_dump_traceback_later()
+        _tell(result.__dict__)
+        gc.collect()
+
+
+def _tell(values: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(values) + "\n")
+    sys.stdout.flush()
+
+
+def read_all(folder: Path, first: int, end: int) -> list[Result]:
+    """Reads files `first` to `end` in child processes; one that ends early counts as a problem of the file it read."""
+    seeds = folder / "seeds"
+    seeds.mkdir(exist_ok=True)
+    for form in FORMATS.values():
+        write_seed(seeds / f"seed.{form.suffix}", form)
+    results: list[Result] = []
+    while first < end:
+        command = [sys.executable, "-m", "tests.damaged", str(folder), str(first), str(end)]
+        ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+        lines = [json.loads(line) for line in ended.stdout.splitlines()]
+        results += (Result(**line) for line in lines if "outcomes" in line)
+        if ended.returncode == 0:
+            break
+        first = lines[-1]["number"] if lines else first
+        seed, kind, _ = damaged(first, seeds)
+        problem = f"process ended with {ended.returncode}: {ended.stderr[-2000:]}"
+        results.append(Result(first, seed.suffix, kind, {}, [problem]))
+        first += 1
+    return results
+
+
+def summary(results: list[Result]) -> str:
+    """Files by format, and outcomes by way and kind."""
+    lines = [f"{len(results)} files: {dict(Counter(result.format for result in results))}"]
+    for way in WAYS:
+        kinds = Counter(_kind(result.outcomes[way]) for result in results if way in result.outcomes)
+        lines += [f"{way:14} {count:5} {kind}" for kind, count in kinds.most_common()]
+    return "\n".join(lines)
+
+
+def _kind(outcome: str) -> str:
+    if not outcome:
+        return "success"
+    words = "".join(letter for letter in outcome if not letter.isdigit())
+    return words[:100]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

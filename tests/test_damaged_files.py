@@ -1,0 +1,76 @@
+"""Damaged files are read to their end or refused with an error of this package: never a crash, a hang, or gigabytes."""
+
+import sys
+import wave
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from latentsync_trt.errors import MediaError
+from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
+from latentsync_trt.media.reader import probe, read_frames
+from tests.clips import numbered, read_audio, write_sound, write_video
+from tests.damaged import FORMATS, WAYS, Format, read_all, summary, write_seed
+
+FILES, FILES_THOROUGH = 165, 3300
+"""Multiples of the number of formats."""
+
+
+@pytest.mark.integration
+def test_damaged_files_are_read_or_refused(tmp_path: Path, thorough: bool) -> None:
+    """To repeat one that failed: `python -m tests.damaged FOLDER NUMBER NUMBER+1`, with the folder of this test."""
+    results = read_all(tmp_path, 0, FILES_THOROUGH if thorough else FILES)
+    sys.stdout.write(summary(results))  # shown with `pytest -s`, and where the test fails
+    assert [result for result in results if result.problems] == []
+    assert len({result.number for result in results}) == (FILES_THOROUGH if thorough else FILES)
+    outcomes = [outcome for result in results for outcome in result.outcomes.values()]
+    assert 0.2 < outcomes.count("") / len(outcomes) < 0.9  # else the damage is too heavy or too light to show anything
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_the_files_are_sound_before_they_are_damaged(tmp_path: Path, form: Format) -> None:
+    path = write_seed(tmp_path / f"seed.{form.suffix}", form)
+    for name, read in WAYS.items():
+        missing = form.video if name in ("probe", "read frames", "read RGB") else form.audio
+        if missing:
+            read(path)
+        else:
+            with pytest.raises(MediaError, match=r"has no (video|audio) stream"):
+                read(path)
+
+
+def test_metadata_in_an_old_encoding_is_no_obstacle(tmp_path: Path) -> None:
+    clip = write_video(tmp_path / "clip.avi", numbered(3), codec="mpeg4", options={})
+    text = "Schöne Grüße".encode("latin-1")
+    info = b"INFOINAM" + len(text).to_bytes(4, "little") + text
+    content = clip.read_bytes() + b"LIST" + len(info).to_bytes(4, "little") + info
+    size = len(content) - 8
+    clip.write_bytes(content[:4] + size.to_bytes(4, "little") + content[8:])
+    with pytest.raises(UnicodeDecodeError):
+        av.open(str(clip))
+    assert probe(clip).width_px == 96
+    assert len(list(read_frames(clip))) == 3
+
+
+def test_sound_in_an_unknown_codec_is_refused(tmp_path: Path) -> None:
+    path = write_sound(tmp_path / "sound.wav", 0.1)
+    content = bytearray(path.read_bytes())
+    content[20:22] = (0x7777).to_bytes(2, "little")  # the format's number
+    path.write_bytes(content)
+    for read in (audio_duration_s, read_audio):
+        with pytest.raises(MediaError, match=r"sound\.wav: its audio stream is in a codec that FFmpeg does not know"):
+            read(path)
+
+
+@pytest.mark.parametrize("rate_hz", [1, 999, 4_000_001, 1 << 30])
+def test_a_sample_rate_that_cannot_be_is_refused(tmp_path: Path, rate_hz: int) -> None:
+    path = tmp_path / "sound.wav"
+    with wave.open(str(path), "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(rate_hz)
+        sound.writeframes(np.zeros(1000, "<i2").tobytes())
+    with pytest.raises(MediaError, match=rf"sound\.wav: its audio has {rate_hz} samples per second"):
+        next(read_audio_blocks(path))
