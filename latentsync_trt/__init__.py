@@ -1,14 +1,15 @@
 """LatentSync lip-sync through ONNX Runtime: TensorRT first, CUDA where it is missing, CPU everywhere."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.types import AudioFeatures, Face, FaceDetector, SyncReport
 from latentsync_trt.version import __version__
 
 if TYPE_CHECKING:
+    from latentsync_trt.config import RuntimeOptions, SyncOptions
+    from latentsync_trt.errors import LatentSyncError
     from latentsync_trt.sync.api import LipSync
+    from latentsync_trt.types import AudioFeatures, Face, FaceDetector, SyncReport
 
 __all__ = [
     "AudioFeatures",
@@ -22,11 +23,22 @@ __all__ = [
     "__version__",
 ]
 
+_MODULES = {
+    **dict.fromkeys(("AudioFeatures", "Face", "FaceDetector", "SyncReport"), "types"),
+    **dict.fromkeys(("RuntimeOptions", "SyncOptions"), "config"),
+    "LatentSyncError": "errors",
+    "LipSync": "sync.api",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Loads the pipeline, and onnxruntime with it, when it is first asked for."""
-    if name == "LipSync":
-        from latentsync_trt.sync.api import LipSync
+    """Imports a public name at its first use: the command line handles Ctrl-C before NumPy is imported."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
 
-        return LipSync
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

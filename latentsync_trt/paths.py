@@ -20,7 +20,7 @@ def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
     Raises:
         InputError: it is empty, a URL, or "-" for standard input.
     """
-    text, prefix = os.fspath(name), f"{what} " if what else ""
+    text, prefix = os.fspath(name), f"{what} ".lstrip()
     if not text.strip():
         raise InputError(f"{prefix}{text!r}: is empty; give the path of a file or folder")
     if "\0" in text:
@@ -61,7 +61,7 @@ def why_missing(path: Path, kind: str = "file") -> str:
 
 def check_folder_to_write(folder: Path, what: str = "") -> None:
     """Raises `InputError` if `folder` is a file, or cannot be written or made."""
-    prefix = f"{what} " if what else ""
+    prefix = f"{what} ".lstrip()
     try:
         existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         is_folder = existing.is_dir()
@@ -72,3 +72,10 @@ def check_folder_to_write(folder: Path, what: str = "") -> None:
         raise InputError(f"{prefix}{shown}: is a file; name a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(f"{prefix}{folder}: {existing} is not writable; choose another folder or change permissions")
+
+
+def check_file_to_write(path: Path, what: str = "") -> None:
+    """Raises `InputError` if `path` is a folder, or its folder cannot be written or made."""
+    if exists(path) and path.is_dir():
+        raise InputError(f"{what} {path}: is a folder; name a file in it".lstrip())
+    check_folder_to_write(path.parent, what)

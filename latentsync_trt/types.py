@@ -33,7 +33,8 @@ class ColorTags:
 class VideoInfo:
     """A video stream's properties. Sizes and `sample_aspect_ratio` (pixel width / height) are after rotation.
 
-    `duration_s` is None where the file does not state it.
+    `duration_s` is None where the file does not state it; `frames_per_s`, the mean over the file, and `start_s`, the
+    time stamp of the first picture, likewise.
     """
 
     width_px: int
@@ -42,6 +43,9 @@ class VideoInfo:
     pixel_format: str
     interlaced: bool
     sample_aspect_ratio: Fraction
+    color: ColorTags = ColorTags()
+    frames_per_s: Fraction | None = None
+    start_s: Fraction | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,12 +113,15 @@ class Face:
     """A face in a frame.
 
     `box (4,)` float32: left, top, right, bottom in pixels. `points (3, 2)` float32: mean upper edge of the left
-    brow, of the right brow (left and right in the image), nose center, in pixels. `score` in [0, 1].
+    brow, of the right brow (left and right in the image), nose center, in pixels. `score` in [0, 1]. `landmarks (n, 2)`
+    float32: more points of the face, always the same ones, in pixels; None if the detector has none. They help to
+    recognize a cut.
     """
 
     box: Float32Array
     points: Float32Array
     score: float = 1.0
+    landmarks: Float32Array | None = None
 
 
 class FaceDetector(Protocol):
@@ -277,7 +284,12 @@ ProgressCallback = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """What a finished run did. Times in seconds of wall clock."""
+    """What a finished run did.
+
+    `duration_s`: of the output. `wall_s`: from the start of this call, after waiting for others, to the finished file;
+    its part `startup_s` ends when all networks are open and the recording has been read, before the first picture.
+    `frames_per_s`: frames written per second after that. `stages`: seconds that each stage was busy; they overlap.
+    """
 
     output: str
     bundle: str
@@ -287,6 +299,8 @@ class SyncReport:
     windows: int
     duration_s: float
     wall_s: float
+    startup_s: float
+    frames_per_s: float
     stages: tuple[StageTime, ...]
     engines: tuple[EngineTime, ...]
     notices: tuple[str, ...]

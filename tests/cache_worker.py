@@ -2,12 +2,19 @@
 
 MODE "race-N": a build ends when N other processes wait for it. MODE "hang": a build never ends. Files in SIGNALS say
 which process builds and which wait; the result is printed as JSON.
+
+MODE "kill ACTION", where processes can be forked: "build", "build again" or "remove" an engine in CACHE/0, CACHE/1, …,
+killed before its first step that changes the disk, its second, …; prints their number as JSON, of which the last is
+not killed.
 """
 
+import itertools
 import json
 import os
+import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,8 +64,47 @@ def until(condition: Any) -> None:
         time.sleep(0.02)
 
 
+_CHANGES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.utime", "shutil.rmtree")
+"""Names of Python's audit events."""
+
+
+def killed(cache: Path, action: str) -> int:
+    """Does `action` again and again, killed one step later each time; returns how often."""
+
+    def build(content: bytes) -> Callable[[Path], None]:
+        return lambda folder: (folder / "engine.bin").write_bytes(content) and None
+
+    def act(folder: Path, last: int) -> None:
+        engines = EngineCache(folder, lambda text: None)
+        old = None if action == "build" else engines.obtain(KEY, build(b"old"))
+        steps = itertools.count()
+
+        def step(event: str, arguments: Any) -> None:
+            if event in _CHANGES and next(steps) == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(step)
+        if action == "remove":
+            assert old is not None
+            assert not engines.remove(old)
+        else:
+            engines.obtain(KEY, build(b"new"), other_than=old and old.built_at)
+
+    for last in itertools.count():
+        child = os.fork()
+        if not child:
+            act(cache / f"{last}", last)
+            os._exit(0)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+            return last + 1
+    raise AssertionError
+
+
 def main(cache: Path, signals: Path, mode: str) -> None:
     """Obtains the engine of `KEY` and prints what came of it."""
+    if mode.startswith("kill "):
+        json.dump({"steps": killed(cache, mode.removeprefix("kill "))}, sys.stdout)
+        return
     notices: list[str] = []
 
     def on_notice(text: str) -> None:

@@ -226,7 +226,7 @@ def sync_command(setting: Setting, clip: tuple[Path, Path], output: Path) -> tup
     options = ["--provider", "rtx", "--steps", "1", "--build", "background", "--engine-cache", str(setting.cold)]
     files = ["--bundle", str(small_bundle()), "--video", str(clip[0]), "--audio", str(clip[1]), "-o", str(output)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("latentsync_trt.sync.api.select_provider", lambda name, device: COMPILING)
+        patch.setattr("latentsync_trt.runtime.providers.select.select_provider", lambda name, device: COMPILING)
         result = CliRunner().invoke(main, ["sync", *files, *options])
     assert result.exit_code == 0
     assert output.is_file()

@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt.bench.changes import find_changes
-from latentsync_trt.bench.machine import without_paths
 from latentsync_trt.bench.report import stacked_bars, write_report
 from latentsync_trt.bench.rows import (
     Arithmetic,
@@ -23,6 +22,7 @@ from latentsync_trt.bench.rows import (
 )
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.privacy import without_paths
 from tests.conftest import REPOSITORY
 
 BUNDLE = BundleFacts("1.6 & <friends>", 512, 16, "fp16", "static", "ab" * 32)

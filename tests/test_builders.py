@@ -2,8 +2,11 @@
 imitate theirs, which need a GPU. tests/test_tensorrt_stand_in.py has ONNX Runtime's real TensorRT provider."""
 
 import errno
+import shutil
+import threading
 import types
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -246,6 +249,40 @@ def test_timings_of_one_build_shorten_the_next(tmp_path: Path, provider: Provide
         assert not list(engine.glob("*timing*"))
 
 
+def test_timings_that_are_copied_in_part_are_not_kept(
+    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engines(tmp_path)
+    made.build("vae_encoder")
+
+    def half(source: Path, target: Path) -> None:
+        Path(target).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(builders.shutil, "copyfile", half)
+    made.build("vae_decoder")
+    found = entry_of(made, "vae_decoder")
+    assert sorted(path.name for path in found.iterdir()) == ["context.onnx", "engine.json", "model.engine"]
+    assert [path.name for path in shared_of(tmp_path).iterdir()] == [TIMINGS]
+
+
+def test_two_threads_that_build_do_not_mix_their_timings(
+    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, copy = threading.Barrier(2), shutil.copyfile
+    staged: list[Path] = []
+
+    def both_at_once(source: Path, target: Path) -> None:
+        gate.wait(30)
+        staged.append(Path(target))
+        copy(source, target)
+
+    monkeypatch.setattr(builders.shutil, "copyfile", both_at_once)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(engines(tmp_path).build, ("vae_encoder", "vae_decoder")))
+    assert len(set(staged)) == 2
+
+
 @pytest.mark.parametrize("outcome", ["accepted", "refused", "timings stay"])
 def test_timings_that_tensorrt_rejects_are_removed_with_a_notice(
     tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch, outcome: str
@@ -412,6 +449,18 @@ def test_the_plug_in_compiles_ahead_and_keeps_its_kernels(tmp_path: Path, provid
     assert compiled.dimensions == ({} if dynamic else {"windows": 1, "frames": FRAMES})
     assert warm.dimensions == {}
     assert provider.orders == []  # TensorRT's own compiler has no part in it
+
+
+def test_the_plug_in_runs_without_its_kernels_where_the_cache_cannot_be_written(
+    tmp_path: Path, provider: Provider
+) -> None:
+    engines(tmp_path, "rtx").build("vae_encoder")
+    (tmp_path / "cache" / ".shared").write_text("")  # no folder can be made in it, as in a read-only cache
+    opened = engines(tmp_path, "rtx").open("vae_encoder")
+    assert not opened.built
+    context, settings = provider.asked[-1]
+    assert context.name == "context.onnx"
+    assert "nv_runtime_cache_path" not in settings.plugin_options
 
 
 # Keys.

@@ -11,47 +11,12 @@ from latentsync_trt.bundle.manifest import (
     MANIFEST_NAME,
     REQUIRED_GRAPHS,
     Bundle,
-    DimensionRange,
-    FileEntry,
-    GraphEntry,
     Manifest,
-    TensorEntry,
     read_manifest,
-    sha256_file,
-    write_manifest,
 )
 from latentsync_trt.bundle.staging import check_target, staged_bundle
 from latentsync_trt.errors import BundleError, InputError, OutputError
-
-
-def make_bundle(folder: Path) -> Bundle:
-    """A bundle whose graphs are a few bytes each, for tests that never run them."""
-    folder.mkdir(parents=True)
-    (folder / "net.weights").write_bytes(bytes(range(256)))
-    graphs = {}
-    for name in REQUIRED_GRAPHS:
-        (folder / f"{name}.onnx").write_text(name)
-        tensors = (TensorEntry("x", "float32", ("windows", 4)),)
-        graphs[name] = GraphEntry(f"{name}.onnx", "net.weights", tensors, tensors)
-    files = {path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in sorted(folder.iterdir())}
-    manifest = Manifest(
-        name="small",
-        model="1.6",
-        resolution_px=64,
-        frames=16,
-        precision="fp32",
-        shapes="dynamic",
-        audio_layers=5,
-        audio_width=64,
-        opset=23,
-        unet={"widths": [32, 32]},
-        graphs=graphs,
-        files=files,
-        ranges={"windows": DimensionRange(1, 2, 4)},
-        notes=("made by a test",),
-    )
-    write_manifest(folder, manifest)
-    return Bundle.load(folder)
+from tests.bundles import make_bundle
 
 
 @pytest.fixture
@@ -114,16 +79,20 @@ def test_graph_hash_covers_graph_and_weights(bundle: Bundle) -> None:
     assert len(hashes) == len(REQUIRED_GRAPHS)
 
 
-def test_finding_by_path_name_and_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finding_by_path_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(tmp_path))
-    assert find_bundle(None) == (demo_folder(), "built in; no exported bundle found")
-    older, newer = make_bundle(tmp_path / "older"), make_bundle(tmp_path / "newer")
-    assert find_bundle(None)[0] == newer.folder
-    assert find_bundle("older")[0] == older.folder
-    assert find_bundle(str(older.folder))[0] == older.folder
-    assert find_bundle("demo")[0] == demo_folder()
-    with pytest.raises(BundleError, match="found: demo, newer, older"):
-        find_bundle("nothing")
+    folder = make_bundle(tmp_path / "first").folder
+    make_bundle(tmp_path / "second")
+    assert find_bundle("first")[0] == folder
+    assert find_bundle(str(folder))[0] == folder
+    assert find_bundle("demo") == (demo_folder(), "built in")
+    for name in ("nothing", "x" * 5000, "first/manifest.json", "..", "bündle [bold]:C"):
+        with pytest.raises(BundleError, match="found: demo, first, second") as caught:
+            find_bundle(name)
+        assert caught.value.usage
+    for name, words in (("", "is empty"), ("https://host/bundle", "https://host/bundle: is a URL"), ("a\0b", "NUL")):
+        with pytest.raises(InputError, match=words):
+            find_bundle(name)
 
 
 def test_staged_bundle_replaces_an_earlier_one(bundle: Bundle) -> None:

@@ -73,7 +73,7 @@ def test_each_notice_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None
     notices("building engines")
     show_report(
         SyncReport(
-            "out.mp4", "demo", "cpu", 1, 1, 1, 0.04, 1.0, (), (), ("building engines", "the picture starts again")
+            "out.mp4", "demo", "cpu", 1, 1, 1, 0.04, 1.0, 0.5, 2.0, (), (), ("building engines", "the picture starts again")
         ),
         notices,
     )
@@ -116,13 +116,14 @@ def test_outputs_are_named_after_the_video() -> None:
     assert default_output(Path("clip.mov"), lossless=True) == Path("clip-synced.mkv")
 
 
-def test_naming_a_provider_disables_fallback() -> None:
+def test_naming_a_provider_disables_fallback(tmp_path: Path) -> None:
     if why_unavailable("cuda") is None:
         pytest.skip("CUDA runs here")
     with pytest.raises(ProviderUnavailable, match="cuda: "):
         select_provider("cuda")
+    video, audio = map(str, write_clip(tmp_path, 3))
     code, _, err = run(
-        "sync", "--video", "a.mp4", "--audio", "b.wav", "--bundle", str(small_bundle()), "--provider", "cuda", "-q"
+        "sync", "--video", video, "--audio", audio, "--bundle", str(small_bundle()), "--provider", "cuda", "-q"
     )
     assert code == 1
     assert "install" in err
@@ -167,6 +168,7 @@ def test_a_damaged_graph_is_named(tmp_path: Path) -> None:
 
 def test_a_bundle_without_a_valid_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
-    code, _, err = run("sync", "--video", "a.mp4", "--audio", "b.wav", "--bundle", str(tmp_path), "-q")
+    video, audio = map(str, write_clip(tmp_path, 3))
+    code, _, err = run("sync", "--video", video, "--audio", audio, "--bundle", str(tmp_path), "-q")
     assert code == 1
     assert "not a manifest" in err

@@ -33,6 +33,33 @@ def test_naming_an_encoder_that_does_not_open_is_an_error(monkeypatch: pytest.Mo
         h264_encoder("nvenc", 18, *SIZE)
 
 
+def test_a_size_that_nvenc_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codecs, "problem_of", lambda _, width_px, __: "Invalid argument" if width_px > 4096 else None)
+    with pytest.raises(OutputError, match=r"does not open for pictures of 5000×240, .* use --encoder x264"):
+        h264_encoder("nvenc", 18, 5000, 240)
+    assert h264_encoder("auto", 18, 5000, 240).codec == "libx264"
+
+
+@pytest.mark.parametrize("size", [(16386, 2), (2, 16386)])
+def test_sides_that_x264_refuses_are_named(size: tuple[int, int]) -> None:
+    largest = tuple(min(side, 16384) for side in size)
+    assert codecs.problem_of(h264_encoder("x264", 18, *largest), *largest) is None
+    assert codecs.problem_of(H264("libx264", {}), *size)
+    with pytest.raises(OutputError, match=r"16384 per side; scale the video down"):
+        codecs.check_encoder("x264", *size, lossless=False)
+    codecs.check_encoder("x264", *size, lossless=True)
+
+
+def test_an_encoder_that_does_not_open_is_found_before_the_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Device
+) -> None:
+    monkeypatch.setattr(codecs, "problem_of", lambda *_: "no GPU")
+    clip, sound = write_face(tmp_path / "face.mp4", 2), write_sound(tmp_path / "speech.wav", 0.08)
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, pytest.raises(OutputError, match="no GPU"):
+        lip_sync.sync(clip, sound, tmp_path / "out.mp4", SyncOptions(encoder="nvenc"))
+    assert device.most == 0
+
+
 def test_an_encoder_is_tried_on_a_picture() -> None:
     assert codecs.problem_of(H264("libx264", {"crf": "18"}), *SIZE) is None
     assert codecs.problem_of(H264("libx264", {"preset": "no such"}), *SIZE)

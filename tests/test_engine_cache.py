@@ -5,11 +5,13 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
 
-from latentsync_trt.errors import EngineBuildError, OutOfMemory
+from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory
+from latentsync_trt.runtime.cache import entry
 from latentsync_trt.runtime.cache.prune import remove, survey
 from latentsync_trt.runtime.cache.store import CACHE_VARIABLE, EngineCache, cache_folder
 from tests.cache_worker import KEY, engine_key, never, until, write_engine
@@ -115,9 +117,9 @@ def test_a_newer_engine_replaces_the_old_unless_its_build_fails(cache: EngineCac
         raise EngineBuildError("no")
 
     with pytest.raises(EngineBuildError):
-        cache.obtain(KEY, fail, newer_than=first.built_at)
+        cache.obtain(KEY, fail, other_than=first.built_at)
     assert cache.obtain(KEY, never).folder == first.folder
-    second = cache.obtain(KEY, lambda folder: write_engine(folder, b"newer"), newer_than=first.built_at)
+    second = cache.obtain(KEY, lambda folder: write_engine(folder, b"newer"), other_than=first.built_at)
     assert second.built
     (item,) = survey(cache.folder, hashes=True)
     assert item.state == "ready"
@@ -133,9 +135,27 @@ def test_two_forced_builds_at_once_are_one(cache: EngineCache, notices: list[str
         write_engine(folder)
 
     with ThreadPoolExecutor(2) as pool:
-        engines = list(pool.map(lambda _: cache.obtain(KEY, build, newer_than=old.built_at), range(2)))
+        engines = list(pool.map(lambda _: cache.obtain(KEY, build, other_than=old.built_at), range(2)))
     assert sorted(engine.built for engine in engines) == [False, True]
     assert engines[0].built_at == engines[1].built_at != old.built_at
+
+
+def test_a_forced_build_replaces_an_engine_from_the_future(cache: EngineCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a build while the clock was wrong."""
+
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "Ahead":
+            return cls(2099, 1, 1, tzinfo=tz)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(entry, "datetime", Ahead)
+        old = cache.obtain(KEY, write_engine)
+    assert old.built_at is not None
+    assert old.built_at.year == 2099
+    again = cache.obtain(KEY, lambda folder: write_engine(folder, b"newer"), other_than=old.built_at)
+    assert again.built
+    assert again.built_at != old.built_at
 
 
 @pytest.mark.parametrize("error", [EngineBuildError("no"), KeyboardInterrupt(), ValueError("no")])
@@ -185,6 +205,12 @@ def test_an_engine_is_kept_where_opening_it_fails_for_other_reasons(cache: Engin
     cache.obtain(engine_key(graph="vae_decoder"), write_engine)
     with pytest.raises(EngineBuildError):
         cache.load(engine_key(graph="vae_decoder"), never, refuse)
+
+
+def test_a_cache_folder_below_an_unknown_home_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, "~nobody-of-this-name/engines")
+    with pytest.raises(InputError, match=r"~nobody-of-this-name/engines: .*LATENTSYNC_TRT_CACHE_DIR"):
+        cache_folder()
 
 
 def test_where_engines_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -192,9 +193,9 @@ def test_an_engine_in_use_cannot_be_replaced(cache: EngineCache, monkeypatch: py
     def in_use(path: Path) -> None:
         raise PermissionError(errno.EACCES, "used by another process", str(path))
 
-    monkeypatch.setattr(store, "_delete", in_use)
+    monkeypatch.setattr(store, "_set_aside", in_use)
     with pytest.raises(OutputError, match=f"cannot be used .used by another process: {re.escape(str(old.folder))}"):
-        cache.obtain(KEY, write_engine, newer_than=old.built_at)
+        cache.obtain(KEY, write_engine, other_than=old.built_at)
     assert [item.state for item in survey(cache.folder, hashes=True)] == ["ready"]
 
 
@@ -209,5 +210,86 @@ def test_a_rename_is_tried_again_while_a_virus_scanner_reads(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", scanned)
-    monkeypatch.setattr(store, "_delete", lambda path: None)
+    monkeypatch.setattr(store, "_set_aside", lambda path: None)
     assert cache.obtain(KEY, write_engine).state == "ready"
+
+
+LEFTOVER = f".{engine_key(gpu='another').digest}-01234567"
+
+
+def test_a_leftover_that_cannot_be_removed_is_no_obstacle(cache: EngineCache) -> None:
+    """As where another user's process was killed, whose lock this one may not open."""
+    (cache.folder / LEFTOVER).mkdir(parents=True)
+    (cache.folder / ".locks" / f"{engine_key(gpu='another').digest}.lock").mkdir(parents=True)  # cannot be opened
+    assert cache.obtain(KEY, write_engine).built
+    cache.sweep()
+    assert (cache.folder / LEFTOVER).is_dir()
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a file system that keeps any time")
+@pytest.mark.parametrize("used_s", [1e12, -1e12])
+def test_an_engine_with_an_impossible_time_is_used(used_s: float) -> None:
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        cache = EngineCache(Path(folder))
+        engine = cache.obtain(KEY, write_engine)
+        os.utime(engine.folder / RECORD_NAME, (used_s, used_s))
+        assert [item.state for item in survey(cache.folder)] == ["ready"]
+        assert cache.find(KEY) is not None
+
+
+def test_an_engine_that_cannot_be_deleted_is_replaced_all_the_same(
+    cache: EngineCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = cache.obtain(KEY, write_engine)
+    remove_tree = shutil.rmtree
+
+    def protected(path: Path, *arguments: object, **options: object) -> None:
+        if (path / RECORD_NAME).exists() and (path / "engine.bin").read_bytes() == b"engine":
+            (path / RECORD_NAME).unlink()  # some of it
+            return
+        remove_tree(path)
+
+    monkeypatch.setattr(store.shutil, "rmtree", protected)
+    again = cache.obtain(KEY, lambda folder: write_engine(folder, b"newer"), other_than=old.built_at)
+    assert again.built
+    assert (again.folder / "engine.bin").read_bytes() == b"newer"
+    monkeypatch.undo()
+    cache.sweep()
+    assert sorted(path.name for path in cache.folder.iterdir()) == [".locks", KEY.digest]
+
+
+def test_an_engine_that_was_built_again_meanwhile_is_not_removed(cache: EngineCache) -> None:
+    damaged = cache.obtain(KEY, write_engine)
+    (damaged.folder / "engine.bin").unlink()
+    (seen,) = survey(cache.folder)
+    EngineCache(cache.folder).obtain(KEY, write_engine)
+    assert cache.remove(seen) == "it was built again"
+    assert [item.state for item in survey(cache.folder)] == ["ready"]
+    (seen,) = survey(cache.folder)
+    assert cache.remove(seen) == ""
+    assert cache.remove(seen) == ""  # of another process
+    assert survey(cache.folder) == ()
+
+
+def test_a_record_of_many_brackets_is_damaged(cache: EngineCache) -> None:
+    engine = cache.obtain(KEY, write_engine)
+    (engine.folder / RECORD_NAME).write_text("[" * 200_000, encoding="utf-8")
+    assert "not a record" in survey(cache.folder)[0].problem
+
+
+def test_an_engine_that_cannot_be_put_in_place_leaves_the_old_one(
+    cache: EngineCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = cache.obtain(KEY, write_engine)
+    rename = Path.rename
+
+    def refuse(self: Path, target: Path) -> Path:
+        if (self / "engine.bin").read_bytes() == b"newer":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OutputError, match="Input/output error"):
+        cache.obtain(KEY, lambda folder: write_engine(folder, b"newer"), other_than=old.built_at)
+    assert EngineCache(cache.folder).obtain(KEY, never).built_at == old.built_at
+    assert sorted(path.name for path in cache.folder.iterdir()) == [".locks", KEY.digest]

@@ -6,8 +6,9 @@ import pytest
 import skimage.data
 
 from latentsync_trt.face.align import align
+from latentsync_trt.face.checks import usable
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.tracker import PATIENCE_FRAMES, FaceTracker, usable
+from latentsync_trt.face.tracker import PATIENCE_FRAMES, FaceTracker
 from latentsync_trt.types import Face, UInt8Array
 
 FRAME = np.zeros((4, 4, 3), np.uint8)

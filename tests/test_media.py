@@ -10,13 +10,11 @@ import av
 import numpy as np
 import pytest
 
-from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, MediaError, OutputError
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.codecs import missing_codecs
 from latentsync_trt.media.patching import apply_patch, planes_of
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.timing import at_constant_rate, on_own_clock
 from latentsync_trt.media.writer import VideoWriter, check_output_path
 from latentsync_trt.types import ColorTags, Frame, Patch, YuvPlanes
 from tests.clips import click_times, decoded, number_of, numbered, read_audio, write_sound, write_video
@@ -30,46 +28,6 @@ RGB_ROUND_TRIP = 3
 
 def numbers(path: Path, **options: object) -> list[int]:
     return [number_of(frame.rgb) for frame in read_frames(path, **options)]  # type: ignore[arg-type]
-
-
-def nearest(times_s: list[Fraction], count: int) -> list[int]:
-    """Which source frame is nearest to each of `count` output times; the earlier of two that are equally near."""
-    return [min(range(len(times_s)), key=lambda i: abs(times_s[i] - Fraction(k, MODEL_FPS))) for k in range(count)]
-
-
-@pytest.mark.parametrize("fps", [25, 30, 24, 50, 60, 10, Fraction(30000, 1001)])
-def test_any_constant_rate_is_resampled_to_25(tmp_path: Path, fps: int | Fraction) -> None:
-    clip = write_video(tmp_path / "clip.mp4", numbered(48), fps)
-    found = numbers(clip)
-    assert found == nearest([i / Fraction(fps) for i in range(48)], len(found))
-    assert abs(len(found) - 48 / fps * MODEL_FPS) <= 1
-
-
-def test_a_variable_rate_is_resampled_by_time_stamps(tmp_path: Path) -> None:
-    times = [0, 40, 80, 500, 510, 520, 530, 900, 1000, 1040]
-    clip = write_video(tmp_path / "clip.mkv", numbered(10), 25, times=times)
-    found = numbers(clip)
-    assert found == nearest([Fraction(time, 1000) for time in times], len(found))
-    assert len(found) == 27
-
-
-def test_missing_and_decreasing_times_are_repaired() -> None:
-    period = Fraction(1, 25)
-    stamps = [None, period, None, period, 3 * period, Fraction(-10)]
-    timed = list(on_own_clock([(stamp, None, i) for i, stamp in enumerate(stamps)], period))
-    assert [picture.time_s / period for picture in timed] == [0, 1, 2, 3, 4]
-    assert [picture.item for picture in timed] == [0, 1, 2, 4, 5]
-    assert list(at_constant_rate(timed, 25)) == [0, 1, 2, 4, 5]
-
-
-@pytest.mark.parametrize(
-    ("extend", "expected"),
-    [("loop", [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]), ("hold", [0, 1, 2] + 7 * [3]), (None, [0, 1, 2, 3])],
-)
-def test_a_short_video_is_looped_or_held(tmp_path: Path, extend: str | None, expected: list[int]) -> None:
-    clip = write_video(tmp_path / "clip.mp4", numbered(4))
-    assert numbers(clip, frame_count=10, extend=extend) == expected
-    assert numbers(clip, frame_count=3, extend=extend) == expected[:3]
 
 
 def test_decoded_frames_are_freed_without_garbage_collection(tmp_path: Path) -> None:

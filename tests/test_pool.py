@@ -1,11 +1,17 @@
 """The pool of sessions: each graph opened once, engines built once, and nothing run silently on another provider."""
 
 import errno
+import functools
 import itertools
 import os
 import shutil
+import sys
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -15,16 +21,21 @@ import onnxruntime as ort
 import pytest
 from filelock import FileLock
 
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import BundleError, EngineBuildError
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions import pool
+from latentsync_trt.runtime.sessions import memory, pool
+from latentsync_trt.runtime.sessions import session as session_module
 from latentsync_trt.runtime.sessions.builders import DirectOpen, GraphSource
-from latentsync_trt.runtime.sessions.engines import Engines
+from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
+from latentsync_trt.runtime.sessions.pool import SessionPool
 from latentsync_trt.runtime.sessions.session import CPU, Session, TensorInfo
 from tests.compiling import COMPILING, CopyBuilder, compiling_provider
+from tests.device import CPU as CPU_SELECTION
 from tests.device import GRAPHS, DemoNetworks, Device, by_graph, denoised
+from tests.small import small_bundle
 
 GPU = Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0")
 VAE = ("vae_encoder", "vae_decoder")
@@ -175,7 +186,130 @@ def test_a_damaged_engine_is_built_again_with_a_notice(
     assert notices[0].endswith("building it again")
 
 
+# Several threads.
+
+
+@dataclass
+class Opened:
+    """An engine that costs nothing to open; counts how often its session was closed."""
+
+    closed: int = 0
+    opened_at_s: float = 0.0
+    runs: int = 0
+    first_run_s: float = 0.0
+    later_runs_s: float = 0.0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass
+class CheapEngines:
+    """`Engines` of the demo bundle whose sessions are made at once."""
+
+    bundle: Bundle
+    opened: list[Opened] = field(default_factory=list)
+    selection: Selection = CPU_SELECTION
+
+    def open(self, graph: str, *, profile_prefix: Path | None) -> OpenedEngine:
+        self.opened.append(Opened())
+        return OpenedEngine(cast(Session, self.opened[-1]), 1.0, built=False, build_s=0.0, open_s=0.0, size_bytes=0)
+
+
+def cheap_pool(on_close: Callable[[tuple[str, ...]], None] = lambda graphs: None) -> SessionPool:
+    engines = CheapEngines(Bundle.load(small_bundle(), verify=False))
+    return SessionPool(
+        cast(Engines, engines), low_memory=False, trace_folder=None, on_notice=lambda text: None, on_close=on_close
+    )
+
+
+def test_two_threads_that_close_a_pool_close_each_session_once() -> None:
+    gate = threading.Barrier(2)
+
+    def meet(graphs: tuple[str, ...]) -> None:
+        with suppress(threading.BrokenBarrierError):
+            gate.wait(0.2)  # as where both threads come here, which they should not
+
+    made = cheap_pool(meet)
+    for graph in VAE:
+        made.session(graph)
+    with ThreadPoolExecutor(2) as threads:
+        for ended in [threads.submit(made.close) for _ in range(2)]:
+            ended.result()
+    assert [session.closed for session in cast(CheapEngines, made.engines).opened] == [1, 1]
+
+
+def test_a_session_is_given_though_another_thread_closes_it() -> None:
+    made, stopped = cheap_pool(), threading.Event()
+
+    def close() -> None:
+        while not stopped.is_set():
+            made.close()
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            closing = threads.submit(close)
+            try:
+                for _ in range(3000):
+                    made.session("vae_encoder")
+            finally:
+                stopped.set()
+            closing.result()
+    finally:
+        sys.setswitchinterval(interval_s)
+    made.close()
+    assert {session.closed for session in cast(CheapEngines, made.engines).opened} == {1}
+
+
+def test_shared_memory_is_made_once_for_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def make(*arguments: object) -> None:
+        time.sleep(0.05)
+        made.append(str(arguments[0]))
+
+    for cached in (memory._share_cpu_memory, memory._share_gpu_memory):
+        monkeypatch.setattr(memory, cached.__name__, functools.cache(cached.__wrapped__))
+    monkeypatch.setattr(ort, "create_and_register_allocator", lambda *_: make("cpu"))
+    monkeypatch.setattr(ort, "create_and_register_allocator_v2", make)
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(lambda _: memory.share_memory((("CUDAExecutionProvider", {}),)), range(4)))
+    assert sorted(made) == ["CUDAExecutionProvider", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("given", "threads"),
+    [("", 0), ("1", 1), (" 1 ,4", 1), ("0", 0), ("-3", 0), ("²", 0), ("x", 0), ("9" * 30, os.cpu_count())],
+)
+def test_the_number_of_threads_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, given: str, threads: int, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    session = Session(small_bundle() / "vae_decoder.onnx")
+    assert session.ort.get_session_options().intra_op_num_threads == threads
+
+
+def test_options_that_onnxruntime_refuses_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(session_module, "share_memory", fail)
+    with pytest.raises(EngineBuildError, match=r"vae_decoder\.onnx: no such device"):
+        Session(small_bundle() / "vae_decoder.onnx")
+
+
 # Nothing runs silently on another provider.
+
+
+def test_a_session_that_is_refused_leaves_no_trace(
+    make: DemoNetworks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Session, "nodes_by_provider", lambda self: {"CUDAExecutionProvider": 1})
+    with pytest.raises(EngineBuildError):
+        make(profile=str(tmp_path / "profile")).session("vae_encoder")
+    assert list((tmp_path / "profile").iterdir()) == []
 
 
 def test_a_session_that_runs_mostly_on_another_provider_is_refused(

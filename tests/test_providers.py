@@ -1,6 +1,7 @@
 """Choosing a provider, and the message for everything that keeps one from running."""
 
 import ctypes
+import os
 import re
 import types
 from collections.abc import Callable, Iterator
@@ -466,3 +467,13 @@ def test_the_cure_is_for_this_platform(monkeypatch: pytest.MonkeyPatch, system: 
     assert "pip install onnxruntime-gpu" in messages.gpu_build_line()
     monkeypatch.setattr(messages.platform, "machine", lambda: "aarch64")
     assert "--provider cpu" in messages.gpu_build_line()
+
+
+def test_folders_that_cannot_be_read_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "libcudart.so.12").write_bytes(b"")
+    monkeypatch.setattr(libraries, "_WINDOWS", False)
+    silly = ("x" * 300, "~", "*?[", str(tmp_path / "libcudart.so.12"), str(tmp_path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join(silly))
+    monkeypatch.setattr(libraries, "_CUDA_DISTRIBUTIONS", ())
+    monkeypatch.setattr(libraries, "_SYSTEM_FOLDERS", ())
+    assert libraries.installed_cuda() == (Installed("12", str(tmp_path)),)

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from latentsync_trt.bench import selftest, selftest_worker
-from latentsync_trt.bench.selftest import LEAST_DB, REPLAY_NOTICE, Part, Report, redacted, run_part, self_test
+from latentsync_trt.bench.selftest import LEAST_DB, REPLAY_NOTICE, Part, Report, run_part, self_test
 from latentsync_trt.bench.selftest_worker import Order, carry_out
 from latentsync_trt.bundle.manifest import PRECISIONS, REQUIRED_GRAPHS, Bundle
 from latentsync_trt.cli import main

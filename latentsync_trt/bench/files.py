@@ -3,9 +3,7 @@
 import errno
 import io
 import math
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -15,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from latentsync_trt.errors import OutputError
+from latentsync_trt.temporary import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,14 +35,11 @@ def make_folder(folder: Path) -> None:
 
 def write_file(path: Path, content: str | bytes) -> None:
     """Writes a file, text as UTF-8, and makes its folder; raises `OutputError` if it cannot be written."""
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        staged.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
-        staged.replace(path)
+        with whole_file(path) as staged:
+            staged.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
     except OSError as error:
-        with suppress(OSError):
-            staged.unlink()
         raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
 
 

@@ -5,12 +5,12 @@ from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
-from latentsync_trt.bench.machine import without_paths
 from latentsync_trt.bench.material import random_inputs
 from latentsync_trt.bench.rows import CEILING, Arithmetic, Row, Spread
 from latentsync_trt.bench.setting import Setting
 from latentsync_trt.bundle.manifest import DimensionRange
 from latentsync_trt.errors import BundleError
+from latentsync_trt.privacy import without_paths
 from latentsync_trt.runtime.compiler.profiles import dimension_ranges
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.diagnose import rtx_devices

@@ -14,6 +14,7 @@ import psutil
 from latentsync_trt import __version__
 from latentsync_trt.bench.rows import BundleFacts
 from latentsync_trt.bundle.manifest import Manifest
+from latentsync_trt.privacy import without_paths
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
 from latentsync_trt.runtime.providers.libraries import (
     UNKNOWN,
@@ -25,9 +26,6 @@ from latentsync_trt.runtime.providers.libraries import (
 from latentsync_trt.runtime.providers.select import Selection
 
 _CPU_INFO = Path("/proc/cpuinfo")
-
-_PATH = re.compile(r"(?:[A-Za-z]:)?[^\s\\/'\",;:]*(?:[\\/][^\s\\/'\",;:]+)+[\\/]([^\s\\/'\",;:]+)[\\/]?")
-"""Matches a path, a word with two separators or more; the group is its last part."""
 
 
 def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict[str, str]:
@@ -88,8 +86,3 @@ def usable_cores() -> int:
     """Cores that this process may use."""
     process = psutil.Process()
     return len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
-
-
-def without_paths(text: str) -> str:
-    """`text` with every path shortened to its last part, as folders can identify the user."""
-    return _PATH.sub(r"\1", text)

@@ -5,32 +5,28 @@
 3. reference: the same on another provider, the CPU by default, to compare outputs and pictures with
 """
 
-import getpass
 import json
 import platform
-import re
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from latentsync_trt.bench.machine import bundle_facts, environment, without_paths
+from latentsync_trt.bench.machine import bundle_facts, environment
 from latentsync_trt.bench.pictures import decibels
 from latentsync_trt.bench.rows import BundleFacts
 from latentsync_trt.bench.selftest_worker import Order
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, command_line
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.media.writer import TEMPORARY_PREFIX
+from latentsync_trt.privacy import redacted
 from latentsync_trt.runtime.compiler.child import Event, run_child
 from latentsync_trt.runtime.providers.diagnose import ORT_NAMES
 from latentsync_trt.runtime.sessions.engines import COMPILING_PROVIDERS
 from latentsync_trt.runtime.sessions.session import Array
+from latentsync_trt.temporary import temporary_folder
 
 Reference = Literal["cpu", "cuda", "none"]
 
@@ -53,8 +49,6 @@ _WORKER = "latentsync_trt.bench.selftest_worker"
 _FIRST, _SECOND, _REFERENCE = "first start", "second start", "reference"
 # Largest level of a 16-bit picture.
 _PEAK = 65535.0
-# Shorter names occur inside too many other words.
-_SHORTEST_NAME = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +159,7 @@ def self_test(
         LatentSyncError: no process can be started.
     """
     given = [bundle.folder, *([Path(options.engine_cache)] if options.engine_cache else [])]
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    with temporary_folder() as folder:
 
         def run(part: str, provider: str, options: RuntimeOptions, graphs: Iterable[str]) -> Part:
             order = Order(provider, str(bundle.folder), asdict(options), str(folder / part), tuple(graphs))
@@ -284,26 +277,3 @@ def _differences(graphs: Iterable[GraphRow], pictures: Iterable[Pictures], refer
         if found.psnr_db is not None and found.psnr_db < found.least_db:
             distance = f"{found.psnr_db:.1f} dB to those of {reference}, at least {found.least_db:.0f} are expected"
             yield f"pictures, {found.case}: {distance}"
-
-
-def redacted(text: str, folders: Iterable[Path] = ()) -> str:
-    """The text as one line without folders and without the names of user and machine.
-
-    Args:
-        folders: given by the user, perhaps with spaces in their path; their own names stay.
-    """
-    home: list[Path] = []
-    names = {platform.node(), platform.node().partition(".")[0]} - {"localhost"}
-    with suppress(RuntimeError, OSError, KeyError, ImportError):  # users of some containers have no home, or no name
-        home = [Path.home()]
-        names |= {home[0].name, getpass.getuser()}
-    own = [*home, Path.cwd(), Path(tempfile.gettempdir()), Path(sys.prefix), Path(__file__).parents[2]]
-    known = {
-        str(place) for folder in (*own, *(path.parent for path in folders)) for place in (folder, folder.resolve())
-    }
-    text = " ".join(text.replace("\\\\", "\\").split())
-    for place in sorted(known - {".", "/"}, key=len, reverse=True):  # a folder before its parents
-        text = re.sub(rf"{re.escape(place)}[\\/]", "", text)
-    words = "|".join(re.escape(name) for name in names if len(name) >= _SHORTEST_NAME)
-    text = without_paths(text)
-    return re.sub(rf"(?<!\w)(?:{words})(?!\w)", "…", text, flags=re.IGNORECASE) if words else text

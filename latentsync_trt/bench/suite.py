@@ -1,6 +1,5 @@
 """Runs a whole bench: every scenario on every provider."""
 
-import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from latentsync_trt.bench.stages import measure_stages
 from latentsync_trt.bench.whole_clips import measure_clips
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.temporary import temporary_folder
 
 
 def run_bench(
@@ -41,8 +41,8 @@ def run_bench(
     for preset in options.preset:
         settings[0].sync_options(preset)  # invalid options must fail before the first measurement
     results = Results(environment(command, [s.selection for s in settings]), bundle_facts(bundle.manifest), ())
-    with tempfile.TemporaryDirectory(prefix="latentsync-bench-") as folder:
-        for row in _rows(settings, options, Path(folder)):
+    with temporary_folder(on_notice=say) as folder:
+        for row in _rows(settings, options, folder):
             results = replace(results, rows=(*results.rows, row))
             yield results
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from latentsync_trt.bench.machine import without_paths
 from latentsync_trt.bench.material import Clip
 from latentsync_trt.bench.rows import Row
 from latentsync_trt.bench.setting import Setting
+from latentsync_trt.privacy import without_paths
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.types import SyncReport

@@ -1,13 +1,13 @@
 """Finds the bundle for a command: a path, a name below `checkpoints/`, the built-in demo, or the user's default."""
 
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from latentsync_trt.bundle.manifest import DEMO_NAME, MANIFEST_NAME, Manifest, read_manifest
 from latentsync_trt.errors import BundleError, InputError, OutputError
 from latentsync_trt.paths import exists, local_path
+from latentsync_trt.temporary import whole_file
 
 CHECKPOINTS_VARIABLE = "LATENTSYNC_TRT_CHECKPOINTS"
 
@@ -156,10 +156,8 @@ def remember(name: str) -> Path:
         raise InputError(f"{folder}: not in {root}; give bundles elsewhere with `--bundle PATH`")
     read_manifest(chosen)
     try:
-        with tempfile.TemporaryDirectory(prefix=".latentsync-", dir=root) as temporary:
-            written = Path(temporary) / CHOICE_NAME
+        with whole_file(root / CHOICE_NAME) as written:
             written.write_text(f"{chosen.name}\n", encoding="utf-8")
-            written.replace(root / CHOICE_NAME)
     except OSError as error:
         raise OutputError(f"{root / CHOICE_NAME}: cannot be written ({error.strerror or error})") from error
     return chosen

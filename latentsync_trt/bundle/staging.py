@@ -1,12 +1,12 @@
 """Atomic writing of a bundle: it appears complete or not at all."""
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
 from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.temporary import temporary_folder
 
 
 def check_target(target: Path) -> None:
@@ -28,14 +28,23 @@ def staged_bundle(target: Path) -> Iterator[Path]:
     check_target(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
-            staged = Path(temporary) / "bundle"
+        with temporary_folder(target.parent) as temporary:
+            staged = temporary / "bundle"
             staged.mkdir()
             yield staged
-            if target.exists():
-                target.rename(Path(temporary) / "replaced")
-            staged.rename(target)
+            _publish(staged, target, temporary / "replaced")
     except OutputError:
         raise
     except OSError as error:
         raise OutputError(f"{target}: cannot be written ({error.strerror or error})") from error
+
+
+def _publish(staged: Path, target: Path, replaced: Path) -> None:
+    """Moves `staged` to `target`, and what is there to `replaced`; if that fails or is interrupted, moves it back."""
+    try:
+        if target.exists():
+            target.rename(replaced)
+        staged.rename(target)
+    finally:
+        if replaced.exists() and not target.exists():
+            replaced.rename(target)

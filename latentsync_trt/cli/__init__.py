@@ -1,12 +1,14 @@
 """The command line. Each command is a module, imported only when that command runs.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130, 143 and 129 stopped by Ctrl-C, SIGTERM and SIGHUP.
 """
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import rich_click as click
@@ -14,6 +16,8 @@ import rich_click as click
 from latentsync_trt import __version__
 from latentsync_trt.cli.options import add_help_all
 from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.stopping import INTERRUPTED_CODE, Interrupted, interrupted_message, interruption, requested
+from latentsync_trt.unexpected import explain
 
 PANELS = {
     "Lip-sync": ["demo", "sync", "export", "use"],
@@ -50,14 +54,11 @@ class CommandLine(click.RichGroup):
             # click would print its own errors as text.
             found = super().main(arguments, *rest, **extra | ({"standalone_mode": False} if as_json else {}))
             sys.exit(found if isinstance(found, int) else 0)
-        except LatentSyncError as error:
-            message, code = " ".join(str(error).split()), 2 if error.usage else 1
-        except click.ClickException as error:
-            message, code = error.format_message(), error.exit_code
-        except click.Abort:
-            message, code = "aborted", 1
-        except MemoryError:
-            message, code = "out of memory; close other programs or use a bundle of lower resolution", 1
+        except BrokenPipeError:
+            _print_no_more()
+            sys.exit(1)
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the user gets one line
+            message, code = _explained(error, arguments)
         if as_json:
             click.echo(json.dumps({"error": message}))
         else:
@@ -65,11 +66,34 @@ class CommandLine(click.RichGroup):
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs a command; Ctrl-C is an error."""
-        try:
+        """Runs a command; an interruption is an error."""
+        with interruption():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise LatentSyncError("interrupted; no output was written") from None
+
+
+def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
+    """What to print, and the exit code."""
+    if isinstance(error, Interrupted):
+        return str(error), INTERRUPTED_CODE
+    if requested():  # what fails while a command leaves its blocks is no news
+        return interrupted_message(), INTERRUPTED_CODE
+    if isinstance(error, LatentSyncError):
+        return " ".join(str(error).split()), 2 if error.usage else 1
+    if isinstance(error, click.ClickException):
+        return error.format_message(), error.exit_code
+    if isinstance(error, click.Abort):
+        return "aborted", 1
+    if isinstance(error, MemoryError):
+        return "out of memory; close other programs or use a bundle of lower resolution", 1
+    return explain(error, arguments), 1
+
+
+def _print_no_more() -> None:
+    """Nobody reads stdout, as after `| head`: what is still buffered must not fail at the end of the process."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 @click.group(

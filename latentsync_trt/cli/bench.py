@@ -50,6 +50,8 @@ def command(bundle: str | None, out: Path, diff: tuple[Path, Path] | None, quiet
     from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.bundle.manifest import Bundle
     from latentsync_trt.cli.show import say
+    from latentsync_trt.media.files import check_file
+    from latentsync_trt.paths import check_file_to_write
 
     if diff is not None:
         before, after = diff
@@ -58,6 +60,11 @@ def command(bundle: str | None, out: Path, diff: tuple[Path, Path] | None, quiet
     options, runtime = build(BenchOptions, fields), build(RuntimeOptions, fields)
     sync = build(SyncOptions, {name: value for name, value in fields.items() if name != "preset"})
     folder, why = find_bundle(bundle)
+    for path in (options.video, options.audio):
+        if path is not None:
+            check_file(Path(path))
+    if _is_file(out):
+        check_file_to_write(out, "--out")
     make_folder(out.parent if _is_file(out) else out)
     notice = (lambda _: None) if quiet else say
     notice(f"bundle {folder.name} ({why})")

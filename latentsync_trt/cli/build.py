@@ -1,7 +1,6 @@
 """`latentsync-trt build`: builds engines ahead of time, so that the first `sync` does not wait for them."""
 
 import json
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -121,9 +120,9 @@ def _build_here(engines: "Engines", graph: str, *, force: bool) -> Built:
 
 def _build_elsewhere(engines: "Engines", graph: str, *, force: bool) -> Built:
     """Builds and opens a graph in its own process."""
-    from latentsync_trt.runtime.networks.background import build_command, failure_of
+    from latentsync_trt.runtime.networks.background import BuildProcess, build_command
 
-    done = subprocess.run(build_command(engines, (graph,), force=force), capture_output=True, check=False)
-    if done.returncode:
-        raise EngineBuildError(f"{graph}: {failure_of(done.stdout, done.stderr, done.returncode)}")
-    return Built(**json.loads(done.stdout)["engines"][0])
+    out, problem = BuildProcess(build_command(engines, (graph,), force=force)).wait()
+    if problem:
+        raise EngineBuildError(f"{graph}: {problem}")
+    return Built(**json.loads(out)["engines"][0])

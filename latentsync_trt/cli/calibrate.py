@@ -12,9 +12,11 @@ from latentsync_trt.bundle.find import checkpoints_folder, find_bundle
 from latentsync_trt.bundle.manifest import FULL_STEP, PRECISIONS, Manifest, read_manifest
 from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from
 from latentsync_trt.cli.show import progress_bar, say
+from latentsync_trt.cli.use import note_on_default
 from latentsync_trt.config import FILES, HARDWARE
-from latentsync_trt.errors import LatentSyncError, MissingDependency, ProviderUnavailable
+from latentsync_trt.errors import MissingDependency, ProviderUnavailable
 from latentsync_trt.quantize.options import CalibrateOptions
+from latentsync_trt.stopping import interruption
 
 if TYPE_CHECKING:
     from latentsync_trt.quantize.clips import Clip
@@ -78,12 +80,13 @@ def command(
         calibration = Calibration(
             parent, chosen, options, selection, root, on_progress, lambda text: notice(f"warning: {text}")
         )
-        try:
+        with interruption("interrupted; the same command resumes from here"):
             found = calibration.run(target)
-        except KeyboardInterrupt:
-            raise LatentSyncError("interrupted; the same command resumes from here") from None
     if not quiet:
         _show(target, parent.manifest, found)
+        note = note_on_default(target)
+        if note:
+            say(f"note: {note}")
 
 
 def default_out(bundle: str, precision: str) -> Path:
@@ -94,12 +97,16 @@ def default_out(bundle: str, precision: str) -> Path:
 
 
 def _clips(video: Path | None, audio: Path | None, folder: Path | None) -> "tuple[Clip, ...]":
+    from latentsync_trt.media.files import check_file
     from latentsync_trt.quantize.clips import Clip, clips_in
 
     if video is None and folder is None:
         raise click.UsageError("no clips to calibrate on: give --video with --audio, or --clips with a folder")
     if audio is not None and video is None:
         raise click.UsageError("--audio: needs --video")
+    for path in (video, audio):
+        if path is not None:
+            check_file(path)
     single = () if video is None else (Clip(video, audio or video),)
     return single + (() if folder is None else clips_in(folder))
 

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -61,23 +60,27 @@ def command(
     from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.bundle.manifest import Bundle
     from latentsync_trt.cli.show import progress_bar, say
+    from latentsync_trt.paths import check_file_to_write, exists
+    from latentsync_trt.temporary import temporary_folder
 
     if out.suffix.lower() != _SUFFIX:
         raise click.UsageError(f"--out {out}: a name that ends in {_SUFFIX} is needed")
-    videos = Path(a).is_file()
-    if videos != Path(b).is_file():
+    videos, others = (exists(name) and Path(name).is_file() for name in (a, b))
+    if videos != others:
         raise click.UsageError(f"give two bundles or two videos: {a} and {b} are not")
     options = build(SyncOptions, fields), build(RuntimeOptions, fields)
+    folders = () if videos else tuple(find_bundle(name)[0] for name in (a, b))
     silent = quiet or as_json
+    check_file_to_write(out, "--out")
     make_folder(out.parent)
-    with tempfile.TemporaryDirectory(prefix="latentsync-compare-") as folder, progress_bar(hidden=silent) as moved:
-        chosen = choose_clip(clip, audio or clip, Path(folder))
+    with temporary_folder() as folder, progress_bar(hidden=silent) as moved:
+        chosen = choose_clip(clip, audio or clip, folder)
         tell = (lambda _: None) if silent else say
         plan = Plan(out, provider, *options, tell, moved, ["latentsync-trt", *sys.argv[1:]])
         if videos:
             found = compare_videos(Path(a), Path(b), chosen, plan)
         else:
-            ours, theirs = (Bundle.load(find_bundle(name)[0]) for name in (a, b))
+            ours, theirs = map(Bundle.load, folders)
             found = compare_bundles(ours, theirs, chosen, plan)
     write_report(found, out)
     if as_json:

@@ -36,6 +36,7 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
     from latentsync_trt.media.demo_clip import SENTENCE, SPEECH, camera_frames
     from latentsync_trt.media.writer import write_pictures
     from latentsync_trt.sync.api import LipSync
+    from latentsync_trt.sync.inputs import check_inputs
 
     folder, _ = find_bundle(bundle)
     speech = audio or SPEECH
@@ -48,6 +49,7 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
         click.echo(f"{source}: " + ("a video of your own" if video else f"a portrait of {float(duration_s):.1f} s"))
         click.echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
     options = SyncOptions(preset=preset)
+    check_inputs(source, speech, out / RESULT, options)
     with progress_bar(hidden=quiet) as on_progress:
         with LipSync.from_bundle(folder, "cpu") as lip_sync:
             report = lip_sync.sync(source, speech, out / RESULT, options, on_progress=on_progress)

@@ -178,7 +178,7 @@ def _codecs() -> Iterator[Finding]:
 
 
 def _bundles() -> Iterator[Finding]:
-    from latentsync_trt.bundle.find import checkpoints_folder, demo_folder, exported_bundles
+    from latentsync_trt.bundle.find import checkpoints_folder, default_bundle, demo_folder, exported_bundles
     from latentsync_trt.bundle.manifest import Bundle
 
     folder = checkpoints_folder().resolve()
@@ -186,7 +186,12 @@ def _bundles() -> Iterator[Finding]:
     state = "found" if folder == existing else "does not exist yet"
     yield Finding("info", f"checkpoints: {folder} ({state}; {_gb(shutil.disk_usage(existing).free)} free)")
     exported = exported_bundles()
-    if not exported:
+    default = default_bundle()
+    if default.name is not None:
+        yield Finding("ok", f"without --bundle, {default.name} runs: it is {default.reason}")
+    elif exported:
+        yield Finding("missing", f"without --bundle, none runs: {default.reason}", "latentsync-trt use NAME")
+    else:
         yield Finding("missing", "no exported bundle", "latentsync-trt export --model 1.6")
     for bundle in (*exported, demo_folder()):
         try:

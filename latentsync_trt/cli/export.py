@@ -25,6 +25,7 @@ def command(quiet: bool, **fields: Any) -> None:
     find_sources(options)  # missing files are reported before torch is imported, which takes seconds
     from latentsync_trt.bundle.manifest import read_manifest
     from latentsync_trt.cli.show import progress_bar
+    from latentsync_trt.cli.use import note_on_default
     from latentsync_trt.export.exporter import export_bundle
 
     with progress_bar(hidden=quiet) as move:
@@ -36,5 +37,6 @@ def command(quiet: bool, **fields: Any) -> None:
     worst = max(manifest.verification.values(), default=None)
     verdict = "not verified" if worst is None else f"within {worst:.1e} of PyTorch"
     click.echo(f"{folder}: {len(manifest.graphs)} graphs, {manifest.precision}, {size_bytes / 1e9:.2f} GB, {verdict}")
-    for note in manifest.notes:
-        click.echo(f"note: {note}", err=True)
+    for note in (*manifest.notes, note_on_default(folder)):
+        if note:
+            click.echo(f"note: {note}", err=True)

@@ -53,8 +53,9 @@ def command(bundle: str, provider: str, reference: "Reference", as_json: bool, *
 
     Prints PASS, or FAIL with the reasons and exit code 1.
     """
-    from latentsync_trt.bench.selftest import redacted, self_test
+    from latentsync_trt.bench.selftest import self_test
     from latentsync_trt.cli.show import say
+    from latentsync_trt.privacy import redacted
 
     options = build(RuntimeOptions, fields)
     try:

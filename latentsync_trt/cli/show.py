@@ -1,8 +1,11 @@
 """Output while a clip is processed and when it is done."""
 
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import rich_click as click
 from rich import progress as bars
 from rich.console import Console
@@ -53,13 +56,29 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
         yield move
 
 
-def show_report(report: SyncReport, notices: Notices) -> None:
-    """Prints the remaining notices to stderr; to stdout what was written, and seconds per stage."""
+def process_age_s() -> float:
+    """Seconds since this process was started."""
+    created_s: float = psutil.Process().create_time()
+    if sys.platform == "linux":  # where psutil adds it to the time of boot in whole seconds
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - (created_s - psutil.boot_time())
+    return time.time() - created_s
+
+
+def show_report(report: SyncReport, notices: Notices, total_s: float | None = None) -> None:
+    """Prints the remaining notices to stderr; to stdout what was written, and how long it took.
+
+    `total_s`: since the command began; without it, times are those of `LipSync.sync` alone.
+    """
     for text in report.notices:
         notices(text)
-    rate = report.frames / report.wall_s if report.wall_s else 0.0
+    total_s = report.wall_s if total_s is None else total_s
+    running_s = report.wall_s - report.startup_s
     click.echo(
         f"{report.output}: {report.frames} frames ({report.duration_s:.2f} s), face in {report.frames_with_face}, "
-        f"{report.wall_s:.1f} s ({rate:.1f} frames/s) with {report.bundle} on {report.provider}"
+        f"with {report.bundle} on {report.provider}"
     )
-    click.echo("busy: " + ", ".join(f"{time.stage} {time.busy_s:.1f} s" for time in report.stages))
+    click.echo(
+        f"time: {running_s:.1f} s + {total_s - running_s:.1f} s start-up = {total_s:.1f} s; "
+        f"{report.frames_per_s:.1f} frames/s once running"
+    )
+    click.echo("busy: " + ", ".join(f"{stage.stage} {stage.busy_s:.1f} s" for stage in report.stages))

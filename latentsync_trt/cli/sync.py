@@ -48,11 +48,13 @@ def command(
 ) -> None:
     """Lip-sync a video to a speech recording."""
     from latentsync_trt.bundle.find import find_bundle
-    from latentsync_trt.cli.show import Notices, progress_bar, say, show_report
+    from latentsync_trt.cli.show import Notices, process_age_s, progress_bar, say, show_report
     from latentsync_trt.sync.api import LipSync
+    from latentsync_trt.sync.inputs import check_inputs
 
     options, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
     target = output or default_output(video, lossless=options.lossless)
+    check_inputs(video, audio, target, options)  # now, not after the seconds that bundle and provider take to open
     folder, why = find_bundle(bundle)
     silent, notices = quiet or as_json, Notices()
     if not silent:
@@ -61,9 +63,9 @@ def command(
         with progress_bar(hidden=silent) as on_progress:
             report = lip_sync.sync(video, audio, target, options, on_progress=on_progress)
         if as_json:
-            click.echo(json.dumps(asdict(report)))
+            click.echo(json.dumps({**asdict(report), "total_s": process_age_s()}))
         elif not quiet:
-            show_report(report, notices)
+            show_report(report, notices, process_age_s())
         _wait_for_build(lip_sync, silent=silent)
         for path in lip_sync.close():
             if not silent:
@@ -86,4 +88,4 @@ def _wait_for_build(lip_sync: "LipSync", *, silent: bool) -> None:
 
 def default_output(video: Path, *, lossless: bool) -> Path:
     """`clip.mov` → `clip-synced.mp4` beside it; `.mkv` for lossless output."""
-    return video.with_name(f"{video.stem}-synced{'.mkv' if lossless else '.mp4'}")
+    return video.parent / f"{video.stem}-synced{'.mkv' if lossless else '.mp4'}"

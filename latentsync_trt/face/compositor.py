@@ -64,12 +64,12 @@ def paste(frame: Picture, crop: Float32Array, matrix: Float64Array, opacity: Flo
     place = shifted(matrix, left, top)
     size = (right - left, bottom - top)
     warped = _warp(crop, place, size)
-    # The crop's area in the frame without its interpolated border, and the side of a square with this area.
-    inside = _eroded(_warp(np.ones((height, width), np.float32), place, size), _BORDER_EROSION_PX)
-    side = isqrt(int(inside.sum(dtype=np.float64)))
-    weight = _soft_edge(inside, side)
+    # The crop's area in the frame without its interpolated border, and the sides of a square with this area.
+    inside = _eroded(_warp(np.ones((height, width), np.float32), place, size), (_BORDER_EROSION_PX,) * 2)
+    sides = _square_sides(inside, matrix)
+    weight = _soft_edge(inside, sides)
     if opacity is not None:
-        weight *= _feathered(_warp(opacity, place, size), side)
+        weight *= _feathered(_warp(opacity, place, size), sides)
     changed = weight >= _VISIBLE
     own = frame[top:bottom, left:right]
     mixed = own + weight[..., None] * (warped - own)
@@ -85,37 +85,44 @@ def _warp(image: Float32Array, matrix: Float64Array, size: tuple[int, int]) -> F
     )
 
 
-def _soft_edge(inside: Float32Array, side_px: int) -> Float32Array:
+def _square_sides(inside: Float32Array, matrix: Float64Array) -> tuple[int, int]:
+    """Width and height in frame pixels, which may not be square, of a square with the area of `inside`."""
+    area = float(inside.sum(dtype=np.float64))
+    wide, high = np.linalg.norm(matrix[:, :2], axis=0)
+    aspect = round(float(wide / high), 6)  # exactly 1 for square pixels
+    return isqrt(int(area / aspect)), isqrt(int(area * aspect))
+
+
+def _soft_edge(inside: Float32Array, sides_px: tuple[int, int]) -> Float32Array:
     """Fades out the crop's area before its border, except at the edges of the frame, where the face continues."""
-    edge = side_px // _EDGE_DIVISOR
-    return _blurred(_eroded(inside, 2 * edge), edge)
+    x, y = (side // _EDGE_DIVISOR for side in sides_px)
+    return _blurred(_eroded(inside, (2 * x, 2 * y)), (x, y))
 
 
-def _feathered(opacity: Float32Array, side_px: int) -> Float32Array:
+def _feathered(opacity: Float32Array, sides_px: tuple[int, int]) -> Float32Array:
     """Fades a mask inwards, so that pixels that were 0 before resizing and warping are 0 again."""
-    radius = side_px // _FEATHER_DIVISOR
-    return _blurred(_eroded(opacity, 2 * (radius + _SPREAD_PX) + 1), radius)
+    x, y = (side // _FEATHER_DIVISOR for side in sides_px)
+    return _blurred(_eroded(opacity, (2 * (x + _SPREAD_PX) + 1, 2 * (y + _SPREAD_PX) + 1)), (x, y))
 
 
-def _eroded(image: Float32Array, size_px: int) -> Float32Array:
-    """The minimum over a square of `size_px`; pixels outside the rectangle are ignored."""
-    if size_px < 1:
-        return image
-    return cv2.erode(image, np.ones((size_px, size_px), np.uint8)).astype(np.float32, copy=False)
+def _eroded(image: Float32Array, size_px: tuple[int, int]) -> Float32Array:
+    """The minimum over a rectangle of `size_px` (width, height); pixels outside the picture are ignored."""
+    kernel = np.ones((max(size_px[1], 1), max(size_px[0], 1)), np.uint8)
+    return cv2.erode(image, kernel).astype(np.float32, copy=False)
 
 
-def _blurred(image: Float32Array, radius_px: int) -> Float32Array:
-    """Gaussian blur over 2·radius + 1 pixels, with OpenCV's standard deviation for that size."""
-    if radius_px < 1:
-        return image
-    size, sigma = 2 * radius_px + 1, 0.3 * (radius_px - 1) + 0.8  # OpenCV's default differs for small kernels
-    return cv2.GaussianBlur(image, (size, size), sigma).astype(np.float32, copy=False)
+def _blurred(image: Float32Array, radius_px: tuple[int, int]) -> Float32Array:
+    """Gaussian blur over 2·radius + 1 pixels in x and y, with OpenCV's standard deviation for that size."""
+    x, y = radius_px
+    sigma_x, sigma_y = (0.3 * (radius - 1) + 0.8 for radius in radius_px)  # OpenCV's default differs for small kernels
+    return cv2.GaussianBlur(image, (2 * x + 1, 2 * y + 1), sigma_x, sigmaY=sigma_y).astype(np.float32, copy=False)
 
 
 def _unaliased_size(face: AlignedFace) -> tuple[int, int]:
-    """The crop's size, smaller if the face is smaller in the frame, where warping alone would skip pixels."""
-    shrink = min(1.0, float(np.sqrt(np.linalg.det(inverse(face.matrix)[:, :2]))))
-    width, height = (max(1, round(side * shrink)) for side in face.crop_size_px)
+    """The crop's size, smaller along the sides that are shorter in the frame, where warping alone would skip pixels."""
+    # How many frame pixels a step along the crop's rows and columns takes.
+    steps = np.linalg.norm(inverse(face.matrix)[:, :2], axis=0).tolist()
+    width, height = (max(1, round(side * min(1.0, step))) for side, step in zip(face.crop_size_px, steps, strict=True))
     return width, height
 
 

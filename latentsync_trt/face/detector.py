@@ -1,10 +1,14 @@
 """Face detection with MediaPipe's BlazeFace and FaceMesh networks."""
 
+from dataclasses import replace
+from math import pi
 from pathlib import Path
+from typing import Self
 
 import cv2
 import numpy as np
 
+from latentsync_trt.errors import InputError
 from latentsync_trt.face.blaze import FULL_RANGE, SHORT_RANGE, BlazeModel, decode, iou, sigmoid
 from latentsync_trt.face.mesh import Region, converged, cut, face_of, region_around, region_of, to_frame
 from latentsync_trt.runtime.sessions.session import Session
@@ -12,9 +16,15 @@ from latentsync_trt.types import Face, Float32Array, Picture, UInt8Array
 
 _ASSETS = Path(__file__).resolve().parents[1] / "assets" / "face"
 
+_MESH = "face_mesh"
+
 LEAST_MESH_SCORE = 0.5
 MAX_FACES = 4
 """Most candidates that the mesh network examines per frame, best first."""
+
+_CERTAIN_LOGIT = 14.0
+"""Upside down, a forehead looks like a chin: the mesh converges on faces that are turned by 180° to its region, with
+logits of up to 9.1 in 220 pictures; on those that are not, logits begin at 18.9."""
 
 _SAME_FACE_IOU = 0.4
 _MAX_MESH_RUNS = 8
@@ -22,21 +32,35 @@ _MAX_MESH_RUNS = 8
 
 
 class MediaPipeDetector:
-    """BlazeFace finds faces, the full-range model first; FaceMesh finds their points. On the CPU; thread-safe."""
+    """BlazeFace finds faces, the full-range model first; FaceMesh finds their points. On the CPU; thread-safe.
+
+    All methods raise `InputError` after `close`.
+    """
 
     def __init__(self) -> None:
         # One CPU thread per graph is enough and leaves the others for other stages.
-        self._blaze = {
-            model: Session(_ASSETS / f"{model.name}.onnx", intra_op_threads=1) for model in (FULL_RANGE, SHORT_RANGE)
+        self._graphs = {
+            name: Session(_ASSETS / f"{name}.onnx", intra_op_threads=1)
+            for name in (FULL_RANGE.name, SHORT_RANGE.name, _MESH)
         }
-        self._mesh = Session(_ASSETS / "face_mesh.onnx", intra_op_threads=1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the networks; does nothing the second time. Not while another thread detects."""
+        while self._graphs:
+            self._graphs.popitem()[1].close()
 
     def detect(self, frame: UInt8Array) -> list[Face]:
-        """Faces in `frame`, uint8 `(H, W, 3)` RGB, each confirmed by its mesh."""
+        """Faces in `frame`, uint8 `(H, W, 3)` RGB, at any angle, each confirmed by its mesh."""
         faces: list[Face] = []
         for model in (FULL_RANGE, SHORT_RANGE):
             for points in self._candidates(frame, model)[:MAX_FACES]:
-                face = self.landmarks(frame, region_of(points[:2].reshape(4), points[2], points[3]))
+                face = self._face_in(frame, region_of(points[:2].reshape(4), points[2], points[3]))
                 if face is not None and not _is_known(face, faces):
                     faces.append(face)
             if faces:
@@ -48,27 +72,51 @@ class MediaPipeDetector:
         return self.landmarks(frame, region_around(previous))
 
     def landmarks(self, frame: Picture, region: Region) -> Face | None:
-        """The face in or near `region`; None if there is none.
+        """The face in or near `region`; None if there is none."""
+        found = self._converged(frame, region)
+        return None if found is None else found[0]
+
+    def mesh(self, frame: Picture, region: Region) -> tuple[Float32Array, float] | None:
+        """The mesh `(468, 3)` float32 (x, y, depth in pixels) of the face in `region` and its score, or None."""
+        found, logit = self._mesh(frame, region)
+        score = float(sigmoid(np.float32(logit)))
+        return (found, score) if score >= LEAST_MESH_SCORE else None
+
+    def _face_in(self, frame: Picture, region: Region) -> Face | None:
+        """The face in or near `region`, which BlazeFace may have found upside down."""
+        found = self._converged(frame, region)
+        if found is None or found[1] < _CERTAIN_LOGIT:
+            turned = self._converged(frame, replace(region, angle=region.angle + pi))
+            if turned is not None and turned[1] >= _CERTAIN_LOGIT:
+                found = turned
+        return None if found is None else found[0]
+
+    def _converged(self, frame: Picture, region: Region) -> tuple[Face, float] | None:
+        """The face in or near `region` and the logit of its score.
 
         The mesh runs again on the region of its own result until that stops moving; before, its points lie beside the
         face although the score is 1.
         """
         for _ in range(_MAX_MESH_RUNS):
-            found = self.mesh(frame, region)
-            if found is None:
+            mesh, logit = self._mesh(frame, region)
+            score = float(sigmoid(np.float32(logit)))
+            if score < LEAST_MESH_SCORE:
                 return None
-            face = face_of(*found)
+            face = face_of(mesh, score)
             own = region_around(face)
             if converged(region, own):
-                return face
+                return face, logit
             region = own
         return None
 
-    def mesh(self, frame: Picture, region: Region) -> tuple[Float32Array, float] | None:
-        """The mesh `(468, 3)` float32 (x, y, depth in pixels) of the face in `region` and its score, or None."""
-        landmarks, logit = self._mesh.run({"image": cut(frame, region)})
-        score = float(sigmoid(logit).item())
-        return (to_frame(landmarks, region), score) if score >= LEAST_MESH_SCORE else None
+    def _mesh(self, frame: Picture, region: Region) -> tuple[Float32Array, float]:
+        landmarks, logit = self._graph(_MESH).run({"image": cut(frame, region)})
+        return to_frame(landmarks, region), float(logit.item())
+
+    def _graph(self, name: str) -> Session:
+        if name not in self._graphs:
+            raise InputError("the face detector is closed; make another one")
+        return self._graphs[name]
 
     def _candidates(self, frame: UInt8Array, model: BlazeModel) -> Float32Array:
         """Detections as `decode` returns them, in frame pixels."""
@@ -80,7 +128,7 @@ class MediaPipeDetector:
         left, top = (model.side_px - size[0]) // 2, (model.side_px - size[1]) // 2
         square[top : top + size[1], left : left + size[0]] = cv2.resize(frame, size, interpolation=cv2.INTER_AREA)
         image = np.ascontiguousarray(square.transpose(2, 0, 1)[None]) / np.float32(127.5) - np.float32(1)
-        boxes, scores = self._blaze[model].run({"image": image})
+        boxes, scores = self._graph(model.name).run({"image": image})
         offset = np.array([left, top], np.float32) / model.side_px
         return (decode(model, boxes[0], scores[0, :, 0]) - offset) * side
 

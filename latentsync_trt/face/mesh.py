@@ -104,4 +104,4 @@ def face_of(mesh: Float32Array, score: float) -> Face:
     planar = mesh[:, :2]
     box = np.concatenate([planar.min(axis=0), planar.max(axis=0)])
     points = np.stack([planar[list(group)].mean(axis=0) for group in (_LEFT_BROW, _RIGHT_BROW, _NOSE)])
-    return Face(box.astype(np.float32), points.astype(np.float32), score)
+    return Face(box.astype(np.float32), points.astype(np.float32), score, planar)

@@ -1,19 +1,21 @@
 """Audio input: the first audio stream of a file as blocks of mono float samples."""
 
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from fractions import Fraction
-from itertools import chain, groupby
 from pathlib import Path
 
 import numpy as np
 from av.audio.codeccontext import AudioCodecContext
 from av.audio.frame import AudioFrame
-from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
 from av.container import InputContainer
 
 from latentsync_trt.errors import InputError, MediaError
+from latentsync_trt.media.clocks import clock_of
 from latentsync_trt.media.files import open_input, reading
+from latentsync_trt.media.samples import sound_blocks
+from latentsync_trt.media.timing import Timed, nearest
 from latentsync_trt.types import Float32Array
 
 SPEECH_RATE_HZ = 16_000
@@ -23,28 +25,49 @@ LEAST_RATE_HZ, MOST_RATE_HZ = 1_000, 4_000_000
 """Sample rates of sources: from telephone quality and less to DSD512. At 1 GHz, which a damaged header may state, the
 resampler alone takes 1 GB."""
 
-# Without the limit swresample does not normalize when it mixes into float: stereo would come out 3 dB too loud.
-_MIX_OPTIONS = {"rematrix_maxval": "1.0"}
+JITTER_S = Fraction(1, 25)
+"""Stamps less than this off the count of samples are not followed: each correction would be heard as a click, and 40 ms
+are not seen as late or early (ITU-R BT.1359)."""
+
+# Its tracks state their length to the sample; other containers estimate it, or FFmpeg cuts the padding itself.
+_EXACT_CONTAINER = "mp4"
 
 
 def audio_duration_s(path: Path) -> Fraction:
-    """Duration of the first audio stream of `path`, counted in decoded samples, as containers only estimate it.
+    """Duration of the first audio stream of `path`: as many samples as `read_audio_blocks` gives, without a delay.
 
     Raises:
         MediaError: the file cannot be read, has no audio stream, or the stream has no samples.
     """
     with open_input(path) as container:
-        frames = decoded_audio(path, container, audio_stream(path, container))
-        return sum((Fraction(frame.samples, frame.sample_rate) for frame in frames), Fraction(0))
+        end_s = max(timed.end_s for timed in decoded_audio(path, container, audio_stream(path, container)))
+        return Fraction(nearest(end_s, SPEECH_RATE_HZ), SPEECH_RATE_HZ)
 
 
-def read_audio_blocks(path: Path, rate_hz: int = SPEECH_RATE_HZ) -> Generator[Float32Array, None, None]:
+def first_sample_s(path: Path) -> Fraction | None:
+    """The time stamp of the first sample of the first audio stream; None if it has none.
+
+    Raises:
+        MediaError: as `read_audio_blocks`.
+    """
+    with open_input(path) as container:
+        stream = audio_stream(path, container)
+        return _stamp_s(next(_frames(path, container, stream)), stream)
+
+
+def read_audio_blocks(
+    path: Path, rate_hz: int = SPEECH_RATE_HZ, *, delay_s: Fraction = Fraction(0)
+) -> Generator[Float32Array, None, None]:
     """Mono blocks `(n,)` float32 of the first audio stream of an audio or video file, resampled to `rate_hz`.
 
-    Integer samples map full scale to [−1, 1): 16-bit ones are divided by 32768. Float samples keep their values, and
-    resampling may overshoot slightly. Channels are mixed by swresample with weights that sum to at most 1: stereo to
-    its mean; surround sound mostly from the center, without the low-frequency channel. A mono source at this rate is
-    not filtered.
+    Sample n is the one at time n / `rate_hz`: gaps in the time stamps are silent, see `decoded_audio`. Integer samples
+    map full scale to [−1, 1): 16-bit ones are divided by 32768. Float samples keep their values, and resampling may
+    overshoot slightly. Channels are mixed by swresample with weights that sum to at most 1: stereo to its mean;
+    surround sound mostly from the center, without the low-frequency channel. A mono source at this rate is not
+    filtered.
+
+    Args:
+        delay_s: time of the first sample, with silence before.
 
     Raises:
         MediaError: the file cannot be read, has no audio stream, or the stream has no samples.
@@ -52,9 +75,9 @@ def read_audio_blocks(path: Path, rate_hz: int = SPEECH_RATE_HZ) -> Generator[Fl
     """
     position = 0
     with open_input(path) as container:
-        stream = audio_stream(path, container)
-        for frame in resampled(path, decoded_audio(path, container, stream), "mono", rate_hz, _MIX_OPTIONS):
-            block = frame.to_ndarray().reshape(-1).astype(np.float32, copy=False)
+        frames = decoded_audio(path, container, audio_stream(path, container), delay_s)
+        for samples in sound_blocks(path, frames, "mono", rate_hz):
+            block = samples.reshape(-1)
             finite = np.isfinite(block)
             if not finite.all():
                 time_s = (position + int(finite.argmin())) / rate_hz
@@ -83,8 +106,30 @@ def _check_rate(path: Path, rate_hz: int) -> None:
         raise MediaError(f"{path}: its audio has {rate_hz} samples per second, supported are {allowed}; is it damaged?")
 
 
-def decoded_audio(path: Path, container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
-    """Decoded frames with samples; raises `MediaError` if decoding fails (with the time) or there are no samples."""
+def decoded_audio(
+    path: Path, container: InputContainer, stream: AudioStream, delay_s: Fraction = Fraction(0)
+) -> Iterator[Timed[AudioFrame]]:
+    """Decoded frames with samples at their times, the first at `delay_s`; the last one ends where the track does.
+
+    Raises:
+        MediaError: decoding fails (with the time), or there are no samples.
+    """
+    clock = clock_of(container, delay_s, jitter_s=JITTER_S)
+    before: Timed[AudioFrame] | None = None
+    stamp_s: Fraction | None = None
+    for frame in _frames(path, container, stream):
+        if before is not None:
+            yield before
+        stamp_s = _stamp_s(frame, stream)
+        duration_s = Fraction(frame.samples, frame.sample_rate)
+        before = Timed(clock.advance(stamp_s, duration_s), duration_s, frame)
+    if before is not None:
+        padding_s = _padding_s(container, stream, stamp_s, before.duration_s)
+        yield replace(before, duration_s=before.duration_s - padding_s)
+
+
+def _frames(path: Path, container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
+    """Decoded frames with samples, at least one; errors as `decoded_audio`."""
     frames = container.decode(stream)
     decoded_s = Fraction(0)
     while True:
@@ -100,16 +145,17 @@ def decoded_audio(path: Path, container: InputContainer, stream: AudioStream) ->
         raise MediaError(f"{path}: its audio stream has no samples")
 
 
-def resampled(
-    path: Path, frames: Iterator[AudioFrame], layout: str, rate_hz: int, options: dict[str, str] | None = None
-) -> Iterator[AudioFrame]:
-    """Packed float frames without time stamps. A new format within the stream starts a new resampler."""
-    for _, run in groupby(frames, lambda frame: (frame.format.name, frame.layout.name, frame.sample_rate)):
-        resampler = AudioResampler("flt", layout, rate_hz, options=options)
-        for frame in chain(run, (None,)):
-            if frame is not None:
-                # With time stamps the resampler would fill gaps; this package counts positions in samples.
-                frame.pts = None
-            with reading(path, "its audio cannot be resampled"):
-                pieces = resampler.resample(frame)
-            yield from pieces
+def _stamp_s(frame: AudioFrame, stream: AudioStream) -> Fraction | None:
+    time_base = frame.time_base or stream.time_base
+    return None if frame.pts is None or time_base is None else frame.pts * time_base
+
+
+def _padding_s(
+    container: InputContainer, stream: AudioStream, stamp_s: Fraction | None, duration_s: Fraction
+) -> Fraction:
+    """How much of the last frame is the encoder's padding."""
+    if stamp_s is None or not stream.duration or stream.time_base is None:
+        return Fraction(0)
+    beyond_s = stamp_s + duration_s - ((stream.start_time or 0) + stream.duration) * stream.time_base
+    exact = _EXACT_CONTAINER in container.format.name.split(",")
+    return beyond_s if exact and 0 < beyond_s < duration_s else Fraction(0)

@@ -21,9 +21,13 @@ _NEEDED_CODECS = (
 # At one crf, x264's presets differ little in quality and by a tenth in size; this one is fast enough for a GPU.
 _X264_PRESET = "veryfast"
 
+_X264_LONGEST_SIDE_PX = 16384
+
 # NVENC's presets range from p1 (fast) to p7; it is separate hardware, and p5 does not slow a run down.
 _NVENC_PRESET = "p5"
 _NVENC_LEAST_QP = 1
+_NVENC_USUAL_SIZE_PX = (1280, 720)
+"""Which every NVENC supports."""
 
 
 def library_versions() -> dict[str, str]:
@@ -52,19 +56,37 @@ def h264_encoder(encoder: Encoder, crf: int, width_px: int, height_px: int) -> H
         crf: 0 to 51. x264 uses it directly, NVENC as its constant quantizer, which is similar but not the same.
 
     Raises:
-        OutputError: `encoder` is "nvenc", which does not open.
+        OutputError: the encoder does not open, or not for pictures of this size.
     """
-    x264 = H264("libx264", {"crf": str(crf), "preset": _X264_PRESET})
-    if encoder == "x264":
-        return x264
-    qp = str(max(crf, _NVENC_LEAST_QP))
-    nvenc = H264("h264_nvenc", {"preset": _NVENC_PRESET, "rc": "constqp", "qp": qp})
-    problem = problem_of(nvenc, width_px, height_px)
-    if problem is None:
-        return nvenc
-    if encoder == "auto":
-        return x264
-    raise OutputError(f"--encoder nvenc: the GPU's H.264 encoder does not open: {problem}; use --encoder x264")
+    if encoder != "x264":
+        qp = str(max(crf, _NVENC_LEAST_QP))
+        nvenc = H264("h264_nvenc", {"preset": _NVENC_PRESET, "rc": "constqp", "qp": qp})
+        problem = problem_of(nvenc, width_px, height_px)
+        if problem is None:
+            return nvenc
+        if encoder == "nvenc":
+            of_size = problem_of(nvenc, *_NVENC_USUAL_SIZE_PX) is None
+            place = f" for pictures of {width_px}×{height_px}, only for usual sizes" if of_size else ""
+            raise OutputError(
+                f"--encoder nvenc: the GPU's H.264 encoder does not open{place}: {problem}; use --encoder x264"
+            )
+    if max(width_px, height_px) > _X264_LONGEST_SIDE_PX:
+        raise OutputError(
+            f"the picture has {width_px}×{height_px} pixels, but x264 allows {_X264_LONGEST_SIDE_PX} per side; "
+            "scale the video down, or use --lossless"
+        )
+    return H264("libx264", {"crf": str(crf), "preset": _X264_PRESET})
+
+
+def check_encoder(encoder: Encoder, width_px: int, height_px: int, *, lossless: bool) -> None:
+    """Raises `OutputError` if pictures of this size cannot be encoded; opens NVENC for a moment if it may be used."""
+    if not lossless:
+        h264_encoder(encoder, 0, *even_size(width_px, height_px))
+
+
+def even_size(width_px: int, height_px: int) -> tuple[int, int]:
+    """The next size with even sides, as 4:2:0 needs."""
+    return width_px + width_px % 2, height_px + height_px % 2
 
 
 def problem_of(encoder: H264, width_px: int, height_px: int) -> str | None:

@@ -7,6 +7,7 @@ import numpy as np
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import ColorTags, Float32Array, UInt8Array
 
+RGB_IDENTITY = 0
 BT709 = 1
 UNSPECIFIED = 2
 _FCC, _BT470BG, _SMPTE170M, _SMPTE240M, _BT2020_NCL, _BT2020_CL = 4, 5, 6, 7, 9, 10

@@ -1,7 +1,9 @@
 """Converts FFmpeg's frames to arrays and back: planes, RGB, and the rotation that makes a picture upright."""
 
 import struct
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.color import BT709, Coding, coding_of
+from latentsync_trt.media.color import BT709, UNSPECIFIED, Coding, coding_of
 from latentsync_trt.types import ColorTags, UInt8Array, YuvPlanes
 
 DIRECT_FORMATS = ("yuv420p", "yuvj420p")
@@ -68,8 +70,13 @@ def tags_of(frame: VideoFrame) -> ColorTags:
     return ColorTags(int(frame.color_primaries), int(frame.color_trc), int(frame.colorspace), full_range)
 
 
+def has_rgb_channels(frame: VideoFrame) -> bool:
+    """Whether the pixels are R'G'B' or numbers of a palette's colors."""
+    return bool(frame.format.is_rgb or frame.format.has_palette)
+
+
 class FrameConverter:
-    """Converts the decoded frames of one video into upright arrays; the first frame sets the orientation of all.
+    """Converts the decoded frames of one video into upright arrays; the first frame sets orientation and color of all.
 
     Keeps swscale's tables between frames; not thread-safe.
     """
@@ -77,47 +84,58 @@ class FrameConverter:
     def __init__(self) -> None:
         self._reformatter = VideoReformatter()
         self._orientation: Orientation | None = None
+        self._color: ColorTags | None = None
 
     def planes(self, frame: VideoFrame) -> YuvPlanes:
         """The frame as 8-bit 4:2:0 planes: the decoder's own bytes for `DIRECT_FORMATS`, else one conversion.
 
-        RGB becomes BT.709 of limited range.
+        RGB becomes BT.709 of limited range. Frames are converted to the first one's matrix and range.
 
         Raises:
-            InputError: the frame must be converted and its matrix is unknown, or `orientation_of` fails.
+            InputError: matrix or pixel format are not supported, or `orientation_of` fails.
         """
-        color = tags_of(frame)
-        if _is_rgb(frame):
-            color = replace(color, matrix=BT709, full_range=False)
+        color = _yuv_tags(frame)
+        self._color = self._color or color
+        own, common = (coding_of(tags, frame.width, frame.height) for tags in (color, self._color))
         coded = frame
-        if frame.format.name not in DIRECT_FORMATS:
-            coding = coding_of(color, frame.width, frame.height)
-            color_range = COLOR_RANGES[coding.full_range]
-            coded = self._reformatter.reformat(
+        if frame.format.name not in DIRECT_FORMATS or own != common:
+            coded = self._yuv420(frame, own, common)
+        y, u, v = (self._upright(frame, view) for view in views(coded))
+        return YuvPlanes(y, u, v, self._color)
+
+    def rgb(self, frame: VideoFrame) -> UInt8Array:
+        """The frame as RGB `(H, W, 3)` uint8, converted directly from its own format; raises as `planes`."""
+        if has_rgb_channels(frame):
+            with _naming_format(frame):
+                converted = self._reformatter.reformat(frame, format="rgb24", interpolation=_EXACT_SMOOTH, threads=1)
+        else:
+            coding = coding_of(tags_of(frame), frame.width, frame.height)
+            colored = self._yuv420(frame, coding, coding) if _is_gray(frame) else frame
+            with _naming_format(frame):
+                converted = yuv_to_rgb(self._reformatter, colored, coding, _EXACT_SMOOTH)
+        return self._upright(frame, packed_view(converted))
+
+    def _yuv420(self, frame: VideoFrame, own: Coding, wanted: Coding) -> VideoFrame:
+        """`frame`, coded as `own` says (if it is not RGB), as 8-bit 4:2:0 in the coding `wanted`."""
+        own_range, wanted_range = COLOR_RANGES[own.full_range], COLOR_RANGES[wanted.full_range]
+        if has_rgb_channels(frame):
+            own_range = ColorRange.JPEG
+        elif _is_gray(frame):
+            if own != wanted:
+                return self._yuv420(self._yuv420(frame, own, own), own, wanted)
+            # swscale takes gray as full range, whatever its tag says: to full range it keeps the codes.
+            own_range = wanted_range = ColorRange.JPEG
+        with _naming_format(frame):
+            return self._reformatter.reformat(
                 frame,
                 format="yuv420p",
                 interpolation=_EXACT_SMOOTH,
-                src_colorspace=coding.swscale_matrix,
-                dst_colorspace=coding.swscale_matrix,
-                src_color_range=ColorRange.JPEG if _is_rgb(frame) else color_range,
-                dst_color_range=color_range,
+                src_colorspace=own.swscale_matrix,
+                dst_colorspace=wanted.swscale_matrix,
+                src_color_range=own_range,
+                dst_color_range=wanted_range,
                 threads=1,
             )
-        y, u, v = (self._upright(frame, view) for view in views(coded))
-        return YuvPlanes(y, u, v, color)
-
-    def rgb(self, frame: VideoFrame) -> UInt8Array:
-        """The frame as RGB `(H, W, 3)` uint8, converted directly from its own format.
-
-        Raises:
-            InputError: the frame's matrix is unknown, or `orientation_of` fails.
-        """
-        if _is_rgb(frame):
-            converted = self._reformatter.reformat(frame, format="rgb24", interpolation=_EXACT_SMOOTH, threads=1)
-        else:
-            coding = coding_of(tags_of(frame), frame.width, frame.height)
-            converted = yuv_to_rgb(self._reformatter, frame, coding, _EXACT_SMOOTH)
-        return self._upright(frame, packed_view(converted))
 
     def _upright(self, frame: VideoFrame, image: UInt8Array) -> UInt8Array:
         # Read once: PyAV's frames and their side data form reference cycles, so each frame would stay in memory until
@@ -127,8 +145,26 @@ class FrameConverter:
         return self._orientation.apply(image)
 
 
-def _is_rgb(frame: VideoFrame) -> bool:
-    return bool(frame.format.is_rgb or frame.format.has_palette)
+def _yuv_tags(frame: VideoFrame) -> ColorTags:
+    """The tags of the frame's planes; RGB becomes BT.709, and keeps other primaries and transfer that it names."""
+    color = tags_of(frame)
+    if not has_rgb_channels(frame):
+        return color
+    primaries, transfer = (BT709 if tag == UNSPECIFIED else tag for tag in (color.primaries, color.transfer))
+    return ColorTags(primaries, transfer, BT709, full_range=False)
+
+
+def _is_gray(frame: VideoFrame) -> bool:
+    return frame.format.name.startswith(("gray", "ya"))
+
+
+@contextmanager
+def _naming_format(frame: VideoFrame) -> Iterator[None]:
+    """Turns swscale's refusal inside the block into an `InputError` that names the format of `frame`."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"its pixel format {frame.format.name} is not supported; re-encode it") from error
 
 
 def yuv_to_rgb(

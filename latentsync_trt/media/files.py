@@ -27,6 +27,8 @@ def reading(path: Path, problem: str = "cannot be read") -> Iterator[None]:
     """Turns errors of FFmpeg, the system and conversion inside the block into a `MediaError` that names `path`."""
     try:
         yield
+    except MediaError:
+        raise
     except (av.error.FFmpegError, OSError, InputError) as error:
         raise MediaError(f"{path}: {problem}: {reason_of(error)}") from error
 

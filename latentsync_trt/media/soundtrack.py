@@ -1,4 +1,4 @@
-"""The original sound in the output: copied packets if the container supports the codec, else AAC."""
+"""The original sound in the output: copied packets where player and container permit it, else AAC."""
 
 # PyAV's Packet is generic for type checkers only.
 from __future__ import annotations
@@ -6,28 +6,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from math import floor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from av.audio.codeccontext import AudioCodecContext
-from av.audio.fifo import AudioFifo
+from av.audio.frame import AudioFrame
 from av.audio.stream import AudioStream
 from av.container import InputContainer, OutputContainer
 from av.packet import Packet
 
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.audio import audio_stream, decoded_audio, resampled
+from latentsync_trt.media.audio import audio_stream, decoded_audio, first_sample_s
+from latentsync_trt.media.clocks import clock_of
 from latentsync_trt.media.files import open_input, reading
+from latentsync_trt.media.samples import format_of, sound_blocks
+from latentsync_trt.types import Float32Array
 
 COPIED_CODECS: dict[str, tuple[str, ...]] = {
-    ".mp4": ("aac", "mp3", "ac3", "eac3", "alac", "opus", "flac"),
+    ".mp4": ("aac", "mp3", "ac3", "eac3", "alac"),
     ".mov": ("aac", "mp3", "ac3", "eac3", "alac", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_f32le"),
     ".mkv": (
         *("aac", "mp3", "ac3", "eac3", "alac", "opus", "flac", "vorbis", "dts", "truehd"),
         *("pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_f32le", "pcm_u8"),
     ),
 }
-"""Codecs that common players support in each container; FFmpeg would write more."""
+"""Codecs that common players support in each container. FFmpeg would write more, such as Opus and FLAC into .mp4, which
+QuickTime and many televisions play without sound."""
+
+_GAPS_IN = ".mkv"
+"""The container that gives each packet a time. Others give it a duration, which players take for what it decodes to."""
 
 AAC_BITS_PER_S = 192_000
 """Bit rate per pair of channels."""
@@ -39,51 +48,92 @@ _AAC_CHANNELS = max(_LAYOUTS)
 
 
 @contextmanager
-def open_soundtrack(source: Path, output: OutputContainer, suffix: str) -> Iterator[CopiedSound | EncodedSound]:
-    """Adds the first audio stream of `source` to an open output; its first sample plays with the first picture.
+def open_soundtrack(
+    source: Path, output: OutputContainer, suffix: str, delay_s: Fraction = Fraction(0)
+) -> Iterator[CopiedSound | EncodedSound]:
+    """Adds the first audio stream of `source` to an open output, at the times of `audio.read_audio_blocks`.
+
+    Args:
+        delay_s: time of the first sample.
 
     Raises:
         MediaError: the source cannot be read, has no audio stream, or breaks off.
     """
+    problem = why_not_copied(source, suffix)
+    with open_input(source) as container:
+        stream = audio_stream(source, container)
+        if problem is None:
+            yield CopiedSound(source, container, stream, output, delay_s)
+        else:
+            yield EncodedSound(source, container, stream, output, delay_s, f"{problem}: it is encoded as AAC")
+
+
+def why_not_copied(source: Path, suffix: str) -> str | None:
+    """Why the packets of `source` cannot be the sound of an output with this suffix; decodes it. None if they can.
+
+    Raises:
+        MediaError: as `open_soundtrack`.
+    """
     with open_input(source) as container:
         stream = audio_stream(source, container)
         # The decoder's name can differ from the codec's, as in mp3float.
-        copied = stream.codec_context.codec.canonical_name in COPIED_CODECS[suffix]
-        yield (CopiedSound if copied else EncodedSound)(source, container, stream, output)
+        codec = stream.codec_context.codec.canonical_name
+        if codec not in COPIED_CODECS[suffix]:
+            return f"{suffix} does not support the sound's codec ({codec})"
+        before = None
+        for timed in decoded_audio(source, container, stream):
+            if before is not None:
+                if format_of(before.item) != format_of(timed.item):
+                    return f"the sound changes its format after {float(timed.time_s):.2f} s"
+                if timed.time_s < before.end_s:
+                    return f"the sound overlaps itself after {float(timed.time_s):.2f} s"
+                if timed.time_s > before.end_s and suffix != _GAPS_IN:
+                    return f"the sound has a gap after {float(before.end_s):.2f} s, which {suffix} cannot hold"
+            before = timed
+    return None
 
 
 class CopiedSound:
-    """The source's own packets, with time stamps from 0."""
+    """The source's own packets, at the times of the samples inside."""
 
-    def __init__(self, path: Path, container: InputContainer, stream: AudioStream, output: OutputContainer) -> None:
+    notice = ""
+
+    def __init__(
+        self, path: Path, container: InputContainer, stream: AudioStream, output: OutputContainer, delay_s: Fraction
+    ) -> None:
         self._path = path
         self._stream = output.add_stream_from_template(stream)
         self._packets = container.demux(stream)
         self._time_base = Fraction(stream.time_base or Fraction(1, stream.codec_context.sample_rate))
-        # A start above 0 is an encoder's delay, or silence that the audio encoder does not get either.
-        self._start = max(stream.start_time or 0, 0)
-        self._held: Packet[Any] | None = None
+        # Before the first sample come an encoder's delay, and silence that is not part of the recording.
+        first_s = first_sample_s(path)
+        origin_s = None if first_s is None else first_s - delay_s
+        self._clock = clock_of(container, delay_s, origin_s=origin_s)
+        self._held: tuple[Fraction, Packet[Any]] | None = None
+        self._last: int | None = None
 
     def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
         """The next packets, up to output time `until_s`."""
-        while (packet := self._held or self._next()) is not None:
+        while (timed := self._held or self._next()) is not None:
             self._held = None
-            if packet.pts is not None and packet.pts * self._time_base >= until_s:
-                self._held = packet
+            time_s, packet = timed
+            if time_s >= until_s:
+                self._held = timed
                 return
+            stamp = floor(time_s / self._time_base + Fraction(1, 2))
+            # Stamps that are off by some jitter may go back, which muxers refuse.
+            self._last = stamp if self._last is None else max(stamp, self._last + 1)
+            packet.pts = packet.dts = self._last
             packet.stream = self._stream
             yield packet
 
-    def _next(self) -> Packet[Any] | None:
+    def _next(self) -> tuple[Fraction, Packet[Any]] | None:
         with reading(self._path, "its audio cannot be read"):
             packet = next(self._packets, None)
         if packet is None or packet.size == 0:  # the demuxer ends with an empty packet
             return None
-        if packet.pts is not None:
-            packet.pts -= self._start
-        if packet.dts is not None:
-            packet.dts -= self._start
-        return packet
+        stamp_s = None if packet.pts is None else packet.pts * self._time_base
+        return self._clock.advance(stamp_s, (packet.duration or 0) * self._time_base), packet
 
     def flush(self) -> Iterator[Packet[Any]]:
         """Nothing, as all packets are written already."""
@@ -91,9 +141,18 @@ class CopiedSound:
 
 
 class EncodedSound:
-    """The source's samples as AAC, with its sample rate and channels if AAC supports them."""
+    """The source's samples as AAC, with its sample rate and channels if AAC supports them; `notice` says why."""
 
-    def __init__(self, path: Path, container: InputContainer, stream: AudioStream, output: OutputContainer) -> None:
+    def __init__(
+        self,
+        path: Path,
+        container: InputContainer,
+        stream: AudioStream,
+        output: OutputContainer,
+        delay_s: Fraction,
+        notice: str,
+    ) -> None:
+        self.notice = notice
         source: AudioCodecContext = stream.codec_context
         if source.channels > _AAC_CHANNELS:
             raise MediaError(
@@ -104,23 +163,34 @@ class EncodedSound:
         layout = source.layout.name
         if layout.endswith(" channels"):  # the file gives only their number
             layout = _LAYOUTS.get(source.channels, layout)
+        self._layout = layout
         self._stream = output.add_stream("aac", rate=self._rate_hz, layout=layout)
         self._stream.bit_rate = AAC_BITS_PER_S * -(-source.channels // 2)
-        # Packed: PyAV reads beyond the planes of a planar frame with eight channels.
-        self._pieces = resampled(path, decoded_audio(path, container, stream), layout, self._rate_hz)
-        self._samples = AudioFifo()
+        frames = decoded_audio(path, container, stream, delay_s)
+        self._blocks = sound_blocks(path, frames, layout, self._rate_hz)
+        self._waiting = np.zeros((0, source.channels), np.float32)
         self._position = 0
 
     def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
         """The next packets, from samples before output time `until_s`."""
         wanted = int(until_s * self._rate_hz) - self._position
-        while self._samples.samples < wanted and (piece := next(self._pieces, None)) is not None:
-            piece.pts = None
-            self._samples.write(piece)
-        if wanted > 0 and (part := self._samples.read(wanted, partial=True)) is not None:
-            part.pts, part.time_base = self._position, Fraction(1, self._rate_hz)
-            self._position += part.samples
-            yield from self._stream.encode(part)
+        held = [self._waiting]
+        missing = wanted - len(self._waiting)
+        while missing > 0 and (block := next(self._blocks, None)) is not None:
+            held.append(block)
+            missing -= len(block)
+        samples = np.concatenate(held)
+        part, self._waiting = samples[: max(wanted, 0)], samples[max(wanted, 0) :]
+        if len(part):
+            yield from self._stream.encode(self._frame(part))
+
+    def _frame(self, samples: Float32Array) -> AudioFrame:
+        # Packed: PyAV reads beyond the planes of a planar frame with eight channels.
+        frame = AudioFrame.from_ndarray(samples.reshape(1, -1), format="flt", layout=self._layout)
+        frame.sample_rate = self._rate_hz
+        frame.pts, frame.time_base = self._position, Fraction(1, self._rate_hz)
+        self._position += len(samples)
+        return frame
 
     def flush(self) -> Iterator[Packet[Any]]:
         """The packets still inside the encoder."""

@@ -1,73 +1,149 @@
-"""Resamples to a constant frame rate by time stamps. Pure; all times are exact seconds.
+"""The clock of a clip: stamps become times from 0, and pictures a constant rate. Pure; all times are exact seconds.
 
-Output picture k, at time k/fps, is the nearest source picture in time, the earlier one of two equally near. The output
-lasts as long as the source, rounded to whole pictures.
+A picture is on screen until the next one's time. Output picture k is the one on screen in the middle of its interval,
+at (k + ½) / fps, as FFmpeg's `fps` filter has it. The output lasts as long as the source, rounded to whole pictures.
+
+Clocks are reset where recordings were joined. That is assumed where a stamp goes back by `BACK_S` or more, or on by
+`FORWARD_S` or more if the container allows resets (MPEG-TS, Ogg), or to a time after the end that the file states.
+What follows then begins directly. Any other step on is a picture held, or a gap in the sound.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from math import floor
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-DISCONTINUITY_S = Fraction(1)
-"""A clock that goes back by this or more was reset (joined recordings); less means pictures out of order."""
+BACK_S = Fraction(1)
+"""A clock that goes back by this or more was reset; less means pictures out of order or overlapping sound."""
+
+FORWARD_S = Fraction(10)
+"""FFmpeg's own limit for containers with resets. No held picture is taken for a reset below this."""
+
+LONGEST_S = Fraction(3600)
+"""A step on by this or more is a reset where the file does not state its end: most likely, the stamp is damaged."""
+
+HELD_S = Fraction(1, 2)
+"""If less than this is missing at the end of a looped video, its last picture is held: the sound is merely padded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed(Generic[T]):
-    """A picture and its time on the video's own clock, which is 0 at the first picture."""
+    """A picture, or samples, and its time in the output."""
 
     time_s: Fraction
     duration_s: Fraction
     item: T
 
+    @property
+    def end_s(self) -> Fraction:
+        """When it ends."""
+        return self.time_s + self.duration_s
 
-def on_own_clock(
-    pictures: Iterable[tuple[Fraction | None, Fraction | None, T]], period_s: Fraction
-) -> Iterator[Timed[T]]:
-    """Assigns strictly increasing times from 0 to pictures in presentation order.
 
-    A missing time is one `period_s` after the previous picture's. A picture not later than the previous one is dropped.
-    If the clock goes back by `DISCONTINUITY_S` or more, the next picture comes one period later.
+class Clock:
+    """Turns the stamps of one stream into times, in the order of presentation.
 
     Args:
-        pictures: each with its time on the stream's own clock and its duration; either may be missing.
+        start_s: time of the first stamp.
+        origin_s: stamp at time 0, where that is known; else the first stamp is at `start_s`.
+        jitter_s: a stamp less than this off what the one before implies counts as exact.
+        resets: whether the container allows steps on that are no gaps.
+        end_s: the last stamp plus its duration, as the file states it; None if it does not.
     """
-    origin_s: Fraction | None = None
-    last_s = -period_s
-    for stamp_s, duration_s, item in pictures:
-        time_s = last_s + period_s
-        if stamp_s is not None:
-            if origin_s is None or stamp_s - origin_s <= last_s - DISCONTINUITY_S:
-                origin_s = stamp_s - time_s
-            time_s = stamp_s - origin_s
-        if time_s > last_s:
+
+    def __init__(
+        self,
+        start_s: Fraction = Fraction(0),
+        *,
+        origin_s: Fraction | None = None,
+        jitter_s: Fraction = Fraction(0),
+        resets: bool = False,
+        end_s: Fraction | None = None,
+    ) -> None:
+        self._origin_s, self._jitter_s = origin_s, jitter_s
+        self._resets, self._stated_end_s = resets, end_s
+        self._next_s = self._end_s = start_s
+        self._latest_s: Fraction | None = None
+
+    def advance(self, stamp_s: Fraction | None, duration_s: Fraction) -> Fraction:
+        """The time of the next picture or samples; without a stamp, it follows directly."""
+        time_s = self._next_s if stamp_s is None else self._time_of(stamp_s)
+        self._next_s = time_s + duration_s
+        self._end_s = max(self._end_s, self._next_s)
+        self._latest_s = time_s if self._latest_s is None else max(self._latest_s, time_s)
+        return time_s
+
+    def _time_of(self, stamp_s: Fraction) -> Fraction:
+        if self._origin_s is None:
+            self._origin_s = stamp_s - self._next_s
+        time_s = stamp_s - self._origin_s
+        if self._is_reset(time_s, stamp_s):
+            self._origin_s = stamp_s - self._end_s
+            return self._end_s
+        return self._next_s if abs(time_s - self._next_s) < self._jitter_s else time_s
+
+    def _is_reset(self, time_s: Fraction, stamp_s: Fraction) -> bool:
+        if self._latest_s is None:
+            return False
+        if time_s <= self._latest_s - BACK_S:
+            return True
+        step_s = time_s - self._next_s
+        if self._stated_end_s is None:
+            return step_s >= (FORWARD_S if self._resets else LONGEST_S)
+        return step_s >= FORWARD_S and (self._resets or stamp_s > self._stated_end_s)
+
+
+def on_clock(
+    pictures: Iterable[tuple[Fraction | None, Fraction | None, T]], clock: Clock, period_s: Fraction
+) -> Iterator[Timed[T]]:
+    """Assigns strictly increasing times to pictures; one that is not later than the one before is dropped.
+
+    Args:
+        pictures: each with its stamp and its duration; either may be missing.
+        period_s: the duration where it is missing.
+    """
+    last_s: Fraction | None = None
+    for stamp_s, stated_s, item in pictures:
+        duration_s = stated_s or period_s
+        time_s = clock.advance(stamp_s, duration_s)
+        if last_s is None or time_s > last_s:
             last_s = time_s
-            yield Timed(time_s, duration_s or period_s, item)
+            yield Timed(time_s, duration_s, item)
 
 
 def at_constant_rate(pictures: Iterable[Timed[T]], fps: int) -> Iterator[T]:
-    """Repeats or drops pictures to get `fps` per second, at least one if there is any.
+    """Repeats or drops pictures to get `fps` per second from time 0, at least one if there is any.
 
-    Holds two pictures at a time. Repeated pictures are the same object.
+    Holds two pictures at a time. Repeated pictures are the same object. The first picture is shown before its time,
+    too.
     """
     index = 0
     current: Timed[T] | None = None
     for following in pictures:
-        while current is not None and 2 * Fraction(index, fps) <= current.time_s + following.time_s:
+        while current is not None and index < nearest(following.time_s, fps):
             yield current.item
             index += 1
         current = following
     if current is None:
         return
-    half_s = Fraction(1, 2 * fps)
-    while index == 0 or Fraction(index, fps) + half_s < current.time_s + current.duration_s:
+    while index < max(1, nearest(current.end_s, fps)):
         yield current.item
         index += 1
 
 
+def nearest(time_s: Fraction, per_s: int) -> int:
+    """The picture or sample whose time is nearest, the later of two equally near."""
+    return floor(time_s * per_s + Fraction(1, 2))
+
+
 def frames_in(duration_s: Fraction | None, fps: int) -> int | None:
     """Number of pictures from `at_constant_rate` for a video of `duration_s`; None if that is unknown."""
-    return None if duration_s is None else max(1, round(duration_s * fps))
+    return None if duration_s is None else max(1, nearest(duration_s, fps))
+
+
+def is_held(missing: int, fps: int) -> bool:
+    """Whether a looped video that ends `missing` pictures early holds its last one."""
+    return Fraction(missing, fps) < HELD_S

@@ -2,8 +2,8 @@
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
@@ -18,21 +18,24 @@ from av.video.stream import VideoStream
 
 from latentsync_trt.config import MODEL_FPS, Encoder
 from latentsync_trt.errors import InputError, OutputError
-from latentsync_trt.media.codecs import h264_encoder
-from latentsync_trt.media.color import BT709
+from latentsync_trt.media.codecs import H264, even_size, h264_encoder
+from latentsync_trt.media.color import BT709, RGB_IDENTITY
 from latentsync_trt.media.conversion import COLOR_RANGES, even_frame
 from latentsync_trt.media.files import ffmpeg_name, reason_of, writing
 from latentsync_trt.media.patching import apply_patch, paint, planes_of
 from latentsync_trt.media.soundtrack import CopiedSound, EncodedSound, open_soundtrack
 from latentsync_trt.paths import exists
+from latentsync_trt.temporary import temporary_folder
 from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
 LOSSLESS_SUFFIX = ".mkv"
-TEMPORARY_PREFIX = ".latentsync-"
 
 _LOSSLESS_FORMAT = "bgr0"
 """The 8-bit RGB format that FFV1 supports."""
+
+_BT709_TAGS = ColorTags(BT709, BT709, BT709, full_range=False)
+"""Of output from frames without planes."""
 
 _NEAR_LOSSLESS_CRF = 10
 
@@ -45,7 +48,7 @@ def check_output_path(output: Path, *inputs: Path, lossless: bool) -> None:
 
     Raises:
         InputError: the container is not one of `SUFFIXES` (lossless: .mkv), or the file is one of the `inputs`.
-        OutputError: its folder is missing or not writable, or it is a folder itself.
+        OutputError: its folder is missing or not writable, or it is a folder, a device or write-protected itself.
     """
     suffix = output.suffix.lower()
     if suffix not in SUFFIXES:
@@ -53,19 +56,30 @@ def check_output_path(output: Path, *inputs: Path, lossless: bool) -> None:
     if lossless and suffix != LOSSLESS_SUFFIX:
         raise InputError(f"{output}: lossless output needs a name that ends in {LOSSLESS_SUFFIX}")
     try:
-        is_folder = output.is_dir()
+        problem = _problem_of_place(output)
     except OSError as error:  # the system refuses the name, for example as too long
         raise OutputError(f"{output}: cannot be written: {reason_of(error)}", usage=True) from error
-    if is_folder:
-        raise OutputError(f"{output}: is a folder; name a file in it", usage=True)
+    if problem:
+        raise OutputError(problem, usage=True)
     for source in inputs:
         if exists(output) and exists(source) and output.samefile(source):
             raise InputError(f"{output}: is also an input; choose another name for the output")
+
+
+def _problem_of_place(output: Path) -> str | None:
+    """Why no file can be written to `output`, and what to do; raises `OSError`."""
     folder = output.parent
+    if output.is_dir():
+        return f"{output}: is a folder; name a file in it"
     if not folder.is_dir():
-        raise OutputError(f"{folder}: no such folder; create it first", usage=True)
+        return f"{folder}: no such folder; create it first"
     if not os.access(folder, os.W_OK):
-        raise OutputError(f"{folder}: not writable; choose another folder or change its permissions", usage=True)
+        return f"{folder}: not writable; choose another folder or change its permissions"
+    if output.exists() and not output.is_file():
+        return f"{output}: is not a file but a device or a pipe; choose another name"
+    if output.exists() and not os.access(output, os.W_OK):
+        return f"{output}: is write-protected; choose another name, or change its permissions"
+    return None
 
 
 class VideoWriter:
@@ -75,8 +89,9 @@ class VideoWriter:
 
     Args:
         output: .mp4, .mov or .mkv.
-        info: the source, for its pixel aspect; None if there is none. Color tags come with the frames.
-        audio: file whose first audio stream becomes the sound; None for silence.
+        info: the source, for its pixel aspect and, if lossless, its color tags, which else come with the frames; None
+            if there is none.
+        audio: file whose first audio stream becomes the sound; None for silence. audio_delay_s: when it starts.
         crf: x264's quality, 0 to 51. encoder: see `h264_encoder`. lossless: FFV1 RGB instead.
 
     Raises:
@@ -90,23 +105,24 @@ class VideoWriter:
         info: VideoInfo | None,
         *,
         audio: Path | None = None,
+        audio_delay_s: Fraction = Fraction(0),
         crf: int = 16,
         encoder: Encoder = "x264",
         lossless: bool = False,
     ) -> None:
-        self._output, self._info, self._audio = output, info, audio
+        self._output, self._info, self._audio, self._audio_delay_s = output, info, audio, audio_delay_s
         self._crf, self._encoder, self._lossless = crf, encoder, lossless
         self._cleanup = contextlib.ExitStack()
         self._opened: tuple[OutputContainer, VideoStream] | None = None
         self._sound: CopiedSound | EncodedSound | None = None
         self._count = 0
-        self.notices = _losses(info)
+        self.notices = _losses(info, lossless=lossless)
         """What the output cannot preserve."""
 
     def __enter__(self) -> Self:
         with writing(self._output):
-            folder = tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=self._output.parent)
-            self._part = Path(self._cleanup.enter_context(folder)) / self._output.name
+            folder = temporary_folder(self._output.parent, self._add_notice)
+            self._part = self._cleanup.enter_context(folder) / self._output.name
         return self
 
     def write(self, frame: Frame, patch: Patch | None = None) -> None:
@@ -116,9 +132,9 @@ class VideoWriter:
             OutputError: disk full, for example. MediaError: the sound cannot be read.
         """
         with writing(self._output):
-            self._opened = self._opened or self._open(frame)
-            container, stream = self._opened
             picture = self._picture(frame, patch)
+            self._opened = self._opened or self._open(picture)
+            container, stream = self._opened
             picture.pts, picture.time_base = self._count, Fraction(1, MODEL_FPS)
             container.mux(stream.encode(picture))
             self._count += 1
@@ -132,51 +148,53 @@ class VideoWriter:
             if kind is None:
                 self._finish()
 
-    def _open(self, frame: Frame) -> tuple[OutputContainer, VideoStream]:
-        """The container and its video stream, for frames like `frame`."""
+    def _add_notice(self, text: str) -> None:
+        self.notices += (text,)
+
+    def _open(self, picture: VideoFrame) -> tuple[OutputContainer, VideoStream]:
+        """The container and its video stream, for pictures like `picture`."""
         suffix = self._output.suffix.lower()
         options = {} if suffix == ".mkv" else {"movflags": "+faststart"}
         container = av.open(ffmpeg_name(self._part), "w", options=options)
         self._cleanup.callback(_close, container)
-        stream = self._add_video(container, frame)
+        stream = self._add_video(container, picture)
         if self._audio is not None:
-            self._sound = self._cleanup.enter_context(open_soundtrack(self._audio, container, suffix))
+            sound = open_soundtrack(self._audio, container, suffix, self._audio_delay_s)
+            self._sound = self._cleanup.enter_context(sound)
             if isinstance(self._sound, EncodedSound):
-                self.notices += (f"{suffix} does not support the sound's codec: encoded as AAC",)
+                self._add_notice(self._sound.notice)
         return container, stream
 
-    def _add_video(self, container: OutputContainer, frame: Frame) -> VideoStream:
-        height, width = frame.picture.shape[:2]
+    def _add_video(self, container: OutputContainer, picture: VideoFrame) -> VideoStream:
         if self._lossless:
-            stream = container.add_stream("ffv1", rate=MODEL_FPS)
-            stream.pix_fmt = _LOSSLESS_FORMAT
+            encoder = H264("ffv1", {})
         else:
-            even = height + height % 2, width + width % 2
-            if even != (height, width):
-                sizes = f"{width}×{height} to {even[1]}×{even[0]}"
-                self.notices += (f"H.264 needs even sides: the picture grows from {sizes} by repeating its edge",)
-            height, width = even
-            h264 = h264_encoder(self._encoder, self._crf, width, height)
-            # PyAV's types know only some encoders by name.
-            stream = cast(VideoStream, container.add_stream(h264.codec, rate=MODEL_FPS, options=h264.options))
-            stream.pix_fmt = "yuv420p"
-            if frame.planes is not None:
-                context, color = stream.codec_context, frame.planes.color
-                context.color_primaries, context.color_trc = color.primaries, color.transfer
-                context.colorspace, context.color_range = color.matrix, COLOR_RANGES[color.full_range]
-        stream.width, stream.height = width, height
+            encoder = h264_encoder(self._encoder, self._crf, picture.width, picture.height)
+        # PyAV's types know only some encoders by name.
+        stream = cast(VideoStream, container.add_stream(encoder.codec, rate=MODEL_FPS, options=encoder.options))
+        stream.pix_fmt = picture.format.name
+        stream.width, stream.height = picture.width, picture.height
         stream.thread_count = _ENCODER_THREADS
         stream.time_base = Fraction(1, MODEL_FPS)
-        stream.codec_context.sample_aspect_ratio = self._info.sample_aspect_ratio if self._info else Fraction(1)
+        context = stream.codec_context
+        context.color_primaries, context.color_trc = int(picture.color_primaries), int(picture.color_trc)
+        context.colorspace, context.color_range = int(picture.colorspace), int(picture.color_range)
+        context.sample_aspect_ratio = self._info.sample_aspect_ratio if self._info else Fraction(1)
         return stream
 
     def _picture(self, frame: Frame, patch: Patch | None) -> VideoFrame:
-        if self._lossless or frame.planes is None:
+        """The frame as it will be encoded, with its color tags."""
+        if self._lossless:
             rgb = frame.rgb if patch is None else paint(frame.rgb, patch)
-            return VideoFrame.from_ndarray(rgb, format="rgb24").reformat(format=_LOSSLESS_FORMAT)
-        planes = frame.planes if patch is None else apply_patch(frame.planes, patch)
-        picture = even_frame(planes)
-        picture.color_range = COLOR_RANGES[planes.color.full_range]
+            picture = VideoFrame.from_ndarray(rgb, format="rgb24").reformat(format=_LOSSLESS_FORMAT)
+            source = self._info.color if self._info else _BT709_TAGS
+            color = replace(source, matrix=RGB_IDENTITY, full_range=True)
+        else:
+            planes = planes_of(frame.rgb, _BT709_TAGS) if frame.planes is None else frame.planes
+            planes = planes if patch is None else apply_patch(planes, patch)
+            picture, color = even_frame(planes), planes.color
+        picture.color_primaries, picture.color_trc = color.primaries, color.transfer
+        picture.colorspace, picture.color_range = color.matrix, COLOR_RANGES[color.full_range]
         return picture
 
     def _finish(self) -> None:
@@ -212,17 +230,20 @@ def write_pictures(
     first = next(stream, None)
     if first is None:
         raise OutputError(f"{path}: there are no pictures to write")
-    color = ColorTags(BT709, BT709, BT709, full_range=False)
     with VideoWriter(path, None, audio=audio, crf=_NEAR_LOSSLESS_CRF, lossless=lossless) as writer:
         for index, rgb in enumerate(chain([first], stream)):
-            planes = None if lossless else planes_of(rgb, color)
-            writer.write(Frame(index, Fraction(index, MODEL_FPS), rgb, planes))
+            writer.write(Frame(index, Fraction(index, MODEL_FPS), rgb, None))
 
 
-def _losses(info: VideoInfo | None) -> tuple[str, ...]:
+def _losses(info: VideoInfo | None, *, lossless: bool) -> tuple[str, ...]:
     losses: list[str] = []
     if info is None:
         return ()
+    size = info.width_px, info.height_px
+    even = even_size(*size)
+    if even != size and not lossless:
+        sizes = f"{size[0]}×{size[1]} to {even[0]}×{even[1]}"
+        losses.append(f"H.264 needs even sides: the picture grows from {sizes} by repeating its edge")
     bits = max((component.bits for component in VideoFormat(info.pixel_format).components), default=8)
     if bits > 8:
         losses.append(f"the picture has {bits} bits per channel ({info.pixel_format}); 8 are written")

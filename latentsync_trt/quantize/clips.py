@@ -9,6 +9,7 @@ import numpy as np
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
+from latentsync_trt.paths import exists, why_missing
 from latentsync_trt.types import Float32Array
 
 VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi")
@@ -47,8 +48,11 @@ def clips_in(folder: Path) -> tuple[Clip, ...]:
         InputError: no such folder, or no video in it.
     """
     if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder of clips")
-    files = sorted(path for path in folder.iterdir() if path.is_file())
+        raise InputError(f"{folder}: is a file; name a folder" if exists(folder) else why_missing(folder, "folder"))
+    try:
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read ({error.strerror})") from error
     audio = {path.stem: path for path in files if path.suffix.lower() in AUDIO_SUFFIXES}
     clips = tuple(Clip(path, audio.get(path.stem, path)) for path in files if path.suffix.lower() in VIDEO_SUFFIXES)
     if not clips:

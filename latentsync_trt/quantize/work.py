@@ -10,12 +10,10 @@ not at all.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from zipfile import BadZipFile
 
@@ -27,6 +25,7 @@ from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.quantize.clips import Clip, ClipSummary
 from latentsync_trt.quantize.options import CalibrateOptions
 from latentsync_trt.quantize.ranges import BINS, ActivationRange, Ranges
+from latentsync_trt.temporary import temporary_folder, whole_file
 
 _FORMAT = 3
 _KEY_LENGTH = 16
@@ -36,12 +35,10 @@ _WINDOWS = "windows"  # no layer has this name: names of layers contain dots
 
 def save_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
     """Writes named arrays to `path`, completely or not at all; raises `OutputError` if it cannot be written."""
-    part = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
+        with whole_file(path) as part, part.open("wb") as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
-        part.replace(path)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
 
@@ -76,8 +73,8 @@ class WorkFolder:
         """A folder for graphs, deleted at the end of the block; errors of writing inside it become `OutputError`."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with TemporaryDirectory(prefix="graphs-", dir=self.folder) as folder:
-                yield Path(folder)
+            with temporary_folder(self.folder) as folder:
+                yield folder
         except OutputError:
             raise
         except OSError as error:

@@ -56,13 +56,14 @@ class LipSync:
                 folder is not writable.
         """
         from latentsync_trt.bundle.find import find_bundle
-        from latentsync_trt.bundle.manifest import Bundle
+        from latentsync_trt.bundle.manifest import Bundle, read_manifest
         from latentsync_trt.runtime.networks.networks import Networks
         from latentsync_trt.runtime.providers.select import select_provider
         from latentsync_trt.sync.inputs import path_argument
 
         options = options or RuntimeOptions()
         folder, _ = find_bundle(str(path_argument(path, "bundle")))
+        read_manifest(folder)  # a damaged one is reported before the seconds that a trial of providers takes
         selection = select_provider(provider, options.device)
         bundle = Bundle.load(folder)
         return cls(Networks(bundle, selection, options, may_fall_back=provider == "auto", on_notice=on_notice))
@@ -82,8 +83,8 @@ class LipSync:
             OutputError: the profile cannot be written.
         """
         with self._turns.take("close", last=True):
-            if self._own_detector is not None:
-                self._own_detector.close()
+            if (close := getattr(self._own_detector, "close", None)) is not None:
+                close()
             return self._networks.close()
 
     def warm_up(self, options: SyncOptions | None = None) -> None:
@@ -144,8 +145,12 @@ class LipSync:
         from latentsync_trt.sync.run import Run
 
         with self._turns.take("sync"):
-            run = Run(self._networks, video, audio, output, options or SyncOptions())
-            return run.execute(detector or self._detector(), noise, on_progress or (lambda _: None))
+            try:
+                run = Run(self._networks, video, audio, output, options or SyncOptions())
+                return run.execute(detector or self._detector(), noise, on_progress or (lambda _: None))
+            except BaseException:
+                self._networks.take_notices()  # they are not the next clip's
+                raise
 
     def _detector(self) -> FaceDetector:
         from latentsync_trt.face.detector import MediaPipeDetector

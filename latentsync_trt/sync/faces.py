@@ -6,8 +6,13 @@ A face is searched near its last position, so finding is sequential; cropping ru
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
 
+from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.align import crop
+from latentsync_trt.face.checks import LEAST_HEIGHT_PX, LEAST_WIDTH_PX
+from latentsync_trt.face.square import SquarePixels, of_stored
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import AlignedFace, FaceDetector, Float64Array, Frame, UInt16Array
@@ -28,25 +33,83 @@ class Job:
     painted: UInt16Array | None = None
 
 
-class FaceFinder:
-    """Finds and crops the face of every frame of a clip; `resolution_px`: side of an aligned face."""
+_TURN = "ffmpeg -display_rotation ANGLE -i in.mp4 -c copy out.mp4"
+_WRONG_TAG = f"its rotation tag is wrong; set it to 0, 90, 180 or 270: {_TURN}"
 
-    def __init__(self, detector: FaceDetector, resolution_px: int, clock: StageClock) -> None:
-        self._follower = FaceTracker(detector, resolution_px)
-        self._resolution_px, self._clock = resolution_px, clock
+_MOST_STRETCH = 8
+"""Real pixels are at most twice as wide as high; the picture shown to the detector grows with this ratio."""
+
+
+class FaceFinder:
+    """Finds and crops the face of every frame of a clip; counts frames with a face, and with a turned one instead.
+
+    Args:
+        resolution_px: side of an aligned face.
+        pixel_aspect: width / height of a pixel; faces are detected and aligned in square pixels.
+
+    Raises:
+        InputError: no real picture has such pixels.
+    """
+
+    def __init__(
+        self, detector: FaceDetector, resolution_px: int, clock: StageClock, *, pixel_aspect: Fraction = Fraction(1)
+    ) -> None:
+        if not 1 <= _MOST_STRETCH * pixel_aspect <= _MOST_STRETCH**2:
+            raise InputError(
+                f"pixel aspect {pixel_aspect}: the video says that its pixels are that many times as wide as high; "
+                "correct it, for square pixels with: ffmpeg -i in.mp4 -vf setsar=1 out.mp4"
+            )
+        self._tracker = FaceTracker(detector, resolution_px)
+        self._resolution_px, self._clock, self._pixel_aspect = resolution_px, clock, pixel_aspect
         self.frames_with_face = 0
+
+    @property
+    def frames_with_turned_face(self) -> int:
+        """Frames without a usable face that show one on its side or upside down."""
+        return self._tracker.turned_frames
+
+    def notices(self) -> list[str]:
+        """What the user should know about the frames so far."""
+        count = self.frames_with_turned_face
+        if not count:
+            return []
+        frames = "1 frame shows" if count == 1 else f"{count} frames show"
+        return [
+            f"{frames} a face that lies on its side or is upside down, and stay as they are; if the whole video is "
+            f"turned, {_WRONG_TAG}"
+        ]
+
+    def no_face(self, video: Path, frames: int) -> NoFaceError:
+        """The error for a `video` of so many `frames`, none of which shows a usable face."""
+        if count := self.frames_with_turned_face:
+            return NoFaceError(
+                f"{video}: no upright face in any of its {frames} frames, but {count} with one on its side or upside "
+                f"down; probably {_WRONG_TAG}"
+            )
+        return NoFaceError(
+            f"{video}: no face in any of its {frames} frames; a face must look at the camera, and be at least "
+            f"{LEAST_WIDTH_PX} px wide and {LEAST_HEIGHT_PX} px high"
+        )
 
     def find(self, frames: Generator[Frame, None, None]) -> Generator[Job, None, None]:
         """A job for every frame, in order."""
         with closing(frames):
             for frame in frames:
                 with self._clock.measure("face"):
-                    followed = self._follower.update(frame.picture)
-                if followed is None:
-                    yield Job(frame)
-                else:
-                    self.frames_with_face += 1
-                    yield Job(frame, followed.track_id, followed.matrix)
+                    job = self._found(frame)
+                self.frames_with_face += job.track_id is not None
+                yield job
+
+    def _found(self, frame: Frame) -> Job:
+        luma = None if frame.planes is None else frame.planes.y
+        if self._pixel_aspect == 1:
+            tracked = self._tracker.update(frame.picture, luma)
+            return Job(frame) if tracked is None else Job(frame, tracked.track_id, tracked.matrix)
+        square = SquarePixels(frame.picture, self._pixel_aspect)
+        tracked = self._tracker.update(square, luma)
+        if tracked is None:
+            return Job(frame)
+        return Job(frame, tracked.track_id, of_stored(tracked.matrix, square.from_stored))
 
     def cut_out(self, jobs: Generator[Job, None, None]) -> Generator[Job, None, None]:
         """Every job in order, with its aligned face."""

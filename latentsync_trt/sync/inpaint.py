@@ -7,9 +7,10 @@ import numpy as np
 
 from latentsync_trt.bundle.manifest import AUDIO_ENCODER, VAE_DECODER, VAE_ENCODER, Manifest, step_graph
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.diffusion.loop import conditioning, denoise, initial_noise
+from latentsync_trt.diffusion.loop import LATENT_CHANNELS, conditioning, denoise, initial_noise
 from latentsync_trt.diffusion.plan import PlannedStep, plan_for
 from latentsync_trt.diffusion.scheduler import Step, solver_schedule
+from latentsync_trt.errors import InputError
 from latentsync_trt.face.mask import latent_mask, mouth_mask
 from latentsync_trt.types import Denoiser, Float32Array, ImageCodec, UInt8Array, UInt16Array
 
@@ -77,6 +78,13 @@ def make_inpainter(
         plan=plan_for(options),
         windows_per_batch=windows_per_batch,
     )
+
+
+def check_noise(manifest: Manifest, noise: Float32Array | None) -> None:
+    """Raises `InputError` unless `noise` is None or has the shape that the bundle needs."""
+    shape = (1, LATENT_CHANNELS, 1, manifest.latent_px, manifest.latent_px)
+    if noise is not None and noise.shape != shape:
+        raise InputError(f"noise: its shape is {noise.shape}, and bundle {manifest.name} needs {shape}")
 
 
 def graphs_for(options: SyncOptions) -> tuple[str, ...]:

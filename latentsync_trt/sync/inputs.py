@@ -8,6 +8,7 @@ from pathlib import Path
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.media.codecs import check_encoder
 from latentsync_trt.media.files import check_file
 from latentsync_trt.media.reader import probe
 from latentsync_trt.media.writer import check_output_path
@@ -41,6 +42,7 @@ def check_inputs(video: object, audio: object, output: object, options: SyncOpti
         check_file(checked[name])
     check_output_path(checked["output"], checked["video"], checked["audio"], lossless=options.lossless)
     info = probe(checked["video"])
+    check_encoder(options.encoder, info.width_px, info.height_px, lossless=options.lossless)
     with closing(read_audio_blocks(checked["audio"])) as blocks:
         next(blocks, None)
     return Inputs(**checked, info=info)

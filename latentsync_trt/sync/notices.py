@@ -4,11 +4,8 @@ from fractions import Fraction
 
 from latentsync_trt.bundle.manifest import DEMO_NAME, Manifest
 from latentsync_trt.config import MODEL_FPS, SyncOptions
-from latentsync_trt.media.timing import frames_in
+from latentsync_trt.media.timing import frames_in, is_held
 from latentsync_trt.types import VideoInfo
-
-# Recordings made together often differ by a few frames.
-_WORTH_A_NOTICE_FRAMES = MODEL_FPS // 2
 
 
 def notices_of_model(manifest: Manifest) -> list[str]:
@@ -25,18 +22,18 @@ def notices_of_rate(info: VideoInfo) -> list[str]:
 
 
 def notices_of_length(info: VideoInfo, audio_frames: int, options: SyncOptions) -> list[str]:
-    """That the picture or the sound is extended or cut."""
+    """That the picture is extended, or that picture or sound are cut by more than recordings of one device differ."""
     video_frames = frames_in(info.duration_s, MODEL_FPS)
     if video_frames is None or options.length == "shortest":
         return []
     lengths = f"the video lasts {video_frames / MODEL_FPS} s, the audio {audio_frames / MODEL_FPS} s"
-    longer = abs(video_frames - audio_frames) > _WORTH_A_NOTICE_FRAMES
+    differ = not is_held(abs(video_frames - audio_frames), MODEL_FPS)
     if options.length == "audio" and video_frames < audio_frames:
-        verb = "starts again" if options.extend == "loop" else "holds its last frame"
+        verb = "starts again" if options.extend == "loop" and differ else "holds its last frame"
         return [f"{lengths}: the picture {verb} (--extend, --length)"]
-    if options.length == "audio" and longer:
+    if options.length == "audio" and differ:
         return [f"{lengths}: the picture is cut there (--length)"]
-    if options.length == "video" and longer:
+    if options.length == "video" and differ:
         end = "is cut there" if video_frames < audio_frames else "ends before the picture, the rest is silent"
         return [f"{lengths}: the sound {end} (--length)"]
     return []

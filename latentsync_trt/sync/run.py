@@ -4,25 +4,23 @@ Each stage is a generator over the previous one, joined by a bounded queue, so m
 and of a window, not on the length of the clip.
 """
 
-from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterable
 from contextlib import closing
-from pathlib import Path
 from time import perf_counter
 
 from latentsync_trt.audio.encoder import SpeechStream
-from latentsync_trt.bundle.manifest import DEMO_NAME
 from latentsync_trt.config import MODEL_FPS, SyncOptions
-from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.compositor import composite
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.media.audio import read_audio_blocks
-from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.timing import frames_in
-from latentsync_trt.media.writer import VideoWriter, check_output_path
+from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.sync.faces import FaceFinder, Job
-from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
+from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter
+from latentsync_trt.sync.inputs import check_inputs
+from latentsync_trt.sync.notices import notices_of_length, notices_of_model, notices_of_rate
 from latentsync_trt.sync.paint import Painter
 from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.types import FaceDetector, Float32Array, Frame, Patch, Progress, ProgressCallback, SyncReport
@@ -35,37 +33,41 @@ _LOW_MEMORY_WINDOWS = 4
 
 
 class Run:
-    """One clip through all stages; errors as `LipSync.sync`."""
+    """One clip through all stages; arguments and errors as those of `LipSync.sync`."""
 
-    def __init__(self, networks: Networks, video: Path, audio: Path, output: Path, options: SyncOptions) -> None:
-        check_output_path(output, video, audio, lossless=options.lossless)
+    def __init__(self, networks: Networks, video: object, audio: object, output: object, options: SyncOptions) -> None:
+        self._start_s = perf_counter()
+        inputs = check_inputs(video, audio, output, options)
         self._networks, self._manifest = networks, networks.bundle.manifest
-        self._video, self._audio, self._output = video, audio, output
+        self._video, self._audio, self._output, self._info = inputs.video, inputs.audio, inputs.output, inputs.info
         self._options = options
-        self._info = probe(video)
-        with closing(read_audio_blocks(audio)) as blocks:
-            next(blocks, None)  # fail on an unreadable file before opening the networks
         self._clock = StageClock(networks.on_span)
-        self._speech = self._open_networks_and_audio()
+        self._speech: SpeechStream
 
     def execute(self, detector: FaceDetector, noise: Float32Array | None, on_progress: ProgressCallback) -> SyncReport:
         """Runs all stages; encoding runs in this thread."""
-        start, notices = perf_counter(), self._notices()
-        finder = FaceFinder(detector, self._manifest.resolution_px, self._clock)
+        check_noise(self._manifest, noise)
+        aspect = self._info.sample_aspect_ratio
+        finder = FaceFinder(detector, self._manifest.resolution_px, self._clock, pixel_aspect=aspect)
+        writer = self._writer()
+        self._announce(writer.notices)
+        self._read_audio_and_open_networks()
+        startup_s = perf_counter() - self._start_s
         painter = self._painter(noise)
         count, total = 0, self._expected_frames()
-        with closing(self._composed(finder, painter)) as composed, self._writer() as writer:
+        with closing(self._composed(finder, painter)) as composed, writer:
             for frame, patch in composed:
                 with self._clock.measure("encode"):
                     writer.write(frame, patch)
+                if not count:
+                    self._announce(writer.notices)
                 count += 1
                 on_progress(Progress("lip-sync", count, total))
             if not finder.frames_with_face:
-                raise NoFaceError(
-                    f"{self._video}: no face in any of its {count} frames; a face must look at the camera, "
-                    "and be at least 50 px wide and 80 px high"
-                )
+                raise finder.no_face(self._video, count)
             on_progress(Progress("finishing", count, total))
+        self._announce(finder.notices())
+        wall_s = perf_counter() - self._start_s
         return SyncReport(
             output=str(self._output),
             bundle=self._manifest.name,
@@ -74,23 +76,28 @@ class Run:
             frames_with_face=finder.frames_with_face,
             windows=painter.windows,
             duration_s=count / MODEL_FPS,
-            wall_s=perf_counter() - start,
+            wall_s=wall_s,
+            startup_s=startup_s,
+            frames_per_s=count / (wall_s - startup_s),
             stages=self._clock.times(),
             engines=self._networks.times(),
-            notices=(*notices, *self._networks.take_notices(), *writer.notices),
+            notices=self._networks.take_notices(),
         )
 
-    def _open_networks_and_audio(self) -> SpeechStream:
-        with ThreadPoolExecutor(1, thread_name_prefix="open") as opener:
-            opening = opener.submit(self._open_networks)
-            with self._clock.measure("encode audio", frames=0):
-                speech = SpeechStream(lambda: read_audio_blocks(self._audio), self._networks.encode_mel)
-            opening.result()
-        return speech
-
-    def _open_networks(self) -> None:
+    def _read_audio_and_open_networks(self) -> None:
+        """The recording comes first, since an engine may take minutes to build."""
+        networks, info = self._networks, self._info
+        self._announce((*notices_of_model(self._manifest), *notices_of_rate(info), *networks.selection.notices()))
+        with self._clock.measure("encode audio", frames=0):
+            self._speech = SpeechStream(lambda: read_audio_blocks(self._audio), networks.encode_mel)
+        self._announce(notices_of_length(info, self._speech.frame_count, self._options))
         with self._clock.measure("open", frames=0):
-            self._networks.prepare(graphs_for(self._options))
+            networks.prepare(graphs_for(self._options))
+        self._announce(networks.selection.notices())  # of a provider that it fell back to
+
+    def _announce(self, notices: Iterable[str]) -> None:
+        for text in notices:
+            self._networks.notice(text)
 
     def _composed(self, finder: FaceFinder, painter: Painter) -> Generator[tuple[Frame, Patch | None], None, None]:
         """Every frame of the output, with its new pixels if it shows a face."""
@@ -164,15 +171,3 @@ class Run:
         if of_video is None or self._options.length == "video":
             return of_video
         return min(of_audio, of_video)
-
-    def _notices(self) -> list[str]:
-        """Anything about this run that the caller might not expect."""
-        notices = self._networks.selection.notices()
-        if self._manifest.model == DEMO_NAME:
-            notices += [f"the built-in model is {note}" for note in self._manifest.notes]
-        of_video, of_audio = frames_in(self._info.duration_s, MODEL_FPS), self._speech.frame_count
-        if self._options.length == "audio" and of_video is not None and of_video < of_audio:
-            verb = "starts again" if self._options.extend == "loop" else "holds its last frame"
-            lengths = f"the video lasts {of_video / MODEL_FPS} s, the audio {of_audio / MODEL_FPS} s"
-            notices.append(f"{lengths}: the picture {verb} (--extend, --length)")
-        return notices

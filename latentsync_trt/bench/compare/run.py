@@ -1,6 +1,5 @@
 """The order of a comparison: A dubs the clip, then B does, then both results are measured."""
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -8,14 +7,15 @@ from typing import Any
 
 from latentsync_trt.bench.compare.clip import ClipResults, check_speech, measure
 from latentsync_trt.bench.files import plain
-from latentsync_trt.bench.machine import bundle_facts, environment, without_paths
+from latentsync_trt.bench.machine import bundle_facts, environment
 from latentsync_trt.bench.material import Clip
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.media.writer import TEMPORARY_PREFIX
+from latentsync_trt.privacy import without_paths
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.sync.api import LipSync
+from latentsync_trt.temporary import temporary_folder
 from latentsync_trt.types import ProgressCallback
 
 KIND = "latentsync-trt compare"
@@ -87,8 +87,8 @@ def compare_bundles(a: Bundle, b: Bundle, clip: Clip, plan: Plan) -> Comparison:
     if names[0] == names[1]:
         names = a.folder.resolve().name, b.folder.resolve().name
     side_px = max(LEAST_SIDE_PX, a.manifest.resolution_px, b.manifest.resolution_px)
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=plan.report.parent) as folder:
-        videos = Path(folder, "a.mkv"), Path(folder, "b.mkv")
+    with temporary_folder(plan.report.parent, plan.say) as folder:
+        videos = folder / "a.mkv", folder / "b.mkv"
         (on_a, first), (on_b, second) = (_dub(*one, clip, plan) for one in zip((a, b), videos, strict=True))
         found = measure(videos, clip, plan.report, side_px, extend=plan.sync.extend, on_progress=plan.on_progress)
     notes = *_differences(a, b, on_a.name, on_b.name), *dict.fromkeys((*first, *second))

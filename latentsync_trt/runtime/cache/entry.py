@@ -79,7 +79,7 @@ def examine(folder: Path, *, hashes: bool) -> Entry:
             problem = _problem_of_files(folder, content["files"], hashes=hashes)
             if key.digest != folder.name:
                 problem = f"{RECORD_NAME} belongs to another engine"
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         problem = f"{RECORD_NAME} is cut short or not a record"
     except FileNotFoundError as error:
         problem = f"{Path(error.filename).name} is missing"
@@ -103,7 +103,10 @@ def _last_used_at(folder: Path) -> datetime:
     for path in (folder, folder / RECORD_NAME):
         with suppress(OSError):
             used_s = path.stat().st_mtime
-    return datetime.fromtimestamp(used_s, UTC)
+    try:
+        return datetime.fromtimestamp(used_s, UTC)
+    except (ValueError, OverflowError, OSError):  # some file systems keep times that no calendar has
+        return datetime.fromtimestamp(0, UTC)
 
 
 def _problem_of_files(folder: Path, files: Mapping[str, Mapping[str, Any]], *, hashes: bool) -> str:

@@ -25,9 +25,10 @@ from typing import TypeVar
 import platformdirs
 from filelock import FileLock, Timeout
 
-from latentsync_trt.errors import EngineBuildError, LatentSyncError, OutputError
+from latentsync_trt.errors import EngineBuildError, InputError, LatentSyncError, OutputError
 from latentsync_trt.runtime.cache.entry import RECORD_NAME, Entry, examine, write_record
 from latentsync_trt.runtime.cache.key import DIGEST_LENGTH, EngineKey
+from latentsync_trt.temporary import removed_with_the_process
 
 CACHE_VARIABLE = "LATENTSYNC_TRT_CACHE_DIR"
 LOCAL_FOLDER = "engine_cache"
@@ -56,10 +57,13 @@ Build = Callable[[Path], None]
 
 def cache_folder(given: str | Path | None = None) -> Path:
     """The folder of engines: `given`, else $LATENTSYNC_TRT_CACHE_DIR, else `engine_cache/` in the working directory if
-    it exists, else the user's cache folder."""
+    it exists, else the user's cache folder; raises `InputError` for a home folder that does not exist."""
     named = given or os.environ.get(CACHE_VARIABLE)
     if named:
-        return Path(named).expanduser()
+        try:
+            return Path(named).expanduser()
+        except RuntimeError as error:
+            raise InputError(f"{named}: {error}; {_ELSEWHERE}") from error
     local = Path(LOCAL_FOLDER)
     return local if local.is_dir() else platformdirs.user_cache_path("latentsync-trt", appauthor=False) / "engines"
 
@@ -76,30 +80,31 @@ class EngineCache:
         self._verified: dict[str, datetime | None] = {}
         self._built: set[str] = set()
 
-    def find(self, key: EngineKey, *, newer_than: datetime | None = None) -> Entry | None:
+    def find(self, key: EngineKey, *, other_than: datetime | None = None) -> Entry | None:
         """The undamaged engine for `key`, or None. Takes no lock and works on a read-only cache.
 
-        Hashes are checked once in the life of this object. `newer_than`: ignores older builds.
+        Hashes are checked once in the life of this object. `other_than`: ignores the build of that time; not "older
+        than", as clocks can be wrong.
         """
         entry = self._examined(key)
-        if entry.built_at is None or entry.problem or (newer_than and entry.built_at <= newer_than):
+        if entry.built_at is None or entry.problem or entry.built_at == other_than:
             return None
         self._verified[key.digest] = entry.built_at
         with suppress(OSError):  # a read-only cache does not record when an engine was last used
             os.utime(entry.folder / RECORD_NAME)
         return entry
 
-    def obtain(self, key: EngineKey, build: Build, *, newer_than: datetime | None = None) -> Entry:
+    def obtain(self, key: EngineKey, build: Build, *, other_than: datetime | None = None) -> Entry:
         """Finds the engine for `key`, or builds it: `build` writes its files into the empty folder that it receives.
 
-        While another process builds it, this one waits. `newer_than`: accepts no older build.
+        While another process builds it, this one waits. `other_than`: does not accept the build of that time.
 
         Raises:
             EngineBuildError: `build` wrote nothing.
             OutputError: the cache cannot be written, or its disk is full.
             Whatever `build` raises; nothing is left behind then.
         """
-        found = self.find(key, newer_than=newer_than)
+        found = self.find(key, other_than=other_than)
         if found:
             return found
         self.sweep()
@@ -111,7 +116,7 @@ class EngineCache:
                 self._notice(f"engine cache: {key.label} is being built by another process; waiting for it")
                 lock.acquire(poll_interval=_POLL_S)
         try:
-            return self.find(key, newer_than=newer_than) or self._build(key, build)
+            return self.find(key, other_than=other_than) or self._build(key, build)
         finally:
             lock.release()
 
@@ -136,7 +141,7 @@ class EngineCache:
             else:
                 raise
             self._notice(f"engine cache: {key.label} in {self.folder} {why}; building it again")
-        entry = self.obtain(key, build, newer_than=entry.built_at)
+        entry = self.obtain(key, build, other_than=entry.built_at)
         return entry, load(entry.folder)
 
     def entries(self, *, hashes: bool = False) -> list[Entry]:
@@ -148,9 +153,11 @@ class EngineCache:
         return [examine(path, hashes=hashes) for path in self._listing() if _ENTRY_NAME.fullmatch(path.name)]
 
     def remove(self, entry: Entry) -> str:
-        """Deletes an engine unless it is being built; returns why that failed, empty if it did not."""
+        """Deletes an engine unless it is being or was built again; returns why that failed, empty if it did not."""
         try:
             with self._lock(entry.folder.name).acquire(blocking=False):
+                if examine(entry.folder, hashes=False).built_at not in (None, entry.built_at):
+                    return "it was built again"
                 _delete(entry.folder)
         except Timeout:
             return "it is being built again"
@@ -159,11 +166,15 @@ class EngineCache:
         return ""
 
     def sweep(self) -> None:
-        """Deletes leftovers of killed processes: those whose lock is free."""
+        """Deletes leftovers of killed processes: those whose lock is free; skips what cannot be deleted.
+
+        Raises:
+            OutputError: the cache cannot be listed.
+        """
         for path in self._listing():
             match = _ASIDE_NAME.fullmatch(path.name)
             if match:
-                with suppress(Timeout), self._explained(), self._lock(match[1]).acquire(blocking=False):
+                with suppress(Timeout, OSError), self._lock(match[1]).acquire(blocking=False):
                     shutil.rmtree(path, ignore_errors=True)
 
     def _examined(self, key: EngineKey) -> Entry:
@@ -181,13 +192,12 @@ class EngineCache:
             self._notice(f"engine cache: {key.label} in {target}: {problem}; building it again")
         aside = _aside(target)
         try:
-            with self._explained():
+            with self._explained(), removed_with_the_process(aside):
                 aside.mkdir()
                 start_s = time.monotonic()
                 self._run(build, aside)
                 write_record(aside, key, round(time.monotonic() - start_s, 3))
-                _delete(target)
-                _rename(aside, target)
+                _put(aside, target)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
@@ -240,16 +250,38 @@ def _aside(entry: Path) -> Path:
     return entry.with_name(f".{entry.name}-{secrets.token_hex(4)}")
 
 
-def _delete(entry: Path) -> None:
-    """Renames an entry aside and deletes it, if it exists; raises OSError on failure. The caller holds its lock."""
+def _set_aside(entry: Path) -> Path | None:
+    """Renames an entry; returns its new path, None if there is none. The caller holds its lock."""
     aside = _aside(entry)
     try:
         entry.rename(aside)
     except FileNotFoundError:
+        return None
+    return aside
+
+
+def _delete(entry: Path) -> None:
+    """Deletes an entry, if it exists; raises OSError on failure. The caller holds its lock."""
+    aside = _set_aside(entry)
+    if aside is None:
         return
     shutil.rmtree(aside, ignore_errors=True)
     if aside.exists():
         raise OSError(errno.EACCES, "some of its files cannot be deleted", str(aside))
+
+
+def _put(aside: Path, target: Path) -> None:
+    """Makes `aside` the entry `target`; deletes an older one. The caller holds its lock."""
+    old = _set_aside(target)
+    try:
+        _rename(aside, target)
+    except BaseException:
+        if old is not None:
+            with suppress(OSError):
+                old.rename(target)
+        raise
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)  # what stays, the next sweep deletes
 
 
 def _rename(source: Path, target: Path) -> None:

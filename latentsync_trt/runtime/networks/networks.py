@@ -1,5 +1,6 @@
 """The networks of one bundle on one provider: audio encoder, image codec and denoiser."""
 
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -47,10 +48,11 @@ class Networks:
     ) -> None:
         self.bundle = bundle
         self.options = options or RuntimeOptions()
-        self._on_notice = on_notice
+        self.on_notice = on_notice
         self._notices: list[str] = []
+        self._notices_lock = threading.Lock()
         self._may_fall_back = may_fall_back
-        self._cache = EngineCache(cache_folder(self.options.engine_cache), self._notice)
+        self._cache = EngineCache(cache_folder(self.options.engine_cache), self.notice)
         self._needed: tuple[str, ...] = ()
         self._build: BackgroundBuild | None = None
         self._build_wanted = self.options.build == "background"
@@ -61,12 +63,12 @@ class Networks:
             self._engines(selection),
             low_memory=self.options.low_memory,
             trace_folder=self._profile,
-            on_notice=self._notice,
+            on_notice=self.notice,
             on_close=self._release_buffers,
         )
         self._pool.engines.check(windows=self.windows_per_batch)  # now, not at the first window
         self.codec = VaeCodec(self._pool)
-        self.denoiser = PooledDenoiser(self._pool, self._notice)
+        self.denoiser = PooledDenoiser(self._pool, self.notice)
 
     @property
     def selection(self) -> Selection:
@@ -96,8 +98,18 @@ class Networks:
 
     def take_notices(self) -> tuple[str, ...]:
         """The notices since the last call."""
-        notices, self._notices = self._notices, []
+        with self._notices_lock:
+            notices, self._notices = self._notices, []
         return tuple(notices)
+
+    def notice(self, text: str) -> None:
+        """Adds a notice, unless there is the same one since `take_notices`, and calls `on_notice`. Thread-safe."""
+        with self._notices_lock:
+            if text in self._notices:  # a network that is reopened has the same problem each time
+                return
+            self._notices.append(text)
+        if self.on_notice is not None:
+            self.on_notice(text)
 
     def session(self, graph: str) -> Session:
         """The session of a graph, opened at the first call; valid until another network is used."""
@@ -172,7 +184,7 @@ class Networks:
         problem = build.error or self._change_to_built(build)
         if not problem:
             return
-        self._notice(f"building in the background failed, continuing with {meanwhile.selection.name}: {problem}")
+        self.notice(f"building in the background failed, continuing with {meanwhile.selection.name}: {problem}")
         if self._pool.engines is not meanwhile:
             self._pool.switch(meanwhile)
             self._pool.prepare(self._needed)
@@ -180,11 +192,13 @@ class Networks:
     @property
     def building(self) -> bool:
         """Whether engines are being built in the background."""
-        return self._build is not None and not self._build.done
+        build = self._build
+        return build is not None and not build.done
 
     def wait_for_build(self) -> str:
         """Waits for a background build; returns its error, empty if none."""
-        return "" if self._build is None else self._build.wait()
+        build = self._build
+        return "" if build is None else build.wait()
 
     def close(self) -> tuple[Path, ...]:
         """Frees everything, stops a background build, and writes the profile, if there is one; returns its files.
@@ -194,6 +208,7 @@ class Networks:
         """
         if self._build is not None:
             self._build.stop()
+            self._build = None
         self.codec.release()
         self.denoiser.close()
         self._pool.close()
@@ -217,15 +232,8 @@ class Networks:
         if least > free_bytes:
             self._pool.save_memory(f"this bundle takes about {least / 1e9:.1f} GB, {free_bytes / 1e9:.1f} GB is free")
 
-    def _notice(self, text: str) -> None:
-        if text in self._notices:  # a network that is reopened has the same problem each time
-            return
-        self._notices.append(text)
-        if self._on_notice is not None:
-            self._on_notice(text)
-
     def _engines(self, selection: Selection) -> Engines:
-        return Engines(self.bundle, selection, self.options, self._cache, self._notice)
+        return Engines(self.bundle, selection, self.options, self._cache, self.notice)
 
     def _start_build(self, graphs: tuple[str, ...]) -> None:
         """Builds missing engines in a child process, and runs on the next provider meanwhile."""
@@ -237,17 +245,17 @@ class Networks:
         try:
             meanwhile = self._engines(next_provider(engines.selection))
         except (ProviderUnavailable, InputError) as error:
-            self._notice(f"no provider to run on while engines are built, so the run waits for them: {error}")
+            self.notice(f"no provider to run on while engines are built, so the run waits for them: {error}")
             return
         self._pool.switch(meanwhile)
         self._build = BackgroundBuild(engines, missing)
         running = meanwhile.selection.name
-        self._notice(f"{len(missing)} engines for {name} are being built; running on {running} meanwhile")
+        self.notice(f"{len(missing)} engines for {name} are being built; running on {running} meanwhile")
 
     def _change_to_built(self, build: BackgroundBuild) -> str:
         """Opens the engines that were built; returns the error, empty if none."""
         name = build.engines.selection.name
-        self._notice(f"engines for {name} are ready after {build.elapsed_s:.0f} s; changing to them")
+        self.notice(f"engines for {name} are ready after {build.elapsed_s:.0f} s; changing to them")
         self._pool.switch(build.engines)
         try:
             self._pool.prepare(self._needed)
@@ -263,7 +271,7 @@ class Networks:
             following = next_provider(self.selection, at_once=False)
         except ProviderUnavailable:
             raise error from None
-        self._notice(f"{self.selection.name} cannot run this bundle, continuing with {following.name}: {error}")
+        self.notice(f"{self.selection.name} cannot run this bundle, continuing with {following.name}: {error}")
         self._pool.switch(self._engines(following))
 
     def _release_buffers(self, graphs: tuple[str, ...]) -> None:

@@ -223,7 +223,10 @@ def _installed(distributions: Iterable[str], library: str) -> Iterator[Installed
     pattern = re.compile(rf"{library}(?:64)?_(\d+)\.dll" if _WINDOWS else rf"lib{library}\.so\.(\d+)")
     seen: set[str] = set()
     for folder in dict.fromkeys((*filter(None, named), *(() if _WINDOWS else _SYSTEM_FOLDERS))):
-        for path in sorted(Path(folder).glob(f"*{library}*")):
+        paths: list[Path] = []
+        with contextlib.suppress(OSError):  # any text may be in the variable
+            paths = sorted(Path(folder).glob(f"*{library}*"))
+        for path in paths:
             match = pattern.fullmatch(path.name)
             if match and match[1] not in seen:
                 seen.add(match[1])

@@ -6,8 +6,8 @@ rtx          an EP-context model from ONNX Runtime's compile interface
 """
 
 import logging
-import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -231,8 +231,9 @@ class RtxBuilder:
         """Opens the EP-context model."""
         options = dict(self.provider_options)
         if self.shared is not None:
-            self.shared.mkdir(parents=True, exist_ok=True)
-            options[RTX_KERNEL_CACHE] = str(self.shared)
+            with suppress(OSError):  # in a read-only cache, kernels are compiled in each run
+                self.shared.mkdir(parents=True, exist_ok=True)
+                options[RTX_KERNEL_CACHE] = str(self.shared)
         return Session(folder / CONTEXT_MODEL, self._settings(replace(source, dimensions={}), options))
 
     def _settings(self, source: GraphSource, options: Mapping[str, str]) -> SessionSettings:
@@ -242,9 +243,13 @@ class RtxBuilder:
 
 def _copy(source: Path, target: Path) -> None:
     """Copies a file atomically, if it exists. Ignores errors, as timings only save time."""
-    staged = target.with_name(f".{target.name}.{os.getpid()}")
+    staged = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     with suppress(OSError):
-        if source.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
+        if not source.is_file():
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
             shutil.copyfile(source, staged)
             staged.replace(target)
+        finally:
+            staged.unlink(missing_ok=True)

@@ -5,7 +5,6 @@ import hashlib
 import json
 import time
 from dataclasses import astuple, dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -145,9 +144,10 @@ class Engines:
             EngineBuildError, OutOfMemory: the provider cannot compile the graph. OutputError: the cache cannot be
             written.
         """
-        newer_than = datetime.now(UTC) if force else None
+        key = self.key(graph)
+        old = self.cache.find(key) if force else None
         try:
-            return self.cache.obtain(self.key(graph), partial(self._build, graph), newer_than=newer_than)
+            return self.cache.obtain(key, partial(self._build, graph), other_than=old and old.built_at)
         except OutputError as error:
             self._unwritable = error
             raise

@@ -1,0 +1,101 @@
+"""Refuses pictures that would silently come out wrong, with the ffmpeg command that converts them."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from av.video.frame import VideoFrame
+from av.video.reformatter import VideoReformatter
+from av.video.stream import VideoStream
+
+from latentsync_trt.errors import MediaError
+from latentsync_trt.media.color import UNSPECIFIED
+from latentsync_trt.media.conversion import has_rgb_channels, tags_of, views
+
+_HDR_TRANSFERS = {16: ("PQ (SMPTE ST 2084)", "smpte2084"), 18: ("HLG (ARIB STD-B67)", "arib-std-b67")}
+"""HDR transfer characteristics of ITU-T H.273, with FFmpeg's names."""
+
+_CURE = "put the picture on black first"
+
+_OPAQUE = 250
+"""Least 8-bit alpha that counts as opaque: a mix with black changes such a pixel by less than 3 %."""
+
+_ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
+"""FFmpeg's own decoders of these codecs leave the alpha channel out; these, which not every FFmpeg has, decode it."""
+
+
+def check_stream(path: Path, stream: VideoStream) -> None:
+    """Raises `MediaError` if `stream` has an alpha channel that its decoder leaves out."""
+    decoder = _ALPHA_DECODERS.get(stream.codec_context.codec.canonical_name)
+    if decoder and stream.metadata.get("alpha_mode") == "1":
+        command = _command(path, "opaque", [*_FLATTEN, *_even(stream.width, stream.height)], decoder)
+        raise MediaError(f"{path}: has an alpha channel, which the output cannot; {_CURE}: {command}")
+
+
+def check_picture(path: Path, frame: VideoFrame) -> None:
+    """Raises `MediaError` if the decoded `frame` is HDR or has a transparent pixel; opaque alpha channels are fine."""
+    hdr = _HDR_TRANSFERS.get(int(frame.color_trc))
+    if hdr is not None:
+        name, trc = hdr
+        command = _command(path, "sdr", [*_even(frame.width, frame.height), *_hdr_tags(frame, trc), *_TONE_MAP])
+        raise MediaError(
+            f"{path}: is {name} HDR video, but the networks and the 8-bit output need SDR; tone-map it first: {command}"
+        )
+    if _is_transparent(frame):
+        flatten = _FLATTEN_RGB if has_rgb_channels(frame) else _FLATTEN
+        command = _command(path, "opaque", [*flatten, *_even(frame.width, frame.height)])
+        raise MediaError(
+            f"{path}: has transparent pixels ({frame.format.name}), which the output cannot; {_CURE}: {command}"
+        )
+
+
+_FLATTEN = ("format=yuva444p", "premultiply=inplace=1", "format=yuv420p")
+_FLATTEN_RGB = ("format=gbrap", "premultiply=inplace=1", "scale=out_color_matrix=bt709:out_range=tv", "format=yuv420p")
+"""FFmpeg filters that put a picture on black."""
+
+_TONE_MAP = (
+    "zscale=t=linear:npl=100",
+    "format=gbrpf32le",
+    "zscale=p=bt709",
+    "tonemap=hable:desat=0",
+    "zscale=t=bt709:m=bt709:r=tv",
+    "format=yuv420p",
+)
+"""FFmpeg filters from HDR to BT.709 with a white of 100 cd/m²."""
+
+
+def _hdr_tags(frame: VideoFrame, trc: str) -> list[str]:
+    """The filter that adds missing tags, without which zscale cannot convert."""
+    color = tags_of(frame)
+    if UNSPECIFIED not in (color.primaries, color.matrix):
+        return []
+    return [f"setparams=color_primaries=bt2020:color_trc={trc}:colorspace=bt2020nc"]
+
+
+def _even(width_px: int, height_px: int) -> list[str]:
+    """The filter that makes sides even, as H.264 in 4:2:0 needs."""
+    return ["pad=ceil(iw/2)*2:ceil(ih/2)*2"] if width_px % 2 or height_px % 2 else []
+
+
+def _is_transparent(frame: VideoFrame) -> bool:
+    if not (frame.format.has_palette or any(component.is_alpha for component in frame.format.components)):
+        return False
+    planar = VideoReformatter().reformat(frame, format="gbrap", threads=1)
+    alpha = views(planar)[3]
+    # All zero: some programs leave the fourth byte of a pixel empty.
+    return int(np.min(alpha)) < _OPAQUE and bool(np.any(alpha))
+
+
+def _command(path: Path, suffix: str, filters: list[str], decoder: str | None = None) -> str:
+    """A command line for the user's shell; any sound can be copied to .mkv."""
+    chosen = f"-c:v {decoder} " if decoder else ""
+    target = path.with_name(f"{path.stem}-{suffix}.mkv")
+    return (
+        f'ffmpeg {chosen}-i {_quoted(path)} -vf "{",".join(filters)}" -c:v libx264 -crf 12 -c:a copy {_quoted(target)}'
+    )
+
+
+def _quoted(path: Path) -> str:
+    return subprocess.list2cmdline([str(path)]) if sys.platform == "win32" else shlex.quote(str(path))

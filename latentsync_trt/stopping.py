@@ -1,0 +1,208 @@
+"""Ends a command on Ctrl-C, SIGTERM and SIGHUP: within two seconds, at any moment, with nothing left behind.
+
+The main thread gets a KeyboardInterrupt and leaves its blocks. If native code holds it, a thread that sees the signal
+ends the process instead, with its child processes and temporary folders.
+
+Only commands install this. It is loaded before anything else, so that a signal during imports is handled, too.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, NoReturn
+
+from latentsync_trt.errors import LatentSyncError
+
+ENDS_WITH_STDIN = "LATENTSYNC_TRT_ENDS_WITH_STDIN"
+"""Set for a command that runs as a child: it stops when its stdin is closed, by its parent or by its parent's end."""
+
+INTERRUPTED_CODE = 130
+
+_CODES = {
+    int(getattr(signal, name)): code
+    for name, code in (("SIGINT", INTERRUPTED_CODE), ("SIGBREAK", INTERRUPTED_CODE), ("SIGTERM", 143), ("SIGHUP", 129))
+    if hasattr(signal, name)
+}
+"""Exit code by signal. Windows has no SIGHUP, but SIGBREAK for Ctrl-Break and for a console that is closed."""
+
+# Together less than two seconds. A child that is a command of its own has as long as this one to leave its blocks.
+_LEAVE_S = 1.1
+_CHILDREN_S = 0.4
+_WRITE_S = 0.1
+
+_SHOW_CURSOR = "\x1b[?25h"
+
+_messages = ["interrupted; unfinished files were removed"]
+
+
+class Interrupted(LatentSyncError):
+    """A signal stopped the command."""
+
+
+@contextmanager
+def interruption(message: str = _messages[0]) -> Iterator[None]:
+    """What the command says if it is interrupted inside the block.
+
+    Raises:
+        Interrupted: with `message`, for a KeyboardInterrupt.
+    """
+    _messages.append(message)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if _stop is not None:
+            _stop.reported = True
+        raise Interrupted(message) from None
+    finally:
+        _messages.remove(message)
+
+
+def interrupted_message() -> str:
+    """What to say about an interruption at this point."""
+    return _messages[-1]
+
+
+class _Stop:
+    """From the first signal to the end of the process."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        """Exit code; None before the first signal."""
+        self.reported = False
+        """Whether the main thread says that it was interrupted."""
+        self._interrupted = False
+        self._announced = threading.Event()
+        self._bell, self._rope = socket.socketpair()
+
+    def install(self) -> None:
+        """Handles signals, except those that whoever started this process made it ignore (`nohup`, `&`)."""
+        self._rope.setblocking(False)
+        signal.set_wakeup_fd(self._rope.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, name="stopping", daemon=True).start()
+        for number in _CODES:
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                signal.signal(number, self._interrupt)
+
+    def end(self, message: str = "") -> NoReturn:
+        """Ends the process with its children, after removing its temporary folders. `message`: if it has said none."""
+        _end_children()
+        temporary = sys.modules.get("latentsync_trt.temporary")
+        if temporary is not None:
+            temporary.remove_all()
+        if message:
+            _in_time(lambda: _say_error(message))
+        _in_time(_flush)
+        os._exit(INTERRUPTED_CODE if self.code is None else self.code)
+
+    def _interrupt(self, number: int, _: FrameType | None) -> None:
+        """Called in the main thread, between two steps of Python code."""
+        self.code = self.code or _CODES[number]
+        if not self._interrupted:
+            self._interrupted = True
+            _silence_threads()
+            self._announced.wait(_WRITE_S)
+            raise KeyboardInterrupt
+
+    def _watch(self) -> None:
+        """Runs in a thread of its own: signals wake it even while native code holds the main thread."""
+        number = 0
+        while number not in _CODES:
+            number = self._bell.recv(1)[0]
+        self.code = self.code or _CODES[number]
+        _silence_threads()
+        _in_time(_say_stopping)
+        self._announced.set()
+        _ask_children()
+        self._bell.settimeout(_LEAVE_S)
+        with suppress(TimeoutError):
+            self._bell.recv(1)  # a second signal
+        self.end("" if self.reported else interrupted_message())
+
+
+_stop: _Stop | None = None
+
+
+def install() -> None:
+    """Begins to handle signals; see the module."""
+    global _stop
+    _stop = _Stop()
+    _stop.install()
+    if os.environ.pop(ENDS_WITH_STDIN, None):
+        threading.Thread(target=_follow_stdin, name="parent", daemon=True).start()
+
+
+def requested() -> bool:
+    """Whether a signal has asked this command to stop."""
+    return _stop is not None and _stop.code is not None
+
+
+def end_if_requested() -> None:
+    """Ends the process if it was asked to stop; called when the command has left its blocks."""
+    if _stop is not None and _stop.code is not None:
+        _stop.end()
+
+
+def _follow_stdin() -> None:
+    while os.read(0, 1024):
+        pass
+    if os.name == "nt":
+        signal.raise_signal(signal.SIGINT)
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)  # to the process, as a signal to this thread would not wake the main one
+
+
+def _silence_threads() -> None:
+    """What fails in threads from now on, fails because of the stop."""
+    threading.excepthook = sys.unraisablehook = lambda _: None
+
+
+def _say_stopping() -> None:
+    if sys.__stderr__ is not None:
+        start = "\n" if sys.__stderr__.isatty() else ""  # below a progress bar
+        sys.__stderr__.write(f"{start}stopping…\n")
+        sys.__stderr__.flush()
+
+
+def _say_error(message: str) -> None:
+    stderr = sys.__stderr__
+    if "--json" in sys.argv and sys.__stdout__ is not None:
+        sys.__stdout__.write(json.dumps({"error": message}) + "\n")
+    elif stderr is not None:
+        stderr.write(f"{_SHOW_CURSOR if stderr.isatty() else ''}error: {message}\n")
+
+
+def _flush() -> None:
+    for stream in (sys.__stdout__, sys.__stderr__):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or none
+            stream.flush()  # type: ignore[union-attr]
+
+
+def _in_time(action: Callable[[], Any]) -> None:
+    """Calls `action` in a thread and waits no longer than `_WRITE_S`, as nobody may read what this process writes."""
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(_WRITE_S)
+
+
+def _ask_children() -> None:
+    """Asks child processes to end. On Windows, Ctrl-C has reached them, and there is no other way to ask."""
+    import psutil
+
+    for child in [] if os.name == "nt" else psutil.Process().children():
+        with suppress(psutil.Error):
+            child.terminate()
+
+
+def _end_children() -> None:
+    import psutil
+
+    children = psutil.Process().children(recursive=True)
+    for child in psutil.wait_procs(children, _CHILDREN_S)[1]:
+        with suppress(psutil.Error):
+            child.kill()

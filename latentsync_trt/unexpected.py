@@ -1,0 +1,66 @@
+"""What a command says about an exception that nobody foresaw: one line, and a log file for a bug report."""
+
+import os
+import platform
+import shlex
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from latentsync_trt.privacy import without_names, without_paths, without_places
+from latentsync_trt.version import __version__
+
+_NAME = "latentsync-trt"
+_LONGEST = 200
+
+
+def explain(error: BaseException, arguments: Sequence[str]) -> str:
+    """Writes a log file about `error`; returns the line to print.
+
+    Args:
+        arguments: the command line, without the program's name.
+    """
+    reason = " ".join(str(error).split())
+    reason = reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]}…"
+    what = f"unexpected {type(error).__name__}" + (f": {reason}" if reason else "")
+    content = "\n".join(_report(error, arguments))
+    for folder in _folders():
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"error-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}.log"
+            path.write_text(content, encoding="utf-8")
+            return f"{what}; details in {path}; please report it with that file {_tracker()}"
+    return f"{what}; no log file can be written; please report it {_tracker()}"
+
+
+def _folders() -> Iterator[Path]:
+    with suppress(ImportError):
+        import platformdirs
+
+        yield platformdirs.user_log_path(_NAME, appauthor=False)
+    yield Path(tempfile.gettempdir())
+
+
+def _report(error: BaseException, arguments: Sequence[str]) -> Iterator[str]:
+    """The lines of the log: no folder outside this package and no names."""
+    yield without_names(without_paths(without_places(f"command: {_NAME} {shlex.join(arguments)}")))
+    yield f"version: {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    with suppress(OSError, ValueError):
+        packages = {distribution.name: distribution.version for distribution in metadata.distributions()}
+        yield "packages: " + ", ".join(f"{name} {version}" for name, version in sorted(packages.items()))
+    yield ""
+    yield without_names(without_places("".join(traceback.format_exception(error))))
+
+
+def _tracker() -> str:
+    """Where to report: the tracker among the URLs of this package."""
+    with suppress(metadata.PackageNotFoundError):
+        for entry in metadata.metadata(_NAME).get_all("Project-URL") or ():
+            label, _, url = entry.partition(", ")
+            if label.lower() in ("issues", "bug tracker", "tracker"):
+                return f"at {url}"
+    return "to the maintainers"

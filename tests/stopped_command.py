@@ -1,0 +1,66 @@
+"""The command line with a command `doctor` that waits: `python -m tests.stopped_command FOLDER HOW`.
+
+It says "ready" on stdout when it has a temporary folder in FOLDER and a child process, then waits. HOW: "python", where
+a signal interrupts it; "native", in a call that no signal interrupts; "cleaning", in such a call of a `finally`;
+"holding", in calls that keep Python's lock for half a second each; "swallowing", where every exception is caught.
+"""
+
+import ctypes
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import rich_click as click
+
+from latentsync_trt.__main__ import main
+from latentsync_trt.temporary import temporary_folder
+
+_FOREVER_S = 600
+
+
+def sleep_natively(seconds: float, *, holding: bool = False) -> None:
+    """Sleeps in C, with or without Python's lock."""
+    # Like a computation, and unlike a system call, it goes on when a signal arrives.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    (ctypes.PyDLL if holding else ctypes.CDLL)(None).usleep(round(seconds * 1e6))
+
+
+def wait(how: str) -> None:
+    """Waits as the module says."""
+    if how == "native":
+        sleep_natively(_FOREVER_S)
+    while how == "holding":
+        sleep_natively(0.5, holding=True)
+    while how == "swallowing":
+        try:
+            time.sleep(_FOREVER_S)
+        except BaseException:
+            continue
+    try:
+        time.sleep(_FOREVER_S)
+    finally:
+        if how == "cleaning":
+            sleep_natively(_FOREVER_S)
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True)
+@click.argument("folder", type=Path)
+@click.argument("how")
+def command(folder: Path, how: str, as_json: bool) -> None:
+    """Waits."""
+    with temporary_folder(folder) as temporary:
+        (temporary / "graphs").mkdir()
+        (temporary / "graphs" / "half.onnx").write_bytes(bytes(1000))
+        child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({_FOREVER_S})"])
+        print("ready", child.pid, flush=True)
+        wait(how)
+
+
+if __name__ == "__main__":
+    sys.modules["latentsync_trt.cli.doctor"] = types.SimpleNamespace(command=command)  # type: ignore[assignment]
+    sys.argv[1:1] = ["doctor"]
+    main()

@@ -1,0 +1,412 @@
+"""The engine cache under random use: several processes, damage, leftovers of killed ones, and keys alike but for one
+field. Whatever happens, an engine that is found is the one that was built for its key."""
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from latentsync_trt.errors import EngineBuildError, LatentSyncError, OutOfMemory, OutputError
+from latentsync_trt.runtime.cache.entry import RECORD_NAME, Entry
+from latentsync_trt.runtime.cache.key import EngineKey
+from latentsync_trt.runtime.cache.prune import Choice, remove, select, survey, total_bytes
+from latentsync_trt.runtime.cache.store import EngineCache
+from tests.cache_worker import KEY, engine_key
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+KEYS = (
+    KEY,
+    engine_key(graph="denoise_step_cached"),
+    engine_key(precision="fp32"),
+    engine_key(profile={"windows": (1, 2, 8), "height": (64, 64, 64)}),
+    engine_key(gpu="NVIDIA GeForce RTX 4080"),
+    engine_key(versions={"onnxruntime": "1.31.1", "tensorrt": "10.15.0"}),
+)
+PROCESSES = 3
+
+any_key = st.sampled_from(KEYS)
+any_process = st.integers(0, PROCESSES - 1)
+
+
+# Damage; each takes an entry's folder and returns whether the engine can still be used.
+
+
+def _cut_file(entry: Path, chance: random.Random) -> bool:
+    path = entry / "engine.bin"
+    os.truncate(path, chance.randrange(path.stat().st_size))
+    return False
+
+
+def _change_file(entry: Path, chance: random.Random) -> bool:
+    path = entry / "more" / "engine.bin"
+    content = bytearray(path.read_bytes())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    path.write_bytes(content)
+    return False
+
+
+def _delete_file(entry: Path, chance: random.Random) -> bool:
+    (entry / chance.choice(["engine.bin", "more/engine.bin", RECORD_NAME])).unlink()
+    return False
+
+
+def _change_record(entry: Path, chance: random.Random) -> bool:
+    path = entry / RECORD_NAME
+    content = bytearray(path.read_bytes())
+    place = chance.randrange(len(content) - 1)  # not the line break at the end
+    assume(chr(content[place]).isalnum())  # not the space between two fields
+    content[place] = ord("x") if content[place] != ord("x") else ord("y")
+    path.write_bytes(content)
+    return False
+
+
+def _cut_record(entry: Path, chance: random.Random) -> bool:
+    os.truncate(entry / RECORD_NAME, chance.randrange((entry / RECORD_NAME).stat().st_size - 2))
+    return False
+
+
+def _write_record(entry: Path, chance: random.Random) -> bool:
+    texts = ["", "null", "[]", '"text"', "{}", "1e999", '{"sha256": 1}', "\0", "[" * 100_000]
+    (entry / RECORD_NAME).write_text(chance.choice(texts), encoding="utf-8")
+    return False
+
+
+def _file_for_folder(entry: Path, chance: random.Random) -> bool:
+    shutil.rmtree(entry / "more")
+    (entry / "more").write_bytes(b"")
+    return False
+
+
+def _add_file(entry: Path, chance: random.Random) -> bool:
+    (entry / "note.txt").write_text("not an engine's")
+    return True
+
+
+def _delete_entry(entry: Path, chance: random.Random) -> bool:
+    shutil.rmtree(entry)
+    return False
+
+
+def _empty_entry(entry: Path, chance: random.Random) -> bool:
+    shutil.rmtree(entry)
+    entry.mkdir()
+    return False
+
+
+DAMAGES: tuple[Callable[[Path, random.Random], bool], ...] = (
+    *(_cut_file, _change_file, _delete_file, _change_record, _cut_record),
+    *(_write_record, _file_for_folder, _add_file, _delete_entry, _empty_entry),
+)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Several processes share a cache. `ready`: what the engine of each key was built with, where it can be used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(mkdtemp(prefix="latentsync-test-"))
+        self.cache = self.folder / "cache"
+        self.ready: dict[str, bytes] = {}
+        self.builds = 0
+
+    @initialize()
+    def start(self) -> None:
+        self.caches = [self.process() for _ in range(PROCESSES)]
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def process(self) -> EngineCache:
+        return EngineCache(self.cache, lambda text: None)
+
+    def builder(self, key: EngineKey) -> Callable[[Path], None]:
+        """Builds an engine with a content of its own, for this key alone."""
+
+        def build(folder: Path) -> None:
+            self.builds += 1
+            content = f"{key.digest} {self.builds}".encode().ljust(50 + self.builds % 7)
+            (folder / "engine.bin").write_bytes(content)
+            (folder / "more").mkdir()
+            (folder / "more" / "engine.bin").write_bytes(content)
+            self.ready[key.digest] = content
+
+        return build
+
+    def check(self, entry: Entry, key: EngineKey) -> None:
+        assert entry.folder == self.cache / key.digest
+        assert entry.state == "ready"
+        assert replace(key, bundle="") == replace(entry.key or KEY, bundle="")
+        assert self.content(entry.folder) == self.ready[key.digest]
+
+    def content(self, folder: Path) -> bytes:
+        first, second = (folder / name for name in ("engine.bin", "more/engine.bin"))
+        assert first.read_bytes() == second.read_bytes()
+        return first.read_bytes()
+
+    @rule(number=any_process, key=any_key, bundle=st.sampled_from(["demo", "another"]))
+    def obtain(self, number: int, key: EngineKey, bundle: str) -> None:
+        known = key.digest in self.ready
+        entry = self.caches[number].obtain(replace(key, bundle=bundle), self.builder(key))
+        assert entry.built is not known
+        self.check(entry, key)
+        assert self.leftovers() == [] or known
+
+    @rule(number=any_process, key=any_key)
+    def find(self, number: int, key: EngineKey) -> None:
+        entry = self.caches[number].find(key)
+        assert (entry is not None) == (key.digest in self.ready)
+        if entry is not None:
+            self.check(entry, key)
+
+    @rule(number=any_process, key=any_key)
+    def build_again(self, number: int, key: EngineKey) -> None:
+        old = self.caches[number].find(key)
+        entry = self.caches[number].obtain(key, self.builder(key), other_than=old.built_at if old else None)
+        assert entry.built
+        self.check(entry, key)
+
+    @rule(number=any_process, key=any_key)
+    def load(self, number: int, key: EngineKey) -> None:
+        entry, content = self.caches[number].load(key, self.builder(key), self.content)
+        assert content == self.ready[key.digest]
+        self.check(entry, key)
+
+    @rule(number=any_process, key=any_key, deletes=st.booleans())
+    def load_once_it_was_built_again(self, number: int, key: EngineKey, deletes: bool) -> None:
+        """The first attempt fails: another process deletes the engine, or the provider refuses it."""
+        cache, calls = self.process() if not deletes else self.caches[number], []
+
+        def open_engine(folder: Path) -> bytes:
+            calls.append(folder)
+            if len(calls) == 1 and deletes:
+                self.ready.pop(key.digest)
+                shutil.rmtree(folder)
+            elif len(calls) == 1:
+                raise EngineBuildError("built by another driver")
+            return self.content(folder)
+
+        known = key.digest in self.ready
+        if not deletes and not known:  # an engine that was built just now gets no better by building it again
+            with pytest.raises(EngineBuildError):
+                cache.load(key, self.builder(key), open_engine)
+        else:
+            entry, content = cache.load(key, self.builder(key), open_engine)
+            assert entry.built
+            assert content == self.ready[key.digest]
+
+    @rule(number=any_process, key=any_key, error=st.sampled_from([EngineBuildError, OutOfMemory, OSError, ValueError]))
+    def build_fails(self, number: int, key: EngineKey, error: type[Exception]) -> None:
+        def build(folder: Path) -> None:
+            (folder / "engine.bin").write_bytes(b"half of it")
+            raise error("no")
+
+        old = self.caches[number].find(key)
+        with pytest.raises((error if issubclass(error, LatentSyncError | ValueError) else OutputError,)):
+            self.caches[number].obtain(key, build, other_than=old.built_at if old else None)
+        assert self.leftovers() == []
+
+    @rule(number=any_process, key=any_key)
+    def build_writes_nothing(self, number: int, key: EngineKey) -> None:
+        if key.digest not in self.ready:
+            with pytest.raises(EngineBuildError, match="the build wrote no file"):
+                self.caches[number].obtain(key, lambda folder: None)
+
+    @rule(key=any_key, damage=st.sampled_from(DAMAGES), seed=st.integers(0, 1000))
+    def damage(self, key: EngineKey, damage: Callable[[Path, random.Random], bool], seed: int) -> None:
+        if key.digest not in self.ready:
+            return
+        if not damage(self.cache / key.digest, random.Random(seed)):
+            del self.ready[key.digest]
+        # A process checks hashes once; a change of content that keeps the size is for the next one to find.
+        self.caches = [self.process() for _ in range(PROCESSES)]
+
+    @rule(keys=st.tuples(any_key, any_key))
+    def misplace(self, keys: tuple[EngineKey, EngineKey]) -> None:
+        source, target = keys
+        if source.digest in self.ready and source is not target:
+            shutil.rmtree(self.cache / target.digest, ignore_errors=True)
+            shutil.copytree(self.cache / source.digest, self.cache / target.digest)
+            self.ready.pop(target.digest, None)
+
+    @rule(key=any_key, complete=st.booleans())
+    def a_process_is_killed(self, key: EngineKey, complete: bool) -> None:
+        """While it builds, or while it deletes a complete engine."""
+        aside = self.cache / f".{key.digest}-{secrets_of(key)}"
+        assume(not aside.exists())
+        if complete and key.digest in self.ready:
+            (self.cache / key.digest).rename(aside)
+            del self.ready[key.digest]
+        else:
+            aside.mkdir(parents=True)
+            (aside / "engine.bin").write_bytes(b"half of it")
+
+    @rule(number=any_process)
+    def restart(self, number: int) -> None:
+        self.caches[number] = self.process()
+
+    @rule(key=any_key, used_s=st.integers(0, 2_000_000_000))
+    def use(self, key: EngineKey, used_s: int) -> None:
+        if key.digest in self.ready:
+            os.utime(self.cache / key.digest / RECORD_NAME, (used_s, used_s))
+
+    @rule(most=st.integers(0, 4000))
+    def prune(self, most: int) -> None:
+        entries = survey(self.cache, hashes=True)
+        chosen = remove(self.cache, select(entries, max_bytes=most))
+        assert [choice.refusal for choice in chosen if choice.refusal] == []
+        gone = {choice.entry.folder for choice in chosen}
+        left = [entry for entry in entries if entry.folder not in gone]
+        assert total_bytes(left) <= most
+        if chosen:  # no more than needed, damaged ones first, and the least recently used first
+            assert total_bytes(left) + chosen[-1].entry.size_bytes > most
+            assert all(choice.entry.problem for choice in chosen) or not any(entry.problem for entry in left)
+            used = [choice.entry.last_used_at for choice in chosen if not choice.entry.problem]
+            assert used == sorted(used)
+            assert not used or all(entry.last_used_at >= used[-1] for entry in left)
+        assert {entry.folder for entry in survey(self.cache)} == {entry.folder for entry in left}
+        self.ready = {digest: made for digest, made in self.ready.items() if self.cache / digest not in gone}
+        assert self.leftovers() == []
+
+    @precondition(lambda self: self.ready)
+    @rule(number=any_process, key=any_key)
+    def prune_while_an_engine_is_built(self, number: int, key: EngineKey) -> None:
+        old = self.caches[number].find(key)
+
+        def build(folder: Path) -> None:
+            for choice in remove(self.cache, [Choice(entry, "all") for entry in survey(self.cache)]):
+                assert choice.refusal == ("it is being built again" if choice.entry.folder.name == key.digest else "")
+            self.ready = {}
+            self.builder(key)(folder)
+
+        entry = self.caches[number].obtain(key, build, other_than=old.built_at if old else None)
+        assert entry.built
+        self.check(entry, key)
+
+    @invariant()
+    def what_is_listed_is_what_is_there(self) -> None:
+        listed = survey(self.cache, hashes=True)
+        assert {entry.folder.name for entry in listed if entry.state == "ready"} == set(self.ready)
+        for entry in listed:
+            assert entry.size_bytes == sum(path.stat().st_size for path in entry.folder.rglob("*") if path.is_file())
+            if entry.state == "ready":
+                self.check(entry, next(key for key in KEYS if key.digest == entry.folder.name))
+        used = [entry.last_used_at for entry in listed]
+        assert used == sorted(used, reverse=True)
+
+    def leftovers(self) -> list[str]:
+        """What is in the cache besides engines and locks."""
+        names = (path.name for path in self.cache.iterdir()) if self.cache.is_dir() else ()
+        return [name for name in names if name != ".locks" and name not in {key.digest for key in KEYS}]
+
+
+def secrets_of(key: EngineKey) -> str:
+    """Eight hex digits, as a build or a deletion appends."""
+    return key.digest[:8]
+
+
+CacheMachine.TestCase.settings = settings(stateful_step_count=20)
+test_the_cache_under_random_use = pytest.mark.integration(CacheMachine.TestCase)
+
+
+# Killed at any moment.
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(sys.platform == "win32", reason="forks, to kill a process at each of its steps")
+@pytest.mark.parametrize("action", ["build", "build again", "remove"])
+def test_a_process_killed_at_any_step_leaves_the_old_engine_the_new_one_or_none(tmp_path: Path, action: str) -> None:
+    command = [sys.executable, "-m", "tests.cache_worker", str(tmp_path), str(tmp_path), f"kill {action}"]
+    steps = json.loads(subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, check=True).stdout)["steps"]
+    assert steps > 5
+    found: list[bytes | None] = []
+    for step in range(steps):
+        cache = EngineCache(tmp_path / f"{step}", lambda text: None)
+        entry = cache.find(KEY)
+        found.append(entry and (entry.folder / "engine.bin").read_bytes())
+        states = {item.state for item in survey(cache.folder, hashes=True)}
+        assert states <= {"ready"}
+        cache.obtain(KEY, lambda folder: (folder / "engine.bin").write_bytes(b"last") and None)
+        cache.sweep()  # as every build does
+        assert sorted(path.name for path in cache.folder.iterdir()) == [".locks", KEY.digest]
+    before, after = {"build": (None, b"new"), "build again": (b"old", b"new"), "remove": (b"old", None)}[action]
+    assert (found[0], found[-1]) == (before, after)
+    assert set(found) <= {before, after, None}
+    assert found.count(None) <= 1 or action != "build again"  # between two renames
+
+
+# Keys.
+
+_names = st.text(max_size=12)
+_texts = st.dictionaries(_names, _names, max_size=4)
+_sizes = st.integers(1, 2**40)
+_any_engine_key = st.builds(
+    EngineKey,
+    bundle=_names,
+    graph=_names,
+    graph_sha256=_names,
+    provider=_names,
+    options=_texts,
+    precision=_names,
+    profile=st.dictionaries(_names, st.tuples(_sizes, _sizes, _sizes), max_size=4),
+    versions=_texts,
+    gpu=_names,
+    compute_capability=_names,
+)
+
+
+@given(key=_any_engine_key, other=_any_engine_key, name=st.sampled_from([spec.name for spec in fields(EngineKey)]))
+def test_any_other_value_of_any_field_makes_another_digest(key: EngineKey, other: EngineKey, name: str) -> None:
+    changed = replace(key, **{name: getattr(other, name)})
+    assert (changed.digest == key.digest) == (changed == key or name == "bundle")
+
+
+@given(keys=st.tuples(_any_engine_key, _any_engine_key))
+def test_values_are_not_mistaken_for_those_of_another_field(keys: tuple[EngineKey, EngineKey]) -> None:
+    one, other = (replace(key, bundle="") for key in keys)
+    assert (one.digest == other.digest) == (one == other)
+
+
+@given(key=_any_engine_key, seed=st.randoms(use_true_random=False))
+def test_equal_keys_have_one_digest_which_names_a_folder_anywhere(key: EngineKey, seed: random.Random) -> None:
+    def shuffled(value: Any) -> Any:
+        return dict(seed.sample(sorted(value.items()), len(value))) if isinstance(value, dict) else value
+
+    same = EngineKey(**{spec.name: shuffled(getattr(key, spec.name)) for spec in fields(key)})
+    again = EngineKey.from_json(json.loads(json.dumps(asdict(key))))
+    assert key == same == again
+    assert key.digest == same.digest == again.digest
+    assert re.fullmatch(r"[0-9a-f]{24}", key.digest)
+    assert Path(key.digest).name == key.digest
+
+
+@given(
+    entries=st.lists(st.tuples(st.integers(0, 100), st.integers(0, 5), st.sampled_from(["", "cut short"])), max_size=8),
+    most=st.integers(-1, 300),
+)
+def test_no_more_is_removed_than_must_be(entries: list[tuple[int, int, str]], most: int) -> None:
+    listed = [
+        Entry(Path(f"{index}"), None, None, None, size, datetime.fromtimestamp(used, UTC), problem)
+        for index, (size, used, problem) in enumerate(entries)
+    ]
+    chosen = select(listed, max_bytes=most)
+    gone = {choice.entry.folder for choice in chosen}
+    assert len(gone) == len(chosen)
+    left = [entry for entry in listed if entry.folder not in gone]
+    assert total_bytes(left) <= max(most, 0)
+    if chosen:
+        assert total_bytes(left) + chosen[-1].entry.size_bytes > most

@@ -1,0 +1,325 @@
+"""Color tags reach the output; pictures that would come out wrong are refused with the command that converts them."""
+
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from av.filter import Graph
+
+from latentsync_trt.errors import MediaError
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.types import ColorTags, UInt8Array
+from tests.clips import numbered
+
+HEVC = {"preset": "ultrafast", "x265-params": "log-level=none"}
+TAGGED = ColorTags(9, 14, 9, full_range=False)
+"""BT.2020 of limited range."""
+
+YUV_ROUND_TRIP = 4
+"""Largest change of an 8-bit RGB level by 4:2:0 in x264's quality below, where colors are flat."""
+
+
+def write(
+    path: Path,
+    pictures: Iterable[UInt8Array],
+    codec: str = "libx264",
+    pixel_format: str = "yuv420p",
+    *,
+    color: ColorTags | None = None,
+    options: dict[str, str] | None = None,
+    rotation_deg: int = 0,
+    pixel_aspect: Fraction | None = None,
+    metadata: dict[str, str] | None = None,
+) -> Path:
+    """A clip of `pictures`, `(H, W, 3)` or, with alpha, `(H, W, 4)`; only the tags are those of `color`."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=25, options=options or {})
+        for index, picture in enumerate(pictures):
+            if index == 0:
+                stream.height, stream.width, stream.pix_fmt = *picture.shape[:2], pixel_format
+                stream.metadata.update(metadata or {})
+                if rotation_deg:
+                    stream.set_display_rotation(rotation_deg)
+                context = stream.codec_context
+                if color is not None:
+                    context.color_primaries, context.color_trc = color.primaries, color.transfer
+                    context.colorspace = color.matrix
+                    context.color_range = {None: 0, False: 1, True: 2}[color.full_range]
+                if pixel_aspect is not None:
+                    context.sample_aspect_ratio = pixel_aspect
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24" if picture.shape[2] == 3 else "rgba")
+            frame = frame.reformat(format=pixel_format)
+            frame.pts, frame.time_base = index, Fraction(1, 25)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return path
+
+
+def copied(source: Path, output: Path, *, lossless: bool = False) -> Path:
+    """`source`, read and written without a change."""
+    with VideoWriter(output, probe(source), lossless=lossless) as writer:
+        for frame in read_frames(source, rgb_only=lossless):
+            writer.write(frame)
+    return output
+
+
+def tags(path: Path) -> ColorTags:
+    """What players read: the tags of the stream, which must be those of its pictures."""
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        frame, context = next(container.decode(stream)), stream.codec_context
+        of_stream = context.color_primaries, context.color_trc, context.colorspace, context.color_range
+        of_frame = frame.color_primaries, frame.color_trc, frame.colorspace, frame.color_range
+        assert tuple(map(int, of_stream)) == tuple(map(int, of_frame))
+        primaries, transfer, matrix, color_range = map(int, of_stream)
+    return ColorTags(primaries, transfer, matrix, {0: None, 1: False, 2: True}[color_range])
+
+
+@pytest.mark.parametrize("color", [TAGGED, ColorTags(5, 6, 5, full_range=True), ColorTags()])
+def test_lossless_output_keeps_primaries_and_transfer(tmp_path: Path, color: ColorTags) -> None:
+    source = write(tmp_path / "in.mkv", numbered(3), color=color)
+    found = tags(copied(source, tmp_path / "out.mkv", lossless=True))
+    assert found == ColorTags(color.primaries, color.transfer, 0, full_range=True)  # RGB
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
+@pytest.mark.parametrize("full_range", [False, True])
+def test_h264_output_keeps_all_tags(tmp_path: Path, suffix: str, full_range: bool) -> None:
+    color = ColorTags(9, 14, 9, full_range)
+    source = write(tmp_path / "in.mp4", numbered(2), color=color)
+    assert tags(copied(source, tmp_path / f"out{suffix}")) == color
+
+
+@pytest.mark.parametrize(
+    ("codec", "pixel_format", "size", "rotation_deg", "options"),
+    [
+        ("libx264", "yuv420p", (64, 96), 90, None),
+        ("ffv1", "yuv420p", (65, 97), 0, None),
+        ("libx265", "yuv420p10le", (64, 96), 0, HEVC),
+        ("libx264", "yuv444p", (64, 96), 0, None),
+        ("ffv1", "gray", (64, 96), 0, None),
+        ("dvvideo", "yuv411p", (480, 720), 0, None),
+    ],
+)
+def test_tags_survive_every_conversion(
+    tmp_path: Path,
+    codec: str,
+    pixel_format: str,
+    size: tuple[int, int],
+    rotation_deg: int,
+    options: dict[str, str] | None,
+) -> None:
+    suffix = ".mov" if rotation_deg or codec == "dvvideo" else ".mkv"
+    source = tmp_path / f"in{suffix}"
+    write(source, numbered(2, *size), codec, pixel_format, color=TAGGED, options=options, rotation_deg=rotation_deg)
+    color = probe(source).color
+    assert replace(color, full_range=False) == TAGGED  # DV states no range, which means limited
+    assert tags(copied(source, tmp_path / "out.mp4")) == TAGGED
+
+
+@pytest.mark.parametrize(
+    ("color", "expected"),
+    [
+        (None, ColorTags(1, 1, 1, full_range=False)),
+        (ColorTags(12, 13, 0, full_range=True), ColorTags(12, 13, 1, full_range=False)),  # Display P3, sRGB's curve
+    ],
+)
+def test_rgb_sources_become_bt709(tmp_path: Path, color: ColorTags | None, expected: ColorTags) -> None:
+    source = write(tmp_path / "in.mkv", numbered(2, 65, 97), "ffv1", "bgr0", color=color)
+    assert tags(copied(source, tmp_path / "out.mp4")) == expected
+
+
+@pytest.mark.parametrize("pixel_format", ["gray", "gray10le"])
+@pytest.mark.parametrize("full_range", [False, True])
+def test_gray_is_read_in_the_range_of_its_tag(tmp_path: Path, pixel_format: str, full_range: bool) -> None:
+    black, white = (0, 255) if full_range else (16, 235)
+    codes = np.full((64, 96, 3), black, np.uint8)  # equal R, G and B become the codes of gray
+    codes[:, 48:] = white
+    source = write(tmp_path / "in.mkv", [codes], "ffv1", pixel_format, color=ColorTags(1, 1, 1, full_range))
+    for rgb_only in (False, True):
+        (frame,) = read_frames(source, rgb_only=rgb_only)
+        assert frame.rgb[10, 10].tolist() == [0] * 3
+        assert frame.rgb[10, 90].tolist() == [255] * 3
+
+
+def test_frames_of_other_tags_are_converted_to_the_first_ones(tmp_path: Path) -> None:
+    """Joined recordings, as TV stations send them."""
+    levels = np.full((64, 96, 3), (200, 100, 50), np.uint8)
+    parts = []
+    for index, (matrix, full_range) in enumerate([(9, False), (1, False), (5, True)]):
+        planes = av.VideoFrame.from_ndarray(levels, format="rgb24").reformat(
+            format="yuv420p", dst_colorspace=matrix, dst_color_range=1 + full_range
+        )
+        parts.append(tmp_path / f"{index}.ts")
+        with av.open(str(parts[-1]), "w") as container:
+            stream = container.add_stream("libx264", rate=25, options={"crf": "4"})
+            stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+            stream.codec_context.colorspace, stream.codec_context.color_range = matrix, 1 + full_range
+            for number in range(10):
+                planes.pts, planes.time_base = 10 * index + number, Fraction(1, 25)
+                container.mux(stream.encode(planes))
+            container.mux(stream.encode(None))
+    joined = tmp_path / "joined.ts"
+    joined.write_bytes(b"".join(part.read_bytes() for part in parts))
+    with av.open(str(joined)) as container:
+        assert {int(frame.colorspace) for frame in container.decode(video=0)} == {9, 1, 5}
+    found = list(read_frames(joined))
+    assert len(found) > 25  # some pictures are lost where the parts meet
+    for frame in found:
+        assert frame.planes is not None
+        assert frame.planes.color == ColorTags(2, 2, 9, full_range=False)
+        assert np.abs(frame.rgb[20:40, 20:60].astype(int) - levels[0, 0]).max() <= YUV_ROUND_TRIP
+
+
+def test_frames_of_other_pixel_formats_are_converted(tmp_path: Path) -> None:
+    levels = np.full((64, 96, 3), (200, 100, 50), np.uint8)
+    formats = ("yuv422p", "yuv444p", "yuv420p")
+    with av.open(str(tmp_path / "in.mkv"), "w") as container:
+        stream = container.add_stream("mjpeg", rate=25, options={"strict": "-1"})
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuvj420p"
+        for index, name in enumerate(formats):
+            encoder = av.CodecContext.create("mjpeg", "w")
+            encoder.width, encoder.height, encoder.time_base = 96, 64, Fraction(1, 25)
+            encoder.pix_fmt, encoder.options = name.replace("yuv", "yuvj"), {"qmin": "1", "qmax": "1"}
+            frame = av.VideoFrame.from_ndarray(levels, format="rgb24").reformat(
+                format=encoder.pix_fmt, dst_colorspace=5, dst_color_range=2
+            )
+            frame.pts = index
+            for packet in [*encoder.encode(frame), *encoder.encode(None)]:
+                packet.stream, packet.time_base = stream, Fraction(1, 25)
+                container.mux(packet)
+    with av.open(str(tmp_path / "in.mkv")) as container:
+        assert len({frame.format.name for frame in container.decode(video=0)}) == 3
+    for rgb_only in (False, True):
+        found = list(read_frames(tmp_path / "in.mkv", rgb_only=rgb_only))
+        assert len(found) == 3
+        for frame in found:
+            assert np.abs(frame.rgb[20:40, 20:60].astype(int) - levels[0, 0]).max() <= YUV_ROUND_TRIP
+
+
+@pytest.mark.parametrize("color", [ColorTags(1, 1, 8), ColorTags(1, 1, 0)])
+def test_an_unknown_matrix_is_found_before_the_work(tmp_path: Path, color: ColorTags) -> None:
+    source = write(tmp_path / "in.mp4", numbered(2), color=color)
+    with pytest.raises(MediaError, match=rf"in\.mp4: .*color matrix {color.matrix} "):
+        probe(source)
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "pixel_format", "color", "expected"),
+    [
+        ("my clip.mkv", "libx265", "yuv420p10le", ColorTags(9, 16, 9, full_range=False), "PQ"),
+        ("clip.mov", "libx265", "yuv420p10le", ColorTags(9, 18, 9, full_range=False), "HLG"),
+        ("clip.mp4", "libx264", "yuv420p", ColorTags(transfer=18), "HLG"),
+        ("clip.mkv", "ffv1", "gbrp10le", ColorTags(9, 16, 0, full_range=True), "PQ"),
+    ],
+)
+def test_hdr_is_refused(
+    tmp_path: Path, name: str, codec: str, pixel_format: str, color: ColorTags, expected: str
+) -> None:
+    options = HEVC if codec == "libx265" else None
+    source = write(tmp_path / name, numbered(2), codec, pixel_format, color=color, options=options)
+    with pytest.raises(MediaError, match=f"{expected} .*HDR.*tone-map it first: ffmpeg") as caught:
+        probe(source)
+    assert not caught.value.usage
+    command = shlex.split(str(caught.value).split("first: ")[1])
+    assert command[:3] == ["ffmpeg", "-i", str(source)]
+    assert command[-1] == str(source.with_name(f"{source.stem}-sdr.mkv"))
+    filters = command[command.index("-vf") + 1]
+    assert "tonemap=" in filters
+    assert "zscale=t=bt709:m=bt709:r=tv" in filters
+    # zscale needs all tags of its input.
+    assert ("setparams=" in filters) == (2 in (color.primaries, color.matrix))
+    with pytest.raises(MediaError, match="HDR"):
+        next(iter(read_frames(source)))
+
+
+HALF_TRANSPARENT = np.full((64, 96, 4), (200, 100, 50, 255), np.uint8)
+HALF_TRANSPARENT[:, 48:, 3] = 0
+
+WITH_ALPHA = [
+    ("clip.mov", "qtrle", "argb"),
+    ("clip.mov", "png", "rgba"),
+    ("clip.mov", "prores_ks", "yuva444p10le"),
+    ("clip.mkv", "ffv1", "yuva420p"),
+    ("clip.mkv", "ffv1", "bgra"),
+    ("clip.apng", "apng", "rgba"),
+]
+
+
+@pytest.mark.parametrize(("name", "codec", "pixel_format"), WITH_ALPHA)
+def test_transparency_is_refused(tmp_path: Path, name: str, codec: str, pixel_format: str) -> None:
+    source = write(tmp_path / name, [HALF_TRANSPARENT] * 2, codec, pixel_format)
+    with pytest.raises(MediaError, match=r"has transparent pixels .* first: ffmpeg") as caught:
+        probe(source)
+    command = shlex.split(str(caught.value).split("first: ")[1])
+    assert command[2] == str(source)
+    # The command's filters put the picture on black.
+    with av.open(str(source)) as container:
+        stream = container.streams.video[0]
+        graph = Graph()
+        last = graph.add_buffer(template=stream)
+        for text in command[command.index("-vf") + 1].split(","):
+            following = graph.add(*text.split("=", 1))
+            last.link_to(following)
+            last = following
+        last.link_to(graph.add("buffersink"))
+        graph.configure()
+        graph.push(next(container.decode(stream)))
+        made = graph.pull()
+    assert made.format.name == "yuv420p"
+    matrix = 5 if pixel_format.startswith("yuv") else 1  # untagged YUV is kept, RGB becomes BT.709
+    rgb = made.reformat(format="rgb24", src_colorspace=matrix, src_color_range=1).to_ndarray()
+    assert np.abs(rgb[30, 20].astype(int) - (200, 100, 50)).max() <= YUV_ROUND_TRIP
+    assert rgb[30, 80].max() <= YUV_ROUND_TRIP
+
+
+@pytest.mark.parametrize(("name", "codec", "pixel_format"), [*WITH_ALPHA, ("clip.mkv", "ffv1", "bgr0")])
+@pytest.mark.parametrize("alpha", [255, 0])
+def test_alpha_channels_of_one_value_are_no_transparency(
+    tmp_path: Path, name: str, codec: str, pixel_format: str, alpha: int
+) -> None:
+    """Many programs write an alpha channel although the picture is opaque, or leave the fourth byte empty."""
+    picture = HALF_TRANSPARENT.copy()
+    picture[..., 3] = alpha
+    source = write(tmp_path / name, [picture] * 2, codec, pixel_format)
+    assert probe(source).pixel_format
+    assert len(list(read_frames(source))) == 2
+
+
+def test_a_clip_that_becomes_transparent_is_refused(tmp_path: Path) -> None:
+    opaque = HALF_TRANSPARENT.copy()
+    opaque[..., 3] = 255
+    source = write(tmp_path / "clip.mov", [opaque, opaque, HALF_TRANSPARENT], "qtrle", "argb")
+    probe(source)
+    with pytest.raises(MediaError, match="has transparent pixels"):
+        list(read_frames(source))
+
+
+def test_alpha_that_the_decoder_leaves_out_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "clip.webm", [HALF_TRANSPARENT] * 2, "libvpx-vp9", "yuva420p")
+    with pytest.raises(MediaError, match=r"has an alpha channel.* first: ffmpeg -c:v libvpx-vp9 -i "):
+        probe(source)
+    opaque = write(tmp_path / "opaque.webm", numbered(2), "libvpx-vp9", "yuv420p")
+    assert probe(opaque).pixel_format == "yuv420p"
+
+
+def turned(rotation_deg: int) -> Callable[[Fraction], Fraction]:
+    return (lambda aspect: 1 / aspect) if rotation_deg % 180 else (lambda aspect: aspect)
+
+
+@pytest.mark.parametrize("rotation_deg", [0, 90, 180])
+@pytest.mark.parametrize(("codec", "pixel_format"), [("libx264", "yuv420p"), ("prores_ks", "yuv422p10le")])
+def test_pixel_aspect_turns_with_the_picture(tmp_path: Path, codec: str, pixel_format: str, rotation_deg: int) -> None:
+    aspect = Fraction(16, 15)
+    source = tmp_path / "in.mov"
+    write(source, numbered(2), codec, pixel_format, rotation_deg=rotation_deg, pixel_aspect=aspect)
+    expected = turned(rotation_deg)(aspect)
+    assert probe(source).sample_aspect_ratio == expected
+    for suffix in (".mp4", ".mov", ".mkv"):
+        assert probe(copied(source, tmp_path / f"out{suffix}")).sample_aspect_ratio == expected

@@ -1,0 +1,120 @@
+"""What is wrong with a call is said before anything heavy is loaded or opened."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.errors import InputError, LatentSyncError
+from latentsync_trt.runtime.networks.networks import Networks
+from tests.clips import write_clip, write_sound
+from tests.small import small_bundle
+
+HEAVY = ("onnxruntime", "librosa", "cv2", "scipy", "matplotlib", "torch")
+
+MOST_CPU_S = 1.0
+"""CPU time from the start of the process to the message; about 0.25 s."""
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_clip(tmp_path_factory.mktemp("clip"), 5)
+
+
+WRONG = {
+    "no video": (("--video", "gone.mp4"), "gone.mp4: no such file"),
+    "no audio": (("--audio", "gone.wav"), "gone.wav: no such file"),
+    "no folder for the output": (("--output", "gone/out.mp4"), "gone: no such folder"),
+    "a container": (("--output", "out.avi"), "cannot write .avi"),
+    "an encoder": (("--encoder", "nvenc"), "--encoder nvenc"),
+    "a bundle": (("--bundle", "no-such-bundle"), "no-such-bundle: no bundle"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_command_says_it_at_once(clip: tuple[Path, Path], tmp_path: Path, wrong: str) -> None:
+    flags, message = WRONG[wrong]
+    given = {"--video": str(clip[0]), "--audio": str(clip[1]), "--bundle": str(small_bundle()), "--output": "out.mp4"}
+    given |= dict([flags])
+    code = (
+        "import sys, time; from click.testing import CliRunner; from latentsync_trt.cli import main; "
+        "result = CliRunner().invoke(main, sys.argv[1:]); "
+        f"print(time.process_time(), [name for name in {HEAVY} if name in sys.modules]); "
+        "print(result.exit_code, result.stderr)"
+    )
+    words = [word for pair in given.items() for word in pair]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "sync", *words], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    first, _, printed = done.stdout.partition("\n")
+    if wrong == "an encoder" and printed.startswith("0 "):
+        pytest.skip("NVENC works here")
+    seconds, _, imported = first.partition(" ")
+    assert imported == "[]"
+    assert float(seconds) < MOST_CPU_S
+    assert message in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("video", None, "video None: is not a path"),
+        ("audio", 3, "audio 3: is not a path"),
+        ("output", b"out.mp4", "output b'out.mp4': is not a path"),
+        ("video", "", "video '': is empty"),
+        ("audio", " ", "audio ' ': is empty"),
+        ("output", "", "output '': is empty"),
+        ("video", "https://a.b/c.mp4", "video https://a.b/c.mp4: is a URL"),
+        ("video", "gone.mp4", "gone.mp4: no such file"),
+        ("audio", "gone.wav", "gone.wav: no such file"),
+        ("output", "out.avi", "cannot write .avi"),
+        ("output", "gone/out.mp4", "no such folder"),
+    ],
+)
+def test_a_call_from_python_says_it_before_networks_open(
+    clip: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    argument: str,
+    value: object,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Networks, "session", lambda *_: pytest.fail("a network was opened"))
+    monkeypatch.setattr(Networks, "prepare", lambda *_: pytest.fail("networks were opened"))
+    given: dict[str, object] = {"video": clip[0], "audio": clip[1], "output": tmp_path / "out.mp4"}
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
+        with pytest.raises(LatentSyncError, match=message) as raised:
+            lip_sync.sync(**(given | {argument: value}))  # type: ignore[arg-type]
+        assert raised.value.usage
+        if argument == "audio":
+            with pytest.raises(LatentSyncError, match=message):
+                lip_sync.encode_audio(value)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sound_that_breaks_off_late_is_found_before_networks_open(
+    clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Building engines may take minutes."""
+    path = write_sound(tmp_path / "nan.wav", 3.0, codec="pcm_f32le")
+    data = bytearray(path.read_bytes())
+    data[-8:-4] = b"\x00\x00\xc0\x7f"
+    path.write_bytes(bytes(data))
+    monkeypatch.setattr(Networks, "prepare", lambda *_: pytest.fail("networks were opened"))
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, pytest.raises(InputError, match="NaN"):
+        lip_sync.sync(clip[0], path, tmp_path / "out.mp4", SyncOptions(steps=1))
+
+
+def test_bundles_are_named_as_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "mine").symlink_to(small_bundle())
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", Path("mine"), "checkpoints/mine", small_bundle(), "demo"):
+        LipSync.from_bundle(name, "cpu").close()
+    for wrong, message in ((None, "bundle None: is not a path"), ("", "is empty"), ("gone", "gone: no bundle there")):
+        with pytest.raises(LatentSyncError, match=message):
+            LipSync.from_bundle(wrong, "cpu")  # type: ignore[arg-type]

@@ -1,0 +1,169 @@
+"""The clock of pictures: FFmpeg's `fps` filter is the reference for what is shown when."""
+
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.timing import BACK_S, Clock, at_constant_rate, frames_in, nearest, on_clock
+from tests.clips import number_of, numbered, write_video
+from tests.fps_filter import TICKS_PER_S, shown_of_file, shown_of_stamps
+
+PERIOD_S = Fraction(1, MODEL_FPS)
+HALF_A_SECOND = MODEL_FPS // 2
+LOOPED = 30  # pictures in the clip that is extended
+
+ticks = st.integers(1, 40_000)
+stamps_s = st.none() | st.fractions(-5, 30, max_denominator=1000)
+
+
+def numbers(path: Path, **options: object) -> list[int]:
+    return [number_of(frame.rgb) for frame in read_frames(path, **options)]  # type: ignore[arg-type]
+
+
+def shown(stamps: list[Fraction | None], clock: Clock | None = None, period_s: Fraction = PERIOD_S) -> list[int]:
+    pictures = [(stamp, None, index) for index, stamp in enumerate(stamps)]
+    return list(at_constant_rate(on_clock(pictures, clock or Clock(), period_s), MODEL_FPS))
+
+
+@given(st.lists(ticks, max_size=12), ticks)
+def test_any_stamps_are_shown_as_by_ffmpeg(steps: list[int], duration: int) -> None:
+    stamps = [sum(steps[:count]) for count in range(len(steps) + 1)]
+    found = shown([Fraction(stamp, TICKS_PER_S) for stamp in stamps], period_s=Fraction(duration, TICKS_PER_S))
+    expected = shown_of_stamps(stamps, duration, MODEL_FPS)
+    assert found == expected or (expected == [] and len(found) == 1)  # a blink has one picture here, none in FFmpeg
+
+
+@pytest.mark.parametrize("fps", [Fraction(24000, 1001), 24, 25, Fraction(30000, 1001), 30, 50, 60, 10])
+@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
+def test_any_constant_rate_is_resampled_as_by_ffmpeg(tmp_path: Path, fps: int | Fraction, suffix: str) -> None:
+    clip = write_video(tmp_path / f"clip.{suffix}", numbered(48), fps)
+    found = numbers(clip)
+    assert found == shown_of_file(clip, MODEL_FPS)
+    assert len(found) == frames_in(probe(clip).duration_s, MODEL_FPS)
+    assert len(found) == round(48 / fps * MODEL_FPS)
+
+
+def test_a_variable_rate_is_resampled_as_by_ffmpeg(tmp_path: Path) -> None:
+    times = [0, 40, 80, 500, 510, 520, 530, 900, 1000, 1040]
+    clip = write_video(tmp_path / "clip.mkv", numbered(10), 25, times=times)
+    found = numbers(clip)
+    assert found == shown_of_file(clip, MODEL_FPS)
+    assert len(found) == 27
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
+def test_a_picture_is_held_until_the_next_ones_time(tmp_path: Path, suffix: str) -> None:
+    clip = write_video(tmp_path / f"clip.{suffix}", numbered(4), 25, times=[0, 40, 80, 40_000])
+    found = numbers(clip)
+    assert found == [0, 1, *[2] * 998, 3]
+    assert found == shown_of_file(clip, MODEL_FPS)
+
+
+def test_missing_and_decreasing_times_are_repaired() -> None:
+    stamps = [None, PERIOD_S, None, PERIOD_S, 3 * PERIOD_S, Fraction(-10)]
+    timed = list(on_clock([(stamp, None, i) for i, stamp in enumerate(stamps)], Clock(), PERIOD_S))
+    assert [picture.time_s / PERIOD_S for picture in timed] == [0, 1, 2, 3, 4]
+    assert [picture.item for picture in timed] == [0, 1, 2, 4, 5]
+    assert list(at_constant_rate(timed, MODEL_FPS)) == [0, 1, 2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("resets", "end_s", "jump_s", "is_reset"),
+    [
+        (True, 100, 9, False),
+        (True, None, 10, True),
+        (True, 100_000, 95_443, True),
+        (False, 100, 60, False),
+        (False, 100, 101, True),
+        (False, 2, 9, False),
+        (False, None, 600, False),
+        (False, None, 3600, True),
+        (False, 100, -2, True),
+    ],
+)
+def test_a_step_of_the_clock_is_held_or_a_reset(resets: bool, end_s: int | None, jump_s: int, is_reset: bool) -> None:
+    clock = Clock(resets=resets, end_s=None if end_s is None else Fraction(end_s))
+    before = [index * PERIOD_S for index in range(30)]
+    after = [before[-1] + PERIOD_S + jump_s + index * PERIOD_S for index in range(3)]
+    found = shown([*before, *after], clock)
+    gap = 0 if is_reset else jump_s * MODEL_FPS
+    assert found == [*range(29), *[29] * (gap + 1), 30, 31, 32]
+
+
+def test_a_transport_stream_whose_clock_jumps_has_no_gap(tmp_path: Path) -> None:
+    for name, start in (("a.ts", 0), ("b.ts", 40_000)):
+        write_video(tmp_path / name, numbered(30), 25, times=[start + 40 * index for index in range(30)])
+    joined = tmp_path / "joined.ts"
+    joined.write_bytes((tmp_path / "a.ts").read_bytes() + (tmp_path / "b.ts").read_bytes())
+    assert numbers(joined) == [*range(30), *range(30)]
+
+
+@given(st.lists(st.tuples(stamps_s, st.none() | st.fractions(0, 3, max_denominator=100)), min_size=1, max_size=15))
+def test_any_stamps_give_every_picture_its_time(pictures: list[tuple[Fraction | None, Fraction | None]]) -> None:
+    clock = Clock(end_s=Fraction(30), resets=True)
+    timed = list(on_clock([(*picture, index) for index, picture in enumerate(pictures)], clock, PERIOD_S))
+    assert all(one.time_s < following.time_s for one, following in pairwise(timed))
+    assert timed[0].time_s == 0
+    found = list(at_constant_rate(timed, MODEL_FPS))
+    assert found == sorted(found)
+    assert len(found) == frames_in(timed[-1].end_s, MODEL_FPS)
+    for index, item in enumerate(found):
+        middle_s = (index + Fraction(1, 2)) / MODEL_FPS
+        assert item == max((picture.item for picture in timed if picture.time_s < middle_s), default=0)
+
+
+@given(st.lists(stamps_s, min_size=1, max_size=15), st.fractions(0, 3, max_denominator=100))
+def test_a_delay_moves_everything_but_the_first_picture(stamps: list[Fraction | None], delay_s: Fraction) -> None:
+    pictures = [(stamp, None, index) for index, stamp in enumerate(stamps)]
+    early, late = (list(on_clock(pictures, Clock(start), PERIOD_S)) for start in (Fraction(0), delay_s))
+    assert [picture.time_s + delay_s for picture in early] == [picture.time_s for picture in late]
+    before = nearest(delay_s, MODEL_FPS)
+    assert [*at_constant_rate(late, MODEL_FPS)][:before] == [0] * before
+
+
+def test_a_delayed_video_shows_its_first_picture_before(tmp_path: Path) -> None:
+    clip = write_video(tmp_path / "clip.mp4", numbered(5))
+    assert numbers(clip, delay_s=Fraction(2, 5)) == [*[0] * 10, 0, 1, 2, 3, 4]
+    looped = numbers(clip, delay_s=Fraction(1, 5), extend="loop", frame_count=25)
+    assert looped == [*[0] * 5, *range(5), *range(5), *[4] * 10]
+
+
+@pytest.fixture(scope="module")
+def short_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_video(tmp_path_factory.mktemp("short") / "clip.mp4", numbered(LOOPED))
+
+
+@pytest.mark.integration
+@given(st.integers(1, 4 * LOOPED))
+def test_a_looped_video_never_starts_again_just_before_the_end(short_clip: Path, frame_count: int) -> None:
+    found = numbers(short_clip, frame_count=frame_count, extend="loop")
+    passes, rest = divmod(frame_count, LOOPED)
+    if passes and rest <= HALF_A_SECOND:
+        expected = [*range(LOOPED)] * passes + [LOOPED - 1] * rest
+    else:
+        expected = [*range(LOOPED)] * passes + [*range(rest)]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("extend", "expected"),
+    [
+        ("loop", [*range(LOOPED), *range(20)]),
+        ("hold", [*range(LOOPED), *[LOOPED - 1] * 20]),
+        (None, [*range(LOOPED)]),
+    ],
+)
+def test_a_short_video_is_looped_or_held(short_clip: Path, extend: str | None, expected: list[int]) -> None:
+    assert numbers(short_clip, frame_count=LOOPED + 20, extend=extend) == expected
+    assert numbers(short_clip, frame_count=3, extend=extend) == expected[:3]
+
+
+def test_a_reset_needs_a_second() -> None:
+    late = [Fraction(0), 2 * BACK_S, 2 * BACK_S - BACK_S + PERIOD_S, 2 * BACK_S + PERIOD_S]
+    assert set(shown(late)) == {0, 1, 3}

@@ -1,0 +1,205 @@
+"""Wrong usage ends with exit code 2, failed work with 1, both with one line that says what to do."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE
+from latentsync_trt.bundle.manifest import MANIFEST_NAME
+from latentsync_trt.cli import main
+from latentsync_trt.errors import InputError, MediaError
+from latentsync_trt.media.files import check_file
+from latentsync_trt.paths import check_folder_to_write, local_path, why_missing
+from tests.bundles import make_bundle
+from tests.clips import numbered, write_sound, write_video
+from tests.small import small_bundle
+
+SYNC = "sync --video in.mp4 --audio in.wav --bundle SMALL"
+LONG = "x" * 300
+
+WRONG_USAGE = [
+    ("sync --video EMPTY --audio in.wav", "--video '': is empty"),
+    ("sync --video in.mp4 --audio EMPTY", "--audio '': is empty"),
+    ("sync --video https://host/in.mp4 --audio in.wav", "--video https://host/in.mp4: is a URL"),
+    ("sync --video in.mp4 --audio file:///tmp/in.wav", "--audio file:///tmp/in.wav: is a URL"),
+    ("sync --video in.mp4 --audio s3://bucket/in.wav", "download it first"),
+    ("sync --video - --audio in.wav", "--video -: standard input and output are not supported"),
+    (f"{SYNC} --output rtsp://host/out", "--output rtsp://host/out: is a URL"),
+    ("sync --video on.mp4 --audio in.wav --bundle SMALL", "on.mp4: no such file; did you mean in.mp4?"),
+    ("sync --video in.mp4 --audio IN.WAF --bundle SMALL", "did you mean in.wav?"),
+    ("sync --video none/in.mp4 --audio in.wav --bundle SMALL", "its folder does not exist either"),
+    ("sync --video . --audio in.wav --bundle SMALL", ".: is a folder; name a video or audio file in it"),
+    (f"sync --video {LONG}.mp4 --audio in.wav --bundle SMALL", "cannot be read: File name too long"),
+    (f"{SYNC} --output out.avi", "cannot write .avi; use .mp4"),
+    (f"{SYNC} --output out.mp4 --lossless", "lossless output needs a name that ends in .mkv"),
+    (f"{SYNC} --output in.mp4", "is also an input"),
+    (f"{SYNC} --output none/out.mp4", "no such folder"),
+    (f"{SYNC} --output {LONG}.mp4", "File name too long"),
+    (f"{SYNC} --crf 52", "--crf"),
+    (f"{SYNC} --guidance nan", "--guidance"),
+    (f"{SYNC} --steps 1e9", "--steps"),
+    (f"{SYNC} --full-steps 0,1 --cache-interval 2", "exclude each other"),
+    (f"{SYNC} --guidance-interval 0.8-0.2", "must ascend"),
+    (f"{SYNC} --profile in.wav", "--profile in.wav: is a file; name a folder"),
+    (f"{SYNC} --engine-cache EMPTY", "--engine-cache '': is empty"),
+    (f"{SYNC} --dynamic --provider cpu", "has fixed shapes"),
+    ("sync --video in.mp4 --audio in.wav --bundle EMPTY", "bundle '': is empty"),
+    ("sync --video in.mp4 --audio in.wav --bundle none", "none: no bundle there nor in"),
+    ("build --bundle http://host/bundle", "bundle http://host/bundle: is a URL"),
+    ("build --bundle SMALL --graph upscaler --provider cpu", "has no such graph"),
+    ("build --bundle SMALL --engine-cache in.wav/x", "in.wav: is a file; name a folder"),
+    ("check --bundle SMALL --compute-capability 1.0", "--compute-capability 1.0"),
+    ("bench --bundle SMALL --video none.mp4", "none.mp4: no such file"),
+    ("bench --bundle SMALL --out in.wav", "--out in.wav: is a file"),
+    ("bench --bundle SMALL --out folder.json", "folder.json: is a folder; name a file in it"),
+    ("bench --bundle SMALL --provider gpu", "not among auto"),
+    ("bench --diff old.json new.json", "old.json: no such file"),
+    ("calibrate --bundle SMALL --video none.mp4", "none.mp4: no such file"),
+    ("calibrate --bundle SMALL --clips none", "none: no such folder"),
+    ("calibrate --bundle SMALL --clips in.wav", "in.wav: is a file; name a folder"),
+    ("calibrate --bundle SMALL --clips folder.json", "no video in it"),
+    ("calibrate --bundle SMALL --video in.mp4 --out in.wav", "--out in.wav: is a file; name a folder"),
+    ("calibrate --bundle SMALL --video in.mp4 --work ftp://host", "--work ftp://host: is a URL"),
+    ("calibrate --bundle SMALL --audio in.wav", "--audio: needs --video"),
+    ("compare none SMALL", "none: no bundle there nor in"),
+    ("compare in.mp4 SMALL", "give two bundles or two videos"),
+    ("compare in.mp4 in.mp4 --clip http://host", "--clip http://host: is a URL"),
+    ("compare SMALL SMALL --out report.pdf", "ends in .html is needed"),
+    ("compare SMALL SMALL --out page.html", "page.html: is a folder"),
+    ("selftest --bundle none", "none: no bundle there nor in"),
+    ("selftest --engine-cache in.wav", "--engine-cache in.wav: is a file"),
+    ("demo --out in.wav", "--out in.wav: is a file; name a folder"),
+    ("demo --audio none.wav", "none.wav: no such file"),
+    ("export --unet none.pt --vae folder.json --whisper in.wav", "none.pt: no such file or folder"),
+    ("export", "hf download ByteDance/LatentSync-1.6"),
+    ("cache prune", "--max-gb or --stale"),
+    ("cache prune --max-gb nan", "--max-gb"),
+    ("cache ls --engine-cache http://host", "--engine-cache http://host: is a URL"),
+    ("unknown", "unknown"),
+]
+
+FAILED = [
+    ("sync --video text.mp4 --audio in.wav --bundle SMALL", "text.mp4: is not a readable media file"),
+    ("sync --video empty.mp4 --audio in.wav --bundle SMALL", "empty.mp4: is empty (0 bytes)"),
+    ("sync --video in.wav --audio in.wav --bundle SMALL", "in.wav: has no video stream"),
+    ("sync --video in.mp4 --audio in.mp4 --bundle SMALL", "in.mp4: has no audio stream"),
+    ("build --bundle damaged", "damaged or edited"),
+    ("check --bundle damaged", "damaged or edited"),
+    ("bench --diff text.mp4 text.mp4", "text.mp4: not a JSON file"),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The current folder of all calls: a clip, files that are no clips, folders named as files; no bundle exported."""
+    folder = tmp_path_factory.mktemp("usage")
+    write_video(folder / "in.mp4", numbered(2))
+    write_sound(folder / "in.wav", 0.08)
+    (folder / "text.mp4").write_text("not a video")
+    (folder / "empty.mp4").touch()
+    for name in ("folder.json", "page.html"):
+        (folder / name).mkdir()
+    graph = make_bundle(folder / "damaged").graph_path("vae_encoder")
+    graph.write_text(graph.read_text()[::-1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv(CHECKPOINTS_VARIABLE, str(folder / "checkpoints"))
+        before = sorted(folder.rglob("*"))
+        yield folder
+        assert sorted(folder.rglob("*")) == before
+
+
+def call(line: str, *more: str) -> tuple[int, str, str]:
+    """Runs a command line with SMALL and EMPTY replaced; an exception other than SystemExit fails the test."""
+    words = [{"SMALL": str(small_bundle()), "EMPTY": ""}.get(word, word) for word in line.split()]
+    result = CliRunner().invoke(main, [*words, *more], catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(
+    ("line", "words", "code"), [(*case, 2) for case in WRONG_USAGE] + [(*case, 1) for case in FAILED]
+)
+def test_exit_code_and_message(line: str, words: str, code: int) -> None:
+    found, out, err = call(line)
+    assert (found, out) == (code, "")
+    assert words in " ".join(err.split())
+    assert err.startswith(("error: ", "Usage: ", " \nUsage: ")) or "Usage:" in err
+    if err.startswith("error: "):
+        assert len(err.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [(line, 2) for line, _ in WRONG_USAGE if line.split()[0] in ("sync", "build", "check", "compare", "selftest")]
+    + [(line, 1) for line, _ in FAILED if line.split()[0] in ("sync", "build", "check")],
+)
+def test_errors_are_json_where_asked(line: str, code: int) -> None:
+    found, out, err = call(line, "--json")
+    assert (found, err) == (code, "")
+    assert list(json.loads(out)) == ["error"]
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("name", ["a [bold]b[/bold]", "a: b", "Žena 引擎", "-", "\udcff", "$(x)`y`", "a\nb"])
+def test_names_are_repeated_as_they_were_typed(name: str) -> None:
+    code, out, err = call("build", "--bundle", name)
+    assert (code, out) == (2, "")
+    shown = " ".join(name.split()).encode(errors="backslashreplace").decode()
+    assert shown in err or name == "\udcff"
+    assert len(err.splitlines()) == 1
+
+
+def test_a_path_that_looks_like_a_url_but_exists_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if os.name != "nt":  # Windows allows no colon
+        (tmp_path / "http:").mkdir()
+        (tmp_path / "http:" / "clip.mp4").touch()
+        assert local_path("http:/clip.mp4") == Path("http:/clip.mp4")
+    assert local_path("C:/clips/a.mp4") == Path("C:/clips/a.mp4")
+    assert local_path("a:b.mp4") == Path("a:b.mp4")
+    with pytest.raises(InputError, match="https://host/a.mp4: is a URL"):
+        local_path(Path("https://host/a.mp4"))  # pathlib makes one slash of two
+    (tmp_path / "-").touch()
+    assert local_path("-") == Path("-")
+
+
+def test_what_explains_a_missing_file(tmp_path: Path) -> None:
+    (tmp_path / "Interview.MP4").touch()
+    assert f"did you mean {tmp_path / 'Interview.MP4'}?" in why_missing(tmp_path / "interview.mp4x")
+    assert why_missing(tmp_path / "quite different").endswith("no such file")
+    link = tmp_path / "link.mp4"
+    link.symlink_to(tmp_path / "gone.mp4")
+    with pytest.raises(MediaError, match=r"link\.mp4: links to .*gone\.mp4, which does not exist") as caught:
+        check_file(link)
+    assert caught.value.usage
+    with pytest.raises(MediaError, match="its folder does not exist"):
+        check_file(tmp_path / "Interview.MP4" / "a.mp4" / "b.mp4")
+
+
+@pytest.mark.skipif(os.name == "nt" or not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may do anything")
+def test_a_folder_without_permission_is_wrong_usage(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(InputError, match="is not writable"):
+        check_folder_to_write(tmp_path / "a" / "b")
+    tmp_path.chmod(0o700)
+
+
+def test_a_folder_without_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above where the tests run as root, for whom everything is writable."""
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path or not mode & os.W_OK)
+    with pytest.raises(InputError, match=r"--out .*is not writable"):
+        check_folder_to_write(tmp_path / "a" / "b", "--out")
+
+
+@pytest.mark.usefixtures("place")
+def test_a_missing_manifest_is_wrong_usage_a_damaged_one_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert call("build", "--bundle", str(tmp_path / "empty"))[0] == 2
+    (tmp_path / "empty" / MANIFEST_NAME).write_text("{}")
+    assert call("build", "--bundle", str(tmp_path / "empty"))[0] == 1
