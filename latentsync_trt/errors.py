@@ -24,8 +24,9 @@ from typing import Any
 class LatentSyncError(Exception):
     """Base of all errors raised on purpose by latentsync_trt.
 
-    `usage`: whether the call or command line is wrong (exit code 2), such as a missing path or an option out of range;
-    otherwise the work failed (exit code 1). Each class has a default, which an instance can override.
+    `usage`: whether the call or command line is wrong (exit code 2): a path or bundle that does not exist, a folder
+    that cannot be written, an option out of range. Otherwise the work failed (exit code 1): a file is damaged or lacks
+    what is needed, or the machine cannot do it. Each class has a default, which an instance can override.
     """
 
     usage: bool = False

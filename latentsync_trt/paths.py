@@ -27,7 +27,7 @@ def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
         raise InputError(f"{prefix}{text!r}: contains a NUL character, which no path can")
     url = _URL.match(text)
     if url is not None and not exists(text):
-        shown = f"{url[1]}://{text[url.end() :]}"
+        shown = text if "://" in text else text.replace(":/", "://", 1)
         cure = "download it first and give the path of the file"
         raise InputError(f"{prefix}{shown}: is a URL, which is not supported; {cure}")
     if text == "-" and not exists(text):

@@ -12,10 +12,11 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from latentsync_trt.errors import LatentSyncError
 
@@ -79,6 +80,7 @@ class _Stop:
         self._interrupted = False
         self._announced = threading.Event()
         self._bell, self._rope = socket.socketpair()
+        self._stderr = _copy_of_stderr()
 
     def install(self) -> None:
         """Handles signals, except those that whoever started this process made it ignore (`nohup`, `&`)."""
@@ -96,7 +98,7 @@ class _Stop:
         if temporary is not None:
             temporary.remove_all()
         if message:
-            _in_time(lambda: _say_error(message))
+            _in_time(lambda: _say_error(message, self._stderr))
         _in_time(_flush)
         os._exit(INTERRUPTED_CODE if self.code is None else self.code)
 
@@ -114,12 +116,13 @@ class _Stop:
         number = 0
         while number not in _CODES:
             number = self._bell.recv(1)[0]
+        deadline_s = time.monotonic() + _LEAVE_S
         self.code = self.code or _CODES[number]
         _silence_threads()
-        _in_time(_say_stopping)
+        _in_time(lambda: _say_stopping(self._stderr))
         self._announced.set()
         _ask_children()
-        self._bell.settimeout(_LEAVE_S)
+        self._bell.settimeout(max(deadline_s - time.monotonic(), 0.01))
         with suppress(TimeoutError):
             self._bell.recv(1)  # a second signal
         self.end("" if self.reported else interrupted_message())
@@ -159,22 +162,31 @@ def _follow_stdin() -> None:
 
 def _silence_threads() -> None:
     """What fails in threads from now on, fails because of the stop."""
-    threading.excepthook = sys.unraisablehook = lambda _: None
+    threading.excepthook = lambda _: None
+    sys.unraisablehook = lambda _: None
 
 
-def _say_stopping() -> None:
-    if sys.__stderr__ is not None:
-        start = "\n" if sys.__stderr__.isatty() else ""  # below a progress bar
-        sys.__stderr__.write(f"{start}stopping…\n")
-        sys.__stderr__.flush()
+def _copy_of_stderr() -> TextIO | None:
+    """The stderr of now: while native code is watched, it is a file."""
+    try:
+        return open(os.dup(2), "w", encoding=sys.stderr.encoding, errors="replace")  # noqa: PTH123
+    except (OSError, AttributeError):  # a program without one
+        return None
 
 
-def _say_error(message: str) -> None:
-    stderr = sys.__stderr__
+def _say_stopping(stderr: TextIO | None) -> None:
+    if stderr is not None:
+        start = "\n" if stderr.isatty() else ""  # below a progress bar
+        stderr.write(f"{start}stopping…\n")
+        stderr.flush()
+
+
+def _say_error(message: str, stderr: TextIO | None) -> None:
     if "--json" in sys.argv and sys.__stdout__ is not None:
         sys.__stdout__.write(json.dumps({"error": message}) + "\n")
     elif stderr is not None:
         stderr.write(f"{_SHOW_CURSOR if stderr.isatty() else ''}error: {message}\n")
+        stderr.flush()
 
 
 def _flush() -> None:

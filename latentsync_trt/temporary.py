@@ -53,10 +53,11 @@ def temporary_folder(parent: Path | None = None, on_notice: Notice = _log.warnin
         OSError: the folder cannot be made.
     """
     parent = Path(tempfile.gettempdir() if parent is None else parent).absolute()
-    removed = remove_leftovers(parent)
+    removed = [leftover for leftover in remove_leftovers(parent) if leftover.size_bytes]  # an empty one is no news
     if removed:
-        size_gb = sum(leftover.size_bytes for leftover in removed) / 1e9
-        on_notice(f"{parent}: removed {len(removed)} temporary folders of runs that were killed ({size_gb:.1f} GB)")
+        size_mb = sum(leftover.size_bytes for leftover in removed) / 1e6
+        count = "a temporary folder" if len(removed) == 1 else f"{len(removed)} temporary folders"
+        on_notice(f"{parent}: removed {count} of runs that were killed ({size_mb:.1f} MB)")
     folder = _new_folder(parent)
     try:
         yield folder
@@ -212,5 +213,5 @@ def _size_bytes(folder: Path) -> int:
     size_bytes = 0
     for path in folder.rglob("*"):
         with suppress(OSError):
-            size_bytes += path.lstat().st_size
+            size_bytes += path.lstat().st_size if path.is_file() else 0
     return size_bytes

@@ -34,7 +34,7 @@ class VideoInfo:
     """A video stream's properties. Sizes and `sample_aspect_ratio` (pixel width / height) are after rotation.
 
     `duration_s` is None where the file does not state it; `frames_per_s`, the mean over the file, and `start_s`, the
-    time stamp of the first picture, likewise.
+    time stamp of the first picture, likewise. `color`: tags of the first picture.
     """
 
     width_px: int

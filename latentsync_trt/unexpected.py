@@ -28,7 +28,7 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
     reason = reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]}…"
     what = f"unexpected {type(error).__name__}" + (f": {reason}" if reason else "")
     content = "\n".join(_report(error, arguments))
-    for folder in _folders():
+    for folder in filter(Path.is_absolute, _folders()):  # of a user without a home it is not
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"error-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}.log"

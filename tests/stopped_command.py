@@ -18,7 +18,7 @@ import rich_click as click
 from latentsync_trt.__main__ import main
 from latentsync_trt.temporary import temporary_folder
 
-_FOREVER_S = 600
+FOREVER_S = 600
 
 
 def sleep_natively(seconds: float, *, holding: bool = False) -> None:
@@ -31,19 +31,19 @@ def sleep_natively(seconds: float, *, holding: bool = False) -> None:
 def wait(how: str) -> None:
     """Waits as the module says."""
     if how == "native":
-        sleep_natively(_FOREVER_S)
+        sleep_natively(FOREVER_S)
     while how == "holding":
         sleep_natively(0.5, holding=True)
     while how == "swallowing":
         try:
-            time.sleep(_FOREVER_S)
-        except BaseException:
+            time.sleep(FOREVER_S)
+        except BaseException:  # noqa: BLE001 -- as some libraries do
             continue
     try:
-        time.sleep(_FOREVER_S)
+        time.sleep(FOREVER_S)
     finally:
         if how == "cleaning":
-            sleep_natively(_FOREVER_S)
+            sleep_natively(FOREVER_S)
 
 
 @click.command("doctor")
@@ -55,8 +55,9 @@ def command(folder: Path, how: str, as_json: bool) -> None:
     with temporary_folder(folder) as temporary:
         (temporary / "graphs").mkdir()
         (temporary / "graphs" / "half.onnx").write_bytes(bytes(1000))
-        child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({_FOREVER_S})"])
-        print("ready", child.pid, flush=True)
+        child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({FOREVER_S})"])
+        sys.stdout.write(f"ready {child.pid}\n")
+        sys.stdout.flush()
         wait(how)
 
 

@@ -1,6 +1,7 @@
 """Audio features: the spectrogram in blocks, segments on demand, windows, compared with recorded numbers."""
 
 import wave
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -140,3 +141,33 @@ def test_features_of_real_speech(assets: Path, reference: Path) -> None:
     assert np.abs(found.features - recorded["features"]).max() / scale < FEATURES_AGREE
     assert found.windows.shape[0] == 240
     assert np.abs(found.windows[:8] - recorded["chunks_first_40"]).max() / scale < FEATURES_AGREE
+
+
+def test_frames_after_the_recording_get_silence() -> None:
+    """Repeated features would hold the mouth in its last position."""
+    stream = SpeechStream(lambda: [noise(16_000)], Echo())
+    alone = SpeechStream(lambda: [noise(16_000)], Echo()).windows(range(25))
+    windows = stream.windows(range(20, 40))
+    assert np.array_equal(windows[:5], alone[20:])
+    after = windows[5:, :, 1]
+    assert np.ptp(after) == 0
+    assert after.max() < alone[..., 1].min()
+    assert np.array_equal(stream.windows([4000]), windows[-1:])
+
+
+def test_the_recording_is_closed() -> None:
+    opened: list[str] = []
+
+    def pieces() -> Iterator[Float32Array]:
+        opened.append("open")
+        try:
+            for _ in range(100):
+                yield noise(16_000)
+        finally:
+            opened.append("closed")
+
+    stream = SpeechStream(pieces, Echo())
+    stream.windows([0])
+    assert opened == ["open", "closed", "open"]
+    stream.close()
+    assert opened == ["open", "closed"] * 2

@@ -103,7 +103,9 @@ def test_a_run_starts_at_once_and_changes_between_two_windows(
     assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), usual)
     assert setting.notice("being built") == f"{len(GRAPHS)} engines for rtx are being built; running on cpu meanwhile"
     assert setting.notice("are ready after").endswith(" s; changing to them")
-    assert len(setting.notices) == 2
+    about_model, *about_builds = setting.notices
+    assert about_model.startswith("the built-in model is")
+    assert len(about_builds) == 2
     assert [notice for notice in report.notices if notice in setting.notices] == setting.notices
     assert not any(engine.built for engine in report.engines)  # not by this process
     runs = {engine.provider: engine.runs for engine in report.engines if engine.graph == "denoise_step"}

@@ -160,8 +160,8 @@ def test_compare_prints_changes_with_their_noise(tmp_path: Path) -> None:
 
 def test_compare_of_a_missing_file_fails_in_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["bench", "--diff", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
-    assert result.exit_code == 1
-    assert re.fullmatch(r"error: .*a\.json: cannot be read .*\n", result.stderr)
+    assert result.exit_code == 2
+    assert re.fullmatch(r"error: .*a\.json: no such file\n", result.stderr)
 
 
 @pytest.fixture(scope="module")

@@ -208,7 +208,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], reason: str) -> None:
 )
 def test_unusable_input_fails_in_one_line(arguments: list[str], reason: str) -> None:
     result = bench("--provider", "cpu", "--quiet", *arguments)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert reason in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
 
@@ -216,8 +216,8 @@ def test_unusable_input_fails_in_one_line(arguments: list[str], reason: str) -> 
 def test_an_unwritable_folder_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = bench("--provider", "cpu", "--out", str(tmp_path / "file"))
-    assert result.exit_code == 1
-    assert "cannot be written" in result.stderr.splitlines()[-1]
+    assert result.exit_code == 2
+    assert "is a file; name a folder" in result.stderr.splitlines()[-1]
     assert "matmul" not in result.stderr
 
 

@@ -15,6 +15,7 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.runtime.cache.prune import survey
+from latentsync_trt.runtime.cache.store import CACHE_VARIABLE
 from latentsync_trt.runtime.networks import background
 from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.select import Selection, why_unavailable
@@ -112,7 +113,7 @@ def test_several_at_once_are_built_by_processes_of_their_own(cache: Path, tmp_pa
 
 def test_an_unknown_graph_is_refused_with_those_there_are(cache: Path) -> None:
     result = build(cache, "--graph", "vae_encoder", "--graph", "upscaler", "-q")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     wanted = f"error: --graph upscaler: bundle {NAME} has no such graph, only {', '.join(GRAPHS)}\n"
     assert result.stderr == wanted
     assert not cache.exists()
@@ -123,13 +124,23 @@ def test_wrong_usage_exits_with_2(cache: Path, words: list[str]) -> None:
     assert build(cache, *words).exit_code == 2
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_a_cache_that_cannot_be_written_is_an_error(cache: Path, jobs: str) -> None:
+def test_a_cache_that_is_a_file_is_wrong_usage(cache: Path) -> None:
     cache.write_text("")
-    result = build(cache, "--graph", "vae_encoder", "--graph", "vae_decoder", "--jobs", jobs, "-q")
+    result = build(cache, "--graph", "vae_encoder", "-q")
+    assert (result.exit_code, result.stderr) == (2, f"error: --engine-cache {cache}: is a file; name a folder\n")
+
+
+@pytest.mark.parametrize(("jobs", "reason"), [("1", "the engine cache cannot be used ("), ("2", "is a file")])
+def test_a_default_cache_that_cannot_be_written_is_an_error(
+    cache: Path, jobs: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.write_text("")
+    monkeypatch.setenv(CACHE_VARIABLE, str(cache))
+    words = ["--graph", "vae_encoder", "--graph", "vae_decoder", "--jobs", jobs, "--provider", "rtx", "-q"]
+    result = CliRunner().invoke(main, ["build", "--bundle", str(small_bundle()), *words])
     assert result.exit_code == 1
     assert len(result.stderr.splitlines()) == 1
-    assert "the engine cache cannot be used (" in result.stderr
+    assert reason in result.stderr
 
 
 def test_an_edited_bundle_is_refused(cache: Path, tmp_path: Path) -> None:

@@ -322,7 +322,7 @@ def test_without_a_cache_tensorrt_builds_into_a_temporary_folder(tmp_path: Path,
     made = engines(tmp_path, notices=notices)
     opened = made.open("vae_encoder")
     assert (opened.built, opened.size_bytes) == (True, 0)
-    assert any("vae_encoder is built for this run only" in notice for notice in notices)
+    assert any("engines are built for this run only" in notice for notice in notices)
     (order,) = provider.orders
     ((path, settings),) = provider.asked
     assert order.engine is not None

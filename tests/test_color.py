@@ -1,6 +1,7 @@
 """Color tags reach the output; pictures that would come out wrong are refused with the command that converts them."""
 
 import shlex
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 from av.filter import Graph
 
-from latentsync_trt.errors import MediaError
+from latentsync_trt.errors import InputError, MediaError
+from latentsync_trt.media.conversion import FrameConverter
 from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.refusals import check_picture
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.types import ColorTags, UInt8Array
 from tests.clips import numbered
@@ -79,6 +82,13 @@ def tags(path: Path) -> ColorTags:
         assert tuple(map(int, of_stream)) == tuple(map(int, of_frame))
         primaries, transfer, matrix, color_range = map(int, of_stream)
     return ColorTags(primaries, transfer, matrix, {0: None, 1: False, 2: True}[color_range])
+
+
+def words(command: str) -> list[str]:
+    """A command line as the system's shell splits it."""
+    if sys.platform == "win32":
+        return [word.strip('"') for word in shlex.split(command, posix=False)]
+    return shlex.split(command)
 
 
 @pytest.mark.parametrize("color", [TAGGED, ColorTags(5, 6, 5, full_range=True), ColorTags()])
@@ -210,6 +220,14 @@ def test_an_unknown_matrix_is_found_before_the_work(tmp_path: Path, color: Color
         probe(source)
 
 
+@pytest.mark.parametrize("pixel_format", ["gray32le", "gbrap32le"])
+def test_an_unsupported_pixel_format_is_named(tmp_path: Path, pixel_format: str) -> None:
+    frame = av.VideoFrame(64, 48, pixel_format)
+    with pytest.raises(InputError, match=f"pixel format {pixel_format} is not supported"):
+        check_picture(tmp_path, frame)
+        FrameConverter().planes(frame)
+
+
 @pytest.mark.parametrize(
     ("name", "codec", "pixel_format", "color", "expected"),
     [
@@ -227,7 +245,7 @@ def test_hdr_is_refused(
     with pytest.raises(MediaError, match=f"{expected} .*HDR.*tone-map it first: ffmpeg") as caught:
         probe(source)
     assert not caught.value.usage
-    command = shlex.split(str(caught.value).split("first: ")[1])
+    command = words(str(caught.value).split("first: ")[1])
     assert command[:3] == ["ffmpeg", "-i", str(source)]
     assert command[-1] == str(source.with_name(f"{source.stem}-sdr.mkv"))
     filters = command[command.index("-vf") + 1]
@@ -237,6 +255,14 @@ def test_hdr_is_refused(
     assert ("setparams=" in filters) == (2 in (color.primaries, color.matrix))
     with pytest.raises(MediaError, match="HDR"):
         next(iter(read_frames(source)))
+
+
+def test_commands_are_quoted_for_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write(tmp_path / "my clip.mp4", numbered(2), color=ColorTags(9, 18, 9, full_range=False))
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(MediaError) as caught:
+        probe(source)
+    assert f'ffmpeg -i "{source}" -vf "' in str(caught.value)
 
 
 HALF_TRANSPARENT = np.full((64, 96, 4), (200, 100, 50, 255), np.uint8)
@@ -257,7 +283,7 @@ def test_transparency_is_refused(tmp_path: Path, name: str, codec: str, pixel_fo
     source = write(tmp_path / name, [HALF_TRANSPARENT] * 2, codec, pixel_format)
     with pytest.raises(MediaError, match=r"has transparent pixels .* first: ffmpeg") as caught:
         probe(source)
-    command = shlex.split(str(caught.value).split("first: ")[1])
+    command = words(str(caught.value).split("first: ")[1])
     assert command[2] == str(source)
     # The command's filters put the picture on black.
     with av.open(str(source)) as container:
@@ -323,3 +349,12 @@ def test_pixel_aspect_turns_with_the_picture(tmp_path: Path, codec: str, pixel_f
     assert probe(source).sample_aspect_ratio == expected
     for suffix in (".mp4", ".mov", ".mkv"):
         assert probe(copied(source, tmp_path / f"out{suffix}")).sample_aspect_ratio == expected
+    (notice,) = (text for text in VideoWriter(source, probe(source), lossless=True).notices if "aspect" in text)
+    shown = expected * (Fraction(64, 96) if rotation_deg % 180 else Fraction(96, 64))
+    assert f"-aspect {shown.numerator}:{shown.denominator} " in notice
+
+
+def test_an_absurd_pixel_aspect_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.mp4", numbered(2), pixel_aspect=Fraction(20))
+    with pytest.raises(MediaError, match=r"in\.mp4: states pixels of 20:1.* -aspect 96:64 "):
+        probe(source)

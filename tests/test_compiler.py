@@ -268,10 +268,11 @@ def test_an_interruption_ends_the_compiler(order: CompileOrder, module: Callable
 
 
 @posix
-def test_ctrl_c_that_reaches_the_compiler_first_is_an_interruption(
-    order: CompileOrder, module: Callable[[str], None]
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_reaches_the_compiler_first_is_an_interruption(
+    order: CompileOrder, module: Callable[[str], None], kind: signal.Signals
 ) -> None:
-    module(f"import os; os.kill(os.getpid(), {int(signal.SIGINT)})")
+    module(f"import os; os.kill(os.getpid(), {int(kind)})")
     with pytest.raises(KeyboardInterrupt):
         run_compiler(order)
 

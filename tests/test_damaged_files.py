@@ -1,18 +1,23 @@
 """Damaged files are read to their end or refused with an error of this package: never a crash, a hang, or gigabytes."""
 
+import random
 import sys
 import wave
+from fractions import Fraction
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
 
-from latentsync_trt.errors import MediaError
+from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
 from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.timing import Clock, at_constant_rate, on_clock
+from latentsync_trt.quantize.work import load_arrays, save_arrays
 from tests.clips import numbered, read_audio, write_sound, write_video
-from tests.damaged import FORMATS, WAYS, Format, read_all, summary, write_seed
+from tests.damaged import DAMAGES, WAYS, read_all, summary
+from tests.seeds import FORMATS, Format, write_seed
 
 FILES, FILES_THOROUGH = 165, 3300
 """Multiples of the number of formats."""
@@ -41,6 +46,21 @@ def test_the_files_are_sound_before_they_are_damaged(tmp_path: Path, form: Forma
                 read(path)
 
 
+def test_damaged_results_of_a_calibration_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "window.npz"
+    save_arrays(path, {"noise": np.random.default_rng(1).standard_normal((4, 8, 8), np.float32), "audio": np.zeros(50)})
+    content, refused = path.read_bytes(), 0
+    for number in range(300):
+        chance = random.Random(number)
+        path.write_bytes(chance.choice(list(DAMAGES.values()))(bytearray(content), chance))
+        try:
+            load_arrays(path)
+        except InputError as error:
+            assert "window.npz: cannot be read" in str(error)
+            refused += 1
+    assert refused > 200
+
+
 def test_metadata_in_an_old_encoding_is_no_obstacle(tmp_path: Path) -> None:
     clip = write_video(tmp_path / "clip.avi", numbered(3), codec="mpeg4", options={})
     text = "Schöne Grüße".encode("latin-1")
@@ -61,6 +81,28 @@ def test_sound_in_an_unknown_codec_is_refused(tmp_path: Path) -> None:
     path.write_bytes(content)
     for read in (audio_duration_s, read_audio):
         with pytest.raises(MediaError, match=r"sound\.wav: its audio stream is in a codec that FFmpeg does not know"):
+            read(path)
+
+
+@pytest.mark.parametrize(("end_s", "pictures"), [(1, 25), (Fraction(1, 100), 1), (None, 3600 * 25)])
+def test_a_picture_that_claims_to_last_for_a_day_ends_with_the_file(end_s: Fraction | None, pictures: int) -> None:
+    clock = Clock(end_s=None if end_s is None else Fraction(end_s))
+    day = on_clock([(Fraction(0), Fraction(86_400), "picture")], clock, Fraction(1, 25))
+    assert len(list(at_constant_rate(day, 25))) == pictures
+
+
+def test_a_picture_that_lasts_a_little_longer_than_the_file_states_is_shown_so_long() -> None:
+    shown = on_clock([(Fraction(0), Fraction(3), "picture")], Clock(end_s=Fraction(1)), Fraction(1, 25))
+    assert len(list(at_constant_rate(shown, 25))) == 75
+
+
+def test_a_picture_of_impossible_size_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    path = write_seed(tmp_path / "seed.gif", FORMATS["gif"])
+    content = bytearray(path.read_bytes())
+    content[6:10] = (16_000).to_bytes(2, "little") * 2
+    path.write_bytes(content)
+    for read in (probe, lambda path: list(read_frames(path))):
+        with pytest.raises(MediaError, match=r"seed\.gif: its pictures have 16000×16000 pixels, more than 36 million"):
             read(path)
 
 

@@ -50,7 +50,8 @@ def test_doctor_names_what_it_found() -> None:
     assert code == 0
     findings = json.loads(out)["findings"]
     sections = list(dict.fromkeys(finding["section"] for finding in findings))
-    assert sections == ["system", "packages", "gpu", "libraries", "providers", "engines", "media", "bundles"]
+    expected = "system", "packages", "gpu", "libraries", "providers", "engines", "media", "bundles", "leftovers"
+    assert sections == list(expected)
     by_text = {finding["text"]: finding for finding in findings}
     assert by_text["cpu runs (a trial session used it)"]["level"] == "ok"
     assert f"--provider auto takes {select_provider().name}" in by_text

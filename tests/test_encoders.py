@@ -11,7 +11,8 @@ from latentsync_trt.config import Encoder, SyncOptions
 from latentsync_trt.errors import OutputError
 from latentsync_trt.media import codecs, writer
 from latentsync_trt.media.codecs import H264, h264_encoder
-from tests.clips import write_face, write_sound
+from latentsync_trt.sync.inputs import check_inputs
+from tests.clips import numbered, write_face, write_sound, write_video
 from tests.small import small_bundle
 
 SIZE = 320, 240
@@ -50,14 +51,23 @@ def test_sides_that_x264_refuses_are_named(size: tuple[int, int]) -> None:
     codecs.check_encoder("x264", *size, lossless=True)
 
 
-def test_an_encoder_that_does_not_open_is_found_before_the_networks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Device
+def test_an_encoder_that_does_not_open_is_found_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(codecs, "problem_of", lambda *_: "no GPU")
-    clip, sound = write_face(tmp_path / "face.mp4", 2), write_sound(tmp_path / "speech.wav", 0.08)
-    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, pytest.raises(OutputError, match="no GPU"):
-        lip_sync.sync(clip, sound, tmp_path / "out.mp4", SyncOptions(encoder="nvenc"))
-    assert device.most == 0
+    clip, sound = write_video(tmp_path / "clip.mp4", numbered(2)), write_sound(tmp_path / "speech.wav", 0.08)
+    inputs = clip, sound, tmp_path / "out.mkv"
+    with pytest.raises(OutputError, match="no GPU"):
+        check_inputs(*inputs, SyncOptions(encoder="nvenc"))
+    check_inputs(*inputs, SyncOptions(encoder="nvenc", lossless=True))
+    check_inputs(*inputs, SyncOptions(encoder="auto"))
+
+
+def test_an_ffmpeg_without_x264_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(av, "codecs_available", {"ffv1"})
+    with pytest.raises(OutputError, match="has no libx264; install"):
+        codecs.check_encoder("x264", *SIZE, lossless=False)
+    codecs.check_encoder("x264", *SIZE, lossless=True)
 
 
 def test_an_encoder_is_tried_on_a_picture() -> None:
@@ -78,8 +88,10 @@ def test_the_options_of_nvenc_exist(wrong: dict[str, str], monkeypatch: pytest.M
     assert problem not in ("Invalid argument", "Numerical result out of range")
 
 
+@pytest.mark.integration
 def test_the_option_reaches_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for NVENC leaves its codec in the file."""
+    monkeypatch.setattr(codecs, "problem_of", lambda *_: None)
     monkeypatch.setattr(
         writer, "h264_encoder", lambda encoder, *_: H264("mpeg4" if encoder == "nvenc" else "libx264", {})
     )

@@ -1,6 +1,7 @@
 """The engine cache where things go wrong: damaged engines, full, protected and vanishing folders."""
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -19,6 +20,8 @@ from latentsync_trt.runtime.cache.entry import RECORD_NAME
 from latentsync_trt.runtime.cache.prune import survey
 from latentsync_trt.runtime.cache.store import EngineCache
 from tests.cache_worker import KEY, engine_key, never, write_engine
+
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 DISK_MB = 24
 """More than the cache wants left free, and little to fill."""
@@ -293,3 +296,26 @@ def test_an_engine_that_cannot_be_put_in_place_leaves_the_old_one(
         cache.obtain(KEY, lambda folder: write_engine(folder, b"newer"), other_than=old.built_at)
     assert EngineCache(cache.folder).obtain(KEY, never).built_at == old.built_at
     assert sorted(path.name for path in cache.folder.iterdir()) == [".locks", KEY.digest]
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(sys.platform == "win32", reason="forks, to kill a process at each of its steps")
+@pytest.mark.parametrize("action", ["build", "build again", "remove"])
+def test_a_process_killed_at_any_step_leaves_the_old_engine_the_new_one_or_none(tmp_path: Path, action: str) -> None:
+    command = [sys.executable, "-m", "tests.cache_worker", str(tmp_path), str(tmp_path), f"kill {action}"]
+    steps = json.loads(subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, check=True).stdout)["steps"]
+    assert steps > 5
+    found: list[bytes | None] = []
+    for step in range(steps):
+        cache = EngineCache(tmp_path / f"{step}", lambda text: None)
+        entry = cache.find(KEY)
+        found.append(entry and (entry.folder / "engine.bin").read_bytes())
+        states = {item.state for item in survey(cache.folder, hashes=True)}
+        assert states <= {"ready"}
+        cache.obtain(KEY, lambda folder: (folder / "engine.bin").write_bytes(b"last") and None)
+        cache.sweep()  # as every build does
+        assert sorted(path.name for path in cache.folder.iterdir()) == [".locks", KEY.digest]
+    before, after = {"build": (None, b"new"), "build again": (b"old", b"new"), "remove": (b"old", None)}[action]
+    assert (found[0], found[-1]) == (before, after)
+    assert set(found) <= {before, after, None}
+    assert found.count(None) <= 1 or action != "build again"  # between two renames

@@ -1,6 +1,8 @@
 """Face detection on real pictures, and the decoding of the networks' outputs."""
 
 import json
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import av
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import skimage.data
 
+from latentsync_trt.errors import InputError
 from latentsync_trt.face.blaze import FULL_RANGE, SHORT_RANGE, anchors, decode, iou
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mesh import POINTS, Region, converged, face_of, region_around
@@ -80,7 +83,10 @@ def test_the_mesh_runs_until_it_converges(detector: MediaPipeDetector, portrait:
     assert first is not None
     assert first[1] > 0.9, "the score does not tell that the mesh has not converged"
     assert not converged(start, region_around(face_of(*first)))
-    arrived = detector.landmarks(picture, start)
+    level = np.array([[x_px - 20, y_px], [x_px + 20, y_px], [x_px, y_px + 20]])
+    before = Face(np.array([x_px - 24, y_px - 24, x_px + 36, y_px + 36]), level)
+    assert region_around(before) == start
+    arrived = detector.follow(picture, before)
     assert arrived is not None
     expected = ASTRONAUT_POINTS @ turn[:, :2].T + turn[:, 2]
     assert np.abs(arrived.points - expected).max() < BY_EYE_PX
@@ -193,3 +199,24 @@ def test_points_agree_with_the_recorded_ones(
     assert np.median(distances) < MEDIAN_PART_OF_BROWS
     assert tracked is not None
     assert tracked.track_id == 0
+
+
+def test_close_frees_the_networks(portrait: UInt8Array) -> None:
+    with MediaPipeDetector() as detector:
+        face = only(detector.detect(portrait))
+        sessions = [weakref.ref(graph.ort) for graph in detector._graphs.values()]
+        assert len(sessions) == 3
+    assert [session() for session in sessions] == [None] * 3
+    detector.close()
+    with pytest.raises(InputError, match="face detector is closed"):
+        detector.detect(portrait)
+    with pytest.raises(InputError, match="face detector is closed"):
+        detector.follow(portrait, face)
+
+
+def test_several_threads_share_a_detector(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
+    pictures = [np.ascontiguousarray(np.roll(portrait, shift, axis=1)) for shift in range(0, 96, 8)]
+    alone = [only(detector.detect(picture)).points for picture in pictures]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(detector.detect, pictures))
+    assert all(np.array_equal(only(faces).points, points) for faces, points in zip(together, alone, strict=True))

@@ -1,15 +1,18 @@
 """Rarer media: rotated, mirrored, odd-sized, anamorphic and 10-bit video, surround sound, unusual file names."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 import av
+import cv2
 import numpy as np
 import pytest
 
 from latentsync_trt.errors import InputError, MediaError
+from latentsync_trt.media import demo_clip
 from latentsync_trt.media.color import coding_of
 from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.media.patching import apply_patch, paint
@@ -102,6 +105,23 @@ def test_a_slanted_display_matrix_is_refused(tmp_path: Path) -> None:
     for read in (probe, lambda path: next(read_frames(path))):
         with pytest.raises(MediaError, match=r"clip\.mov: .* multiple of 90"):
             read(clip)
+
+
+@pytest.mark.parametrize(("codec", "size"), [("ffv1", (65, 97)), ("libvpx-vp9", (65, 97)), ("libx264", (34, 102))])
+def test_planes_with_padding_are_kept_to_the_byte(tmp_path: Path, codec: str, size: tuple[int, int]) -> None:
+    """Lines of decoded pictures are longer than the picture, and chroma has half of an odd side, rounded up."""
+    noise = np.random.default_rng(9).integers(0, 256, (*size, 3), np.uint8)
+    clip = write_video(tmp_path / "clip.mkv", [noise], codec=codec, options={"threads": "1"})
+    with av.open(str(clip)) as container:
+        (decoded_frame,) = container.decode(video=0)
+    (frame,) = read_frames(clip)
+    assert frame.planes is not None
+    assert frame.planes.y.shape == size
+    for plane, found in zip(decoded_frame.planes, (frame.planes.y, frame.planes.u, frame.planes.v), strict=True):
+        assert found.shape == (plane.height, plane.width)
+        assert plane.line_size > plane.width
+        for row, line in enumerate(found):
+            assert line.tobytes() == bytes(plane)[row * plane.line_size :][: plane.width]
 
 
 def test_paint_writes_changed_pixels_only() -> None:
@@ -206,3 +226,19 @@ def test_file_names_are_never_read_as_protocols_or_playlists(tmp_path: Path) -> 
     playlist.write_text("#EXTM3U\n#EXT-X-TARGETDURATION:5\n#EXTINF:5,\nhttp://127.0.0.1:9/a.ts\n#EXT-X-ENDLIST\n")
     with pytest.raises(MediaError, match=r"list\.mp4"):
         probe(playlist)
+
+
+def test_the_demo_clip_is_found_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenCV's `imread` takes names in ASCII only, on Windows: like this stand-in."""
+
+    def imread_of_windows(name: str, *_: int) -> UInt8Array | None:
+        return cv2.imdecode(np.fromfile(name, np.uint8), cv2.IMREAD_COLOR) if name.isascii() else None
+
+    moved = shutil.copy(demo_clip._PORTRAIT, tmp_path / "Jürgen.jpg")
+    monkeypatch.setattr(demo_clip, "_PORTRAIT", moved)
+    monkeypatch.setattr(cv2, "imread", imread_of_windows)
+    assert demo_clip.portrait().shape[2] == 3
+    for spoil in (lambda: moved.write_bytes(b"no picture"), moved.unlink):
+        spoil()
+        with pytest.raises(InputError, match=r"Jürgen\.jpg: missing or damaged; install"):
+            demo_clip.portrait()

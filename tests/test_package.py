@@ -23,6 +23,13 @@ PUBLIC = [
 def test_public_names() -> None:
     assert sorted(latentsync_trt.__all__) == PUBLIC
     assert all(hasattr(latentsync_trt, name) for name in PUBLIC)
+    assert set(PUBLIC) <= set(dir(latentsync_trt))
+
+
+def test_all_names_are_there_without_loading_what_runs_them() -> None:
+    code = "import sys; from latentsync_trt import *; print(LipSync.__name__, 'onnxruntime' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["LipSync", "False"]
 
 
 def test_an_unknown_name_raises_attribute_error() -> None:

@@ -1,17 +1,11 @@
 """The pool of sessions: each graph opened once, engines built once, and nothing run silently on another provider."""
 
 import errno
-import functools
 import itertools
 import os
 import shutil
-import sys
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -21,21 +15,18 @@ import onnxruntime as ort
 import pytest
 from filelock import FileLock
 
-from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import BundleError, EngineBuildError
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions import memory, pool
-from latentsync_trt.runtime.sessions import session as session_module
+from latentsync_trt.runtime.sessions import pool
 from latentsync_trt.runtime.sessions.builders import DirectOpen, GraphSource
-from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
-from latentsync_trt.runtime.sessions.pool import SessionPool
+from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.session import CPU, Session, TensorInfo
+from latentsync_trt.sync.api import LipSync
+from tests.clips import write_sound
 from tests.compiling import COMPILING, CopyBuilder, compiling_provider
-from tests.device import CPU as CPU_SELECTION
 from tests.device import GRAPHS, DemoNetworks, Device, by_graph, denoised
-from tests.small import small_bundle
 
 GPU = Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0")
 VAE = ("vae_encoder", "vae_decoder")
@@ -152,9 +143,8 @@ def test_without_a_cache_engines_are_built_for_this_run(
     assert np.array_equal(encoded(networks), wanted)
     assert all(time.built for time in networks.times())
     assert len(compiler.built) == (trouble == "full")  # one is tried; the others would be lost as well
-    for graph in VAE:
-        (notice,) = (notice for notice in notices if f"; {graph} is built for this run only" in notice)
-        assert TROUBLES[trouble] in notice
+    (notice,) = (notice for notice in notices if "; engines are built for this run only" in notice)
+    assert TROUBLES[trouble] in notice
 
 
 def test_a_cache_that_was_deleted_is_made_again(
@@ -184,120 +174,6 @@ def test_a_damaged_engine_is_built_again_with_a_notice(
     assert by_graph(again.times())["vae_encoder"].built
     assert "instead of" in notices[0]
     assert notices[0].endswith("building it again")
-
-
-# Several threads.
-
-
-@dataclass
-class Opened:
-    """An engine that costs nothing to open; counts how often its session was closed."""
-
-    closed: int = 0
-    opened_at_s: float = 0.0
-    runs: int = 0
-    first_run_s: float = 0.0
-    later_runs_s: float = 0.0
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-@dataclass
-class CheapEngines:
-    """`Engines` of the demo bundle whose sessions are made at once."""
-
-    bundle: Bundle
-    opened: list[Opened] = field(default_factory=list)
-    selection: Selection = CPU_SELECTION
-
-    def open(self, graph: str, *, profile_prefix: Path | None) -> OpenedEngine:
-        self.opened.append(Opened())
-        return OpenedEngine(cast(Session, self.opened[-1]), 1.0, built=False, build_s=0.0, open_s=0.0, size_bytes=0)
-
-
-def cheap_pool(on_close: Callable[[tuple[str, ...]], None] = lambda graphs: None) -> SessionPool:
-    engines = CheapEngines(Bundle.load(small_bundle(), verify=False))
-    return SessionPool(
-        cast(Engines, engines), low_memory=False, trace_folder=None, on_notice=lambda text: None, on_close=on_close
-    )
-
-
-def test_two_threads_that_close_a_pool_close_each_session_once() -> None:
-    gate = threading.Barrier(2)
-
-    def meet(graphs: tuple[str, ...]) -> None:
-        with suppress(threading.BrokenBarrierError):
-            gate.wait(0.2)  # as where both threads come here, which they should not
-
-    made = cheap_pool(meet)
-    for graph in VAE:
-        made.session(graph)
-    with ThreadPoolExecutor(2) as threads:
-        for ended in [threads.submit(made.close) for _ in range(2)]:
-            ended.result()
-    assert [session.closed for session in cast(CheapEngines, made.engines).opened] == [1, 1]
-
-
-def test_a_session_is_given_though_another_thread_closes_it() -> None:
-    made, stopped = cheap_pool(), threading.Event()
-
-    def close() -> None:
-        while not stopped.is_set():
-            made.close()
-
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(1) as threads:
-            closing = threads.submit(close)
-            try:
-                for _ in range(3000):
-                    made.session("vae_encoder")
-            finally:
-                stopped.set()
-            closing.result()
-    finally:
-        sys.setswitchinterval(interval_s)
-    made.close()
-    assert {session.closed for session in cast(CheapEngines, made.engines).opened} == {1}
-
-
-def test_shared_memory_is_made_once_for_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-
-    def make(*arguments: object) -> None:
-        time.sleep(0.05)
-        made.append(str(arguments[0]))
-
-    for cached in (memory._share_cpu_memory, memory._share_gpu_memory):
-        monkeypatch.setattr(memory, cached.__name__, functools.cache(cached.__wrapped__))
-    monkeypatch.setattr(ort, "create_and_register_allocator", lambda *_: make("cpu"))
-    monkeypatch.setattr(ort, "create_and_register_allocator_v2", make)
-    with ThreadPoolExecutor(4) as threads:
-        assert all(threads.map(lambda _: memory.share_memory((("CUDAExecutionProvider", {}),)), range(4)))
-    assert sorted(made) == ["CUDAExecutionProvider", "cpu"]
-
-
-@pytest.mark.parametrize(
-    ("given", "threads"),
-    [("", 0), ("1", 1), (" 1 ,4", 1), ("0", 0), ("-3", 0), ("²", 0), ("x", 0), ("9" * 30, os.cpu_count())],
-)
-def test_the_number_of_threads_in_the_environment(
-    monkeypatch: pytest.MonkeyPatch, given: str, threads: int, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", given)
-    session = Session(small_bundle() / "vae_decoder.onnx")
-    assert session.ort.get_session_options().intra_op_num_threads == threads
-
-
-def test_options_that_onnxruntime_refuses_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("no such device")
-
-    monkeypatch.setattr(session_module, "share_memory", fail)
-    with pytest.raises(EngineBuildError, match=r"vae_decoder\.onnx: no such device"):
-        Session(small_bundle() / "vae_decoder.onnx")
 
 
 # Nothing runs silently on another provider.
@@ -377,6 +253,22 @@ def test_with_auto_the_next_provider_runs_with_a_notice(
     assert notices == ["cuda cannot run this bundle, continuing with cpu: no kernel image"]
     assert {time.provider for time in networks.times() if time.graph == "vae_decoder"} == {"cpu"}
     assert np.array_equal(denoised(networks), denoised(make()))
+
+
+def test_audio_alone_falls_back_too(
+    make: DemoNetworks, monkeypatch: pytest.MonkeyPatch, notices: list[str], failing_gpu: Selection, tmp_path: Path
+) -> None:
+    open_graph = DirectOpen.open
+
+    def open_on_cpu(self: DirectOpen, source: GraphSource) -> Session:
+        if self.providers[0][0].startswith("CUDA"):
+            raise EngineBuildError("no kernel image")
+        return open_graph(self, source)
+
+    monkeypatch.setattr(DirectOpen, "open", open_on_cpu)
+    with LipSync(make(failing_gpu, may_fall_back=True)) as lip_sync:
+        assert lip_sync.encode_audio(write_sound(tmp_path / "speech.wav", 0.2)).windows.shape[0] == 5
+    assert notices == ["cuda cannot run this bundle, continuing with cpu: no kernel image"]
 
 
 def test_a_named_provider_that_fails_is_an_error(make: DemoNetworks, failing_gpu: Selection) -> None:

@@ -14,7 +14,7 @@ import pytest
 from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder
 from latentsync_trt.runtime.providers import diagnose as diagnosis
-from latentsync_trt.runtime.providers import gpu, libraries, messages
+from latentsync_trt.runtime.providers import gpu, hardware, libraries, messages
 from latentsync_trt.runtime.providers.diagnose import ORT_NAMES, rtx_devices
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.libraries import Installed
@@ -200,6 +200,45 @@ def test_no_driver_is_the_first_reason(machine: Machine, name: str) -> None:
         select_provider(name)
     assert select_provider().name == "cpu"
     assert len(select_provider().skipped_providers) == 3
+
+
+@pytest.mark.parametrize(
+    ("devices", "noted"),
+    [
+        ({}, False),
+        (
+            {"0000:00:02.0": ("0x8086", "0x030000"), "0000:00:1f.0": ("0x10de", "0x040300")},
+            False,
+        ),  # Intel; NVIDIA sound
+        ({"0000:01:00.0": ("0x10de", "0x030200")}, True),
+    ],
+    ids=["nothing listed", "no GPU of NVIDIA", "a GPU"],
+)
+def test_a_missing_driver_is_noted_only_where_there_is_a_gpu(
+    machine: Machine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    devices: dict[str, tuple[str, str]],
+    noted: bool,
+) -> None:
+    machine.driver = None
+    monkeypatch.setattr(hardware, "PCI_DEVICES", tmp_path)
+    for name, (vendor, kind) in devices.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / name / "class").write_text(f"{kind}\n")
+    notices = select_provider().notices()
+    assert bool(notices) == noted
+    assert all("no NVIDIA driver" in notice for notice in notices)
+
+
+def test_a_driver_that_cannot_be_used_is_always_noted(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.driver = FakeDriver([ADA], version=12_040)
+    monkeypatch.setattr(hardware, "PCI_DEVICES", tmp_path)
+    (notice,) = select_provider().notices()
+    assert notice.startswith("skipped tensorrt, rtx, cuda: the NVIDIA driver is too old")
 
 
 @pytest.mark.parametrize("request_", ["auto", "cuda", "tensorrt"])

@@ -24,6 +24,7 @@ from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.builders import DirectOpen
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.types import WindowBatch
+from tests.clips import numbered, write_sound, write_video
 from tests.small import small_bundle
 from tests.toy import RANGES, write_toy
 
@@ -163,21 +164,27 @@ def test_ranges_of_a_dynamic_bundle(tmp_path: Path) -> None:
     assert fixed["frames"].optimum == manifest.frames
 
 
+def clip_options(folder: Path) -> list[str]:
+    """A video and speech, which `sync` checks before anything else."""
+    video, speech = write_video(folder / "a.mp4", numbered(2)), write_sound(folder / "b.wav", 0.08)
+    return ["--video", str(video), "--audio", str(speech)]
+
+
 @pytest.mark.parametrize("command", ["build", "sync"])
 def test_build_and_sync_refuse_the_same(tmp_path: Path, command: str) -> None:
     message = "bundle demo has fixed shapes; export it with --dynamic, or leave --dynamic out"
-    files = ["--video", "a.mp4", "--audio", "b.wav"] if command == "sync" else []
+    files = clip_options(tmp_path) if command == "sync" else []
     options = ["--bundle", str(small_bundle()), "--provider", "cpu", "--engine-cache", str(tmp_path / "cache"), "-q"]
     result = CliRunner().invoke(main, [command, *files, *options, "--dynamic"])
-    assert (result.exit_code, result.stderr) == (1, f"error: {message}\n")
+    assert (result.exit_code, result.stderr) == (2, f"error: {message}\n")
     assert not (tmp_path / "cache").exists()
 
 
-def test_sync_refuses_cuda_graphs_where_there_are_none() -> None:
-    files = ["--video", "a.mp4", "--audio", "b.wav", "--bundle", str(small_bundle())]
+def test_sync_refuses_cuda_graphs_where_there_are_none(tmp_path: Path) -> None:
+    files = [*clip_options(tmp_path), "--bundle", str(small_bundle())]
     result = CliRunner().invoke(main, ["sync", *files, "--provider", "cpu", "-q", "--cuda-graph"])
     message = "error: --cuda-graph: not with provider cpu; tensorrt and cuda have it\n"
-    assert (result.exit_code, result.stderr) == (1, message)
+    assert (result.exit_code, result.stderr) == (2, message)
 
 
 def test_static_means_the_same_for_a_static_bundle(demo: Bundle, tmp_path: Path) -> None:

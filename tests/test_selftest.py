@@ -24,6 +24,7 @@ from latentsync_trt.bundle.manifest import PRECISIONS, REQUIRED_GRAPHS, Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InferenceError
+from latentsync_trt.privacy import redacted
 from latentsync_trt.runtime.providers.select import why_unavailable
 from latentsync_trt.runtime.sessions.engines import Engines
 from tests.small import small_bundle
@@ -183,7 +184,7 @@ def test_ctrl_c_ends_the_process_that_runs_the_provider() -> None:
         (child,) = psutil.Process(running.pid).children()
         running.send_signal(signal.SIGINT)
         _, stderr = running.communicate(timeout=60)
-    assert running.returncode == 1
+    assert running.returncode == 130
     assert stderr.splitlines()[-1].startswith("error: interrupted")
     assert not child.is_running()
 
@@ -406,6 +407,6 @@ def test_paths_and_names_are_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_an_unusable_bundle_is_an_error_without_paths(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["selftest", "--bundle", str(tmp_path / "none"), "--json"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert json.loads(result.stdout)["error"].startswith("none: no bundle there")
     assert str(tmp_path) not in result.stdout

@@ -25,6 +25,7 @@ from latentsync_trt.errors import InputError, MediaError, NoFaceError, OutputErr
 from latentsync_trt.face.align import crop
 from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.media.reader import read_frames
+from latentsync_trt.temporary import LOCK_NAME, PREFIX, leftovers, remove_leftovers
 from latentsync_trt.types import AlignedFace, Face, Progress, SyncReport, UInt8Array, YuvPlanes
 from tests.clips import click_times, decoded, numbered, write_face, write_sound, write_video
 from tests.small import small_bundle
@@ -372,6 +373,8 @@ def test_json_is_one_object(face_clip: Path, word: Path, tmp_path: Path) -> None
     assert (code, err) == (0, "")
     report = json.loads(out)
     assert (report["frames"], report["frames_with_face"]) == (5, 5)
+    assert 0 < report["startup_s"] < report["wall_s"] < report["total_s"]
+    assert report["frames_per_s"] > 0
     code, out, _ = run(*arguments, "--bundle", "no-such-bundle", "--json")
     assert code == 2
     assert "no-such-bundle" in json.loads(out)["error"]
@@ -413,20 +416,23 @@ def test_ctrl_c_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     process = start_long_run(tmp_path)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert err.strip() == "error: interrupted; no output was written"
+    assert process.returncode == 130
+    assert err == "stopping…\nerror: interrupted; unfinished files were removed\n"
     assert left_behind(tmp_path) == ["clip.mp4", "long.wav"]
 
 
 def test_a_killed_run_leaves_no_torn_output(tmp_path: Path) -> None:
-    """Nothing beside the output but the temporary folder, hidden and named as ours, with the file in it."""
+    """Nothing beside the output but the temporary folder, hidden and known as ours, with the file in it."""
     process = start_long_run(tmp_path)
+    assert leftovers(tmp_path) == []
     process.kill()
     process.communicate(timeout=30)
     temporary, *others = left_behind(tmp_path)
     assert others == ["clip.mp4", "long.wav"]
     assert temporary.startswith(PREFIX)
-    assert left_behind(tmp_path / temporary) == ["out.mp4"]
+    assert left_behind(tmp_path / temporary) == [LOCK_NAME, "out.mp4"]
+    assert [leftover.path.name for leftover in remove_leftovers(tmp_path)] == [temporary]
+    assert left_behind(tmp_path) == others
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir() or os.geteuid() != 0, reason="needs the right to mount a tmpfs")

@@ -1,5 +1,6 @@
 """The clock of pictures: FFmpeg's `fps` filter is the reference for what is shown when."""
 
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,7 @@ def numbers(path: Path, **options: object) -> list[int]:
     return [number_of(frame.rgb) for frame in read_frames(path, **options)]  # type: ignore[arg-type]
 
 
-def shown(stamps: list[Fraction | None], clock: Clock | None = None, period_s: Fraction = PERIOD_S) -> list[int]:
+def shown(stamps: Sequence[Fraction | None], clock: Clock | None = None, period_s: Fraction = PERIOD_S) -> list[int]:
     pictures = [(stamp, None, index) for index, stamp in enumerate(stamps)]
     return list(at_constant_rate(on_clock(pictures, clock or Clock(), period_s), MODEL_FPS))
 

@@ -1,12 +1,20 @@
 """Audio features from samples, computed by the audio encoder's graph in segments of 30 s."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from fractions import Fraction
 
 import numpy as np
 
-from latentsync_trt.audio.mel import MEL_BANDS, MEL_FRAMES_PER_S, SAMPLE_RATE_HZ, log_power_blocks, scaled
-from latentsync_trt.audio.windows import FEATURES_PER_S, attended_positions, audio_windows, frame_count
+from latentsync_trt.audio.mel import (
+    MEL_BANDS,
+    MEL_FRAMES_PER_S,
+    SAMPLE_RATE_HZ,
+    SILENT_LOG_POWER,
+    log_power_blocks,
+    scaled,
+)
+from latentsync_trt.audio.windows import FEATURES_PER_S, POSITIONS, attended_positions, audio_windows, frame_count
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import AudioFeatures, Float32Array
 
@@ -26,7 +34,8 @@ EncodeMel = Callable[[Float32Array], Float32Array]
 class SpeechStream:
     """The audio windows of video frames; each segment is encoded when the first frame needs it.
 
-    Memory does not grow with the length of the recording, which is read twice instead of kept.
+    Memory does not grow with the length of the recording, which is read twice instead of kept, and is open until
+    `close`.
 
     Args:
         open_pieces: opens the recording: float32 `(samples,)` pieces, mono, 16 kHz, full scale ±1. Called twice.
@@ -54,6 +63,12 @@ class SpeechStream:
         self._encode_mel = encode_mel
         self._segments = _segments(scaled(block, peak) for block in log_power_blocks(open_pieces()))
         self._features: dict[int, Float32Array] = {}
+        self._peak = peak
+        self._silent: Float32Array | None = None
+
+    def close(self) -> None:
+        """Closes the recording."""
+        self._segments.close()
 
     @property
     def frame_count(self) -> int:
@@ -61,21 +76,36 @@ class SpeechStream:
         return frame_count(self.duration_s)
 
     def windows(self, frames: Sequence[int]) -> Float32Array:
-        """Audio windows of the video frames with these indices, float32 `(n, 10·L, D)`; the last features repeat.
+        """Audio windows of the video frames with these indices, float32 `(n, 10·L, D)`.
 
-        Indices may go back by at most 30 s. Raises `InferenceError` if the graph fails.
+        The last features repeat within the last frames of the recording; later frames get silence. Indices may go back
+        by at most 30 s. Raises `InferenceError` if the graph fails.
         """
-        positions = attended_positions(np.asarray(frames, np.int64), self.feature_count)
+        indices = np.asarray(frames, np.int64)
+        silent = indices >= self.frame_count
+        positions = attended_positions(np.minimum(indices, self.frame_count - 1), self.feature_count)
         first, last = (int(end) // _SEGMENT_FEATURES for end in (positions.min(), positions.max()))
         segments = np.concatenate([self._segment(index) for index in range(first, last + 1)])
         features = segments[positions - first * _SEGMENT_FEATURES]
-        return features.reshape(len(positions), -1, features.shape[-1])
+        windows: Float32Array = features.reshape(len(positions), -1, features.shape[-1])
+        if silent.any():
+            windows[silent] = self._silence()
+        return windows
 
     def all_features(self) -> Float32Array:
         """The features of the whole recording, float32 `(T, L, D)`; call either this or `windows`."""
         segments = range(0, self.feature_count, _SEGMENT_FEATURES)
         parts = [self._segment(start // _SEGMENT_FEATURES)[: self.feature_count - start] for start in segments]
         return np.concatenate(parts, dtype=np.float32)
+
+    def _silence(self) -> Float32Array:
+        """The audio window of a frame in silence, as quiet as this recording's quietest moment could be."""
+        if self._silent is None:
+            power = np.full((1, MEL_BANDS, SEGMENT_FRAMES), SILENT_LOG_POWER, np.float32)
+            features = self._encode_mel(scaled(power, self._peak))[0]
+            middle = len(features) // 2
+            self._silent = features[middle : middle + POSITIONS].reshape(-1, features.shape[-1]).copy()
+        return self._silent
 
     def _segment(self, index: int) -> Float32Array:
         while index not in self._features:
@@ -87,12 +117,12 @@ class SpeechStream:
 
 def encode_audio(open_pieces: OpenPieces, encode_mel: EncodeMel) -> AudioFeatures:
     """Features and windows of a whole recording; arguments and errors as `SpeechStream`."""
-    stream = SpeechStream(open_pieces, encode_mel)
-    features = stream.all_features()
+    with closing(SpeechStream(open_pieces, encode_mel)) as stream:
+        features = stream.all_features()
     return AudioFeatures(features, audio_windows(features, stream.duration_s), stream.duration_s)
 
 
-def _segments(blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
+def _segments(blocks: Iterable[Float32Array]) -> Generator[Float32Array, None, None]:
     """Regroups spectrogram blocks `(80, k)` into segments `(80, 3000)`, the last padded with zeros."""
     held = np.zeros((MEL_BANDS, 0), np.float32)
     for block in blocks:

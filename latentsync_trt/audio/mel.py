@@ -21,6 +21,9 @@ _HALF = _FFT // 2
 MEL_FRAMES_PER_S = SAMPLE_RATE_HZ // _HOP
 
 _POWER_FLOOR = 1e-10
+SILENT_LOG_POWER = -10.0
+"""Its logarithm: the log power of digital silence."""
+
 _DYNAMIC_RANGE = 8.0
 """Decades below the recording's maximum at which the spectrogram is clipped."""
 

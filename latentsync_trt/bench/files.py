@@ -38,7 +38,8 @@ def write_file(path: Path, content: str | bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as staged:
-            staged.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+            # On Linux, names of files may contain bytes that are not UTF-8; in JSON, a backslash stands for them.
+            staged.write_bytes(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
 

@@ -16,6 +16,7 @@ from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
+from latentsync_trt.media.delays import delays_of
 from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, SpokenMouth, camera_frames, spoken_mouth
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
@@ -92,11 +93,12 @@ def first_window(
     Raises:
         NoFaceError: the clip shows fewer faces than that.
     """
-    pictures = (frame.rgb for frame in read_frames(clip.video, rgb_only=True))
+    delays = delays_of(clip.video, clip.audio)
+    pictures = (frame.rgb for frame in read_frames(clip.video, rgb_only=True, delay_s=delays.picture_s))
     faces = list(islice((face.image for face in aligned_faces(pictures, resolution_px) if face is not None), frames))
     if len(faces) < frames:
         raise NoFaceError(f"{clip.video}: {len(faces)} frames with a face, a window takes {frames}; give a longer clip")
-    speech = SpeechStream(lambda: read_audio_blocks(clip.audio), encode_mel)
+    speech = SpeechStream(lambda: read_audio_blocks(clip.audio, delay_s=delays.sound_s), encode_mel)
     return FaceWindow(np.stack(faces), speech.windows(range(frames)))
 
 

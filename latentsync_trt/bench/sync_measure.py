@@ -7,6 +7,7 @@ if there is one, else with the loudness of the sound.
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -100,18 +101,24 @@ class SyncScore:
 
 
 def measure_clip(
-    video: Path, audio: Path, mouth: SpokenMouth | None = None, *, on_progress: ProgressCallback | None = None
+    video: Path,
+    audio: Path,
+    mouth: SpokenMouth | None = None,
+    *,
+    delay_s: Fraction = Fraction(0),
+    on_progress: ProgressCallback | None = None,
 ) -> Curves:
     """The lips of `video` and the speech in `audio`; holds one frame at a time.
 
     Args:
-        mouth: the one that belongs to the audio, if known. on_progress: called after every frame.
+        mouth: the one that belongs to the audio, if known. delay_s: when the audio starts in the video.
+        on_progress: called after every frame.
 
     Raises:
         MediaError, InputError: a file cannot be read.
     """
     frames = (frame.rgb for frame in read_frames(video, rgb_only=True))
-    level_db = loudness(read_audio_blocks(audio))
+    level_db = loudness(read_audio_blocks(audio, delay_s=delay_s))
     return joined(mouth_gaps(_reporting(frames, len(level_db), on_progress)), level_db, mouth)
 
 

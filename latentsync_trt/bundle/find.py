@@ -29,6 +29,8 @@ def demo_folder() -> Path:
 
 def exported_bundles() -> list[Path]:
     """Folders below `checkpoints/` with a manifest, by name; hidden ones are being written."""
+    if not exists(checkpoints_folder()):
+        return []
     manifests = checkpoints_folder().glob(f"*/{MANIFEST_NAME}")
     return sorted(path.parent for path in manifests if not path.parent.name.startswith("."))
 

@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130, 143 and 129 stopped by Ctrl-C,
 """
 
 import importlib
+import io
 import json
 import os
 import sys
@@ -49,6 +50,9 @@ class CommandLine(click.RichGroup):
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
         """Runs a command; errors go to stderr, or to stdout as JSON with `--json`."""
         arguments = list(sys.argv[1:] if args is None else args)
+        # Names of files and our own signs (✓, →) may be missing in the encoding of a pipe, as on Windows.
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
         as_json = "--json" in arguments
         try:
             # click would print its own errors as text.

@@ -51,7 +51,7 @@ def command(bundle: str | None, out: Path, diff: tuple[Path, Path] | None, quiet
     from latentsync_trt.bundle.manifest import Bundle
     from latentsync_trt.cli.show import say
     from latentsync_trt.media.files import check_file
-    from latentsync_trt.paths import check_file_to_write
+    from latentsync_trt.paths import check_file_to_write, check_folder_to_write
 
     if diff is not None:
         before, after = diff
@@ -63,8 +63,7 @@ def command(bundle: str | None, out: Path, diff: tuple[Path, Path] | None, quiet
     for path in (options.video, options.audio):
         if path is not None:
             check_file(Path(path))
-    if _is_file(out):
-        check_file_to_write(out, "--out")
+    (check_file_to_write if _is_file(out) else check_folder_to_write)(out, "--out")
     make_folder(out.parent if _is_file(out) else out)
     notice = (lambda _: None) if quiet else say
     notice(f"bundle {folder.name} ({why})")

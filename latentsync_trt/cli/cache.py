@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from latentsync_trt.cli.options import LocalPath
+from latentsync_trt.cli.options import LocalPath, Number
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.cache.entry import Entry, folder_bytes
 from latentsync_trt.runtime.cache.prune import Choice, remove, remove_timings, select, survey, this_machine, total_bytes
@@ -62,7 +62,7 @@ def verify_engines(folder: Path, as_json: bool) -> None:
 
 @command.command("prune")
 @common_options
-@click.option("--max-gb", type=click.FloatRange(0, 1e6), help="Remove the least recently used until this is left.")
+@click.option("--max-gb", type=Number(0, 1e6), help="Remove the least recently used until this is left.")
 @click.option(
     "--stale",
     is_flag=True,

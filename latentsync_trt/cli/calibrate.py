@@ -100,10 +100,10 @@ def _clips(video: Path | None, audio: Path | None, folder: Path | None) -> "tupl
     from latentsync_trt.media.files import check_file
     from latentsync_trt.quantize.clips import Clip, clips_in
 
-    if video is None and folder is None:
-        raise click.UsageError("no clips to calibrate on: give --video with --audio, or --clips with a folder")
     if audio is not None and video is None:
         raise click.UsageError("--audio: needs --video")
+    if video is None and folder is None:
+        raise click.UsageError("no clips to calibrate on: give --video with --audio, or --clips with a folder")
     for path in (video, audio):
         if path is not None:
             check_file(path)

@@ -100,7 +100,7 @@ def _show(manifest: Manifest, compute_capability: str, results: Results) -> None
         verdict = Text("accepted", "green") if answer.accepted else Text(f"refused: {answer.reason}", "red")
         size = f"{answer.engine_bytes / 1e6:.1f} MB" if answer.accepted else ""
         table.add_row(trial.graph, trial.shapes, str(answer.layers), size, f"{answer.seconds:.1f}", verdict)
-    Console().print(table)
+    Console(markup=False, highlight=False, emoji=False).print(table)  # names come from the bundle's manifest
     accepted = f"{sum(answer.accepted for _, answer in results)} of {len(results)}"
     compiler = f"{manifest.name}, {manifest.precision}: TensorRT-RTX {compiler_version()}"
     click.echo(f"{compiler} accepts {accepted} for compute capability {compute_capability}")

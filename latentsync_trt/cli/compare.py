@@ -84,7 +84,7 @@ def command(
             found = compare_bundles(ours, theirs, chosen, plan)
     write_report(found, out)
     if as_json:
-        click.echo(json.dumps(found.to_json(), allow_nan=False, ensure_ascii=False))
+        click.echo(json.dumps(found.to_json(), allow_nan=False))
     elif not quiet:
         show_comparison(found)
         for note in found.notes:

@@ -73,16 +73,18 @@ def look_at(
     from latentsync_trt.bench.moments import SHOWN_PX, choose_moments, face_views, masked
     from latentsync_trt.bench.sync_measure import measure_clip, score
     from latentsync_trt.bundle.manifest import read_manifest
+    from latentsync_trt.media.delays import delays_of
     from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
     from latentsync_trt.media.reader import read_frames
 
     mouth = spoken_mouth() if audio is None else None
-    curves = measure_clip(out / RESULT, audio or SPEECH, mouth, on_progress=on_progress)
+    delays = delays_of(source, audio or SPEECH)
+    curves = measure_clip(out / RESULT, audio or SPEECH, mouth, delay_s=delays.sound_s, on_progress=on_progress)
     found = score(curves)
     write_file(out / PLOT, png(sync_figure({"measured in the result": curves}, f"Lips: {found}")))
     resolution_px = read_manifest(bundle).resolution_px
     clips = (
-        read_frames(source, rgb_only=True, frame_count=len(curves), extend="loop"),
+        read_frames(source, rgb_only=True, frame_count=len(curves), extend="loop", delay_s=delays.picture_s),
         read_frames(out / RESULT, rgb_only=True),
     )
     moments = choose_moments(curves)

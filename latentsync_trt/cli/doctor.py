@@ -10,6 +10,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal
 
 import rich_click as click
@@ -180,9 +181,10 @@ def _codecs() -> Iterator[Finding]:
 def _bundles() -> Iterator[Finding]:
     from latentsync_trt.bundle.find import checkpoints_folder, default_bundle, demo_folder, exported_bundles
     from latentsync_trt.bundle.manifest import Bundle
+    from latentsync_trt.paths import exists
 
     folder = checkpoints_folder().resolve()
-    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    existing = next(place for place in (folder, *folder.parents) if exists(place))
     state = "found" if folder == existing else "does not exist yet"
     yield Finding("info", f"checkpoints: {folder} ({state}; {_gb(shutil.disk_usage(existing).free)} free)")
     exported = exported_bundles()
@@ -222,6 +224,24 @@ def _gb(size_bytes: int) -> str:
     return f"{size_bytes / 1e9:.1f} GB"
 
 
+def _leftovers() -> Iterator[Finding]:
+    from latentsync_trt.bundle.find import checkpoints_folder
+    from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
+    from latentsync_trt.temporary import leftovers
+
+    places = dict.fromkeys(place.absolute() for place in (Path(), checkpoints_folder(), cache_folder()))
+    found = [leftover for place in places for leftover in leftovers(place)]
+    for leftover in found:
+        text = f"{leftover.path}: a run that was killed left {_gb(leftover.size_bytes)}"
+        yield Finding("missing", text, "delete it, as the next run that writes there does")
+    unfinished = EngineCache(cache_folder()).leftovers()
+    for path in unfinished:
+        text = f"{path}: a build that was killed left it"
+        yield Finding("missing", text, "latentsync-trt cache prune --stale, or the next build, deletes it")
+    if not found and not unfinished:
+        yield Finding("ok", "none here, below checkpoints/ and in the engine cache")
+
+
 SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
     "system": _system,
     "packages": _packages,
@@ -231,5 +251,6 @@ SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
     "engines": _engines,
     "media": _codecs,
     "bundles": _bundles,
+    "leftovers": _leftovers,
 }
 """Sections of the report: heading → examination."""

@@ -1,16 +1,14 @@
 """`latentsync-trt export`: makes a bundle of ONNX graphs from published checkpoints."""
 
-from importlib.util import find_spec
 from typing import Any
 
 import rich_click as click
 
+from latentsync_trt.bundle.staging import check_target
+from latentsync_trt.bundle.tools import tool_versions
 from latentsync_trt.cli.options import build, options_from
-from latentsync_trt.errors import MissingDependency
-from latentsync_trt.export.options import ExportOptions, find_sources
+from latentsync_trt.export.options import EXTRA, TOOLS, ExportOptions, find_sources
 from latentsync_trt.types import Progress
-
-_NEEDED = ("torch", "diffusers", "onnx", "onnxscript", "safetensors")
 
 
 @click.command("export")
@@ -18,11 +16,11 @@ _NEEDED = ("torch", "diffusers", "onnx", "onnxscript", "safetensors")
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
 def command(quiet: bool, **fields: Any) -> None:
     """Export LatentSync's checkpoints to a bundle that `sync` runs without PyTorch."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise MissingDependency(f"export needs {', '.join(missing)}: pip install 'latentsync-trt[export]'")
+    # What is missing is reported before torch is imported, which takes seconds.
+    tool_versions(TOOLS, extra=EXTRA)
     options = build(ExportOptions, fields)
-    find_sources(options)  # missing files are reported before torch is imported, which takes seconds
+    check_target(options.folder)
+    find_sources(options)
     from latentsync_trt.bundle.manifest import read_manifest
     from latentsync_trt.cli.show import progress_bar
     from latentsync_trt.cli.use import note_on_default

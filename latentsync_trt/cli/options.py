@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 import os
 import typing
 from collections.abc import Callable
@@ -18,9 +19,6 @@ from latentsync_trt.paths import check_folder_to_write, local_path
 F = TypeVar("F", bound=Callable[..., Any])
 
 _UNGROUPED = "Main options"
-
-# Shown instead of click's INTEGER RANGE; the range itself is in the help text.
-_METAVARS: dict[type, str] = {click.IntRange: "INTEGER", click.FloatRange: "NUMBER"}
 
 
 class LocalPath(click.Path):
@@ -40,6 +38,21 @@ class LocalPath(click.Path):
         if self._folder:
             check_folder_to_write(path, what)
         return super().convert(value, param, ctx)
+
+
+class Number(click.FloatRange):
+    """A number within limits; unlike click's, without NaN, which compares as inside of any."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is not a number", param, ctx)
+        return float(number)
+
+
+# Shown instead of click's INTEGER RANGE; the range itself is in the help text.
+_METAVARS: dict[type, str] = {click.IntRange: "INTEGER", Number: "NUMBER"}
 
 
 def options_from(cls: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callable[[F], F]:
@@ -137,7 +150,7 @@ def _click_type(hint: Any, metadata: typing.Mapping[str, Any]) -> click.ParamTyp
     kinds = {hint, *typing.get_args(hint)}
     limits = metadata.get("minimum"), metadata.get("maximum")
     if float in kinds:
-        return click.FloatRange(*limits)
+        return Number(*limits)
     if int in kinds:
         return click.IntRange(*limits)
     return LocalPath(folder=metadata.get("folder", False), as_text=True) if Path in kinds else click.STRING

@@ -1,6 +1,5 @@
 """Output while a clip is processed and when it is done."""
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.text import Text
 
+from latentsync_trt.cli.plain_progress import ProgressLines
 from latentsync_trt.types import Progress, ProgressCallback, SyncReport
 
 STDERR = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -42,7 +42,13 @@ class _RateColumn(bars.ProgressColumn):
 
 @contextmanager
 def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
-    """A bar on stderr with stage, steps, rate, time spent and time left; yields the callback that moves it."""
+    """A bar on stderr with stage, steps, rate, time spent and time left; yields the callback that moves it.
+
+    Where stderr is not a terminal, lines of text take its place.
+    """
+    if not hidden and not STDERR.is_terminal:
+        yield ProgressLines(say)
+        return
     columns = bars.TextColumn("{task.description:<12}"), bars.BarColumn(bar_width=None), bars.MofNCompleteColumn()
     times = _RateColumn(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn()
     with bars.Progress(*columns, *times, console=STDERR, expand=True, transient=True, disable=hidden) as bar:
@@ -59,7 +65,7 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
 def process_age_s() -> float:
     """Seconds since this process was started."""
     created_s: float = psutil.Process().create_time()
-    if sys.platform == "linux":  # where psutil adds it to the time of boot in whole seconds
+    if hasattr(time, "CLOCK_BOOTTIME"):  # Linux, where psutil adds it to the time of boot in whole seconds
         return time.clock_gettime(time.CLOCK_BOOTTIME) - (created_s - psutil.boot_time())
     return time.time() - created_s
 

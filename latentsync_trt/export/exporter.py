@@ -1,12 +1,9 @@
 """A whole export: loads checkpoints, writes graphs, verifies them, writes the manifest, then publishes the bundle."""
 
-import importlib.metadata
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-import onnx_ir as ir
 import torch
 
 from latentsync_trt.bundle.manifest import (
@@ -16,25 +13,25 @@ from latentsync_trt.bundle.manifest import (
     FileEntry,
     GraphEntry,
     Manifest,
-    TensorEntry,
     sha256_file,
     step_graph,
     write_manifest,
 )
 from latentsync_trt.bundle.staging import check_target, staged_bundle
+from latentsync_trt.bundle.tools import tool_versions
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import ExportMismatch
-from latentsync_trt.export.graphs import OPSET, GraphPlan, build_cuda_graph, build_graph
-from latentsync_trt.export.options import ExportOptions, Sources, find_sources
+from latentsync_trt.export.graphs import OPSET, GraphPlan, build_cuda_graph, build_graph, save_graph
+from latentsync_trt.export.options import EXTRA, TOOLS, ExportOptions, Sources, find_sources
 from latentsync_trt.export.plans import Networks, cuda_obstacles, load_networks, plan_graphs
+from latentsync_trt.export.proof import Proof
 from latentsync_trt.export.vae_overflow import wide_note
-from latentsync_trt.export.verify import TOLERANCE, needed_bytes, open_checked, verification_options, verify_graph
+from latentsync_trt.export.verify import needed_bytes, verification_options
 
 Progress = Callable[[str, float], None]
 """Called with the current stage and the completed fraction of the export, 0 to 1."""
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-_TOOLS = ("latentsync-trt", "torch", "onnx", "onnx-ir", "onnxscript", "diffusers")
 # Relative durations: a whole U-Net graph takes as long as all small graphs together.
 _TIME = dict.fromkeys((*REQUIRED_GRAPHS, *UNGUIDED_GRAPHS), 1.0) | {
     FULL_STEP: 5.0,
@@ -48,42 +45,49 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
     The bundle appears complete and verified, or not at all; it replaces an earlier one.
 
     Raises:
+        MissingDependency: a package of the extra "export" is not installed.
         CheckpointError: a source is missing or cannot be used.
         InputError: the output folder contains something else, an option does not fit the checkpoint, or memory is too
             small for verification.
         OutputError: the folder cannot be written.
         ExportMismatch: a graph does not reproduce PyTorch.
     """
+    tools = tool_versions(TOOLS, extra=EXTRA)
     check_target(options.folder)
     sources = find_sources(options)
-    proof = verification_options(options) if options.verify else None
-    if progress is not None:
-        progress("loading checkpoints", 0.0)
+    proven = verification_options(options) if options.verify else None
+    report = progress or (lambda *_: None)
+    report("loading checkpoints", 0.0)
     networks = load_networks(sources, options, _DTYPES[options.precision])
+    smaller = None if proven is options else proven
+    proof = Proof(options, sources, networks, smaller) if options.verify else None
     with staged_bundle(options.folder) as staged:
-        _Export(options, sources, networks, proof, progress).write_bundle(staged)
-    if progress is not None:
-        progress("done", 1.0)
+        _Export(options, sources, networks, proof, report, tools).write_bundle(staged)
+    report("done", 1.0)
     return options.folder
 
 
 @dataclass
 class _Export:
-    """One export. `proof`: options of the graphs to verify (see `verification_options`), None to skip verification."""
+    """One export. `proof`: how graphs are verified, None to skip verification. `tools`: name → version.
+
+    `verification`: graph → its largest error so far found.
+    """
 
     options: ExportOptions
     sources: Sources
     networks: Networks
-    proof: ExportOptions | None
-    progress: Progress | None
+    proof: Proof | None
+    progress: Progress
+    tools: dict[str, str]
     finished: float = 0.0
+    verification: dict[str, float] = field(default_factory=dict)
 
     def write_bundle(self, folder: Path) -> None:
         """Writes graphs, weights and manifest into `folder`."""
         options, networks = self.options, self.networks
         plans = plan_graphs(networks, options)
         graphs = self.write_graphs(folder, plans)
-        verification = self.verify(folder, plans)
         manifest = Manifest(
             name=options.folder.name,
             model=options.model,
@@ -99,51 +103,26 @@ class _Export:
             files={path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in sorted(folder.iterdir())},
             ranges={name: allowed for plan in plans for name, allowed in plan.ranges.items()},
             sources={role: _described(path) for role, path in asdict(self.sources).items()},
-            tools={tool: importlib.metadata.version(tool) for tool in _TOOLS},
-            verification=verification,
+            tools=self.tools,
+            verification=self.verification,
             notes=tuple(self.notes()),
             attention=options.attention,
         )
         write_manifest(folder, manifest)
 
     def write_graphs(self, folder: Path, plans: list[GraphPlan]) -> dict[str, GraphEntry]:
-        """Writes the graphs into `folder`, in both forms if they have both."""
+        """Writes the graphs into `folder`, in both forms if they have both, and verifies each at once."""
         graphs: dict[str, GraphEntry] = {}
         for network in dict.fromkeys(plan.network for plan in plans):
             with WeightsFile(folder / f"{network}.weights") as weights:
                 for plan in (plan for plan in plans if plan.network == network):
-                    self.start("exporting", plan)
-                    entry = _save(build_graph(plan), folder / f"{plan.name}.onnx", weights)
-                    if plan.cuda_module is not None:
-                        model = build_cuda_graph(plan, plan.cuda_module)
-                        cuda = _save(model, folder / f"{plan.name}.cuda.onnx", weights)
-                        if (cuda.inputs, cuda.outputs) != (entry.inputs, entry.outputs):
-                            raise ExportMismatch(f"{cuda.file}: its inputs and outputs are not those of {entry.file}")
-                        entry = replace(entry, forms={"cuda": cuda.file})
-                    graphs[plan.name] = entry
+                    place = f"({len(graphs) + 1} of {len(plans)})"
+                    self.start(f"exporting {plan.name} {place}", plan)
+                    graphs[plan.name] = _write_graph(folder, plan, weights)
+                    if self.proof is not None:
+                        self.start(f"verifying {plan.name} {place}", plan)
+                        self.verification[plan.name] = self.proof.verify(plan, folder / f"{plan.name}.onnx")
         return graphs
-
-    def verify(self, folder: Path, plans: list[GraphPlan]) -> dict[str, float]:
-        """Compares the graphs with float32 PyTorch; returns the largest relative difference of each."""
-        if self.proof is None:
-            return {}
-        if self.proof is self.options:
-            return self.compare(folder)
-        for plan in plans:
-            open_checked(folder / f"{plan.name}.onnx", plan)
-        with tempfile.TemporaryDirectory(prefix="proof-", dir=folder.parent) as smaller:
-            self.write_graphs(Path(smaller), plan_graphs(self.networks, self.proof))
-            return self.compare(Path(smaller))
-
-    def compare(self, folder: Path) -> dict[str, float]:
-        """Compares the graphs in `folder`, which were exported with `proof`."""
-        proof = self.proof or self.options
-        truth = self.networks if proof.precision == "fp32" else load_networks(self.sources, proof, torch.float32)
-        found: dict[str, float] = {}
-        for plan in plan_graphs(truth, proof):
-            self.start("verifying", plan)
-            found[plan.name] = verify_graph(folder / f"{plan.name}.onnx", plan, TOLERANCE[proof.precision])
-        return found
 
     def notes(self) -> Iterator[str]:
         """Notes for the users of this bundle."""
@@ -155,32 +134,28 @@ class _Export:
         if options.cuda_form:
             for network, reason in cuda_obstacles(networks, options).items():
                 yield f"{network}: no graphs in the CUDA form, as {reason}"
-        if self.proof is not None and self.proof is not options:
+        if self.proof is not None and self.proof.smaller is not None:
             yield (
                 f"comparing at {options.resolution_px} px takes {needed_bytes(options) / 1e9:.0f} GB of memory; "
-                f"the same networks were compared at {self.proof.resolution_px} px instead"
+                f"the same networks were compared at {self.proof.smaller.resolution_px} px instead"
             )
 
     def start(self, stage: str, plan: GraphPlan) -> None:
         """Reports the start of a stage for a graph."""
-        passes = 1 if self.proof is None else 2 if self.proof is self.options else 3
-        if self.progress is not None:
-            self.progress(f"{stage} {plan.name}", min(self.finished / (passes * sum(_TIME.values())), 1.0))
+        passes = 1 if self.proof is None else 2
+        self.progress(stage, min(self.finished / (passes * sum(_TIME.values())), 1.0))
         self.finished += _TIME[plan.name]
 
 
-def _save(model: ir.Model, path: Path, weights: WeightsFile) -> GraphEntry:
-    weights.move_out(model)
-    ir.save(model, path)
-    inputs, outputs = (tuple(map(_tensor, values)) for values in (model.graph.inputs, model.graph.outputs))
-    return GraphEntry(path.name, weights.path.name, inputs, outputs)
-
-
-def _tensor(value: ir.Value) -> TensorEntry:
-    if value.name is None or value.dtype is None or value.shape is None:
-        raise ExportMismatch(f"the exporter left name, type or shape of {value} open")
-    shape = tuple(dimension if isinstance(dimension, int) else str(dimension) for dimension in value.shape)
-    return TensorEntry(value.name, value.dtype.numpy().name, shape)
+def _write_graph(folder: Path, plan: GraphPlan, weights: WeightsFile) -> GraphEntry:
+    """The manifest's entry of a graph, written in both forms if it has both."""
+    entry = save_graph(build_graph(plan), folder / f"{plan.name}.onnx", weights)
+    if plan.cuda_module is None:
+        return entry
+    cuda = save_graph(build_cuda_graph(plan, plan.cuda_module), folder / f"{plan.name}.cuda.onnx", weights)
+    if (cuda.inputs, cuda.outputs) != (entry.inputs, entry.outputs):
+        raise ExportMismatch(f"{cuda.file}: its inputs and outputs are not those of {entry.file}")
+    return replace(entry, forms={"cuda": cuda.file})
 
 
 def _described(source: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -14,7 +15,9 @@ from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 from torch import Tensor, nn
 
-from latentsync_trt.bundle.manifest import AttentionForm, DimensionRange
+from latentsync_trt.bundle.manifest import AttentionForm, DimensionRange, GraphEntry, TensorEntry
+from latentsync_trt.bundle.weights import WeightsFile
+from latentsync_trt.errors import ExportMismatch
 from latentsync_trt.export.attention import traced_as
 from latentsync_trt.export.cuda_graph import finish, may_fold
 
@@ -60,6 +63,21 @@ def build_cuda_graph(plan: GraphPlan, module: nn.Module) -> ir.Model:
     _tidy(model, plan.name)
     finish(model)
     return _tidy(model, plan.name)
+
+
+def save_graph(model: ir.Model, path: Path, weights: WeightsFile) -> GraphEntry:
+    """Writes the graph to `path` and its weights, where they are new, to `weights`."""
+    weights.move_out(model)
+    ir.save(model, path)
+    inputs, outputs = (tuple(map(_tensor, values)) for values in (model.graph.inputs, model.graph.outputs))
+    return GraphEntry(path.name, weights.path.name, inputs, outputs)
+
+
+def _tensor(value: ir.Value) -> TensorEntry:
+    if value.name is None or value.dtype is None or value.shape is None:
+        raise ExportMismatch(f"the exporter left name, type or shape of {value} open")
+    shape = tuple(dimension if isinstance(dimension, int) else str(dimension) for dimension in value.shape)
+    return TensorEntry(value.name, value.dtype.numpy().name, shape)
 
 
 def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:

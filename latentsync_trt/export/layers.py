@@ -9,6 +9,10 @@ from torch.nn import functional as F
 
 NORM_GROUPS = 32
 
+_FEW_VALUES = 32
+"""In smaller groups values may be nearly equal. ONNX Runtime computes the variance in `GroupNormalization` as a
+difference of two large numbers, which then has no correct digit, or is negative: the result is NaN."""
+
 
 class Linear(nn.Module):
     """`x @ weight + bias` with the weight stored `(in, out)`, which exports as one MatMul without a Transpose.
@@ -47,6 +51,12 @@ class FrameNorm(nn.GroupNorm):
     def __init__(self, width: int) -> None:
         super().__init__(NORM_GROUPS, width, eps=1e-6)
 
+    def forward(self, x: Tensor) -> Tensor:
+        """`x (B·F, C, h, w)` → the same shape."""
+        if x[0].numel() < NORM_GROUPS * _FEW_VALUES:
+            return _two_pass_norm(self, x, 1)
+        return super().forward(x)
+
 
 class WindowNorm(nn.GroupNorm):
     """Group normalization with statistics across all frames and pixels of a window.
@@ -60,21 +70,26 @@ class WindowNorm(nn.GroupNorm):
 
     def forward(self, x: Tensor, frames: int) -> Tensor:  # type: ignore[override]
         """`x (B·F, C, h, w)` → the same shape."""
-        count, width, height, breadth = x.shape
-        windows = count // frames
-        pixels = height * breadth
-        wide = x.float()
-        grouped = wide.reshape(windows, frames, NORM_GROUPS, width // NORM_GROUPS * pixels)
-        frame_mean = grouped.mean(3, keepdim=True)
-        frame_variance = _square(grouped - frame_mean).mean(3, keepdim=True)
-        mean = frame_mean.mean(1, keepdim=True)
-        variance = (frame_variance + _square(frame_mean - mean)).mean(1, keepdim=True)
-        per_group = (NORM_GROUPS, width // NORM_GROUPS)
-        scale = torch.rsqrt(variance + self.eps) * self.weight.float().reshape(per_group)
-        shift = self.bias.float().reshape(per_group) - mean * scale
-        by_channel = wide.reshape(windows, frames, width, pixels)
-        normed = by_channel * scale.reshape(windows, 1, width, 1) + shift.reshape(windows, 1, width, 1)
-        return normed.to(x.dtype).reshape(x.shape)
+        return _two_pass_norm(self, x, frames)
+
+
+def _two_pass_norm(norm: nn.GroupNorm, x: Tensor, frames: int) -> Tensor:
+    """Group normalization of `x (B·F, C, h, w)` over `frames` at a time; the variance is that about the mean."""
+    count, width, height, breadth = x.shape
+    windows = count // frames
+    pixels = height * breadth
+    wide = x.float()
+    grouped = wide.reshape(windows, frames, NORM_GROUPS, width // NORM_GROUPS * pixels)
+    frame_mean = grouped.mean(3, keepdim=True)
+    frame_variance = _square(grouped - frame_mean).mean(3, keepdim=True)
+    mean = frame_mean.mean(1, keepdim=True)
+    variance = (frame_variance + _square(frame_mean - mean)).mean(1, keepdim=True)
+    per_group = (NORM_GROUPS, width // NORM_GROUPS)
+    scale = torch.rsqrt(variance + norm.eps) * norm.weight.float().reshape(per_group)
+    shift = norm.bias.float().reshape(per_group) - mean * scale
+    by_channel = wide.reshape(windows, frames, width, pixels)
+    normed = by_channel * scale.reshape(windows, 1, width, 1) + shift.reshape(windows, 1, width, 1)
+    return normed.to(x.dtype).reshape(x.shape)
 
 
 class GatedProjection(nn.Module):

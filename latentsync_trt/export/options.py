@@ -13,6 +13,12 @@ from latentsync_trt.paths import exists, why_missing
 
 Model = Literal["1.6", "1.5"]
 
+TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "diffusers", "safetensors")
+"""Packages that make the graphs; manifests have their versions."""
+
+EXTRA = "export"
+"""The extra that installs them."""
+
 RESOLUTION_STEP_PX = 64
 """Divisor of resolutions: the VAE and the U-Net each halve the image three times."""
 

@@ -137,8 +137,8 @@ def shape_change(before: Look, now: Look) -> float:
     """Root-mean-square distance of the landmarks after the best similarity transform, 0 to 1; 1 if unknown."""
     if before.shape is None or now.shape is None or before.shape.shape != now.shape.shape:
         return 1.0
-    likeness = abs(np.vdot(before.shape, now.shape)) / len(now.shape)
-    return float(np.sqrt(max(0.0, 1.0 - likeness**2)))
+    likeness = abs(complex((before.shape.conj() * now.shape).mean()))
+    return max(0.0, 1.0 - likeness**2) ** 0.5
 
 
 def unlikeness(before: Float32Array, now: Float32Array) -> float:

@@ -69,21 +69,16 @@ class MediaPipeDetector:
 
     def follow(self, frame: Picture, previous: Face) -> Face | None:
         """The face near its position in the previous frame; None if there is none."""
-        return self.landmarks(frame, region_around(previous))
-
-    def landmarks(self, frame: Picture, region: Region) -> Face | None:
-        """The face in or near `region`; None if there is none."""
-        found = self._converged(frame, region)
-        return None if found is None else found[0]
+        return self._face_in(frame, region_around(previous))
 
     def mesh(self, frame: Picture, region: Region) -> tuple[Float32Array, float] | None:
         """The mesh `(468, 3)` float32 (x, y, depth in pixels) of the face in `region` and its score, or None."""
         found, logit = self._mesh(frame, region)
-        score = float(sigmoid(np.float32(logit)))
+        score = _probability(logit)
         return (found, score) if score >= LEAST_MESH_SCORE else None
 
     def _face_in(self, frame: Picture, region: Region) -> Face | None:
-        """The face in or near `region`, which BlazeFace may have found upside down."""
+        """The face in or near `region`, which may be upside down there."""
         found = self._converged(frame, region)
         if found is None or found[1] < _CERTAIN_LOGIT:
             turned = self._converged(frame, replace(region, angle=region.angle + pi))
@@ -99,7 +94,7 @@ class MediaPipeDetector:
         """
         for _ in range(_MAX_MESH_RUNS):
             mesh, logit = self._mesh(frame, region)
-            score = float(sigmoid(np.float32(logit)))
+            score = _probability(logit)
             if score < LEAST_MESH_SCORE:
                 return None
             face = face_of(mesh, score)
@@ -131,6 +126,10 @@ class MediaPipeDetector:
         boxes, scores = self._graph(model.name).run({"image": image})
         offset = np.array([left, top], np.float32) / model.side_px
         return (decode(model, boxes[0], scores[0, :, 0]) - offset) * side
+
+
+def _probability(logit: float) -> float:
+    return float(sigmoid(np.array([logit], np.float32))[0])
 
 
 def _is_known(face: Face, faces: list[Face]) -> bool:

@@ -65,6 +65,11 @@ class FaceTracker:
         self._found_before: list[Face] = []
         self.turned_frames = 0
 
+    @property
+    def faces_found(self) -> int:
+        """Usable faces in the last frame, 0 if it was not searched as a whole."""
+        return sum(map(usable, self._found or []))
+
     def update(self, frame: Picture, luma: UInt8Array | None = None) -> TrackedFace | None:
         """The face in the next frame, uint8 `(H, W, 3)` RGB of square pixels, or None.
 

@@ -1,12 +1,16 @@
 """Clocks of open files."""
 
 from fractions import Fraction
+from typing import cast
 
 import av
 from av.container import InputContainer
 from av.format import Flags
 
 from latentsync_trt.media.timing import Clock
+
+# PyAV's types have the flags themselves as values.
+_RESETS = cast(int, Flags.ts_discont.value)
 
 
 def clock_of(
@@ -17,7 +21,7 @@ def clock_of(
     jitter_s: Fraction = Fraction(0),
 ) -> Clock:
     """A clock for one stream of an open file, which knows what the file states; arguments as `Clock`."""
-    resets = bool(container.format.flags & Flags.ts_discont.value)
+    resets = bool(container.format.flags & _RESETS)
     return Clock(start_s, origin_s=origin_s, jitter_s=jitter_s, resets=resets, end_s=stated_end_s(container))
 
 

@@ -13,8 +13,10 @@ from latentsync_trt.config import Encoder
 from latentsync_trt.errors import OutputError
 from latentsync_trt.media.files import reason_of
 
+_X264 = "libx264"
+
 _NEEDED_CODECS = (
-    *("libx264", "ffv1", "aac"),
+    *(_X264, "ffv1", "aac"),
     *("h264", "hevc", "vp9", "av1", "prores", "mp3", "opus", "flac", "pcm_s16le"),
 )
 
@@ -70,12 +72,14 @@ def h264_encoder(encoder: Encoder, crf: int, width_px: int, height_px: int) -> H
             raise OutputError(
                 f"--encoder nvenc: the GPU's H.264 encoder does not open{place}: {problem}; use --encoder x264"
             )
+    if _X264 not in av.codecs_available:
+        raise OutputError(f"PyAV's FFmpeg has no {_X264}; install PyAV's own wheel: pip install --force-reinstall av")
     if max(width_px, height_px) > _X264_LONGEST_SIDE_PX:
         raise OutputError(
             f"the picture has {width_px}×{height_px} pixels, but x264 allows {_X264_LONGEST_SIDE_PX} per side; "
             "scale the video down, or use --lossless"
         )
-    return H264("libx264", {"crf": str(crf), "preset": _X264_PRESET})
+    return H264(_X264, {"crf": str(crf), "preset": _X264_PRESET})
 
 
 def check_encoder(encoder: Encoder, width_px: int, height_px: int, *, lossless: bool) -> None:

@@ -106,12 +106,12 @@ class FrameConverter:
     def rgb(self, frame: VideoFrame) -> UInt8Array:
         """The frame as RGB `(H, W, 3)` uint8, converted directly from its own format; raises as `planes`."""
         if has_rgb_channels(frame):
-            with _naming_format(frame):
+            with naming_format(frame):
                 converted = self._reformatter.reformat(frame, format="rgb24", interpolation=_EXACT_SMOOTH, threads=1)
         else:
             coding = coding_of(tags_of(frame), frame.width, frame.height)
             colored = self._yuv420(frame, coding, coding) if _is_gray(frame) else frame
-            with _naming_format(frame):
+            with naming_format(frame):
                 converted = yuv_to_rgb(self._reformatter, colored, coding, _EXACT_SMOOTH)
         return self._upright(frame, packed_view(converted))
 
@@ -125,7 +125,7 @@ class FrameConverter:
                 return self._yuv420(self._yuv420(frame, own, own), own, wanted)
             # swscale takes gray as full range, whatever its tag says: to full range it keeps the codes.
             own_range = wanted_range = ColorRange.JPEG
-        with _naming_format(frame):
+        with naming_format(frame):
             return self._reformatter.reformat(
                 frame,
                 format="yuv420p",
@@ -159,7 +159,7 @@ def _is_gray(frame: VideoFrame) -> bool:
 
 
 @contextmanager
-def _naming_format(frame: VideoFrame) -> Iterator[None]:
+def naming_format(frame: VideoFrame) -> Iterator[None]:
     """Turns swscale's refusal inside the block into an `InputError` that names the format of `frame`."""
     try:
         yield

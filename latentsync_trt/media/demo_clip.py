@@ -50,9 +50,10 @@ def spoken_mouth() -> SpokenMouth:
 
 def portrait() -> UInt8Array:
     """The photograph, uint8 `(H, W, 3)` RGB; raises `InputError` if the package's file is missing."""
-    image = cv2.imread(str(_PORTRAIT))
+    # Not `cv2.imread`, which on Windows opens no file below a folder whose name is not ASCII.
+    image = cv2.imdecode(np.fromfile(_PORTRAIT, np.uint8), cv2.IMREAD_COLOR) if _PORTRAIT.is_file() else None
     if image is None:
-        raise InputError(f"{_PORTRAIT}: missing; install latentsync-trt again", usage=False)
+        raise InputError(f"{_PORTRAIT}: missing or damaged; install latentsync-trt again", usage=False)
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
 
 

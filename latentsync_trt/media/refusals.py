@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from av.video.stream import VideoStream
 
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.color import UNSPECIFIED
-from latentsync_trt.media.conversion import has_rgb_channels, tags_of, views
+from latentsync_trt.media.conversion import has_rgb_channels, naming_format, tags_of, views
 
 _HDR_TRANSFERS = {16: ("PQ (SMPTE ST 2084)", "smpte2084"), 18: ("HLG (ARIB STD-B67)", "arib-std-b67")}
 """HDR transfer characteristics of ITU-T H.273, with FFmpeg's names."""
@@ -22,20 +23,35 @@ _CURE = "put the picture on black first"
 _OPAQUE = 250
 """Least 8-bit alpha that counts as opaque: a mix with black changes such a pixel by less than 3 %."""
 
+_MOST_PIXEL_ASPECT = 10
+"""Wide-screen formats have up to 2.2. A damaged header may state more, and faces are searched in square pixels."""
+
 _ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 """FFmpeg's own decoders of these codecs leave the alpha channel out; these, which not every FFmpeg has, decode it."""
 
 
 def check_stream(path: Path, stream: VideoStream) -> None:
-    """Raises `MediaError` if `stream` has an alpha channel that its decoder leaves out."""
+    """Raises `MediaError` if the decoder leaves out the alpha channel of `stream`, or its pixel aspect is absurd."""
+    aspect = stream.sample_aspect_ratio or Fraction(1)
+    if not 1 / _MOST_PIXEL_ASPECT <= aspect <= _MOST_PIXEL_ASPECT:
+        target = _quoted(path.with_name(f"{path.stem}-square{path.suffix}"))
+        raise MediaError(
+            f"{path}: states pixels of {aspect.numerator}:{aspect.denominator}, which no camera has; for square ones: "
+            f"ffmpeg -i {_quoted(path)} -c copy -aspect {stream.width}:{stream.height} {target}"
+        )
     decoder = _ALPHA_DECODERS.get(stream.codec_context.codec.canonical_name)
     if decoder and stream.metadata.get("alpha_mode") == "1":
         command = _command(path, "opaque", [*_FLATTEN, *_even(stream.width, stream.height)], decoder)
-        raise MediaError(f"{path}: has an alpha channel, which the output cannot; {_CURE}: {command}")
+        raise MediaError(f"{path}: has an alpha channel, which the output cannot hold; {_CURE}: {command}")
 
 
 def check_picture(path: Path, frame: VideoFrame) -> None:
-    """Raises `MediaError` if the decoded `frame` is HDR or has a transparent pixel; opaque alpha channels are fine."""
+    """Checks a decoded frame.
+
+    Raises:
+        MediaError: it is HDR or has a transparent pixel; an alpha channel that is opaque, or zero everywhere, is fine.
+        InputError: swscale does not support its pixel format.
+    """
     hdr = _HDR_TRANSFERS.get(int(frame.color_trc))
     if hdr is not None:
         name, trc = hdr
@@ -47,7 +63,7 @@ def check_picture(path: Path, frame: VideoFrame) -> None:
         flatten = _FLATTEN_RGB if has_rgb_channels(frame) else _FLATTEN
         command = _command(path, "opaque", [*flatten, *_even(frame.width, frame.height)])
         raise MediaError(
-            f"{path}: has transparent pixels ({frame.format.name}), which the output cannot; {_CURE}: {command}"
+            f"{path}: has transparent pixels ({frame.format.name}), which the output cannot hold; {_CURE}: {command}"
         )
 
 
@@ -82,7 +98,8 @@ def _even(width_px: int, height_px: int) -> list[str]:
 def _is_transparent(frame: VideoFrame) -> bool:
     if not (frame.format.has_palette or any(component.is_alpha for component in frame.format.components)):
         return False
-    planar = VideoReformatter().reformat(frame, format="gbrap", threads=1)
+    with naming_format(frame):
+        planar = VideoReformatter().reformat(frame, format="gbrap", threads=1)
     alpha = views(planar)[3]
     # All zero: some programs leave the fourth byte of a pixel empty.
     return int(np.min(alpha)) < _OPAQUE and bool(np.any(alpha))

@@ -33,19 +33,18 @@ def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, r
     for run in _runs(frames):
         first = next(run)
         at = nearest(first.time_s, rate_hz)
-        end: int | None = at
-        for samples, end in _resampled(path, chain([first], run), layout, rate_hz):
-            yield from _silence(at - given, channels, rate_hz)
-            given = max(given, at)
+        yield from _silence(at - given, channels, rate_hz)
+        given, end = max(given, at), at
+        for samples, known_end in _resampled(path, chain([first], run), layout, rate_hz):
+            end = at + samples.size // channels if known_end is None else known_end
             block = samples.reshape(-1, channels)
-            fresh = block[given - at : None if end is None else max(end - at, 0)]
+            fresh = block[max(given - at, 0) : max(end - at, 0)]
             at += len(block)
             given += len(fresh)
             if len(fresh):
                 yield fresh
-        missing = (end or 0) - given  # resamplers round
-        yield from _silence(missing, channels, rate_hz)
-        given += max(missing, 0)
+        yield from _silence(end - given, channels, rate_hz)  # resamplers round
+        given = max(given, end)
 
 
 def format_of(frame: AudioFrame) -> _Format:
@@ -55,7 +54,8 @@ def format_of(frame: AudioFrame) -> _Format:
 
 def _runs(frames: Iterable[Timed[AudioFrame]]) -> Iterator[Iterator[Timed[AudioFrame]]]:
     """Frames of one format that follow each other directly."""
-    number, before = 0, None
+    number = 0
+    before: Timed[AudioFrame] | None = None
 
     def number_of(timed: Timed[AudioFrame]) -> int:
         nonlocal number, before
@@ -71,20 +71,22 @@ def _resampled(
     path: Path, run: Iterator[Timed[AudioFrame]], layout: str, rate_hz: int
 ) -> Iterator[tuple[Float32Array, int | None]]:
     """Packed samples, and at which sample the run ends, once that is known; the last one always says it."""
-    resampler, end = AudioResampler("flt", layout, rate_hz, options=_MIX_OPTIONS), 0
+    resampler = AudioResampler("flt", layout, rate_hz, options=_MIX_OPTIONS)
+    end_s, end = Fraction(0), None
     for timed in chain(run, (None,)):
-        is_cut = False
-        if timed is not None:
-            end = nearest(timed.end_s, rate_hz)
-            is_cut = timed.duration_s < Fraction(timed.item.samples, timed.item.sample_rate)
+        if timed is None:
+            end = nearest(end_s, rate_hz)
+        else:
+            end_s = timed.end_s
+            if timed.duration_s < Fraction(timed.item.samples, timed.item.sample_rate):
+                end = nearest(end_s, rate_hz)
             # With time stamps the resampler would fill gaps itself, and not to the sample.
             timed.item.pts = None
         with reading(path, "its audio cannot be resampled"):
             pieces = resampler.resample(None if timed is None else timed.item)
         for piece in pieces:
             if piece is not None:
-                samples = piece.to_ndarray().astype(np.float32, copy=False)
-                yield samples, end if is_cut or timed is None else None
+                yield piece.to_ndarray().astype(np.float32, copy=False), end
     yield np.zeros(0, np.float32), end
 
 

@@ -38,6 +38,9 @@ QuickTime and many televisions play without sound."""
 _GAPS_IN = ".mkv"
 """The container that gives each packet a time. Others give it a duration, which players take for what it decodes to."""
 
+_PRE_ROLL_S = Fraction(1, 10)
+"""What decoders need before the first sample that is heard: 80 ms for Opus, 93 ms for HE-AAC."""
+
 AAC_BITS_PER_S = 192_000
 """Bit rate per pair of channels."""
 
@@ -49,31 +52,34 @@ _AAC_CHANNELS = max(_LAYOUTS)
 
 @contextmanager
 def open_soundtrack(
-    source: Path, output: OutputContainer, suffix: str, delay_s: Fraction = Fraction(0)
+    source: Path, output: OutputContainer, delay_s: Fraction, *, encoded: bool
 ) -> Iterator[CopiedSound | EncodedSound]:
     """Adds the first audio stream of `source` to an open output, at the times of `audio.read_audio_blocks`.
 
     Args:
-        delay_s: time of the first sample.
+        delay_s: time of the first sample. encoded: as AAC, which `why_encoded` decides; else, its packets are copied.
 
     Raises:
         MediaError: the source cannot be read, has no audio stream, or breaks off.
     """
-    problem = why_not_copied(source, suffix)
     with open_input(source) as container:
         stream = audio_stream(source, container)
-        if problem is None:
-            yield CopiedSound(source, container, stream, output, delay_s)
-        else:
-            yield EncodedSound(source, container, stream, output, delay_s, f"{problem}: it is encoded as AAC")
+        yield (EncodedSound if encoded else CopiedSound)(source, container, stream, output, delay_s)
 
 
-def why_not_copied(source: Path, suffix: str) -> str | None:
-    """Why the packets of `source` cannot be the sound of an output with this suffix; decodes it. None if they can.
+def why_encoded(source: Path, suffix: str) -> str | None:
+    """A notice of why the sound of an output with this suffix is encoded; None if the packets of `source` fit.
+
+    Decodes the whole sound, unless its codec does not fit.
 
     Raises:
         MediaError: as `open_soundtrack`.
     """
+    problem = _why_not_copied(source, suffix)
+    return None if problem is None else f"{problem}: it is encoded as AAC"
+
+
+def _why_not_copied(source: Path, suffix: str) -> str | None:
     with open_input(source) as container:
         stream = audio_stream(source, container)
         # The decoder's name can differ from the codec's, as in mp3float.
@@ -95,8 +101,6 @@ def why_not_copied(source: Path, suffix: str) -> str | None:
 
 class CopiedSound:
     """The source's own packets, at the times of the samples inside."""
-
-    notice = ""
 
     def __init__(
         self, path: Path, container: InputContainer, stream: AudioStream, output: OutputContainer, delay_s: Fraction
@@ -128,12 +132,17 @@ class CopiedSound:
             yield packet
 
     def _next(self) -> tuple[Fraction, Packet[Any]] | None:
-        with reading(self._path, "its audio cannot be read"):
-            packet = next(self._packets, None)
-        if packet is None or packet.size == 0:  # the demuxer ends with an empty packet
-            return None
-        stamp_s = None if packet.pts is None else packet.pts * self._time_base
-        return self._clock.advance(stamp_s, (packet.duration or 0) * self._time_base), packet
+        while True:
+            with reading(self._path, "its audio cannot be read"):
+                packet = next(self._packets, None)
+            if packet is None or packet.size == 0:  # the demuxer ends with an empty packet
+                return None
+            stamp_s = None if packet.pts is None else packet.pts * self._time_base
+            duration_s = (packet.duration or 0) * self._time_base
+            time_s = self._clock.advance(stamp_s, duration_s)
+            # Edit lists hide what was cut off at the start, which not every container and player can.
+            if time_s + duration_s > -_PRE_ROLL_S:
+                return time_s, packet
 
     def flush(self) -> Iterator[Packet[Any]]:
         """Nothing, as all packets are written already."""
@@ -141,18 +150,11 @@ class CopiedSound:
 
 
 class EncodedSound:
-    """The source's samples as AAC, with its sample rate and channels if AAC supports them; `notice` says why."""
+    """The source's samples as AAC, with its sample rate and channels if AAC supports them."""
 
     def __init__(
-        self,
-        path: Path,
-        container: InputContainer,
-        stream: AudioStream,
-        output: OutputContainer,
-        delay_s: Fraction,
-        notice: str,
+        self, path: Path, container: InputContainer, stream: AudioStream, output: OutputContainer, delay_s: Fraction
     ) -> None:
-        self.notice = notice
         source: AudioCodecContext = stream.codec_context
         if source.channels > _AAC_CHANNELS:
             raise MediaError(

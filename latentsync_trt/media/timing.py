@@ -25,6 +25,9 @@ FORWARD_S = Fraction(10)
 LONGEST_S = Fraction(3600)
 """A step on by this or more is a reset where the file does not state its end: most likely, the stamp is damaged."""
 
+_SHORTEST_S = Fraction(1, 25)
+"""Of a picture whose stated duration is not used."""
+
 HELD_S = Fraction(1, 2)
 """If less than this is missing at the end of a looped video, its last picture is held: the sound is merely padded."""
 
@@ -76,6 +79,13 @@ class Clock:
         self._latest_s = time_s if self._latest_s is None else max(self._latest_s, time_s)
         return time_s
 
+    def plausible(self, stamp_s: Fraction | None, duration_s: Fraction) -> Fraction:
+        """`duration_s`, or what the file leaves for it if it is far more than that: most likely, it is damaged."""
+        if stamp_s is None or self._stated_end_s is None:
+            return min(duration_s, LONGEST_S)
+        left_s = max(self._stated_end_s - stamp_s, _SHORTEST_S)
+        return duration_s if duration_s < left_s + FORWARD_S else left_s
+
     def _time_of(self, stamp_s: Fraction) -> Fraction:
         if self._origin_s is None:
             self._origin_s = stamp_s - self._next_s
@@ -107,7 +117,7 @@ def on_clock(
     """
     last_s: Fraction | None = None
     for stamp_s, stated_s, item in pictures:
-        duration_s = stated_s or period_s
+        duration_s = clock.plausible(stamp_s, stated_s or period_s)
         time_s = clock.advance(stamp_s, duration_s)
         if last_s is None or time_s > last_s:
             last_s = time_s

@@ -23,7 +23,7 @@ from latentsync_trt.media.color import BT709, RGB_IDENTITY
 from latentsync_trt.media.conversion import COLOR_RANGES, even_frame
 from latentsync_trt.media.files import ffmpeg_name, reason_of, writing
 from latentsync_trt.media.patching import apply_patch, paint, planes_of
-from latentsync_trt.media.soundtrack import CopiedSound, EncodedSound, open_soundtrack
+from latentsync_trt.media.soundtrack import CopiedSound, EncodedSound, open_soundtrack, why_encoded
 from latentsync_trt.paths import exists
 from latentsync_trt.temporary import temporary_folder
 from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo
@@ -96,7 +96,7 @@ class VideoWriter:
 
     Raises:
         OutputError: on entering, writing or leaving: the file cannot be written, or the encoder does not open.
-        MediaError: the sound cannot be read.
+        MediaError: the sound cannot be read, which is found out at once.
     """
 
     def __init__(
@@ -116,7 +116,9 @@ class VideoWriter:
         self._opened: tuple[OutputContainer, VideoStream] | None = None
         self._sound: CopiedSound | EncodedSound | None = None
         self._count = 0
-        self.notices = _losses(info, lossless=lossless)
+        problem = None if audio is None else why_encoded(audio, output.suffix.lower())
+        self._sound_is_encoded = problem is not None
+        self.notices = (*_losses(info, lossless=lossless), *((problem,) if problem else ()))
         """What the output cannot preserve."""
 
     def __enter__(self) -> Self:
@@ -156,13 +158,11 @@ class VideoWriter:
         suffix = self._output.suffix.lower()
         options = {} if suffix == ".mkv" else {"movflags": "+faststart"}
         container = av.open(ffmpeg_name(self._part), "w", options=options)
-        self._cleanup.callback(_close, container)
+        self._cleanup.callback(_close, container, self._part)
         stream = self._add_video(container, picture)
         if self._audio is not None:
-            sound = open_soundtrack(self._audio, container, suffix, self._audio_delay_s)
+            sound = open_soundtrack(self._audio, container, self._audio_delay_s, encoded=self._sound_is_encoded)
             self._sound = self._cleanup.enter_context(sound)
-            if isinstance(self._sound, EncodedSound):
-                self._add_notice(self._sound.notice)
         return container, stream
 
     def _add_video(self, container: OutputContainer, picture: VideoFrame) -> VideoStream:
@@ -209,19 +209,27 @@ class VideoWriter:
             self._part.replace(self._output)
 
 
-def _close(container: OutputContainer) -> None:
-    """Closes a container; ignores errors, as its file is deleted or complete."""
-    with contextlib.suppress(av.error.FFmpegError, OSError):
-        container.close()
+def _close(container: OutputContainer, part: Path) -> None:
+    """Closes a container, unless it is closed already; its file `part` is incomplete then, and errors do not matter."""
+    # Closing moves all of an MP4 to make room for its index at the front, unless the file is gone.
+    for end in (part.unlink, container.close):
+        with contextlib.suppress(av.error.FFmpegError, OSError):
+            end()
 
 
 def write_pictures(
-    path: Path, pictures: Iterable[UInt8Array], *, lossless: bool = False, audio: Path | None = None
+    path: Path,
+    pictures: Iterable[UInt8Array],
+    *,
+    lossless: bool = False,
+    audio: Path | None = None,
+    audio_delay_s: Fraction = Fraction(0),
 ) -> None:
     """Writes pictures of one size, uint8 `(H, W, 3)` RGB, at the model's rate, near lossless or lossless.
 
     Args:
         audio: file whose first audio stream is the sound, cut at the last picture; None for silence.
+        audio_delay_s: when it starts.
 
     Raises:
         OutputError: the file cannot be written, or there are no pictures. MediaError: the sound cannot be read.
@@ -230,7 +238,8 @@ def write_pictures(
     first = next(stream, None)
     if first is None:
         raise OutputError(f"{path}: there are no pictures to write")
-    with VideoWriter(path, None, audio=audio, crf=_NEAR_LOSSLESS_CRF, lossless=lossless) as writer:
+    crf = _NEAR_LOSSLESS_CRF
+    with VideoWriter(path, None, audio=audio, audio_delay_s=audio_delay_s, crf=crf, lossless=lossless) as writer:
         for index, rgb in enumerate(chain([first], stream)):
             writer.write(Frame(index, Fraction(index, MODEL_FPS), rgb, None))
 
@@ -244,6 +253,11 @@ def _losses(info: VideoInfo | None, *, lossless: bool) -> tuple[str, ...]:
     if even != size and not lossless:
         sizes = f"{size[0]}×{size[1]} to {even[0]}×{even[1]}"
         losses.append(f"H.264 needs even sides: the picture grows from {sizes} by repeating its edge")
+    if lossless and info.sample_aspect_ratio != 1:
+        # PyAV sets the aspect of an encoder, which FFV1 does not write, but not that of a stream.
+        aspect = info.sample_aspect_ratio * Fraction(*size)
+        cure = f"to add it afterwards: ffmpeg -i OUTPUT -c copy -aspect {aspect.numerator}:{aspect.denominator} NEW.mkv"
+        losses.append(f"lossless output does not store its pixel aspect {info.sample_aspect_ratio}; {cure}")
     bits = max((component.bits for component in VideoFormat(info.pixel_format).components), default=8)
     if bits > 8:
         losses.append(f"the picture has {bits} bits per channel ({info.pixel_format}); 8 are written")

@@ -14,6 +14,7 @@ from latentsync_trt.diffusion.plan import PlannedStep
 from latentsync_trt.diffusion.scheduler import Step
 from latentsync_trt.face.mask import latent_mask, mouth_mask
 from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.media.delays import delays_of
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import frames_in
 from latentsync_trt.quantize.clips import Clip, ClipSummary, silent_share
@@ -77,14 +78,15 @@ def record_windows(
         MediaError: the clip cannot be read. OutputError: a window cannot be written.
     """
     manifest, frames = networks.bundle.manifest, 0
-    speech = SpeechStream(lambda: read_audio_blocks(clip.audio), networks.encode_mel)
-    in_video = frames_in(probe(clip.video).duration_s, MODEL_FPS)
+    delays, duration_s = delays_of(clip.video, clip.audio), probe(clip.video).duration_s
+    speech = SpeechStream(lambda: read_audio_blocks(clip.audio, delay_s=delays.sound_s), networks.encode_mel)
+    in_video = frames_in(None if duration_s is None else delays.picture_s + duration_s, MODEL_FPS)
     expected = speech.frame_count if in_video is None else min(in_video, speech.frame_count)
     expected_windows, recorded = max(1, expected // manifest.frames), 0
 
     def read() -> Generator[Frame, None, None]:
         nonlocal frames
-        source = read_frames(clip.video, rgb_only=True, frame_count=speech.frame_count)
+        source = read_frames(clip.video, rgb_only=True, frame_count=speech.frame_count, delay_s=delays.picture_s)
         for frames, frame in enumerate(source, start=1):
             on_frame(frames, max(frames, expected))
             yield frame

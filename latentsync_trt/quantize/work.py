@@ -10,6 +10,7 @@ not at all.
 
 import hashlib
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -49,7 +50,8 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
         # NumPy does not close a file that it cannot read.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
+    # NotImplementedError for flags and methods that a damaged archive claims.
+    except (OSError, ValueError, EOFError, BadZipFile, zlib.error, NotImplementedError) as error:
         raise InputError(f"{path}: cannot be read ({error}); delete it and calibrate again", usage=False) from error
 
 

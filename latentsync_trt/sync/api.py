@@ -83,8 +83,8 @@ class LipSync:
             OutputError: the profile cannot be written.
         """
         with self._turns.take("close", last=True):
-            if (close := getattr(self._own_detector, "close", None)) is not None:
-                close()
+            if self._own_detector is not None:
+                self._own_detector.close()
             return self._networks.close()
 
     def warm_up(self, options: SyncOptions | None = None) -> None:
@@ -110,14 +110,21 @@ class LipSync:
 
         Raises:
             MediaError: the file has no readable audio. InputError: `path` is none, or samples are not finite numbers.
+            Others as `sync`.
         """
         from latentsync_trt.audio.encoder import encode_audio
+        from latentsync_trt.bundle.manifest import AUDIO_ENCODER
         from latentsync_trt.media.audio import read_audio_blocks
         from latentsync_trt.sync.inputs import path_argument
 
         recording = path_argument(path, "audio")
+
+        def encode_mel(mel: Float32Array) -> Float32Array:
+            self._networks.open((AUDIO_ENCODER,))  # not before the recording has been read
+            return self._networks.encode_mel(mel)
+
         with self._turns.take("encode_audio"):
-            return encode_audio(lambda: read_audio_blocks(recording), self._networks.encode_mel)
+            return encode_audio(lambda: read_audio_blocks(recording), encode_mel)
 
     def sync(
         self,
@@ -147,7 +154,8 @@ class LipSync:
         with self._turns.take("sync"):
             try:
                 run = Run(self._networks, video, audio, output, options or SyncOptions())
-                return run.execute(detector or self._detector(), noise, on_progress or (lambda _: None))
+                own = self._detector() if detector is None else detector
+                return run.execute(own, noise, on_progress or (lambda _: None))
             except BaseException:
                 self._networks.take_notices()  # they are not the next clip's
                 raise

@@ -3,7 +3,7 @@
 A face is searched near its last position, so finding is sequential; cropping runs in another thread.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -46,21 +46,30 @@ class FaceFinder:
     Args:
         resolution_px: side of an aligned face.
         pixel_aspect: width / height of a pixel; faces are detected and aligned in square pixels.
+        on_notice: called at the first frame that shows several faces.
 
     Raises:
         InputError: no real picture has such pixels.
     """
 
     def __init__(
-        self, detector: FaceDetector, resolution_px: int, clock: StageClock, *, pixel_aspect: Fraction = Fraction(1)
+        self,
+        detector: FaceDetector,
+        resolution_px: int,
+        clock: StageClock,
+        *,
+        pixel_aspect: Fraction = Fraction(1),
+        on_notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         if not 1 <= _MOST_STRETCH * pixel_aspect <= _MOST_STRETCH**2:
             raise InputError(
                 f"pixel aspect {pixel_aspect}: the video says that its pixels are that many times as wide as high; "
-                "correct it, for square pixels with: ffmpeg -i in.mp4 -vf setsar=1 out.mp4"
+                "correct it, for square pixels with: ffmpeg -i in.mp4 -vf setsar=1 out.mp4",
+                usage=False,
             )
         self._tracker = FaceTracker(detector, resolution_px)
         self._resolution_px, self._clock, self._pixel_aspect = resolution_px, clock, pixel_aspect
+        self._on_notice, self._several = on_notice, False
         self.frames_with_face = 0
 
     @property
@@ -97,8 +106,17 @@ class FaceFinder:
             for frame in frames:
                 with self._clock.measure("face"):
                     job = self._found(frame)
+                self._note_several(frame)
                 self.frames_with_face += job.track_id is not None
                 yield job
+
+    def _note_several(self, frame: Frame) -> None:
+        count = self._tracker.faces_found
+        if count > 1 and not self._several:
+            self._several = True
+            self._on_notice(
+                f"{count} faces after {float(frame.time_s):.2f} s: one at a time is lip-synced, at first the largest"
+            )
 
     def _found(self, frame: Frame) -> Job:
         luma = None if frame.planes is None else frame.planes.y

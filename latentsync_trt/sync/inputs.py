@@ -2,13 +2,14 @@
 
 import os
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.codecs import check_encoder
+from latentsync_trt.media.delays import Delays, delays_of
 from latentsync_trt.media.files import check_file
 from latentsync_trt.media.reader import probe
 from latentsync_trt.media.writer import check_output_path
@@ -18,12 +19,16 @@ from latentsync_trt.types import VideoInfo
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The files of a run, all of which can be used, and the properties of the video."""
+    """The files of a run, all of which can be used, and the properties of the video.
+
+    `info.duration_s` includes the delay of the picture.
+    """
 
     video: Path
     audio: Path
     output: Path
     info: VideoInfo
+    delays: Delays
 
 
 def check_inputs(video: object, audio: object, output: object, options: SyncOptions) -> Inputs:
@@ -45,7 +50,10 @@ def check_inputs(video: object, audio: object, output: object, options: SyncOpti
     check_encoder(options.encoder, info.width_px, info.height_px, lossless=options.lossless)
     with closing(read_audio_blocks(checked["audio"])) as blocks:
         next(blocks, None)
-    return Inputs(**checked, info=info)
+    delays = delays_of(checked["video"], checked["audio"])
+    if info.duration_s is not None:
+        info = replace(info, duration_s=info.duration_s + delays.picture_s)
+    return Inputs(**checked, info=info, delays=delays)
 
 
 def path_argument(value: object, name: str) -> Path:

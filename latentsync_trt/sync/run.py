@@ -40,22 +40,20 @@ class Run:
         inputs = check_inputs(video, audio, output, options)
         self._networks, self._manifest = networks, networks.bundle.manifest
         self._video, self._audio, self._output, self._info = inputs.video, inputs.audio, inputs.output, inputs.info
-        self._options = options
+        self._options, self._delays = options, inputs.delays
         self._clock = StageClock(networks.on_span)
         self._speech: SpeechStream
 
     def execute(self, detector: FaceDetector, noise: Float32Array | None, on_progress: ProgressCallback) -> SyncReport:
         """Runs all stages; encoding runs in this thread."""
         check_noise(self._manifest, noise)
-        aspect = self._info.sample_aspect_ratio
-        finder = FaceFinder(detector, self._manifest.resolution_px, self._clock, pixel_aspect=aspect)
-        writer = self._writer()
+        finder, writer = self._finder(detector), self._writer()
         self._announce(writer.notices)
         self._read_audio_and_open_networks()
         startup_s = perf_counter() - self._start_s
         painter = self._painter(noise)
         count, total = 0, self._expected_frames()
-        with closing(self._composed(finder, painter)) as composed, writer:
+        with closing(self._speech), closing(self._composed(finder, painter)) as composed, writer:
             for frame, patch in composed:
                 with self._clock.measure("encode"):
                     writer.write(frame, patch)
@@ -67,6 +65,9 @@ class Run:
                 raise finder.no_face(self._video, count)
             on_progress(Progress("finishing", count, total))
         self._announce(finder.notices())
+        return self._report(count, finder, painter, startup_s)
+
+    def _report(self, count: int, finder: FaceFinder, painter: Painter, startup_s: float) -> SyncReport:
         wall_s = perf_counter() - self._start_s
         return SyncReport(
             output=str(self._output),
@@ -89,11 +90,14 @@ class Run:
         networks, info = self._networks, self._info
         self._announce((*notices_of_model(self._manifest), *notices_of_rate(info), *networks.selection.notices()))
         with self._clock.measure("encode audio", frames=0):
-            self._speech = SpeechStream(lambda: read_audio_blocks(self._audio), networks.encode_mel)
+            self._speech = SpeechStream(self._recording, networks.encode_mel)
         self._announce(notices_of_length(info, self._speech.frame_count, self._options))
         with self._clock.measure("open", frames=0):
             networks.prepare(graphs_for(self._options))
         self._announce(networks.selection.notices())  # of a provider that it fell back to
+
+    def _recording(self) -> Generator[Float32Array, None, None]:
+        return read_audio_blocks(self._audio, delay_s=self._delays.sound_s)
 
     def _announce(self, notices: Iterable[str]) -> None:
         for text in notices:
@@ -116,8 +120,18 @@ class Run:
             rgb_only=self._options.lossless,
             frame_count=None if self._options.length == "video" else self._speech.frame_count,
             extend=self._options.extend if self._options.length == "audio" else None,
+            delay_s=self._delays.picture_s,
         )
         return self._clock.measured("decode", frames)
+
+    def _finder(self, detector: FaceDetector) -> FaceFinder:
+        return FaceFinder(
+            detector,
+            self._manifest.resolution_px,
+            self._clock,
+            pixel_aspect=self._info.sample_aspect_ratio,
+            on_notice=self._networks.notice,
+        )
 
     def _painter(self, noise: Float32Array | None) -> Painter:
         networks = self._networks
@@ -158,6 +172,7 @@ class Run:
             self._output,
             self._info,
             audio=self._audio,
+            audio_delay_s=self._delays.sound_s,
             crf=options.crf,
             encoder=options.encoder,
             lossless=options.lossless,

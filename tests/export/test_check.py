@@ -243,7 +243,7 @@ def test_the_command_shows_a_refusal_and_fails(tmp_path: Path) -> None:
 def test_wrong_values_are_one_line() -> None:
     for arguments in (("--graph", "vae"), ("--compute-capability", "9.0"), ("--dynamic",)):
         code, out, err = run("--bundle", str(small_bundle()), *arguments)
-        assert (code, out) == (1, "")
+        assert (code, out) == (2, "")
         assert err.splitlines()[-1].startswith("error: ")
 
 
@@ -264,5 +264,5 @@ def test_ctrl_c_ends_a_compilation() -> None:
         process.stderr.readline()
         time.sleep(STARTED_S)
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(ENDED_S) == 1
+        assert process.wait(ENDED_S) == 130
         assert "interrupted" in process.stderr.read()

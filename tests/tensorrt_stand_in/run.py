@@ -95,9 +95,9 @@ def _cuda_folders() -> list[str]:
 
 def main() -> None:
     """Runs the command line."""
-    from latentsync_trt.cli import main as command_line
+    from latentsync_trt.__main__ import main as command_line
 
-    command_line(sys.argv[1:])
+    command_line()
 
 
 if __name__ == "__main__":

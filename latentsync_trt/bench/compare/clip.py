@@ -17,6 +17,7 @@ from latentsync_trt.bench.sync_measure import Curves, SyncScore, agreement, join
 from latentsync_trt.config import Extend
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.media.delays import delays_of
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.quantize.clips import SILENCE_DBFS, silent_share
@@ -106,17 +107,21 @@ def measure(
         InputError: too few frames show a face, or pictures differ in size. OutputError: a file cannot be written.
         MediaError: one cannot be read.
     """
-    a, b = (measure_clip(video, clip.audio, clip.mouth, on_progress=on_progress) for video in videos)
+    delays = delays_of(clip.video, clip.audio)
+    a, b = (
+        measure_clip(video, clip.audio, clip.mouth, delay_s=delays.sound_s, on_progress=on_progress) for video in videos
+    )
     a, b = joined(a.gaps[: len(b)], a.level_db, a.mouth), joined(b.gaps[: len(a)], b.level_db, b.mouth)
     lips = compare_lips(a, b, clip.video.name)
     clips = (
-        read_frames(clip.video, rgb_only=True, frame_count=len(a), extend=extend),
+        read_frames(clip.video, rgb_only=True, frame_count=len(a), extend=extend, delay_s=delays.picture_s),
         *(read_frames(video, rgb_only=True, frame_count=len(a)) for video in videos),
     )
     views = face_views([(frame.rgb for frame in frames) for frames in clips], side_px)
     meter, kept = FaceMeter(side_px), dict[str, Sequence[UInt8Array]]()
     picture, video = report.with_suffix(".png"), report.with_suffix(".mp4")
-    write_pictures(video, _side_by_side(views, meter, choose_moments(a), kept), audio=clip.audio)
+    side_by_side = _side_by_side(views, meter, choose_moments(a), kept)
+    write_pictures(video, side_by_side, audio=clip.audio, audio_delay_s=delays.sound_s)
     areas = meter.areas()
     write_file(picture, png(face_grid(("source", "A", "B", f"difference × {GAIN}"), kept)))
     return ClipResults(

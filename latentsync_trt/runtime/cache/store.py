@@ -171,11 +171,24 @@ class EngineCache:
         Raises:
             OutputError: the cache cannot be listed.
         """
+        for path in self._leftovers():
+            shutil.rmtree(path, ignore_errors=True)
+
+    def leftovers(self) -> list[Path]:
+        """What `sweep` deletes.
+
+        Raises:
+            OutputError: the cache cannot be listed.
+        """
+        return list(self._leftovers())
+
+    def _leftovers(self) -> Iterator[Path]:
+        """Each while its lock is held."""
         for path in self._listing():
             match = _ASIDE_NAME.fullmatch(path.name)
             if match:
                 with suppress(Timeout, OSError), self._lock(match[1]).acquire(blocking=False):
-                    shutil.rmtree(path, ignore_errors=True)
+                    yield path
 
     def _examined(self, key: EngineKey) -> Entry:
         """The entry of `key`; its hashes are checked unless this object has done so before."""

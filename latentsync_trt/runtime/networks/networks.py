@@ -133,15 +133,19 @@ class Networks:
         if self._build_wanted:
             self._build_wanted = False
             self._start_build(graphs)
-        while True:
-            try:
-                self._pool.prepare(graphs)
-                break
-            except EngineBuildError as error:
-                self._fall_back(error)
+        self.open(graphs)
         if first:  # measured once: later, the pool itself holds memory that a batch could use
             ranges = self._pool.engines.ranges
             self._windows_that_fit = windows_that_fit(self.bundle.manifest, ranges, self._free_bytes())
+
+    def open(self, graphs: Iterable[str]) -> None:
+        """Builds and opens `graphs`, on the next provider if that is allowed and needed. Raises as `prepare`."""
+        graphs = tuple(graphs)
+        while True:
+            try:
+                return self._pool.prepare(graphs)
+            except EngineBuildError as error:
+                self._fall_back(error)
 
     def warm_up(self, graphs: Iterable[str]) -> None:
         """Runs each graph once on random numbers, so that the slow first runs are not part of the first clip."""

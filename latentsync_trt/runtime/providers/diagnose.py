@@ -6,8 +6,6 @@ available if its libraries load and a session created with it really uses it.
 
 import functools
 import os
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +19,7 @@ from latentsync_trt.runtime.providers import libraries, messages
 from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
 from latentsync_trt.runtime.providers.libraries import CUDA_MAJOR, TENSORRT_MAJOR
 from latentsync_trt.runtime.providers.messages import INSTALL_LINES, Obstacle
+from latentsync_trt.temporary import temporary_folder
 
 ProviderName = Literal["tensorrt", "rtx", "cuda", "cpu"]
 ORT_NAMES: dict[str, str] = {
@@ -150,8 +149,8 @@ def try_builder(gpu: Gpu) -> Answer:
     Raises:
         EngineBuildError: the process cannot be started. OutOfMemory: the host has too little memory.
     """
-    with TemporaryDirectory(prefix="latentsync-trt-") as folder:
-        graph = Path(folder) / "one_node.onnx"
+    with temporary_folder() as folder:
+        graph = folder / "one_node.onnx"
         graph.write_bytes(_TRIAL_MODEL)
         return run_compiler(CompileOrder("tensorrt", str(graph), {}, optimization_level=0), visible_only(gpu))
 

@@ -9,6 +9,7 @@ from latentsync_trt.runtime.providers import gpu as driver
 from latentsync_trt.runtime.providers import messages
 from latentsync_trt.runtime.providers.diagnose import ProviderName, examine
 from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.hardware import has_nvidia_gpu
 
 PREFERENCE: tuple[ProviderName, ...] = ("tensorrt", "rtx", "cuda", "cpu")
 
@@ -30,7 +31,9 @@ class Selection:
     gpu: Gpu | None = None
 
     def notices(self) -> list[str]:
-        """One line for each reason, with the providers that were skipped for it."""
+        """One line for each reason, with the providers that were skipped for it; none on a machine without a GPU."""
+        if self.name == "cpu" and driver.driver_cuda() is None and not has_nvidia_gpu():
+            return []
         names: dict[str, list[str]] = {}
         for name, reason in self.skipped_providers:
             names.setdefault(reason, []).append(name)

@@ -7,13 +7,11 @@ rtx          an EP-context model from ONNX Runtime's compile interface
 
 import logging
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from latentsync_trt.bundle.manifest import DimensionRange, GraphEntry
@@ -32,6 +30,7 @@ from latentsync_trt.runtime.sessions.session import (
     SessionSettings,
     compile_graph,
 )
+from latentsync_trt.temporary import temporary_folder, whole_file
 
 _log = logging.getLogger(__name__)
 
@@ -151,9 +150,9 @@ class TensorRTBuilder:
 
     def open(self, source: GraphSource) -> Session:
         """Builds in a temporary folder and opens the result."""
-        with TemporaryDirectory(prefix="latentsync-trt-") as folder:
-            self.build(source, Path(folder))
-            return self.open_built(source, Path(folder))
+        with temporary_folder() as folder:
+            self.build(source, folder)
+            return self.open_built(source, folder)
 
     def open_built(self, source: GraphSource, folder: Path) -> Session:
         """Opens the EP-context model; its shapes are those of the engine."""
@@ -243,13 +242,8 @@ class RtxBuilder:
 
 def _copy(source: Path, target: Path) -> None:
     """Copies a file atomically, if it exists. Ignores errors, as timings only save time."""
-    staged = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     with suppress(OSError):
-        if not source.is_file():
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            shutil.copyfile(source, staged)
-            staged.replace(target)
-        finally:
-            staged.unlink(missing_ok=True)
+        if source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(target) as part:
+                shutil.copyfile(source, part)

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import threading
 import time
 from dataclasses import astuple, dataclass, replace
 from functools import partial
@@ -93,6 +94,7 @@ class Engines:
         self._tried: set[str] = set()
         self._notice = on_notice
         self._unwritable: OutputError | None = None
+        self._warning, self._warned = threading.Lock(), False  # graphs are opened in parallel
         precision_notice = eight_bit_notice(bundle.manifest, selection)
         if precision_notice:
             on_notice(precision_notice)
@@ -147,7 +149,7 @@ class Engines:
         key = self.key(graph)
         old = self.cache.find(key) if force else None
         try:
-            return self.cache.obtain(key, partial(self._build, graph), other_than=old and old.built_at)
+            return self.cache.obtain(key, partial(self._build, graph), other_than=old.built_at if old else None)
         except OutputError as error:
             self._unwritable = error
             raise
@@ -204,7 +206,10 @@ class Engines:
             engine, session = self.cache.load(key, partial(self._build, graph), partial(builder.open_built, source))
         except OutputError as error:
             self._unwritable = error
-            self._notice(f"{error}; {graph} is built for this run only")
+            with self._warning:
+                warned, self._warned = self._warned, True
+            if not warned:
+                self._notice(f"{error}; engines are built for this run only")
             session = builder.open(source)
             open_s = time.perf_counter() - start_s
             share = self._node_share(session)
@@ -226,7 +231,7 @@ class Engines:
         total = sum(counts.values())
         share = counts.get(wanted, 0) / total if total else 1.0
         if wanted not in session.ort.get_providers() or share < LEAST_NODE_SHARE:
-            session.close()
+            discard(session)
             where = ", ".join(f"{count} on {provider}" for provider, count in sorted(counts.items()))
             raise EngineBuildError(
                 f"{session.name}: {name} runs {share:.0%} of its nodes, and at least {LEAST_NODE_SHARE:.0%} are "

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ _log = logging.getLogger(__name__)
 
 COPY_GRAPH = Path(__file__).parents[2] / "assets" / "graphs" / "copy.onnx"
 """`latents_copy = latents`, `history_copy = history`, float32 `(B, 4, F, h, w)`."""
+
+# A second allocator would replace the first, which open sessions keep.
+_registering = threading.Lock()
 
 # Grow by the requested size; doubling would hold gigabytes of unused memory.
 _ARENA = {"arena_extend_strategy": 1}
@@ -69,11 +73,12 @@ def share_memory(providers: Sequence[tuple[str, Mapping[str, str]]]) -> bool:
     graphs, which need fixed addresses.
     """
     name, own = providers[0]
-    if name == "CUDAExecutionProvider" and own.get("enable_cuda_graph") != "1":
-        _share_gpu_memory(int(own.get("device_id", "0")))
-    elif name != "CPUExecutionProvider":
-        return False
-    _share_cpu_memory()
+    with _registering:
+        if name == "CUDAExecutionProvider" and own.get("enable_cuda_graph") != "1":
+            _share_gpu_memory(int(own.get("device_id", "0")))
+        elif name != "CPUExecutionProvider":
+            return False
+        _share_cpu_memory()
     return True
 
 
@@ -113,7 +118,8 @@ def _smallest_session(device: int) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.add_session_config_entry("session.use_env_allocators", "1")
-    _share_gpu_memory(device)
+    with _registering:
+        _share_gpu_memory(device)
     return ort.InferenceSession(
         str(COPY_GRAPH), options, providers=[("CUDAExecutionProvider", {"device_id": str(device)})], enable_fallback=0
     )

@@ -5,11 +5,11 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from tempfile import mkstemp
+from contextlib import ExitStack, contextmanager, suppress
 
 import onnxruntime as ort
+
+from latentsync_trt.temporary import temporary_folder
 
 _STDERR = 2
 _ERRORS, _SILENT = 3, 4
@@ -28,6 +28,7 @@ class _Capture:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._readers = 0
+        self._folder = ExitStack()
 
     def begin(self) -> int:
         """Returns the offset in the file where the reader starts."""
@@ -36,12 +37,12 @@ class _Capture:
                 _flush()
                 self._saved = os.dup(_STDERR)
                 try:
-                    self._file, name = mkstemp(prefix="latentsync-trt-")
+                    # Read under its name: reading through this descriptor would move the writers' position.
+                    self._path = self._folder.enter_context(temporary_folder()) / "stderr.log"
+                    self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0))
                 except OSError:
                     os.close(self._saved)
                     raise
-                # Read under its name: reading through this descriptor would move the writers' position.
-                self._path = Path(name)
                 os.dup2(self._file, _STDERR)
                 ort.set_default_logger_severity(_ERRORS)
             self._readers += 1
@@ -60,7 +61,7 @@ class _Capture:
                 os.close(self._file)
                 with os.fdopen(_STDERR, "wb", closefd=False) as stderr, suppress(OSError):
                     stderr.write(_LOG_LINE.sub(b"", self._path.read_bytes()))
-                self._path.unlink()
+                self._folder.close()
         return written
 
 

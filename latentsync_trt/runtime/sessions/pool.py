@@ -67,11 +67,12 @@ class SessionPool:
         """
         self.engines.bundle.graph_path(graph)
         with self._opening[graph]:
-            if graph not in self._opened:
+            opened = self._opened.get(graph)
+            if opened is None:
                 if self.low_memory:
                     self._close_others(graph)
-                self._retrying(graph, lambda: self._open(graph))
-            return self._opened[graph].session
+                opened = self._retrying(graph, lambda: self._open(graph))
+            return opened.session
 
     def missing(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
         """Those of `graphs` without an engine in the cache; none where the cache cannot be read."""
@@ -161,7 +162,7 @@ class SessionPool:
             if graph not in self._opened:
                 self._open(graph)
 
-    def _open(self, graph: str) -> None:
+    def _open(self, graph: str) -> OpenedEngine:
         prefix = None if self._trace_folder is None else self._trace_folder / f"{graph}-{next(self._numbers)}"
         opened = self.engines.open(graph, profile_prefix=prefix)
         opened.session.free_memory = lambda: self._make_room(graph)
@@ -169,7 +170,8 @@ class SessionPool:
             # `prepare` builds first, so opening finds an engine that this run built.
             built = opened.built or graph in self._built
             self._built.discard(graph)
-            self._opened[graph] = replace(opened, built=built)
+            self._opened[graph] = opened = replace(opened, built=built)
+        return opened
 
     def _retrying(self, graph: str, action: Callable[[], T]) -> T:
         """`action`, retried once if memory runs out and other networks than that of `graph` can be closed."""
@@ -196,18 +198,18 @@ class SessionPool:
         return bool(others)
 
     def _close(self, graphs: tuple[str, ...]) -> None:
-        """Closes sessions and returns their memory to the device."""
-        if not graphs:
-            return
-        self._on_close(graphs)
+        """Closes those of `graphs` that are open, and returns their memory to the device."""
         with self._lock:
-            for graph in graphs:
-                opened = self._opened.pop(graph)
+            taken = {graph: self._opened.pop(graph) for graph in graphs if graph in self._opened}
+            for graph, opened in taken.items():
                 _add(self._past, opened.times(graph, self.engines.selection.name))
-                start_s = opened.session.opened_at_s
-                path = opened.session.close()
-                if path is not None:
-                    self._traces.append(Trace(graph, path, start_s))
+        if not taken:
+            return
+        self._on_close(tuple(taken))
+        for graph, opened in taken.items():
+            path = opened.session.close()
+            if path is not None:
+                self._traces.append(Trace(graph, path, opened.session.opened_at_s))
         give_back_gpu_memory(self.engines.selection)
 
 

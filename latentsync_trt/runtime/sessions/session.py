@@ -103,22 +103,21 @@ class Session:
         self.path = path
         self.name = settings.name or path.name
         self.settings = settings
-        options = _ort_options(settings)
         self.opened_at_s = time.perf_counter()
         self._reads_log = not settings.plugin_devices and settings.providers[0][0] in _SILENT_PROVIDERS
-        self.ort = self._explained(lambda: self._opened(options), settings.name or f"{path}", EngineBuildError)
+        self.ort = self._explained(self._opened, settings.name or f"{path}", EngineBuildError)
         self.inputs = tuple(_tensor_info(node) for node in self.ort.get_inputs())
         self.outputs = tuple(_tensor_info(node) for node in self.ort.get_outputs())
         self.free_memory: Callable[[], bool] = lambda: False
         self.runs, self.first_run_s, self.later_runs_s = 0, 0.0, 0.0
 
-    def _opened(self, options: Any) -> Any:
+    def _opened(self) -> Any:
         # Without fallback, as ONNX Runtime would only print a line and continue with fewer providers.
         settings = self.settings
         providers = None if settings.plugin_devices else [(name, dict(own)) for name, own in settings.providers]
         return ort.InferenceSession(
             _model(self.path, settings),
-            options,
+            _ort_options(settings),
             providers=providers,
             enable_fallback=0,
         )
@@ -215,7 +214,7 @@ RECORD_ASSIGNMENT = {"session.record_ep_graph_assignment_info": "1"}
 def _thread_limit() -> int:
     """CPU threads per operator by $OMP_NUM_THREADS, as OpenMP and PyTorch read it; 0 = no limit."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(first) if first.isdigit() else 0
+    return min(int(first), os.cpu_count() or 1) if first.isdecimal() else 0
 
 
 def _ort_options(settings: SessionSettings) -> Any:

@@ -1,0 +1,44 @@
+"""When picture and sound of a clip start."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from latentsync_trt.media.audio import first_sample_s
+from latentsync_trt.media.clocks import clock_of
+from latentsync_trt.media.files import open_input
+from latentsync_trt.media.reader import probe
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """Seconds from the start of the output to the first picture and to the first sample; at least one is 0."""
+
+    picture_s: Fraction = Fraction(0)
+    sound_s: Fraction = Fraction(0)
+
+
+def delays_of(video: Path, audio: Path) -> Delays:
+    """How much later than the other one picture or sound start: 0 for separate files, which each start at once.
+
+    Raises:
+        MediaError: as `probe` and `read_audio_blocks`.
+    """
+    if not _are_one(video, audio):
+        return Delays()
+    picture_s, sound_s = probe(video).start_s, first_sample_s(audio)
+    if picture_s is None or sound_s is None:
+        return Delays()
+    with open_input(video) as container:
+        # A reset of the clock between the two stamps is no delay.
+        clock = clock_of(container)
+        clock.advance(min(picture_s, sound_s), Fraction(0))
+        delay_s = clock.advance(max(picture_s, sound_s), Fraction(0))
+    return Delays(picture_s=delay_s) if picture_s > sound_s else Delays(sound_s=delay_s)
+
+
+def _are_one(video: Path, audio: Path) -> bool:
+    try:
+        return video.samefile(audio)
+    except OSError:  # the reader says which one is missing
+        return False

@@ -1,0 +1,39 @@
+"""Two people who look into the camera at the same place: the built-in portrait, and one made from it."""
+
+from fractions import Fraction
+
+import cv2
+import numpy as np
+
+from latentsync_trt.media.demo_clip import SIDE_PX, camera_frames
+from latentsync_trt.types import UInt8Array
+
+_FACE = (SIDE_PX / 2, SIDE_PX * 0.45)
+_WIDER, _CHIN = 1.2, 0.35
+
+
+def first_person(count: int) -> list[UInt8Array]:
+    """Frames `(480, 480, 3)` of the portrait, filmed by a moving camera."""
+    return [frame for frame, _ in zip(camera_frames(Fraction(count, 25)), range(count), strict=False)]
+
+
+def second_person(count: int, *, own_room: bool = True) -> list[UInt8Array]:
+    """Frames of a wider, longer face with a beard and no hair, lit from the right; `own_room`: before another wall."""
+    return [_another(frame, own_room) for frame in first_person(count)]
+
+
+def _another(frame: UInt8Array, own_room: bool) -> UInt8Array:
+    y, x = np.mgrid[0:SIDE_PX, 0:SIDE_PX].astype(np.float32)
+    across, down = x - _FACE[0], y - _FACE[1]
+    lower = np.clip(down / SIDE_PX, 0, 1)
+    # Mirrored; wider towards the jaw, and stretched below the nose.
+    map_x = _FACE[0] - across / (_WIDER + lower)
+    map_y = _FACE[1] + down * (1 - _CHIN * lower)
+    face = cv2.remap(frame, map_x.astype(np.float32), map_y.astype(np.float32), cv2.INTER_LINEAR)
+    beard = np.clip((down - 22) / 15, 0, 1) * (np.hypot(across / 36, (down - 42) / 18) > 1)
+    bald = np.clip((-down - 58) / 10, 0, 1)[..., None]
+    bearded = face * (1 - 0.75 * beard)[..., None]
+    lit = ((1 - bald) * bearded + bald * (215, 180, 160)) * (0.2 + 1.5 * x / SIDE_PX)[..., None]
+    wall = 60 + 90 * (np.sin(x / 45) * np.sin(y / 30) > 0)[..., None] * np.array([1.0, 0.8, 0.5]) if own_room else frame
+    near = np.clip(6 * (1.15 - np.hypot(across / 110, (down + 10) / 165)), 0, 1)[..., None]
+    return np.clip(near * lit + (1 - near) * wall, 0, 255).astype(np.uint8)

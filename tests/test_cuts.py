@@ -1,0 +1,231 @@
+"""A cut between two people at the same place starts everything anew; nothing else does."""
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from latentsync_trt.face.align import align
+from latentsync_trt.face.cuts import luma_of
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.tracker import FaceTracker, TrackedFace
+from latentsync_trt.media.reader import read_frames
+from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.sync.windows import WindowPlanner
+from latentsync_trt.types import Face, UInt8Array
+from tests.clips import write_video
+from tests.people import first_person, second_person
+
+RESOLUTION = 256
+CENTER = (240.0, 216.0)
+"""The face in the frames of both people."""
+
+Frames = list[UInt8Array]
+
+
+@pytest.fixture(scope="module")
+def detector() -> Iterable[MediaPipeDetector]:
+    with MediaPipeDetector() as detector:
+        yield detector
+
+
+@pytest.fixture(scope="module")
+def first() -> Frames:
+    return first_person(40)
+
+
+@pytest.fixture(scope="module")
+def second() -> Frames:
+    return second_person(40)
+
+
+def tracked(detector: object, frames: Iterable[UInt8Array]) -> list[TrackedFace]:
+    tracker = FaceTracker(detector, RESOLUTION)  # type: ignore[arg-type]
+    found = [tracker.update(frame) for frame in frames]
+    assert all(face is not None for face in found), [face is None for face in found]
+    return [face for face in found if face is not None]
+
+
+def runs(faces: Iterable[TrackedFace]) -> list[int]:
+    """How many frames each track has."""
+    return [len(list(run)) for _, run in groupby(face.track_id for face in faces)]
+
+
+def levels(frame: UInt8Array, gain: float, offset: float = 0.0, noise: float = 0.0) -> UInt8Array:
+    values = frame * np.float32(gain) + np.float32(offset)
+    if noise:
+        values = values + np.random.default_rng(int(frame.sum()) % 97).normal(0, noise, frame.shape)
+    return np.clip(values, 0, 255).astype(np.uint8)
+
+
+def moved(frame: UInt8Array, *, x: float = 0.0, zoom: float = 1.0, turn_deg: float = 0.0) -> UInt8Array:
+    matrix = cv2.getRotationMatrix2D(CENTER, turn_deg, zoom)
+    matrix[0, 2] += x * frame.shape[1]
+    return np.asarray(cv2.warpAffine(frame, matrix, frame.shape[1::-1], borderMode=cv2.BORDER_REFLECT_101), np.uint8)
+
+
+def compressed(frame: UInt8Array) -> UInt8Array:
+    _, data = cv2.imencode(".jpg", frame, [cv2.IMWRITE_JPEG_QUALITY, 8])
+    return np.asarray(cv2.imdecode(data, cv2.IMREAD_COLOR), np.uint8)
+
+
+def to_and_fro(index: int, period: int) -> int:
+    phase = index % (2 * period)
+    return min(phase, 2 * period - phase) - period // 2
+
+
+def darkened(frame: UInt8Array) -> UInt8Array:
+    return levels(frame, 0.12, noise=1.5)
+
+
+@pytest.mark.parametrize("process", [np.asarray, darkened, compressed], ids=["plain", "dark", "compressed"])
+def test_every_cut_starts_a_new_track(
+    detector: MediaPipeDetector, first: Frames, second: Frames, process: Callable[[UInt8Array], UInt8Array]
+) -> None:
+    frames = [process(frame) for frame in first[:5] + second[5:11] + first[11:15]]
+    assert runs(tracked(detector, frames)) == [5, 6, 4]
+
+
+def test_smoothing_starts_anew(detector: MediaPipeDetector, first: Frames, second: Frames) -> None:
+    *_, start, following = tracked(detector, first[:4] + second[:2])
+    matrix, bias = align(start.face.points, None, RESOLUTION)
+    assert np.array_equal(start.matrix, matrix)
+    assert np.array_equal(following.matrix, align(following.face.points, bias, RESOLUTION)[0])
+
+
+def test_windows_never_mix_two_people(
+    tmp_path: Path, detector: MediaPipeDetector, first: Frames, second: Frames
+) -> None:
+    path = write_video(tmp_path / "cut.mp4", first[:10] + second[:10])
+    jobs = list(FaceFinder(detector, RESOLUTION, StageClock()).find(iter(read_frames(path))))  # type: ignore[arg-type]
+    planner: WindowPlanner[int] = WindowPlanner(8)
+    windows = [window for index, job in enumerate(jobs) for window in planner.push(index, job.track_id)]
+    windows += planner.finish()
+    assert len(windows) == 4
+    assert all(len({index < 10 for index in window.items}) == 1 for window in windows)
+
+
+def test_another_face_in_the_same_room_starts_a_new_track(detector: MediaPipeDetector, first: Frames) -> None:
+    assert runs(tracked(detector, first[:5] + second_person(5, own_room=False))) == [5, 5]
+
+
+def test_a_blended_picture_between_two_shots_hides_no_cut(
+    detector: MediaPipeDetector, first: Frames, second: Frames
+) -> None:
+    blend = cv2.addWeighted(first[5], 0.5, second[5], 0.5, 0)
+    faces = tracked(detector, [*first[:5], blend, *second[6:12]])
+    assert faces[4].track_id != faces[6].track_id == faces[-1].track_id
+
+
+@pytest.mark.parametrize("duration", [6, 12])
+def test_a_dissolve_ends_the_track(detector: MediaPipeDetector, first: Frames, second: Frames, duration: int) -> None:
+    shares = np.clip((np.arange(40) - 12) / duration, 0, 1)
+    frames = [cv2.addWeighted(a, 1 - s, b, s, 0) for a, b, s in zip(first, second, shares, strict=True)]
+    faces = tracked(detector, frames)
+    assert len({face.track_id for face in faces[:12]}) == 1
+    assert faces[12 + duration].track_id != faces[11].track_id
+    assert len({face.track_id for face in faces[13 + duration :]}) == 1
+
+
+def test_the_new_shot_begins_with_its_largest_face(detector: MediaPipeDetector, first: Frames, second: Frames) -> None:
+    """The old place shows a small face, and the old person is still in the picture."""
+    wide = [np.concatenate([levels(frame, 0.2), frame, levels(frame, 0.2)], axis=1) for frame in first[:4]]
+    other = cv2.resize(second[0], (340, 340))
+    shot = []
+    for frame in first[4:8]:
+        picture = np.full_like(wide[0], 90)
+        picture[60:400, 550:890] = other
+        picture[:, 960:] = moved(frame, zoom=1.3)
+        shot.append(picture)
+    assert len(detector.detect(shot[0])) == 2
+    faces = tracked(detector, wide + shot)
+    assert runs(faces) == [4, 4]
+    assert all(face.face.box[0] < 960 for face in faces[:4])
+    assert all(face.face.box[0] > 960 for face in faces[4:])
+
+
+HARMLESS: dict[str, Callable[[Frames], Frames]] = {
+    "pan": lambda f: [moved(frame, x=0.04 * to_and_fro(i, 4)) for i, frame in enumerate(f)],
+    "zoom": lambda f: [moved(frame, zoom=1.05 ** to_and_fro(i, 10)) for i, frame in enumerate(f)],
+    "turn": lambda f: [moved(frame, turn_deg=4 * to_and_fro(i, 8)) for i, frame in enumerate(f)],
+    "flashes": lambda f: [levels(frame, 1.6, 40) if i % 6 == 3 else frame for i, frame in enumerate(f)],
+    "flicker": lambda f: [levels(frame, 1 + 0.3 * (-1) ** i) for i, frame in enumerate(f)],
+    "fade": lambda f: [levels(frame, 1 - 0.8 * i / len(f)) for i, frame in enumerate(f)],
+    "dark": lambda f: [darkened(frame) for frame in f],
+    "noise": lambda f: [levels(frame, 1, noise=20) for frame in f],
+    "compressed": lambda f: [compressed(frame) for frame in f],
+    "repeated": lambda f: [f[i - i // 4] for i in range(len(f))],
+    "five per second": lambda f: [f[i // 5 * 5] for i in range(len(f))],
+}
+
+
+@pytest.mark.parametrize("how", HARMLESS)
+def test_no_cut_within_a_shot(detector: MediaPipeDetector, first: Frames, how: str) -> None:
+    frames = HARMLESS[how](first[:24])
+    assert runs(tracked(detector, frames)) == [len(frames)]
+
+
+class Steady:
+    """A detector of someone else's: no landmarks, always the same place."""
+
+    def detect(self, frame: UInt8Array) -> list[Face]:
+        points = np.array([[200, 150], [280, 150], [240, 220]], np.float32)
+        return [Face(np.array([160, 115, 325, 305], np.float32), points)]
+
+
+def test_pictures_alone_tell_a_cut(first: Frames, second: Frames) -> None:
+    assert runs(tracked(Steady(), first[:5] + second[5:9])) == [5, 4]
+
+
+@pytest.mark.parametrize("how", ["flashes", "flicker", "dark", "noise", "compressed", "repeated"])
+def test_pictures_alone_show_no_cut_within_a_shot(first: Frames, how: str) -> None:
+    frames = HARMLESS[how](first[:24])
+    assert runs(tracked(Steady(), frames)) == [len(frames)]
+
+
+def test_a_flat_picture_is_no_cut() -> None:
+    flat = [np.full((480, 480, 3), level, np.uint8) for level in (0, 128, 255, 0)]
+    assert runs(tracked(Steady(), flat)) == [4]
+
+
+def test_luma_of_a_large_picture_is_small(first: Frames) -> None:
+    large = np.broadcast_to(first[0][:1, :1], (4320, 7680, 3))
+    assert max(luma_of(large).shape) < 600
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("clip", ["demo1", "demo2", "demo3"])
+def test_no_cut_in_a_real_clip(assets: Path, detector: MediaPipeDetector, clip: str) -> None:
+    tracker = FaceTracker(detector)
+    frames = zip(range(250), read_frames(assets / f"{clip}_video.mp4"), strict=False)
+    found = [tracker.update(frame.picture, frame.planes.y if frame.planes else None) for _, frame in frames]
+    assert {None if face is None else face.track_id for face in found} == {0}
+
+
+@pytest.fixture(scope="module")
+def real(assets: Path, detector: MediaPipeDetector) -> list[Frames]:
+    """Twenty frames of each real clip, cut and resized so that all faces are at the same place, 200 px high."""
+    shots = []
+    for path in (assets / f"demo{number}_video.mp4" for number in (1, 2, 3)):
+        frames = [np.asarray(f.picture) for _, f in zip(range(20), read_frames(path), strict=False)]
+        left, top, right, bottom = detector.detect(frames[0])[0].box.tolist()
+        scale = 200 / (bottom - top)
+        place = np.array([[scale, 0, 320 - scale * (left + right) / 2], [0, scale, 180 - scale * (top + bottom) / 2]])
+        shots.append([cv2.warpAffine(f, place, (640, 360), borderMode=cv2.BORDER_REFLECT_101) for f in frames])
+    return shots
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("one", "two"), [(0, 1), (0, 2), (1, 2), (2, 0)])
+def test_cuts_between_real_people(detector: MediaPipeDetector, real: list[Frames], one: int, two: int) -> None:
+    shown = real[one][:6] + real[two][6:12] + real[one][12:18]
+    assert runs(tracked(detector, shown)) == [6, 6, 6]
+    # The same with one background behind both.
+    across = np.linspace(0, 1, 640)
+    share = np.clip((np.minimum(across - 0.28, 0.72 - across)) / 0.04, 0, 1)[None, :, None]
+    room = real[3 - one - two][0] * (1 - share)
+    assert runs(tracked(detector, [(frame * share + room).astype(np.uint8) for frame in shown])) == [6, 6, 6]

@@ -1,0 +1,157 @@
+"""Sessions that several threads open and close, and what their environment says."""
+
+import functools
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import onnxruntime as ort
+import pytest
+
+from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.errors import EngineBuildError, OutOfMemory
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions import memory
+from latentsync_trt.runtime.sessions import session as session_module
+from latentsync_trt.runtime.sessions.builders import DirectOpen, GraphSource
+from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
+from latentsync_trt.runtime.sessions.pool import SessionPool
+from latentsync_trt.runtime.sessions.session import Session
+from tests.device import CPU, GRAPHS, DemoNetworks, Device
+from tests.small import small_bundle
+
+VAE = ("vae_encoder", "vae_decoder")
+
+
+@dataclass
+class Opened:
+    """An engine that costs nothing to open; counts how often its session was closed."""
+
+    closed: int = 0
+    opened_at_s: float = 0.0
+    runs: int = 0
+    first_run_s: float = 0.0
+    later_runs_s: float = 0.0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass
+class CheapEngines:
+    """`Engines` of the demo bundle whose sessions are made at once."""
+
+    bundle: Bundle
+    opened: list[Opened] = field(default_factory=list)
+    selection: Selection = CPU
+
+    def open(self, graph: str, *, profile_prefix: Path | None) -> OpenedEngine:
+        self.opened.append(Opened())
+        return OpenedEngine(cast(Session, self.opened[-1]), 1.0, built=False, build_s=0.0, open_s=0.0, size_bytes=0)
+
+
+def cheap_pool(on_close: Callable[[tuple[str, ...]], None] = lambda graphs: None) -> SessionPool:
+    engines = CheapEngines(Bundle.load(small_bundle(), verify=False))
+    return SessionPool(
+        cast(Engines, engines), low_memory=False, trace_folder=None, on_notice=lambda text: None, on_close=on_close
+    )
+
+
+def test_two_threads_that_close_a_pool_close_each_session_once() -> None:
+    gate = threading.Barrier(2)
+
+    def meet(graphs: tuple[str, ...]) -> None:
+        with suppress(threading.BrokenBarrierError):
+            gate.wait(0.2)  # as where both threads come here, which they should not
+
+    made = cheap_pool(meet)
+    for graph in VAE:
+        made.session(graph)
+    with ThreadPoolExecutor(2) as threads:
+        for ended in [threads.submit(made.close) for _ in range(2)]:
+            ended.result()
+    assert [session.closed for session in cast(CheapEngines, made.engines).opened] == [1, 1]
+
+
+def test_a_session_is_given_though_another_thread_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_graph = SessionPool._open
+
+    def open_and_close(self: SessionPool, graph: str) -> object:
+        opened = open_graph(self, graph)
+        self.close()
+        return opened
+
+    monkeypatch.setattr(SessionPool, "_open", open_and_close)
+    made = cheap_pool()
+    assert cast(Opened, made.session("vae_encoder")).closed == 1
+
+
+@pytest.mark.parametrize("error", [EngineBuildError("no"), OutOfMemory("too little"), KeyboardInterrupt()])
+def test_an_error_while_others_open_leaves_no_session_behind(
+    make: DemoNetworks, device: Device, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    networks, gate = make(), threading.Barrier(2)
+    open_graph, calls = DirectOpen.open, itertools.count()
+
+    def fail_once(self: DirectOpen, source: GraphSource) -> Session:
+        number = next(calls)
+        if number < 2:
+            gate.wait(30)
+        if number == 1:
+            raise error
+        return open_graph(self, source)
+
+    monkeypatch.setattr(DirectOpen, "open", fail_once)
+    if isinstance(error, OutOfMemory):
+        networks.prepare(GRAPHS)  # one network at a time
+        assert len(device.networks()) == 1
+    else:
+        with pytest.raises(type(error)):
+            networks.prepare(GRAPHS)
+    networks.close()
+    assert device.networks() == set()
+    networks.session("vae_encoder")
+
+
+def test_shared_memory_is_made_once_for_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def make(*arguments: object) -> None:
+        time.sleep(0.05)
+        made.append(str(arguments[0]))
+
+    for cached in (memory._share_cpu_memory, memory._share_gpu_memory):
+        monkeypatch.setattr(memory, cached.__name__, functools.cache(cached.__wrapped__))
+    monkeypatch.setattr(ort, "create_and_register_allocator", lambda *_: make("cpu"))
+    monkeypatch.setattr(ort, "create_and_register_allocator_v2", make)
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(lambda _: memory.share_memory((("CUDAExecutionProvider", {}),)), range(4)))
+    assert sorted(made) == ["CUDAExecutionProvider", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("given", "threads"),
+    [("", 0), ("1", 1), (" 1 ,4", 1), ("0", 0), ("-3", 0), ("²", 0), ("x", 0), ("9" * 30, os.cpu_count())],
+)
+def test_the_number_of_threads_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, given: str, threads: int, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    session = Session(small_bundle() / "vae_decoder.onnx")
+    assert session.ort.get_session_options().intra_op_num_threads == threads
+
+
+def test_options_that_onnxruntime_refuses_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(session_module, "share_memory", fail)
+    with pytest.raises(EngineBuildError, match=r"vae_decoder\.onnx: no such device"):
+        Session(small_bundle() / "vae_decoder.onnx")

@@ -1,0 +1,306 @@
+"""The clock of sound: the network reads, and the output plays, each sample at the time of its stamp."""
+
+import tracemalloc
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.audio.windows import frame_count
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.media.audio import JITTER_S, SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks
+from latentsync_trt.media.delays import Delays, delays_of
+from latentsync_trt.media.demo_clip import camera_frames
+from latentsync_trt.media.reader import read_frames
+from latentsync_trt.media.samples import sound_blocks
+from latentsync_trt.media.timing import Clock, Timed, nearest
+from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.types import Float32Array, UInt8Array
+from tests.clips import click_times, number_of, numbered, read_audio, write_sound, write_video
+from tests.small import small_bundle
+from tests.sounds import sound_packets, spoken, write_parts
+
+IN_TIME_S = 0.011
+"""AAC smears a click over a quarter of its blocks of 21 ms; a lost delay of its encoder would cost 21 ms."""
+
+AAC_BLOCK = 1024
+"""Samples per packet; one is the encoder's delay, which transport streams cannot tell from sound."""
+
+JOINED_S = 88 * AAC_BLOCK / 44100
+"""What 2 s of sound take in a transport stream: with the encoder's delay, padded to whole packets."""
+
+RATE_HZ = 48000
+CLICK = spoken(1, RATE_HZ, [0.5])
+
+
+def clicks_read(path: Path, delay_s: Fraction = Fraction(0)) -> list[float]:
+    """When the network gets the clicks of a recording."""
+    samples = np.concatenate(list(read_audio_blocks(path, delay_s=delay_s)))
+    loud = np.flatnonzero(np.abs(samples) > 0.4)
+    return (loud[np.diff(loud, prepend=-SPEECH_RATE_HZ) > SPEECH_RATE_HZ // 20] / SPEECH_RATE_HZ).tolist()
+
+
+def written(folder: Path, sound: Path, suffix: str, delay_s: Fraction = Fraction(0)) -> tuple[Path, str]:
+    """An output with this sound, as long as it, and the sound's codec there."""
+    frames = frame_count(audio_duration_s(sound) + delay_s)
+    output, clip = folder / f"out{suffix}", write_video(folder / "clip.mp4", numbered(2))
+    with VideoWriter(output, None, audio=sound, audio_delay_s=delay_s) as writer:
+        for frame in read_frames(clip, frame_count=frames, extend="hold"):
+            writer.write(frame)
+    with av.open(str(output)) as container:
+        return output, container.streams.audio[0].codec_context.codec.canonical_name
+
+
+def clicks_played(output: Path) -> list[float]:
+    """When the clicks are heard after the first picture."""
+    with av.open(str(output)) as container:
+        start_s = float(next(container.decode(video=0)).time)
+    return [time_s - start_s for time_s in click_times(output)]
+
+
+@pytest.mark.parametrize(
+    ("codec", "suffix", "kept"),
+    [
+        ("pcm_s16le", ".mkv", "pcm_s16le"),
+        ("pcm_s16le", ".mov", "aac"),
+        ("pcm_s16le", ".mp4", "aac"),
+        ("aac", ".mkv", "aac"),
+        ("aac", ".mp4", "aac"),
+    ],
+)
+def test_a_gap_in_the_stamps_is_silence_everywhere(tmp_path: Path, codec: str, suffix: str, kept: str) -> None:
+    sound = write_parts(tmp_path / "gap.mkv", [(0, CLICK), (3, CLICK)], codec=codec)
+    assert np.allclose(clicks_read(sound), [0.5, 3.5], atol=IN_TIME_S)
+    assert abs(audio_duration_s(sound) - 4) < JITTER_S
+    output, found = written(tmp_path, sound, suffix)
+    assert found == kept
+    assert np.allclose(clicks_played(output), [0.5, 3.5], atol=IN_TIME_S)
+    assert np.allclose(clicks_read(output), [0.5, 3.5], atol=IN_TIME_S)
+    assert audio_duration_s(output) >= 4
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
+@pytest.mark.parametrize("codec", ["aac", "pcm_s16le"])
+def test_sound_cut_off_by_an_edit_list_stays_cut_off(tmp_path: Path, suffix: str, codec: str) -> None:
+    sound = write_parts(tmp_path / "a.mov", [(-1, spoken(3, RATE_HZ, [0.5, 1.5, 2.5]))], codec=codec)
+    output, _ = written(tmp_path, sound, suffix)
+    assert np.allclose(clicks_read(sound), [0.5, 1.5], atol=IN_TIME_S)
+    assert np.allclose(clicks_played(output), [0.5, 1.5], atol=IN_TIME_S)
+
+
+def joined(folder: Path, start_s: float, rate_hz: int, layout: str) -> Path:
+    """Two transport streams of 2 s with a click at 0.5 s of each, the first in stereo at 44.1 kHz."""
+    one = write_parts(folder / "1.ts", [(0, spoken(2, 44100, [0.5]))], codec="aac", rate_hz=44100)
+    two = write_parts(
+        folder / "2.ts", [(start_s, spoken(2, rate_hz, [0.5]))], codec="aac", rate_hz=rate_hz, layout=layout
+    )
+    path = folder / "joined.ts"
+    path.write_bytes(one.read_bytes() + two.read_bytes())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("start_s", "rate_hz", "layout", "second_click_s", "why_encoded"),
+    [
+        pytest.param(5.0, 44100, "stereo", 5.5, "has a gap after 2.04 s", id="gap"),
+        pytest.param(1.6, 44100, "stereo", 2.1, "overlaps itself", id="overlap"),
+        pytest.param(0.0, 44100, "stereo", None, "", id="back"),
+        pytest.param(40.0, 44100, "stereo", None, "", id="on"),
+        pytest.param(0.0, 48000, "mono", None, "changes its format after 2.04 s", id="format"),
+    ],
+)
+def test_joined_recordings_are_heard_as_they_are_played(
+    tmp_path: Path, start_s: float, rate_hz: int, layout: str, second_click_s: float | None, why_encoded: str
+) -> None:
+    sound = joined(tmp_path, start_s, rate_hz, layout)
+    read = clicks_read(sound)
+    directly_s = JOINED_S + AAC_BLOCK / rate_hz + 0.5
+    assert np.allclose(read, [AAC_BLOCK / 44100 + 0.5, second_click_s or directly_s], atol=IN_TIME_S)
+    clip, output = write_video(tmp_path / "clip.mp4", numbered(2)), tmp_path / "out.mp4"
+    with VideoWriter(output, None, audio=sound) as writer:
+        for frame in read_frames(clip, frame_count=frame_count(audio_duration_s(sound)), extend="hold"):
+            writer.write(frame)
+    assert np.allclose(clicks_played(output), read, atol=IN_TIME_S)
+    assert bool(why_encoded) == any("encoded as AAC" in notice for notice in writer.notices)
+    assert why_encoded in "".join(writer.notices)
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "rate_hz", "frames"),
+    [
+        ("a.mp4", "aac", 48000, 50),
+        ("a.m4a", "aac", 44100, 50),
+        ("a.mov", "aac", 22050, 50),
+        ("a.mp4", "libmp3lame", 48000, 50),
+        ("a.mp4", "libopus", 48000, 50),
+        ("a.mp4", "alac", 48000, 50),
+        ("a.mp3", "libmp3lame", 44100, 50),
+        ("a.ogg", "libopus", 48000, 50),
+        ("a.mkv", "libopus", 48000, 50),
+        ("a.mkv", "pcm_s16le", 48000, 50),
+        ("a.mkv", "aac", 48000, 51),  # its padding is stated nowhere
+        ("a.ac3", "ac3", 48000, 51),
+    ],
+)
+def test_padding_of_the_encoder_is_no_sound(tmp_path: Path, name: str, codec: str, rate_hz: int, frames: int) -> None:
+    sound = write_parts(tmp_path / name, [(0, spoken(2, rate_hz))], codec=codec, rate_hz=rate_hz)
+    assert frame_count(audio_duration_s(sound)) == frames
+    assert len(read_audio(sound)) == audio_duration_s(sound) * SPEECH_RATE_HZ
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
+def test_sound_written_as_aac_keeps_its_length(tmp_path: Path, suffix: str) -> None:
+    sound = write_sound(tmp_path / "a.flac", 2, rate_hz=44100, codec="flac")
+    output, codec = written(tmp_path, sound, suffix)
+    assert codec == ("flac" if suffix == ".mkv" else "aac")
+    assert audio_duration_s(output) == 2
+
+
+def write_offset(path: Path, picture_s: float, sound_s: float, pictures: Iterable[UInt8Array] | None = None) -> Path:
+    """25 numbered pictures, or others, and 1 s of sound with a click in the middle, each from its own time."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=MODEL_FPS, options={"preset": "ultrafast", "bf": "0"})
+        stream.pix_fmt = "yuv420p"
+        packets = []
+        for index, rgb in enumerate(pictures or numbered(MODEL_FPS)):
+            if index == 0:
+                stream.height, stream.width = rgb.shape[:2]
+            frame = av.VideoFrame.from_ndarray(rgb, format="rgb24")
+            frame.pts, frame.time_base = round(picture_s * MODEL_FPS) + index, Fraction(1, MODEL_FPS)
+            packets += stream.encode(frame)
+        packets += stream.encode(None)
+        packets += sound_packets(container, [(sound_s, CLICK)], codec="aac", rate_hz=RATE_HZ)
+        for packet in sorted(packets, key=lambda packet: float(packet.dts * packet.time_base)):
+            container.mux(packet)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".mkv", ".mp4", ".ts"])
+@pytest.mark.parametrize(("picture_s", "sound_s"), [(0.52, 0.0), (0.0, 0.52), (1.0, 1.52), (0.0, 0.0)])
+def test_a_clip_keeps_the_offset_of_picture_and_sound(
+    tmp_path: Path, suffix: str, picture_s: float, sound_s: float
+) -> None:
+    clip = write_offset(tmp_path / f"offset{suffix}", picture_s, sound_s)
+    delays = delays_of(clip, clip)
+    assert min(delays.picture_s, delays.sound_s) == 0
+    click_s = float(delays.sound_s) + clicks_read(clip)[0] - float(delays.picture_s)
+    assert abs(click_s - (sound_s - picture_s + 0.5)) < IN_TIME_S
+    first = [number_of(frame.rgb) for frame in read_frames(clip, delay_s=delays.picture_s)]
+    held = round(delays.picture_s * MODEL_FPS)
+    assert first == [0] * held + list(range(MODEL_FPS))
+    assert np.allclose(clicks_read(clip, delays.sound_s), click_s + float(delays.picture_s), atol=1e-4)
+
+
+@pytest.mark.integration
+def test_a_clip_synced_to_its_own_sound_keeps_their_offset(tmp_path: Path) -> None:
+    clip = write_offset(tmp_path / "clip.mp4", 0.52, 0.0, camera_frames(Fraction(1)))
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
+        report = lip_sync.sync(clip, clip, tmp_path / "out.mp4", SyncOptions(preset="fast"))
+    assert report.frames == MODEL_FPS
+    pictures = [frame.rgb for frame in read_frames(tmp_path / "out.mp4", rgb_only=True)]
+    source = [frame.rgb for frame in read_frames(clip, rgb_only=True)]
+    for index, picture in enumerate(pictures):  # above the mouth, nothing but the encoder changes them
+        difference = picture[:100].astype(int) - source[max(index - 13, 0)][:100]
+        assert np.abs(difference).mean() < 1.2
+    assert np.allclose(clicks_played(tmp_path / "out.mp4"), [0.5], atol=IN_TIME_S)
+
+
+def test_separate_files_start_together(tmp_path: Path) -> None:
+    late, sound = write_offset(tmp_path / "late.mkv", 0.52, 0.0), write_sound(tmp_path / "a.wav", 1)
+    assert delays_of(late, sound) == Delays()
+    assert delays_of(late, tmp_path / "missing.wav") == Delays()
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
+@pytest.mark.parametrize("codec", ["aac", "pcm_s16le"])
+def test_late_sound_is_late_in_the_output(tmp_path: Path, suffix: str, codec: str) -> None:
+    sound = write_parts(tmp_path / "a.mkv", [(0, CLICK)], codec=codec)
+    output, _ = written(tmp_path, sound, suffix, Fraction(1, 2))
+    assert np.allclose(clicks_played(output), [1.0], atol=IN_TIME_S)
+    assert np.allclose(clicks_read(sound, Fraction(1, 2)), [1.0], atol=IN_TIME_S)
+
+
+def test_a_long_gap_takes_no_memory(tmp_path: Path) -> None:
+    sound = write_parts(tmp_path / "gap.mkv", [(0, CLICK), (1800, CLICK)])
+    tracemalloc.start()
+    try:
+        samples = sum(block.size for block in read_audio_blocks(sound))
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000  # half an hour of silence is 115 MB
+    finally:
+        tracemalloc.stop()
+    assert samples == 1801 * SPEECH_RATE_HZ
+
+
+# Frames of 1/100 s to 1/5 s. Steps of the clock: none, jitter, gaps, and overlaps of less than a second together.
+lengths = st.integers(160, 3200)
+jitters = st.integers(-639, 639)
+steps = st.just(0) | jitters | st.integers(640, 40_000) | st.integers(-1200, -640)
+
+
+def timed_frames(parts: list[tuple[int, int]], make: Callable[[int, int], av.AudioFrame]) -> list[Timed[av.AudioFrame]]:
+    """Frames of (step, length) in samples at 16 kHz, at the times that the clock gives them."""
+    clock, timed, at = Clock(jitter_s=JITTER_S), [], 0
+    for index, (step, length) in enumerate(parts):
+        at += step if index else 0
+        duration_s = Fraction(length, SPEECH_RATE_HZ)
+        time_s = clock.advance(Fraction(at, SPEECH_RATE_HZ) + 7, duration_s)
+        timed.append(Timed(time_s, duration_s, make(index, length)))
+        at += length
+    return timed
+
+
+def mono(index: int, length: int) -> av.AudioFrame:
+    """Samples that say of which frame they are, and where in it."""
+    frame = av.AudioFrame.from_ndarray((index + np.arange(length, dtype=np.float32)[None] / 4096), "flt", "mono")
+    frame.sample_rate = SPEECH_RATE_HZ
+    return frame
+
+
+def all_of(timed: list[Timed[av.AudioFrame]]) -> Float32Array:
+    return np.concatenate(list(sound_blocks(Path("a.wav"), timed, "mono", SPEECH_RATE_HZ)))[:, 0]
+
+
+@given(st.lists(st.tuples(steps, lengths), min_size=1, max_size=12))
+def test_any_stamps_give_every_sample_its_time(parts: list[tuple[int, int]]) -> None:
+    timed = timed_frames(parts, mono)
+    expected = np.zeros(max(int(frame.end_s * SPEECH_RATE_HZ) for frame in timed), np.float32)
+    given_until = 0
+    for index, frame in enumerate(timed):
+        start = int(frame.time_s * SPEECH_RATE_HZ)
+        fresh = mono(index, parts[index][1]).to_ndarray()[0][max(given_until - start, 0) :]
+        expected[max(start, given_until) : max(start, given_until) + len(fresh)] = fresh
+        given_until = max(given_until, start + parts[index][1])
+    assert np.array_equal(all_of(timed), expected)
+
+
+@given(st.lists(st.tuples(steps, lengths), min_size=1, max_size=12))
+def test_no_sample_is_off_its_stamp_by_more_than_the_jitter(parts: list[tuple[int, int]]) -> None:
+    at = 0
+    for index, ((step, length), frame) in enumerate(zip(parts, timed_frames(parts, mono), strict=True)):
+        at += step if index else 0
+        assert abs(frame.time_s - Fraction(at, SPEECH_RATE_HZ)) < JITTER_S
+        at += length
+
+
+@given(st.lists(st.tuples(steps, lengths, st.sampled_from([8000, 11025, 16000, 44100, 48000])), min_size=1, max_size=8))
+def test_sound_of_any_formats_has_its_length(parts: list[tuple[int, int, int]]) -> None:
+    layouts = ["mono", "stereo", "5.1"]
+
+    def make(index: int, length: int) -> av.AudioFrame:
+        rate_hz = parts[index][2]
+        layout = layouts[rate_hz % 3]
+        channels = av.AudioLayout(layout).nb_channels
+        samples = np.full((channels, max(1, length * rate_hz // SPEECH_RATE_HZ)), 0.5, np.float32)
+        frame = av.AudioFrame.from_ndarray(samples, "fltp", layout)
+        frame.sample_rate = rate_hz
+        return frame
+
+    found = all_of(timed_frames([(step, length) for step, length, _ in parts], make))
+    ends = timed_frames([(step, length) for step, length, _ in parts], mono)
+    assert len(found) == max(nearest(frame.end_s, SPEECH_RATE_HZ) for frame in ends)

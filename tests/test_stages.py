@@ -1,0 +1,103 @@
+"""Errors in every stage of a run, and clips and recordings of a few frames."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.config import Length
+from tests.clips import decoded, write_clip, write_face, write_sound
+from tests.small import small_bundle
+
+QUICK = SyncOptions(steps=1, guidance=1.0)
+
+pytestmark = pytest.mark.integration
+
+STAGES = {
+    "decode": ("latentsync_trt.media.reader", "LazyRgb"),
+    "face": ("latentsync_trt.face.tracker", "FaceTracker.update"),
+    "align": ("latentsync_trt.sync.faces", "crop"),
+    "audio": ("latentsync_trt.audio.encoder", "SpeechStream.windows"),
+    "gather": ("latentsync_trt.sync.paint", "WindowPlanner.push"),
+    "paint": ("latentsync_trt.sync.inpaint", "Inpainter.paint"),
+    "compose": ("latentsync_trt.sync.run", "composite"),
+    "encode": ("latentsync_trt.media.writer", "VideoWriter.write"),
+    "end of the file": ("latentsync_trt.media.writer", "VideoWriter._finish"),
+}
+"""A function of each stage."""
+
+IN_CALL = {"audio": 1, "gather": 1, "paint": 1, "end of the file": 1}
+"""The call that fails; the third if not listed."""
+
+
+@pytest.fixture(scope="module")
+def lip_sync() -> Iterator[LipSync]:
+    with LipSync.from_bundle(small_bundle(), "cpu") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_clip(tmp_path_factory.mktemp("clip"), 20)
+
+
+def failing(function: Callable[..., Any], call: int, error: Exception) -> Callable[..., Any]:
+    calls = 0
+
+    def wrapper(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise error
+        return function(*arguments, **options)
+
+    return wrapper
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_error_in_any_stage_reaches_the_caller(
+    lip_sync: LipSync, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    module, name = STAGES[stage]
+    wanted, before = RuntimeError(f"{stage} failed"), set(threading.enumerate())
+    with monkeypatch.context() as patch:
+        target = f"{module}.{name}"
+        owner, _, attribute = name.rpartition(".")
+        holder = __import__(module, fromlist=["_"])
+        function = getattr(getattr(holder, owner) if owner else holder, attribute)
+        patch.setattr(target, failing(function, IN_CALL.get(stage, 3), wanted))
+        with pytest.raises(RuntimeError) as raised:
+            lip_sync.sync(*clip, tmp_path / "out.mp4", QUICK)
+    assert raised.value is wanted
+    assert set(threading.enumerate()) <= before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_next_clip_is_right_after_an_error(lip_sync: LipSync, clip: tuple[Path, Path], tmp_path: Path) -> None:
+    usual = lip_sync.sync(*clip, tmp_path / "a.mkv", QUICK)
+
+    def fail(_: object) -> None:
+        raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        lip_sync.sync(*clip, tmp_path / "b.mkv", QUICK, on_progress=fail)
+    again = lip_sync.sync(*clip, tmp_path / "c.mkv", QUICK)
+    assert (again.frames, again.windows, again.notices) == (usual.frames, usual.windows, usual.notices)
+    assert np.array_equal(np.stack(decoded(tmp_path / "a.mkv")), np.stack(decoded(tmp_path / "c.mkv")))
+
+
+@pytest.mark.parametrize("length", ["audio", "video", "shortest"])
+@pytest.mark.parametrize(("video_frames", "audio_s"), [(1, 0.04), (1, 0.001), (3, 0.001), (1, 0.2)])
+def test_a_few_frames(lip_sync: LipSync, tmp_path: Path, length: Length, video_frames: int, audio_s: float) -> None:
+    video = write_face(tmp_path / "clip.mp4", video_frames)
+    sound = write_sound(tmp_path / "sound.wav", audio_s)
+    options = SyncOptions(steps=1, guidance=1.0, length=length)
+    report = lip_sync.sync(video, sound, tmp_path / "out.mp4", options)
+    of_audio = 5 if audio_s == 0.2 else 1
+    wanted = {"audio": of_audio, "video": video_frames, "shortest": min(of_audio, video_frames)}[length]
+    assert (report.frames, report.frames_with_face, report.windows) == (wanted, wanted, 1)
+    assert len(decoded(tmp_path / "out.mp4")) == wanted

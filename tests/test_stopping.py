@@ -1,0 +1,277 @@
+"""Stopping a command: at any moment it ends in time, says so, and leaves neither files nor processes behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import psutil
+import pytest
+
+from latentsync_trt.temporary import PREFIX, temporary_folder
+from tests.build_worker import HANG
+from tests.clips import write_face, write_sound
+from tests.small import small_bundle
+
+if os.name == "nt":
+    pytest.skip("Windows delivers Ctrl-C to whole process groups only", allow_module_level=True)
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+MOST_S = 5.0
+"""An idle machine takes less than two seconds, as promised; others share this one."""
+
+PATIENCE_S = 120.0
+MESSAGE = "error: interrupted; unfinished files were removed\n"
+
+
+@dataclass
+class Command:
+    """A running command, and all files below the folders that it writes to when it began."""
+
+    process: "subprocess.Popen[str]"
+    folder: Path
+    before: Sequence[Path]
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Waits for `condition()`, which comes before the command's end."""
+        end_s = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
+
+    def stop(self, *signals: int, pause_s: float = 0.2) -> tuple[int, str, str]:
+        """Sends signals; checks the time it takes to end and what is left; returns exit code, stdout and stderr."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        start_s = time.monotonic()
+        for number, kind in enumerate(signals):
+            time.sleep(pause_s if number else 0)
+            self.process.send_signal(kind)
+        self.process.wait(PATIENCE_S)
+        assert time.monotonic() - start_s < MOST_S
+        out, err = self.process.communicate()
+        assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+        assert files(self.folder) == self.before
+        assert "Traceback" not in err
+        return self.process.returncode, out, err
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+Start = Callable[..., Command]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts Python with arguments; a test that fails leaves no process behind either."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*arguments: object, **variables: str) -> Command:
+        before = files(tmp_path)
+        process = subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=REPOSITORY,
+            env={**os.environ, **variables},
+        )
+        started.append(process)
+        return Command(process, tmp_path, before)
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                with suppress(psutil.Error):
+                    child.kill()
+            process.kill()
+        with process:
+            pass
+
+
+def waiting(start: Start, folder: Path, how: str, *words: str) -> Command:
+    """A command with a temporary folder and a child process, which waits; see `stopped_command`."""
+    command = start("-m", "tests.stopped_command", folder, how, *words)
+    assert command.process.stdout is not None
+    assert command.process.stdout.readline().startswith("ready")
+    return command
+
+
+@pytest.mark.parametrize(
+    ("how", "signals", "code"),
+    [
+        ("python", [signal.SIGINT], 130),
+        ("native", [signal.SIGTERM], 143),
+        ("holding", [signal.SIGHUP], 129),
+        ("cleaning", [signal.SIGTERM, signal.SIGTERM], 143),
+    ],
+)
+def test_wherever_a_command_is_stuck(start: Start, tmp_path: Path, how: str, signals: list[int], code: int) -> None:
+    assert waiting(start, tmp_path, how).stop(*signals) == (code, "", "stopping…\n" + MESSAGE)
+
+
+@pytest.mark.parametrize("how", ["python", "swallowing"])
+def test_json_has_the_error(start: Start, tmp_path: Path, how: str) -> None:
+    error = '{"error": "interrupted; unfinished files were removed"}\n'
+    assert waiting(start, tmp_path, how, "--json").stop(signal.SIGTERM) == (143, error, "stopping…\n")
+
+
+def test_the_second_signal_ends_at_once(start: Start, tmp_path: Path) -> None:
+    command, start_s = waiting(start, tmp_path, "native"), time.monotonic()
+    assert command.stop(signal.SIGINT, signal.SIGINT, pause_s=0.1)[0] == 130
+    assert time.monotonic() - start_s < 1.0
+
+
+def test_signals_that_were_ignored_at_the_start_stay_ignored(start: Start, tmp_path: Path) -> None:
+    """As shells do for background jobs, and `nohup` for SIGHUP."""
+    ignored = (signal.SIGINT, signal.SIGHUP)
+    before = [signal.signal(kind, signal.SIG_IGN) for kind in ignored]
+    try:
+        command = waiting(start, tmp_path, "python")
+    finally:
+        for kind, handler in zip(ignored, before, strict=True):
+            signal.signal(kind, handler)
+    for kind in ignored:
+        command.process.send_signal(kind)
+    time.sleep(0.3)
+    assert command.process.poll() is None
+    assert command.stop(signal.SIGTERM)[0] == 143
+
+
+@pytest.mark.parametrize("moment_s", [0.1, 0.2, 0.4])
+def test_during_imports(start: Start, tmp_path: Path, moment_s: float) -> None:
+    command = start("-m", "latentsync_trt", "sync", "--video", "a.mp4", "--audio", "b.wav", "-q")
+    end_s = time.monotonic() + moment_s
+    # The interpreter's own start is not ours to handle.
+    command.until(lambda: time.monotonic() > end_s and "stopping" in loaded(command.process.pid))
+    code, _, err = command.stop(signal.SIGINT)
+    if code != 2:  # the missing file was reported before
+        assert (code, err) == (130, "stopping…\n" + MESSAGE)
+
+
+def loaded(pid: int) -> str:
+    """ "stopping" once the process has a second thread, that which handles signals."""
+    with suppress(psutil.Error):
+        return "stopping" if psutil.Process(pid).num_threads() > 1 else ""
+    return ""
+
+
+def test_the_installed_command_handles_signals_first() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, _, function = project["scripts"]["latentsync-trt"].partition(":")
+    assert module == "latentsync_trt.__main__"
+    assert callable(getattr(import_module(module), function))
+    code = "import sys, latentsync_trt.__main__; print([n for n in ('numpy', 'click', 'rich') if n in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+# A whole run
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[object]:
+    """`sync` of ten seconds."""
+    files = ["--video", write_face(tmp_path / "clip.mp4", 5), "--audio", write_sound(tmp_path / "long.wav", 10)]
+    return ["sync", *files, "--bundle", "demo", "--provider", "cpu", "-q", "-o", tmp_path / "out.mp4"]
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell which files a process maps")
+def test_while_networks_open(start: Start, arguments: list[object]) -> None:
+    command = start("-m", "latentsync_trt", *arguments)
+    command.until(lambda: any("onnx" in file.path for file in psutil.Process(command.process.pid).memory_maps()))
+    assert command.stop(signal.SIGINT, signal.SIGINT)[::2] == (130, "stopping…\n" + MESSAGE)
+
+
+@pytest.mark.integration
+def test_while_windows_are_painted(start: Start, arguments: list[object], tmp_path: Path) -> None:
+    command = start("-m", "latentsync_trt", *arguments)
+    command.until(lambda: list(tmp_path.glob(f"{PREFIX}*")))
+    end_s = time.monotonic() + 1.0  # then its first window is denoised
+    command.until(lambda: time.monotonic() > end_s)
+    assert command.stop(signal.SIGTERM)[::2] == (143, "stopping…\n" + MESSAGE)
+
+
+FINISHING = """
+from latentsync_trt.__main__ import main
+from latentsync_trt.media.writer import VideoWriter
+from tests.stopped_command import FOREVER_S, sleep_natively
+
+def finish(writer):
+    writer._part.with_name("finishing").touch()
+    sleep_natively(FOREVER_S)
+
+VideoWriter._finish = finish
+main()
+"""
+
+
+@pytest.mark.integration
+def test_while_the_file_is_finished(start: Start, arguments: list[object], tmp_path: Path) -> None:
+    write_sound(tmp_path / "long.wav", 0.2)
+    command = start("-c", FINISHING, *arguments, "--bundle", small_bundle(), "--steps", "1")
+    command.until(lambda: list(tmp_path.glob(f"{PREFIX}*/finishing")))
+    assert command.stop(signal.SIGHUP)[::2] == (129, "stopping…\n" + MESSAGE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [2, 6, 15])
+def test_while_networks_are_traced(start: Start, tmp_path: Path, after_s: float) -> None:
+    narrow = pytest.importorskip("tests.narrow", reason="needs PyTorch")
+    sources = narrow.write_sources(tmp_path / "sources")
+    paths = ("--unet", sources.unet, "--vae", sources.vae, "--whisper", sources.whisper)
+    sizes = ("--resolution", narrow.RESOLUTION_PX, "--frames", narrow.FRAMES)
+    command = start("-m", "latentsync_trt", "export", *paths, *sizes, "--out", tmp_path / "bundle", "-q")
+    command.until(lambda: list(tmp_path.glob(f"{PREFIX}*")))
+    end_s = time.monotonic() + after_s
+    command.until(lambda: time.monotonic() > end_s)
+    assert command.stop(signal.SIGINT)[::2] == (130, "stopping…\n" + MESSAGE)
+
+
+# Builds in child processes
+
+TWO = ("--graph", "vae_encoder", "--graph", "vae_decoder", "--jobs", "2")
+
+
+def building(start: Start, cache: Path) -> Command:
+    """A command whose two children hang in builds of engines."""
+    options = ("--bundle", small_bundle(), "--provider", "rtx", "--engine-cache", cache)
+    command = start("-m", "tests.build_worker", "build", *options, *TWO, **{HANG: "1"})
+    command.until(lambda: len(list(cache.glob(".*/engine.onnx"))) == 2)
+    return command
+
+
+@pytest.mark.integration
+def test_builds_end_with_the_command(start: Start, tmp_path: Path) -> None:
+    command = building(start, tmp_path / "cache")
+    command.before = [path for path in files(tmp_path) if path.name == "cache" or ".locks" in path.parts]
+    assert command.stop(signal.SIGTERM)[0] == 143
+
+
+@pytest.mark.integration
+def test_builds_end_with_a_command_that_is_killed(start: Start, tmp_path: Path) -> None:
+    command = building(start, tmp_path / "cache")
+    children = psutil.Process(command.process.pid).children(recursive=True)
+    command.process.kill()
+    command.process.wait()
+    _, alive = psutil.wait_procs(children, MOST_S)
+    assert alive == []
+    assert list((tmp_path / "cache").glob(".*/engine.onnx")) == []
+
+
+def test_library_calls_leave_signals_alone(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    import_module("latentsync_trt.cli")
+    with temporary_folder(tmp_path):
+        assert signal.getsignal(signal.SIGTERM) is before

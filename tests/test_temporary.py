@@ -1,0 +1,232 @@
+"""Temporary folders: told from those of living processes, removed by whoever comes next, and nothing else is."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from latentsync_trt.bundle.manifest import MANIFEST_NAME
+from latentsync_trt.bundle.staging import staged_bundle
+from latentsync_trt.cli import main
+from latentsync_trt.errors import OutputError
+from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.quantize.work import load_arrays, save_arrays
+from latentsync_trt.runtime.cache.store import EngineCache
+from latentsync_trt.temporary import (
+    LOCK_NAME,
+    PREFIX,
+    Leftover,
+    leftovers,
+    remove_all,
+    remove_leftovers,
+    removed_with_the_process,
+    temporary_folder,
+    whole_file,
+)
+from tests.cache_worker import KEY
+
+HOLDING = """
+import sys, time
+from pathlib import Path
+from latentsync_trt.temporary import temporary_folder
+with temporary_folder(Path(sys.argv[1])) as folder:
+    (folder / "graphs").mkdir()
+    (folder / "graphs" / "unet.weights").write_bytes(bytes(5000))
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+@contextmanager
+def held(parent: Path) -> Iterator[tuple["subprocess.Popen[str]", Path]]:
+    """Another process, and its temporary folder in `parent`."""
+    command = [sys.executable, "-c", HOLDING, str(parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, Path(process.stdout.readline().strip())
+        finally:
+            process.kill()
+
+
+def killed(parent: Path) -> Path:
+    """The temporary folder of a process that was killed."""
+    with held(parent) as (process, folder):
+        process.kill()
+        process.wait()
+    return folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_folder_goes_with_its_block(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), temporary_folder(tmp_path) as folder:
+        (folder / "part").mkdir()
+        (folder / "part" / "file").touch()
+        assert folder.parent == tmp_path
+        assert names(folder) == [LOCK_NAME, "part"]
+        assert leftovers(tmp_path) == remove_leftovers(tmp_path) == []
+        raise KeyboardInterrupt
+    assert names(tmp_path) == []
+
+
+def test_what_a_killed_process_leaves_goes_with_the_next_run(tmp_path: Path) -> None:
+    with held(tmp_path) as (_, living):
+        dead = killed(tmp_path)
+        assert leftovers(tmp_path) == [Leftover(dead, 5000)]
+        notices: list[str] = []
+        with temporary_folder(tmp_path, notices.append) as folder:
+            assert names(tmp_path) == sorted([living.name, folder.name])
+        assert notices == [f"{tmp_path}: removed a temporary folder of runs that were killed (0.0 MB)"]
+        assert (living / "graphs" / "unet.weights").stat().st_size == 5000
+
+
+def test_what_only_looks_like_ours_stays(tmp_path: Path) -> None:
+    (tmp_path / f"{PREFIX}holiday").mkdir()
+    (tmp_path / f"{PREFIX}holiday" / "photo.jpg").touch()
+    (tmp_path / f"{PREFIX}notes").write_text("mine")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    dead = killed(elsewhere)
+    if os.name != "nt":
+        (tmp_path / f"{PREFIX}link").symlink_to(dead)
+    before = names(tmp_path)
+    assert leftovers(tmp_path) == remove_leftovers(tmp_path) == []
+    assert leftovers(tmp_path / "missing") == remove_leftovers(tmp_path / "missing") == []
+    assert names(tmp_path) == before
+    assert names(dead) == [LOCK_NAME, "graphs"]
+
+
+def test_many_processes_make_and_remove_folders_at_once(tmp_path: Path) -> None:
+    """Each looks for leftovers while others are between making a folder and locking it."""
+    code = (
+        "import sys; from pathlib import Path; from latentsync_trt.temporary import temporary_folder\n"
+        "for number in range(150):\n"
+        "    with temporary_folder(Path(sys.argv[1]), print) as folder:\n"
+        "        (folder / 'file').write_text('here'); assert (folder / 'file').read_text() == 'here'\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(3)]
+    assert [(process.communicate()[0], process.returncode) for process in processes] == [(b"", 0)] * 3
+    assert names(tmp_path) == []
+
+
+def test_the_end_of_a_process_removes_all_that_threads_still_write(tmp_path: Path) -> None:
+    stop, begun = threading.Event(), threading.Event()
+
+    def write(folder: Path) -> None:
+        for number in range(10**6):
+            begun.set()
+            if stop.is_set():
+                return
+            try:
+                (folder / f"{number}").touch()
+            except OSError:
+                return
+
+    with temporary_folder(tmp_path) as folder, removed_with_the_process(tmp_path / "aside"):
+        (tmp_path / "aside").mkdir()
+        (tmp_path / "aside" / "engine").touch()
+        writer = threading.Thread(target=write, args=[folder])
+        writer.start()
+        begun.wait()
+        remove_all()
+        assert names(tmp_path) == []
+        stop.set()
+        writer.join()
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    with whole_file(path) as part:
+        part.write_text("first")
+        assert not path.exists()
+    with pytest.raises(KeyboardInterrupt), whole_file(path) as part:
+        part.write_text("second, cut sh")
+        raise KeyboardInterrupt
+    assert (path.read_text(), names(tmp_path)) == ("first", ["rows.json"])
+
+
+def test_an_interruption_while_a_bundle_is_replaced_keeps_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "1.6-512-fp16"
+    target.mkdir()
+    (target / MANIFEST_NAME).write_text("old")
+    rename = Path.rename
+
+    def interrupted(path: Path, to: Path) -> Path:
+        if path.name == "bundle":
+            raise KeyboardInterrupt
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), staged_bundle(target) as staged:
+        (staged / MANIFEST_NAME).write_text("new")
+    assert (target / MANIFEST_NAME).read_text() == "old"
+    assert names(tmp_path) == [target.name]
+
+
+def test_every_writer_removes_what_killed_ones_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def video(folder: Path) -> None:
+        with pytest.raises(OutputError, match="no frame"), VideoWriter(folder / "clip.mp4", None) as writer:
+            pass
+        assert len(writer.notices) == 1
+        assert writer.notices[0].startswith(f"{folder}: removed a temporary folder")
+
+    def bundle(folder: Path) -> None:
+        with staged_bundle(folder / "bundle"):
+            pass
+
+    def arrays(folder: Path) -> None:
+        save_arrays(folder / "window.npz", {"a": [1, 2]})
+        assert list(load_arrays(folder / "window.npz")["a"]) == [1, 2]
+
+    for write, made, said in ((video, [], 0), (bundle, ["bundle"], 1), (arrays, ["window.npz"], 1)):
+        folder = tmp_path / write.__name__
+        folder.mkdir()
+        killed(folder)
+        caplog.clear()
+        write(folder)
+        assert names(folder) == made
+        assert sum("removed a temporary folder of runs that were killed" in text for text in caplog.messages) == said
+
+
+def test_an_engine_in_the_making_goes_with_its_process(tmp_path: Path) -> None:
+    cache = EngineCache(tmp_path)
+
+    def build(folder: Path) -> None:
+        (folder / "engine.bin").write_bytes(b"half")
+        remove_all()
+        assert names(tmp_path) == [".locks"]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cache.obtain(KEY, build)
+
+
+def test_doctor_names_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from latentsync_trt.cli import doctor
+
+    monkeypatch.chdir(tmp_path)
+    checkpoints, cache = tmp_path / "models", tmp_path / "engines"
+    monkeypatch.setenv("LATENTSYNC_TRT_CHECKPOINTS", str(checkpoints))
+    monkeypatch.setenv("LATENTSYNC_TRT_CACHE_DIR", str(cache))
+    monkeypatch.setattr(doctor, "SECTIONS", {"leftovers": doctor.SECTIONS["leftovers"]})
+    assert "none" in CliRunner().invoke(main, ["doctor"]).stdout
+    checkpoints.mkdir()
+    half = killed(checkpoints)
+    (cache / ".locks").mkdir(parents=True)
+    (cache / f".{KEY.digest}-0123abcd").mkdir()
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 0
+    for expected in (str(half), str(cache), "latentsync-trt cache prune"):
+        assert expected in result.stdout

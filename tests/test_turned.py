@@ -1,0 +1,103 @@
+"""Faces on their side or upside down, as in videos with a wrong rotation tag, are no faces, and the run says so."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.errors import NoFaceError
+from latentsync_trt.face.checks import MOST_ROLL_DEG, is_turned, roll_deg, usable
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.tracker import FaceTracker
+from latentsync_trt.types import Face, UInt8Array
+from tests.clips import write_sound, write_video
+from tests.people import first_person
+from tests.small import small_bundle
+
+ANGLE_TOLERANCE_DEG = 4.0
+UPSIDE_DOWN = 2
+"""Quarter turns."""
+
+
+@pytest.fixture(scope="module")
+def detector() -> Iterator[MediaPipeDetector]:
+    with MediaPipeDetector() as detector:
+        yield detector
+
+
+def turned(frame: UInt8Array, quarters: int) -> UInt8Array:
+    return np.ascontiguousarray(np.rot90(frame, quarters))
+
+
+@pytest.mark.parametrize("angle_deg", [0, 45, 90, 150, 180, 270])
+def test_the_angle_of_a_face_is_found(detector: MediaPipeDetector, angle_deg: int) -> None:
+    frame = first_person(1)[0]
+    upright, *_ = detector.detect(frame)
+    matrix = cv2.getRotationMatrix2D((240, 216), angle_deg, 0.7)
+    turned_picture = cv2.warpAffine(frame, matrix, (480, 480), borderMode=cv2.BORDER_REPLICATE)
+    faces = detector.detect(np.asarray(turned_picture, np.uint8))
+    assert len(faces) == 1
+    wrong_deg = (roll_deg(faces[0]) + angle_deg - roll_deg(upright) + 180) % 360 - 180
+    assert abs(wrong_deg) < ANGLE_TOLERANCE_DEG
+    expected = upright.points @ matrix[:, :2].T + matrix[:, 2]
+    assert np.abs(faces[0].points - expected).max() < 6
+
+
+def tilted(angle_deg: float, size_px: float = 200.0) -> Face:
+    cos, sin = np.cos(np.radians(angle_deg)), np.sin(np.radians(angle_deg))
+    points = np.array([[-40, -30], [40, -30], [0, 30]]) @ [[cos, sin], [-sin, cos]] + 300
+    box = np.array([300 - size_px / 2, 300 - size_px / 2, 300 + size_px / 2, 300 + size_px / 2], np.float32)
+    return Face(box, points.astype(np.float32))
+
+
+@pytest.mark.parametrize("angle_deg", [-179, -90, -68, -67, 0, 45, 67, 68, 90, 135, 180])
+def test_upright_within_the_limit(angle_deg: float) -> None:
+    face = tilted(angle_deg)
+    assert abs(roll_deg(face)) == pytest.approx(abs(angle_deg), abs=1e-3)
+    assert usable(face) is (abs(angle_deg) <= MOST_ROLL_DEG)
+    assert is_turned(face) is not usable(face)
+    assert not is_turned(tilted(angle_deg, size_px=40))
+
+
+@pytest.mark.parametrize("quarters", [1, 2, 3])
+def test_turned_faces_are_counted_not_tracked(detector: MediaPipeDetector, quarters: int) -> None:
+    tracker = FaceTracker(detector)
+    frames = first_person(4)
+    for frame in [*frames[:2], *(turned(frame, quarters) for frame in frames[2:])]:
+        found = tracker.update(frame)
+    assert found is None
+    assert tracker.turned_frames == 2
+
+
+def test_a_turned_face_beside_the_tracked_one_is_not_counted(detector: MediaPipeDetector) -> None:
+    frame = first_person(1)[0]
+    tracker = FaceTracker(detector)
+    both = np.concatenate([frame, turned(frame, 1)], axis=1)
+    assert tracker.update(both) is not None
+    assert tracker.turned_frames == 0
+
+
+@pytest.fixture(scope="module")
+def lip_sync() -> Iterator[LipSync]:
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
+        yield lip_sync
+
+
+def test_a_video_upside_down_is_an_error_with_its_cure(lip_sync: LipSync, tmp_path: Path) -> None:
+    clip = write_video(tmp_path / "turned.mp4", [turned(frame, UPSIDE_DOWN) for frame in first_person(5)])
+    sound = write_sound(tmp_path / "speech.wav", 0.2)
+    with pytest.raises(NoFaceError, match=r"5 with one on its side or upside down.*ffmpeg -display_rotation"):
+        lip_sync.sync(clip, sound, tmp_path / "out.mp4", SyncOptions(steps=1))
+    assert not (tmp_path / "out.mp4").exists()
+
+
+def test_turned_frames_are_reported(lip_sync: LipSync, tmp_path: Path) -> None:
+    frames = first_person(6)
+    clip = write_video(tmp_path / "half.mp4", [*frames[:4], *(turned(frame, UPSIDE_DOWN) for frame in frames[4:])])
+    sound = write_sound(tmp_path / "speech.wav", 0.24)
+    report = lip_sync.sync(clip, sound, tmp_path / "out.mp4", SyncOptions(steps=1))
+    assert report.frames_with_face == 4
+    assert [text for text in report.notices if "2 frames show a face" in text and "-display_rotation" in text]

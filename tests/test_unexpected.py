@@ -1,0 +1,126 @@
+"""Exceptions that nobody foresaw: one line, and a log file for a bug report that does not say who the user is."""
+
+import getpass
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import platformdirs
+import pytest
+import rich_click as click
+from click.testing import CliRunner
+
+from latentsync_trt import unexpected
+from latentsync_trt.cli import main
+from latentsync_trt.errors import BundleError, InputError
+
+
+@pytest.fixture
+def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Failing":
+    monkeypatch.setattr(platformdirs, "user_log_path", lambda *_, **__: tmp_path / "logs")
+    return Failing(monkeypatch, tmp_path)
+
+
+class Failing:
+    """The command `doctor`, which raises what it is told to."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._patch, self._folder = patch, folder
+
+    def run(self, error: BaseException, *words: str) -> tuple[int, str, str]:
+        @click.command()
+        @click.option("--json", "as_json", is_flag=True)
+        @click.argument("path", required=False)
+        def command(as_json: bool, path: str | None) -> None:
+            raise error
+
+        with self._patch.context() as patch:
+            patch.setitem(main.commands, "doctor", command)
+            result = CliRunner().invoke(main, ["doctor", *words])
+        return result.exit_code, result.stdout, result.stderr
+
+    def logs(self) -> list[Path]:
+        return sorted((self._folder / "logs").glob("*"))
+
+
+def test_one_line_and_a_log(failing: Failing) -> None:
+    clip = Path.home() / "secret folder" / "clip.mp4"
+    code, out, err = failing.run(KeyError(f"{Path.home()}/x\n{getpass.getuser()}"), str(clip))
+    (log,) = failing.logs()
+    assert (code, out) == (1, "")
+    assert err.startswith("error: unexpected KeyError: ")
+    assert err.endswith(f"; details in {log}; please report it with that file to the maintainers\n")
+    assert err.count("\n") == 1
+    text = log.read_text(encoding="utf-8")
+    for expected in (
+        "Traceback",
+        "raise error",
+        "KeyError",
+        "numpy 2",
+        "Python 3",
+        "latentsync-trt doctor",
+        "clip.mp4",
+    ):
+        assert expected in text
+    assert str(Path.home()) not in text
+
+
+def test_json(failing: Failing) -> None:
+    code, out, err = failing.run(ZeroDivisionError(), "--json")
+    assert (code, err) == (1, "")
+    assert json.loads(out)["error"].startswith("unexpected ZeroDivisionError; details in ")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InputError("no such file"), 2),
+        (InputError("broken", usage=False), 1),
+        (BundleError("damaged"), 1),
+        (MemoryError(), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_errors_that_were_foreseen_write_no_log(failing: Failing, error: BaseException, code: int) -> None:
+    assert failing.run(error)[0] == code
+    assert json.loads(failing.run(error, "--json")[1])["error"]
+    assert failing.logs() == []
+
+
+def test_without_a_place_for_a_log(failing: Failing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "logs").write_text("in the place of the folder")
+    monkeypatch.setattr(unexpected.tempfile, "gettempdir", lambda: str(tmp_path / "logs"))
+    code, _, err = failing.run(ValueError("odd"))
+    assert code == 1
+    assert err == "error: unexpected ValueError: odd; no log file can be written; please report it to the maintainers\n"
+
+
+def test_the_tracker_is_that_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    urls = ["Homepage, https://example.org", "Issues, https://example.org/issues"]
+    described = types.SimpleNamespace(get_all=lambda name: urls)
+    monkeypatch.setattr(unexpected.metadata, "metadata", lambda name: described)
+    assert unexpected._tracker() == "at https://example.org/issues"
+
+
+def test_a_package_that_does_not_load_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "rich_click.py").write_text("raise ImportError('broken wheel')")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "latentsync_trt", "--help"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: a package does not load (broken wheel); pip install")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX pipes")
+@pytest.mark.parametrize("words", [["--help"], ["cache", "ls", "--json"]])
+def test_output_that_nobody_reads_ends_quietly(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "latentsync_trt", *words]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")

@@ -1,0 +1,156 @@
+"""Output that cannot be written: an `OutputError` that says why, and nothing left behind."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.writer import VideoWriter, check_output_path, write_pictures
+from latentsync_trt.types import Frame
+from tests.clips import decoded, numbered, write_video
+
+NOISE = np.random.default_rng(6).integers(0, 256, (64, 96, 3), np.uint8)
+
+
+@contextmanager
+def largest_file(size_bytes: int) -> Iterator[None]:
+    """Files of this process cannot grow beyond a size, as on a full disk."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def write_noise(path: Path, frames: int) -> None:
+    """Several kB per frame."""
+    write_pictures(path, (NOISE for _ in range(frames)), lossless=path.suffix == ".mkv")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
+@pytest.mark.parametrize("name", ["out.mp4", "out.mov", "out.mkv"])
+@pytest.mark.parametrize("when", ["while writing", "on closing"])
+def test_a_full_disk_leaves_nothing(tmp_path: Path, name: str, when: str) -> None:
+    (tmp_path / "whole").mkdir()
+    write_noise(tmp_path / "whole" / name, 40)
+    size_bytes = (tmp_path / "whole" / name).stat().st_size
+    # The index is written last: at the end of Matroska files, and at the front of others, which moves all the rest.
+    limit = size_bytes // 2 if when == "while writing" else size_bytes - 20
+    folder = tmp_path / "full"
+    folder.mkdir()
+    (folder / name).write_bytes(b"earlier output")
+    with largest_file(limit), pytest.raises(OutputError, match=rf"{name}: cannot be written: File too large"):
+        write_noise(folder / name, 40)
+    assert [path.name for path in folder.iterdir()] == [name]
+    assert (folder / name).read_bytes() == b"earlier output"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="open files cannot be removed there")
+@pytest.mark.parametrize("name", ["out.mp4", "out.mkv"])
+def test_an_output_folder_that_disappears_is_an_error(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(OutputError, match=name), VideoWriter(folder / name, None) as writer:
+        for index in range(5):
+            writer.write(Frame(index, Fraction(index, 25), NOISE, None))
+        shutil.rmtree(folder)
+    assert not folder.exists()
+
+
+def test_an_output_folder_that_becomes_the_target_is_an_error(tmp_path: Path) -> None:
+    target = tmp_path / "out.mp4"
+    with pytest.raises(OutputError, match=r"out\.mp4: cannot be written"), VideoWriter(target, None) as writer:
+        writer.write(Frame(0, Fraction(0), NOISE, None))
+        target.mkdir()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.mp4"]
+
+
+def test_a_write_protected_output_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    protected = write_video(tmp_path / "out.mp4", numbered(2))
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != protected)  # root, who runs many CIs, may write it
+    with pytest.raises(OutputError, match=r"out\.mp4: is write-protected") as caught:
+        check_output_path(protected, lossless=False)
+    assert caught.value.usage
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps pipes elsewhere")
+def test_a_pipe_as_output_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "out.mp4")
+    with pytest.raises(OutputError, match="is not a file"):
+        check_output_path(tmp_path / "out.mp4", lossless=False)
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="cannot be written"):
+        check_output_path(tmp_path / f"{'a' * 300}.mp4", lossless=False)
+
+
+def test_another_spelling_of_an_input_is_refused(tmp_path: Path) -> None:
+    """A hard link is what another case is on a disk that does not tell cases apart: one file with two names."""
+    clip = write_video(tmp_path / "clip.mp4", numbered(2))
+    (tmp_path / "CLIP.MP4").hardlink_to(clip)
+    with pytest.raises(InputError, match="is also an input"):
+        check_output_path(tmp_path / "CLIP.MP4", clip, lossless=False)
+
+
+@pytest.mark.parametrize("lossless", [False, True])
+@pytest.mark.parametrize("size", [(1, 1), (1, 2), (2, 2), (3, 2), (1, 50), (17, 2)])
+def test_tiny_pictures_are_written(tmp_path: Path, size: tuple[int, int], lossless: bool) -> None:
+    picture = np.random.default_rng(7).integers(0, 256, (*size, 3), np.uint8)
+    source, output = tmp_path / "in.mkv", tmp_path / "out.mkv"
+    write_pictures(source, [picture] * 2, lossless=True)
+    with VideoWriter(output, probe(source), lossless=lossless) as writer:
+        for frame in read_frames(source, rgb_only=lossless):
+            writer.write(frame)
+    height, width = (side if lossless else side + side % 2 for side in size)
+    found = decoded(output)
+    assert [frame.shape for frame in found] == [(height, width, 3)] * 2
+    if lossless:
+        assert np.array_equal(found[0], picture)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads a Linux counter")
+def test_a_stopped_run_does_not_finish_its_file(tmp_path: Path) -> None:
+    """To move the index of an MP4 to its front would write gigabytes again, after Ctrl-C."""
+
+    def written_bytes() -> int:
+        counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(counters["wchar"])
+
+    noise = np.random.default_rng(8).integers(0, 256, (480, 640, 3), np.uint8)
+    start = written_bytes()
+    with pytest.raises(KeyboardInterrupt), VideoWriter(tmp_path / "out.mp4", None, crf=0) as writer:
+        for index in range(50):
+            writer.write(Frame(index, Fraction(index, 25), noise, None))
+        stopped = written_bytes()
+        raise KeyboardInterrupt
+    assert (written_bytes() - stopped) < (stopped - start) / 10
+    assert not list(tmp_path.iterdir())
+
+
+def test_decoders_and_encoders_end_with_their_run(tmp_path: Path) -> None:
+    """Neither after the end nor after an early close does a file stay open."""
+    clip = write_video(tmp_path / "clip.mp4", numbered(30))
+    for _ in range(2):
+        frames = read_frames(clip)
+        next(iter(frames))
+        frames.close()  # type: ignore[attr-defined]
+        with pytest.raises(ZeroDivisionError), VideoWriter(tmp_path / "out.mp4", probe(clip), audio=None) as writer:
+            for frame in read_frames(clip):
+                writer.write(frame)
+            _ = 1 / 0
+    if sys.platform == "linux":
+        opened = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        assert not [file for file in opened if file.is_relative_to(tmp_path)]
+    shutil.rmtree(tmp_path)  # which Windows refuses for open files
