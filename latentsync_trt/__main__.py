@@ -18,8 +18,8 @@ def _run() -> None:
     try:
         from latentsync_trt.cli import main as command_line
     except KeyboardInterrupt:
-        sys.stderr.write(f"error: {stopping.interrupted_message()}\n")
-        return
+        stopping.end_if_requested(stopping.interrupted_message())
+        raise
     except ImportError as error:
         sys.stderr.write(f"error: a package does not load ({error}); pip install --force-reinstall latentsync-trt\n")
         sys.exit(1)

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 from latentsync_trt.errors import InputError
 
@@ -42,7 +43,8 @@ _engine_option = partial(option, group=HARDWARE, advanced=True)
 
 
 def check_limits(options: Any) -> None:
-    """Raises `InputError` if a field of the dataclass instance `options` is outside its declared limits."""
+    """Raises `InputError` if a field of the dataclass instance `options` is no number, or outside its limits."""
+    hints = get_type_hints(type(options))
     for spec in fields(options):
         value, limits = getattr(options, spec.name), spec.metadata
         if value is None:
@@ -51,6 +53,11 @@ def check_limits(options: Any) -> None:
         if "choices" in limits and value not in limits["choices"]:
             raise InputError(f"{name} {value}: not one of {', '.join(limits['choices'])}")
         low, high = limits.get("minimum"), limits.get("maximum")
+        if low is None and high is None:
+            continue
+        whole = float not in {hints[spec.name], *get_args(hints[spec.name])}
+        if not isinstance(value, Integral if whole else Real):  # also NumPy's
+            raise InputError(f"{name} {value!r}: not a {'whole ' if whole else ''}number")
         # Negated, so that NaN is outside.
         if (low is not None and not value >= low) or (high is not None and not value <= high):
             bounds = f"{'-∞' if low is None else low} to {'∞' if high is None else high}"
@@ -95,13 +102,17 @@ def parse_guidance_interval(text: str) -> tuple[float, float]:
 
 def check_full_steps(full_steps: Sequence[int], steps: int) -> None:
     """Raises `InputError` unless `full_steps` start with 0, ascend, and are among the first `steps` steps."""
+    shown = f"--full-steps {','.join(map(str, full_steps))}"
+    if isinstance(full_steps, str) or not all(isinstance(step, Integral) for step in full_steps):
+        raise InputError(f"{shown}: not whole numbers")
     if 0 not in full_steps or list(full_steps) != sorted(set(full_steps) & set(range(steps))):
-        shown = f"--full-steps {','.join(map(str, full_steps))}"
         raise InputError(f"{shown}: must begin with 0, as nothing can be reused yet, and ascend to at most {steps - 1}")
 
 
 def check_guidance_interval(interval: tuple[float, float]) -> None:
     """Raises `InputError` unless `interval` ascends, within 0 to 1."""
+    if len(interval) != 2 or not all(isinstance(end, Real) for end in interval):
+        raise InputError(f"--guidance-interval {interval}: not two numbers")
     start, end = interval
     if not 0.0 <= start < end <= 1.0:
         raise InputError(f"--guidance-interval {start:g}-{end:g}: must ascend, within 0 to 1")

@@ -86,21 +86,23 @@ class _Stop:
         """Handles signals, except those that whoever started this process made it ignore (`nohup`, `&`)."""
         self._rope.setblocking(False)
         signal.set_wakeup_fd(self._rope.fileno(), warn_on_full_buffer=False)
-        threading.Thread(target=self._watch, name="stopping", daemon=True).start()
         for number in _CODES:
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                 signal.signal(number, self._interrupt)
+        threading.Thread(target=self._watch, name="stopping", daemon=True).start()
 
     def end(self, message: str = "") -> NoReturn:
         """Ends the process with its children, after removing its temporary folders. `message`: if it has said none."""
-        _end_children()
-        temporary = sys.modules.get("latentsync_trt.temporary")
-        if temporary is not None:
-            temporary.remove_all()
-        if message:
-            _in_time(lambda: _say_error(message, self._stderr))
-        _in_time(_flush)
-        os._exit(INTERRUPTED_CODE if self.code is None else self.code)
+        try:
+            _end_children()
+            temporary = sys.modules.get("latentsync_trt.temporary")
+            if temporary is not None:
+                temporary.remove_all()
+            if message:
+                _in_time(lambda: _say_error(message, self._stderr))
+            _in_time(_flush)
+        finally:  # whatever fails
+            os._exit(INTERRUPTED_CODE if self.code is None else self.code)
 
     def _interrupt(self, number: int, _: FrameType | None) -> None:
         """Called in the main thread, between two steps of Python code."""
@@ -121,7 +123,8 @@ class _Stop:
         _silence_threads()
         _in_time(lambda: _say_stopping(self._stderr))
         self._announced.set()
-        _ask_children()
+        with suppress(Exception):  # whatever fails, the process must end
+            _ask_children()
         self._bell.settimeout(max(deadline_s - time.monotonic(), 0.01))
         with suppress(TimeoutError):
             self._bell.recv(1)  # a second signal
@@ -145,10 +148,10 @@ def requested() -> bool:
     return _stop is not None and _stop.code is not None
 
 
-def end_if_requested() -> None:
-    """Ends the process if it was asked to stop; called when the command has left its blocks."""
+def end_if_requested(message: str = "") -> None:
+    """Ends the process if it was asked to stop; called when the command has left its blocks, perhaps with a message."""
     if _stop is not None and _stop.code is not None:
-        _stop.end()
+        _stop.end(message)
 
 
 def _follow_stdin() -> None:
@@ -212,9 +215,11 @@ def _ask_children() -> None:
 
 
 def _end_children() -> None:
-    import psutil
+    with suppress(ImportError, OSError):
+        import psutil
 
-    children = psutil.Process().children(recursive=True)
-    for child in psutil.wait_procs(children, _CHILDREN_S)[1]:
         with suppress(psutil.Error):
-            child.kill()
+            children = psutil.Process().children(recursive=True)
+            for child in psutil.wait_procs(children, _CHILDREN_S)[1]:
+                with suppress(psutil.Error):
+                    child.kill()

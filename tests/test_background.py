@@ -140,7 +140,7 @@ def test_a_build_that_fails_leaves_the_run_going(setting: Setting) -> None:
     made = setting.networks()
     made.prepare(STEPS)
     problem = ended(made)
-    assert "the engine cache cannot be used" in problem
+    assert "is a file" in problem
     assert made.take_notices()[1:] == (f"building in the background failed, continuing with cpu: {problem}",)
     assert {engine.runs for engine in made.times() if engine.graph == "denoise_step"} == {2}
     made.close()

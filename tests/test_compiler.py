@@ -187,6 +187,7 @@ def test_nothing_is_imported_from_the_current_folder(
             r"\(signal 11 \(SIGSEGV\)\): assertion failed",
             marks=posix,
         ),
+        pytest.param("import os; os.kill(os.getpid(), 15)", r"\(signal 15 \(SIGTERM\)\): no message", marks=posix),
     ],
 )
 def test_a_compiler_that_crashes_is_a_refusal(
@@ -268,10 +269,15 @@ def test_an_interruption_ends_the_compiler(order: CompileOrder, module: Callable
 
 
 @posix
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("kind", "requested"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
 def test_a_signal_that_reaches_the_compiler_first_is_an_interruption(
-    order: CompileOrder, module: Callable[[str], None], kind: signal.Signals
+    order: CompileOrder,
+    module: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: signal.Signals,
+    requested: bool,
 ) -> None:
+    monkeypatch.setattr(child, "requested", lambda: requested)
     module(f"import os; os.kill(os.getpid(), {int(kind)})")
     with pytest.raises(KeyboardInterrupt):
         run_compiler(order)

@@ -1,5 +1,7 @@
 """Tracking one face through lost frames, cuts and other faces."""
 
+from collections.abc import Iterator
+
 import cv2
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from latentsync_trt.face.checks import usable
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.tracker import PATIENCE_FRAMES, FaceTracker
 from latentsync_trt.types import Face, UInt8Array
+from tests.people import first_person, second_person
 
 FRAME = np.zeros((4, 4, 3), np.uint8)
 
@@ -138,6 +141,66 @@ def test_waits_for_a_covered_face() -> None:
     tracked = [tracker.update(frame) for frame in (both, both, covered, covered, both, both)]
     assert [None if face is None else face.track_id for face in tracked] == [0, 0, None, None, 1, 1]
     assert all(face.face.box[2] < 420 for face in tracked if face is not None)
+
+
+def crossing(count: int) -> Iterator[UInt8Array]:
+    """A smaller face passes in front of the other one, from right to left."""
+    y, x = np.mgrid[0:400, 0:400]
+    inside = np.hypot((x - 200) / 87, (y - 172) / 125) < 1
+    for index, (behind, front) in enumerate(zip(first_person(count), second_person(count), strict=True)):
+        picture = np.full((480, 1200, 3), 90, np.uint8)
+        picture[:, 100:580] = behind
+        left = 700 - 14 * index
+        shown = slice(max(0, -left), 400)
+        place = picture[40:440, max(0, left) : left + 400]
+        place[inside[:, shown]] = cv2.resize(front, (400, 400))[:, shown][inside[:, shown]]
+        yield picture
+
+
+@pytest.mark.integration
+def test_no_track_mixes_two_people_who_cross() -> None:
+    with MediaPipeDetector() as detector:
+        tracker = FaceTracker(detector)
+        tracked = [tracker.update(picture) for picture in crossing(60)]
+    before, covered, after = tracked[20], tracked[42], tracked[59]
+    assert before is not None and covered is not None and after is not None
+    assert before.track_id < covered.track_id < after.track_id
+    assert abs(float(before.face.box[0] - after.face.box[0])) < 30, "the one who was covered is tracked again"
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 3000), (40, 2), (4320, 7680)])
+def test_frames_of_any_size_without_a_face(shape: tuple[int, int]) -> None:
+    frame = np.broadcast_to(np.full((1, 1, 3), 60, np.uint8), (*shape, 3))
+    with MediaPipeDetector() as detector:
+        tracker = FaceTracker(detector)
+        assert [tracker.update(frame) for _ in range(2)] == [None, None]
+
+
+def test_a_face_partly_outside_is_tracked_until_it_leaves() -> None:
+    frame = first_person(1)[0]
+    with MediaPipeDetector() as detector:
+        tracker = FaceTracker(detector)
+        seen = [tracker.update(np.ascontiguousarray(frame[:, 20 * step :])) for step in range(18)]
+    tracked = [face is not None for face in seen]
+    assert tracked[:8] == [True] * 8
+    assert not tracked[-1]
+    assert all(np.isfinite(face.matrix).all() for face in seen if face is not None)
+
+
+def test_tracks_of_one_frame() -> None:
+    assert ids(FaceTracker(Detecting([[face_at(100)], [], [face_at(100)], [], [face_at(100)]])), 5) == [
+        0,
+        None,
+        1,
+        None,
+        2,
+    ]
+
+
+def test_a_face_that_comes_back_within_the_patience_is_the_same_person() -> None:
+    me, other = face_at(100), face_at(600, width=90, height=120)
+    frames = [[me, other]] + [[other]] * (PATIENCE_FRAMES - 1) + [[face_at(110), other]]
+    assert ids(FaceTracker(Detecting(frames)), len(frames))[-2:] == [None, 1]
 
 
 @pytest.mark.parametrize(

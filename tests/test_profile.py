@@ -11,9 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import OutputError
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.trace import TABLE_NAME, TRACE_NAME, Trace, write_profile
 from latentsync_trt.types import EngineTime, Span
 from tests.clips import write_clip
@@ -130,12 +133,12 @@ def test_sessions_that_are_opened_again_are_all_there(clip: tuple[Path, Path], t
 
 def test_a_second_profile_holds_the_runs_since_the_first_only(tmp_path: Path) -> None:
     folder = tmp_path / "profile"
-    with LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(profile=folder)) as lip_sync:
-        for _ in range(2):
-            lip_sync.warm_up(QUICK)
-            lip_sync.close()
-            assert {row[0]: row[6] for row in rows(folder, "Engines")} == dict.fromkeys(GRAPHS, "1")
-        assert lip_sync.close() == ()
+    networks = Networks(Bundle.load(small_bundle()), Selection("cpu"), RuntimeOptions(profile=folder))
+    for _ in range(2):
+        networks.warm_up(GRAPHS)
+        networks.close()
+        assert {row[0]: row[6] for row in rows(folder, "Engines")} == dict.fromkeys(GRAPHS, "1")
+    assert networks.close() == ()
 
 
 def test_the_command_names_both_files(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -220,6 +221,7 @@ def test_doctor_names_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     checkpoints, cache = tmp_path / "models", tmp_path / "engines"
     monkeypatch.setenv("LATENTSYNC_TRT_CHECKPOINTS", str(checkpoints))
     monkeypatch.setenv("LATENTSYNC_TRT_CACHE_DIR", str(cache))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(doctor, "SECTIONS", {"leftovers": doctor.SECTIONS["leftovers"]})
     assert "none" in CliRunner().invoke(main, ["doctor"]).stdout
     checkpoints.mkdir()

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -229,7 +230,8 @@ def _leftovers() -> Iterator[Finding]:
     from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
     from latentsync_trt.temporary import leftovers
 
-    places = dict.fromkeys(place.absolute() for place in (Path(), checkpoints_folder(), cache_folder()))
+    wanted = Path(), checkpoints_folder(), cache_folder(), Path(tempfile.gettempdir())
+    places = dict.fromkeys(place.absolute() for place in wanted)
     found = [leftover for place in places for leftover in leftovers(place)]
     for leftover in found:
         text = f"{leftover.path}: a run that was killed left {_gb(leftover.size_bytes)}"
@@ -239,7 +241,7 @@ def _leftovers() -> Iterator[Finding]:
         text = f"{path}: a build that was killed left it"
         yield Finding("missing", text, "latentsync-trt cache prune --stale, or the next build, deletes it")
     if not found and not unfinished:
-        yield Finding("ok", "none here, below checkpoints/ and in the engine cache")
+        yield Finding("ok", "none here, below checkpoints/, in the engine cache and among the system's temporary files")
 
 
 SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {

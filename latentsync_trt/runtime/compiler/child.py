@@ -17,6 +17,8 @@ from queue import Empty, Queue
 from tempfile import TemporaryFile
 from typing import IO, Any, cast
 
+from latentsync_trt.stopping import requested
+
 Event = dict[str, Any]
 Emit = Callable[..., None]
 """Takes the fields of an event as keyword arguments."""
@@ -57,7 +59,7 @@ def run_child(
         on_event: called for each event as it arrives. environment: variables in addition to those of this process.
 
     Raises:
-        OSError: the process cannot be started. KeyboardInterrupt: also if Ctrl-C or SIGTERM reached only the child.
+        OSError: the process cannot be started. KeyboardInterrupt: also if Ctrl-C reached only the child.
     """
     # Import this installation of the package, and nothing from the current folder (`-P`).
     paths = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]
@@ -88,7 +90,7 @@ def run_child(
             process.wait()
             with suppress(OSError):  # the child did not read the order
                 stdin.close()
-        if code in (-signal.SIGINT, -signal.SIGTERM):
+        if code == -signal.SIGINT or (code == -signal.SIGTERM and requested()):
             raise KeyboardInterrupt
         stderr.seek(0)
         lines = stderr.read().decode("utf-8", errors="replace").splitlines()
