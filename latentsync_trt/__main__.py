@@ -1,12 +1,15 @@
 """The command `latentsync-trt`, also as `python -m latentsync_trt`."""
 
+import signal
 import sys
-
-from latentsync_trt import stopping
 
 
 def main() -> None:
     """Runs the command line; handles signals before it imports anything else."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the next two lines are done: no traceback
+    from latentsync_trt import stopping
+
     stopping.install()
     try:
         _run()
@@ -15,6 +18,8 @@ def main() -> None:
 
 
 def _run() -> None:
+    from latentsync_trt import stopping
+
     try:
         from latentsync_trt.cli import main as command_line
     except KeyboardInterrupt:

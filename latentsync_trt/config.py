@@ -103,9 +103,9 @@ def parse_guidance_interval(text: str) -> tuple[float, float]:
 def check_full_steps(full_steps: Sequence[int], steps: int) -> None:
     """Raises `InputError` unless `full_steps` start with 0, ascend, and are among the first `steps` steps."""
     shown = f"--full-steps {','.join(map(str, full_steps))}"
-    if isinstance(full_steps, str) or not all(isinstance(step, Integral) for step in full_steps):
+    if not all(isinstance(step, Integral) for step in full_steps):
         raise InputError(f"{shown}: not whole numbers")
-    if 0 not in full_steps or list(full_steps) != sorted(set(full_steps) & set(range(steps))):
+    if 0 not in list(full_steps) or list(full_steps) != sorted(set(full_steps) & set(range(steps))):
         raise InputError(f"{shown}: must begin with 0, as nothing can be reused yet, and ascend to at most {steps - 1}")
 
 

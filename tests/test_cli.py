@@ -73,7 +73,19 @@ def test_each_notice_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None
     notices("building engines")
     show_report(
         SyncReport(
-            "out.mp4", "demo", "cpu", 1, 1, 1, 0.04, 1.0, 0.5, 2.0, (), (), ("building engines", "the picture starts again")
+            "out.mp4",
+            "demo",
+            "cpu",
+            1,
+            1,
+            1,
+            0.04,
+            1.0,
+            0.5,
+            2.0,
+            (),
+            (),
+            ("building engines", "the picture starts again"),
         ),
         notices,
     )

@@ -78,14 +78,15 @@ def test_an_error_in_any_stage_reaches_the_caller(
 
 
 def test_the_next_clip_is_right_after_an_error(lip_sync: LipSync, clip: tuple[Path, Path], tmp_path: Path) -> None:
-    usual = lip_sync.sync(*clip, tmp_path / "a.mkv", QUICK)
+    options = SyncOptions(steps=1, guidance=1.0, lossless=True)  # x264 does not repeat itself to the bit
+    usual = lip_sync.sync(*clip, tmp_path / "a.mkv", options)
 
     def fail(_: object) -> None:
         raise RuntimeError("stopped")
 
     with pytest.raises(RuntimeError, match="stopped"):
-        lip_sync.sync(*clip, tmp_path / "b.mkv", QUICK, on_progress=fail)
-    again = lip_sync.sync(*clip, tmp_path / "c.mkv", QUICK)
+        lip_sync.sync(*clip, tmp_path / "b.mkv", options, on_progress=fail)
+    again = lip_sync.sync(*clip, tmp_path / "c.mkv", options)
     assert (again.frames, again.windows, again.notices) == (usual.frames, usual.windows, usual.notices)
     assert np.array_equal(np.stack(decoded(tmp_path / "a.mkv")), np.stack(decoded(tmp_path / "c.mkv")))
 

@@ -182,8 +182,8 @@ def test_the_installed_command_handles_signals_first() -> None:
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[object]:
-    """`sync` of ten seconds."""
-    files = ["--video", write_face(tmp_path / "clip.mp4", 5), "--audio", write_sound(tmp_path / "long.wav", 10)]
+    """`sync` of four seconds."""
+    files = ["--video", write_face(tmp_path / "clip.mp4", 5), "--audio", write_sound(tmp_path / "long.wav", 4)]
     return ["sync", *files, "--bundle", "demo", "--provider", "cpu", "-q", "-o", tmp_path / "out.mp4"]
 
 

@@ -1,8 +1,8 @@
 """Finds the parts of a VAE that overflow half precision, and keeps them in float32.
 
 Some published VAEs, for example Stable Diffusion XL's, exceed float16's largest number in the decoder's upper blocks:
-their pictures are black or NaN. Comparing an exported graph with PyTorch does not reveal it, as ONNX Runtime computes
-float16 graphs in float32 on a CPU and omits the roundings in between.
+their pictures are black or NaN. ONNX Runtime on a CPU does not reveal it: it computes float16 graphs in float32 and
+omits the roundings in between.
 """
 
 import math

@@ -1,6 +1,5 @@
 """Writes 8-bit bundles: step graphs with QuantizeLinear/DequantizeLinear pairs, everything else copied."""
 
-import importlib.metadata
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from latentsync_trt.bundle.manifest import (
     write_manifest,
 )
 from latentsync_trt.bundle.staging import check_target, staged_bundle
+from latentsync_trt.bundle.tools import tool_versions
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import InputError
 from latentsync_trt.quantize.layers import eight_bit_share, multiply_adds
@@ -30,7 +30,8 @@ from latentsync_trt.quantize.ranges import Ranges
 from latentsync_trt.quantize.steps import QuantizedSteps, step_graphs
 from latentsync_trt.runtime.providers.libraries import onnxruntime_version
 
-_TOOLS = ("latentsync-trt", "onnx", "onnx-ir", "ml_dtypes")
+_TOOLS = ("onnx", "onnx-ir", "ml_dtypes")
+"""Packages that make the graphs; the extra "calibrate" installs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def quantize_bundle(
             files={path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in sorted(staged.iterdir())},
             tools={
                 **manifest.tools,
-                **{tool: importlib.metadata.version(tool) for tool in _TOOLS},
+                **tool_versions(_TOOLS, extra="calibrate"),
                 "onnxruntime": onnxruntime_version(),
             },
             # The step graphs are not those that were compared with PyTorch.

@@ -33,7 +33,7 @@ from latentsync_trt.export import exporter
 from latentsync_trt.export.attention import attend, exports_fused, traced_as
 from latentsync_trt.export.graphs import GraphPlan, build_graph
 from latentsync_trt.export.options import ExportOptions
-from latentsync_trt.export.verify import TOLERANCE
+from latentsync_trt.export.verify import FLOOR
 from latentsync_trt.quantize.bundle import quantize_bundle
 from latentsync_trt.quantize.layers import layers_of
 from latentsync_trt.quantize.options import CalibrateOptions
@@ -119,7 +119,7 @@ def test_cuda_graphs_do_not_depend_on_the_attention_form(fused_bundle: Path, mat
 def test_matmul_form_agrees_with_pytorch(matmul_bundle: Path) -> None:
     verification = Bundle.load(matmul_bundle).manifest.verification
     assert verification.keys() == set(REQUIRED_GRAPHS)
-    assert max(verification.values()) <= TOLERANCE["fp16"]
+    assert max(verification.values()) <= 10 * FLOOR["fp16"]
 
 
 @pytest.mark.slow

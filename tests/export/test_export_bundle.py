@@ -25,6 +25,7 @@ from latentsync_trt.bundle.weights import ALIGNMENT_BYTES, INLINE_BELOW_BYTES
 from latentsync_trt.errors import ExportMismatch, InputError
 from latentsync_trt.export import exporter, verify
 from latentsync_trt.export.graphs import GraphPlan
+from latentsync_trt.export.options import TOOLS
 from latentsync_trt.export.plans import plan_graphs
 from latentsync_trt.runtime.sessions.session import Session
 from tests import narrow
@@ -33,6 +34,10 @@ pytestmark = pytest.mark.integration
 
 GRAPH_FILE_LIMIT_BYTES = 1_000_000
 """A graph without its weights: node list, shapes and small constants."""
+
+
+WELL_CONDITIONED = {"fp32": 1e-5, "fp16": 1e-2}
+"""Largest errors of the narrow networks' graphs: a few times PyTorch's own."""
 
 
 def only(name: str) -> Callable[..., list[GraphPlan]]:
@@ -46,7 +51,8 @@ def test_bundle_is_complete_and_its_manifest_correct(narrow_bundle: Path) -> Non
     assert manifest.shapes == "static"
     assert (manifest.audio_layers, manifest.audio_width) == (narrow.WHISPER.layers, narrow.AUDIO_WIDTH)
     assert manifest.verification.keys() == manifest.graphs.keys()
-    assert max(manifest.verification.values()) <= verify.TOLERANCE[manifest.precision]
+    assert max(manifest.verification.values()) <= WELL_CONDITIONED["fp32"]
+    assert manifest.tools.keys() == {"latentsync-trt", *TOOLS}
     assert manifest.sources.keys() == {"unet", "vae", "whisper"}
     assert not [path for path in narrow_bundle.parent.iterdir() if path.name.startswith(".")]
 
@@ -114,27 +120,24 @@ def test_steps_apply_the_scheduler_update(narrow_bundle: Path) -> None:
     np.testing.assert_allclose(history, c[3] * inputs["latents"] + c[4] * eps, rtol=0, atol=1e-5)
 
 
-def test_a_failed_verification_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter, "plan_graphs", only(VAE_DECODER))
-    monkeypatch.setattr(exporter, "TOLERANCE", {"fp32": 0.0})
-    sources = narrow.write_sources(tmp_path / "sources")
-    options = narrow.narrow_options(sources, tmp_path / "out" / "bundle")
-    with pytest.raises(ExportMismatch, match=r"vae_decoder\.onnx, output image: differs from PyTorch by"):
-        exporter.export_bundle(options)
+def test_a_wrong_graph_ends_the_export_at_once_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "CEILING", 0.0)
+    options = narrow.narrow_options(narrow.write_sources(tmp_path / "sources"), tmp_path / "out" / "bundle")
+    stages: list[str] = []
+    with pytest.raises(ExportMismatch, match=r"audio_encoder\.onnx, output features: differs from PyTorch by"):
+        exporter.export_bundle(options, lambda stage, _: stages.append(stage))
+    assert stages == ["loading checkpoints", "exporting audio_encoder (1 of 7)", "verifying audio_encoder (1 of 7)"]
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_verification_detects_other_weights_and_names(narrow_bundle: Path, tmp_path: Path) -> None:
+def test_verification_detects_other_names(narrow_bundle: Path, tmp_path: Path) -> None:
     options = narrow.narrow_options(narrow.write_sources(tmp_path / "sources"), tmp_path)
     networks = exporter.load_networks(exporter.find_sources(options), options, torch.float32)
     plan = next(plan for plan in plan_graphs(networks, options) if plan.name == AUDIO_ENCODER)
-    graph = narrow_bundle / "audio_encoder.onnx"
-    assert verify.verify_graph(graph, plan, verify.TOLERANCE["fp32"]) <= verify.TOLERANCE["fp32"]
-    networks.whisper.blocks[0].mlp[0].weight.mul_(1.01)
-    with pytest.raises(ExportMismatch, match="output features: differs"):
-        verify.verify_graph(graph, plan, verify.TOLERANCE["fp32"])
     with pytest.raises(ExportMismatch, match="its outputs are"):
-        verify.verify_graph(graph, dataclasses.replace(plan, outputs=("sound",)), 1.0)
+        verify.open_checked(narrow_bundle / "audio_encoder.onnx", dataclasses.replace(plan, outputs=("sound",)))
 
 
 class _Memory:
@@ -161,17 +164,17 @@ def test_short_of_memory_the_networks_are_compared_at_a_lower_resolution(
     assert manifest.resolution_px == 192
     assert manifest.graphs[VAE_ENCODER].inputs[0].shape[2:] == (192, 192)
     assert manifest.verification.keys() == manifest.graphs.keys()
-    assert max(manifest.verification.values()) <= verify.TOLERANCE["fp32"]
+    assert max(manifest.verification.values()) <= WELL_CONDITIONED["fp32"]
     assert any("compared at 128 px instead" in note for note in manifest.notes)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "sources"]
 
 
-def test_half_precision_is_verified_within_its_tolerance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_half_precision_is_verified(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sources = narrow.write_sources(tmp_path / "sources")
     monkeypatch.setattr(exporter, "plan_graphs", only(VAE_DECODER))
     manifest = read_manifest(exporter.export_bundle(narrow.narrow_options(sources, tmp_path / "b", precision="fp16")))
     (difference,) = manifest.verification.values()
-    assert verify.TOLERANCE["fp32"] < difference <= verify.TOLERANCE["fp16"]
+    assert WELL_CONDITIONED["fp32"] < difference <= WELL_CONDITIONED["fp16"]
 
 
 @pytest.mark.slow
@@ -180,4 +183,4 @@ def test_dynamic_half_precision(dynamic_half_bundle: Path) -> None:
     assert manifest.ranges.keys() == {"segments", "images", "windows", "frames"}
     assert manifest.graphs[CACHED_STEP].inputs[-1].shape[:3] == (2, "windows", "frames")
     assert manifest.graphs[CACHED_STEP].inputs[-1].dtype == "float16"
-    assert max(manifest.verification.values()) <= verify.TOLERANCE["fp16"]
+    assert max(manifest.verification.values()) <= WELL_CONDITIONED["fp16"]

@@ -1,0 +1,229 @@
+"""The limits of verification: wrong graphs fail, honest half precision passes, and the message says what to do."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch import Tensor, nn
+
+from latentsync_trt.bundle.weights import WeightsFile
+from latentsync_trt.errors import CheckpointError, ExportMismatch
+from latentsync_trt.export import verify
+from latentsync_trt.export.arithmetic import InDouble, SumsInSingle
+from latentsync_trt.export.graphs import GraphPlan, build_graph, save_graph
+from latentsync_trt.export.layers import NORM_GROUPS, FrameNorm
+from latentsync_trt.export.step import DenoiseStep
+from latentsync_trt.export.unet import UNet
+from latentsync_trt.runtime.sessions.session import Session
+from tests import narrow
+
+pytestmark = pytest.mark.integration
+
+Mutation = Callable[[ir.Model], None]
+
+HONEST = 2.0
+"""Most that an honest graph's error exceeds PyTorch's own: the roundings are the same, in another order."""
+
+
+def cached_step(precision: str) -> tuple[GraphPlan, nn.Module]:
+    """The plan of a small graph with every kind of layer, and the module in float32."""
+    unet = UNet(narrow.UNET).eval().requires_grad_(False)
+    narrow.randomize(unet)
+    truth = DenoiseStep(unet, guided=True, cached=True)
+    half = UNet(narrow.UNET).eval().requires_grad_(False)
+    half.load_state_dict(unet.state_dict())
+    module = DenoiseStep(half.half(), guided=True, cached=True) if precision == "fp16" else truth
+    generator = torch.Generator().manual_seed(4)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    window = (1, narrow.FRAMES, 8, 8)
+    inputs = {
+        "latents": random(1, 4, *window[1:]),
+        "conditioning": random(1, 9, *window[1:]),
+        "audio": random(1, narrow.FRAMES, 50, narrow.AUDIO_WIDTH),
+        "timestep": torch.tensor(501),
+        "guidance": torch.tensor(1.5),
+        "history": random(1, 4, *window[1:]),
+        "coefficients": torch.tensor([1.02, -0.31, 0.12, 1.4, -0.9]),
+        "hidden": random(2, 1, narrow.FRAMES, narrow.UNET.widths[0], 8, 8).to(module.unet.conv_in.weight.dtype),
+    }
+    return GraphPlan("denoise_step_cached", "unet", module, inputs, ("next_latents", "next_history")), truth
+
+
+@pytest.fixture(scope="module", params=["fp32", "fp16"])
+def precision(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def planned(precision: str) -> tuple[GraphPlan, nn.Module]:
+    return cached_step(precision)
+
+
+@pytest.fixture(scope="module")
+def graph(planned: tuple[GraphPlan, nn.Module], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("graph") / "denoise_step_cached.onnx"
+    with WeightsFile(path.with_name("unet.weights")) as weights:
+        save_graph(build_graph(planned[0]), path, weights)
+    return path
+
+
+def test_an_honest_graph_passes_with_room(
+    planned: tuple[GraphPlan, nn.Module], graph: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, truth = planned
+    monkeypatch.setattr(verify, "FACTOR", HONEST)
+    for seed in range(3):
+        shuffled = replace(plan, inputs=verify._shuffled(plan.inputs, seed))
+        error = verify.verify_graph(graph, shuffled, truth, precision)
+        assert 0 < error < {"fp32": 1e-5, "fp16": 5e-3}[precision]
+
+
+def scaled(name: str, factor: float) -> Mutation:
+    """Multiplies the weight whose name ends with `name`."""
+
+    def change(model: ir.Model) -> None:
+        (value,) = [value for key, value in model.graph.initializers.items() if key.endswith(name)]
+        array = value.const_value.numpy()  # type: ignore[union-attr]
+        value.const_value = ir.tensor((array * factor).astype(array.dtype))
+
+    return change
+
+
+def without(op: str) -> Mutation:
+    """Removes the last operation of a kind: its input takes its place."""
+
+    def change(model: ir.Model) -> None:
+        node = [node for node in model.graph if node.op_type == op][-1]
+        ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
+
+    return change
+
+
+def swapped(first: str, second: str) -> Mutation:
+    """Exchanges two inputs of the same shape."""
+
+    def change(model: ir.Model) -> None:
+        found = {value.name: value for value in model.graph.inputs}
+        one, other = found[first], found[second]
+        uses = [(use.node, use.idx, other if value is one else one) for value in (one, other) for use in value.uses()]
+        for node, index, value in uses:
+            node.replace_input_with(index, value)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        scaled("conv_out.bias", 1.25),
+        scaled("conv2.weight", 1.05),
+        scaled("attn1.to_qkv.weight", 1.25),
+        scaled("ff_norm.weight", 1.1),
+        without("Gelu"),
+        without("Sigmoid"),
+        swapped("latents", "history"),
+    ],
+    ids=["bias", "convolution", "attention", "norm", "gelu", "silu", "inputs"],
+)
+def test_one_wrong_part_fails(
+    planned: tuple[GraphPlan, nn.Module], graph: Path, precision: str, mutation: Mutation, tmp_path: Path
+) -> None:
+    model = ir.load(graph)
+    mutation(model)
+    path = tmp_path / graph.name
+    with WeightsFile(tmp_path / "unet.weights") as weights:
+        save_graph(model, path, weights)
+    with pytest.raises(ExportMismatch, match=r"denoise_step_cached\.onnx, output next_\w+: differs") as caught:
+        verify.verify_graph(path, *planned, precision)
+    message = str(caught.value)
+    assert "on 3 of 3 random inputs; the limit is" in message
+    assert "please report it; --no-verify writes the bundle unchecked" in message
+    assert ("--precision fp32" in message) == (precision == "fp16")
+
+
+class _Detour(nn.Module):
+    """Multiplies in steps whose intermediate values exceed float16's range, though its result does not."""
+
+    def __init__(self, dtype: torch.dtype, factor: float = 1e6) -> None:
+        super().__init__()
+        self.dtype, self.factor = dtype, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(self.dtype) * self.factor / self.factor).float()
+
+
+def saved(module: nn.Module, inputs: dict[str, Tensor], folder: Path) -> tuple[Path, GraphPlan]:
+    plan = GraphPlan("detour", "unet", module, inputs, ("y",))
+    ir.save(build_graph(plan), folder / "detour.onnx")
+    return folder / "detour.onnx", plan
+
+
+def test_overflow_in_half_precision_names_the_cure(tmp_path: Path) -> None:
+    path, plan = saved(_Detour(torch.float16), {"x": torch.ones(2, 3)}, tmp_path)
+    with pytest.raises(ExportMismatch, match=r"output y: 6 values of .* are not finite; export with --precision fp32"):
+        verify.verify_graph(path, plan, _Detour(torch.float32), "fp16")
+
+
+def test_weights_that_give_nan_are_called_damaged(tmp_path: Path) -> None:
+    path, plan = saved(_Detour(torch.float32), {"x": torch.ones(2, 3)}, tmp_path)
+    with pytest.raises(CheckpointError, match="PyTorch gives values that are not finite; the checkpoint is damaged"):
+        verify.verify_graph(path, plan, _Detour(torch.float32, float("nan")), "fp32")
+
+
+@pytest.mark.parametrize(("width", "side_px"), [(64, 1), (32, 2)])
+def test_norms_of_few_values_are_as_exact_as_in_pytorch(width: int, side_px: int, tmp_path: Path) -> None:
+    """Values of a group that are nearly equal, where E[x²] − E[x]² has no correct digit."""
+    norm = FrameNorm(width).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(1)
+    groups = 3 + torch.randn(500, NORM_GROUPS, 1, generator=generator)
+    x = groups + 1e-3 * torch.randn(500, NORM_GROUPS, width // NORM_GROUPS * side_px**2, generator=generator)
+    x = x.reshape(500, width, side_px, side_px)
+    ir.save(build_graph(GraphPlan("norm", "unet", norm, {"x": x}, ("y",))), tmp_path / "norm.onnx")
+    (found,) = Session(tmp_path / "norm.onnx").run({"x": x.numpy()})
+    with InDouble():
+        exact = norm(x).numpy()
+    own = np.abs(norm(x).numpy() - exact).max()
+    assert np.abs(found - exact).max() <= HONEST * own + 1e-6
+
+
+def test_arithmetic_in_other_precisions() -> None:
+    generator = torch.Generator().manual_seed(2)
+    left, right = torch.randn(2, 64, 64, generator=generator).unbind()
+    with InDouble():
+        product = left @ right
+    assert torch.equal(product, left.double() @ right.double())
+    with SumsInSingle():
+        rounded = left.half() @ right.half()
+    assert torch.equal(rounded, (left.half().float() @ right.half().float()).half())
+
+
+def test_planned_inputs_are_shuffled_not_scaled() -> None:
+    plan, _ = cached_step("fp32")
+    again = verify._shuffled(plan.inputs, 1)
+    assert all(
+        torch.equal(again[name].flatten().sort()[0], value.flatten().sort()[0]) for name, value in plan.inputs.items()
+    )
+    assert not torch.equal(again["latents"], plan.inputs["latents"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_recorded_networks_of_few_channels_are_exported_at_64_px(
+    reference: Path, precision: str, tmp_path: Path
+) -> None:
+    """At the lowest level a norm has groups of two values: both precisions are as exact as PyTorch."""
+    from latentsync_trt.export.exporter import export_bundle
+    from latentsync_trt.export.options import ExportOptions
+
+    small = reference / "small"
+    sources = {"unet": small / "unet.pt", "vae": small / "vae", "whisper": small / "whisper.pt"}
+    export_bundle(
+        ExportOptions(model="1.5", precision=precision, resolution=64, cuda_form=False, out=tmp_path / "b", **sources)
+    )
