@@ -1,7 +1,8 @@
 """Ends a command on Ctrl-C, SIGTERM and SIGHUP: within two seconds, at any moment, with nothing left behind.
 
-The main thread gets a KeyboardInterrupt and leaves its blocks. If native code holds it, a thread that sees the signal
-ends the process instead, with its child processes and temporary folders.
+A signal does two things. It raises a KeyboardInterrupt in the main thread, which leaves its blocks and then ends the
+process. And it wakes a thread, also while native code holds the main one: that says "stopping…", and ends the process
+if the main thread has not done so in time, or at a second signal.
 
 Only commands install this. It is loaded before anything else, so that a signal during imports is handled, too.
 """
@@ -32,8 +33,10 @@ _CODES = {
 }
 """Exit code by signal. Windows has no SIGHUP, but SIGBREAK for Ctrl-Break and for a console that is closed."""
 
-# Together less than two seconds. A child that is a command of its own has as long as this one to leave its blocks.
+# `_LEAVE_S` and `_END_S` are less than two seconds together. A child that is a command of its own leaves its blocks in
+# the former, too.
 _LEAVE_S = 1.1
+_END_S = 0.8
 _CHILDREN_S = 0.4
 _WRITE_S = 0.1
 
@@ -57,11 +60,9 @@ def interruption(message: str = _messages[0]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if _stop is not None:
-            _stop.reported = True
         raise Interrupted(message) from None
     finally:
-        _messages.remove(message)
+        _messages.pop()
 
 
 def interrupted_message() -> str:
@@ -75,10 +76,9 @@ class _Stop:
     def __init__(self) -> None:
         self.code: int | None = None
         """Exit code; None before the first signal."""
-        self.reported = False
-        """Whether the main thread says that it was interrupted."""
         self._interrupted = False
         self._announced = threading.Event()
+        self._ending = threading.Lock()
         self._bell, self._rope = socket.socketpair()
         self._stderr = _copy_of_stderr()
 
@@ -92,43 +92,46 @@ class _Stop:
         threading.Thread(target=self._watch, name="stopping", daemon=True).start()
 
     def end(self, message: str = "") -> NoReturn:
-        """Ends the process with its children, after removing its temporary folders. `message`: if it has said none."""
-        try:
-            _end_children()
-            temporary = sys.modules.get("latentsync_trt.temporary")
-            if temporary is not None:
-                temporary.remove_all()
-            if message:
-                _in_time(lambda: _say_error(message, self._stderr))
-            _in_time(_flush)
-        finally:  # whatever fails
-            os._exit(INTERRUPTED_CODE if self.code is None else self.code)
+        """Says `message`, and ends the process with its children and temporary folders.
+
+        The second thread that comes here waits for the first, but no longer than that may take.
+        """
+        if self._ending.acquire(timeout=_END_S):
+            with suppress(Exception):  # whatever fails, the process must end
+                _end_children()
+                temporary = sys.modules.get("latentsync_trt.temporary")
+                if temporary is not None:
+                    temporary.remove_all()
+                if message:
+                    _in_time(lambda: _say_error(message, self._stderr))
+                _in_time(_flush)
+        os._exit(INTERRUPTED_CODE if self.code is None else self.code)
 
     def _interrupt(self, number: int, _: FrameType | None) -> None:
         """Called in the main thread, between two steps of Python code."""
         self.code = self.code or _CODES[number]
         if not self._interrupted:
             self._interrupted = True
-            _silence_threads()
             self._announced.wait(_WRITE_S)
             raise KeyboardInterrupt
 
     def _watch(self) -> None:
-        """Runs in a thread of its own: signals wake it even while native code holds the main thread."""
+        """Runs in a thread of its own."""
         number = 0
         while number not in _CODES:
             number = self._bell.recv(1)[0]
         deadline_s = time.monotonic() + _LEAVE_S
         self.code = self.code or _CODES[number]
-        _silence_threads()
+        # What fails in threads from now on, fails because of the stop.
+        threading.excepthook = sys.unraisablehook = lambda _: None
         _in_time(lambda: _say_stopping(self._stderr))
         self._announced.set()
-        with suppress(Exception):  # whatever fails, the process must end
+        with suppress(Exception):
             _ask_children()
         self._bell.settimeout(max(deadline_s - time.monotonic(), 0.01))
         with suppress(TimeoutError):
             self._bell.recv(1)  # a second signal
-        self.end("" if self.reported else interrupted_message())
+        self.end(interrupted_message())
 
 
 _stop: _Stop | None = None
@@ -149,7 +152,7 @@ def requested() -> bool:
 
 
 def end_if_requested(message: str = "") -> None:
-    """Ends the process if it was asked to stop; called when the command has left its blocks, perhaps with a message."""
+    """Ends the process, with a message, if it was asked to stop; called when the command has left its blocks."""
     if _stop is not None and _stop.code is not None:
         _stop.end(message)
 
@@ -161,12 +164,6 @@ def _follow_stdin() -> None:
         signal.raise_signal(signal.SIGINT)
     else:
         os.kill(os.getpid(), signal.SIGTERM)  # to the process, as a signal to this thread would not wake the main one
-
-
-def _silence_threads() -> None:
-    """What fails in threads from now on, fails because of the stop."""
-    threading.excepthook = lambda _: None
-    sys.unraisablehook = lambda _: None
 
 
 def _copy_of_stderr() -> TextIO | None:

@@ -80,133 +80,113 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def removed_with_the_process(path: Path) -> Iterator[None]:
-    """During the block, `remove_all` removes `path`, too: a file or folder that need not exist yet."""
-    path = path.absolute()
-    _made[path] = None
+def removed_with_the_process(folder: Path) -> Iterator[None]:
+    """During the block, `remove_all` removes `folder`, too, which need not exist yet."""
+    folder = folder.absolute()
+    _made[folder] = None
     try:
         yield
     finally:
-        _made.pop(path, None)
+        _made.pop(folder)
 
 
 def remove_all() -> None:
     """Removes everything that is registered, for a process that ends without leaving its blocks. Thread-safe."""
     for _ in range(_TRIES):  # other threads may still write
-        left = [(path, lock) for path, lock in list(_made.items()) if path.exists()]
+        left = [(folder, lock) for folder, lock in list(_made.items()) if folder.exists()]
         if not left:
             return
-        for path, lock in left:
-            _delete(path, lock if os.name == "nt" else None)  # elsewhere, the end of the process frees the lock
+        for folder, lock in left:
+            _delete(folder, lock if os.name == "nt" else None)  # elsewhere, the end of the process frees the lock
 
 
 def leftovers(parent: Path) -> list[Leftover]:
     """Temporary folders in `parent` whose process has ended; empty if `parent` cannot be read."""
     found = []
-    for folder in _candidates(parent):
-        lock = _take(folder)
-        if lock is not None:
-            lock.release()
-            found.append(Leftover(folder, _size_bytes(folder)))
+    for leftover, lock in _abandoned(parent):
+        lock.release()
+        found.append(leftover)
     return found
 
 
 def remove_leftovers(parent: Path) -> list[Leftover]:
     """Removes temporary folders in `parent` whose process has ended; returns those that are gone."""
     removed = []
-    for folder in _candidates(parent):
-        lock = _take(folder)
-        if lock is not None:
-            leftover = Leftover(folder, _size_bytes(folder))
-            _delete(folder, lock)
-            if not folder.exists():
-                removed.append(leftover)
+    for leftover, lock in _abandoned(parent):
+        _delete(leftover.path, lock)
+        if not leftover.path.exists():
+            removed.append(leftover)
     return removed
 
 
 def _new_folder(parent: Path) -> Path:
     for _ in range(_TRIES):
         folder = parent / f"{PREFIX}{secrets.token_hex(4)}"
-        lock = FileLock(folder / LOCK_NAME, timeout=0, thread_local=False)
+        lock = _lock_in(folder)
         _made[folder] = lock  # before it exists: whatever interrupts, `remove_all` finds it
         try:
             folder.mkdir(_MODE)
-            if _mark(folder / LOCK_NAME, lock):
+            if _mark(folder, lock):
                 return folder
         except BaseException:
-            _forget(folder, lock)
+            _delete(folder, lock)
+            _made.pop(folder)
             raise
-        _forget(folder, lock)
+        _made.pop(folder)
     raise OSError(f"{parent}: no temporary folder can be made and locked")
 
 
-def _mark(path: Path, lock: FileLock) -> bool:
+def _lock_in(folder: Path) -> FileLock:
+    # Not a lock that is only a file: nobody frees that of a killed process.
+    return FileLock(folder / LOCK_NAME, timeout=0, thread_local=False, fallback_to_soft=False)
+
+
+def _mark(folder: Path, lock: FileLock) -> bool:
     """Makes and locks the lock's file; False if another process took the folder for a leftover between the two."""
     try:
         lock.acquire()
-    except NotImplementedError:  # a disk without locks; unmarked, the folder is no leftover for anyone
-        path.unlink(missing_ok=True)
-        return True
     except (Timeout, FileNotFoundError):
         return False
-    return path.exists()
+    except OSError:  # a disk without locks: unmarked, the folder is no leftover for anyone
+        (folder / LOCK_NAME).unlink(missing_ok=True)
+        return True
+    return (folder / LOCK_NAME).exists()
 
 
-def _forget(folder: Path, lock: FileLock) -> None:
-    _delete(folder, lock)
-    _made.pop(folder)
-
-
-def _candidates(parent: Path) -> list[Path]:
-    """Folders in `parent` made here, by this or another process."""
+def _abandoned(parent: Path) -> Iterator[tuple[Leftover, FileLock]]:
+    """Folders in `parent` that were made here and that no process uses, each with its lock, which is held."""
+    folders: list[Path] = []
     with suppress(OSError), os.scandir(parent) as entries:
-        named = [Path(entry.path) for entry in entries if entry.name.startswith(PREFIX) and not entry.is_symlink()]
-        return sorted(folder for folder in named if folder.absolute() not in _made and (folder / LOCK_NAME).is_file())
-    return []
+        folders = sorted(
+            Path(entry.path) for entry in entries if entry.name.startswith(PREFIX) and not entry.is_symlink()
+        )
+    for folder in folders:
+        if folder.absolute() in _made or not (folder / LOCK_NAME).is_file():
+            continue
+        lock = _lock_in(folder)
+        try:
+            lock.acquire()
+        except OSError:  # a living process holds it, or it belongs to another user
+            continue
+        yield Leftover(folder, _size_bytes(folder)), lock
 
 
-def _take(folder: Path) -> FileLock | None:
-    """The lock of a leftover, held; None if a living process holds it, or if it belongs to another user."""
-    lock = FileLock(folder / LOCK_NAME, timeout=0, thread_local=False)
-    try:
-        lock.acquire()
-    except (Timeout, OSError, NotImplementedError):
-        return None
-    return lock
-
-
-def _delete(path: Path, lock: FileLock | None) -> None:
-    """Deletes a file, or a folder and its lock; what cannot be deleted keeps the lock's file, and is found later."""
-    if path.is_file():
-        with suppress(OSError):
-            path.unlink()
-        return
-    mark = path / LOCK_NAME
-    empty = _delete_inside(path)
-    with suppress(OSError):  # Windows deletes no open file
-        if empty:
-            mark.unlink(missing_ok=True)  # still locked, so that no other process can take the folder meanwhile
-    if lock is not None:
+def _delete(folder: Path, lock: FileLock | None) -> None:
+    """Deletes a folder and frees its lock; where something in it cannot be deleted, the lock's file stays, too."""
+    with suppress(OSError):
+        for path in list(folder.iterdir()):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != LOCK_NAME:
+                path.unlink(missing_ok=True)
+    if lock is not None and os.name == "nt":  # which deletes no open file
         lock.release(force=True)
     with suppress(OSError):
-        if empty:
-            mark.unlink(missing_ok=True)
-            path.rmdir()
-
-
-def _delete_inside(folder: Path) -> bool:
-    """Deletes everything in `folder` but the lock; returns whether nothing else is left."""
-    try:
-        inside = [path for path in folder.iterdir() if path.name != LOCK_NAME]
-    except OSError:
-        return False
-    for path in inside:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with suppress(OSError):
-                path.unlink()
-    return not any(os.path.lexists(path) for path in inside)
+        if all(path.name == LOCK_NAME for path in folder.iterdir()):
+            (folder / LOCK_NAME).unlink(missing_ok=True)  # elsewhere while locked: nobody takes the folder meanwhile
+            folder.rmdir()
+    if lock is not None:
+        lock.release(force=True)
 
 
 def _size_bytes(folder: Path) -> int:

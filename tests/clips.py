@@ -27,11 +27,13 @@ def write_video(
     pixel_format: str = "yuv420p",
     times: list[int] | None = None,
     options: dict[str, str] | None = None,
+    pixel_aspect: Fraction = Fraction(1),
 ) -> Path:
     """Writes RGB frames; `times` in units of 1/1000 s make the rate variable."""
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=fps, options=options or {"crf": "8", "preset": "ultrafast"})
         stream.pix_fmt = pixel_format
+        stream.codec_context.sample_aspect_ratio = pixel_aspect
         if times is not None:
             stream.time_base = stream.codec_context.time_base = Fraction(1, 1000)
         for index, rgb in enumerate(frames):
@@ -61,13 +63,14 @@ def number_of(rgb: UInt8Array) -> int:
     return sum((level > 127) << bit for bit, level in enumerate(levels))
 
 
-def write_face(path: Path, count: int, *, blank: Iterable[int] = (), fps: int = 25) -> Path:
+def write_face(
+    path: Path, count: int, *, blank: Iterable[int] = (), fps: int = 25, pixel_aspect: Fraction = Fraction(1)
+) -> Path:
     """The demo's portrait; the frames in `blank` are gray."""
     hidden = set(blank)
     frames = islice(camera_frames(Fraction(count, 25)), count)
-    return write_video(
-        path, (np.full_like(frame, 128) if i in hidden else frame for i, frame in enumerate(frames)), fps
-    )
+    shown = (np.full_like(frame, 128) if i in hidden else frame for i, frame in enumerate(frames))
+    return write_video(path, shown, fps, pixel_aspect=pixel_aspect)
 
 
 def write_sound(

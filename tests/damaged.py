@@ -288,6 +288,7 @@ def main(folder: Path, first: int, end: int) -> None:
         faulthandler.cancel_dump_traceback_later()
         _tell(result.__dict__)
         gc.collect()
+        gc.freeze()  # so that the next collection looks at what is new
 
 
 def _tell(values: dict[str, Any]) -> None:

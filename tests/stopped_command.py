@@ -2,7 +2,8 @@
 
 It says "ready" on stdout when it has a temporary folder in FOLDER and a child process, then waits. HOW: "python", where
 a signal interrupts it; "native", in a call that no signal interrupts; "cleaning", in such a call of a `finally`;
-"holding", in calls that keep Python's lock for half a second each; "swallowing", where every exception is caught.
+"holding", in calls that keep Python's lock for half a second each; "swallowing", where every exception is caught;
+"leaving", in a `finally` that ends soon, with a child process that does not end when asked.
 """
 
 import ctypes
@@ -44,6 +45,8 @@ def wait(how: str) -> None:
     finally:
         if how == "cleaning":
             sleep_natively(FOREVER_S)
+        elif how == "leaving":
+            time.sleep(0.3)
 
 
 @click.command("doctor")
@@ -55,9 +58,11 @@ def command(folder: Path, how: str, as_json: bool) -> None:
     with temporary_folder(folder) as temporary:
         (temporary / "graphs").mkdir()
         (temporary / "graphs" / "half.onnx").write_bytes(bytes(1000))
-        child = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({FOREVER_S})"])
-        sys.stdout.write(f"ready {child.pid}\n")
-        sys.stdout.flush()
+        code = f"import signal, time; signal.signal(15, {int(how == 'leaving')}); print(); time.sleep({FOREVER_S})"
+        child = subprocess.Popen([sys.executable, "-uc", code], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        child.stdout.readline()
+        click.echo("ready")
         wait(how)
 
 

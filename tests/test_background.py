@@ -207,6 +207,17 @@ def test_with_nothing_to_run_on_the_run_waits_and_says_so(setting: Setting, monk
     made.close()
 
 
+def test_without_a_process_to_build_in_the_run_waits_and_says_so(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    made = setting.networks()
+    made.prepare(STEPS)
+    assert "no process can be started that builds engines, so the run waits for them: " in setting.notices[0]
+    assert {(time.provider, time.built) for time in made.times()} == {("rtx", True)}
+    made.close()
+
+
 @pytest.mark.parametrize(
     ("out", "err", "wanted"),
     [
@@ -223,14 +234,14 @@ def test_the_reason_of_a_failed_build(out: str, err: str, wanted: str) -> None:
 # On the command line.
 
 
-def sync_command(setting: Setting, clip: tuple[Path, Path], output: Path) -> tuple[str, str]:
-    """The command with a build in the background; what it prints to stdout and stderr."""
+def sync_command(setting: Setting, clip: tuple[Path, Path], output: Path, code: int = 0) -> tuple[str, str]:
+    """The command with a build in the background, which ends with `code`; what it prints to stdout and stderr."""
     options = ["--provider", "rtx", "--steps", "1", "--build", "background", "--engine-cache", str(setting.cold)]
     files = ["--bundle", str(small_bundle()), "--video", str(clip[0]), "--audio", str(clip[1]), "-o", str(output)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("latentsync_trt.runtime.providers.select.select_provider", lambda name, device: COMPILING)
         result = CliRunner().invoke(main, ["sync", *files, *options])
-    assert result.exit_code == 0
+    assert result.exit_code == code
     assert output.is_file()
     return result.stdout, result.stderr
 
@@ -259,6 +270,6 @@ def test_ctrl_c_while_waiting_loses_nothing(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(background.BackgroundBuild, "wait", interrupt)
-    out, err = sync_command(setting, clip, tmp_path / "out.mp4")
-    assert "building engines failed: interrupted" in err
+    out, err = sync_command(setting, clip, tmp_path / "out.mp4", code=130)
+    assert err.endswith("error: interrupted while engines were built for the next run; the output is complete\n")
     assert f"{FRAMES} frames" in out

@@ -122,6 +122,8 @@ def test_other_files_are_not_replaced(tmp_path: Path) -> None:
         check_target(tmp_path)
     with pytest.raises(InputError, match="is a file"):
         check_target(tmp_path / "holiday.jpg")
+    with pytest.raises(InputError, match=r"--out .*: cannot be used"):
+        check_target(tmp_path / ("x" * 5000))
 
 
 def test_manifests_of_earlier_formats_are_read(bundle: Bundle) -> None:

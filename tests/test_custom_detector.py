@@ -1,7 +1,5 @@
 """Detectors of someone else's: what they return is checked, and what they raise reaches the caller."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
@@ -45,16 +43,15 @@ WRONG: dict[str, tuple[object, str]] = {
     "None": (None, "returned NoneType; it must return a list of Face"),
     "one face": (Face(BOX, POINTS), "returned Face; it must return a list of Face"),
     "arrays": ([BOX], "returned ndarray as a face"),
-    "a list as box": ([Face([1, 2, 3, 4], POINTS)], r"Face.box is list; it must be an array of shape \(4,\)"),  # type: ignore[arg-type]
-    "box shape": ([Face(BOX.reshape(2, 2), POINTS)], r"Face.box has shape \(2, 2\); it must have \(4,\)"),
-    "points shape": ([Face(BOX, POINTS[:2])], r"Face.points has shape \(2, 2\); it must have \(3, 2\)"),
-    "five points": ([Face(BOX, np.zeros((5, 2), np.float32))], r"Face.points has shape \(5, 2\)"),
-    "type": ([Face(BOX, POINTS.astype(str))], "Face.points has type <U32; it must be float32"),
+    "a list as box": ([Face([1, 2, 3, 4], POINTS)], r"Face.box is list; it must be a float32 array of shape \(4\)"),  # type: ignore[arg-type]
+    "box shape": ([Face(BOX.reshape(2, 2), POINTS)], r"Face.box has shape \(2, 2\); .* shape \(4\)"),
+    "points shape": ([Face(BOX, POINTS[:2])], r"Face.points has shape \(2, 2\); .* shape \(3, 2\)"),
+    "flat points": ([Face(BOX, POINTS[:, 0])], r"Face.points has shape \(3,\)"),
+    "type": ([Face(BOX, POINTS.astype(str))], "Face.points has type <U32"),
     "NaN box": ([Face(with_value(BOX, np.nan), POINTS)], "Face.box is not finite"),
-    "NaN points": ([Face(BOX, with_value(POINTS, np.nan))], "Face.points is not finite"),
-    "infinite": ([Face(BOX, with_value(POINTS, np.inf))], "Face.points is not finite"),
+    "infinite points": ([Face(BOX, with_value(POINTS, np.inf))], "Face.points is not finite"),
     "width and height": ([Face(np.array([300, 300, 90, 120], np.float32), POINTS)], "left, top, right, bottom"),
-    "landmarks": ([Face(BOX, POINTS, landmarks=np.zeros((5, 3), np.float32))], r"Face.landmarks has shape \(5, 3\)"),
+    "landmarks": ([Face(BOX, POINTS, landmarks=np.zeros((5, 3), np.float32))], r"shape \(5, 3\); .* shape \(n, 2\)"),
     "no landmark": ([Face(BOX, POINTS, landmarks=np.zeros((0, 2), np.float32))], r"Face.landmarks has shape \(0, 2\)"),
     "coinciding": ([Face(BOX, np.zeros((3, 2), np.float32))], "span no face"),
 }
@@ -67,20 +64,10 @@ def test_what_a_detector_returns_is_checked(case: str) -> None:
         FaceTracker(Returning(result)).update(FRAME)
 
 
-@pytest.mark.parametrize("case", [case for case in WRONG if case not in ("None", "one face", "arrays")])
-def test_what_it_follows_to_is_checked(case: str) -> None:
-    result, message = WRONG[case]
-    assert isinstance(result, list)
-    tracker = FaceTracker(Following([Face(BOX, POINTS)], result[0]))
+def test_what_it_follows_to_is_checked() -> None:
+    tracker = FaceTracker(Following([Face(BOX, POINTS)], [Face(BOX, POINTS)]))
     assert tracker.update(FRAME) is not None
-    with pytest.raises(InputError, match=message):
-        tracker.update(FRAME)
-
-
-def test_the_message_names_the_detector() -> None:
     with pytest.raises(InputError, match=r"face detector Following: follow returned list as a face"):
-        tracker = FaceTracker(Following([Face(BOX, POINTS)], [Face(BOX, POINTS)]))
-        tracker.update(FRAME)
         tracker.update(FRAME)
 
 
@@ -102,22 +89,11 @@ def test_what_is_fine(result: object) -> None:
     assert tracker.turned_frames == 0
 
 
-def raising(exception: Exception) -> Callable[[UInt8Array], list[Face]]:
-    def detect(frame: UInt8Array) -> list[Face]:
-        raise exception
-
-    return detect
+class NoLicense(Returning):
+    def detect(self, frame: UInt8Array) -> list[Face]:
+        raise RuntimeError("no license")
 
 
 def test_an_exception_of_a_detector_reaches_the_caller() -> None:
-    detector = Returning([Face(BOX, POINTS)])
-    tracker = FaceTracker(detector)
-    first = tracker.update(FRAME)
-    detector.detect = raising(RuntimeError("no license"))  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="no license"):
-        tracker.update(FRAME)
-    del detector.detect
-    again = tracker.update(FRAME)
-    assert first is not None
-    assert again is not None
-    assert again.track_id == first.track_id
+        FaceTracker(NoLicense(None)).update(FRAME)

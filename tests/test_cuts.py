@@ -1,7 +1,7 @@
 """A cut between two people at the same place starts everything anew; nothing else does."""
 
 from collections.abc import Callable, Iterable
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 
 import cv2
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from latentsync_trt.face.align import align
-from latentsync_trt.face.cuts import luma_of
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.tracker import FaceTracker, TrackedFace
 from latentsync_trt.media.reader import read_frames
@@ -82,6 +81,28 @@ def darkened(frame: UInt8Array) -> UInt8Array:
     return levels(frame, 0.12, noise=1.5)
 
 
+def slide(number: int, shape: tuple[int, int]) -> UInt8Array:
+    """Another picture for every number."""
+    random = np.random.default_rng(number)
+    grid = random.integers(0, 256, (6, 8, 3), np.uint8)
+    return np.asarray(cv2.resize(grid, shape[1::-1], interpolation=cv2.INTER_NEAREST), np.uint8)
+
+
+def beside_slides(frames: Frames) -> Frames:
+    height, width = frames[0].shape[:2]
+    return [np.concatenate([f, slide(i // 3, (height, 2 * width))], axis=1) for i, f in enumerate(frames)]
+
+
+def passed_by(frames: Frames) -> Frames:
+    """Someone walks through the picture, behind the face."""
+    y, x = np.mgrid[0 : frames[0].shape[0], 0 : frames[0].shape[1]]
+    shown = []
+    for index, frame in enumerate(frames):
+        behind = (np.abs(x - 40 * index) < 60) & (np.hypot((x - CENTER[0]) / 100, (y - CENTER[1]) / 140) > 1)
+        shown.append(np.where(behind[..., None], np.uint8(40), frame))
+    return shown
+
+
 @pytest.mark.parametrize("process", [np.asarray, darkened, compressed], ids=["plain", "dark", "compressed"])
 def test_every_cut_starts_a_new_track(
     detector: MediaPipeDetector, first: Frames, second: Frames, process: Callable[[UInt8Array], UInt8Array]
@@ -101,7 +122,7 @@ def test_windows_never_mix_two_people(
     tmp_path: Path, detector: MediaPipeDetector, first: Frames, second: Frames
 ) -> None:
     path = write_video(tmp_path / "cut.mp4", first[:10] + second[:10])
-    jobs = list(FaceFinder(detector, RESOLUTION, StageClock()).find(iter(read_frames(path))))  # type: ignore[arg-type]
+    jobs = FaceFinder(detector, RESOLUTION, StageClock()).find(frame for frame in read_frames(path))
     planner: WindowPlanner[int] = WindowPlanner(8)
     windows = [window for index, job in enumerate(jobs) for window in planner.push(index, job.track_id)]
     windows += planner.finish()
@@ -160,13 +181,9 @@ HARMLESS: dict[str, Callable[[Frames], Frames]] = {
     "compressed": lambda f: [compressed(frame) for frame in f],
     "repeated": lambda f: [f[i - i // 4] for i in range(len(f))],
     "five per second": lambda f: [f[i // 5 * 5] for i in range(len(f))],
+    "beside slides": beside_slides,
+    "passed by": passed_by,
 }
-
-
-@pytest.mark.parametrize("how", HARMLESS)
-def test_no_cut_within_a_shot(detector: MediaPipeDetector, first: Frames, how: str) -> None:
-    frames = HARMLESS[how](first[:24])
-    assert runs(tracked(detector, frames)) == [len(frames)]
 
 
 class Steady:
@@ -177,14 +194,16 @@ class Steady:
         return [Face(np.array([160, 115, 325, 305], np.float32), points)]
 
 
+@pytest.mark.parametrize("how", HARMLESS)
+def test_no_cut_within_a_shot(detector: MediaPipeDetector, first: Frames, how: str) -> None:
+    frames = HARMLESS[how](first[:24])
+    assert runs(tracked(detector, frames)) == [len(frames)]
+    if how not in ("pan", "zoom", "turn"):  # in which the steady place is not the face's
+        assert runs(tracked(Steady(), frames)) == [len(frames)]
+
+
 def test_pictures_alone_tell_a_cut(first: Frames, second: Frames) -> None:
     assert runs(tracked(Steady(), first[:5] + second[5:9])) == [5, 4]
-
-
-@pytest.mark.parametrize("how", ["flashes", "flicker", "dark", "noise", "compressed", "repeated"])
-def test_pictures_alone_show_no_cut_within_a_shot(first: Frames, how: str) -> None:
-    frames = HARMLESS[how](first[:24])
-    assert runs(tracked(Steady(), frames)) == [len(frames)]
 
 
 def test_a_flat_picture_is_no_cut() -> None:
@@ -192,26 +211,12 @@ def test_a_flat_picture_is_no_cut() -> None:
     assert runs(tracked(Steady(), flat)) == [4]
 
 
-def test_luma_of_a_large_picture_is_small(first: Frames) -> None:
-    large = np.broadcast_to(first[0][:1, :1], (4320, 7680, 3))
-    assert max(luma_of(large).shape) < 600
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("clip", ["demo1", "demo2", "demo3"])
-def test_no_cut_in_a_real_clip(assets: Path, detector: MediaPipeDetector, clip: str) -> None:
-    tracker = FaceTracker(detector)
-    frames = zip(range(250), read_frames(assets / f"{clip}_video.mp4"), strict=False)
-    found = [tracker.update(frame.picture, frame.planes.y if frame.planes else None) for _, frame in frames]
-    assert {None if face is None else face.track_id for face in found} == {0}
-
-
 @pytest.fixture(scope="module")
 def real(assets: Path, detector: MediaPipeDetector) -> list[Frames]:
-    """Twenty frames of each real clip, cut and resized so that all faces are at the same place, 200 px high."""
+    """Every third frame of each real clip, cut and resized so that all faces are at the same place, 200 px high."""
     shots = []
     for path in (assets / f"demo{number}_video.mp4" for number in (1, 2, 3)):
-        frames = [np.asarray(f.picture) for _, f in zip(range(20), read_frames(path), strict=False)]
+        frames = [np.asarray(frame.picture) for frame in islice(read_frames(path), 0, 54, 3)]
         left, top, right, bottom = detector.detect(frames[0])[0].box.tolist()
         scale = 200 / (bottom - top)
         place = np.array([[scale, 0, 320 - scale * (left + right) / 2], [0, scale, 180 - scale * (top + bottom) / 2]])
@@ -220,12 +225,30 @@ def real(assets: Path, detector: MediaPipeDetector) -> list[Frames]:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("one", "two"), [(0, 1), (0, 2), (1, 2), (2, 0)])
+@pytest.mark.parametrize(("one", "two"), [(0, 1), (0, 2), (1, 2)])
 def test_cuts_between_real_people(detector: MediaPipeDetector, real: list[Frames], one: int, two: int) -> None:
-    shown = real[one][:6] + real[two][6:12] + real[one][12:18]
+    shown = real[one][:6] + real[two][6:12] + real[one][12:]
     assert runs(tracked(detector, shown)) == [6, 6, 6]
     # The same with one background behind both.
     across = np.linspace(0, 1, 640)
     share = np.clip((np.minimum(across - 0.28, 0.72 - across)) / 0.04, 0, 1)[None, :, None]
     room = real[3 - one - two][0] * (1 - share)
     assert runs(tracked(detector, [(frame * share + room).astype(np.uint8) for frame in shown])) == [6, 6, 6]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("process", [list, beside_slides], ids=["alone", "beside slides"])
+@pytest.mark.parametrize("clip", [0, 1, 2])
+def test_no_cut_while_real_people_talk(
+    detector: MediaPipeDetector, real: list[Frames], clip: int, process: Callable[[Frames], Frames]
+) -> None:
+    assert runs(tracked(detector, process(real[clip]))) == [18]
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.parametrize("clip", ["demo1", "demo2", "demo3"])
+def test_no_cut_in_a_real_clip(assets: Path, detector: MediaPipeDetector, clip: str) -> None:
+    finder = FaceFinder(detector, RESOLUTION, StageClock())
+    jobs = finder.find(frame for frame in read_frames(assets / f"{clip}_video.mp4"))
+    assert {job.track_id for job in jobs} == {0}

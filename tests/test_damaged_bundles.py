@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from latentsync_trt.bundle import manifest as manifest_module
 from latentsync_trt.bundle.manifest import FORMAT_VERSION, MANIFEST_NAME, Bundle, read_manifest
+from latentsync_trt.bundle.sealed import sealed_text
 from latentsync_trt.errors import BundleError
 from latentsync_trt.runtime.compiler.profiles import input_shapes
 from tests.bundles import make_bundle
@@ -57,8 +58,7 @@ def places(node: Any) -> Iterator[tuple[Any, Any]]:
 
 def sealed(content: dict[str, Any]) -> str:
     """With the hash that fits, as an editor who knows of it would write it."""
-    rest = {key: value for key, value in content.items() if key != "sha256"}
-    return json.dumps(rest | {"sha256": manifest_module._seal(rest)})
+    return sealed_text({key: value for key, value in content.items() if key != "sha256"})
 
 
 def load_or_refuse(folder: Path) -> Bundle | None:
@@ -129,14 +129,17 @@ def test_json_that_python_does_not_parse(folder: Path, text: str) -> None:
         (("ranges",), {}, "x has a dimension 'windows' without a range"),
         (("files", "net.weights", "bytes"), True, "files.net.weights.bytes: True is not int"),
         (("verification",), {"vae_encoder": "small"}, "verification.vae_encoder: 'small' is not float"),
-        (("quantization",), {"kept": []}, "incomplete"),
+        (("quantization",), {"kept": []}, "quantization.parent: is missing"),
+        (("graphs", "vae_encoder", "kind"), 1, "graphs.vae_encoder.kind: is no known field"),
+        (("graphs", "vae_encoder", "inputs"), {}, "graphs.vae_encoder.inputs: {} is not tuple"),
+        (("graphs", "vae_encoder", "inputs", 0, "shape", 1), 2.5, "inputs.0.shape.1: 2.5 is not int"),
     ],
 )
 def test_a_wrong_field_is_named(
-    folder: Path, intact: dict[str, Any], place: tuple[str, ...], value: Any, words: str
+    folder: Path, intact: dict[str, Any], place: tuple[Any, ...], value: Any, words: str
 ) -> None:
     content = copy.deepcopy(intact)
-    node = content
+    node: Any = content
     for key in place[:-1]:
         node = node[key]
     node[place[-1]] = value
@@ -152,23 +155,17 @@ def test_files_that_are_not_as_written(tmp_path: Path) -> None:
         return Path(shutil.copytree(small_bundle(), tmp_path / name))
 
     renamed = copied("renamed")
-    (renamed / "vae.weights").rename(renamed / "vae.weights.bin")
-    with pytest.raises(BundleError, match=r"vae\.weights: missing"):
-        Bundle.load(renamed)
+    (renamed / "vae.weights").unlink()
     (renamed / "vae.weights").mkdir()
     with pytest.raises(BundleError, match=r"vae\.weights: missing"):
         Bundle.load(renamed)
-    cut = copied("cut")
-    os.truncate(cut / "unet.weights", 1000)
-    with pytest.raises(BundleError, match=r"unet\.weights: 1000 bytes, the manifest says"):
-        Bundle.load(cut, verify=False)
     folder = copied("manifest is a folder")
     (folder / MANIFEST_NAME).unlink()
     (folder / MANIFEST_NAME).mkdir()
     with pytest.raises(BundleError, match="cannot be read"):
         Bundle.load(folder)
     with pytest.raises(BundleError, match="not a bundle") as caught:
-        Bundle.load(cut / "unet.weights")
+        Bundle.load(renamed / "unet.weights")
     assert caught.value.usage
 
 

@@ -1,5 +1,6 @@
 """The choice of the H.264 encoder: naming one disables fallback, and NVENC is tried before it is used."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -18,6 +19,13 @@ from tests.small import small_bundle
 SIZE = 320, 240
 
 
+@pytest.fixture(autouse=True)
+def _nothing_known() -> Iterator[None]:
+    codecs._problem_of_nvenc.cache_clear()
+    yield
+    codecs._problem_of_nvenc.cache_clear()
+
+
 def test_x264_gets_crf_and_preset() -> None:
     assert h264_encoder("x264", 18, *SIZE) == H264("libx264", {"crf": "18", "preset": "veryfast"})
 
@@ -26,6 +34,14 @@ def test_x264_gets_crf_and_preset() -> None:
 def test_auto_takes_nvenc_if_it_opens(problem: str | None, codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codecs, "problem_of", lambda *_: problem)
     assert h264_encoder("auto", 18, *SIZE).codec == codec
+
+
+def test_nvenc_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[object] = []
+    monkeypatch.setattr(codecs, "problem_of", lambda *given: tried.append(given))
+    codecs.check_encoder("auto", *SIZE, lossless=False)
+    assert h264_encoder("auto", 18, *SIZE).options["qp"] == "18"
+    assert len(tried) == 1
 
 
 def test_naming_an_encoder_that_does_not_open_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime, tzinfo
 from pathlib import Path
 
@@ -46,32 +46,6 @@ def test_an_engine_is_built_once_and_found_again(cache: EngineCache) -> None:
     assert found.folder == first.folder
 
 
-CHANGES: list[dict[str, object]] = [
-    {"graph": "vae_encoder"},
-    {"graph_sha256": "cd" * 32},
-    {"provider": "rtx"},
-    {"options": {}},
-    {"precision": "fp32"},
-    {"profile": {"windows": (1, 2, 8), "height": (64, 64, 64)}},
-    {"versions": {"onnxruntime": "1.31.1", "tensorrt": "10.15.0"}},
-    {"gpu": "NVIDIA GeForce RTX 4080"},
-    {"compute_capability": "9.0"},
-]
-
-
-def test_an_engine_with_another_key_is_not_found(cache: EngineCache) -> None:
-    cache.obtain(KEY, write_engine)
-    assert {name for change in CHANGES for name in change} | {"bundle"} == {spec.name for spec in fields(KEY)}
-    assert [change for change in CHANGES if cache.find(engine_key(**change))] == []
-
-
-def test_equal_graphs_of_two_bundles_share_an_engine(cache: EngineCache) -> None:
-    first = cache.obtain(KEY, write_engine)
-    shared = cache.find(engine_key(bundle="another"))
-    assert shared is not None
-    assert (shared.folder, shared.key) == (first.folder, KEY)  # the key comes back from JSON
-
-
 def test_many_processes_build_one_engine_once(tmp_path: Path) -> None:
     signals = tmp_path / "signals"
     signals.mkdir()
@@ -110,23 +84,6 @@ def test_a_killed_build_is_never_used_and_removed_by_the_next(tmp_path: Path, ca
     assert sorted(path.name for path in cache.folder.iterdir()) == [".locks", KEY.digest]
 
 
-def test_a_newer_engine_replaces_the_old_unless_its_build_fails(cache: EngineCache) -> None:
-    first = cache.obtain(KEY, write_engine)
-
-    def fail(folder: Path) -> None:
-        raise EngineBuildError("no")
-
-    with pytest.raises(EngineBuildError):
-        cache.obtain(KEY, fail, other_than=first.built_at)
-    assert cache.obtain(KEY, never).folder == first.folder
-    second = cache.obtain(KEY, lambda folder: write_engine(folder, b"newer"), other_than=first.built_at)
-    assert second.built
-    (item,) = survey(cache.folder, hashes=True)
-    assert item.state == "ready"
-    assert (item.folder / "engine.bin").read_bytes() == b"newer"
-    assert files_in(cache) == ["engine.bin", "engine.json", "timing.bin"]
-
-
 def test_two_forced_builds_at_once_are_one(cache: EngineCache, notices: list[str]) -> None:
     old = cache.obtain(KEY, write_engine)
 
@@ -156,21 +113,6 @@ def test_a_forced_build_replaces_an_engine_from_the_future(cache: EngineCache, m
     again = cache.obtain(KEY, lambda folder: write_engine(folder, b"newer"), other_than=old.built_at)
     assert again.built
     assert again.built_at != old.built_at
-
-
-@pytest.mark.parametrize("error", [EngineBuildError("no"), KeyboardInterrupt(), ValueError("no")])
-def test_a_failed_build_leaves_nothing(cache: EngineCache, error: BaseException) -> None:
-    def build(folder: Path) -> None:
-        write_engine(folder)
-        raise error
-
-    with pytest.raises(type(error)):
-        cache.obtain(KEY, build)
-    assert survey(cache.folder) == ()
-    assert files_in(cache) == []
-    with pytest.raises(EngineBuildError, match="denoise_step of demo for tensorrt: the build wrote no file"):
-        cache.obtain(KEY, lambda folder: None)
-    assert cache.obtain(KEY, write_engine).built
 
 
 def test_an_engine_that_its_provider_refuses_is_built_again(cache: EngineCache, notices: list[str]) -> None:

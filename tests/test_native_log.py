@@ -165,6 +165,20 @@ def test_an_error_leaves_the_block_with_its_lines(tmp_path: Path) -> None:
     assert ended.err == b"after\n"
 
 
+def test_stderr_is_restored_though_the_log_was_deleted(tmp_path: Path) -> None:
+    code = """
+    from latentsync_trt.temporary import remove_all
+    with native_errors() as lines:
+        write(COLORED)
+        remove_all()
+    write(b"after\\n")
+    answer(lines=lines)
+    """
+    ended = run(code, tmp_path)
+    assert ended.answer == {"lines": []}
+    assert ended.err == b"after\n"
+
+
 # What is passed on.
 
 OTHER = (

@@ -44,7 +44,7 @@ def test_impossible_intervals_are_refused(interval: int) -> None:
         ((1, 2), "must begin with 0"),
         ((0, 5), "ascend to at most 4"),
         ((0, -1), "ascend to at most 4"),
-        ((0, 2.5), "ascend to at most 4"),
+        ((0, 2.5), "not whole numbers"),
         ((0, 3, 2), "ascend to at most 4"),
         ((0, 3, 3), "ascend to at most 4"),
     ],

@@ -1,5 +1,6 @@
 """The clock of sound: the network reads, and the output plays, each sample at the time of its stamp."""
 
+import struct
 import tracemalloc
 from collections.abc import Callable, Iterable
 from fractions import Fraction
@@ -14,12 +15,11 @@ from hypothesis import strategies as st
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.audio.windows import frame_count
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.media.audio import JITTER_S, SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks
+from latentsync_trt.media.audio import JITTER_S, SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks, sound_blocks
 from latentsync_trt.media.delays import Delays, delays_of
 from latentsync_trt.media.demo_clip import camera_frames
-from latentsync_trt.media.reader import read_frames
-from latentsync_trt.media.samples import sound_blocks
-from latentsync_trt.media.timing import Clock, Timed, nearest
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.timing import Clock, Timed, frames_in, nearest
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.types import Float32Array, UInt8Array
 from tests.clips import click_times, number_of, numbered, read_audio, write_sound, write_video
@@ -46,9 +46,11 @@ def clicks_read(path: Path, delay_s: Fraction = Fraction(0)) -> list[float]:
     return (loud[np.diff(loud, prepend=-SPEECH_RATE_HZ) > SPEECH_RATE_HZ // 20] / SPEECH_RATE_HZ).tolist()
 
 
-def written(folder: Path, sound: Path, suffix: str, delay_s: Fraction = Fraction(0)) -> tuple[Path, str]:
-    """An output with this sound, as long as it, and the sound's codec there."""
-    frames = frame_count(audio_duration_s(sound) + delay_s)
+def written(
+    folder: Path, sound: Path, suffix: str, delay_s: Fraction = Fraction(0), frames: int | None = None
+) -> tuple[Path, str]:
+    """An output with this sound, by default as long as it, and the sound's codec there."""
+    frames = frames or frame_count(audio_duration_s(sound) + delay_s)
     output, clip = folder / f"out{suffix}", write_video(folder / "clip.mp4", numbered(2))
     with VideoWriter(output, None, audio=sound, audio_delay_s=delay_s) as writer:
         for frame in read_frames(clip, frame_count=frames, extend="hold"):
@@ -87,11 +89,28 @@ def test_a_gap_in_the_stamps_is_silence_everywhere(tmp_path: Path, codec: str, s
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
 @pytest.mark.parametrize("codec", ["aac", "pcm_s16le"])
-def test_sound_cut_off_by_an_edit_list_stays_cut_off(tmp_path: Path, suffix: str, codec: str) -> None:
+@pytest.mark.parametrize("delay_s", [Fraction(0), Fraction(3, 5)])
+def test_sound_cut_off_by_an_edit_list_stays_cut_off(
+    tmp_path: Path, suffix: str, codec: str, delay_s: Fraction
+) -> None:
     sound = write_parts(tmp_path / "a.mov", [(-1, spoken(3, RATE_HZ, [0.5, 1.5, 2.5]))], codec=codec)
-    output, _ = written(tmp_path, sound, suffix)
+    output, _ = written(tmp_path, sound, suffix, delay_s)
     assert np.allclose(clicks_read(sound), [0.5, 1.5], atol=IN_TIME_S)
-    assert np.allclose(clicks_played(output), [0.5, 1.5], atol=IN_TIME_S)
+    assert np.allclose(clicks_played(output), clicks_read(sound, delay_s), atol=IN_TIME_S)
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
+def test_sound_that_an_edit_list_leaves_out_is_not_played(tmp_path: Path, suffix: str) -> None:
+    """FFmpeg's demuxer gives what is left out in the middle and at the end, too, with a mark."""
+    sound = write_parts(tmp_path / "a.mp4", [(1, spoken(3, RATE_HZ, [0.5, 1.2, 2.5, 2.9]))], codec="aac")
+    content = sound.read_bytes()
+    at = content.index(b"elst") + 12  # two entries: the silence before the sound, and the sound
+    kept = b"".join(struct.pack(">IIi", 700, start_s * RATE_HZ, 1 << 16) for start_s in (0, 2))
+    sound.write_bytes(content[:at] + kept + content[at + len(kept) :])
+    output, codec = written(tmp_path, sound, suffix, frames=2 * MODEL_FPS)
+    assert codec == "aac"
+    assert np.allclose(clicks_read(sound), [0.5, 1.2], atol=float(JITTER_S))
+    assert np.allclose(clicks_played(output), clicks_read(sound), atol=AAC_BLOCK / RATE_HZ)
 
 
 def joined(folder: Path, start_s: float, rate_hz: int, layout: str) -> Path:
@@ -194,6 +213,9 @@ def test_a_clip_keeps_the_offset_of_picture_and_sound(
     first = [number_of(frame.rgb) for frame in read_frames(clip, delay_s=delays.picture_s)]
     held = round(delays.picture_s * MODEL_FPS)
     assert first == [0] * held + list(range(MODEL_FPS))
+    stated_s = probe(clip).duration_s
+    assert stated_s is not None
+    assert len(first) == frames_in(stated_s + delays.picture_s, MODEL_FPS)
     assert np.allclose(clicks_read(clip, delays.sound_s), click_s + float(delays.picture_s), atol=1e-4)
 
 

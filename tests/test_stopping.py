@@ -128,6 +128,12 @@ def test_json_has_the_error(start: Start, tmp_path: Path, how: str) -> None:
     assert waiting(start, tmp_path, how, "--json").stop(signal.SIGTERM) == (143, error, "stopping…\n")
 
 
+def test_the_error_is_said_once(start: Start, tmp_path: Path) -> None:
+    """Although two threads end the command: the main one, and after the second signal the one that watches."""
+    signals = signal.SIGTERM, signal.SIGTERM
+    assert waiting(start, tmp_path, "leaving").stop(*signals, pause_s=0.1) == (143, "", "stopping…\n" + MESSAGE)
+
+
 def test_the_second_signal_ends_at_once(start: Start, tmp_path: Path) -> None:
     command, start_s = waiting(start, tmp_path, "native"), time.monotonic()
     assert command.stop(signal.SIGINT, signal.SIGINT, pause_s=0.1)[0] == 130

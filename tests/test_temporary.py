@@ -1,5 +1,6 @@
 """Temporary folders: told from those of living processes, removed by whoever comes next, and nothing else is."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -104,6 +105,23 @@ def test_what_only_looks_like_ours_stays(tmp_path: Path) -> None:
     assert leftovers(tmp_path / "missing") == remove_leftovers(tmp_path / "missing") == []
     assert names(tmp_path) == before
     assert names(dead) == [LOCK_NAME, "graphs"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX locks")
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Such as some network disks: nobody could tell a leftover there, so nobody takes the folder for one."""
+    import fcntl
+
+    def refuse(*_: object) -> None:
+        raise OSError(code, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with temporary_folder(tmp_path) as folder:
+        assert names(folder) == []
+        (folder / "part").touch()
+        assert leftovers(tmp_path) == remove_leftovers(tmp_path) == []
+    assert names(tmp_path) == []
 
 
 def test_many_processes_make_and_remove_folders_at_once(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Which bundle runs without `--bundle`, and `latentsync-trt use`."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -124,6 +125,25 @@ def test_a_damaged_choice_is_an_error(two: Path, content: bytes) -> None:
     (two / CHOICE_NAME).write_bytes(content)
     with pytest.raises(BundleError, match="use NAME"):
         find_bundle(None)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names that Windows has not")
+@pytest.mark.parametrize(
+    ("name", "can_be_chosen"),
+    [("👨‍👩‍👧 a\u00a0b\tc", True), ("link", True), (".hidden", False), ("not Unicode \udcff", False)],
+)
+def test_what_can_be_chosen_is_found_again(two: Path, name: str, can_be_chosen: bool) -> None:
+    if name == "link":
+        (two / name).symlink_to(two / "1.6-512-int8", target_is_directory=True)
+    else:
+        make_bundle(two / name)
+    code, _, err = run("use", name)
+    assert (code == 0) is can_be_chosen
+    if can_be_chosen:
+        assert find_bundle(None) == (two / name, "chosen with `use`")
+    else:
+        assert err.startswith("error: ")
+        assert not (two / CHOICE_NAME).exists()
 
 
 @pytest.mark.parametrize("name", ["missing", "demo", "", "http://host/x", "x" * 5000])

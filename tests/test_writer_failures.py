@@ -76,32 +76,44 @@ def test_an_output_folder_that_becomes_the_target_is_an_error(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["out.mp4"]
 
 
-def test_a_write_protected_output_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    protected = write_video(tmp_path / "out.mp4", numbered(2))
-    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != protected)  # root, who runs many CIs, may write it
-    with pytest.raises(OutputError, match=r"out\.mp4: is write-protected") as caught:
-        check_output_path(protected, lossless=False)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("x.webm", "cannot write .webm"),
+        ("x", "cannot write a file without extension"),
+        ("folder.mp4", "is a folder"),
+        ("missing/out.mp4", "no such folder"),
+        ("locked/out.mp4", "not writable"),
+        ("protected.mp4", "is write-protected"),
+        (f"{'a' * 300}.mp4", "cannot be written"),
+        pytest.param("pipe.mp4", "is not a file", marks=pytest.mark.skipif(sys.platform == "win32", reason="no pipes")),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    for folder in ("folder.mp4", "locked"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "protected.mp4").touch()
+    if sys.platform != "win32":
+        os.mkfifo(tmp_path / "pipe.mp4")
+    # Root, who runs many CIs, may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path).stem not in ("locked", "protected"))
+    with pytest.raises((InputError, OutputError), match=message) as caught:
+        check_output_path(tmp_path / name, lossless=False)
     assert caught.value.usage
+    check_output_path(tmp_path / "ok.MP4", lossless=False)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps pipes elsewhere")
-def test_a_pipe_as_output_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "out.mp4")
-    with pytest.raises(OutputError, match="is not a file"):
-        check_output_path(tmp_path / "out.mp4", lossless=False)
-
-
-def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="cannot be written"):
-        check_output_path(tmp_path / f"{'a' * 300}.mp4", lossless=False)
-
-
-def test_another_spelling_of_an_input_is_refused(tmp_path: Path) -> None:
+def test_an_output_that_is_also_an_input_is_refused(tmp_path: Path) -> None:
     """A hard link is what another case is on a disk that does not tell cases apart: one file with two names."""
     clip = write_video(tmp_path / "clip.mp4", numbered(2))
     (tmp_path / "CLIP.MP4").hardlink_to(clip)
-    with pytest.raises(InputError, match="is also an input"):
-        check_output_path(tmp_path / "CLIP.MP4", clip, lossless=False)
+    (tmp_path / "link.mp4").symlink_to(clip)
+    (tmp_path / "sub").mkdir()
+    for name in ("CLIP.MP4", "link.mp4", "sub/../clip.mp4"):
+        with pytest.raises(InputError, match="is also an input"):
+            check_output_path(tmp_path / name, clip, lossless=False)
 
 
 @pytest.mark.parametrize("lossless", [False, True])

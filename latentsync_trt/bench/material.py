@@ -1,6 +1,7 @@
 """Inputs of the scenarios: clips, a window of faces with its speech, and random inputs of graphs."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,10 +12,9 @@ import numpy as np
 from latentsync_trt.audio.encoder import SpeechStream
 from latentsync_trt.bundle.manifest import DimensionRange
 from latentsync_trt.errors import MediaError, NoFaceError
-from latentsync_trt.face.align import crop
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.face.tracker import FaceTracker
+from latentsync_trt.face.square import square
 from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
 from latentsync_trt.media.delays import delays_of
 from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, SpokenMouth, camera_frames, spoken_mouth
@@ -22,7 +22,9 @@ from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.runtime.compiler.profiles import usual_shape
 from latentsync_trt.runtime.sessions.session import Array, TensorInfo
-from latentsync_trt.types import AlignedFace, Float32Array, Picture, UInt8Array
+from latentsync_trt.sync.faces import FaceFinder, Job
+from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.types import Float32Array, Frame, UInt8Array
 
 FULL_HD_PX = (1920, 1080)
 """Width and height of the clip for stages on the CPU."""
@@ -94,20 +96,26 @@ def first_window(
         NoFaceError: the clip shows fewer faces than that.
     """
     delays = delays_of(clip.video, clip.audio)
-    pictures = (frame.rgb for frame in read_frames(clip.video, rgb_only=True, delay_s=delays.picture_s))
-    faces = list(islice((face.image for face in aligned_faces(pictures, resolution_px) if face is not None), frames))
+    read = read_frames(clip.video, rgb_only=True, delay_s=delays.picture_s)
+    with closing(aligned_faces(clip.video, read, resolution_px)) as jobs:
+        faces = list(islice((job.face.image for job in jobs if job.face is not None), frames))
     if len(faces) < frames:
         raise NoFaceError(f"{clip.video}: {len(faces)} frames with a face, a window takes {frames}; give a longer clip")
     speech = SpeechStream(lambda: read_audio_blocks(clip.audio, delay_s=delays.sound_s), encode_mel)
     return FaceWindow(np.stack(faces), speech.windows(range(frames)))
 
 
-def aligned_faces(pictures: Iterable[Picture], resolution_px: int) -> Iterator[AlignedFace | None]:
-    """The face of each picture as `sync` cuts it out, at the network's resolution; None where there is none."""
-    follower = FaceTracker(MediaPipeDetector(), resolution_px)
-    for picture in pictures:
-        followed = follower.update(picture)
-        yield None if followed is None else crop(picture, followed.matrix, resolution_px)
+def aligned_faces(video: Path, frames: Iterable[Frame], resolution_px: int) -> Generator[Job, None, None]:
+    """Frames of a video with their faces, as `sync` cuts them out, at the network's resolution."""
+    with MediaPipeDetector() as detector:
+        finder = FaceFinder(detector, resolution_px, StageClock(), pixel_aspect=probe(video).sample_aspect_ratio)
+        yield from finder.cut_out(finder.find(frame for frame in frames))
+
+
+def square_rgb(video: Path, frames: Iterable[Frame]) -> Iterator[UInt8Array]:
+    """Frames of a video, uint8 `(H, W, 3)` RGB, with square pixels."""
+    aspect = probe(video).sample_aspect_ratio
+    return (np.asarray(square(frame.picture, aspect)) for frame in frames)
 
 
 def generated_part(resolution_px: int) -> tuple[slice, slice]:

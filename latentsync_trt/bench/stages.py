@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,7 +20,7 @@ from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.sync.faces import FaceFinder, Job
 from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.types import AlignedFace, Float32Array, Frame, Patch
 
@@ -38,10 +39,10 @@ def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
     frames, faces = _frames_with_faces(clip, resolution_px)
     mask = mouth_mask(resolution_px)
 
-    def detect() -> list[AlignedFace | None]:
+    def detect() -> list[Job]:
         # Pictures as the decoder yields them, not converted yet.
-        pictures = (frame.picture if frame.planes is None else LazyRgb(frame.planes) for frame in frames)
-        return list(aligned_faces(pictures, resolution_px))
+        fresh = (replace(frame, picture=LazyRgb(frame.planes)) if frame.planes else frame for frame in frames)
+        return list(aligned_faces(clip.video, fresh, resolution_px))
 
     def compose() -> list[Patch]:
         return [_patch(frame, face, mask) for frame, face in zip(frames, faces, strict=True)]
@@ -71,8 +72,8 @@ def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
 def _frames_with_faces(clip: Clip, resolution_px: int) -> tuple[list[Frame], list[AlignedFace]]:
     """The first frames that show a face, and the faces; raises `NoFaceError` if none does."""
     frames = list(islice(read_frames(clip.video), _MOST_FRAMES))
-    faces = aligned_faces((frame.picture for frame in frames), resolution_px)
-    found = [(frame, face) for frame, face in zip(frames, faces, strict=True) if face is not None]
+    jobs = aligned_faces(clip.video, frames, resolution_px)
+    found = [(job.frame, job.face) for job in jobs if job.face is not None]
     if not found:
         raise NoFaceError(f"{clip.video}: no face in its first {len(frames)} frames; give a clip that begins with one")
     return [frame for frame, _ in found], [face for _, face in found]
@@ -81,7 +82,8 @@ def _frames_with_faces(clip: Clip, resolution_px: int) -> tuple[list[Frame], lis
 def _patched(clip: Clip, count: int, mask: Float32Array) -> Generator[tuple[Frame, Patch], None, None]:
     """The first frames with their patches; every stage runs in its own thread, as in `sync`."""
     background = partial(in_background, depth=_QUEUE_DEPTH)
-    finder = FaceFinder(MediaPipeDetector(), len(mask), StageClock())
+    aspect = probe(clip.video).sample_aspect_ratio
+    finder = FaceFinder(MediaPipeDetector(), len(mask), StageClock(), pixel_aspect=aspect)
     frames = background((frame for frame in islice(read_frames(clip.video), count)), name="decode")
     jobs = background(finder.cut_out(background(finder.find(frames), name="face")), name="align")
     patched = ((job.frame, _patch(job.frame, job.face, mask)) for job in jobs if job.face is not None)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from latentsync_trt.bench.material import square_rgb
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.detector import MediaPipeDetector
@@ -117,7 +118,7 @@ def measure_clip(
     Raises:
         MediaError, InputError: a file cannot be read.
     """
-    frames = (frame.rgb for frame in read_frames(video, rgb_only=True))
+    frames = square_rgb(video, read_frames(video, rgb_only=True))
     level_db = loudness(read_audio_blocks(audio, delay_s=delay_s))
     return joined(mouth_gaps(_reporting(frames, len(level_db), on_progress)), level_db, mouth)
 

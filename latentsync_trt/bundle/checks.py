@@ -1,14 +1,75 @@
-"""Checks what a manifest says: Python does not compare the fields of a dataclass with their types."""
+"""Turns parsed JSON into dataclasses, checked by their fields' types, and finds what a manifest cannot mean."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
     from latentsync_trt.bundle.manifest import Manifest
 
+_PLAIN: dict[Any, Any] = {bool: bool, int: int, float: int | float, str: str, NoneType: NoneType}
+
 _POSITIVE = ("resolution_px", "frames", "audio_layers", "audio_width", "opset")
+
+_hints = cache(get_type_hints)
+
+
+def parsed(value: Any, hint: Any, name: str = "") -> Any:
+    """Parsed JSON as an instance of `hint`: a dataclass, mapping, tuple of any length, union, literal or plain type.
+
+    Raises:
+        ValueError: it is none; says where, such as "graphs.vae_encoder.file: 5 is not str".
+    """
+    kind, arguments = get_origin(hint), get_args(hint)
+    if kind in (Union, UnionType):
+        return _first(value, arguments, name)
+    if kind is tuple and isinstance(value, list):
+        return tuple(parsed(item, arguments[0], _joined(name, index)) for index, item in enumerate(value))
+    if kind is Mapping and isinstance(value, dict):
+        return {key: parsed(item, arguments[1], _joined(name, key)) for key, item in value.items()}
+    if is_dataclass(hint) and isinstance(value, dict):
+        return _instance(value, hint, name)
+    if kind is Literal:
+        fits, wanted = value in arguments, " or ".join(map(repr, arguments))
+    else:
+        fits = hint is Any or _is_plain(value, hint)
+        wanted = getattr(hint, "__name__", str(hint))
+    if not fits:
+        raise ValueError(f"{name}: {value!r:.60} is not {wanted}")
+    return value
+
+
+def _first(value: Any, hints: tuple[Any, ...], name: str) -> Any:
+    """`value` as one of `hints`; if it is none, the error is that of the first."""
+    for hint in hints[1:]:
+        try:
+            return parsed(value, hint, name)
+        except ValueError:
+            continue
+    return parsed(value, hints[0], name)
+
+
+def _instance(value: dict[str, Any], made: Any, name: str) -> Any:
+    known = {spec.name: spec.default is MISSING and spec.default_factory is MISSING for spec in fields(made)}
+    for field, required in known.items():
+        if required and field not in value:
+            raise ValueError(f"{_joined(name, field)}: is missing")
+    for field in value:
+        if field not in known:
+            raise ValueError(f"{_joined(name, field)}: is no known field")
+    return made(**{field: parsed(item, _hints(made)[field], _joined(name, field)) for field, item in value.items()})
+
+
+def _is_plain(value: Any, hint: Any) -> bool:
+    if isinstance(value, bool):  # to Python, an int, too
+        return hint is bool
+    return hint in _PLAIN and isinstance(value, _PLAIN[hint])
+
+
+def _joined(name: str, part: object) -> str:
+    return f"{name}.{part}" if name else str(part)
 
 
 def contradictions(manifest: "Manifest") -> Iterator[str]:
@@ -27,47 +88,3 @@ def contradictions(manifest: "Manifest") -> Iterator[str]:
             for size in tensor.shape:
                 if isinstance(size, str) and size not in manifest.ranges:
                     yield f"graphs.{name}: {tensor.name} has a dimension {size!r} without a range"
-
-
-def wrong_fields(value: Any, hint: Any, name: str = "") -> Iterator[str]:
-    """Where `value` differs from type `hint`, such as "graphs.vae_encoder.file: 5 is not str".
-
-    Knows what JSON contains, and dataclasses, mappings, tuples of any length, unions and literals of it.
-    """
-    kind, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return
-    if kind in (Union, UnionType):
-        if all(any(wrong_fields(value, one)) for one in arguments):
-            yield _wrong(value, hint, name)
-    elif kind is Literal:
-        if value not in arguments:
-            yield _wrong(value, " or ".join(map(repr, arguments)), name)
-    elif kind is tuple and isinstance(value, tuple):
-        for index, item in enumerate(value):
-            yield from wrong_fields(item, arguments[0], _joined(name, index))
-    elif kind is Mapping and isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from wrong_fields(item, arguments[1], _joined(name, key))
-    elif is_dataclass(hint) and isinstance(value, hint):  # type: ignore[arg-type]
-        hints = get_type_hints(hint)
-        for spec in fields(hint):
-            yield from wrong_fields(getattr(value, spec.name), hints[spec.name], _joined(name, spec.name))
-    elif not _is_plain(value, hint):
-        yield _wrong(value, hint, name)
-
-
-def _is_plain(value: Any, hint: Any) -> bool:
-    if isinstance(value, bool):
-        return hint is bool
-    if hint is float:
-        return isinstance(value, int | float)
-    return hint in (int, str, NoneType) and isinstance(value, hint)
-
-
-def _joined(name: str, part: object) -> str:
-    return f"{name}.{part}" if name else str(part)
-
-
-def _wrong(value: Any, wanted: Any, name: str) -> str:
-    return f"{name}: {value!r:.60} is not {getattr(wanted, '__name__', wanted)}"

@@ -134,7 +134,7 @@ def remembered_choice() -> str | None:
         return None
     except (OSError, ValueError) as error:
         raise BundleError(f"{path}: cannot be read ({error}); {cure}") from error
-    if not text or Path(text).name != text or not text.isprintable():
+    if Path(text).name != text:
         raise BundleError(f"{path}: does not contain the name of a bundle; {cure}")
     return text
 
@@ -152,14 +152,15 @@ def remember(name: str) -> Path:
     folder, _ = find_bundle(name)
     if name == DEMO_NAME:
         raise InputError(f"{name}: the built-in model runs only where it is named: `--bundle {DEMO_NAME}`")
-    root = checkpoints_folder()
-    chosen = root / folder.absolute().name
-    if not chosen.is_dir() or not chosen.samefile(folder):
+    root, known = checkpoints_folder(), exported_bundles()
+    chosen = folder if folder in known else next((one for one in known if one.samefile(folder)), None)
+    if chosen is None:
         raise InputError(f"{folder}: not in {root}; give bundles elsewhere with `--bundle PATH`")
     read_manifest(chosen)
     try:
         with whole_file(root / CHOICE_NAME) as written:
             written.write_text(f"{chosen.name}\n", encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{root / CHOICE_NAME}: cannot be written ({error.strerror or error})") from error
+    except (OSError, ValueError) as error:  # ValueError: the name is not Unicode
+        reason = getattr(error, "strerror", None) or error
+        raise OutputError(f"{root / CHOICE_NAME}: cannot be written ({reason})") from error
     return chosen

@@ -6,18 +6,20 @@ rejected when it is opened.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from latentsync_trt.bundle.checks import contradictions, wrong_fields
+from latentsync_trt.bundle.checks import contradictions, parsed
+from latentsync_trt.bundle.sealed import opened, sealed_text
 from latentsync_trt.errors import BundleError
 
 FORMAT_VERSION = 4
 """2 added `quantisation`, 3 added `attention`, 4 renamed `quantisation` to `quantization`."""
+_RENAMED = {"quantisation": "quantization"}
 MANIFEST_NAME = "manifest.json"
 DEMO_NAME = "demo"
 
@@ -168,28 +170,12 @@ class Manifest:
         return self.resolution_px // PIXELS_PER_LATENT
 
     @classmethod
-    def from_json(cls, raw: dict[str, Any]) -> Self:
-        """A manifest from parsed JSON; raises KeyError, TypeError or AttributeError for missing or malformed fields."""
-        graphs = {
-            name: GraphEntry(**entry | {key: _tensors(entry[key]) for key in ("inputs", "outputs")})
-            for name, entry in raw["graphs"].items()
-        }
-        quantized = raw.get("quantization", raw.get("quantisation"))
-        if quantized is not None:
-            quantized = Quantization(**quantized | {"kept": tuple(quantized["kept"])})
-        fields = raw | {
-            "graphs": graphs,
-            "files": {name: FileEntry(**entry) for name, entry in raw["files"].items()},
-            "ranges": {name: DimensionRange(**entry) for name, entry in raw.get("ranges", {}).items()},
-            "notes": tuple(raw.get("notes", ())),
-            "quantization": quantized,
-        }
-        fields.pop("quantisation", None)
-        return cls(**fields)
-
-
-def _tensors(entries: list[dict[str, Any]]) -> tuple[TensorEntry, ...]:
-    return tuple(TensorEntry(entry["name"], entry["dtype"], tuple(entry["shape"])) for entry in entries)
+    def from_json(cls, raw: Mapping[str, Any]) -> Self:
+        """A manifest from parsed JSON; raises ValueError, which names the field, if one is missing or wrong."""
+        manifest: Self = parsed({_RENAMED.get(name, name): value for name, value in raw.items()}, cls)
+        for problem in contradictions(manifest):
+            raise ValueError(problem)
+        return manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,37 +214,28 @@ class Bundle:
 
     def check_files(self, *, hashes: bool = True) -> None:
         """Raises `BundleError` if a file is missing or differs in size or, with `hashes`, in content."""
-        files = self.manifest.files
-        for name, entry in files.items():
-            path = self.folder / name
-            if Path(name).name != name:
-                raise BundleError(f"{self.folder}: the manifest names {name!r}, which is not a plain file name")
-            with _reading(path):
-                if not path.is_file():
-                    raise BundleError(f"{path}: missing; export the model again")
-                size_bytes = path.stat().st_size
-            if size_bytes != entry.bytes:
-                raise BundleError(f"{path}: {size_bytes} bytes, the manifest says {entry.bytes}; export again")
-        if not hashes:
-            return
-        # hashlib releases the GIL, so a large bundle is checked at the speed of the disk.
-        with ThreadPoolExecutor(4) as pool:
-            found = pool.map(sha256_file, [self.folder / name for name in files])
-            for name, entry in files.items():
-                with _reading(self.folder / name):
-                    sha256 = next(found)
-                if sha256 != entry.sha256:
-                    path = self.folder / name
-                    raise BundleError(f"{path}: damaged or edited (SHA-256 differs); export the model again")
+        for name in self.manifest.files:
+            self._check_file(name)
+        if hashes:
+            # hashlib releases the GIL, so a large bundle is checked at the speed of the disk.
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(partial(self._check_file, hashes=True), self.manifest.files))
 
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turns the system's errors inside the block into a `BundleError`."""
-    try:
-        yield
-    except OSError as error:
-        raise BundleError(f"{path}: cannot be read ({error.strerror or error})") from error
+    def _check_file(self, name: str, *, hashes: bool = False) -> None:
+        path, entry = self.folder / name, self.manifest.files[name]
+        if Path(name).name != name:
+            raise BundleError(f"{self.folder}: the manifest names {name!r}, which is not a plain file name")
+        try:
+            if not path.is_file():
+                raise BundleError(f"{path}: missing; export the model again")
+            size_bytes = path.stat().st_size
+            sha256 = sha256_file(path) if hashes else entry.sha256
+        except OSError as error:
+            raise BundleError(f"{path}: cannot be read ({error.strerror or error})") from error
+        if size_bytes != entry.bytes:
+            raise BundleError(f"{path}: {size_bytes} bytes, the manifest says {entry.bytes}; export again")
+        if sha256 != entry.sha256:
+            raise BundleError(f"{path}: damaged or edited (SHA-256 differs); export the model again")
 
 
 def sha256_file(path: Path) -> str:
@@ -267,15 +244,10 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _seal(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 def write_manifest(folder: Path, manifest: Manifest) -> Path:
     """Writes `manifest.json` into `folder`, sealed with its own SHA-256; returns its path."""
-    content = json.loads(json.dumps(asdict(manifest)))
     path = folder / MANIFEST_NAME
-    path.write_text(json.dumps(content | {"sha256": _seal(content)}, indent=2) + "\n", encoding="utf-8")
+    path.write_text(sealed_text(json.loads(json.dumps(asdict(manifest)))), encoding="utf-8")
     return path
 
 
@@ -285,24 +257,20 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         BundleError: missing, not JSON, edited, incomplete, or of a newer format.
     """
-    content = _sealed_content(folder)
-    del content["sha256"]
+    content, _ = _content(folder)
     try:
-        manifest = Manifest.from_json(content)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BundleError(f"{folder / MANIFEST_NAME}: incomplete ({error!r}); export the model again") from error
-    wrong = next(wrong_fields(manifest, Manifest), "") or next(contradictions(manifest), "")
-    if wrong:
-        raise BundleError(f"{folder / MANIFEST_NAME}: {wrong}; export the model again")
-    return manifest
+        return Manifest.from_json(content)
+    except ValueError as error:
+        raise BundleError(f"{folder / MANIFEST_NAME}: {error}; export the model again") from error
 
 
 def manifest_sha256(folder: Path) -> str:
     """The SHA-256 stored in the manifest, which covers all files of the bundle; errors as `read_manifest`."""
-    return str(_sealed_content(folder)["sha256"])
+    return _content(folder)[1]
 
 
-def _sealed_content(folder: Path) -> dict[str, Any]:
+def _content(folder: Path) -> tuple[dict[str, Any], str]:
+    """What `manifest.json` contains, and its SHA-256."""
     path = folder / MANIFEST_NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -319,6 +287,7 @@ def _sealed_content(folder: Path) -> dict[str, Any]:
             f"{path}: format {content['format_version']}, this version reads up to {FORMAT_VERSION}; "
             "upgrade latentsync-trt or export the model again"
         )
-    if content.get("sha256") != _seal({key: value for key, value in content.items() if key != "sha256"}):
+    rest = opened(content)
+    if rest is None:
         raise BundleError(f"{path}: edited or damaged (its SHA-256 differs); export the model again")
-    return content
+    return rest, content["sha256"]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
 from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.paths import check_folder_to_write
 from latentsync_trt.temporary import temporary_folder
 
 
 def check_target(target: Path) -> None:
-    """Raises `InputError` if `target` is a file, or a folder with anything but a bundle."""
-    if target.is_file():
-        raise InputError(f"{target}: is a file; --out takes a folder")
+    """Raises `InputError` if `target` is a file, cannot be written, or is a folder with anything but a bundle."""
+    check_folder_to_write(target, "--out")
     if target.is_dir() and any(target.iterdir()) and not (target / MANIFEST_NAME).is_file():
         raise InputError(f"{target}: contains files but no bundle; choose another folder for --out")
 

@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130, 143 and 129 stopped by Ctrl-C, SIGTERM and SIGHUP.
 """
 
+import errno
 import importlib
 import io
 import json
@@ -14,10 +15,9 @@ from typing import Any
 
 import rich_click as click
 
-from latentsync_trt import __version__
+from latentsync_trt import __version__, stopping
 from latentsync_trt.cli.options import add_help_all
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.stopping import INTERRUPTED_CODE, Interrupted, interrupted_message, interruption, requested
 from latentsync_trt.unexpected import explain
 
 PANELS = {
@@ -63,6 +63,7 @@ class CommandLine(click.RichGroup):
             sys.exit(1)
         except Exception as error:  # noqa: BLE001 -- whatever it is, the user gets one line
             message, code = _explained(error, arguments)
+        stopping.end_if_requested(message)
         if as_json:
             click.echo(json.dumps({"error": message}))
         else:
@@ -71,22 +72,24 @@ class CommandLine(click.RichGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs a command; an interruption is an error."""
-        with interruption():
+        with stopping.interruption():
             return super().invoke(ctx)
 
 
 def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     """What to print, and the exit code."""
-    if isinstance(error, Interrupted):
-        return str(error), INTERRUPTED_CODE
-    if requested():  # what fails while a command leaves its blocks is no news
-        return interrupted_message(), INTERRUPTED_CODE
+    if isinstance(error, stopping.Interrupted):
+        return str(error), stopping.INTERRUPTED_CODE
+    if stopping.requested():  # what fails while a command leaves its blocks is no news
+        return stopping.interrupted_message(), stopping.INTERRUPTED_CODE
     if isinstance(error, LatentSyncError):
         return " ".join(str(error).split()), 2 if error.usage else 1
     if isinstance(error, click.ClickException):
         return error.format_message(), error.exit_code
     if isinstance(error, click.Abort):
         return "aborted", 1
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"{error.filename or 'output'}: {error.strerror}; free some space, or write elsewhere", 1
     if isinstance(error, MemoryError):
         return "out of memory; close other programs or use a bundle of lower resolution", 1
     return explain(error, arguments), 1

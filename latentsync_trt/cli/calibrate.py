@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +9,12 @@ import rich_click as click
 
 from latentsync_trt.bundle.find import checkpoints_folder, find_bundle
 from latentsync_trt.bundle.manifest import FULL_STEP, PRECISIONS, Manifest, read_manifest
+from latentsync_trt.bundle.tools import tool_versions
 from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from
 from latentsync_trt.cli.show import progress_bar, say
 from latentsync_trt.cli.use import note_on_default
 from latentsync_trt.config import FILES, HARDWARE
-from latentsync_trt.errors import MissingDependency, ProviderUnavailable
+from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.quantize.options import CalibrateOptions
 from latentsync_trt.stopping import interruption
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from latentsync_trt.quantize.search import SearchResult
     from latentsync_trt.runtime.providers.select import Selection
 
-_NEEDED = ("onnx", "onnx_ir", "ml_dtypes")
+_NEEDED = ("onnx", "onnx-ir", "ml_dtypes")
 
 _WORK_FOLDER = ".calibration"
 
@@ -64,9 +64,7 @@ def command(
     **fields: Any,
 ) -> None:
     """Make an INT8 or FP8 bundle from a bundle, calibrated on clips. Resumes after an interruption."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise MissingDependency(f"calibrate needs {', '.join(missing)}: pip install 'latentsync-trt[calibrate]'")
+    tool_versions(_NEEDED, extra="calibrate")
     from latentsync_trt.quantize.bundle import open_parent
     from latentsync_trt.quantize.calibrate import Calibration
 

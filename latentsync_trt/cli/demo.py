@@ -48,14 +48,14 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
     if not quiet:
         click.echo(f"{source}: " + ("a video of your own" if video else f"a portrait of {float(duration_s):.1f} s"))
         click.echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
-    options = SyncOptions(preset=preset)
+    options, notices = SyncOptions(preset=preset), Notices()
     check_inputs(source, speech, out / RESULT, options)
     with progress_bar(hidden=quiet) as on_progress:
-        with LipSync.from_bundle(folder, "cpu") as lip_sync:
+        with LipSync.from_bundle(folder, "cpu", on_notice=None if quiet else notices) as lip_sync:
             report = lip_sync.sync(source, speech, out / RESULT, options, on_progress=on_progress)
         found = look_at(out, source, audio, folder, on_progress)
     if not quiet:
-        show_report(report, Notices())
+        show_report(report, notices)
         click.echo(f"lips: {found}")
         click.echo(f"look at {out / RESULT}, {out / PICTURE} and {out / PLOT}")
 
@@ -70,6 +70,7 @@ def look_at(
     """
     from latentsync_trt.bench.clip_figures import face_grid, sync_figure
     from latentsync_trt.bench.files import png, write_file
+    from latentsync_trt.bench.material import square_rgb
     from latentsync_trt.bench.moments import SHOWN_PX, choose_moments, face_views, masked
     from latentsync_trt.bench.sync_measure import measure_clip, score
     from latentsync_trt.bundle.manifest import read_manifest
@@ -83,12 +84,12 @@ def look_at(
     found = score(curves)
     write_file(out / PLOT, png(sync_figure({"measured in the result": curves}, f"Lips: {found}")))
     resolution_px = read_manifest(bundle).resolution_px
-    clips = (
-        read_frames(source, rgb_only=True, frame_count=len(curves), extend="loop", delay_s=delays.picture_s),
-        read_frames(out / RESULT, rgb_only=True),
-    )
+    clips = {
+        source: read_frames(source, rgb_only=True, frame_count=len(curves), extend="loop", delay_s=delays.picture_s),
+        out / RESULT: read_frames(out / RESULT, rgb_only=True),
+    }
     moments = choose_moments(curves)
-    views = enumerate(face_views([(frame.rgb for frame in clip) for clip in clips], SHOWN_PX))
+    views = enumerate(face_views([square_rgb(*clip) for clip in clips.items()], SHOWN_PX))
     columns = {
         moments[index]: (faces[0], masked(faces[0], resolution_px), faces[1])
         for index, faces in views

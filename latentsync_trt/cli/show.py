@@ -49,7 +49,7 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
     if not hidden and not STDERR.is_terminal:
         yield ProgressLines(say)
         return
-    columns = bars.TextColumn("{task.description:<12}"), bars.BarColumn(bar_width=None), bars.MofNCompleteColumn()
+    columns = bars.TextColumn("{task.description:<16}"), bars.BarColumn(bar_width=None), bars.MofNCompleteColumn()
     times = _RateColumn(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn()
     with bars.Progress(*columns, *times, console=STDERR, expand=True, transient=True, disable=hidden) as bar:
         task = bar.add_task("starting", total=None)

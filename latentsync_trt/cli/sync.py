@@ -9,6 +9,7 @@ import rich_click as click
 
 from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from, provider_option
 from latentsync_trt.config import FILES, RuntimeOptions, SyncOptions
+from latentsync_trt.stopping import interruption
 
 if TYPE_CHECKING:
     from latentsync_trt.sync.api import LipSync
@@ -57,7 +58,7 @@ def command(
     check_inputs(video, audio, target, options)  # now, not after the seconds that bundle and provider take to open
     folder, why = find_bundle(bundle)
     silent, notices = quiet or as_json, Notices()
-    if not silent:
+    if bundle is None and not silent:
         say(f"bundle {folder.name} ({why})")
     with LipSync.from_bundle(folder, provider, runtime, on_notice=None if silent else notices) as lip_sync:
         with progress_bar(hidden=silent) as on_progress:
@@ -78,10 +79,8 @@ def _wait_for_build(lip_sync: "LipSync", *, silent: bool) -> None:
 
     if lip_sync.building and not silent:
         say("engines for the next run are still being built; Ctrl-C stops that, the output is complete")
-    try:
+    with interruption("interrupted while engines were built for the next run; the output is complete"):
         problem = lip_sync.wait_for_build()
-    except KeyboardInterrupt:
-        problem = "interrupted"
     if problem and not silent:
         say(f"building engines failed: {problem}")
 

@@ -1,5 +1,6 @@
 """Loads published weight files and checks their kind, shapes and completeness."""
 
+import math
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from latentsync_trt.paths import why_missing
 WHISPER_PREFIX = "encoder."
 _POSITIONS_WITHOUT_MOTION = 24
 _NAMED_AT_MOST = 3
+_LARGEST_DIM = 10_000
 _WHISPER_DIMS = ("n_mels", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer")
 
 Tensors = Mapping[str, Tensor]
@@ -46,7 +48,10 @@ def load_unet(path: Path, dtype: torch.dtype) -> LoadedUNet:
     tensors = content.get("state_dict") if isinstance(content, dict) else None
     if not isinstance(tensors, dict) or "conv_in.weight" not in tensors:
         raise CheckpointError(f"{path}: not a LatentSync U-Net (no `state_dict` with conv_in.weight)")
-    config = infer_unet_config(path, tensors)
+    try:
+        config = infer_unet_config(path, tensors)
+    except (AttributeError, IndexError) as error:
+        raise CheckpointError(f"{path}: not a LatentSync U-Net (its tensors are no weights of one)") from error
     with torch.device("meta"):
         network = UNet(config)
     table = origins(network)
@@ -68,8 +73,11 @@ def load_whisper(path: Path, dtype: torch.dtype) -> WhisperEncoder:
     dims = content["dims"]
     if not isinstance(dims, dict) or not all(isinstance(dims.get(name), int) for name in _WHISPER_DIMS):
         raise CheckpointError(f"{path}: its `dims` lack one of {', '.join(_WHISPER_DIMS)}")
+    config = WhisperConfig(*(dims[name] for name in _WHISPER_DIMS))
+    if min(astuple(config)) < 1 or max(astuple(config)) > _LARGEST_DIM or config.width % config.heads:
+        raise CheckpointError(f"{path}: no Whisper encoder has its `dims`, {config}")
     with torch.device("meta"):
-        network = WhisperEncoder(WhisperConfig(*(dims[name] for name in _WHISPER_DIMS)))
+        network = WhisperEncoder(config)
     fill(path, network, origins(network, WHISPER_PREFIX), content["model_state_dict"], dtype)
     return network
 
@@ -105,7 +113,7 @@ def infer_unet_config(path: Path, tensors: Tensors) -> UNetConfig:
     attention = tuple(f"down_blocks.{i}.attentions.0.{spatial}" in tensors for i in range(levels))
     if levels == 0 or not attention[0]:
         raise CheckpointError(f"{path}: not a LatentSync U-Net (no audio attention in its first block)")
-    tables = [tensor for name, tensor in tensors.items() if name.endswith("pos_encoder.pe")]
+    tables = [tensor for name, tensor in tensors.items() if str(name).endswith("pos_encoder.pe")]
     config = UNetConfig(
         widths=widths,
         layers=_count(tensors, "down_blocks.0.resnets.{}.conv1.weight"),
@@ -128,7 +136,8 @@ def fill(path: Path, network: nn.Module, table: Mapping[str, Origin], tensors: T
     """Loads weights in `dtype` into `network`, which is on the meta device, and prepares it for inference.
 
     Raises:
-        CheckpointError: tensors are missing or of wrong shape; the message names the first.
+        CheckpointError: tensors are missing, of wrong shape or type, or have values that are not finite in `dtype`; the
+            message names the first.
     """
     wanted = {name: origin.shape for origin in table.values() for name in origin.names if name is not None}
     missing = [name for name in wanted if not isinstance(tensors.get(name), Tensor)]
@@ -140,8 +149,23 @@ def fill(path: Path, network: nn.Module, table: Mapping[str, Origin], tensors: T
         name = wrong[0]
         found, expected = tuple(tensors[name].shape), wanted[name]
         raise CheckpointError(f"{path}: {len(wrong)} tensors of another shape, first {name}: {found}, not {expected}")
+    for name in wanted:
+        _check_values(path, name, tensors[name], dtype)
     network.load_state_dict({key: origin.gather(tensors, dtype) for key, origin in table.items()}, assign=True)
     network.eval().requires_grad_(False)
+
+
+def _check_values(path: Path, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    if not tensor.is_floating_point() or tensor.layout != torch.strided or tensor.is_meta:
+        kind = "without values" if tensor.is_meta else f"{tensor.dtype}, {tensor.layout}"
+        raise CheckpointError(f"{path}: {name} is {kind}, not a dense tensor of floating-point numbers")
+    largest = max(abs(float(extreme)) for extreme in tensor.aminmax())
+    if not math.isfinite(largest):
+        raise CheckpointError(f"{path}: {name} has values that are not finite; the file is damaged, download it again")
+    if largest > torch.finfo(dtype).max:
+        raise CheckpointError(
+            f"{path}: {name} has values up to {largest:.0f}, too large for half precision; export with --precision fp32"
+        )
 
 
 def _is_whisper(content: Any) -> bool:

@@ -53,7 +53,8 @@ class FrameNorm(nn.GroupNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x (B·F, C, h, w)` → the same shape."""
-        if x[0].numel() < NORM_GROUPS * _FEW_VALUES:
+        _, width, height, breadth = x.shape
+        if width * height * breadth < NORM_GROUPS * _FEW_VALUES:
             return _two_pass_norm(self, x, 1)
         return super().forward(x)
 

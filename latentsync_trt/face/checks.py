@@ -3,7 +3,6 @@
 from math import atan2, degrees
 
 import numpy as np
-from numpy.typing import NDArray
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import Face
@@ -38,8 +37,8 @@ def _is_large(face: Face) -> bool:
     return bool(large and LEAST_ASPECT <= width / height <= MOST_ASPECT and np.isfinite(face.points).all())
 
 
-def checked(found: object, source: object, *, method: str = "detect") -> list[Face]:
-    """The faces that `source.detect` returned.
+def checked(found: object, source: object, method: str = "detect") -> list[Face]:
+    """The faces that a method of the detector `source` returned.
 
     Raises:
         InputError: not a list of `Face`, or one with an array of another shape or type, NaN, or a box whose right or
@@ -49,37 +48,33 @@ def checked(found: object, source: object, *, method: str = "detect") -> list[Fa
     if not isinstance(found, list | tuple):
         raise InputError(f"{where} returned {type(found).__name__}; it must return a list of Face")
     for face in found:
-        check_face(face, where)
+        if not isinstance(face, Face):
+            raise InputError(f"{where} returned {type(face).__name__} as a face; it must return Face")
+        _check_array(face.box, (4,), f"{where}: Face.box")
+        _check_array(face.points, (3, 2), f"{where}: Face.points")
+        if face.landmarks is not None:
+            _check_array(face.landmarks, (None, 2), f"{where}: Face.landmarks")
+        if (face.box[2:] < face.box[:2]).any():
+            problem = "it must be left, top, right, bottom in pixels, not a width and height"
+            raise InputError(f"{where}: Face.box is {face.box.tolist()}; {problem}")
     return list(found)
 
 
-def check_face(face: object, where: str) -> None:
-    """Raises `InputError`, which begins with `where`, unless `face` is a well-formed `Face`."""
-    if not isinstance(face, Face):
-        raise InputError(f"{where} returned {type(face).__name__} as a face; it must return Face")
-    _check_array(face.box, (4,), f"{where}: Face.box")
-    _check_array(face.points, (3, 2), f"{where}: Face.points")
-    if face.landmarks is not None:
-        count = len(face.landmarks) if isinstance(face.landmarks, np.ndarray) and face.landmarks.ndim else 0
-        _check_array(face.landmarks, (max(count, 1), 2), f"{where}: Face.landmarks")
-    left, top, right, bottom = face.box.tolist()
-    if right < left or bottom < top:
-        raise InputError(
-            f"{where}: Face.box is {face.box.tolist()}; it must be left, top, right, bottom in pixels, not a width and "
-            "height"
-        )
-
-
-def _check_array(array: object, shape: tuple[int, ...], what: str) -> None:
+def _check_array(array: object, shape: tuple[int | None, ...], what: str) -> None:
+    """`shape`: None = any size above 0."""
     if not isinstance(array, np.ndarray):
-        raise InputError(f"{what} is {type(array).__name__}; it must be an array of shape {shape}")
-    _check_values(array, shape, what)
+        problem = f"is {type(array).__name__}"
+    elif not (array.size and array.ndim == len(shape) and all(map(_fits, array.shape, shape))):
+        problem = f"has shape {array.shape}"
+    elif array.dtype.kind not in "fiu":
+        problem = f"has type {array.dtype}"
+    elif not np.isfinite(array).all():
+        problem = f"is not finite: {array.tolist()}"
+    else:
+        return
+    wanted = ", ".join("n" if size is None else str(size) for size in shape)
+    raise InputError(f"{what} {problem}; it must be a float32 array of shape ({wanted}), and only of faces found")
 
 
-def _check_values(array: NDArray[np.generic], shape: tuple[int, ...], what: str) -> None:
-    if array.shape != shape:
-        raise InputError(f"{what} has shape {array.shape}; it must have {shape}")
-    if array.dtype.kind not in "fiu":
-        raise InputError(f"{what} has type {array.dtype}; it must be float32")
-    if not np.isfinite(array.astype(np.float64)).all():
-        raise InputError(f"{what} is not finite: {array.tolist()}; leave out faces that were not found")
+def _fits(size: int, wanted: int | None) -> bool:
+    return wanted is None or size == wanted

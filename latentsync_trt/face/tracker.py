@@ -45,7 +45,7 @@ class FaceTracker:
     """Tracks one face: first the largest, then the one that overlaps it; detects again only after losing it.
 
     A face that was not visible before replaces a lost one at once, as after a cut; one that was visible does so only
-    after `PATIENCE_FRAMES`. In a new shot the largest face is tracked again, even if the old place shows one.
+    after `PATIENCE_FRAMES`. If a cut shows another person at the old place, the new shot's largest face is tracked.
     `turned_frames` counts the frames without a usable face that show one on its side or upside down.
 
     Args:
@@ -145,7 +145,7 @@ class FaceTracker:
 def _near(frame: Picture, face: Face, follower: FollowingDetector) -> Face | None:
     """The face near the place of `face`, if it is well-formed."""
     found = follower.follow(frame, face)
-    return None if found is None else checked([found], follower, method="follow")[0]
+    return None if found is None else checked([found], follower, "follow")[0]
 
 
 def _continues(last: Face, face: Face) -> bool:

@@ -1,21 +1,22 @@
-"""Audio input: the first audio stream of a file as blocks of mono float samples."""
+"""Audio input: the first audio stream of a file, each sample at the time of its stamp."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain, groupby
 from pathlib import Path
 
 import numpy as np
 from av.audio.codeccontext import AudioCodecContext
 from av.audio.frame import AudioFrame
+from av.audio.layout import AudioLayout
+from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
 from av.container import InputContainer
 
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.clocks import clock_of
 from latentsync_trt.media.files import open_input, reading
-from latentsync_trt.media.samples import sound_blocks
-from latentsync_trt.media.timing import Timed, nearest
+from latentsync_trt.media.timing import Timed, clock_of, nearest
 from latentsync_trt.types import Float32Array
 
 SPEECH_RATE_HZ = 16_000
@@ -32,6 +33,9 @@ are not seen as late or early (ITU-R BT.1359)."""
 # Its tracks state their length to the sample; other containers estimate it, or FFmpeg cuts the padding itself.
 _EXACT_CONTAINER = "mp4"
 
+# Without the limit swresample does not normalize when it mixes into float: stereo would come out 3 dB too loud.
+_MIX_OPTIONS = {"rematrix_maxval": "1.0"}
+
 
 def audio_duration_s(path: Path) -> Fraction:
     """Duration of the first audio stream of `path`: as many samples as `read_audio_blocks` gives, without a delay.
@@ -44,15 +48,10 @@ def audio_duration_s(path: Path) -> Fraction:
         return Fraction(nearest(end_s, SPEECH_RATE_HZ), SPEECH_RATE_HZ)
 
 
-def first_sample_s(path: Path) -> Fraction | None:
-    """The time stamp of the first sample of the first audio stream; None if it has none.
-
-    Raises:
-        MediaError: as `read_audio_blocks`.
-    """
-    with open_input(path) as container:
-        stream = audio_stream(path, container)
-        return _stamp_s(next(_frames(path, container, stream)), stream)
+def first_sample_s(path: Path, container: InputContainer) -> Fraction | None:
+    """The stamp of the first sample of a file just opened, None if it has none; errors as `read_audio_blocks`."""
+    stream = audio_stream(path, container)
+    return _stamp_s(next(_frames(path, container, stream)), stream)
 
 
 def read_audio_blocks(
@@ -84,6 +83,61 @@ def read_audio_blocks(
                 raise InputError(f"{path}: has samples that are NaN or infinite, the first after {time_s:.3f} s")
             position += block.size
             yield block
+
+
+def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, rate_hz: int) -> Iterator[Float32Array]:
+    """All samples from time 0 to the end of the last frame, `(n, channels)` float32, so that each has its frame's time.
+
+    Gaps become silence, which comes in blocks of a second; samples of a time that was given already are dropped.
+
+    Raises:
+        MediaError: a format cannot be converted.
+    """
+    channels, given = AudioLayout(layout).nb_channels, 0
+    for run in _runs(frames):
+        resampler = AudioResampler("flt", layout, rate_hz, options=_MIX_OPTIONS)
+        first = next(run)
+        at = end = nearest(first.time_s, rate_hz)
+        yield from _silence(at - given, channels, rate_hz)
+        given = max(given, at)
+        for timed in chain([first], run, [None]):
+            if timed is not None:
+                end = nearest(timed.end_s, rate_hz)
+            with reading(path, "its audio cannot be resampled"):
+                pieces = resampler.resample(None if timed is None else timed.item)
+            for piece in filter(None, pieces):
+                block = piece.to_ndarray().astype(np.float32, copy=False).reshape(-1, channels)
+                fresh = block[max(given - at, 0) : max(end - at, 0)]
+                at, given = at + len(block), given + len(fresh)
+                if len(fresh):
+                    yield fresh
+        yield from _silence(end - given, channels, rate_hz)  # resamplers round
+        given = max(given, end)
+
+
+def _runs(frames: Iterable[Timed[AudioFrame]]) -> Iterator[Iterator[Timed[AudioFrame]]]:
+    """Frames of one format that follow each other directly."""
+    number = 0
+    before: Timed[AudioFrame] | None = None
+
+    def number_of(timed: Timed[AudioFrame]) -> int:
+        nonlocal number, before
+        if before is not None and (before.end_s != timed.time_s or format_of(before.item) != format_of(timed.item)):
+            number += 1
+        before = timed
+        return number
+
+    return (run for _, run in groupby(frames, number_of))
+
+
+def format_of(frame: AudioFrame) -> tuple[str, str, int]:
+    """Sample format, channel layout and rate."""
+    return frame.format.name, frame.layout.name, frame.sample_rate
+
+
+def _silence(count: int, channels: int, rate_hz: int) -> Iterator[Float32Array]:
+    for start in range(0, count, rate_hz):
+        yield np.zeros((min(rate_hz, count - start), channels), np.float32)
 
 
 def audio_stream(path: Path, container: InputContainer) -> AudioStream:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import cast
 
 import av
@@ -61,13 +62,11 @@ def h264_encoder(encoder: Encoder, crf: int, width_px: int, height_px: int) -> H
         OutputError: the encoder does not open, or not for pictures of this size.
     """
     if encoder != "x264":
-        qp = str(max(crf, _NVENC_LEAST_QP))
-        nvenc = H264("h264_nvenc", {"preset": _NVENC_PRESET, "rc": "constqp", "qp": qp})
-        problem = problem_of(nvenc, width_px, height_px)
+        problem = _problem_of_nvenc(width_px, height_px)
         if problem is None:
-            return nvenc
+            return _nvenc(crf)
         if encoder == "nvenc":
-            of_size = problem_of(nvenc, *_NVENC_USUAL_SIZE_PX) is None
+            of_size = _problem_of_nvenc(*_NVENC_USUAL_SIZE_PX) is None
             place = f" for pictures of {width_px}×{height_px}, only for usual sizes" if of_size else ""
             raise OutputError(
                 f"--encoder nvenc: the GPU's H.264 encoder does not open{place}: {problem}; use --encoder x264"
@@ -91,6 +90,17 @@ def check_encoder(encoder: Encoder, width_px: int, height_px: int, *, lossless: 
 def even_size(width_px: int, height_px: int) -> tuple[int, int]:
     """The next size with even sides, as 4:2:0 needs."""
     return width_px + width_px % 2, height_px + height_px % 2
+
+
+def _nvenc(crf: int) -> H264:
+    qp = str(max(crf, _NVENC_LEAST_QP))
+    return H264("h264_nvenc", {"preset": _NVENC_PRESET, "rc": "constqp", "qp": qp})
+
+
+@cache
+def _problem_of_nvenc(width_px: int, height_px: int) -> str | None:
+    """As `problem_of`, which takes a good part of a second on a GPU; a run asks three times."""
+    return problem_of(_nvenc(0), width_px, height_px)
 
 
 def problem_of(encoder: H264, width_px: int, height_px: int) -> str | None:

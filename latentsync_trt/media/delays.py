@@ -5,9 +5,9 @@ from fractions import Fraction
 from pathlib import Path
 
 from latentsync_trt.media.audio import first_sample_s
-from latentsync_trt.media.clocks import clock_of
 from latentsync_trt.media.files import open_input
 from latentsync_trt.media.reader import probe
+from latentsync_trt.media.timing import clock_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,13 @@ def delays_of(video: Path, audio: Path) -> Delays:
     """
     if not _are_one(video, audio):
         return Delays()
-    picture_s, sound_s = probe(video).start_s, first_sample_s(audio)
+    picture_s = probe(video).start_s
+    with open_input(audio) as container:
+        sound_s, clock = first_sample_s(audio, container), clock_of(container)
     if picture_s is None or sound_s is None:
         return Delays()
-    with open_input(video) as container:
-        # A reset of the clock between the two stamps is no delay.
-        clock = clock_of(container)
-        clock.advance(min(picture_s, sound_s), Fraction(0))
-        delay_s = clock.advance(max(picture_s, sound_s), Fraction(0))
+    clock.advance(min(picture_s, sound_s), Fraction(0))
+    delay_s = clock.advance(max(picture_s, sound_s), Fraction(0))  # not the step where the clock is reset in between
     return Delays(picture_s=delay_s) if picture_s > sound_s else Delays(sound_s=delay_s)
 
 

@@ -1,5 +1,6 @@
 """Video input: upright frames at a constant rate, one at a time."""
 
+import re
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import islice, repeat
@@ -14,12 +15,11 @@ from av.video.stream import VideoStream
 
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.clocks import clock_of, stated_end_s
 from latentsync_trt.media.conversion import DIRECT_FORMATS, FrameConverter, orientation_of, tags_of
 from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.media.refusals import check_picture, check_stream
-from latentsync_trt.media.timing import at_constant_rate, is_held, on_clock
+from latentsync_trt.media.timing import at_constant_rate, clock_of, is_held, on_clock, stated_end_s
 from latentsync_trt.types import Frame, Picture, VideoInfo, YuvPlanes
 
 MOST_PIXELS = 139_264 * 16 * 16
@@ -27,6 +27,8 @@ MOST_PIXELS = 139_264 * 16 * 16
 
 _PROGRESSIVE_ORDERS = (0, 1)
 """FFmpeg's field orders "unknown" and "progressive"; all others are interlaced."""
+
+_TAGGED_TIME = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
 
 _Converted = tuple[Picture, YuvPlanes | None]
 
@@ -184,8 +186,14 @@ def _period_s(stream: VideoStream) -> Fraction:
 def _duration_s(container: InputContainer, stream: VideoStream, start_s: Fraction | None) -> Fraction | None:
     if stream.duration is not None and stream.time_base is not None:
         return stream.duration * stream.time_base
-    end_s = stated_end_s(container)
+    end_s = _tagged_end_s(stream) or stated_end_s(container)
     return None if end_s is None else end_s - (start_s or 0)
+
+
+def _tagged_end_s(stream: VideoStream) -> Fraction | None:
+    """The end of a track in Matroska, where FFmpeg and others write it, as "00:01:02.345000000"."""
+    parts = _TAGGED_TIME.fullmatch(stream.metadata.get("DURATION", ""))
+    return None if parts is None else 3600 * int(parts[1]) + 60 * int(parts[2]) + Fraction(parts[3])
 
 
 def _stamp_s(frame: VideoFrame, stream: VideoStream) -> Fraction | None:

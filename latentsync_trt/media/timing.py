@@ -1,4 +1,4 @@
-"""The clock of a clip: stamps become times from 0, and pictures a constant rate. Pure; all times are exact seconds.
+"""The clock of a clip: stamps become times from 0, and pictures a constant rate. All times are exact seconds.
 
 A picture is on screen until the next one's time. Output picture k is the one on screen in the middle of its interval,
 at (k + ½) / fps, as FFmpeg's `fps` filter has it. The output lasts as long as the source, rounded to whole pictures.
@@ -12,9 +12,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
+
+import av
+from av.container import InputContainer
+from av.format import Flags
 
 T = TypeVar("T")
+
+# PyAV's types have the flags themselves as values.
+_RESETS = cast(int, Flags.ts_discont.value)
+
+_STATES_END = "matroska"
+"""The container that states when it ends; others state how long they last."""
 
 BACK_S = Fraction(1)
 """A clock that goes back by this or more was reset; less means pictures out of order or overlapping sound."""
@@ -104,6 +114,26 @@ class Clock:
         if self._stated_end_s is None:
             return step_s >= (FORWARD_S if self._resets else LONGEST_S)
         return step_s >= FORWARD_S and (self._resets or stamp_s > self._stated_end_s)
+
+
+def clock_of(
+    container: InputContainer,
+    start_s: Fraction = Fraction(0),
+    *,
+    origin_s: Fraction | None = None,
+    jitter_s: Fraction = Fraction(0),
+) -> Clock:
+    """A clock for one stream of an open file, with what the file states; arguments as `Clock`."""
+    resets = bool(container.format.flags & _RESETS)
+    return Clock(start_s, origin_s=origin_s, jitter_s=jitter_s, resets=resets, end_s=stated_end_s(container))
+
+
+def stated_end_s(container: InputContainer) -> Fraction | None:
+    """The last stamp plus its duration over all streams, as the file states it."""
+    if not container.duration:
+        return None
+    start = 0 if _STATES_END in container.format.name.split(",") else container.start_time or 0
+    return Fraction(start + container.duration, av.time_base)
 
 
 def on_clock(

@@ -1,7 +1,7 @@
 """Recorded windows: the denoiser's inputs for windows of a clip, to run loops without video and sound."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
 
@@ -43,7 +43,9 @@ class RecordedWindow:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Reads a file from `record_windows`; raises `InputError` if it is missing or damaged."""
-        return cls(**load_arrays(path))
+        names = [spec.name for spec in fields(cls)]
+        arrays = load_arrays(path, *names)
+        return cls(*(arrays[name] for name in names))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,9 +80,9 @@ def record_windows(
         MediaError: the clip cannot be read. OutputError: a window cannot be written.
     """
     manifest, frames = networks.bundle.manifest, 0
-    delays, duration_s = delays_of(clip.video, clip.audio), probe(clip.video).duration_s
+    delays, info = delays_of(clip.video, clip.audio), probe(clip.video)
     speech = SpeechStream(lambda: read_audio_blocks(clip.audio, delay_s=delays.sound_s), networks.encode_mel)
-    in_video = frames_in(None if duration_s is None else delays.picture_s + duration_s, MODEL_FPS)
+    in_video = frames_in(None if info.duration_s is None else delays.picture_s + info.duration_s, MODEL_FPS)
     expected = speech.frame_count if in_video is None else min(in_video, speech.frame_count)
     expected_windows, recorded = max(1, expected // manifest.frames), 0
 
@@ -91,7 +93,8 @@ def record_windows(
             on_frame(frames, max(frames, expected))
             yield frame
 
-    finder = FaceFinder(detector, manifest.resolution_px, StageClock())
+    aspect = info.sample_aspect_ratio
+    finder = FaceFinder(detector, manifest.resolution_px, StageClock(), pixel_aspect=aspect)
     for number, window in enumerate(_windows(finder.cut_out(finder.find(read())), manifest.frames)):
         if _is_picked(number, wanted, expected_windows):
             recorded += 1

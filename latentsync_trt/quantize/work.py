@@ -13,8 +13,9 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 from zipfile import BadZipFile
 
@@ -31,6 +32,10 @@ from latentsync_trt.temporary import temporary_folder, whole_file
 _FORMAT = 3
 _KEY_LENGTH = 16
 
+# Some of what damaged archives raise: KeyError for a name that is lost, NotImplementedError for flags and methods that
+# they claim, TokenError for the headers of arrays.
+_DAMAGED = (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error, NotImplementedError, TokenError)
+
 _WINDOWS = "windows"  # no layer has this name: names of layers contain dots
 
 
@@ -44,14 +49,13 @@ def save_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
         raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
-def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays in `path`; raises `InputError` if the file is missing or damaged."""
+def load_arrays(path: Path, *names: str) -> dict[str, NDArray[Any]]:
+    """The arrays in `path`, `names` among them; raises `InputError` if the file is missing or damaged."""
     try:
         # NumPy does not close a file that it cannot read.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return dict(arrays)
-    # NotImplementedError for flags and methods that a damaged archive claims.
-    except (OSError, ValueError, EOFError, BadZipFile, zlib.error, NotImplementedError) as error:
+            return {name: arrays[name] for name in dict.fromkeys((*names, *arrays))}
+    except _DAMAGED as error:
         raise InputError(f"{path}: cannot be read ({error}); delete it and calibrate again", usage=False) from error
 
 
@@ -95,7 +99,8 @@ class WorkFolder:
         path = self._summary_path(clip)
         if not path.is_file():
             return None
-        return ClipSummary(**{name: value.item() for name, value in load_arrays(path).items()})
+        arrays = load_arrays(path, *(names := [spec.name for spec in fields(ClipSummary)]))
+        return ClipSummary(*(arrays[name].item() for name in names))
 
     def save_summary(self, clip: int, summary: ClipSummary) -> None:
         """Marks a clip as completely recorded; raises `OutputError` if that cannot be written."""
@@ -106,7 +111,7 @@ class WorkFolder:
         path = self.folder / "ranges.npz"
         if not path.is_file():
             return 0, {}
-        arrays = load_arrays(path)
+        arrays = load_arrays(path, _WINDOWS)
         windows = int(arrays.pop(_WINDOWS))
         return windows, {name: _range(values) for name, values in arrays.items()}
 

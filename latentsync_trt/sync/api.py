@@ -141,7 +141,7 @@ class LipSync:
 
         Args:
             detector: finds faces; the built-in one if None. noise: `(1, 4, 1, h, w)` float32, instead of the seed's.
-            on_progress: called after every written frame.
+            on_progress: called when a stage begins, and after every written frame.
 
         Raises:
             InputError: a file or option cannot be used; before networks are opened. NoFaceError: no face in the whole

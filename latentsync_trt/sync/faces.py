@@ -12,7 +12,8 @@ from pathlib import Path
 from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.align import crop
 from latentsync_trt.face.checks import LEAST_HEIGHT_PX, LEAST_WIDTH_PX
-from latentsync_trt.face.square import SquarePixels, of_stored
+from latentsync_trt.face.cuts import luma_of
+from latentsync_trt.face.square import of_stored, square
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import AlignedFace, FaceDetector, Float64Array, Frame, UInt16Array
@@ -119,15 +120,12 @@ class FaceFinder:
             )
 
     def _found(self, frame: Frame) -> Job:
-        luma = None if frame.planes is None else frame.planes.y
-        if self._pixel_aspect == 1:
-            tracked = self._tracker.update(frame.picture, luma)
-            return Job(frame) if tracked is None else Job(frame, tracked.track_id, tracked.matrix)
-        square = SquarePixels(frame.picture, self._pixel_aspect)
-        tracked = self._tracker.update(square, luma)
+        shown = square(frame.picture, self._pixel_aspect)
+        luma = luma_of(frame.picture) if frame.planes is None else frame.planes.y
+        tracked = self._tracker.update(shown, luma)
         if tracked is None:
             return Job(frame)
-        return Job(frame, tracked.track_id, of_stored(tracked.matrix, square.from_stored))
+        return Job(frame, tracked.track_id, of_stored(tracked.matrix, frame.picture, shown))
 
     def cut_out(self, jobs: Generator[Job, None, None]) -> Generator[Job, None, None]:
         """Every job in order, with its aligned face."""

@@ -49,7 +49,7 @@ class Run:
         check_noise(self._manifest, noise)
         finder, writer = self._finder(detector), self._writer()
         self._announce(writer.notices)
-        self._read_audio_and_open_networks()
+        self._read_audio_and_open_networks(on_progress)
         startup_s = perf_counter() - self._start_s
         painter = self._painter(noise)
         count, total = 0, self._expected_frames()
@@ -85,13 +85,15 @@ class Run:
             notices=self._networks.take_notices(),
         )
 
-    def _read_audio_and_open_networks(self) -> None:
+    def _read_audio_and_open_networks(self, on_progress: ProgressCallback) -> None:
         """The recording comes first, since an engine may take minutes to build."""
         networks, info = self._networks, self._info
         self._announce((*notices_of_model(self._manifest), *notices_of_rate(info), *networks.selection.notices()))
+        on_progress(Progress("reading audio", 0, None))
         with self._clock.measure("encode audio", frames=0):
             self._speech = SpeechStream(self._recording, networks.encode_mel)
         self._announce(notices_of_length(info, self._speech.frame_count, self._options))
+        on_progress(Progress("opening networks", 0, None))
         with self._clock.measure("open", frames=0):
             networks.prepare(graphs_for(self._options))
         self._announce(networks.selection.notices())  # of a provider that it fell back to

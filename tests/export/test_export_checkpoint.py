@@ -1,6 +1,7 @@
 """Published files are recognized, and errors in them are reported in one line."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,110 @@ def test_a_wrong_shape_is_named(sources: Sources, tmp_path: Path) -> None:
     path = _edited(sources.unet, tmp_path / "unet.pt", **{"conv_out.bias": torch.zeros(5)})
     with pytest.raises(CheckpointError, match=r"1 tensors of another shape, first conv_out\.bias: \(5,\), not \(4,\)"):
         load_unet(path, torch.float32)
+
+
+@pytest.mark.parametrize("name", ["conv_in.weight", "down_blocks.0.resnets.0.conv1.weight"])
+@pytest.mark.parametrize("value", [5, "text", torch.tensor(1.0)])
+def test_tensors_that_are_no_weights(sources: Sources, tmp_path: Path, name: str, value: object) -> None:
+    content = torch.load(sources.unet, weights_only=True)
+    content["state_dict"][name] = value
+    torch.save(content, tmp_path / "unet.pt")
+    with pytest.raises(CheckpointError, match=r"unet\.pt: not a LatentSync U-Net"):
+        load_unet(tmp_path / "unet.pt", torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.full((4,), float("nan")), r"values that are not finite; the file is damaged, download it again"),
+        (torch.full((4,), 1e6), r"values up to 1000000, too large for half precision; export with --precision fp32"),
+        (torch.zeros(4, dtype=torch.int64), "is torch.int64, torch.strided, not a dense tensor of floating-point"),
+        (torch.zeros(4).to_sparse(), "torch.sparse_coo, not a dense tensor of floating-point numbers"),
+        (torch.zeros(4, device="meta"), "is without values, not a dense tensor"),
+    ],
+    ids=["nan", "large", "integer", "sparse", "meta"],
+)
+def test_values_that_no_network_can_have(sources: Sources, tmp_path: Path, value: torch.Tensor, message: str) -> None:
+    path = _edited(sources.unet, tmp_path / "unet.pt", **{"conv_out.bias": value})
+    with pytest.raises(CheckpointError, match=rf"unet\.pt: conv_out\.bias .*{message}"):
+        load_unet(path, torch.float16)
+
+
+def test_bfloat16_weights_are_read(sources: Sources, tmp_path: Path) -> None:
+    path = _edited(sources.unet, tmp_path / "unet.pt", **{"conv_out.bias": torch.ones(4, dtype=torch.bfloat16)})
+    assert torch.equal(load_unet(path, torch.float32).network.conv_out.bias, torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("n_audio_head", 0), ("n_audio_head", 3), ("n_audio_layer", -1), ("n_audio_layer", 10**6)]
+)
+def test_dimensions_that_no_whisper_has(sources: Sources, tmp_path: Path, name: str, value: int) -> None:
+    content = torch.load(sources.whisper, weights_only=True)
+    content["dims"][name] = value
+    torch.save(content, tmp_path / "tiny.pt")
+    with pytest.raises(CheckpointError, match="no Whisper encoder has its `dims`"):
+        load_whisper(tmp_path / "tiny.pt", torch.float32)
+
+
+class _Code:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_a_pickle_with_code_is_not_executed(sources: Sources, tmp_path: Path) -> None:
+    torch.save({"state_dict": _Code(tmp_path / "executed")}, tmp_path / "unet.pt")
+    with pytest.raises(CheckpointError, match="damaged, or not a PyTorch weight file"):
+        load_unet(tmp_path / "unet.pt", torch.float32)
+    vae = tmp_path / "vae"
+    vae.mkdir()
+    (vae / "config.json").write_bytes((sources.vae / "config.json").read_bytes())
+    torch.save({"weight": _Code(tmp_path / "executed")}, vae / "diffusion_pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="cannot be loaded as an AutoencoderKL"):
+        load_vae(vae, torch.float32)
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("block_out_channels", [8, 8, 16], "cannot be loaded as an AutoencoderKL"),
+        ("norm_num_groups", 0, "cannot be loaded as an AutoencoderKL"),
+        ("scaling_factor", 0, "scaling_factor in its config.json is 0"),
+        ("scaling_factor", "x", "scaling_factor in its config.json is 'x', not a number"),
+    ],
+)
+def test_a_vae_with_a_wrong_configuration(
+    sources: Sources, tmp_path: Path, field: str, value: object, message: str
+) -> None:
+    for file in sources.vae.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(config | {field: value}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=message):
+        load_vae(tmp_path, torch.float32)
+
+
+def test_a_vae_given_as_a_file_or_within_its_pipeline(sources: Sources) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json: is a file; --vae takes the folder"):
+        load_vae(sources.vae / "config.json", torch.float32)
+    with pytest.raises(CheckpointError, match=r"no config\.json\); give --vae .*vae, the VAE of this pipeline"):
+        load_vae(sources.vae.parent, torch.float32)
+
+
+def test_a_vae_with_damaged_values(sources: Sources, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    (tmp_path / "config.json").write_bytes((sources.vae / "config.json").read_bytes())
+    tensors = load_file(sources.vae / "diffusion_pytorch_model.safetensors")
+    tensors["decoder.conv_out.bias"][0] = torch.nan
+    save_file(tensors, tmp_path / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"decoder\.conv_out\.bias has values that are not finite"):
+        load_vae(tmp_path, torch.float32)
 
 
 def test_swapped_files_are_recognized(sources: Sources) -> None:

@@ -256,8 +256,10 @@ def test_wrong_usage_exits_with_2(words: list[str], message: str) -> None:
 
 
 def test_the_missing_extra_is_named(clip: Clip, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate_command, "find_spec", lambda name: None if name == "ml_dtypes" else name)
-    assert "calibrate needs ml_dtypes: pip install 'latentsync-trt[calibrate]'" in failure(arguments(clip))
+    monkeypatch.setattr(calibrate_command, "_NEEDED", ("onnx", "no-such-package"))
+    message = failure(arguments(clip))
+    assert "no-such-package: not installed" in message
+    assert "pip install 'latentsync-trt[calibrate]'" in message
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +38,10 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Networks]:
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
-    """40 frames: two windows and one that is shifted back; the sound is longer."""
+    """40 frames: two windows and one that is shifted back; the sound is longer, and pixels are higher than wide."""
     folder = tmp_path_factory.mktemp("clip")
-    return Clip(write_face(folder / "face.mp4", 40), write_sound(folder / "speech.wav", 2.0))
+    video = write_face(folder / "face.mp4", 40, pixel_aspect=Fraction(8, 9))
+    return Clip(video, write_sound(folder / "speech.wav", 2.0))
 
 
 def record(

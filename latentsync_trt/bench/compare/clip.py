@@ -10,7 +10,7 @@ import numpy as np
 
 from latentsync_trt.bench.clip_figures import face_grid
 from latentsync_trt.bench.files import png, write_file
-from latentsync_trt.bench.material import Clip, generated_part
+from latentsync_trt.bench.material import Clip, generated_part, square_rgb
 from latentsync_trt.bench.moments import SHOWN_PX, Faces, choose_moments, face_views, shown
 from latentsync_trt.bench.pictures import Likeness, LikenessMeter
 from latentsync_trt.bench.sync_measure import Curves, SyncScore, agreement, joined, measure_clip, score
@@ -113,11 +113,9 @@ def measure(
     )
     a, b = joined(a.gaps[: len(b)], a.level_db, a.mouth), joined(b.gaps[: len(a)], b.level_db, b.mouth)
     lips = compare_lips(a, b, clip.video.name)
-    clips = (
-        read_frames(clip.video, rgb_only=True, frame_count=len(a), extend=extend, delay_s=delays.picture_s),
-        *(read_frames(video, rgb_only=True, frame_count=len(a)) for video in videos),
-    )
-    views = face_views([(frame.rgb for frame in frames) for frames in clips], side_px)
+    source = read_frames(clip.video, rgb_only=True, frame_count=len(a), extend=extend, delay_s=delays.picture_s)
+    results = (square_rgb(video, read_frames(video, rgb_only=True, frame_count=len(a))) for video in videos)
+    views = face_views([square_rgb(clip.video, source), *results], side_px)
     meter, kept = FaceMeter(side_px), dict[str, Sequence[UInt8Array]]()
     picture, video = report.with_suffix(".png"), report.with_suffix(".mp4")
     side_by_side = _side_by_side(views, meter, choose_moments(a), kept)

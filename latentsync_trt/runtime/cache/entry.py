@@ -3,7 +3,6 @@
 `engine.json` holds the SHA-256 of each file and of itself, to detect truncated, edited and misplaced entries.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from latentsync_trt.bundle.manifest import sha256_file
+from latentsync_trt.bundle.sealed import opened, sealed_text
 from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.runtime.cache.key import EngineKey
 
@@ -62,16 +62,15 @@ def write_record(folder: Path, key: EngineKey, build_s: float) -> None:
         for path in paths
     }
     content = {"key": asdict(key), "files": files, "build_s": build_s, "built_at": datetime.now(UTC).isoformat()}
-    text = json.dumps({**content, "sha256": _seal(content)}, indent=2) + "\n"
-    (folder / RECORD_NAME).write_text(text, encoding="utf-8")
+    (folder / RECORD_NAME).write_text(sealed_text(content), encoding="utf-8")
 
 
 def examine(folder: Path, *, hashes: bool) -> Entry:
     """Checks the entry in `folder` (named by its digest): record and file sizes, with `hashes` the contents, too."""
     key, build_s, built_at = None, None, None
     try:
-        content = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
-        if content.pop("sha256") != _seal(content):
+        content = opened(json.loads((folder / RECORD_NAME).read_text(encoding="utf-8")))
+        if content is None:
             problem = f"{RECORD_NAME} was edited or damaged"
         else:
             key, build_s = EngineKey.from_json(content["key"]), float(content["build_s"])
@@ -117,7 +116,3 @@ def _problem_of_files(folder: Path, files: Mapping[str, Mapping[str, Any]], *, h
         if hashes and sha256_file(folder / name) != wanted["sha256"]:
             return f"{name} was changed (its SHA-256 differs)"
     return ""
-
-
-def _seal(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -220,7 +220,8 @@ class EngineCache:
         return replace(entry, built=True)
 
     def _run(self, build: Build, aside: Path) -> None:
-        """Calls `build`, then checks the disk: on a full one, providers raise unclear errors, or none."""
+        """Calls `build`; checks the disk before and after: on a full one, providers raise unclear errors, or none."""
+        self._check(aside)
         try:
             build(aside)
         except Exception:

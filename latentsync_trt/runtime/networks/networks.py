@@ -248,11 +248,14 @@ class Networks:
             return
         try:
             meanwhile = self._engines(next_provider(engines.selection))
+            self._build = BackgroundBuild(engines, missing)
         except (ProviderUnavailable, InputError) as error:
             self.notice(f"no provider to run on while engines are built, so the run waits for them: {error}")
             return
+        except OSError as error:
+            self.notice(f"no process can be started that builds engines, so the run waits for them: {error}")
+            return
         self._pool.switch(meanwhile)
-        self._build = BackgroundBuild(engines, missing)
         running = meanwhile.selection.name
         self.notice(f"{len(missing)} engines for {name} are being built; running on {running} meanwhile")
 

@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import json
-import threading
 import time
 from dataclasses import astuple, dataclass, replace
 from functools import partial
@@ -94,7 +93,7 @@ class Engines:
         self._tried: set[str] = set()
         self._notice = on_notice
         self._unwritable: OutputError | None = None
-        self._warning, self._warned = threading.Lock(), False  # graphs are opened in parallel
+        self._told: OutputError | None = None
         precision_notice = eight_bit_notice(bundle.manifest, selection)
         if precision_notice:
             on_notice(precision_notice)
@@ -108,6 +107,10 @@ class Engines:
         """The form of a graph to open: "cuda" with that provider, if the bundle has it and it runs here."""
         wanted = self.options.graph_form != "portable" and self.selection.name == "cuda" and graph not in self._refused
         return "cuda" if wanted and "cuda" in self.bundle.manifest.graphs[graph].forms else "portable"
+
+    def retry_cache(self) -> None:
+        """Uses the cache again after it could not be written: a disk may have room by now."""
+        self._unwritable = None
 
     def without_cuda_graph(self) -> "Engines":
         """The same engines with CUDA graphs disabled."""
@@ -157,7 +160,8 @@ class Engines:
     def open(self, graph: str, *, profile_prefix: Path | None = None) -> OpenedEngine:
         """A session of a graph; builds its engine first if the provider needs one that the cache lacks.
 
-        If the cache cannot be written, the engine is built for this run only, with a notice.
+        If the cache cannot be written, the engine is built for this run only, with a notice, and so are later ones
+        until `retry_cache`.
 
         Raises:
             EngineBuildError: the provider cannot compile the graph, or runs too few of its nodes.
@@ -205,11 +209,10 @@ class Engines:
                 raise self._unwritable
             engine, session = self.cache.load(key, partial(self._build, graph), partial(builder.open_built, source))
         except OutputError as error:
-            self._unwritable = error
-            with self._warning:
-                warned, self._warned = self._warned, True
-            if not warned:
-                self._notice(f"{error}; engines are built for this run only")
+            self._unwritable = self._unwritable or error
+            if self._told is not self._unwritable:
+                self._told = self._unwritable
+                self._notice(f"{self._unwritable}; engines are built for this run only")
             session = builder.open(source)
             open_s = time.perf_counter() - start_s
             share = self._node_share(session)

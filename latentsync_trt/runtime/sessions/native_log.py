@@ -42,6 +42,7 @@ class _Capture:
                     self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0))
                 except OSError:
                     os.close(self._saved)
+                    self._folder.close()
                     raise
                 os.dup2(self._file, _STDERR)
                 ort.set_default_logger_severity(_ERRORS)
@@ -52,7 +53,7 @@ class _Capture:
         """Returns what was written since `start`; the last reader writes lines of other origin to stderr."""
         _flush()
         with self._lock:
-            written = self._path.read_bytes()[start:]
+            written = self._read()[start:]
             self._readers -= 1
             if not self._readers:
                 ort.set_default_logger_severity(_SILENT)
@@ -60,9 +61,14 @@ class _Capture:
                 os.close(self._saved)
                 os.close(self._file)
                 with os.fdopen(_STDERR, "wb", closefd=False) as stderr, suppress(OSError):
-                    stderr.write(_LOG_LINE.sub(b"", self._path.read_bytes()))
+                    stderr.write(_LOG_LINE.sub(b"", self._read()))
                 self._folder.close()
         return written
+
+    def _read(self) -> bytes:
+        with suppress(OSError):  # deleted, as by a process that stops
+            return self._path.read_bytes()
+        return b""
 
 
 _capture = _Capture()

@@ -75,7 +75,13 @@ class SessionPool:
             return opened.session
 
     def missing(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of `graphs` without an engine in the cache; none where the cache cannot be read."""
+        """Those of `graphs` without an engine in the cache; none where the cache cannot be read.
+
+        Raises:
+            BundleError: the bundle lacks one of `graphs`.
+        """
+        for graph in graphs:
+            self.engines.bundle.graph_path(graph)
         with suppress(OutputError):  # opening reports the error, and builds for this run only
             return self.engines.missing(graphs)
         return ()
@@ -83,14 +89,18 @@ class SessionPool:
     def prepare(self, graphs: Iterable[str]) -> None:
         """Builds missing engines one by one, as builds time kernels; then opens all of `graphs` in parallel.
 
+        Nothing is built for graphs that are open, which may have engines for this run only.
+
         With one network at a time, they are opened one after another, to detect errors now. Raises as `session`.
         """
         graphs = tuple(graphs)
         if not self._opened:  # while memory is free: the first call allocates some itself
             give_back_gpu_memory(self.engines.selection)
+        self.engines.retry_cache()
         with suppress(OutputError):  # as in `missing`
             for graph in self.missing(graphs):
-                self._build(graph)
+                if graph not in self._opened:
+                    self._build(graph)
         if not self.low_memory and self._open_side_by_side(graphs):
             return
         for graph in graphs:
