@@ -40,7 +40,8 @@ _END_S = 0.8
 _CHILDREN_S = 0.4
 _WRITE_S = 0.1
 
-_SHOW_CURSOR = "\x1b[?25h"
+# Erases the line of a progress bar, and shows the cursor, which the bar hides.
+_END_BAR = "\r\x1b[2K\x1b[?25h"
 
 _messages = ["interrupted; unfinished files were removed"]
 
@@ -123,8 +124,9 @@ class _Stop:
         deadline_s = time.monotonic() + _LEAVE_S
         self.code = self.code or _CODES[number]
         # What fails in threads from now on, fails because of the stop.
-        threading.excepthook = sys.unraisablehook = lambda _: None
-        _in_time(lambda: _say_stopping(self._stderr))
+        threading.excepthook = lambda _: None
+        sys.unraisablehook = lambda _: None
+        _in_time(lambda: _say("stopping…", self._stderr))
         self._announced.set()
         with suppress(Exception):
             _ask_children()
@@ -174,19 +176,18 @@ def _copy_of_stderr() -> TextIO | None:
         return None
 
 
-def _say_stopping(stderr: TextIO | None) -> None:
+def _say(text: str, stderr: TextIO | None) -> None:
     if stderr is not None:
-        start = "\n" if stderr.isatty() else ""  # below a progress bar
-        stderr.write(f"{start}stopping…\n")
+        bar = stderr.isatty() and os.environ.get("TERM") != "dumb"
+        stderr.write(f"{_END_BAR if bar else ''}{text}\n")
         stderr.flush()
 
 
 def _say_error(message: str, stderr: TextIO | None) -> None:
     if "--json" in sys.argv and sys.__stdout__ is not None:
         sys.__stdout__.write(json.dumps({"error": message}) + "\n")
-    elif stderr is not None:
-        stderr.write(f"{_SHOW_CURSOR if stderr.isatty() else ''}error: {message}\n")
-        stderr.flush()
+    else:
+        _say(f"error: {message}", stderr)
 
 
 def _flush() -> None:

@@ -17,6 +17,9 @@ from tests.small import small_bundle
 
 CLICK_RATE_HZ = 48000
 
+HEVC = {"preset": "ultrafast", "x265-params": "log-level=none:bframes=0"}
+"""For libx265, which gives the last pictures of a short clip random stamps if it may reorder them."""
+
 
 def write_video(
     path: Path,

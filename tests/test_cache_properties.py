@@ -23,17 +23,15 @@ from latentsync_trt.runtime.cache.entry import RECORD_NAME, Entry
 from latentsync_trt.runtime.cache.key import EngineKey
 from latentsync_trt.runtime.cache.prune import Choice, remove, select, survey, total_bytes
 from latentsync_trt.runtime.cache.store import EngineCache
-from tests.cache_worker import KEY, engine_key
+from tests.cache_worker import KEY, engine_key, write_engine
 
 KEYS = (
     KEY,
-    engine_key(graph="denoise_step_cached"),
-    engine_key(precision="fp32"),
     engine_key(profile={"windows": (1, 2, 8), "height": (64, 64, 64)}),
-    engine_key(gpu="NVIDIA GeForce RTX 4080"),
-    engine_key(versions={"onnxruntime": "1.31.1", "tensorrt": "10.15.0"}),
 )
-PROCESSES = 3
+"""Few, so that what happens to one is seen."""
+
+PROCESSES = 2
 
 FAILURES = (EngineBuildError, OutOfMemory, OSError, ValueError, KeyboardInterrupt)
 
@@ -51,7 +49,7 @@ def _cut_file(entry: Path, chance: random.Random) -> bool:
 
 
 def _change_file(entry: Path, chance: random.Random) -> bool:
-    path = entry / "more" / "engine.bin"
+    path = entry / "context" / "timing.bin"
     content = bytearray(path.read_bytes())
     content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
     path.write_bytes(content)
@@ -59,15 +57,14 @@ def _change_file(entry: Path, chance: random.Random) -> bool:
 
 
 def _delete_file(entry: Path, chance: random.Random) -> bool:
-    (entry / chance.choice(["engine.bin", "more/engine.bin", RECORD_NAME])).unlink()
+    (entry / chance.choice(["engine.bin", "context/timing.bin", RECORD_NAME])).unlink()
     return False
 
 
 def _change_record(entry: Path, chance: random.Random) -> bool:
     path = entry / RECORD_NAME
     content = bytearray(path.read_bytes())
-    place = chance.randrange(len(content) - 1)  # not the line break at the end
-    assume(chr(content[place]).isalnum())  # not the space between two fields
+    place = chance.choice([index for index, byte in enumerate(content) if chr(byte).isalnum()])  # not a space
     content[place] = ord("x") if content[place] != ord("x") else ord("y")
     path.write_bytes(content)
     return False
@@ -85,8 +82,8 @@ def _write_record(entry: Path, chance: random.Random) -> bool:
 
 
 def _file_for_folder(entry: Path, chance: random.Random) -> bool:
-    shutil.rmtree(entry / "more")
-    (entry / "more").write_bytes(b"")
+    shutil.rmtree(entry / "context")
+    (entry / "context").write_bytes(b"")
     return False
 
 
@@ -110,6 +107,17 @@ DAMAGES: tuple[Callable[[Path, random.Random], bool], ...] = (
     *(_cut_file, _change_file, _delete_file, _change_record, _cut_record),
     *(_write_record, _file_for_folder, _add_file, _delete_entry, _empty_entry),
 )
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_only_a_whole_engine_is_found(tmp_path: Path, damage: Callable[[Path, random.Random], bool]) -> None:
+    for seed in range(5):
+        folder = tmp_path / f"{seed}"
+        EngineCache(folder).obtain(KEY, write_engine)
+        usable = damage(folder / KEY.digest, random.Random(seed))
+        found = EngineCache(folder).find(KEY)
+        assert (found is not None) == usable
+        assert EngineCache(folder, lambda text: None).obtain(KEY, write_engine).built != usable
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -139,8 +147,8 @@ class CacheMachine(RuleBasedStateMachine):
             self.builds += 1
             content = f"{key.digest} {self.builds}".encode().ljust(50 + self.builds % 7)
             (folder / "engine.bin").write_bytes(content)
-            (folder / "more").mkdir()
-            (folder / "more" / "engine.bin").write_bytes(content)
+            (folder / "context").mkdir()
+            (folder / "context" / "timing.bin").write_bytes(content)
             self.ready[key.digest] = content
 
         return build
@@ -152,7 +160,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.content(entry.folder) == self.ready[key.digest]
 
     def content(self, folder: Path) -> bytes:
-        first, second = (folder / name for name in ("engine.bin", "more/engine.bin"))
+        first, second = (folder / name for name in ("engine.bin", "context/timing.bin"))
         assert first.read_bytes() == second.read_bytes()
         return first.read_bytes()
 

@@ -18,9 +18,8 @@ from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.refusals import check_picture
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.types import ColorTags, UInt8Array
-from tests.clips import numbered
+from tests.clips import HEVC, numbered
 
-HEVC = {"preset": "ultrafast", "x265-params": "log-level=none"}
 TAGGED = ColorTags(9, 14, 9, full_range=False)
 """BT.2020 of limited range."""
 

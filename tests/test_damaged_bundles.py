@@ -125,6 +125,7 @@ def test_json_that_python_does_not_parse(folder: Path, text: str) -> None:
         (("resolution_px",), 0, "resolution_px: 0 is not positive"),
         (("precision",), "fp64", "precision: 'fp64' is not 'fp32' or 'fp16'"),
         (("graphs", "vae_encoder", "weights"), "gone.weights", "graphs.vae_encoder: 'gone.weights' is not among"),
+        (("graphs", "vae_encoder", "forms"), {"cuda": "gone.onnx"}, "graphs.vae_encoder: 'gone.onnx' is not among"),
         (("ranges", "windows", "minimum"), 9, "does not ascend"),
         (("ranges",), {}, "x has a dimension 'windows' without a range"),
         (("files", "net.weights", "bytes"), True, "files.net.weights.bytes: True is not int"),
@@ -148,6 +149,15 @@ def test_a_wrong_field_is_named(
         read_manifest(folder)
     assert words in str(caught.value)
     assert not caught.value.usage
+
+
+def test_files_outside_the_folder_are_refused(tmp_path: Path) -> None:
+    folder = make_bundle(tmp_path / "bundle").folder
+    content = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+    content["files"]["../bundle/net.weights"] = content["files"]["net.weights"]
+    (folder / MANIFEST_NAME).write_text(sealed(content), encoding="utf-8")
+    with pytest.raises(BundleError, match="not a plain file name"):
+        Bundle.load(folder)
 
 
 def test_files_that_are_not_as_written(tmp_path: Path) -> None:

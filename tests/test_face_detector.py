@@ -65,7 +65,7 @@ def turned(portrait: UInt8Array, angle_deg: float) -> tuple[UInt8Array, UInt8Arr
     return np.asarray(cv2.warpAffine(portrait, turn, (512, 512)), np.uint8), turn
 
 
-@pytest.mark.parametrize("angle_deg", [-90, -45, -30, 30, 45, 90])
+@pytest.mark.parametrize("angle_deg", [-135, -90, -45, 30, 90, 200])
 def test_points_turn_with_the_head(detector: MediaPipeDetector, portrait: UInt8Array, angle_deg: float) -> None:
     upright = only(detector.detect(portrait))
     picture, turn = turned(portrait, angle_deg)

@@ -62,7 +62,8 @@ def test_starts_with_the_largest_and_stays_with_it() -> None:
 
 
 def test_a_gap_starts_a_new_track() -> None:
-    assert ids(FaceTracker(Detecting([[face_at(100)], [], [face_at(100)]])), 3) == [0, None, 1]
+    frames = [[face_at(100)], [], [face_at(100)], [], [face_at(100)]]
+    assert ids(FaceTracker(Detecting(frames)), 5) == [0, None, 1, None, 2]
 
 
 def test_a_cut_starts_a_new_track() -> None:
@@ -185,16 +186,6 @@ def test_a_face_partly_outside_is_tracked_until_it_leaves() -> None:
     assert tracked[:8] == [True] * 8
     assert not tracked[-1]
     assert all(np.isfinite(face.matrix).all() for face in seen if face is not None)
-
-
-def test_tracks_of_one_frame() -> None:
-    assert ids(FaceTracker(Detecting([[face_at(100)], [], [face_at(100)], [], [face_at(100)]])), 5) == [
-        0,
-        None,
-        1,
-        None,
-        2,
-    ]
 
 
 def test_a_face_that_comes_back_within_the_patience_is_the_same_person() -> None:

@@ -16,7 +16,7 @@ from latentsync_trt.media.patching import planes_of
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.types import ColorTags, Frame, YuvPlanes
-from tests.clips import click_times, decoded, number_of, numbered, read_audio, write_sound, write_video
+from tests.clips import HEVC, click_times, decoded, number_of, numbered, read_audio, write_sound, write_video
 
 SOUND_IN_TIME_S = 0.011
 """Allowed shift of a click: AAC smears it over a quarter of its 43 ms blocks; a lost priming would cost 20 to 64 ms."""
@@ -63,7 +63,7 @@ def test_decoder_planes_are_kept_to_the_byte(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pixel_format", ["yuv420p10le", "yuv422p", "yuv444p"])
 def test_other_samplings_are_converted_once(tmp_path: Path, pixel_format: str) -> None:
     codec = "libx265" if pixel_format.endswith("10le") else "libx264"
-    options = {"preset": "ultrafast"} | ({"x265-params": "log-level=none"} if codec == "libx265" else {"crf": "4"})
+    options = HEVC if codec == "libx265" else {"preset": "ultrafast", "crf": "4"}
     flat = np.full((3, 64, 64, 3), (200, 120, 40), np.uint8)
     clip = write_video(tmp_path / "clip.mkv", flat, codec=codec, pixel_format=pixel_format, options=options)
     for frame in read_frames(clip):

@@ -19,7 +19,7 @@ from latentsync_trt.media.patching import apply_patch
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.types import ColorTags, Float64Array, Patch, UInt8Array, YuvPlanes
-from tests.clips import numbered, read_audio, write_sound, write_video
+from tests.clips import HEVC, numbered, read_audio, write_sound, write_video
 
 ONE_CODE = 1
 """8-bit arithmetic rounds once; a second rounding may fall on the other side."""
@@ -137,8 +137,7 @@ def test_lossless_output_is_exact_at_odd_sizes(tmp_path: Path) -> None:
 
 
 def test_pixel_aspect_is_kept_and_losses_are_reported(tmp_path: Path) -> None:
-    options = {"preset": "ultrafast", "x265-params": "log-level=none"}
-    clip = write_video(tmp_path / "clip.mkv", numbered(3), codec="libx265", pixel_format="yuv420p10le", options=options)
+    clip = write_video(tmp_path / "clip.mkv", numbered(3), codec="libx265", pixel_format="yuv420p10le", options=HEVC)
     info = replace(probe(clip), sample_aspect_ratio=Fraction(4, 3))
     with VideoWriter(tmp_path / "out.mp4", info, audio=write_sound(tmp_path / "a.wav", 0.2)) as writer:
         for frame in read_frames(clip):

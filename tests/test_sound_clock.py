@@ -150,6 +150,15 @@ def test_joined_recordings_are_heard_as_they_are_played(
     assert why_encoded in "".join(writer.notices)
 
 
+@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
+def test_stamps_that_go_back_by_some_jitter_are_copied(tmp_path: Path, suffix: str) -> None:
+    """Muxers refuse them as they are."""
+    sound = joined(tmp_path, 2.04, 44100, "stereo")
+    output, codec = written(tmp_path, sound, suffix)
+    assert codec == "aac"
+    assert np.allclose(clicks_played(output), clicks_read(sound), atol=float(JITTER_S))
+
+
 @pytest.mark.parametrize(
     ("name", "codec", "rate_hz", "frames"),
     [

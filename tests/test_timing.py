@@ -61,9 +61,11 @@ def test_a_variable_rate_is_resampled_as_by_ffmpeg(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["mp4", "mkv"])
 def test_a_picture_is_held_until_the_next_ones_time(tmp_path: Path, suffix: str) -> None:
     clip = write_video(tmp_path / f"clip.{suffix}", numbered(4), 25, times=[0, 40, 80, 40_000])
-    found = numbers(clip)
+    frames = list(read_frames(clip))
+    found = [number_of(frame.rgb) for frame in frames]
     assert found == [0, 1, *[2] * 998, 3]
     assert found == shown_of_file(clip, MODEL_FPS)
+    assert len({id(frame.picture) for frame in frames}) == 4  # each is converted once
 
 
 def test_missing_and_decreasing_times_are_repaired() -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 
@@ -17,7 +16,6 @@ from tests.clips import write_sound, write_video
 from tests.people import first_person
 from tests.small import small_bundle
 
-ANGLE_TOLERANCE_DEG = 4.0
 UPSIDE_DOWN = 2
 """Quarter turns."""
 
@@ -30,20 +28,6 @@ def detector() -> Iterator[MediaPipeDetector]:
 
 def turned(frame: UInt8Array, quarters: int) -> UInt8Array:
     return np.ascontiguousarray(np.rot90(frame, quarters))
-
-
-@pytest.mark.parametrize("angle_deg", [0, 45, 90, 150, 180, 270])
-def test_the_angle_of_a_face_is_found(detector: MediaPipeDetector, angle_deg: int) -> None:
-    frame = first_person(1)[0]
-    upright, *_ = detector.detect(frame)
-    matrix = cv2.getRotationMatrix2D((240, 216), angle_deg, 0.7)
-    turned_picture = cv2.warpAffine(frame, matrix, (480, 480), borderMode=cv2.BORDER_REPLICATE)
-    faces = detector.detect(np.asarray(turned_picture, np.uint8))
-    assert len(faces) == 1
-    wrong_deg = (roll_deg(faces[0]) + angle_deg - roll_deg(upright) + 180) % 360 - 180
-    assert abs(wrong_deg) < ANGLE_TOLERANCE_DEG
-    expected = upright.points @ matrix[:, :2].T + matrix[:, 2]
-    assert np.abs(faces[0].points - expected).max() < 6
 
 
 def tilted(angle_deg: float, size_px: float = 200.0) -> Face:

@@ -1,5 +1,6 @@
 """Exceptions that nobody foresaw: one line, and a log file for a bug report that does not say who the user is."""
 
+import errno
 import getpass
 import json
 import os
@@ -81,6 +82,7 @@ def test_json(failing: Failing) -> None:
         (InputError("broken", usage=False), 1),
         (BundleError("damaged"), 1),
         (MemoryError(), 1),
+        (OSError(errno.ENOSPC, "No space left on device"), 1),
         (KeyboardInterrupt(), 130),
     ],
 )

@@ -236,7 +236,7 @@ def _leftovers() -> Iterator[Finding]:
     for leftover in found:
         text = f"{leftover.path}: a run that was killed left {_gb(leftover.size_bytes)}"
         yield Finding("missing", text, "delete it, as the next run that writes there does")
-    unfinished = EngineCache(cache_folder()).leftovers()
+    unfinished = list(EngineCache(cache_folder()).leftovers())
     for path in unfinished:
         text = f"{path}: a build that was killed left it"
         yield Finding("missing", text, "latentsync-trt cache prune --stale, or the next build, deletes it")

@@ -1,7 +1,7 @@
 """Output while a clip is processed and when it is done."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import psutil
@@ -10,10 +10,13 @@ from rich import progress as bars
 from rich.console import Console
 from rich.text import Text
 
-from latentsync_trt.cli.plain_progress import ProgressLines
 from latentsync_trt.types import Progress, ProgressCallback, SyncReport
 
 STDERR = Console(stderr=True, highlight=False, soft_wrap=True)
+
+_LINE_EVERY_S = 30.0
+_LEAST_BETWEEN_LINES_S = 5.0
+_LINES_PER_STAGE = 10
 
 
 def say(text: str) -> None:
@@ -38,6 +41,34 @@ class _RateColumn(bars.ProgressColumn):
 
     def render(self, task: bars.Task) -> Text:
         return Text(f"{task.speed:.1f}/s" if task.speed else "", style="progress.data.speed")
+
+
+class ProgressLines:
+    """Progress for a log file or a pipe: a line when a stage begins, and after 30 s or a tenth of its steps.
+
+    A line begins with the seconds since this object was made. `clock` returns seconds.
+    """
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._say, self._clock = say, clock
+        self._began_s = self._said_s = clock()
+        self._last: Progress | None = None
+
+    def __call__(self, progress: Progress) -> None:
+        """Reports `progress`, if it is time for a line."""
+        now_s, last = self._clock(), self._last
+        begins = last is None or last.stage != progress.stage
+        if last is not None and not begins and not self._is_due(last, progress, now_s - self._said_s):
+            return
+        steps = f": {progress.done}" if progress.total is None else f": {progress.done} of {progress.total}"
+        self._say(f"[{now_s - self._began_s:.0f} s] {progress.stage}{'' if begins else steps}")
+        self._last, self._said_s = progress, now_s
+
+    def _is_due(self, last: Progress, progress: Progress, since_s: float) -> bool:
+        if since_s >= _LINE_EVERY_S:
+            return True
+        tenth = progress.total is not None and (progress.done - last.done) * _LINES_PER_STAGE >= progress.total
+        return tenth and since_s >= _LEAST_BETWEEN_LINES_S
 
 
 @contextmanager

@@ -3,9 +3,10 @@
 Neither signal suffices alone: light, captions and backgrounds change the picture around a face, and a fast turn of the
 head changes its landmarks, as much as another person does. Only another person changes both at once.
 
-The limits lie between what was measured on four people filmed at the same place: within a shot (8,000 frames with pans,
-zooms, shaking, flashes, noise, strong compression, night, changing slides and backgrounds, hands and people passing,
-and 5 to 10 pictures per second), and at cuts between them (180, also in the dark and with one background behind both).
+The limits lie between what was measured on four people filmed at the same place: within a shot (10,000 frames with
+pans, zooms, shaking, flashes, noise, strong compression, night, changing slides and backgrounds, hands and people
+passing, and 4 to 8 pictures per second), and at cuts between them (180, also in the dark, strongly compressed and with
+one background behind both).
 """
 
 from collections import deque
@@ -21,13 +22,13 @@ from latentsync_trt.types import Face, Float32Array, Float64Array, Picture, UInt
 
 _LEAST_SHAPE_CHANGE, _LEAST_FACE_CHANGE = 0.04, 0.4
 """Both needed. Measured: cuts begin at 0.057 and 0.45. Within a shot fast heads reach 0.13 and 0.28, and moving light
-0.07 and 0.7; both limits are reached only at 4 pictures per second."""
+0.08 and 0.73; both limits together are reached only at 4 pictures per second, and by captions on the face."""
 
 _GRADUAL_FRAMES, _GRADUAL_FACTOR = 12, 1.4
 """A dissolve of half a second, and pictures blended by a conversion between frame rates, change little at a time.
 Over half a second heads turn, too, so both limits are higher, and the scene must change as well."""
 _LEAST_SCENE_CHANGE = 0.5
-"""Measured: 0.3 over half a second of a steady camera."""
+"""Measured: up to 0.37 over half a second of a steady camera."""
 
 _SIDE_PX = 16
 _SAMPLES_PER_PX = 4

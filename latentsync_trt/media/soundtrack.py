@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from av.packet import Packet
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import audio_stream, decoded_audio, first_sample_s, format_of, sound_blocks
 from latentsync_trt.media.files import open_input, reading
-from latentsync_trt.media.timing import clock_of
+from latentsync_trt.media.timing import clock_of, nearest
 from latentsync_trt.types import Float32Array
 
 COPIED_CODECS: dict[str, tuple[str, ...]] = {
@@ -108,7 +107,8 @@ class CopiedSound:
         self._path = path
         self._stream = output.add_stream_from_template(stream)
         self._packets = container.demux(stream)
-        self._time_base = stream.time_base or Fraction(1, stream.codec_context.sample_rate)
+        self._rate_hz = stream.codec_context.sample_rate
+        self._time_base = stream.time_base or Fraction(1, self._rate_hz)
         # Before the first sample come an encoder's delay, and silence that is not part of the recording.
         with open_input(path) as opened_again:
             first_s = first_sample_s(path, opened_again)
@@ -126,11 +126,12 @@ class CopiedSound:
             if time_s >= until_s:
                 self._held = timed
                 return
-            stamp = floor(time_s / self._time_base + Fraction(1, 2))
-            # Stamps that are off by some jitter may go back, which muxers refuse.
+            # Stamps that are off by some jitter may go back, which muxers refuse; .mp4 and .mov count samples.
+            stamp = nearest(time_s, self._rate_hz)
             self._last = stamp if self._last is None else max(stamp, self._last + 1)
             packet.pts = packet.dts = self._last
-            packet.stream = self._stream
+            packet.duration = nearest((packet.duration or 0) * self._time_base, self._rate_hz)
+            packet.stream, packet.time_base = self._stream, Fraction(1, self._rate_hz)
             yield packet
 
     def _next(self) -> tuple[Fraction, Packet[Any]] | None:

@@ -23,9 +23,6 @@ T = TypeVar("T")
 # PyAV's types have the flags themselves as values.
 _RESETS = cast(int, Flags.ts_discont.value)
 
-_STATES_END = "matroska"
-"""The container that states when it ends; others state how long they last."""
-
 BACK_S = Fraction(1)
 """A clock that goes back by this or more was reset; less means pictures out of order or overlapping sound."""
 
@@ -132,8 +129,7 @@ def stated_end_s(container: InputContainer) -> Fraction | None:
     """The last stamp plus its duration over all streams, as the file states it."""
     if not container.duration:
         return None
-    start = 0 if _STATES_END in container.format.name.split(",") else container.start_time or 0
-    return Fraction(start + container.duration, av.time_base)
+    return Fraction((container.start_time or 0) + container.duration, av.time_base)
 
 
 def on_clock(

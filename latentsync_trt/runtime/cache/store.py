@@ -166,24 +166,16 @@ class EngineCache:
         return ""
 
     def sweep(self) -> None:
-        """Deletes leftovers of killed processes: those whose lock is free; skips what cannot be deleted.
-
-        Raises:
-            OutputError: the cache cannot be listed.
-        """
-        for path in self._leftovers():
+        """Deletes `leftovers`; skips what cannot be deleted. Raises as it."""
+        for path in self.leftovers():
             shutil.rmtree(path, ignore_errors=True)
 
-    def leftovers(self) -> list[Path]:
-        """What `sweep` deletes.
+    def leftovers(self) -> Iterator[Path]:
+        """What killed processes left: folders whose lock is free, and is held here until the next one.
 
         Raises:
             OutputError: the cache cannot be listed.
         """
-        return list(self._leftovers())
-
-    def _leftovers(self) -> Iterator[Path]:
-        """Each while its lock is held."""
         for path in self._listing():
             match = _ASIDE_NAME.fullmatch(path.name)
             if match:
