@@ -1,6 +1,9 @@
 """`LazyRgb`: tiles equal one conversion of the whole picture, and only accessed tiles are converted."""
 
 import threading
+import weakref
+from collections.abc import Generator
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,7 +13,9 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import coding_of
 from latentsync_trt.media.conversion import EXACT_REPEATING, even_frame, packed_view, yuv_to_rgb
 from latentsync_trt.media.lazy_rgb import TILE_PX, LazyRgb
-from latentsync_trt.types import ColorTags, UInt8Array, YuvPlanes
+from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.types import ColorTags, Face, Frame, UInt8Array, YuvPlanes
 
 SIZES = [(TILE_PX, 2 * TILE_PX), (2 * TILE_PX + 3, TILE_PX + 65), (1, 1), (70, 2 * TILE_PX - 1)]
 TAGS = [ColorTags(matrix=1), ColorTags(matrix=5, full_range=True)]
@@ -95,3 +100,23 @@ def test_threads_may_read_at_once() -> None:
 def test_an_unknown_matrix_is_refused_at_once() -> None:
     with pytest.raises(InputError, match="color matrix 8"):
         LazyRgb(planes(64, 64, ColorTags(matrix=8)))
+
+
+def test_a_frame_without_a_face_waits_without_its_rgb() -> None:
+    class NoFaces:
+        def detect(self, frame: UInt8Array) -> list[Face]:
+            return []
+
+    seen: list[weakref.ref[LazyRgb]] = []
+
+    def frames() -> Generator[Frame, None, None]:
+        for index in range(10):
+            picture = LazyRgb(planes(TILE_PX, TILE_PX))
+            seen.append(weakref.ref(picture))
+            yield Frame(index, Fraction(index, 25), picture, picture._planes)
+
+    waiting = list(FaceFinder(NoFaces(), 64, StageClock()).find(frames()))
+    assert len(waiting) == 10
+    assert sum(reference() is not None for reference in seen) <= 2  # of the tracker and the generator
+    for job in waiting[:2]:
+        np.testing.assert_array_equal(job.frame.rgb, converted_whole(planes(TILE_PX, TILE_PX)))

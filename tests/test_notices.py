@@ -27,7 +27,8 @@ def video(duration_s: Fraction | None = None, frames_per_s: Fraction | None = No
     [
         ("audio", "loop", 2, 4, "the picture starts again"),
         ("audio", "hold", 2, 4, "the picture holds its last frame"),
-        ("audio", "loop", 2, Fraction("2.4"), "the picture holds its last frame"),
+        ("audio", "loop", 2, Fraction("2.4"), ""),
+        ("audio", "hold", 2, Fraction("2.4"), ""),
         ("audio", "loop", 4, 2, "the picture is cut there"),
         ("video", "loop", 4, 2, "the sound ends before the picture, the rest is silent"),
         ("video", "loop", 2, 4, "the sound is cut there"),

@@ -15,6 +15,7 @@ from latentsync_trt.face.checks import LEAST_HEIGHT_PX, LEAST_WIDTH_PX
 from latentsync_trt.face.cuts import luma_of
 from latentsync_trt.face.square import of_stored, square
 from latentsync_trt.face.tracker import FaceTracker
+from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import AlignedFace, FaceDetector, Float64Array, Frame, UInt16Array
 
@@ -123,6 +124,9 @@ class FaceFinder:
         shown = square(frame.picture, self._pixel_aspect)
         luma = luma_of(frame.picture) if frame.planes is None else frame.planes.y
         tracked = self._tracker.update(shown, luma)
+        if tracked is None and frame.planes is not None:
+            # Detection converted the whole picture; a frame that waits to be encoded needs its planes only.
+            return Job(replace(frame, picture=LazyRgb(frame.planes)))
         if tracked is None:
             return Job(frame)
         return Job(frame, tracked.track_id, of_stored(tracked.matrix, frame.picture, shown))

@@ -24,19 +24,16 @@ def notices_of_rate(info: VideoInfo) -> list[str]:
 def notices_of_length(info: VideoInfo, audio_frames: int, options: SyncOptions) -> list[str]:
     """That the picture is extended, or that picture or sound are cut by more than recordings of one device differ."""
     video_frames = frames_in(info.duration_s, MODEL_FPS)
-    if video_frames is None or options.length == "shortest":
+    if video_frames is None or options.length == "shortest" or is_held(abs(video_frames - audio_frames), MODEL_FPS):
         return []
     lengths = f"the video lasts {video_frames / MODEL_FPS} s, the audio {audio_frames / MODEL_FPS} s"
-    differ = not is_held(abs(video_frames - audio_frames), MODEL_FPS)
     if options.length == "audio" and video_frames < audio_frames:
-        verb = "starts again" if options.extend == "loop" and differ else "holds its last frame"
+        verb = "starts again" if options.extend == "loop" else "holds its last frame"
         return [f"{lengths}: the picture {verb} (--extend, --length)"]
-    if options.length == "audio" and differ:
+    if options.length == "audio":
         return [f"{lengths}: the picture is cut there (--length)"]
-    if options.length == "video" and differ:
-        end = "is cut there" if video_frames < audio_frames else "ends before the picture, the rest is silent"
-        return [f"{lengths}: the sound {end} (--length)"]
-    return []
+    end = "is cut there" if video_frames < audio_frames else "ends before the picture, the rest is silent"
+    return [f"{lengths}: the sound {end} (--length)"]
 
 
 def _short(rate: Fraction) -> str:
