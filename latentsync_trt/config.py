@@ -23,7 +23,7 @@ PresetName = Literal["quality", "balanced", "fast"]
 PROVIDER_CHOICES = ("auto", "tensorrt", "rtx", "cuda", "cpu")
 """Values of `--provider`; after auto, the fastest first."""
 
-FILES, QUALITY, OUTPUT_FILE, HARDWARE = "Input and output", "Quality and speed", "File", "Hardware"
+FILES, QUALITY, OUTPUT_FILE, HARDWARE = "Input and output", "Quality and speed", "Encoding", "Hardware"
 """Groups of options in the help texts."""
 
 
@@ -248,7 +248,7 @@ class RuntimeOptions:
         minimum=1,
         maximum=64,
     )
-    device: int = _engine_option(0, "Which GPU, by CUDA's number.", minimum=0, maximum=63)
+    device: int = _engine_option(0, "GPU, by its number in CUDA.", minimum=0, maximum=63)
     workspace_gb: float | None = _engine_option(
         None,
         "Limit of GPU memory for an engine's temporary data in TensorRT.  [default: no limit]",
@@ -278,7 +278,7 @@ class RuntimeOptions:
         "Folder of built engines.  [default: $LATENTSYNC_TRT_CACHE_DIR, else ./engine_cache, else the user's cache]",
         folder=True,
     )
-    profile: str | Path | None = _engine_option(None, "Folder for a table of times and a Chrome trace.", folder=True)
+    profile: str | Path | None = _engine_option(None, "Write a table of times and a Chrome trace here.", folder=True)
 
     def __post_init__(self) -> None:
         check_limits(self)

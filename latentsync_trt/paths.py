@@ -35,6 +35,14 @@ def local_path(name: str | os.PathLike[str], what: str = "") -> Path:
     return Path(text)
 
 
+def below_home(name: str | os.PathLike[str], cure: str) -> Path:
+    """`name` with `~` and `~user` expanded; raises `InputError`, ending in `cure`, without such a home folder."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{name}: {error}; {cure}") from error
+
+
 def exists(path: str | os.PathLike[str]) -> bool:
     """Whether there is a file or folder; also False where the system refuses the name, such as a very long one."""
     try:

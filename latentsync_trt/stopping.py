@@ -1,8 +1,8 @@
 """Ends a command on Ctrl-C, SIGTERM and SIGHUP: within two seconds, at any moment, with nothing left behind.
 
 A signal does two things. It raises a KeyboardInterrupt in the main thread, which leaves its blocks and then ends the
-process. And it wakes a thread, also while native code holds the main one: that says "stopping…", and ends the process
-if the main thread has not done so in time, or at a second signal.
+process. And it wakes another thread, even while the main one runs native code: that prints "stopping…", and ends the
+process if the main thread has not done so in time, or at a second signal.
 
 Only commands install this. It is loaded before anything else, so that a signal during imports is handled, too.
 """
@@ -52,7 +52,7 @@ class Interrupted(LatentSyncError):
 
 @contextmanager
 def interruption(message: str = _messages[0]) -> Iterator[None]:
-    """What the command says if it is interrupted inside the block.
+    """Sets what the command prints if it is interrupted inside the block.
 
     Raises:
         Interrupted: with `message`, for a KeyboardInterrupt.
@@ -67,7 +67,7 @@ def interruption(message: str = _messages[0]) -> Iterator[None]:
 
 
 def interrupted_message() -> str:
-    """What to say about an interruption at this point."""
+    """What to print about an interruption at this point."""
     return _messages[-1]
 
 
@@ -80,25 +80,25 @@ class _Stop:
         self._interrupted = False
         self._announced = threading.Event()
         self._ending = threading.Lock()
-        self._bell, self._rope = socket.socketpair()
+        self._signals, self._wakeup = socket.socketpair()
         self._stderr = _copy_of_stderr()
 
     def install(self) -> None:
-        """Handles signals, except those that whoever started this process made it ignore (`nohup`, `&`)."""
-        self._rope.setblocking(False)
-        signal.set_wakeup_fd(self._rope.fileno(), warn_on_full_buffer=False)
+        """Handles signals, except those that the parent process set to be ignored (`nohup`, `&`)."""
+        self._wakeup.setblocking(False)
+        signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
         for number in _CODES:
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                 signal.signal(number, self._interrupt)
         threading.Thread(target=self._watch, name="stopping", daemon=True).start()
 
     def end(self, message: str = "") -> NoReturn:
-        """Says `message`, and ends the process with its children and temporary folders.
+        """Prints `message`, and ends the process with its children and temporary folders.
 
-        The second thread that comes here waits for the first, but no longer than that may take.
+        A second thread that calls it waits for the first, for as long as that may take.
         """
         if self._ending.acquire(timeout=_END_S):
-            with suppress(Exception):  # whatever fails, the process must end
+            with suppress(Exception):  # the process must end in any case
                 _end_children()
                 temporary = sys.modules.get("latentsync_trt.temporary")
                 if temporary is not None:
@@ -120,19 +120,19 @@ class _Stop:
         """Runs in a thread of its own."""
         number = 0
         while number not in _CODES:
-            number = self._bell.recv(1)[0]
+            number = self._signals.recv(1)[0]
         deadline_s = time.monotonic() + _LEAVE_S
         self.code = self.code or _CODES[number]
-        # What fails in threads from now on, fails because of the stop.
+        # Later failures in threads are caused by the stop.
         threading.excepthook = lambda _: None
         sys.unraisablehook = lambda _: None
         _in_time(lambda: _say("stopping…", self._stderr))
         self._announced.set()
         with suppress(Exception):
             _ask_children()
-        self._bell.settimeout(max(deadline_s - time.monotonic(), 0.01))
+        self._signals.settimeout(max(deadline_s - time.monotonic(), 0.01))
         with suppress(TimeoutError):
-            self._bell.recv(1)  # a second signal
+            self._signals.recv(1)  # a second signal
         self.end(interrupted_message())
 
 
@@ -169,7 +169,7 @@ def _follow_stdin() -> None:
 
 
 def _copy_of_stderr() -> TextIO | None:
-    """The stderr of now: while native code is watched, it is a file."""
+    """A copy of stderr, which is a file while the log of native code is captured."""
     try:
         return open(os.dup(2), "w", encoding=sys.stderr.encoding, errors="replace")  # noqa: PTH123
     except (OSError, AttributeError):  # a program without one
@@ -197,7 +197,7 @@ def _flush() -> None:
 
 
 def _in_time(action: Callable[[], Any]) -> None:
-    """Calls `action` in a thread and waits no longer than `_WRITE_S`, as nobody may read what this process writes."""
+    """Calls `action` in a thread and waits no longer than `_WRITE_S`, as the reader of a pipe may be stuck."""
     thread = threading.Thread(target=action, daemon=True)
     thread.start()
     thread.join(_WRITE_S)

@@ -3,8 +3,9 @@
     <parent>/.latentsync-<random>/           what becomes an output, made beside it so that a rename publishes it
     <parent>/.latentsync-<random>/.in-use    locked by the process that uses the folder, as long as it lives
 
-The system frees the lock of a killed process, so a folder whose lock is free is a leftover. Process numbers would not
-tell: containers that share a disk each have their own. A folder without the file was not made here and is left alone.
+The system frees the lock of a killed process, so a folder whose lock is free is a leftover. Process numbers are
+no sign: containers that share a disk each have their own. A folder without the file is not one of these and is left
+alone.
 """
 
 import logging
@@ -24,7 +25,7 @@ LOCK_NAME = ".in-use"
 
 _TRIES = 10
 
-# Windows would give files that are moved out of a private folder no other readers.
+# On Windows, files moved out of a private folder would stay private.
 _MODE = 0o777 if os.name == "nt" else 0o700
 
 Notice = Callable[[str], None]
@@ -53,7 +54,7 @@ def temporary_folder(parent: Path | None = None, on_notice: Notice = _log.warnin
         OSError: the folder cannot be made.
     """
     parent = Path(tempfile.gettempdir() if parent is None else parent).absolute()
-    removed = [leftover for leftover in remove_leftovers(parent) if leftover.size_bytes]  # an empty one is no news
+    removed = [leftover for leftover in remove_leftovers(parent) if leftover.size_bytes]  # empty ones need no notice
     if removed:
         size_mb = sum(leftover.size_bytes for leftover in removed) / 1e6
         count = "a temporary folder" if len(removed) == 1 else f"{len(removed)} temporary folders"
@@ -123,7 +124,7 @@ def _new_folder(parent: Path) -> Path:
     for _ in range(_TRIES):
         folder = parent / f"{PREFIX}{secrets.token_hex(4)}"
         lock = _lock_in(folder)
-        _made[folder] = lock  # before it exists: whatever interrupts, `remove_all` finds it
+        _made[folder] = lock  # before it exists, so that `remove_all` finds it after any interruption
         try:
             folder.mkdir(_MODE)
             if _mark(folder, lock):
@@ -137,7 +138,7 @@ def _new_folder(parent: Path) -> Path:
 
 
 def _lock_in(folder: Path) -> FileLock:
-    # Not a lock that is only a file: nobody frees that of a killed process.
+    # Not a lock that is only a file: a killed process would hold it forever.
     return FileLock(folder / LOCK_NAME, timeout=0, thread_local=False, fallback_to_soft=False)
 
 
@@ -183,7 +184,7 @@ def _delete(folder: Path, lock: FileLock | None) -> None:
         lock.release(force=True)
     with suppress(OSError):
         if all(path.name == LOCK_NAME for path in folder.iterdir()):
-            (folder / LOCK_NAME).unlink(missing_ok=True)  # elsewhere while locked: nobody takes the folder meanwhile
+            (folder / LOCK_NAME).unlink(missing_ok=True)  # elsewhere while locked, so that no other process takes it
             folder.rmdir()
     if lock is not None:
         lock.release(force=True)

@@ -1,4 +1,4 @@
-"""What a command says about an exception that nobody foresaw: one line, and a log file for a bug report."""
+"""What a command prints about an unexpected exception: one line, and a log file for a bug report."""
 
 import os
 import platform

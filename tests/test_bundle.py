@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE, demo_folder, find_bundle
+from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE, checkpoints_folder, demo_folder, find_bundle
 from latentsync_trt.bundle.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
@@ -93,6 +93,16 @@ def test_finding_by_path_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for name, words in (("", "is empty"), ("https://host/bundle", "https://host/bundle: is a URL"), ("a\0b", "NUL")):
         with pytest.raises(InputError, match=words):
             find_bundle(name)
+
+
+def test_the_folder_of_bundles_may_be_below_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(Path("~", "models")))
+    assert checkpoints_folder() == tmp_path / "models"
+    monkeypatch.setenv(CHECKPOINTS_VARIABLE, "~nobody-of-this-name/models")
+    with pytest.raises(InputError, match=rf"~nobody-of-this-name/models: .*{CHECKPOINTS_VARIABLE}"):
+        checkpoints_folder()
 
 
 def test_staged_bundle_replaces_an_earlier_one(bundle: Bundle) -> None:

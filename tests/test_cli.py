@@ -38,7 +38,7 @@ def test_every_command_has_a_help_text(command: str) -> None:
 def test_help_is_plain_text_in_groups() -> None:
     out = run("sync", "--help")[1]
     headings = [line.strip() for line in out.splitlines() if line.rstrip().endswith(":") and not line.startswith(" ")]
-    assert headings == ["Input and output:", "Quality and speed:", "File:", "Hardware:", "Options:"]
+    assert headings == ["Input and output:", "Quality and speed:", "Encoding:", "Hardware:", "Options:"]
     assert out.isascii()
 
 
@@ -149,10 +149,18 @@ def test_demo_writes_source_and_result(tmp_path: Path) -> None:
     assert code == 0, err
     assert "face in 8" in out
     assert 0 <= err.find("note: the built-in model is") < err.find("lip-sync")
+    assert "note: the sound is encoded as AAC" in err
     assert "lips: opening follows loudness at r = " in out
     assert len(decoded(folder / "source.mp4")) == len(decoded(folder / "out.mp4")) == 8
     for name, width_px in (("side_by_side.png", 5 * 264), ("sync.png", 1200)):
         assert cv2.imread(str(folder / name)).shape[1] >= width_px
+
+
+@pytest.mark.slow
+def test_demo_says_nothing_about_the_codec_of_its_own_sentence(tmp_path: Path) -> None:
+    code, _, err = run("demo", "--out", str(tmp_path), "--bundle", str(small_bundle()), "--preset", "fast")
+    assert code == 0, err
+    assert "AAC" not in err
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from tests.clips import numbered, read_audio, write_sound, write_video
 from tests.damaged import DAMAGES, WAYS, read_all, summary
 from tests.seeds import FORMATS, Format, write_seed
 
-FILES, FILES_THOROUGH = 165, 3300
+FILES, FILES_THOROUGH = 99, 3300
 """Multiples of the number of formats."""
 
 REPEATED = (459, 4441, 5459, 6258)

@@ -14,6 +14,7 @@ from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.codecs import missing_codecs
 from latentsync_trt.media.patching import planes_of
 from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.soundtrack import why_encoded
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.types import ColorTags, Frame, YuvPlanes
 from tests.clips import HEVC, click_times, decoded, number_of, numbered, read_audio, write_sound, write_video
@@ -158,6 +159,19 @@ def test_sound_keeps_its_time_rate_and_channels(
     clicks_read_s = loud[np.diff(loud, prepend=-1) > 0.1]
     assert len(clicks_read_s) == len(clicks)
     assert np.allclose(np.array(click_times(output)) - start_s, clicks_read_s, atol=SOUND_IN_TIME_S)
+
+
+@pytest.mark.parametrize(
+    ("codec", "others"),
+    [("pcm_s16le", ".mov or .mkv"), ("flac", ".mkv"), ("pcm_s16be", ".mov")],
+)
+def test_the_notice_about_encoded_sound_names_the_containers_that_keep_it(
+    tmp_path: Path, codec: str, others: str
+) -> None:
+    sound = write_sound(tmp_path / "a.mkv", 0.2, codec=codec)
+    problem = f".mp4 does not support its codec ({codec}); an output in {others} keeps it"
+    assert why_encoded(sound, ".mp4") == f"the sound is encoded as AAC: {problem}"
+    assert [why_encoded(sound, other) for other in others.split(" or ")] == [None] * len(others.split(" or "))
 
 
 def test_16_khz_mono_speech_is_not_filtered(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.audio.windows import frame_count
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.media.audio import JITTER_S, SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks, sound_blocks
+from latentsync_trt.media.audio import SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks, sound_blocks
 from latentsync_trt.media.delays import Delays, delays_of
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.timing import Clock, Timed, frames_in, nearest
+from latentsync_trt.media.timing import JITTER_S, Clock, Timed, frames_in, nearest
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.types import Float32Array, UInt8Array
 from tests.clips import click_times, number_of, numbered, read_audio, write_sound, write_video
@@ -190,8 +190,14 @@ def test_sound_written_as_aac_keeps_its_length(tmp_path: Path, suffix: str) -> N
     assert audio_duration_s(output) == 2
 
 
-def write_offset(path: Path, picture_s: float, sound_s: float, pictures: Iterable[UInt8Array] | None = None) -> Path:
-    """25 numbered pictures, or others, and 1 s of sound with a click in the middle, each from its own time."""
+def write_offset(
+    path: Path,
+    picture_s: float,
+    sound_s: float,
+    pictures: Iterable[UInt8Array] | None = None,
+    samples: Float32Array = CLICK,
+) -> Path:
+    """25 numbered pictures and 1 s of sound with a click in the middle, or others, each from its own time."""
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=MODEL_FPS, options={"preset": "ultrafast", "bf": "0"})
         stream.pix_fmt = "yuv420p"
@@ -203,7 +209,7 @@ def write_offset(path: Path, picture_s: float, sound_s: float, pictures: Iterabl
             frame.pts, frame.time_base = round(picture_s * MODEL_FPS) + index, Fraction(1, MODEL_FPS)
             packets += stream.encode(frame)
         packets += stream.encode(None)
-        packets += sound_packets(container, [(sound_s, CLICK)], codec="aac", rate_hz=RATE_HZ)
+        packets += sound_packets(container, [(sound_s, samples)], codec="aac", rate_hz=RATE_HZ)
         for packet in sorted(packets, key=lambda packet: float(packet.dts * packet.time_base)):
             container.mux(packet)
     return path
@@ -226,6 +232,46 @@ def test_a_clip_keeps_the_offset_of_picture_and_sound(
     assert stated_s is not None
     assert len(first) == frames_in(stated_s + delays.picture_s, MODEL_FPS)
     assert np.allclose(clicks_read(clip, delays.sound_s), click_s + float(delays.picture_s), atol=1e-4)
+
+
+def flashes(path: Path, delay_s: Fraction = Fraction(0)) -> list[float]:
+    """When single white pictures are shown."""
+    white = [frame.rgb.mean() > 127 for frame in read_frames(path, rgb_only=True, delay_s=delay_s)]
+    return (np.flatnonzero(np.diff(white, prepend=False) & white) / MODEL_FPS).tolist()
+
+
+@pytest.mark.parametrize(
+    ("sounds_s", "late_s", "step_s"),
+    [
+        pytest.param([2.0] * 6, 0.0, 0, id="equal"),
+        pytest.param([2.3] * 6, 0.0, 0, id="longer"),
+        pytest.param([1.95] * 6, 0.0, 0, id="less than JITTER_S shorter"),
+        pytest.param([1.7] * 6, 0.0, 0, id="shorter"),
+        pytest.param([1.2] * 6, 1.3, 0, id="late"),
+        pytest.param([2.0, 0.0, 1.7, 2.3, 2.0, 2.0], 0.0, 0, id="none in one of them"),
+        pytest.param([2.0] * 6, 0.0, 40, id="clock jumps on"),
+    ],
+)
+def test_joined_recordings_keep_the_offset_of_picture_and_sound(
+    tmp_path: Path, sounds_s: list[float], late_s: float, step_s: int
+) -> None:
+    """Each has 2 s of pictures; a flash and a click 1.52 s after its start."""
+    pictures = [np.full((64, 96, 3), 255 * (index == 38), np.uint8) for index in range(2 * MODEL_FPS)]
+    clip, output, pieces = tmp_path / "joined.ts", tmp_path / "out.mkv", b""
+    for index, sound_s in enumerate(sounds_s):
+        start_s, samples = step_s * index, spoken(sound_s, RATE_HZ, [1.52 - late_s])
+        pieces += write_offset(tmp_path / "piece.ts", start_s, start_s + late_s, pictures, samples).read_bytes()
+    clip.write_bytes(pieces)
+    delays = delays_of(clip, clip)
+    with VideoWriter(output, None, audio=clip, audio_delay_s=delays.sound_s) as writer:
+        for frame in read_frames(clip, delay_s=delays.picture_s):
+            writer.write(frame)
+    for shown, heard in [
+        (flashes(clip, delays.picture_s), clicks_read(clip, delays.sound_s)),
+        (flashes(output), clicks_played(output)),
+    ]:
+        with_sound = [time_s for time_s, sound_s in zip(shown, sounds_s, strict=True) if sound_s]
+        assert np.allclose(with_sound, heard, rtol=0, atol=0.5 / MODEL_FPS + 1e-3)
 
 
 @pytest.mark.integration

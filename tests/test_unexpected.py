@@ -1,4 +1,4 @@
-"""Exceptions that nobody foresaw: one line, and a log file for a bug report that does not say who the user is."""
+"""Unexpected exceptions: one line, and a log file for a bug report that does not identify the user."""
 
 import errno
 import getpass

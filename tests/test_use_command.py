@@ -200,6 +200,13 @@ def test_doctor_names_what_runs(two: Path) -> None:
     assert "without --bundle, 1.6-512-int8 runs: it is chosen with `use`" in [finding["text"] for finding in bundles()]
 
 
+@pytest.mark.parametrize("arguments", [("build", "--provider", "cpu"), ("check", "--graph", "none")])
+def test_bundles_are_shown_by_the_name_that_finds_them(checkpoints: Path, arguments: tuple[str, ...]) -> None:
+    elsewhere = make_bundle(checkpoints.parent / "elsewhere", "fp16").folder
+    for name, shown in {"demo": "demo (built in)", str(elsewhere): f"{elsewhere} (named)"}.items():
+        assert f"bundle {shown}" in run(*arguments, "--bundle", name)[2]
+
+
 def test_the_demo_is_found_by_name_only(checkpoints: Path) -> None:
     assert find_bundle("demo")[1] == "built in"
     with pytest.raises(BundleError):

@@ -101,8 +101,8 @@ def first_window(
         faces = list(islice((job.face.image for job in jobs if job.face is not None), frames))
     if len(faces) < frames:
         raise NoFaceError(f"{clip.video}: {len(faces)} frames with a face, a window takes {frames}; give a longer clip")
-    speech = SpeechStream(lambda: read_audio_blocks(clip.audio, delay_s=delays.sound_s), encode_mel)
-    return FaceWindow(np.stack(faces), speech.windows(range(frames)))
+    with closing(SpeechStream(lambda: read_audio_blocks(clip.audio, delay_s=delays.sound_s), encode_mel)) as speech:
+        return FaceWindow(np.stack(faces), speech.windows(range(frames)))
 
 
 def aligned_faces(video: Path, frames: Iterable[Frame], resolution_px: int) -> Generator[Job, None, None]:

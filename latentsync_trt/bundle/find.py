@@ -6,7 +6,7 @@ from pathlib import Path
 
 from latentsync_trt.bundle.manifest import DEMO_NAME, MANIFEST_NAME, Manifest, read_manifest
 from latentsync_trt.errors import BundleError, InputError, OutputError
-from latentsync_trt.paths import exists, local_path
+from latentsync_trt.paths import below_home, exists, local_path
 from latentsync_trt.temporary import whole_file
 
 CHECKPOINTS_VARIABLE = "LATENTSYNC_TRT_CHECKPOINTS"
@@ -18,8 +18,13 @@ _BYTES_OF_A_NAME = 1024
 
 
 def checkpoints_folder() -> Path:
-    """The folder of bundles and checkpoints: $LATENTSYNC_TRT_CHECKPOINTS, else `./checkpoints`."""
-    return Path(os.environ.get(CHECKPOINTS_VARIABLE) or "checkpoints")
+    """The folder of bundles and checkpoints: $LATENTSYNC_TRT_CHECKPOINTS, else `./checkpoints`.
+
+    Raises:
+        InputError: the variable names a home folder that does not exist.
+    """
+    named = os.environ.get(CHECKPOINTS_VARIABLE)
+    return below_home(named, f"choose another place with {CHECKPOINTS_VARIABLE}") if named else Path("checkpoints")
 
 
 def demo_folder() -> Path:
@@ -35,12 +40,24 @@ def exported_bundles() -> list[Path]:
     return sorted(path.parent for path in manifests if not path.parent.name.startswith("."))
 
 
+def name_of(folder: Path) -> str:
+    """What `--bundle` takes for a bundle: "demo", its name below `checkpoints/`, else its path."""
+    if folder == demo_folder():
+        return DEMO_NAME
+    return folder.name if folder.parent == checkpoints_folder() else str(folder)
+
+
 def describe(folder: Path) -> str:
     """ "1.6-512-fp16 (model 1.6, 512 px, fp16)", or that the bundle is damaged."""
     try:
-        return f"{folder.name} ({facts(read_manifest(folder))})"
+        return f"{name_of(folder)} ({facts(read_manifest(folder))})"
     except BundleError:
-        return f"{folder.name} (damaged)"
+        return f"{name_of(folder)} (damaged)"
+
+
+def describe_choice(folder: Path, why: str) -> str:
+    """ "bundle 1.6-512-fp16 (named)", from what `find_bundle` returns."""
+    return f"bundle {name_of(folder)} ({why})"
 
 
 def facts(manifest: Manifest) -> str:
@@ -55,7 +72,7 @@ def find_bundle(name: str | None) -> tuple[Path, str]:
     bundle, never the demo.
 
     Raises:
-        BundleError: there is no such bundle, or it is open which of several to take.
+        BundleError: there is no such bundle, or there are several and none was chosen.
         InputError: the name is empty or a URL.
     """
     return _default() if name is None else _named(name)
@@ -111,7 +128,7 @@ class DefaultBundle:
 
 
 def default_bundle() -> DefaultBundle:
-    """What a command without `--bundle` would run; raises nothing."""
+    """What a command without `--bundle` would run; raises no `BundleError`."""
     try:
         folder, why = _default()
     except BundleError as error:

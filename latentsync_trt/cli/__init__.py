@@ -61,7 +61,7 @@ class CommandLine(click.RichGroup):
         except BrokenPipeError:
             _print_no_more()
             sys.exit(1)
-        except Exception as error:  # noqa: BLE001 -- whatever it is, the user gets one line
+        except Exception as error:  # noqa: BLE001 -- the user gets one line for any error
             message, code = _explained(error, arguments)
         stopping.end_if_requested(message)
         if as_json:
@@ -80,7 +80,7 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     """What to print, and the exit code."""
     if isinstance(error, stopping.Interrupted):
         return str(error), stopping.INTERRUPTED_CODE
-    if stopping.requested():  # what fails while a command leaves its blocks is no news
+    if stopping.requested():  # a failure while a command leaves its blocks is caused by that
         return stopping.interrupted_message(), stopping.INTERRUPTED_CODE
     if isinstance(error, LatentSyncError):
         return " ".join(str(error).split()), 2 if error.usage else 1
@@ -96,7 +96,7 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
 
 
 def _print_no_more() -> None:
-    """Nobody reads stdout, as after `| head`: what is still buffered must not fail at the end of the process."""
+    """For a closed stdout, as after `| head`: writing what is still buffered must not fail when the process ends."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -47,7 +47,7 @@ def command(bundle: str | None, out: Path, diff: tuple[Path, Path] | None, quiet
     from latentsync_trt.bench.rows import read_results
     from latentsync_trt.bench.suite import run_bench
     from latentsync_trt.bench.table import show_rows
-    from latentsync_trt.bundle.find import find_bundle
+    from latentsync_trt.bundle.find import describe_choice, find_bundle
     from latentsync_trt.bundle.manifest import Bundle
     from latentsync_trt.cli.show import say
     from latentsync_trt.media.files import check_file
@@ -66,7 +66,7 @@ def command(bundle: str | None, out: Path, diff: tuple[Path, Path] | None, quiet
     (check_file_to_write if _is_file(out) else check_folder_to_write)(out, "--out")
     make_folder(out.parent if _is_file(out) else out)
     notice = (lambda _: None) if quiet else say
-    notice(f"bundle {folder.name} ({why})")
+    notice(describe_choice(folder, why))
     words = ["latentsync-trt", *sys.argv[1:]]
     for results in run_bench(Bundle.load(folder), options, runtime, sync, say=notice, command=words):
         rows = _rows_file(out, results)

@@ -66,7 +66,7 @@ def command(
     """
     from rich.progress import track
 
-    from latentsync_trt.bundle.find import find_bundle
+    from latentsync_trt.bundle.find import describe_choice, find_bundle
     from latentsync_trt.bundle.manifest import Bundle
     from latentsync_trt.cli.show import STDERR, say
     from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
@@ -83,7 +83,7 @@ def command(
     cache = EngineCache(cache_folder(options.engine_cache), notice)
     engines = Engines(loaded, select_provider(provider, options.device), options, cache, notice)
     name = engines.selection.name
-    for text in (*engines.selection.notices(), f"bundle {folder.name} ({why}), provider {name}"):
+    for text in (*engines.selection.notices(), f"{describe_choice(folder, why)}, provider {name}"):
         notice(text)
     wanted = (graphs or tuple(loaded.manifest.graphs)) if engines.compiled else ()
     building = _build_all(engines, wanted, force=force, jobs=jobs)

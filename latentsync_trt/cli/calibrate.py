@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from latentsync_trt.bundle.find import checkpoints_folder, find_bundle
+from latentsync_trt.bundle.find import checkpoints_folder, describe_choice, find_bundle
 from latentsync_trt.bundle.manifest import FULL_STEP, PRECISIONS, Manifest, read_manifest
 from latentsync_trt.bundle.tools import tool_versions
 from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from
@@ -71,7 +71,7 @@ def command(
     options, chosen = build(CalibrateOptions, fields), _clips(video, audio, clips)
     folder, why = find_bundle(bundle)
     notice = (lambda _: None) if quiet else say
-    notice(f"bundle {folder.name} ({why})")
+    notice(describe_choice(folder, why))
     parent, target = open_parent(folder), out or default_out(folder.name, options.precision)
     selection, root = _select(provider, notice), work or checkpoints_folder() / _WORK_FOLDER
     with progress_bar(hidden=quiet) as on_progress:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from latentsync_trt import __version__
-from latentsync_trt.bundle.find import find_bundle
+from latentsync_trt.bundle.find import describe_choice, find_bundle
 from latentsync_trt.bundle.manifest import Bundle, Manifest
 from latentsync_trt.cli.options import bundle_option
 from latentsync_trt.cli.show import progress_bar
@@ -58,7 +58,7 @@ def command(
     check_compute_capability(compute_capability)
     folder, why = find_bundle(bundle)
     if not as_json:
-        click.echo(f"bundle {folder.name} ({why}), portable graphs", err=True)
+        click.echo(f"{describe_choice(folder, why)}, portable graphs", err=True)
     opened = Bundle.load(folder)
     trials = plan_trials(opened.manifest, graphs, dynamic)
     results: Results = []

@@ -34,6 +34,7 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
     from latentsync_trt.config import SyncOptions
     from latentsync_trt.media.audio import audio_duration_s
     from latentsync_trt.media.demo_clip import SENTENCE, SPEECH, camera_frames
+    from latentsync_trt.media.soundtrack import why_encoded
     from latentsync_trt.media.writer import write_pictures
     from latentsync_trt.sync.api import LipSync
     from latentsync_trt.sync.inputs import check_inputs
@@ -46,9 +47,11 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
     if video is None:
         write_pictures(source, camera_frames(duration_s))
     if not quiet:
-        click.echo(f"{source}: " + ("a video of your own" if video else f"a portrait of {float(duration_s):.1f} s"))
+        what = "a video of your own" if video else f"the built-in portrait, {float(duration_s):.1f} s"
+        click.echo(f"{source}: {what}")
         click.echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
-    options, notices = SyncOptions(preset=preset), Notices()
+    options = SyncOptions(preset=preset)
+    notices = Notices(known=() if audio else (why_encoded(SPEECH, Path(RESULT).suffix),))
     check_inputs(source, speech, out / RESULT, options)
     with progress_bar(hidden=quiet) as on_progress:
         with LipSync.from_bundle(folder, "cpu", on_notice=None if quiet else notices) as lip_sync:

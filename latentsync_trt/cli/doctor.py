@@ -180,31 +180,30 @@ def _codecs() -> Iterator[Finding]:
 
 
 def _bundles() -> Iterator[Finding]:
-    from latentsync_trt.bundle.find import checkpoints_folder, default_bundle, demo_folder, exported_bundles
+    from latentsync_trt.bundle import find
     from latentsync_trt.bundle.manifest import Bundle
     from latentsync_trt.paths import exists
 
-    folder = checkpoints_folder().resolve()
+    folder = find.checkpoints_folder().resolve()
     existing = next(place for place in (folder, *folder.parents) if exists(place))
     state = "found" if folder == existing else "does not exist yet"
     yield Finding("info", f"checkpoints: {folder} ({state}; {_gb(shutil.disk_usage(existing).free)} free)")
-    exported = exported_bundles()
-    default = default_bundle()
+    exported = find.exported_bundles()
+    default = find.default_bundle()
     if default.name is not None:
         yield Finding("ok", f"without --bundle, {default.name} runs: it is {default.reason}")
     elif exported:
         yield Finding("missing", f"without --bundle, none runs: {default.reason}", "latentsync-trt use NAME")
     else:
         yield Finding("missing", "no exported bundle", "latentsync-trt export --model 1.6")
-    for bundle in (*exported, demo_folder()):
+    for bundle in (*exported, find.demo_folder()):
         try:
             manifest = Bundle.load(bundle).manifest
         except BundleError as error:
             yield Finding("problem", str(error), "export it again")
             continue
         size = f"{sum(entry.bytes for entry in manifest.files.values()) / 1e6:.0f} MB"
-        what = f"{manifest.name}, {manifest.resolution_px} px, {manifest.precision}, {manifest.shapes}, {size}"
-        yield Finding("ok", f"{bundle.name}: {what}")
+        yield Finding("ok", f"{find.name_of(bundle)}: {find.facts(manifest)}, {manifest.shapes}, {size}")
 
 
 def _found(text: str, obstacle: Obstacle | None, level: Level = "missing", *, name: str = "") -> Finding:
@@ -241,7 +240,7 @@ def _leftovers() -> Iterator[Finding]:
         text = f"{path}: a build that was killed left it"
         yield Finding("missing", text, "latentsync-trt cache prune --stale, or the next build, deletes it")
     if not found and not unfinished:
-        yield Finding("ok", "none here, below checkpoints/, in the engine cache and among the system's temporary files")
+        yield Finding("ok", "none here, below checkpoints/, in the engine cache or among the system's temporary files")
 
 
 SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {

@@ -41,7 +41,7 @@ class LocalPath(click.Path):
 
 
 class Number(click.FloatRange):
-    """A number within limits; unlike click's, without NaN, which compares as inside of any."""
+    """A number within limits; unlike click's, never NaN, which no comparison finds outside them."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number."""
@@ -72,7 +72,7 @@ bundle_option = click.option(
     "--bundle",
     panel=QUALITY,
     help="Exported model: a path, a name below checkpoints/, or demo.  "
-    "[default: that of `latentsync-trt use`, else the only exported one]",
+    "[default: the one chosen with `latentsync-trt use`, else the only exported one]",
 )
 """`--bundle`, the same in every command."""
 

@@ -1,7 +1,7 @@
 """Output while a clip is processed and when it is done."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import psutil
@@ -25,10 +25,10 @@ def say(text: str) -> None:
 
 
 class Notices:
-    """Prints each notice once, although the report repeats those shown during the run."""
+    """Prints each notice once, although the report repeats those shown during the run; those `known`, never."""
 
-    def __init__(self) -> None:
-        self._shown: set[str] = set()
+    def __init__(self, known: Iterable[str | None] = ()) -> None:
+        self._shown = set(known)
 
     def __call__(self, text: str) -> None:
         if text not in self._shown:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     "-o",
     type=LocalPath(),
     panel=FILES,
-    help="File to write (.mp4, .mov, .mkv).  [default: <video>-synced beside the video]",
+    help="File to write (.mp4, .mov, .mkv).  [default: <video>-synced.mp4 beside the video]",
 )
 @bundle_option
 @options_from(SyncOptions)
@@ -48,7 +48,7 @@ def command(
     **fields: Any,
 ) -> None:
     """Lip-sync a video to a speech recording."""
-    from latentsync_trt.bundle.find import find_bundle
+    from latentsync_trt.bundle.find import describe_choice, find_bundle
     from latentsync_trt.cli.show import Notices, process_age_s, progress_bar, say, show_report
     from latentsync_trt.sync.api import LipSync
     from latentsync_trt.sync.inputs import check_inputs
@@ -59,7 +59,7 @@ def command(
     folder, why = find_bundle(bundle)
     silent, notices = quiet or as_json, Notices()
     if bundle is None and not silent:
-        say(f"bundle {folder.name} ({why})")
+        say(describe_choice(folder, why))
     with LipSync.from_bundle(folder, provider, runtime, on_notice=None if silent else notices) as lip_sync:
         with progress_bar(hidden=silent) as on_progress:
             report = lip_sync.sync(video, audio, target, options, on_progress=on_progress)

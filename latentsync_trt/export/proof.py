@@ -43,7 +43,7 @@ class Proof:
 
     @cached_property
     def _truths(self) -> dict[str, nn.Module]:
-        """Modules with unrounded weights, by graph; none for float32, which is its own truth (see `verify_graph`)."""
+        """Modules with unrounded weights, by graph; none for float32, which has no other (see `verify_graph`)."""
         if self.options.precision == "fp32":
             return {}
         networks = load_networks(self.sources, self.options, torch.float32)

@@ -72,7 +72,7 @@ def needed_bytes(options: ExportOptions) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Error:
-    """How far one output is from the truth, and PyTorch in the same precision; relative to its largest value."""
+    """Distance of an output, and of PyTorch's in its precision, from the exact one; relative to its largest value."""
 
     output: str
     graph: float

@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from av.container import InputContainer
 
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.files import open_input, reading
-from latentsync_trt.media.timing import Timed, clock_of, nearest
+from latentsync_trt.media.joints import origins_of
+from latentsync_trt.media.timing import JITTER_S, Timed, clock_of, nearest
 from latentsync_trt.types import Float32Array
 
 SPEECH_RATE_HZ = 16_000
@@ -25,10 +27,6 @@ SPEECH_RATE_HZ = 16_000
 LEAST_RATE_HZ, MOST_RATE_HZ = 1_000, 4_000_000
 """Sample rates of sources: from telephone quality and less to DSD512. At 1 GHz, which a damaged header may state, the
 resampler alone takes 1 GB."""
-
-JITTER_S = Fraction(1, 25)
-"""Stamps less than this off the count of samples are not followed: each correction would be heard as a click, and 40 ms
-are not seen as late or early (ITU-R BT.1359)."""
 
 # Its tracks state their length to the sample; other containers estimate it, or FFmpeg cuts the padding itself.
 _EXACT_CONTAINER = "mp4"
@@ -168,7 +166,7 @@ def decoded_audio(
     Raises:
         MediaError: decoding fails (with the time), or there are no samples.
     """
-    clock = clock_of(container, delay_s, jitter_s=JITTER_S)
+    clock = clock_of(container, delay_s, jitter_s=JITTER_S, origins=partial(origins_of, path, stream.index))
     before: Timed[AudioFrame] | None = None
     stamp_s: Fraction | None = None
     for frame in _frames(path, container, stream):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from itertools import islice, repeat
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.conversion import DIRECT_FORMATS, FrameConverter, orientation_of, tags_of
 from latentsync_trt.media.files import open_input, reading
+from latentsync_trt.media.joints import origins_of
 from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.media.refusals import check_picture, check_stream
-from latentsync_trt.media.timing import at_constant_rate, clock_of, is_held, on_clock, stated_end_s
+from latentsync_trt.media.timing import at_constant_rate, clock_of, is_held, on_clock, period_s, stated_end_s
 from latentsync_trt.types import Frame, Picture, VideoInfo, YuvPlanes
 
 MOST_PIXELS = 139_264 * 16 * 16
@@ -119,7 +121,8 @@ def _pictures(path: Path, rgb_only: bool, delay_s: Fraction) -> Iterator[_Conver
     with open_input(path) as container:
         stream = _video_stream(path, container)
         stream.thread_type = "AUTO"
-        decoded = on_clock(_decoded(path, container, stream), clock_of(container, delay_s), _period_s(stream))
+        clock = clock_of(container, delay_s, origins=partial(origins_of, path, stream.index))
+        decoded = on_clock(_decoded(path, container, stream), clock, period_s(stream))
         converter, frame, converted = FrameConverter(), None, None
         for shown in at_constant_rate(decoded, MODEL_FPS):
             if converted is None or shown is not frame:
@@ -175,12 +178,6 @@ def _check_size(path: Path, stream: VideoStream) -> None:
             f"{path}: its pictures have {context.width}×{context.height} pixels, more than {MOST_PIXELS / 1e6:.0f} "
             "million; scale it down"
         )
-
-
-def _period_s(stream: VideoStream) -> Fraction:
-    """Seconds between pictures that have no time stamps."""
-    rate = stream.average_rate or stream.guessed_rate or stream.base_rate
-    return 1 / Fraction(rate) if rate else Fraction(1, MODEL_FPS)
 
 
 def _duration_s(container: InputContainer, stream: VideoStream, start_s: Fraction | None) -> Fraction | None:

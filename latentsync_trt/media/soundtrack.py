@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from av.packet import Packet
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import audio_stream, decoded_audio, first_sample_s, format_of, sound_blocks
 from latentsync_trt.media.files import open_input, reading
+from latentsync_trt.media.joints import origins_of
 from latentsync_trt.media.timing import clock_of, nearest
 from latentsync_trt.types import Float32Array
 
@@ -75,7 +77,7 @@ def why_encoded(source: Path, suffix: str) -> str | None:
         MediaError: as `open_soundtrack`.
     """
     problem = _why_not_copied(source, suffix)
-    return None if problem is None else f"{problem}: it is encoded as AAC"
+    return None if problem is None else f"the sound is encoded as AAC: {problem}"
 
 
 def _why_not_copied(source: Path, suffix: str) -> str | None:
@@ -84,16 +86,18 @@ def _why_not_copied(source: Path, suffix: str) -> str | None:
         # The decoder's name can differ from the codec's, as in mp3float.
         codec = stream.codec_context.codec.canonical_name
         if codec not in COPIED_CODECS[suffix]:
-            return f"{suffix} does not support the sound's codec ({codec})"
+            others = " or ".join(other for other, codecs in COPIED_CODECS.items() if codec in codecs)
+            cure = f"; an output in {others} keeps it" if others else ""
+            return f"{suffix} does not support its codec ({codec}){cure}"
         before = None
         for timed in decoded_audio(source, container, stream):
             if before is not None:
                 if format_of(before.item) != format_of(timed.item):
-                    return f"the sound changes its format after {float(timed.time_s):.2f} s"
+                    return f"it changes its format after {float(timed.time_s):.2f} s"
                 if timed.time_s < before.end_s:
-                    return f"the sound overlaps itself after {float(timed.time_s):.2f} s"
+                    return f"it overlaps itself after {float(timed.time_s):.2f} s"
                 if timed.time_s > before.end_s and suffix != _GAPS_IN:
-                    return f"the sound has a gap after {float(before.end_s):.2f} s, which {suffix} cannot hold"
+                    return f"it has a gap after {float(before.end_s):.2f} s, which {suffix} cannot hold"
             before = timed
     return None
 
@@ -112,7 +116,9 @@ class CopiedSound:
         # Before the first sample come an encoder's delay, and silence that is not part of the recording.
         with open_input(path) as opened_again:
             first_s = first_sample_s(path, opened_again)
-        self._clock = clock_of(container, delay_s, origin_s=None if first_s is None else first_s - delay_s)
+        origin_s = None if first_s is None else first_s - delay_s
+        origins = partial(origins_of, path, stream.index)
+        self._clock = clock_of(container, delay_s, origin_s=origin_s, origins=origins)
         self._earliest_s = delay_s - _PRE_ROLL_S
         self._held: tuple[Fraction, Packet[Any]] | None = None
         self._last: int | None = None

@@ -5,18 +5,21 @@ at (k + ½) / fps, as FFmpeg's `fps` filter has it. The output lasts as long as 
 
 Clocks are reset where recordings were joined. That is assumed where a stamp goes back by `BACK_S` or more, or on by
 `FORWARD_S` or more if the container allows resets (MPEG-TS, Ogg), or to a time after the end that the file states.
-What follows then begins directly. Any other step on is a picture held, or a gap in the sound.
+What follows then begins directly, or where `joints` has it. Any other step on is a picture held, or a gap in the sound.
 """
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from math import floor
 from typing import Generic, TypeVar, cast
 
 import av
 from av.container import InputContainer
 from av.format import Flags
+from av.video.stream import VideoStream
 
 T = TypeVar("T")
 
@@ -32,8 +35,12 @@ FORWARD_S = Fraction(10)
 LONGEST_S = Fraction(3600)
 """A step on by this or more is a reset where the file does not state its end: most likely, the stamp is damaged."""
 
+JITTER_S = Fraction(1, 25)
+"""Stamps of sound less than this off the count of samples are not followed: each correction would be heard as a click,
+and 40 ms are not seen as late or early (ITU-R BT.1359)."""
+
 _SHORTEST_S = Fraction(1, 25)
-"""Of a picture whose stated duration is not used."""
+"""Of a picture whose stated duration is not used or not known."""
 
 HELD_S = Fraction(1, 2)
 """If less than this is missing at the end of a looped video, its last picture is held: the sound is merely padded."""
@@ -62,6 +69,7 @@ class Clock:
         jitter_s: a stamp less than this off what the one before implies counts as exact.
         resets: whether the container allows steps on that are no gaps.
         end_s: the last stamp plus its duration, as the file states it; None if it does not.
+        origins: gives the stamps at time 0, minus that at the start, sorted; called at the first reset.
     """
 
     def __init__(
@@ -72,9 +80,12 @@ class Clock:
         jitter_s: Fraction = Fraction(0),
         resets: bool = False,
         end_s: Fraction | None = None,
+        origins: Callable[[], Sequence[Fraction]] = tuple,
     ) -> None:
         self._origin_s, self._jitter_s = origin_s, jitter_s
-        self._resets, self._stated_end_s = resets, end_s
+        self._may_reset, self._stated_end_s = resets, end_s
+        self._first_origin_s, self._origins = origin_s or Fraction(0), cache(origins)
+        self.resets = 0
         self._next_s = self._end_s = start_s
         self._latest_s: Fraction | None = None
 
@@ -95,12 +106,21 @@ class Clock:
 
     def _time_of(self, stamp_s: Fraction) -> Fraction:
         if self._origin_s is None:
-            self._origin_s = stamp_s - self._next_s
+            self._origin_s = self._first_origin_s = stamp_s - self._next_s
         time_s = stamp_s - self._origin_s
         if self._is_reset(time_s, stamp_s):
-            self._origin_s = stamp_s - self._end_s
-            return self._end_s
+            self.resets += 1
+            self._origin_s = self._origin_after(stamp_s - self._end_s)
+            time_s = stamp_s - self._origin_s
         return self._next_s if abs(time_s - self._next_s) < self._jitter_s else time_s
+
+    def _origin_after(self, direct_s: Fraction) -> Fraction:
+        """The other known origin that is nearest to `direct_s`, with which the stream follows itself directly."""
+        known = self._origins()
+        at = bisect(known, direct_s - self._first_origin_s)
+        near = {self._first_origin_s + origin_s for origin_s in known[max(at - 1, 0) : at + 1]} - {self._origin_s}
+        nearest_s = min(near, key=lambda origin_s: abs(origin_s - direct_s), default=direct_s)
+        return nearest_s if abs(nearest_s - direct_s) < LONGEST_S else direct_s
 
     def _is_reset(self, time_s: Fraction, stamp_s: Fraction) -> bool:
         if self._latest_s is None:
@@ -109,8 +129,8 @@ class Clock:
             return True
         step_s = time_s - self._next_s
         if self._stated_end_s is None:
-            return step_s >= (FORWARD_S if self._resets else LONGEST_S)
-        return step_s >= FORWARD_S and (self._resets or stamp_s > self._stated_end_s)
+            return step_s >= (FORWARD_S if self._may_reset else LONGEST_S)
+        return step_s >= FORWARD_S and (self._may_reset or stamp_s > self._stated_end_s)
 
 
 def clock_of(
@@ -119,10 +139,12 @@ def clock_of(
     *,
     origin_s: Fraction | None = None,
     jitter_s: Fraction = Fraction(0),
+    origins: Callable[[], Sequence[Fraction]] = tuple,
 ) -> Clock:
     """A clock for one stream of an open file, with what the file states; arguments as `Clock`."""
     resets = bool(container.format.flags & _RESETS)
-    return Clock(start_s, origin_s=origin_s, jitter_s=jitter_s, resets=resets, end_s=stated_end_s(container))
+    end_s = stated_end_s(container)
+    return Clock(start_s, origin_s=origin_s, jitter_s=jitter_s, resets=resets, end_s=end_s, origins=origins)
 
 
 def stated_end_s(container: InputContainer) -> Fraction | None:
@@ -130,6 +152,12 @@ def stated_end_s(container: InputContainer) -> Fraction | None:
     if not container.duration:
         return None
     return Fraction((container.start_time or 0) + container.duration, av.time_base)
+
+
+def period_s(stream: VideoStream) -> Fraction:
+    """Seconds between pictures whose durations are missing."""
+    rate = stream.average_rate or stream.guessed_rate or stream.base_rate
+    return 1 / Fraction(rate) if rate else _SHORTEST_S
 
 
 def on_clock(

@@ -1,6 +1,7 @@
 """Recorded windows: the denoiser's inputs for windows of a clip, to run loops without video and sound."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
@@ -95,11 +96,12 @@ def record_windows(
 
     aspect = info.sample_aspect_ratio
     finder = FaceFinder(detector, manifest.resolution_px, StageClock(), pixel_aspect=aspect)
-    for number, window in enumerate(_windows(finder.cut_out(finder.find(read())), manifest.frames)):
-        if _is_picked(number, wanted, expected_windows):
-            recorded += 1
-            if not path_of(number).is_file():
-                save_arrays(path_of(number), asdict(_inputs(window, networks, speech)))
+    with closing(speech), closing(finder.cut_out(finder.find(read()))) as jobs:
+        for number, window in enumerate(_windows(jobs, manifest.frames)):
+            if _is_picked(number, wanted, expected_windows):
+                recorded += 1
+                if not path_of(number).is_file():
+                    save_arrays(path_of(number), asdict(_inputs(window, networks, speech)))
     return ClipSummary(frames, finder.frames_with_face, recorded, silent_share(read_audio_blocks(clip.audio)))
 
 

@@ -1,4 +1,4 @@
-"""What a caller may not expect of a run, said before it begins. Pure."""
+"""Notices about what a caller may not expect of a run, for before it begins. Pure."""
 
 from fractions import Fraction
 

@@ -6,12 +6,13 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import InputError
+from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
 from latentsync_trt.quantize.clips import Clip, ClipSummary, clips_in, silent_share, warnings_of
@@ -100,6 +101,14 @@ def test_recorded_windows_are_not_recorded_again(networks: Networks, clip: Clip,
 def test_few_windows_of_a_clip_are_spread_over_it(networks: Networks, tmp_path: Path) -> None:
     clip = Clip(write_face(tmp_path / "face.mp4", 6 * FRAMES), write_sound(tmp_path / "speech.wav", 4.0))
     assert list(record(networks, clip, tmp_path / "windows", 3)[1]) == [1, 3, 5]
+
+
+def test_a_window_that_cannot_be_written_leaves_no_file_open(networks: Networks, clip: Clip, tmp_path: Path) -> None:
+    long = Clip(clip.video, write_sound(tmp_path / "speech.wav", 60.0))  # more than one input of the audio encoder
+    with pytest.raises(OutputError) as caught:
+        record_windows(long, 2, networks, MediaPipeDetector(), lambda _: long.audio / "0.npz", lambda *_: None)
+    opened = {Path(item.path) for item in psutil.Process().open_files()}
+    assert not opened & {long.video, long.audio}, caught  # whose traceback keeps every local variable
 
 
 def test_frames_without_a_face_are_counted_and_left_out(networks: Networks, tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from typing import TypeVar
 import platformdirs
 from filelock import FileLock, Timeout
 
-from latentsync_trt.errors import EngineBuildError, InputError, LatentSyncError, OutputError
+from latentsync_trt.errors import EngineBuildError, LatentSyncError, OutputError
+from latentsync_trt.paths import below_home
 from latentsync_trt.runtime.cache.entry import RECORD_NAME, Entry, examine, write_record
 from latentsync_trt.runtime.cache.key import DIGEST_LENGTH, EngineKey
 from latentsync_trt.temporary import removed_with_the_process
@@ -60,10 +61,7 @@ def cache_folder(given: str | Path | None = None) -> Path:
     it exists, else the user's cache folder; raises `InputError` for a home folder that does not exist."""
     named = given or os.environ.get(CACHE_VARIABLE)
     if named:
-        try:
-            return Path(named).expanduser()
-        except RuntimeError as error:
-            raise InputError(f"{named}: {error}; {_ELSEWHERE}") from error
+        return below_home(named, _ELSEWHERE)
     local = Path(LOCAL_FOLDER)
     return local if local.is_dir() else platformdirs.user_cache_path("latentsync-trt", appauthor=False) / "engines"
 

@@ -93,7 +93,7 @@ class Engines:
         self._tried: set[str] = set()
         self._notice = on_notice
         self._unwritable: OutputError | None = None
-        self._told: OutputError | None = None
+        self._announced: OutputError | None = None
         precision_notice = eight_bit_notice(bundle.manifest, selection)
         if precision_notice:
             on_notice(precision_notice)
@@ -210,8 +210,8 @@ class Engines:
             engine, session = self.cache.load(key, partial(self._build, graph), partial(builder.open_built, source))
         except OutputError as error:
             self._unwritable = self._unwritable or error
-            if self._told is not self._unwritable:
-                self._told = self._unwritable
+            if self._announced is not self._unwritable:
+                self._announced = self._unwritable
                 self._notice(f"{self._unwritable}; engines are built for this run only")
             session = builder.open(source)
             open_s = time.perf_counter() - start_s
