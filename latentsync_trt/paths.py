@@ -40,7 +40,7 @@ def below_home(name: str | os.PathLike[str], cure: str) -> Path:
     try:
         return Path(name).expanduser()
     except RuntimeError as error:
-        raise InputError(f"{name}: {error}; {cure}") from error
+        raise InputError(f"{name}: {str(error).rstrip('.')}; {cure}") from error
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
