@@ -213,7 +213,7 @@ def test_a_dynamic_bundle_is_tried_with_both_kinds_of_shapes() -> None:
 def test_the_command_shows_a_table() -> None:
     code, out, err = run("--bundle", str(small_bundle()), "--graph", SMALL_GRAPH, "--compute-capability", "12.0")
     assert code == 0, err
-    assert "bundle small_bundle" in err
+    assert "small_bundle (named)" in err
     row = next(line for line in out.splitlines() if line.startswith(SMALL_GRAPH))
     assert row.split()[1] == "static"
     assert row.split()[-1] == "accepted"
