@@ -172,7 +172,7 @@ def read_damaged(number: int, folder: Path) -> Result:
 
 
 def _outcome(read: Callable[[Path], None], path: Path) -> tuple[str, str]:
-    """The error's class and message, and a problem where it is none of this package's."""
+    """The error's class and message, and a problem where it is not one of this package."""
     from latentsync_trt.errors import LatentSyncError
 
     try:

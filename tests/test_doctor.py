@@ -239,14 +239,14 @@ def test_a_cache_that_cannot_be_listed_is_a_problem(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("installed", [True, False])
 def test_whether_check_can_run(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
-    monkeypatch.setattr(doctor_module, "_version", lambda name: "1.7.1.116" if installed else None)
+    monkeypatch.setattr(doctor_module, "distribution_version", lambda name: "1.7.1.116" if installed else None)
     finding = the(SECTIONS["engines"](), "check: ")
     assert finding.level == ("ok" if installed else "missing")
     assert finding.cure == ("" if installed else 'pip install "latentsync-trt[check]"')
 
 
 def test_packages_that_are_missing_have_an_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_module, "_version", lambda name: None if name in ("av", "torch", "onnx") else "1.0")
+    monkeypatch.setattr(doctor_module, "distribution_version", lambda name: None if name in ("av", "torch", "onnx") else "1.0")
     assert [finding for finding in SECTIONS["packages"]() if finding.level != "ok"] == [
         Finding("problem", "av is not installed", "pip install latentsync-trt"),
         Finding("problem", "onnxruntime and onnxruntime-gpu overwrite each other's files", messages.REINSTALL_ORT),

@@ -110,7 +110,7 @@ def test_what_only_looks_like_ours_stays(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="POSIX locks")
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """Such as some network disks: nobody could tell a leftover there, so nobody takes the folder for one."""
+    """Such as some network disks: a leftover cannot be recognized there, so the folder is never taken for one."""
     import fcntl
 
     def refuse(*_: object) -> None:

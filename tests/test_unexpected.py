@@ -119,7 +119,7 @@ def test_a_package_that_does_not_load_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX pipes")
 @pytest.mark.parametrize("words", [["--help"], ["cache", "ls", "--json"]])
-def test_output_that_nobody_reads_ends_quietly(words: list[str]) -> None:
+def test_a_closed_pipe_ends_quietly(words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "latentsync_trt", *words]

@@ -1,10 +1,9 @@
 """Versions of the packages that make a bundle, for its manifest."""
 
-import importlib.metadata
 from collections.abc import Iterable
 
 from latentsync_trt.errors import MissingDependency
-from latentsync_trt.version import __version__
+from latentsync_trt.version import __version__, distribution_version
 
 OWN_NAME = "latentsync-trt"
 
@@ -17,14 +16,10 @@ def tool_versions(packages: Iterable[str], *, extra: str) -> dict[str, str]:
     Raises:
         MissingDependency: packages are not installed; the message contains the command that installs them.
     """
-    found, missing = {OWN_NAME: __version__}, []
-    for package in packages:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(package)
+    found = {package: distribution_version(package) for package in packages}
+    missing = [package for package, version in found.items() if version is None]
     if missing:
         raise MissingDependency(
             f"{', '.join(missing)}: not installed, or without their metadata; pip install '{OWN_NAME}[{extra}]'"
         )
-    return found
+    return {OWN_NAME: __version__} | {package: version for package, version in found.items() if version is not None}

@@ -3,7 +3,6 @@
 Packages that may fail to load are imported in functions, so that the failure becomes a finding.
 """
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -19,6 +18,7 @@ import rich_click as click
 from latentsync_trt import __version__
 from latentsync_trt.errors import BundleError, EngineBuildError, OutOfMemory, OutputError
 from latentsync_trt.runtime.providers.messages import INSTALL_LINES, PLUGIN_ABSENT, REINSTALL_ORT, Obstacle
+from latentsync_trt.version import distribution_version
 
 Level = Literal["ok", "missing", "problem", "info"]
 
@@ -70,15 +70,16 @@ def _system() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    builds = [name for name in ("onnxruntime-gpu", "onnxruntime") if _version(name)]
+    builds = [name for name in ("onnxruntime-gpu", "onnxruntime") if distribution_version(name)]
     for name in (*(builds or ["onnxruntime-gpu"]), *_PACKAGES):
-        absent = None if _version(name) else Obstacle(f"{name} is not installed", "pip install latentsync-trt")
-        yield _found(f"{name} {_version(name)}", absent, "problem")
+        version = distribution_version(name)
+        absent = None if version else Obstacle(f"{name} is not installed", "pip install latentsync-trt")
+        yield _found(f"{name} {version}", absent, "problem")
     if len(builds) > 1:
         yield Finding("problem", "onnxruntime and onnxruntime-gpu overwrite each other's files", REINSTALL_ORT)
-    names = ", ".join(name for name in _EXPORT_PACKAGES if not _version(name))
+    names = ", ".join(name for name in _EXPORT_PACKAGES if not distribution_version(name))
     absent = Obstacle(f"export: {names} not installed", 'pip install "latentsync-trt[export]"') if names else None
-    yield _found(f"export: torch {_version('torch')}, onnx {_version('onnx')}", absent)
+    yield _found(f"export: torch {distribution_version('torch')}, onnx {distribution_version('onnx')}", absent)
 
 
 def _driver() -> Iterator[Finding]:
@@ -165,7 +166,7 @@ def _engines() -> Iterator[Finding]:
         if damaged:
             text = f"{len(damaged)} damaged, {_gb(prune.total_bytes(damaged))}"
             yield Finding("missing", text, "latentsync-trt cache prune --stale")
-    version, compiler = _version("tensorrt-rtx-cu13"), "check: NVIDIA's compiler for TensorRT-RTX"
+    version, compiler = distribution_version("tensorrt-rtx-cu13"), "check: NVIDIA's compiler for TensorRT-RTX"
     absent = None if version else Obstacle(f"{compiler} is not installed", 'pip install "latentsync-trt[check]"')
     yield _found(f"{compiler} {version}", absent)
 
@@ -211,13 +212,6 @@ def _found(text: str, obstacle: Obstacle | None, level: Level = "missing", *, na
     if obstacle is None:
         return Finding("ok", text)
     return Finding(level, f"{name}: {obstacle.text}" if name else obstacle.text, obstacle.cure)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _gb(size_bytes: int) -> str:

@@ -8,7 +8,6 @@ import contextlib
 import ctypes
 import ctypes.util
 import functools
-import importlib.metadata
 import importlib.util
 import io
 import os
@@ -19,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnxruntime as ort
+
+from latentsync_trt.version import distribution_version
 
 # The major versions that onnxruntime-gpu 1.31 is built for; a test compares them with the installed wheel.
 CUDA_MAJOR, CUDNN_MAJOR, TENSORRT_MAJOR = 13, 9, 10
@@ -194,14 +195,6 @@ def rtx_library() -> Path:
     for runtime in library.parent.glob("libcudart.so.*"):
         load_problem(str(runtime))
     return library
-
-
-def distribution_version(name: str) -> str | None:
-    """Version of an installed distribution; None if it is not installed."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _cuda_file(library: str) -> str:
