@@ -246,7 +246,8 @@ def test_whether_check_can_run(monkeypatch: pytest.MonkeyPatch, installed: bool)
 
 
 def test_packages_that_are_missing_have_an_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_module, "distribution_version", lambda name: None if name in ("av", "torch", "onnx") else "1.0")
+    missing = "av", "torch", "onnx"
+    monkeypatch.setattr(doctor_module, "distribution_version", lambda name: None if name in missing else "1.0")
     assert [finding for finding in SECTIONS["packages"]() if finding.level != "ok"] == [
         Finding("problem", "av is not installed", "pip install latentsync-trt"),
         Finding("problem", "onnxruntime and onnxruntime-gpu overwrite each other's files", messages.REINSTALL_ORT),
