@@ -141,6 +141,7 @@ def test_naming_a_provider_disables_fallback(tmp_path: Path) -> None:
     assert "install" in err
 
 
+@pytest.mark.integration
 def test_demo_writes_source_and_result(tmp_path: Path) -> None:
     speech = write_sound(tmp_path / "short.wav", 0.32)
     folder = tmp_path / "demo"

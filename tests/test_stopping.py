@@ -120,6 +120,7 @@ def waiting(start: Start, folder: Path, how: str, *words: str, **given: Any) -> 
         ("cleaning", [signal.SIGTERM, signal.SIGTERM], 143),
     ],
 )
+@pytest.mark.integration
 def test_wherever_a_command_is_stuck(start: Start, tmp_path: Path, how: str, signals: list[int], code: int) -> None:
     assert waiting(start, tmp_path, how).stop(*signals) == (code, "", "stopping…\n" + MESSAGE)
 

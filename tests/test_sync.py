@@ -84,6 +84,7 @@ def runs(report: SyncReport) -> Counter[str]:
     return Counter({time.graph: time.runs for time in report.engines if time.graph.startswith("denoise_step")})
 
 
+@pytest.mark.integration
 def test_steps_run_as_the_options_say(lip_sync: LipSync, face_clip: Path, word: Path, tmp_path: Path) -> None:
     full, cached = "denoise_step", "denoise_step_cached"
     bare, bare_cached = "denoise_step_unguided", "denoise_step_unguided_cached"
@@ -411,6 +412,7 @@ def start_long_run(tmp_path: Path) -> "subprocess.Popen[str]":
     return process
 
 
+@pytest.mark.integration
 def test_a_killed_run_leaves_no_torn_output(tmp_path: Path) -> None:
     """Nothing beside the output but the temporary folder, hidden and known as ours, with the file in it."""
     process = start_long_run(tmp_path)

@@ -59,6 +59,7 @@ def test_a_variable_rate_is_resampled_as_by_ffmpeg(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["mp4", "mkv"])
+@pytest.mark.integration
 def test_a_picture_is_held_until_the_next_ones_time(tmp_path: Path, suffix: str) -> None:
     clip = write_video(tmp_path / f"clip.{suffix}", numbered(4), 25, times=[0, 40, 80, 40_000])
     frames = list(read_frames(clip))

@@ -70,6 +70,7 @@ def test_variable_dimensions_are_fixed_at_one_window(tmp_path: Path) -> None:
     assert graph.dimensions == {"windows": 1, "frames": FRAMES}
 
 
+@pytest.mark.integration
 def test_an_observed_loop_computes_what_the_plain_one_does(tmp_path: Path) -> None:
     bundle, loop = Bundle.load(small_bundle(), verify=False), small_loop()
     observer, observed_latents = observe_small(loop)
