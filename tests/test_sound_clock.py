@@ -5,6 +5,7 @@ import tracemalloc
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from pathlib import Path
+from unittest.mock import Mock
 
 import av
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.audio.windows import frame_count
 from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.media import joints
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks, sound_blocks
 from latentsync_trt.media.delays import Delays, delays_of
 from latentsync_trt.media.demo_clip import camera_frames
@@ -254,9 +256,11 @@ def flashes(path: Path, delay_s: Fraction = Fraction(0)) -> list[float]:
 )
 @pytest.mark.integration
 def test_joined_recordings_keep_the_offset_of_picture_and_sound(
-    tmp_path: Path, sounds_s: list[float], late_s: float, step_s: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sounds_s: list[float], late_s: float, step_s: int
 ) -> None:
-    """Each has 2 s of pictures; a flash and a click 1.52 s after its start."""
+    """Each has 2 s of pictures; a flash and a click 1.52 s after its start. All readers share one scan of the file."""
+    scan = Mock(wraps=joints._recordings)
+    monkeypatch.setattr(joints, "_recordings", scan)
     pictures = [np.full((64, 96, 3), 255 * (index == 38), np.uint8) for index in range(2 * MODEL_FPS)]
     clip, output, pieces = tmp_path / "joined.ts", tmp_path / "out.mkv", b""
     for index, sound_s in enumerate(sounds_s):
@@ -273,6 +277,7 @@ def test_joined_recordings_keep_the_offset_of_picture_and_sound(
     ]:
         with_sound = [time_s for time_s, sound_s in zip(shown, sounds_s, strict=True) if sound_s]
         assert np.allclose(with_sound, heard, rtol=0, atol=0.5 / MODEL_FPS + 1e-3)
+    scan.assert_called_once()
 
 
 @pytest.mark.integration

@@ -5,12 +5,13 @@ If each stream followed itself directly, pictures and sound would drift apart, a
 
 from contextlib import suppress
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 
 import av.error
 from av.container import InputContainer
 
-from latentsync_trt.media.files import open_input
+from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.timing import BACK_S, JITTER_S, clock_of, period_s
 
 _Spans = dict[int, tuple[Fraction, Fraction]]
@@ -23,9 +24,9 @@ def origins_of(path: Path, stream: int) -> list[Fraction]:
     A recording begins when the one before it has ended in all its streams. Sound continues directly where that shortens
     the pictures by less than `JITTER_S`. Reads all packets of the file.
     """
-    with open_input(path) as container:
-        sound = container.streams.audio[0].index if container.streams.audio else None
-        recordings = _recordings(container)
+    with reading(path):
+        status = path.stat()
+    sound, recordings = _scanned(path, status.st_mtime_ns, status.st_size)
     origins, ends, origin_s = [], dict[int, Fraction](), Fraction(0)
     for spans in recordings:
         direct = {index: start_s - ends[index] for index, (start_s, _) in spans.items() if index in ends}
@@ -36,6 +37,17 @@ def origins_of(path: Path, stream: int) -> list[Fraction]:
         if stream in spans:
             origins.append(origin_s)
     return sorted(origin_s - origins[0] for origin_s in origins)
+
+
+@lru_cache(maxsize=2)
+def _scanned(path: Path, _mtime_ns: int, _size_bytes: int) -> tuple[int | None, list[_Spans]]:
+    """Index of the sound that is read, and the recordings.
+
+    Kept, as several readers of a file need them, and a scan takes seconds; time and size tell a changed file.
+    """
+    with open_input(path) as container:
+        sound = container.streams.audio[0].index if container.streams.audio else None
+        return sound, _recordings(container)
 
 
 def _recordings(container: InputContainer) -> list[_Spans]:
