@@ -100,8 +100,8 @@ def test_the_folder_of_bundles_may_be_below_the_home_folder(tmp_path: Path, monk
         monkeypatch.setenv(variable, str(tmp_path))
     monkeypatch.setenv(CHECKPOINTS_VARIABLE, str(Path("~", "models")))
     assert checkpoints_folder() == tmp_path / "models"
-    monkeypatch.setenv(CHECKPOINTS_VARIABLE, "~nobody-of-this-name/models")
-    with pytest.raises(InputError, match=rf"~nobody-of-this-name/models: .*{CHECKPOINTS_VARIABLE}"):
+    monkeypatch.setenv(CHECKPOINTS_VARIABLE, "~no-such-user/models")
+    with pytest.raises(InputError, match=rf"~no-such-user/models: .*{CHECKPOINTS_VARIABLE}"):
         checkpoints_folder()
 
 

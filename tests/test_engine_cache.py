@@ -150,8 +150,8 @@ def test_an_engine_is_kept_where_opening_it_fails_for_other_reasons(cache: Engin
 
 
 def test_a_cache_folder_below_an_unknown_home_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, "~nobody-of-this-name/engines")
-    with pytest.raises(InputError, match=r"~nobody-of-this-name/engines: .*LATENTSYNC_TRT_CACHE_DIR"):
+    monkeypatch.setenv(CACHE_VARIABLE, "~no-such-user/engines")
+    with pytest.raises(InputError, match=r"~no-such-user/engines: .*LATENTSYNC_TRT_CACHE_DIR"):
         cache_folder()
 
 

@@ -124,11 +124,9 @@ class FaceFinder:
         shown = square(frame.picture, self._pixel_aspect)
         luma = luma_of(frame.picture) if frame.planes is None else frame.planes.y
         tracked = self._tracker.update(shown, luma)
-        if tracked is None and frame.planes is not None:
-            # Detection converted the whole picture; a frame that waits to be encoded needs its planes only.
-            return Job(replace(frame, picture=LazyRgb(frame.planes)))
         if tracked is None:
-            return Job(frame)
+            # Detection converted the whole picture; a frame that waits to be encoded needs its planes only.
+            return Job(frame if frame.planes is None else replace(frame, picture=LazyRgb(frame.planes)))
         return Job(frame, tracked.track_id, of_stored(tracked.matrix, frame.picture, shown))
 
     def cut_out(self, jobs: Generator[Job, None, None]) -> Generator[Job, None, None]:
