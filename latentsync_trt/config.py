@@ -1,29 +1,46 @@
 """Option objects. Each field declares its help, default, limits and group once; the command line reads them here."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from latentsync_trt.errors import InputError
+from latentsync_trt.values import (
+    Speaker,
+    check_full_steps,
+    check_guidance_interval,
+    checked_face,
+    parse_full_steps,
+    parse_guidance_interval,
+    parse_speaker,
+    parse_time,
+)
 
 MODEL_FPS = 25
 """Frames per second that LatentSync was trained at; the audio windows are cut for it."""
 
-Length = Literal["audio", "video", "shortest"]
-Extend = Literal["loop", "hold"]
+Fps = Literal["source", "25"]
+Length = Literal["audio", "video", "longest", "shortest"]
+Extend = Literal["pingpong", "loop", "hold"]
+Silence = Literal["closed", "model"]
+Paste = Literal["face", "mask"]
+Codec = Literal["h264", "hevc", "av1", "prores", "ffv1"]
 Build = Literal["now", "background"]
 GraphFormChoice = Literal["auto", "portable", "cuda"]
 Solver = Literal["ddim", "dpmpp"]
-Encoder = Literal["x264", "nvenc", "auto"]
+Encoder = Literal["x264", "x265", "svtav1", "nvenc", "auto"]
 PresetName = Literal["quality", "balanced", "fast"]
 
 PROVIDER_CHOICES = ("auto", "tensorrt", "rtx", "cuda", "cpu")
 """Values of `--provider`; after auto, the fastest first."""
 
-FILES, QUALITY, OUTPUT_FILE, HARDWARE = "Input and output", "Quality and speed", "Encoding", "Hardware"
+FILES, FACES, TIME, SOUND, QUALITY, OUTPUT_FILE, HARDWARE = (
+    *("Input and output", "Faces", "Time", "Sound"),
+    *("Quality and speed", "Encoding", "Hardware"),
+)
 """Groups of options in the help texts."""
 
 
@@ -76,46 +93,13 @@ def command_line(options: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]:
         value = getattr(options, spec.name)
         if spec.name in leave_out or value == spec.default:
             continue
-        if isinstance(value, bool):
+        if isinstance(value, tuple) and spec.default == ():  # may be given several times
+            words += [word for item in value for word in (flag_name(spec.name), str(item))]
+        elif isinstance(value, bool):
             words.append(flag_name(spec.name) if value else spec.metadata["off"])
         else:
             words += [flag_name(spec.name), str(value)]
     return words
-
-
-def parse_full_steps(text: str) -> tuple[int, ...]:
-    """ "0,1,5" → (0, 1, 5); raises `InputError` for anything but whole numbers and commas."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"--full-steps {text}: not whole numbers with commas, as in 0,1,5") from None
-
-
-def parse_guidance_interval(text: str) -> tuple[float, float]:
-    """ "0.2-0.8" → (0.2, 0.8); raises `InputError` for anything but two numbers."""
-    try:
-        start, end = map(float, text.split("-"))
-    except ValueError:
-        raise InputError(f"--guidance-interval {text}: not two fractions of the schedule, as in 0.2-0.8") from None
-    return start, end
-
-
-def check_full_steps(full_steps: Sequence[int], steps: int) -> None:
-    """Raises `InputError` unless `full_steps` start with 0, ascend, and are among the first `steps` steps."""
-    shown = f"--full-steps {','.join(map(str, full_steps))}"
-    if not all(isinstance(step, Integral) for step in full_steps):
-        raise InputError(f"{shown}: not whole numbers")
-    if 0 not in list(full_steps) or list(full_steps) != sorted(set(full_steps) & set(range(steps))):
-        raise InputError(f"{shown}: must begin with 0, as nothing can be reused yet, and ascend to at most {steps - 1}")
-
-
-def check_guidance_interval(interval: tuple[float, float]) -> None:
-    """Raises `InputError` unless `interval` ascends, within 0 to 1."""
-    if len(interval) != 2 or not all(isinstance(end, Real) for end in interval):
-        raise InputError(f"--guidance-interval {interval}: not two numbers")
-    start, end = interval
-    if not 0.0 <= start < end <= 1.0:
-        raise InputError(f"--guidance-interval {start:g}-{end:g}: must ascend, within 0 to 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,25 +166,148 @@ class SyncOptions:
         parse=parse_full_steps,
         metavar="STEP,STEP,...",
     )
-    crf: int = option(16, "H.264 quality: 0 is lossless, 51 worst.", group=OUTPUT_FILE, minimum=0, maximum=51)
-    encoder: Encoder = option(
-        "x264",
-        "H.264 encoder: x264 on the CPU, nvenc on the GPU, or auto: nvenc if it is available.",
-        group=OUTPUT_FILE,
-        choices=("x264", "nvenc", "auto"),
+    overlap: int = _sampling_option(
+        0, "Frames that windows of 16 share and blend; each costs 1/16 more work.", minimum=0, maximum=8
     )
-    lossless: bool = option(False, "Write FFV1 RGB in .mkv instead of H.264.", group=OUTPUT_FILE)
-    length: Length = option(
-        "audio",
-        "Length of the output: that of the audio, the video, or the shorter one.",
-        group=FILES,
-        choices=("audio", "video", "shortest"),
+    face: str = option(
+        "largest",
+        "Whose mouth: largest, left, right, index:N as numbered by `latentsync-trt faces`, or at:X,Y in pixels.",
+        group=FACES,
+        parse=checked_face,
+        metavar="FACE",
+    )
+    speaker: tuple[Speaker, ...] = option(
+        (),
+        "Instead of --audio, for several people: the number of a face and its recording, as in 0=a.wav; or, with "
+        "--turns, the name of its speaker there. Repeat it for each.",
+        group=FACES,
+        parse=parse_speaker,
+        metavar="N=FILE",
+    )
+    turns: str | Path | None = option(
+        None, "RTTM file that says who speaks when; at other times the picture stays as it is.", group=FACES
+    )
+    faces: str | Path | None = option(
+        None, "Tracks of faces saved by `latentsync-trt faces`, perhaps edited, instead of searching.", group=FACES
+    )
+    paste: Paste = option(
+        "face",
+        "What replaces the picture: the painted face within its outline, or all of the mask around the mouth.",
+        group=FACES,
+        choices=("face", "mask"),
+        advanced=True,
+    )
+    feather: float = option(
+        1.25,
+        "Width of the soft edge of what is pasted, in percent of the face's size.",
+        group=FACES,
+        minimum=0.0,
+        maximum=10.0,
+        advanced=True,
+    )
+    color_match: bool = option(
+        True,
+        "Whether brightness and contrast of the painted mouth follow its rim.",
+        group=FACES,
+        off="--no-color-match",
+        advanced=True,
+    )
+    enhancer: str | None = option(
+        None,
+        "Improves each painted face: the name of an installed package's entry point `latentsync_trt.enhancers`.",
+        group=FACES,
+        metavar="NAME",
+    )
+    fps: Fps = option(
+        "source", "Frame rate: the video's own, or 25, as in training.", group=TIME, choices=("source", "25")
+    )
+    length: Length | None = option(
+        None,
+        "Length of the output: that of the audio, the video, the longer or the shorter one.  "
+        "[default: audio; video with --start or --end]",
+        group=TIME,
+        choices=("audio", "video", "longest", "shortest"),
     )
     extend: Extend = option(
-        "loop",
-        "If the video ends before the audio: start it again, or hold its last frame.",
-        group=FILES,
-        choices=("loop", "hold"),
+        "pingpong",
+        "If the video ends before the output: play it back and forth, start it again, or hold its last frame.",
+        group=TIME,
+        choices=("pingpong", "loop", "hold"),
+    )
+    start: Fraction | None = option(
+        None,
+        "Sync from this time on, in seconds or as 1:02.5; what is before stays as it is. Speech from another file "
+        "begins here.",
+        group=TIME,
+        parse=parse_time,
+        metavar="TIME",
+    )
+    end: Fraction | None = option(
+        None,
+        "Sync until this time; what follows stays as it is.",
+        group=TIME,
+        parse=parse_time,
+        metavar="TIME",
+    )
+    offset: float = option(
+        0.0,
+        "Milliseconds by which the speech comes later than in its file; less than 0 = earlier.",
+        group=TIME,
+        minimum=-3_600_000.0,
+        maximum=3_600_000.0,
+    )
+    mix: str | Path | None = option(
+        None, "What is heard instead of --audio, which then only moves the lips, as a voice without music.", group=SOUND
+    )
+    silence: Silence = option(
+        "closed",
+        "Where nobody speaks, also over noise and music: closed shuts the mouth, model leaves it to the model.",
+        group=SOUND,
+        choices=("closed", "model"),
+    )
+    codec: Codec | None = option(
+        None,
+        "Codec of the picture.  [default: h264; hevc for more than 8 bits or HDR]",
+        group=OUTPUT_FILE,
+        choices=("h264", "hevc", "av1", "prores", "ffv1"),
+    )
+    encoder: Encoder | None = option(
+        None,
+        "Encoder: of the codec on the CPU (x264, x265, svtav1), nvenc on the GPU, or auto: nvenc if it is available.  "
+        "[default: the codec's on the CPU]",
+        group=OUTPUT_FILE,
+        choices=("x264", "x265", "svtav1", "nvenc", "auto"),
+    )
+    crf: int | None = option(
+        None,
+        "Quality, 0 is best, 51 worst (av1: 63).  [default: 16; 18 with hevc, 24 with av1]",
+        group=OUTPUT_FILE,
+        minimum=0,
+        maximum=63,
+    )
+    encoder_preset: str | None = option(
+        None,
+        "The encoder's own name for speed against size, as in slow (x264, x265), 8 (svtav1) or p5 (nvenc).",
+        group=OUTPUT_FILE,
+        metavar="NAME",
+        advanced=True,
+    )
+    lossless: bool = option(
+        False, "Write FFV1 in the source's own pixel format to .mkv; same as --codec ffv1.", group=OUTPUT_FILE
+    )
+    mark: bool = option(
+        True, "Whether the file's metadata say that AI changed the picture.", group=OUTPUT_FILE, off="--no-mark"
+    )
+    c2pa_cert: str | Path | None = option(
+        None,
+        "Certificate chain (.pem) that signs C2PA content credentials; needs the extra c2pa.",
+        group=OUTPUT_FILE,
+        advanced=True,
+    )
+    c2pa_key: str | Path | None = option(None, "Private key (.pem) of --c2pa-cert.", group=OUTPUT_FILE, advanced=True)
+    resume: bool = option(False, "Go on with an interrupted run of the same command.", group=FILES)
+    report: str | Path | None = option(
+        None, "Page (.html) to write with measures and pictures of the result.", group=FILES
     )
 
     def __post_init__(self) -> None:
@@ -213,6 +320,9 @@ class SyncOptions:
             if self.guidance <= 1.0:
                 raise InputError(f"--guidance-interval: --guidance {self.guidance:g} uses no guidance at any step")
             check_guidance_interval(self.guidance_interval)
+        checked_face(self.face)
+        if self.start is not None and self.end is not None and not self.start < self.end:
+            raise InputError(f"--end {float(self.end):g}: is not after --start {float(self.start):g}")
 
     @property
     def sampling(self) -> Sampling:

@@ -5,8 +5,9 @@ from click.testing import CliRunner
 
 from latentsync_trt import SyncOptions
 from latentsync_trt.cli import main
-from latentsync_trt.config import PRESETS, Sampling, parse_full_steps, parse_guidance_interval
+from latentsync_trt.config import PRESETS, Sampling
 from latentsync_trt.errors import InputError
+from latentsync_trt.values import parse_full_steps, parse_guidance_interval
 
 DEFAULT = Sampling(steps=20, solver="ddim", cache_interval=3)
 

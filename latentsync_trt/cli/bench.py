@@ -10,19 +10,19 @@ import rich_click as click
 
 from latentsync_trt.bench.options import BenchOptions
 from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from
-from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.config import QUALITY, RuntimeOptions, SyncOptions
 
 if TYPE_CHECKING:
     from latentsync_trt.bench.rows import Results
 
-_NOT_FOR_BENCH = ("build", "profile", "preset", "lossless", "length", "extend")
-"""Options that bench does not offer: it waits for engines, runs without a profile, lists presets, and writes .mp4."""
+_NOT_FOR_BENCH = ("build", "profile", "preset")
+"""Options that bench does not offer: it waits for engines, runs without a profile, and lists presets."""
 
 
 @click.command("bench")
 @bundle_option
 @options_from(BenchOptions)
-@options_from(SyncOptions, leave_out=_NOT_FOR_BENCH)
+@options_from(SyncOptions, groups=(QUALITY,), leave_out=_NOT_FOR_BENCH)
 @options_from(RuntimeOptions, leave_out=_NOT_FOR_BENCH)
 @click.option(
     "--out",

@@ -8,10 +8,7 @@ from typing import Any
 import rich_click as click
 
 from latentsync_trt.cli.options import LocalPath, build, options_from, provider_option
-from latentsync_trt.config import RuntimeOptions, SyncOptions
-
-_NOT_OF_SYNC = ("crf", "encoder", "lossless")
-"""Results are always lossless: an encoder's loss would be mistaken for a bundle's."""
+from latentsync_trt.config import QUALITY, RuntimeOptions, SyncOptions
 
 _NOT_OF_RUNTIME = ("build", "profile")
 
@@ -35,7 +32,7 @@ _SUFFIX = ".html"
     help="The report; picture and video go beside it.",
 )
 @provider_option
-@options_from(SyncOptions, leave_out=_NOT_OF_SYNC)
+@options_from(SyncOptions, groups=(QUALITY,))
 @options_from(RuntimeOptions, leave_out=_NOT_OF_RUNTIME)
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
 @click.option(

@@ -55,13 +55,19 @@ class Number(click.FloatRange):
 _METAVARS: dict[type, str] = {click.IntRange: "INTEGER", Number: "NUMBER"}
 
 
-def options_from(cls: type[Any], *, leave_out: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """A decorator that adds a click option for every field of the dataclass `cls` with a help text."""
+def options_from(
+    cls: type[Any], *, leave_out: tuple[str, ...] = (), groups: tuple[str, ...] | None = None
+) -> Callable[[F], F]:
+    """A decorator that adds a click option for every field of the dataclass `cls` with a help text.
+
+    `groups`: only those of these groups.
+    """
     hints = typing.get_type_hints(cls)
 
     def decorate(function: F) -> F:
         for spec in reversed(dataclasses.fields(cls)):
-            if "help" in spec.metadata and spec.name not in leave_out:
+            wanted = groups is None or spec.metadata.get("group") in groups
+            if "help" in spec.metadata and wanted and spec.name not in leave_out:
                 function = _click_option(spec, hints[spec.name])(function)
         return function
 
@@ -138,6 +144,8 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
     if bool in {hint, *typing.get_args(hint)}:
         return click.option(f"{flag}/{metadata['off']}" if "off" in metadata else flag, is_flag=True, **common)
     kind = _click_type(hint, metadata)
+    if spec.default == ():
+        common |= {"multiple": True, "show_default": False}
     metavar = metadata.get("metavar", _METAVARS.get(type(kind)))
     return click.option(flag, spec.name, type=kind, metavar=metavar, **common)
 

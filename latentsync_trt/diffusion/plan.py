@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
 
-from latentsync_trt.config import SyncOptions, check_full_steps, check_guidance_interval
+from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
+from latentsync_trt.values import check_full_steps, check_guidance_interval
 
 EVERYWHERE = (0.0, 1.0)
 """The guidance interval that guides every step."""

@@ -1,0 +1,109 @@
+"""Values of options that are more than a number or a word, from their text."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Integral, Real
+
+from latentsync_trt.errors import InputError
+
+_TIME = re.compile(r"(?:(?:(\d+):)?([0-5]?\d):)?(\d+(?:\.\d*)?|\.\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """The number of a face, and its recording or, with RTTM turns, the name of its speaker there."""
+
+    face: int
+    voice: str
+
+    def __str__(self) -> str:
+        return f"{self.face}={self.voice}"
+
+
+@dataclass(frozen=True, slots=True)
+class FaceChoice:
+    """Which face is synced. `kind`: "largest", "left", "right", "index" (uses `number`), "at" (uses `x_px`, `y_px`)."""
+
+    kind: str
+    number: int = 0
+    x_px: float = 0.0
+    y_px: float = 0.0
+
+
+def parse_face(text: str) -> FaceChoice:
+    """ "left" or "index:2" or "at:640,360" as a choice; raises `InputError` for anything else."""
+    kind, _, rest = text.partition(":")
+    if kind in ("largest", "left", "right") and not rest:
+        return FaceChoice(kind)
+    if kind == "index" and rest.isdecimal():
+        return FaceChoice(kind, number=int(rest))
+    if kind == "at":
+        try:
+            x_px, y_px = map(float, rest.split(","))
+        except ValueError:
+            pass
+        else:
+            if 0 <= x_px < math.inf and 0 <= y_px < math.inf:
+                return FaceChoice(kind, x_px=x_px, y_px=y_px)
+    raise InputError(f"--face {text}: is none of largest, left, right, index:N, at:X,Y")
+
+
+def checked_face(text: str) -> str:
+    """`text`, if `parse_face` takes it."""
+    parse_face(text)
+    return text
+
+
+def parse_speaker(text: str) -> Speaker:
+    """ "0=a.wav" → face 0 and "a.wav"; raises `InputError` for anything else."""
+    face, equals, voice = text.partition("=")
+    if not (face.isdecimal() and equals and voice):
+        raise InputError(f"--speaker {text}: is not the number of a face and a file, as in 0=a.wav")
+    return Speaker(int(face), voice)
+
+
+def parse_time(text: str) -> Fraction:
+    """ "62.5", "1:02.5" or "0:01:02.5" in seconds; raises `InputError` for anything else."""
+    parts = _TIME.fullmatch(text)
+    if parts is None:
+        raise InputError(f"{text}: not a time, as 62.5 or 1:02.5 or 1:00:02.5")
+    hours, minutes, seconds = parts.groups()
+    return 3600 * int(hours or 0) + 60 * int(minutes or 0) + Fraction(seconds)
+
+
+def parse_full_steps(text: str) -> tuple[int, ...]:
+    """ "0,1,5" → (0, 1, 5); raises `InputError` for anything but whole numbers and commas."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--full-steps {text}: not whole numbers with commas, as in 0,1,5") from None
+
+
+def parse_guidance_interval(text: str) -> tuple[float, float]:
+    """ "0.2-0.8" → (0.2, 0.8); raises `InputError` for anything but two numbers."""
+    try:
+        start, end = map(float, text.split("-"))
+    except ValueError:
+        raise InputError(f"--guidance-interval {text}: not two fractions of the schedule, as in 0.2-0.8") from None
+    return start, end
+
+
+def check_full_steps(full_steps: Sequence[int], steps: int) -> None:
+    """Raises `InputError` unless `full_steps` start with 0, ascend, and are among the first `steps` steps."""
+    shown = f"--full-steps {','.join(map(str, full_steps))}"
+    if not all(isinstance(step, Integral) for step in full_steps):
+        raise InputError(f"{shown}: not whole numbers")
+    if 0 not in list(full_steps) or list(full_steps) != sorted(set(full_steps) & set(range(steps))):
+        raise InputError(f"{shown}: must begin with 0, as nothing can be reused yet, and ascend to at most {steps - 1}")
+
+
+def check_guidance_interval(interval: tuple[float, float]) -> None:
+    """Raises `InputError` unless `interval` ascends, within 0 to 1."""
+    if len(interval) != 2 or not all(isinstance(end, Real) for end in interval):
+        raise InputError(f"--guidance-interval {interval}: not two numbers")
+    start, end = interval
+    if not 0.0 <= start < end <= 1.0:
+        raise InputError(f"--guidance-interval {start:g}-{end:g}: must ascend, within 0 to 1")
