@@ -10,6 +10,8 @@ from typing import Any, Literal, get_args, get_type_hints
 from latentsync_trt.errors import InputError
 from latentsync_trt.values import (
     Speaker,
+    as_speakers,
+    as_time,
     check_full_steps,
     check_guidance_interval,
     checked_face,
@@ -311,6 +313,10 @@ class SyncOptions:
     )
 
     def __post_init__(self) -> None:
+        for name in ("start", "end"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, as_time(getattr(self, name), flag_name(name)))
+        object.__setattr__(self, "speaker", as_speakers(self.speaker))
         check_limits(self)
         if self.full_steps is not None:
             if self.cache_interval is not None:
@@ -321,6 +327,8 @@ class SyncOptions:
                 raise InputError(f"--guidance-interval: --guidance {self.guidance:g} uses no guidance at any step")
             check_guidance_interval(self.guidance_interval)
         checked_face(self.face)
+        if self.speaker and self.face != "largest":
+            raise InputError(f"--face {self.face} and --speaker exclude each other: --speaker says whose face")
         if self.start is not None and self.end is not None and not self.start < self.end:
             raise InputError(f"--end {float(self.end):g}: is not after --start {float(self.start):g}")
 

@@ -61,14 +61,20 @@ def interruption(message: str = _messages[0]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(message) from None
+        raise Interrupted(interrupted_message()) from None
     finally:
         _messages.pop()
 
 
 def interrupted_message() -> str:
     """What to print about an interruption at this point."""
-    return _messages[-1]
+    return _messages[-1] + how_to_go_on()
+
+
+def how_to_go_on() -> str:
+    """As `temporary.how_to_go_on`, without importing it."""
+    temporary = sys.modules.get("latentsync_trt.temporary")
+    return "" if temporary is None else str(temporary.how_to_go_on())
 
 
 class _Stop:

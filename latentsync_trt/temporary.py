@@ -5,25 +5,34 @@
 
 The system frees the lock of a killed process, so a folder whose lock is free is a leftover. Process numbers are
 no sign: containers that share a disk each have their own. A folder without the file is not one of these and is left
-alone.
+alone. So is one with `KEPT_NAME`: it holds finished parts of a long run, which the same command can go on with.
 """
 
+import errno
 import logging
 import os
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 PREFIX = ".latentsync-"
 LOCK_NAME = ".in-use"
+KEPT_NAME = "parts.json"
 
 _TRIES = 10
+_PAUSE_S = 0.03
+_LONGEST_NAME_BYTES = 200
+"""Of an output whose folder has its name; file systems allow 255."""
+
+_GO_ON = "; what is done is kept: the same command with --resume goes on there"
 
 # On Windows, files moved out of a private folder would stay private.
 _MODE = 0o777 if os.name == "nt" else 0o700
@@ -34,6 +43,9 @@ _log = logging.getLogger(__name__)
 
 _made: dict[Path, FileLock | None] = {}
 """What this process has to remove, and the lock of what is locked."""
+
+_kept: set[Path] = set()
+"""Folders of this process whose block has ended with `KEPT_NAME` in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +66,47 @@ def temporary_folder(parent: Path | None = None, on_notice: Notice = _log.warnin
         OSError: the folder cannot be made.
     """
     parent = Path(tempfile.gettempdir() if parent is None else parent).absolute()
-    removed = [leftover for leftover in remove_leftovers(parent) if leftover.size_bytes]  # empty ones need no notice
-    if removed:
-        size_mb = sum(leftover.size_bytes for leftover in removed) / 1e6
-        count = "a temporary folder" if len(removed) == 1 else f"{len(removed)} temporary folders"
-        on_notice(f"{parent}: removed {count} of runs that were killed ({size_mb:.1f} MB)")
+    _clean(parent, on_notice)
     folder = _new_folder(parent)
     try:
         yield folder
     finally:
         _delete(folder, _made[folder])
         _made.pop(folder)
+
+
+def work_folder_of(output: Path) -> Path:
+    """The `work_folder` beside `output`, always the same."""
+    name = output.name
+    if len(os.fsencode(name)) > _LONGEST_NAME_BYTES:
+        name = sha256(name.encode(errors="surrogateescape")).hexdigest()[:16] + output.suffix
+    return output.absolute().with_name(PREFIX + name)
+
+
+@contextmanager
+def work_folder(output: Path, on_notice: Notice = _log.warning) -> Iterator[Path]:
+    """As `temporary_folder`, but `work_folder_of(output)`, which may exist; it stays while it has `KEPT_NAME`.
+
+    Raises:
+        OSError: the folder cannot be made, or another process uses it.
+    """
+    folder = work_folder_of(output)
+    _clean(folder.parent, on_notice)
+    lock = _take(folder)
+    try:
+        yield folder
+    finally:
+        _made.pop(folder)
+        if (folder / KEPT_NAME).exists():
+            _kept.add(folder)
+            lock.release(force=True)
+        else:
+            _delete(folder, lock)
+
+
+def how_to_go_on() -> str:
+    """What a message about the end of this process adds: how to go on with what it kept, if anything; else nothing."""
+    return _GO_ON if _kept or any((folder / KEPT_NAME).exists() for folder in list(_made)) else ""
 
 
 @contextmanager
@@ -94,7 +136,7 @@ def removed_with_the_process(folder: Path) -> Iterator[None]:
 def remove_all() -> None:
     """Removes everything that is registered, for a process that ends without leaving its blocks. Thread-safe."""
     for _ in range(_TRIES):  # other threads may still write
-        left = [(folder, lock) for folder, lock in list(_made.items()) if folder.exists()]
+        left = [item for item in list(_made.items()) if item[0].exists() and not (item[0] / KEPT_NAME).exists()]
         if not left:
             return
         for folder, lock in left:
@@ -103,21 +145,38 @@ def remove_all() -> None:
 
 def leftovers(parent: Path) -> list[Leftover]:
     """Temporary folders in `parent` whose process has ended; empty if `parent` cannot be read."""
-    found = []
-    for leftover, lock in _abandoned(parent):
-        lock.release()
-        found.append(leftover)
-    return found
+    return _unlocked(_abandoned(parent, kept=False))
+
+
+def kept_work(parent: Path) -> list[Leftover]:
+    """Folders in `parent` with finished parts of runs that have ended before their output was complete."""
+    return _unlocked(_abandoned(parent, kept=True))
 
 
 def remove_leftovers(parent: Path) -> list[Leftover]:
     """Removes temporary folders in `parent` whose process has ended; returns those that are gone."""
     removed = []
-    for leftover, lock in _abandoned(parent):
+    for leftover, lock in _abandoned(parent, kept=False):
         _delete(leftover.path, lock)
         if not leftover.path.exists():
             removed.append(leftover)
     return removed
+
+
+def _clean(parent: Path, on_notice: Notice) -> None:
+    removed = [leftover for leftover in remove_leftovers(parent) if leftover.size_bytes]  # empty ones need no notice
+    if removed:
+        size_mb = sum(leftover.size_bytes for leftover in removed) / 1e6
+        count = "a temporary folder" if len(removed) == 1 else f"{len(removed)} temporary folders"
+        on_notice(f"{parent}: removed {count} of runs that were killed ({size_mb:.1f} MB)")
+
+
+def _unlocked(found: Iterator[tuple[Leftover, FileLock]]) -> list[Leftover]:
+    leftovers = []
+    for leftover, lock in found:
+        lock.release()
+        leftovers.append(leftover)
+    return leftovers
 
 
 def _new_folder(parent: Path) -> Path:
@@ -137,6 +196,20 @@ def _new_folder(parent: Path) -> Path:
     raise OSError(f"{parent}: no temporary folder can be made and locked")
 
 
+def _take(folder: Path) -> FileLock:
+    """The lock of `folder`, which may exist, held and registered."""
+    for _ in range(_TRIES):  # who looks for leftovers holds a lock for a moment, and may remove the folder
+        lock = _lock_in(folder)
+        folder.mkdir(_MODE, exist_ok=True)
+        if _mark(folder, lock):
+            _made[folder] = lock
+            _kept.discard(folder)
+            return lock
+        lock.release(force=True)
+        time.sleep(_PAUSE_S)
+    raise OSError(errno.EBUSY, "another process is writing it; wait for it, or choose another name")
+
+
 def _lock_in(folder: Path) -> FileLock:
     # Not a lock that is only a file: a killed process would hold it forever.
     return FileLock(folder / LOCK_NAME, timeout=0, thread_local=False, fallback_to_soft=False)
@@ -154,15 +227,18 @@ def _mark(folder: Path, lock: FileLock) -> bool:
     return (folder / LOCK_NAME).exists()
 
 
-def _abandoned(parent: Path) -> Iterator[tuple[Leftover, FileLock]]:
-    """Folders in `parent` that were made here and that no process uses, each with its lock, which is held."""
+def _abandoned(parent: Path, *, kept: bool) -> Iterator[tuple[Leftover, FileLock]]:
+    """Folders in `parent` that were made here and that no process uses, each with its lock, which is held.
+
+    `kept`: those with `KEPT_NAME`, or those without.
+    """
     folders: list[Path] = []
     with suppress(OSError), os.scandir(parent) as entries:
         folders = sorted(
             Path(entry.path) for entry in entries if entry.name.startswith(PREFIX) and not entry.is_symlink()
         )
     for folder in folders:
-        if folder.absolute() in _made or not (folder / LOCK_NAME).is_file():
+        if folder.absolute() in _made or not (folder / LOCK_NAME).is_file() or (folder / KEPT_NAME).exists() != kept:
             continue
         lock = _lock_in(folder)
         try:

@@ -30,11 +30,27 @@ class ColorTags:
 
 
 @dataclass(frozen=True, slots=True)
+class HdrMetadata:
+    """What a file says about the display that its HDR picture was made on.
+
+    `mastering`: x and y of the primaries red, green, blue and of white, then the least and largest cd/m²; `light`: the
+    brightest pixel and the brightest mean of a picture, in cd/m²; both None if not stated. `dynamic`: kinds of metadata
+    that change from picture to picture.
+    """
+
+    mastering: tuple[Fraction, ...] | None = None
+    light: tuple[int, int] | None = None
+    dynamic: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class VideoInfo:
     """A video stream's properties. Sizes and `sample_aspect_ratio` (pixel width / height) are after rotation.
 
     `duration_s` is None where the file does not state it; `frames_per_s`, the mean over the file, and `start_s`, the
-    time stamp of the first picture, likewise. `color`: tags of the first picture.
+    time stamp of the first picture, likewise. `pixel_format` (FFmpeg's name) and `color`: of the `YuvPlanes` of its
+    frames. `hdr`: of the first picture. `time_base`: seconds of which all its
+    times are multiples.
     """
 
     width_px: int
@@ -46,16 +62,23 @@ class VideoInfo:
     color: ColorTags = ColorTags()
     frames_per_s: Fraction | None = None
     start_s: Fraction | None = None
+    time_base: Fraction | None = None
+    hdr: HdrMetadata | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class YuvPlanes:
-    """8-bit 4:2:0 picture: `y (H, W)`, `u` and `v` `(ceil(H/2), ceil(W/2))`, all uint8, coded as `color` says."""
+    """A picture as three planes, coded as `color` says: uint8, or uint16 where `bits` is above 8.
 
-    y: UInt8Array
-    u: UInt8Array
-    v: UInt8Array
+    `y (H, W)`; `u` and `v` `(ceil(H/a), ceil(W/b))` with a and b 1 or 2: 4:2:0, 4:2:2, 4:4:0 or 4:4:4. With matrix 0,
+    the planes hold G, B and R.
+    """
+
+    y: UInt8Array | UInt16Array
+    u: UInt8Array | UInt16Array
+    v: UInt8Array | UInt16Array
     color: ColorTags
+    bits: int = 8
 
 
 class Picture(Protocol):
@@ -79,12 +102,17 @@ class Picture(Protocol):
 class Frame:
     """One output frame.
 
+    `time_s`, `duration_s`: in the output. `source_s`: time of its picture in the source, whose first one is at 0; it
+    goes back where the source is played again or backwards.
+
     Faces are found and painted in `picture`. `planes` holds the same picture in the encoder's chroma sampling, so that
     unchanged pixels are never converted; it is None for RGB output.
     """
 
     index: int
     time_s: Fraction
+    duration_s: Fraction
+    source_s: Fraction
     picture: Picture
     planes: YuvPlanes | None
 
@@ -98,14 +126,14 @@ class Frame:
 class Patch:
     """New pixels for one rectangle of a frame.
 
-    `x_px`, `y_px`: its top-left corner; `rgb (h, w, 3)` uint8; `changed (h, w)` bool: the pixels to replace. All
-    others must reach the output unchanged.
+    `x_px`, `y_px`: its top-left corner. `rgb (h, w, 3)` uint16: 257 × the 8-bit level, SDR as in `Frame.picture`.
+    `weight (h, w)` float32 in [0, 1]: how much of it shows; pixels of weight 0 must reach the output unchanged.
     """
 
     x_px: int
     y_px: int
-    rgb: UInt8Array
-    changed: BoolArray
+    rgb: UInt16Array
+    weight: Float32Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,6 +157,26 @@ class FaceDetector(Protocol):
 
     def detect(self, frame: UInt8Array) -> list[Face]:
         """Faces in `frame` (uint8 `(H, W, 3)` RGB), in no particular order; empty if there is none."""
+        ...
+
+
+class Mesher(Protocol):
+    """Finds the points of a face whose place is known."""
+
+    def mesh(self, picture: Picture, around: Face) -> Float32Array | None:
+        """FaceMesh's points (x, y) of the face near `around`, float32 `(468, 2)` in pixels of `picture`, or None."""
+        ...
+
+
+class Enhancer(Protocol):
+    """Improves painted faces before they are pasted."""
+
+    def enhance(self, face: Float32Array) -> Float32Array:
+        """The same face at the same place, RGB float32 `(H', W', 3)` in [0, 1] with H' ≥ H and W' ≥ W.
+
+        Args:
+            face: RGB float32 `(H, W, 3)` in [0, 1], in the network's pose.
+        """
         ...
 
 
@@ -283,6 +331,65 @@ ProgressCallback = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
+class LipMeasure:
+    """How the painted lips of one `speaker` follow the recording; rough on real faces.
+
+    `frames`: 25ths of a second in which lips were measured; the others are None where these are too few.
+    `follow`: correlation of the lips' opening with the loudness, in [−1, 1]. `late_ms`: delay of the lips at which both
+    agree best. `shut_in_silence`: share of the silence in which the lips touch; None without silence.
+    """
+
+    speaker: int
+    frames: int
+    follow: float | None
+    late_ms: int | None
+    shut_in_silence: float | None
+
+    def __str__(self) -> str:
+        if self.follow is None or self.late_ms is None:
+            return "too few frames to compare with the speech"
+        when = "on time" if self.late_ms == 0 else f"{abs(self.late_ms)} ms {'late' if self.late_ms > 0 else 'early'}"
+        shut = "" if self.shut_in_silence is None else f", shut in {self.shut_in_silence:.0%} of the silence"
+        return f"follow the loudness at r = {self.follow:.2f}, {when} (rough){shut}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """What was measured in the painted faces while a clip ran; None where nothing was to measure.
+
+    `seam`: the step at the edge of what was pasted, relative to the source's own changes there; 0 = none, below 1 these
+    hide it. `flicker`: change from frame to frame that is no movement, beside the mouth, relative to the source's own.
+    """
+
+    lips: tuple[LipMeasure, ...]
+    seam: float | None
+    flicker: float | None
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """All in words, as name and value."""
+        several = len(self.lips) > 1
+        rows = [(f"lips of speaker {lips.speaker}" if several else "lips", str(lips)) for lips in self.lips]
+        picture = [
+            *([] if self.seam is None else [f"seam {self.seam:.1f}×"]),
+            *([] if self.flicker is None else [f"flicker {self.flicker:.1f}× of the source's own"]),
+        ]
+        return [*rows, ("picture", ", ".join(picture))] if picture else rows
+
+    def __str__(self) -> str:
+        return "; ".join(f"{name}: {value}" for name, value in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A time of the output without a painted face, and why."""
+
+    start_s: float
+    end_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SyncReport:
     """What a finished run did.
 
@@ -304,3 +411,5 @@ class SyncReport:
     stages: tuple[StageTime, ...]
     engines: tuple[EngineTime, ...]
     notices: tuple[str, ...]
+    untouched: tuple[Interval, ...] = ()
+    quality: Measures | None = None

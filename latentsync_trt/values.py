@@ -3,9 +3,9 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from numbers import Integral, Real
+from numbers import Integral, Rational, Real
 
 from latentsync_trt.errors import InputError
 
@@ -35,7 +35,7 @@ class FaceChoice:
 
 def parse_face(text: str) -> FaceChoice:
     """ "left" or "index:2" or "at:640,360" as a choice; raises `InputError` for anything else."""
-    kind, _, rest = text.partition(":")
+    kind, _, rest = str(text).partition(":")
     if kind in ("largest", "left", "right") and not rest:
         return FaceChoice(kind)
     if kind == "index" and rest.isdecimal():
@@ -72,6 +72,29 @@ def parse_time(text: str) -> Fraction:
         raise InputError(f"{text}: not a time, as 62.5 or 1:02.5 or 1:00:02.5")
     hours, minutes, seconds = parts.groups()
     return 3600 * int(hours or 0) + 60 * int(minutes or 0) + Fraction(seconds)
+
+
+def as_time(value: object, name: str) -> Fraction:
+    """Seconds from 0 on, given as any number or as text for `parse_time`; raises `InputError`, naming the option."""
+    if isinstance(value, str):
+        try:
+            return parse_time(value)
+        except InputError as error:
+            raise InputError(f"{name} {error}") from None
+    if isinstance(value, Real) and not isinstance(value, bool) and 0 <= value < math.inf:
+        return Fraction(value) if isinstance(value, Rational) else Fraction(repr(float(value)))  # 0.1 is a tenth
+    raise InputError(f"{name} {value!r}: not a time, as 62.5 or 1:02.5 or 1:00:02.5")
+
+
+def as_speakers(value: object) -> tuple[Speaker, ...]:
+    """One or several of `Speaker`, or text for `parse_speaker`; raises `InputError` for anything else."""
+    if isinstance(value, str):
+        return (parse_speaker(value),)
+    if isinstance(value, Speaker) and isinstance(value.face, Integral) and value.face >= 0:
+        return (replace(value, voice=str(value.voice)),)
+    if isinstance(value, list | tuple):
+        return tuple(speaker for each in value for speaker in as_speakers(each))
+    raise InputError(f"--speaker {value!r}: is not the number of a face and a file, as in 0=a.wav")
 
 
 def parse_full_steps(text: str) -> tuple[int, ...]:

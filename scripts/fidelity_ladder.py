@@ -26,12 +26,12 @@ sys.path.insert(0, str(ROOT))
 
 from latentsync_trt import LipSync, SyncOptions, __version__  # noqa: E402
 from latentsync_trt.bench.pictures import likeness  # noqa: E402
-from latentsync_trt.bench.sync_measure import SyncScore  # noqa: E402
 from latentsync_trt.bundle.manifest import read_manifest  # noqa: E402
 from latentsync_trt.diffusion.plan import plan_for  # noqa: E402
 from latentsync_trt.face.detector import MediaPipeDetector  # noqa: E402
 from latentsync_trt.face.mask import mouth_mask  # noqa: E402
 from latentsync_trt.media.reader import read_frames  # noqa: E402
+from latentsync_trt.sync.lips import SyncScore  # noqa: E402
 from latentsync_trt.types import SyncReport, UInt8Array  # noqa: E402
 from scripts.plan_costs import full_step_equivalents  # noqa: E402
 from scripts.train_demo.held_out import Case, aligned_faces, held_out_cases, lip_scores, write_inputs  # noqa: E402
@@ -231,7 +231,7 @@ def table(rungs: list[Rung]) -> str:
 
 
 def _frames(path: Path, case: Case) -> Iterator[UInt8Array]:
-    for frame, _ in zip(read_frames(path, rgb_only=True), range(len(case)), strict=False):
+    for frame, _ in zip(read_frames(path), range(len(case)), strict=False):
         yield frame.rgb
 
 

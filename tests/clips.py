@@ -5,14 +5,19 @@ from collections.abc import Iterable
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
+from latentsync_trt.media.codecs import choose_encoder
 from latentsync_trt.media.demo_clip import camera_frames
-from latentsync_trt.types import Float32Array, UInt8Array
+from latentsync_trt.media.pictures import picture_info
+from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan
+from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.types import Float32Array, Frame, Picture, UInt8Array, VideoInfo, YuvPlanes
 from tests.small import small_bundle
 
 CLICK_RATE_HZ = 48000
@@ -64,6 +69,26 @@ def number_of(rgb: UInt8Array) -> int:
     width = rgb.shape[1]
     levels = [rgb[:, bit * width // 8 + 2 : (bit + 1) * width // 8 - 2].mean() for bit in range(8)]
     return sum((level > 127) << bit for bit, level in enumerate(levels))
+
+
+def frame_at(index: int, picture: Picture, planes: YuvPlanes | None = None, fps: Fraction | int = 25) -> Frame:
+    """Frame `index` of a clip at a constant rate."""
+    period_s = Fraction(1, fps)
+    return Frame(index, index * period_s, period_s, index * period_s, picture, planes)
+
+
+def open_writer(
+    output: Path,
+    info: VideoInfo | None = None,
+    *,
+    audio: Path | None = None,
+    audio_delay_s: Fraction = Fraction(0),
+    **options: Any,
+) -> VideoWriter:
+    """A writer for a source like `info` (or RGB pictures of 96×64), with the encoder of these `SyncOptions`."""
+    info = info or picture_info(96, 64, rgb=False)
+    sound = None if audio is None else SoundPlan((SoundPiece(audio, audio_delay_s),))
+    return VideoWriter(output, info, choose_encoder(SyncOptions(**options), info), sound)
 
 
 def write_face(

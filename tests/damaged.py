@@ -221,7 +221,7 @@ def _frames(path: Path, *, rgb_only: bool = False) -> None:
 
 
 def _frames_as_rgb(path: Path) -> None:
-    _frames(path, rgb_only=True)
+    _frames(path)
 
 
 def _duration(path: Path) -> None:

@@ -124,8 +124,8 @@ def test_missing_checkpoints_say_how_to_get_them(tmp_path: Path, monkeypatch: py
 
 
 def test_outputs_are_named_after_the_video() -> None:
-    assert default_output(Path("a") / "clip.mov", lossless=False) == Path("a") / "clip-synced.mp4"
-    assert default_output(Path("clip.mov"), lossless=True) == Path("clip-synced.mkv")
+    assert default_output(Path("a") / "clip.mov", ".mp4") == Path("a") / "clip-synced.mp4"
+    assert default_output(Path("clip.mov"), ".mkv") == Path("clip-synced.mkv")
 
 
 def test_naming_a_provider_disables_fallback(tmp_path: Path) -> None:

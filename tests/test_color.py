@@ -16,9 +16,8 @@ from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.conversion import FrameConverter
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.refusals import check_picture
-from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.types import ColorTags, UInt8Array
-from tests.clips import HEVC, numbered
+from tests.clips import HEVC, numbered, open_writer
 
 TAGGED = ColorTags(9, 14, 9, full_range=False)
 """BT.2020 of limited range."""
@@ -65,8 +64,8 @@ def write(
 
 def copied(source: Path, output: Path, *, lossless: bool = False) -> Path:
     """`source`, read and written without a change."""
-    with VideoWriter(output, probe(source), lossless=lossless) as writer:
-        for frame in read_frames(source, rgb_only=lossless):
+    with open_writer(output, probe(source), lossless=lossless) as writer:
+        for frame in read_frames(source):
             writer.write(frame)
     return output
 
@@ -348,7 +347,7 @@ def test_pixel_aspect_turns_with_the_picture(tmp_path: Path, codec: str, pixel_f
     assert probe(source).sample_aspect_ratio == expected
     for suffix in (".mp4", ".mov", ".mkv"):
         assert probe(copied(source, tmp_path / f"out{suffix}")).sample_aspect_ratio == expected
-    (notice,) = (text for text in VideoWriter(source, probe(source), lossless=True).notices if "aspect" in text)
+    (notice,) = (text for text in open_writer(source, probe(source), lossless=True).notices if "aspect" in text)
     shown = expected * (Fraction(64, 96) if rotation_deg % 180 else Fraction(96, 64))
     assert f"-aspect {shown.numerator}:{shown.denominator} " in notice
 

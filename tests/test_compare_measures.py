@@ -24,9 +24,9 @@ from latentsync_trt.bench.compare.report import lines_of, show_comparison
 from latentsync_trt.bench.compare.run import Comparison, Side
 from latentsync_trt.bench.material import choose_clip
 from latentsync_trt.bench.pictures import Likeness
-from latentsync_trt.bench.sync_measure import Curves, SyncScore
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.demo_clip import SPEECH, SpokenMouth
+from latentsync_trt.sync.lips import Curves, SyncScore
 from latentsync_trt.types import UInt8Array
 from tests.clips import write_face, write_sound
 from tests.sounds import write_samples

@@ -10,6 +10,7 @@ from latentsync_trt.face.align import OUTSIDE, crop, crop_size_px, frame_rectang
 from latentsync_trt.face.compositor import composite, paste
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, UInt8Array
+from tests.pasted import applied
 
 RESOLUTION = 64
 SIZE = crop_size_px(RESOLUTION)
@@ -73,16 +74,16 @@ def test_nothing_changes_outside_the_patch(
     before = frame.copy()
     patch = composite(frame, AlignedFace(np.zeros((0, 0, 3), np.uint8), matrix, SIZE), painted, mask)
     assert np.array_equal(frame, before)
-    height, width = patch.changed.shape
+    height, width = patch.weight.shape
     assert patch.rgb.shape == (height, width, 3)
-    assert (patch.rgb.dtype, patch.changed.dtype) == (np.uint8, np.bool_)
-    if not patch.changed.size:
+    assert (patch.rgb.dtype, patch.weight.dtype) == (np.uint16, np.float32)
+    if not patch.weight.size:
         return
+    assert patch.weight.min() >= 0
+    assert patch.weight.max() <= 1
     assert 0 <= patch.x_px <= frame.shape[1] - width
     assert 0 <= patch.y_px <= frame.shape[0] - height
-    own = frame[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width]
-    assert np.array_equal(patch.rgb[~patch.changed], own[~patch.changed])
-    edges = (patch.changed[0], patch.changed[-1], patch.changed[:, 0], patch.changed[:, -1])
+    edges = (patch.weight[0], patch.weight[-1], patch.weight[:, 0], patch.weight[:, -1])
     assert all(edge.any() for edge in edges), "larger than what changed"
 
 
@@ -94,7 +95,7 @@ def test_every_changed_pixel_lies_in_the_face_and_its_rectangle(
     black = np.zeros((RESOLUTION, RESOLUTION, 3), np.uint16)
     face = AlignedFace(np.zeros((0, 0, 3), np.uint8), matrix, SIZE)
     patch = composite(np.full_like(frame, 255), face, black, mask)
-    rows, columns = np.nonzero(patch.changed)
+    rows, columns = np.nonzero(patch.weight)
     x, y = columns + patch.x_px, rows + patch.y_px
     left, top, right, bottom = frame_rectangle(matrix, SIZE, frame.shape, 0)
     assert ((x >= left) & (x < right) & (y >= top) & (y < bottom)).all()
@@ -110,9 +111,7 @@ def test_levels_lie_between_the_frame_and_the_face(
     matrix = data.draw(matrices(frame.shape))
     painted = np.full((RESOLUTION, RESOLUTION, 3), level * 257, np.uint16)
     patch = composite(frame, AlignedFace(np.zeros((0, 0, 3), np.uint8), matrix, SIZE), painted, mask)
-    height, width = patch.changed.shape
-    own = frame[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width].astype(int)
-    made = patch.rgb.astype(int)
+    own, made = frame.astype(int), applied(frame, patch).astype(int)
     assert (made <= np.maximum(own, level) + ROUNDING).all()
     assert (made >= np.minimum(own, level) - ROUNDING).all()
 
@@ -155,4 +154,4 @@ def test_a_part_of_the_frame_gives_the_same_patch(data: st.DataObject, frame: UI
     one, other = paste(frame, face, matrix), paste(hidden, face, matrix)
     assert (one.x_px, one.y_px) == (other.x_px, other.y_px)
     assert np.array_equal(one.rgb, other.rgb)
-    assert np.array_equal(one.changed, other.changed)
+    assert np.array_equal(one.weight, other.weight)

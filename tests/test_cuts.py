@@ -130,7 +130,8 @@ def test_windows_never_mix_two_people(
     path = write_video(tmp_path / "cut.mp4", first[:10] + second[:10])
     jobs = FaceFinder(detector, RESOLUTION, StageClock()).find(frame for frame in read_frames(path))
     planner: WindowPlanner[int] = WindowPlanner(8)
-    windows = [window for index, job in enumerate(jobs) for window in planner.push(index, job.track_id)]
+    tracked_jobs = [{target.track_id: index for target in job.targets} for index, job in enumerate(jobs)]
+    windows = [window for items in tracked_jobs for window in planner.push(items)]
     windows += planner.finish()
     assert len(windows) == 4
     assert all(len({index < 10 for index in window.items}) == 1 for window in windows)
@@ -258,4 +259,4 @@ def test_no_cut_while_real_people_talk(
 def test_no_cut_in_a_real_clip(assets: Path, detector: MediaPipeDetector, clip: str) -> None:
     finder = FaceFinder(detector, RESOLUTION, StageClock())
     jobs = finder.find(frame for frame in read_frames(assets / f"{clip}_video.mp4"))
-    assert {job.track_id for job in jobs} == {0}
+    assert {target.track_id for job in jobs for target in job.targets} == {0}

@@ -14,13 +14,14 @@ import pytest
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.bench.moments import face_views
-from latentsync_trt.bench.sync_measure import Curves, agreement, mouth_gaps, score
+from latentsync_trt.bench.sync_measure import mouth_gaps
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
 from latentsync_trt.media.demo_clip import SPEECH, SpokenMouth, camera_frames, spoken_mouth
 from latentsync_trt.media.reader import read_frames
+from latentsync_trt.sync.lips import Curves, agreement, score
 from latentsync_trt.types import UInt8Array
 from tests.clips import read_audio, write_video
 from tests.sounds import write_samples
@@ -90,7 +91,7 @@ def dub(model: LipSync, audio: Path, mouth: SpokenMouth, folder: Path, options: 
     source = write_video(folder / "source.mkv", camera_frames(Fraction(count, MODEL_FPS)), codec="ffv1")
     model.sync(source, audio, folder / "out.mkv", options)
     before, after = (
-        np.stack([frame.rgb for frame in read_frames(path, rgb_only=True)]) for path in (source, folder / "out.mkv")
+        np.stack([frame.rgb for frame in read_frames(path)]) for path in (source, folder / "out.mkv")
     )
     assert len(before) == len(after) == count
     gaps = mouth_gaps(after)

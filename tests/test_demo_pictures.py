@@ -8,14 +8,17 @@ import cv2
 import numpy as np
 import pytest
 
-from latentsync_trt.bench.clip_figures import face_grid, sync_figure
-from latentsync_trt.bench.files import png, write_file
+from latentsync_trt.bench.clip_figures import face_grid
+from latentsync_trt.bench.files import png
 from latentsync_trt.bench.moments import SHOWN_PX, choose_moments, face_views, masked
-from latentsync_trt.bench.sync_measure import Curves, joined, measure_clip, score
+from latentsync_trt.bench.sync_measure import measure_clip
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.demo_clip import SPEECH, SpokenMouth, spoken_mouth
+from latentsync_trt.sync.html import write_file
+from latentsync_trt.sync.lip_figure import sync_figure
+from latentsync_trt.sync.lips import Curves, joined, score
 from latentsync_trt.types import Progress, UInt8Array
 from scripts.train_demo.scene import PortraitRenderer, draw_scene
 from scripts.train_demo.visemes import MouthTrack
@@ -191,7 +194,8 @@ def test_a_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_matplotlib_is_loaded_only_when_something_is_drawn() -> None:
-    code = "import sys, latentsync_trt.cli, latentsync_trt.bench.clip_figures; print('matplotlib' in sys.modules)"
+    modules = "latentsync_trt.cli, latentsync_trt.bench.clip_figures, latentsync_trt.sync.lip_figure"
+    code = f"import sys, {modules}; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "False", done.stderr
 

@@ -79,7 +79,7 @@ def test_the_mesh_runs_until_it_converges(detector: MediaPipeDetector, portrait:
     picture, turn = turned(portrait, -45)
     x_px, y_px = turn @ (226, 110, 1)
     start = Region(x_px + 6, y_px + 6, 90, 0)
-    first = detector.mesh(picture, start)
+    first = detector.mesh_in(picture, start)
     assert first is not None
     assert first[1] > 0.9, "the score does not tell that the mesh has not converged"
     assert not converged(start, region_around(face_of(*first)))
@@ -100,7 +100,7 @@ def test_points_of_a_mirrored_picture_are_mirrored(detector: MediaPipeDetector, 
         for scale in (0.9, 1.0, 1.1):
             region = Region(around.x_px + step, around.y_px - step, around.side_px * scale, around.angle)
             other = Region(last - region.x_px, region.y_px, region.side_px, -region.angle)
-            here, there = detector.mesh(portrait, region), detector.mesh(mirrored, other)
+            here, there = detector.mesh_in(portrait, region), detector.mesh_in(mirrored, other)
             assert here is not None
             assert there is not None
             apart = face_of(*here).points[:, 0] - (last - face_of(*there).points[[1, 0, 2], 0])
@@ -149,7 +149,7 @@ def test_a_large_picture_gives_the_same_points(detector: MediaPipeDetector, port
 
 def test_mesh_has_all_points_inside_the_box(detector: MediaPipeDetector, portrait: UInt8Array) -> None:
     face = only(detector.detect(portrait))
-    found = detector.mesh(portrait, region_around(face))
+    found = detector.mesh_in(portrait, region_around(face))
     assert found is not None
     mesh, _ = found
     assert mesh.shape == (POINTS, 3)

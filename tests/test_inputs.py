@@ -31,7 +31,7 @@ WRONG = {
     "no folder for the output": (("--output", "gone/out.mp4"), "gone: no such folder"),
     "a container": (("--output", "out.avi"), "cannot write .avi"),
     "a bundle": (("--bundle", "no-such-bundle"), "no-such-bundle: no bundle"),
-    "an encoder": (("--encoder", "nvenc"), "--encoder nvenc"),
+    "an encoder": (("--encoder", "nvenc"), "h264_nvenc does not open"),
 }
 
 

@@ -3,7 +3,6 @@
 import threading
 import weakref
 from collections.abc import Generator
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,37 +10,46 @@ from av.video.reformatter import VideoReformatter
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import coding_of
-from latentsync_trt.media.conversion import EXACT_REPEATING, even_frame, packed_view, yuv_to_rgb
+from latentsync_trt.media.conversion import EXACT_REPEATING, frame_of, packed_view, to_rgb
+from latentsync_trt.media.hdr import hdr_of
 from latentsync_trt.media.lazy_rgb import TILE_PX, LazyRgb
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import ColorTags, Face, Frame, UInt8Array, YuvPlanes
+from tests.clips import frame_at
+from tests.pictures import noise
 
 SIZES = [(TILE_PX, 2 * TILE_PX), (2 * TILE_PX + 3, TILE_PX + 65), (1, 1), (70, 2 * TILE_PX - 1)]
-TAGS = [ColorTags(matrix=1), ColorTags(matrix=5, full_range=True)]
+FORMATS = [
+    ("420", 8, ColorTags(matrix=1)),
+    ("420", 8, ColorTags(matrix=5, full_range=True)),
+    ("420", 10, ColorTags(9, 16, 9)),
+    ("422", 12, ColorTags(matrix=1)),
+    ("440", 10, ColorTags(matrix=1)),
+    ("444", 8, ColorTags(matrix=1)),
+    ("444", 10, ColorTags(matrix=0, full_range=True)),
+]
 
 
-def planes(height: int, width: int, color: ColorTags = TAGS[0]) -> YuvPlanes:
-    noise = np.random.default_rng(height * width)
-
-    def plane(rows: int, columns: int) -> UInt8Array:
-        return noise.integers(0, 256, (rows, columns), np.uint8)
-
-    half = -(-height // 2), -(-width // 2)
-    return YuvPlanes(plane(height, width), plane(*half), plane(*half), color)
+def planes(height: int, width: int) -> YuvPlanes:
+    return noise((height, width))
 
 
 def converted_whole(given: YuvPlanes) -> UInt8Array:
     height, width = given.y.shape
-    coding = coding_of(given.color, width, height)
-    frame = yuv_to_rgb(VideoReformatter(), even_frame(given), coding, EXACT_REPEATING)
-    return packed_view(frame)[:height, :width].copy()
+    coding, hdr = coding_of(given.color, width, height), hdr_of(given.color.transfer)
+    even = frame_of(given, width + width % 2, height + height % 2)
+    frame = to_rgb(VideoReformatter(), even, coding, EXACT_REPEATING, "rgb48le" if hdr else "rgb24")
+    rgb = packed_view(frame)[:height, :width].copy()
+    return hdr.sdr(rgb) if hdr else rgb
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("color", TAGS)
-def test_tiles_equal_one_conversion_of_the_whole(size: tuple[int, int], color: ColorTags) -> None:
-    given = planes(*size, color)
+@pytest.mark.parametrize(("sampling", "bits", "color"), FORMATS)
+def test_tiles_equal_one_conversion_of_the_whole(
+    size: tuple[int, int], sampling: str, bits: int, color: ColorTags
+) -> None:
+    given = noise(size, sampling, bits, color)
     whole = converted_whole(given)
     picture = LazyRgb(given)
     assert picture.shape == whole.shape
@@ -99,7 +107,7 @@ def test_threads_may_read_at_once() -> None:
 
 def test_an_unknown_matrix_is_refused_at_once() -> None:
     with pytest.raises(InputError, match="color matrix 8"):
-        LazyRgb(planes(64, 64, ColorTags(matrix=8)))
+        LazyRgb(noise((64, 64), color=ColorTags(matrix=8)))
 
 
 def test_a_frame_without_a_face_waits_without_its_rgb() -> None:
@@ -113,7 +121,7 @@ def test_a_frame_without_a_face_waits_without_its_rgb() -> None:
         for index in range(10):
             picture = LazyRgb(planes(TILE_PX, TILE_PX))
             seen.append(weakref.ref(picture))
-            yield Frame(index, Fraction(index, 25), picture, picture._planes)
+            yield frame_at(index, picture, picture._planes)
 
     waiting = list(FaceFinder(NoFaces(), 64, StageClock()).find(frames()))
     assert len(waiting) == 10

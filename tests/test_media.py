@@ -1,6 +1,7 @@
 """Media in and out: exact times, unchanged bytes, synchronous sound."""
 
 import gc
+from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -13,11 +14,22 @@ from latentsync_trt.errors import MediaError, OutputError
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.codecs import missing_codecs
 from latentsync_trt.media.patching import planes_of
+from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.soundtrack import why_encoded
-from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.types import ColorTags, Frame, YuvPlanes
-from tests.clips import HEVC, click_times, decoded, number_of, numbered, read_audio, write_sound, write_video
+from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, why_encoded
+from latentsync_trt.types import ColorTags, YuvPlanes
+from tests.clips import (
+    HEVC,
+    click_times,
+    decoded,
+    frame_at,
+    number_of,
+    numbered,
+    open_writer,
+    read_audio,
+    write_sound,
+    write_video,
+)
 
 SOUND_IN_TIME_S = 0.011
 """Allowed shift of a click: AAC smears it over a quarter of its 43 ms blocks; a lost priming would cost 20 to 64 ms."""
@@ -26,8 +38,8 @@ RGB_ROUND_TRIP = 3
 """Largest change of an 8-bit RGB level by going to 4:2:0 and back where colors are flat."""
 
 
-def numbers(path: Path, **options: object) -> list[int]:
-    return [number_of(frame.rgb) for frame in read_frames(path, **options)]  # type: ignore[arg-type]
+def numbers(path: Path) -> list[int]:
+    return [number_of(frame.rgb) for frame in read_frames(path)]
 
 
 def test_decoded_frames_are_freed_without_garbage_collection(tmp_path: Path) -> None:
@@ -61,8 +73,10 @@ def test_decoder_planes_are_kept_to_the_byte(tmp_path: Path) -> None:
         assert np.array_equal(packed, expected[48:].reshape(-1))
 
 
-@pytest.mark.parametrize("pixel_format", ["yuv420p10le", "yuv422p", "yuv444p"])
-def test_other_samplings_are_converted_once(tmp_path: Path, pixel_format: str) -> None:
+@pytest.mark.parametrize(
+    ("pixel_format", "chroma"), [("yuv420p10le", (32, 32)), ("yuv422p", (64, 32)), ("yuv444p", (64, 64))]
+)
+def test_other_samplings_and_depths_are_kept(tmp_path: Path, pixel_format: str, chroma: tuple[int, int]) -> None:
     codec = "libx265" if pixel_format.endswith("10le") else "libx264"
     options = HEVC if codec == "libx265" else {"preset": "ultrafast", "crf": "4"}
     flat = np.full((3, 64, 64, 3), (200, 120, 40), np.uint8)
@@ -70,7 +84,8 @@ def test_other_samplings_are_converted_once(tmp_path: Path, pixel_format: str) -
     for frame in read_frames(clip):
         assert frame.planes is not None
         assert frame.planes.y.shape == (64, 64)
-        assert frame.planes.u.shape == (32, 32)
+        assert frame.planes.u.shape == frame.planes.v.shape == chroma
+        assert frame.planes.bits == (10 if pixel_format.endswith("10le") else 8)
         assert np.abs(frame.rgb.astype(int) - flat[0]).max() <= 2 * RGB_ROUND_TRIP
 
 
@@ -78,7 +93,7 @@ def test_a_picture_of_odd_size_grows_by_its_edge(tmp_path: Path) -> None:
     clip = write_video(tmp_path / "clip.mkv", numbered(3, 65, 97), codec="ffv1", pixel_format="bgr0", options={})
     info = probe(clip)
     assert (info.width_px, info.height_px) == (97, 65)
-    with VideoWriter(tmp_path / "out.mp4", info) as writer:
+    with open_writer(tmp_path / "out.mp4", info) as writer:
         for frame in read_frames(clip):
             writer.write(frame)
     assert decoded(tmp_path / "out.mp4")[0].shape == (66, 98, 3)
@@ -87,9 +102,8 @@ def test_a_picture_of_odd_size_grows_by_its_edge(tmp_path: Path) -> None:
 
 def test_written_frames_come_back_with_tags_and_times(tmp_path: Path) -> None:
     color = ColorTags(9, 14, 9, full_range=False)  # BT.2020
-    frames = [Frame(i, Fraction(i, 25), rgb, planes_of(rgb, color)) for i, rgb in enumerate(numbered(30, 64, 96))]
-    source = write_video(tmp_path / "source.mp4", numbered(2))
-    with VideoWriter(tmp_path / "out.mp4", probe(source), crf=12) as writer:
+    frames = [frame_at(i, rgb, planes_of(rgb, color)) for i, rgb in enumerate(numbered(30, 64, 96))]
+    with open_writer(tmp_path / "out.mp4", replace(picture_info(96, 64, rgb=False), color=color), crf=12) as writer:
         for frame in frames:
             writer.write(frame)
     written = next(read_frames(tmp_path / "out.mp4"))
@@ -108,9 +122,8 @@ def test_written_frames_come_back_with_tags_and_times(tmp_path: Path) -> None:
 def test_colors_survive_conversion_to_yuv_and_back(tmp_path: Path, matrix: int, full_range: bool) -> None:
     color = ColorTags(1, 1, matrix, full_range=full_range)
     rgb = np.repeat(np.repeat(np.random.default_rng(2).integers(16, 240, (4, 6, 3), np.uint8), 16, 0), 16, 1)
-    frame = Frame(0, Fraction(0), rgb, planes_of(rgb, color))
-    source = write_video(tmp_path / "source.mp4", numbered(1))
-    with VideoWriter(tmp_path / "out.mkv", probe(source), crf=0) as writer:
+    frame = frame_at(0, rgb, planes_of(rgb, color))
+    with open_writer(tmp_path / "out.mkv", replace(picture_info(96, 64, rgb=False), color=color), crf=0) as writer:
         writer.write(frame)
     (back,) = read_frames(tmp_path / "out.mkv")
     inner = np.abs(back.rgb.astype(int) - rgb).reshape(4, 16, 6, 16, 3)[:, 4:12, :, 4:12]
@@ -144,7 +157,7 @@ def test_sound_keeps_its_time_rate_and_channels(
     sound = write_sound(tmp_path / name, 2.2, rate_hz=rate_hz, layout=layout, codec=codec, clicks_s=clicks)
     clip = write_video(tmp_path / "clip.mp4", numbered(50))
     output = tmp_path / f"out.{container}"
-    with VideoWriter(output, probe(clip), audio=sound) as writer:
+    with open_writer(output, probe(clip), audio=sound) as writer:
         for frame in read_frames(clip):
             writer.write(frame)
     with av.open(str(output)) as opened:
@@ -170,8 +183,9 @@ def test_the_notice_about_encoded_sound_names_the_containers_that_keep_it(
 ) -> None:
     sound = write_sound(tmp_path / "a.mkv", 0.2, codec=codec)
     problem = f".mp4 does not support its codec ({codec}); an output in {others} keeps it"
-    assert why_encoded(sound, ".mp4") == f"the sound is encoded as AAC: {problem}"
-    assert [why_encoded(sound, other) for other in others.split(" or ")] == [None] * len(others.split(" or "))
+    plan = SoundPlan((SoundPiece(sound),))
+    assert why_encoded(plan, ".mp4") == f"the sound is encoded as AAC: {problem}"
+    assert [why_encoded(plan, other) for other in others.split(" or ")] == [None] * len(others.split(" or "))
 
 
 def test_16_khz_mono_speech_is_not_filtered(tmp_path: Path) -> None:
@@ -192,11 +206,11 @@ def test_speech_of_other_rates_is_resampled(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     clip = write_video(tmp_path / "clip.mp4", numbered(2))
-    with pytest.raises(ZeroDivisionError), VideoWriter(tmp_path / "out.mp4", probe(clip)) as writer:
+    with pytest.raises(ZeroDivisionError), open_writer(tmp_path / "out.mp4", probe(clip)) as writer:
         for frame in read_frames(clip):
             writer.write(frame)
         _ = 1 / 0
-    with pytest.raises(OutputError, match="no frame"), VideoWriter(tmp_path / "out.mp4", probe(clip)):
+    with pytest.raises(OutputError, match="no frame"), open_writer(tmp_path / "out.mp4", probe(clip)):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["clip.mp4"]
 

@@ -17,9 +17,8 @@ from latentsync_trt.media.color import coding_of
 from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.media.patching import apply_patch
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.types import ColorTags, Float64Array, Patch, UInt8Array, YuvPlanes
-from tests.clips import HEVC, numbered, read_audio, write_sound, write_video
+from tests.clips import HEVC, numbered, open_writer, read_audio, write_sound, write_video
 
 ONE_CODE = 1
 """8-bit arithmetic rounds once; a second rounding may fall on the other side."""
@@ -127,19 +126,19 @@ def test_planes_with_padding_are_kept_to_the_byte(tmp_path: Path, codec: str, si
 def test_lossless_output_is_exact_at_odd_sizes(tmp_path: Path) -> None:
     noise = np.random.default_rng(4).integers(0, 256, (3, 33, 47, 3), np.uint8)
     clip = write_video(tmp_path / "clip.mkv", noise, codec="ffv1", pixel_format="bgr0", options={})
-    with VideoWriter(tmp_path / "out.mkv", probe(clip), lossless=True) as writer:
-        for frame in read_frames(clip, rgb_only=True):
+    with open_writer(tmp_path / "out.mkv", probe(clip), lossless=True) as writer:
+        for frame in read_frames(clip):
             assert frame.planes is None
             assert np.array_equal(frame.rgb, noise[frame.index])
             writer.write(frame)
-    found = [frame.rgb for frame in read_frames(tmp_path / "out.mkv", rgb_only=True)]
+    found = [frame.rgb for frame in read_frames(tmp_path / "out.mkv")]
     assert np.array_equal(found, noise)
 
 
 def test_pixel_aspect_is_kept_and_losses_are_reported(tmp_path: Path) -> None:
     clip = write_video(tmp_path / "clip.mkv", numbered(3), codec="libx265", pixel_format="yuv420p10le", options=HEVC)
     info = replace(probe(clip), sample_aspect_ratio=Fraction(4, 3))
-    with VideoWriter(tmp_path / "out.mp4", info, audio=write_sound(tmp_path / "a.wav", 0.2)) as writer:
+    with open_writer(tmp_path / "out.mp4", info, audio=write_sound(tmp_path / "a.wav", 0.2)) as writer:
         for frame in read_frames(clip):
             writer.write(frame)
     assert probe(tmp_path / "out.mp4").sample_aspect_ratio == Fraction(4, 3)
@@ -164,7 +163,7 @@ def surround(path: Path, channels: int) -> Path:
 @pytest.mark.parametrize("channels", [3, 4, 7, 8])
 def test_surround_sound_is_encoded_with_all_channels(tmp_path: Path, channels: int) -> None:
     clip, output = write_video(tmp_path / "clip.mp4", numbered(20)), tmp_path / "out.mp4"
-    with VideoWriter(output, probe(clip), audio=surround(tmp_path / "a.wav", channels)) as writer:
+    with open_writer(output, probe(clip), audio=surround(tmp_path / "a.wav", channels)) as writer:
         for frame in read_frames(clip):
             writer.write(frame)
     with av.open(str(output)) as container:
@@ -178,7 +177,7 @@ def test_more_channels_than_aac_has_are_refused(tmp_path: Path) -> None:
     sound = surround(tmp_path / "a.wav", 10)
     with (
         pytest.raises(MediaError, match="10 channels"),
-        VideoWriter(tmp_path / "o.mp4", probe(clip), audio=sound) as out,
+        open_writer(tmp_path / "o.mp4", probe(clip), audio=sound) as out,
     ):
         for frame in read_frames(clip):
             out.write(frame)

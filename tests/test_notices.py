@@ -25,7 +25,10 @@ def video(duration_s: Fraction | None = None, frames_per_s: Fraction | None = No
 @pytest.mark.parametrize(
     ("length", "extend", "video_s", "audio_s", "words"),
     [
+        (None, "pingpong", 2, 4, "the picture goes back and forth"),
         ("audio", "loop", 2, 4, "the picture starts again"),
+        ("longest", "loop", 2, 4, "the picture starts again"),
+        ("longest", "loop", 4, 2, "the sound ends before the picture, the rest is silent"),
         ("audio", "hold", 2, 4, "the picture holds its last frame"),
         ("audio", "loop", 2, Fraction("2.4"), ""),
         ("audio", "hold", 2, Fraction("2.4"), ""),
@@ -39,21 +42,32 @@ def video(duration_s: Fraction | None = None, frames_per_s: Fraction | None = No
         ("audio", "loop", None, 4, ""),
     ],
 )
-def test_lengths(length: Length, extend: Extend, video_s: float | None, audio_s: float, words: str) -> None:
+def test_lengths(length: Length | None, extend: Extend, video_s: float | None, audio_s: float, words: str) -> None:
     info = video(None if video_s is None else Fraction(video_s))
-    found = notices_of_length(info, int(audio_s * 25), SyncOptions(length=length, extend=extend))
+    found = notices_of_length(info, Fraction(audio_s), SyncOptions(length=length, extend=extend))
     assert len(found) == bool(words)
-    assert all(words in text and f"the video lasts {float(video_s or 0)} s" in text for text in found)
+    assert all(words in text and f"the video lasts {float(video_s or 0):g} s" in text for text in found)
 
 
 @pytest.mark.parametrize(
     ("rate", "shown"), [(30, "30"), (Fraction(30000, 1001), "29.97"), (50, "50"), (25, ""), (None, "")]
 )
 def test_frame_rates(rate: Fraction | None, shown: str) -> None:
-    found = notices_of_rate(video(frames_per_s=None if rate is None else Fraction(rate)))
-    assert found == (
-        [f"the video has {shown} frames/s, the output 25, the rate that the model was trained at"] * bool(shown)
-    )
+    info = video(frames_per_s=None if rate is None else Fraction(rate))
+    assert notices_of_rate(info, SyncOptions()) == []
+    found = notices_of_rate(info, SyncOptions(fps="25"))
+    assert found == [f"the video has {shown} frames/s, the output 25 (--fps)"] * bool(shown)
+
+
+def test_few_frames_are_told() -> None:
+    (found,) = notices_of_rate(video(frames_per_s=Fraction(10)), SyncOptions())
+    assert found == "the video has 10 frames/s, so lips move in steps; --fps 25 repeats its pictures"
+
+
+def test_a_still_picture_and_a_part_need_no_notice() -> None:
+    still = video(Fraction(1, 25), Fraction(25))
+    assert notices_of_length(still, Fraction(4), SyncOptions()) == []
+    assert notices_of_length(video(Fraction(9)), Fraction(4), SyncOptions(start=Fraction(2))) == []
 
 
 class TwoFaces:

@@ -3,8 +3,7 @@
 import threading
 import time
 import tracemalloc
-from collections.abc import Generator
-from fractions import Fraction
+from collections.abc import Generator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -17,11 +16,12 @@ from latentsync_trt.diffusion.plan import PlannedStep
 from latentsync_trt.diffusion.scheduler import solver_schedule
 from latentsync_trt.errors import InputError
 from latentsync_trt.sync.api import LipSync
-from latentsync_trt.sync.faces import Job
 from latentsync_trt.sync.inpaint import Inpainter
+from latentsync_trt.sync.jobs import Job, Target
 from latentsync_trt.sync.paint import Gathered, Painter
 from latentsync_trt.sync.threads import StageClock, in_background
-from latentsync_trt.types import AlignedFace, Float32Array, Frame, UInt8Array, UInt16Array, WindowBatch
+from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, UInt8Array, UInt16Array, WindowBatch
+from tests.clips import frame_at
 from tests.small import small_bundle
 
 FRAMES, SIDE_PX, LATENT_PX = 4, 16, 2
@@ -75,51 +75,81 @@ def inpainter(denoiser: AddsAudio, windows_per_batch: int = 1) -> Inpainter:
     )
 
 
-def jobs(tracks: list[int | None]) -> Generator[Job, None, None]:
-    """Frames whose faces are flat pictures, as light as their number modulo 128; a track of None has no face."""
-    for index, track in enumerate(tracks):
+UNMOVED = np.eye(2, 3)
+SOMEONE = Face(np.zeros(4, np.float32), np.zeros((3, 2), np.float32))
+
+
+def jobs(tracks: Sequence[set[int]]) -> Generator[Job, None, None]:
+    """Frames with the faces of these tracks: flat pictures, as light as their frame's number modulo 128."""
+    for index, shown in enumerate(tracks):
         rgb = np.full((SIDE_PX, SIDE_PX, 3), index % 128, np.uint8)
-        face = None if track is None else AlignedFace(rgb, np.eye(2, 3), (SIDE_PX, SIDE_PX))
-        yield Job(Frame(index, Fraction(index, 25), rgb, None), track, face=face)
+        face = AlignedFace(rgb, UNMOVED, (SIDE_PX, SIDE_PX))
+        targets = (Target(track, track, track % 2, SOMEONE, UNMOVED, face) for track in sorted(shown))
+        yield Job(frame_at(index, rgb), tuple(targets))
 
 
-def audio_windows(frames: list[int]) -> Float32Array:
-    """The audio of frame i is (i modulo 97) / 97."""
-    return np.array(frames, np.float32)[:, None, None] % np.float32(97) / np.float32(97)
+def audio_windows(speaker: int, frames: Sequence[Frame]) -> Float32Array:
+    """The audio of frame i is (i modulo 97) / 97, of speaker 1 half of that."""
+    indices = np.array([frame.index for frame in frames], np.float32)
+    return indices[:, None, None] % np.float32(97) / np.float32(97 * (1 + speaker))
 
 
-def own_mouth(index: int) -> float:
-    """The painted picture of frame `index`."""
-    return (index % 128 / 127.5 + index % 97 / 97) * 32767.5
+def own_mouth(index: int, track: int) -> float:
+    """The painted picture of a track at frame `index`."""
+    return (index % 128 / 127.5 + index % 97 / (97 * (1 + track % 2))) * 32767.5
 
 
-def painter(denoiser: AddsAudio, at_once: int) -> Painter:
-    return Painter(inpainter(denoiser, at_once), FRAMES, audio_windows, StageClock(), at_once=lambda: at_once)
+def painter(denoiser: AddsAudio, at_once: int, **how: int) -> Painter:
+    return Painter(inpainter(denoiser, at_once), FRAMES, audio_windows, StageClock(), at_once=lambda: at_once, **how)
+
+
+def assert_own_mouths(found: list[Job], tracks: Sequence[set[int]], frames_done: int = 0) -> None:
+    """All frames in order, each with all of its faces."""
+    assert [job.frame.index for job in found] == list(range(len(tracks)))
+    for job, shown in zip(found[frames_done:], tracks[frames_done:], strict=True):
+        assert {target.track_id for target in job.targets} == shown
+        for target in job.targets:
+            assert target.painted is not None
+            assert target.painted.dtype == np.uint16
+            np.testing.assert_allclose(target.painted, own_mouth(job.frame.index, target.track_id), atol=1)
 
 
 @pytest.mark.parametrize(("at_once", "batches"), [(1, [1, 1, 1, 1]), (2, [2, 2]), (3, [3, 1])])
 def test_every_frame_gets_its_own_mouth(at_once: int, batches: list[int]) -> None:
-    tracks: list[int | None] = [0] * 9 + [None] * 2 + [1] * 3  # two windows, one shifted back, and one mirrored
+    tracks: list[set[int]] = [{0}] * 9 + [set()] * 2 + [{1}] * 3  # two windows, one shifted back, and one mirrored
     denoiser = AddsAudio()
     made = painter(denoiser, at_once)
     found = list(made.paint(made.gather(jobs(tracks))))
-    assert [job.frame.index for job in found] == list(range(len(tracks)))
     assert denoiser.batches == batches
     assert made.windows == sum(batches)
-    for job in found:
-        if job.track_id is None:
-            assert job.painted is None
-        else:
-            assert job.painted is not None
-            np.testing.assert_allclose(job.painted, own_mouth(job.frame.index), atol=1)
+    assert_own_mouths(found, tracks)
+
+
+def test_windows_of_two_people_share_a_batch() -> None:
+    denoiser = AddsAudio()
+    made = painter(denoiser, 2)
+    tracks = [{0, 1}] * 2 * FRAMES
+    assert_own_mouths(list(made.paint(made.gather(jobs(tracks)))), tracks)
+    assert denoiser.batches == [2, 2]
+
+
+def test_frames_that_are_written_already_are_not_painted_again() -> None:
+    denoiser = AddsAudio()
+    made = painter(denoiser, 1)
+    made.skip(2 * FRAMES + 1)
+    tracks = [{0}] * 4 * FRAMES
+    found = list(made.paint(made.gather(jobs(tracks))))
+    assert_own_mouths(found, tracks, frames_done=2 * FRAMES + 1)
+    assert all(target.painted is None for job in found[: 2 * FRAMES + 1] for target in job.targets)
+    assert made.windows == 2
 
 
 class Counted:
     """Counts the jobs that a painter has taken and not returned, and the frames that its networks painted."""
 
-    def __init__(self, tracks: list[int | None], at_once: int) -> None:
+    def __init__(self, tracks: Sequence[set[int]], at_once: int, **how: int) -> None:
         self.tracks, self.at_once, self.taken, self.most_held = tracks, at_once, 0, 0
-        self.denoiser = AddsAudio()
+        self.how, self.denoiser = how, AddsAudio()
 
     def jobs(self) -> Generator[Job, None, None]:
         for job in jobs(self.tracks):
@@ -127,7 +157,7 @@ class Counted:
             yield job
 
     def run(self) -> list[Job]:
-        made = painter(self.denoiser, self.at_once)
+        made = painter(self.denoiser, self.at_once, **self.how)
         found: list[Job] = []
         for job in made.paint(made.gather(self.jobs())):
             self.most_held = max(self.most_held, self.taken - len(found))
@@ -139,27 +169,23 @@ class Counted:
 @pytest.mark.parametrize("face", [FRAMES, FRAMES + 1, 2 * FRAMES + 1, 1])
 def test_frames_do_not_pile_up_in_a_stretch_without_a_face(at_once: int, face: int) -> None:
     """Windows that wait for others to be painted with hold back all frames after them."""
-    clip = Counted([0] * face + [None] * 40 * FRAMES + [1] * FRAMES, at_once)
+    clip = Counted([{0}] * face + [set()] * 40 * FRAMES + [{1}] * FRAMES, at_once)
     assert len(clip.run()) == len(clip.tracks)
     assert clip.most_held <= (at_once + 1) * FRAMES
 
 
-runs = st.tuples(st.sampled_from([None, 0, 1]), st.integers(1, 3 * FRAMES) | st.sampled_from([1, 40 * FRAMES]))
+runs = st.tuples(st.sets(st.integers(0, 2)), st.integers(1, 3 * FRAMES) | st.sampled_from([1, 40 * FRAMES]))
 
 
-@given(st.lists(runs, max_size=12), st.sampled_from([1, 2, 3, 4, 8]))
-def test_any_pattern_of_tracks_leaves_in_order_and_in_time(pattern: list[tuple[int | None, int]], at_once: int) -> None:
-    tracks = list(chain.from_iterable([track] * length for track, length in pattern))
-    clip = Counted(tracks, at_once)
-    found = clip.run()
-    assert [job.frame.index for job in found] == list(range(len(tracks)))
-    assert [job.painted is not None for job in found] == [track is not None for track in tracks]
-    assert clip.most_held <= (at_once + 1) * FRAMES
+@given(st.lists(runs, max_size=12), st.sampled_from([1, 2, 3, 8]), st.integers(1, 3), st.integers(0, FRAMES // 2))
+def test_any_pattern_of_tracks_leaves_in_order_and_in_time(
+    pattern: list[tuple[set[int], int]], at_once: int, streams: int, overlap: int
+) -> None:
+    tracks = list(chain.from_iterable([shown] * length for shown, length in pattern))
+    clip = Counted(tracks, at_once, streams=streams, overlap=overlap)
+    assert_own_mouths(clip.run(), tracks)
+    assert clip.most_held <= (at_once + streams) * FRAMES + (streams if overlap else 0)
     assert max(clip.denoiser.batches, default=0) <= at_once
-    for job in found:
-        if job.painted is not None:
-            assert abs(float(job.painted[0, 0, 0]) - own_mouth(job.frame.index)) <= 1
-            assert (job.painted == job.painted[0, 0, 0]).all()
 
 
 def test_windows_that_wait_take_no_more_memory_than_their_frames() -> None:
@@ -169,7 +195,7 @@ def test_windows_that_wait_take_no_more_memory_than_their_frames() -> None:
 
     def alternating() -> Generator[Job, None, None]:
         nonlocal taken
-        for job in jobs([0, 1] * count):
+        for job in jobs([{0}, {1}] * count):
             taken += 1
             yield job
 
@@ -201,12 +227,12 @@ def test_frames_are_gathered_while_networks_run() -> None:
 
     def watched(items: Generator[Gathered, None, None]) -> Generator[Gathered, None, None]:
         for item in items:
-            if item.windows and item.windows[0].items[0].frame.index == FRAMES:
+            if item.windows and item.windows[0].items[0][0].index == FRAMES:
                 gathered.set()
             yield item
 
     made = painter(Waiting(), 1)
-    items = in_background(watched(made.gather(jobs([0] * 3 * FRAMES))), depth=FRAMES, name="gather")
+    items = in_background(watched(made.gather(jobs([{0}] * 3 * FRAMES))), depth=FRAMES, name="gather")
     assert len(list(made.paint(items))) == 3 * FRAMES
     assert prepared.is_set()
 

@@ -1,142 +1,184 @@
-"""Pixels outside a patch keep every byte: in planes, in RGB, and in a near-lossless file."""
+"""Samples outside a patch keep every bit, in planes of every format and through files."""
 
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
+import av
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
+from hypothesis import given
 
 from latentsync_trt.media.lazy_rgb import LazyRgb
-from latentsync_trt.media.patching import apply_patch, paint
+from latentsync_trt.media.patching import apply_patch, pixels_per_sample
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.writer import VideoWriter, write_pictures
-from latentsync_trt.types import BoolArray, ColorTags, Frame, Patch, UInt8Array, YuvPlanes
+from latentsync_trt.types import BoolArray, ColorTags, Patch, YuvPlanes
+from tests.clips import frame_at, open_writer
+from tests.pictures import SAMPLINGS, decoded_planes, noise, patched, rgb_of
 
-LARGEST_SIDE_PX = 13
-"""Odd and even, with room for patches that touch no edge, one, or all."""
-
-COLORS = st.builds(
-    ColorTags, st.just(1), st.just(1), st.sampled_from([1, 2, 5, 9]), st.sampled_from([None, False, True])
-)
+SIZE = 47, 65
+"""Height and width, odd."""
 
 
-def levels(*shape: int) -> st.SearchStrategy[UInt8Array]:
-    return arrays(np.uint8, shape, elements=st.integers(0, 255), fill=st.integers(0, 255))
+def weighed(patch: Patch, planes: YuvPlanes) -> tuple[BoolArray, BoolArray]:
+    """The samples of luma and of chroma that the patch may change."""
+    luma = np.zeros(planes.y.shape, np.bool_)
+    height, width = patch.weight.shape
+    luma[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width] = patch.weight > 0
+    chroma, (down, across) = np.zeros(planes.u.shape, np.bool_), pixels_per_sample(planes)
+    rows, columns = np.nonzero(luma)
+    chroma[rows // down, columns // across] = True
+    return luma, chroma
 
 
-@st.composite
-def patched(draw: Callable[..., object]) -> tuple[YuvPlanes, Patch]:
-    """A picture of random size and colors, and a patch that lies within it."""
-    height, width = (draw(st.integers(1, LARGEST_SIDE_PX)) for _ in range(2))
-    half = -(-height // 2), -(-width // 2)
-    planes = YuvPlanes(draw(levels(height, width)), draw(levels(*half)), draw(levels(*half)), draw(COLORS))
-    y_px, x_px = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
-    size = draw(st.integers(1, height - y_px)), draw(st.integers(1, width - x_px))
-    return planes, Patch(x_px, y_px, draw(levels(*size, 3)), draw(arrays(np.bool_, size)))
-
-
-def changed_pixels(patch: Patch, shape: tuple[int, ...]) -> BoolArray:
-    """The pixels `(H, W)` of the whole picture that the patch replaces."""
-    changed = np.zeros(shape[:2], np.bool_)
-    height, width = patch.changed.shape
-    changed[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width] = patch.changed
-    return changed
+def planes_of(picture: YuvPlanes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return picture.y, picture.u, picture.v
 
 
 @given(patched())
-def test_planes_outside_a_patch_keep_every_byte(example: tuple[YuvPlanes, Patch]) -> None:
+def test_samples_outside_a_patch_keep_every_bit(example: tuple[YuvPlanes, Patch]) -> None:
     planes, patch = example
-    before = [plane.copy() for plane in (planes.y, planes.u, planes.v)]
+    before = [plane.copy() for plane in planes_of(planes)]
     painted = apply_patch(planes, patch)
-    luma = changed_pixels(patch, planes.y.shape)
-    chroma = np.zeros(planes.u.shape, np.bool_)
-    for row, column in zip(*np.nonzero(luma), strict=True):
-        chroma[row // 2, column // 2] = True
-    for new, old, changed in zip((painted.y, painted.u, painted.v), before, (luma, chroma, chroma), strict=True):
+    luma, chroma = weighed(patch, planes)
+    for new, old, changed in zip(planes_of(painted), before, (luma, chroma, chroma), strict=True):
         assert np.array_equal(new[~changed], old[~changed])
-    assert painted.color == planes.color
-    for plane, old in zip((planes.y, planes.u, planes.v), before, strict=True):
+        assert new.dtype == old.dtype
+    assert (painted.color, painted.bits) == (planes.color, planes.bits)
+    for plane, old in zip(planes_of(planes), before, strict=True):
         assert np.array_equal(plane, old)  # the source is kept for repeated pictures
 
 
 @given(patched())
 def test_covered_samples_keep_nothing_of_the_old_picture(example: tuple[YuvPlanes, Patch]) -> None:
     planes, patch = example
-    inverse = YuvPlanes(255 - planes.y, 255 - planes.u, 255 - planes.v, planes.color)
+    most = 2**planes.bits - 1
+    inverse = YuvPlanes(*(most - plane for plane in planes_of(planes)), planes.color, planes.bits)
     one, other = (apply_patch(picture, patch) for picture in (planes, inverse))
-    luma = changed_pixels(patch, planes.y.shape)
-    assert np.array_equal(one.y[luma], other.y[luma])
+    luma = np.zeros(planes.y.shape, np.bool_)
+    height, width = patch.weight.shape
+    luma[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width] = patch.weight == 1
+    down, across = pixels_per_sample(planes)
     covered = np.ones(planes.u.shape, np.bool_)
-    for row, column in zip(*np.nonzero(~luma), strict=True):
-        covered[row // 2, column // 2] = False
-    assert np.array_equal(one.u[covered], other.u[covered])
-    assert np.array_equal(one.v[covered], other.v[covered])
+    rows, columns = np.nonzero(~luma)
+    covered[rows // down, columns // across] = False
+    for mine, theirs, changed in zip(planes_of(one), planes_of(other), (luma, covered, covered), strict=True):
+        assert np.array_equal(mine[changed], theirs[changed])
 
 
-@given(patched())
-def test_a_patch_of_the_same_pixels_changes_little(example: tuple[YuvPlanes, Patch]) -> None:
+@pytest.mark.parametrize("transfer", [1, 16, 18])
+@pytest.mark.parametrize("bits", [8, 10, 12])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_painted_pixels_have_the_colors_of_the_patch(sampling: str, bits: int, transfer: int) -> None:
+    """Flat, as chroma is a mean; every depth, sampling and curve gives the level that was asked for."""
+    level = np.array([200, 120, 60])
+    planes = noise(SIZE, sampling, bits, ColorTags(9, transfer, 9, full_range=False))
+    patch = Patch(0, 0, np.full((*SIZE, 3), 257 * level, np.uint16), np.ones(SIZE, np.float32))
+    shown = np.asarray(LazyRgb(apply_patch(planes, patch)))
+    # One code of 8 bits in HDR is several levels of the rendition.
+    assert np.abs(shown - level).max() <= (6 if transfer != 1 and bits == 8 else 2)
+
+
+@pytest.mark.parametrize("bits", [8, 10])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_patch_of_the_same_pixels_changes_little(sampling: str, bits: int) -> None:
     """What is painted as it was comes out as it was, but for rounding; soft edges of a patch rely on it."""
-    planes, patch = example
-    calm = YuvPlanes(*(plane // 4 + 96 for plane in (planes.y, planes.u, planes.v)), planes.color)  # nothing clips
-    rgb = np.asarray(LazyRgb(calm))
-    height, width = patch.changed.shape
-    same = rgb[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width]
-    painted = apply_patch(calm, Patch(patch.x_px, patch.y_px, same, patch.changed))
-    for new, old in zip((painted.y, painted.u, painted.v), (calm.y, calm.u, calm.v), strict=True):
+    planes = noise(SIZE, sampling, bits, margin=0.4)
+    rgb = np.rint(65535 * rgb_of(planes)).astype(np.uint16)
+    weight = np.random.default_rng(2).random(SIZE, np.float32)
+    painted = apply_patch(planes, Patch(0, 0, rgb, weight))
+    for new, old in zip(planes_of(painted), planes_of(planes), strict=True):
         assert np.abs(new.astype(int) - old).max() <= 1
 
 
-@given(patched(), st.data())
-def test_rgb_outside_a_patch_keeps_every_byte(example: tuple[YuvPlanes, Patch], data: st.DataObject) -> None:
-    planes, patch = example
-    rgb = data.draw(levels(*planes.y.shape, 3))
-    before, changed = rgb.copy(), changed_pixels(patch, rgb.shape)
-    painted = paint(rgb, patch)
-    assert np.array_equal(painted[~changed], before[~changed])
-    assert np.array_equal(painted[changed], patch.rgb[patch.changed])
-    assert np.array_equal(rgb, before)
+def test_weights_mix_in_proportion() -> None:
+    planes = noise((8, 8), "444", 10, ColorTags(1, 1, 1))
+    white = np.full((8, 8, 3), 65535, np.uint16)
+    whole, half = (apply_patch(planes, Patch(0, 0, white, np.full((8, 8), weight, np.float32))) for weight in (1, 0.5))
+    expected = (planes.y.astype(float) + whole.y) / 2
+    assert np.abs(half.y - expected).max() <= 0.5
+    assert (whole.y == 940).all()
 
 
-@settings(max_examples=10)  # each writes and reads two files
-@given(st.integers(0, 2**32 - 1), st.integers(8, 40), st.integers(8, 40), st.booleans())
-def test_a_file_keeps_the_bytes_outside_a_patch(seed: int, height: int, width: int, lossless: bool) -> None:
-    """Through the decoder, the writer and the decoder again; H.264 with crf 0 is lossless for 8-bit 4:2:0."""
-    rng = np.random.default_rng(seed)
-    pictures = rng.integers(0, 256, (2, height, width, 3), np.uint8)
-    changed = rng.random((height // 2, width // 2)) < 0.5
-    patch = Patch(
-        int(rng.integers(width // 2)), int(rng.integers(height // 2)), pictures[0, : height // 2, : width // 2], changed
+def test_later_patches_cover_earlier_ones() -> None:
+    planes = noise((16, 16))
+    black, white = (
+        Patch(corner, corner, np.full((8, 8, 3), level, np.uint16), np.ones((8, 8), np.float32))
+        for corner, level in ((0, 0), (4, 65535))
     )
-    with TemporaryDirectory() as folder:
-        source, output = Path(folder) / "in.mkv", Path(folder) / "out.mkv"
-        write_pictures(source, pictures, lossless=lossless)
-        with VideoWriter(output, probe(source), crf=0, lossless=lossless) as writer:
-            for frame in read_frames(source, rgb_only=lossless):
-                writer.write(frame, patch)
-        frames = zip(read_frames(source, rgb_only=lossless), read_frames(output, rgb_only=lossless), strict=True)
-        for old, new in frames:
-            compared = (lambda frame: frame.rgb) if lossless else luma
-            untouched = ~changed_pixels(patch, compared(old).shape)
-            assert np.array_equal(compared(new)[untouched], compared(old)[untouched])
+    both = apply_patch(planes, black, white)
+    assert both.y[2, 2] == 16
+    assert (both.y[4:12, 4:12] == 235).all()
+    assert np.array_equal(apply_patch(planes).y, planes.y)
 
 
-def luma(frame: Frame) -> UInt8Array:
-    assert frame.planes is not None
-    return frame.planes.y
+FORMATS = [
+    ("yuv420p", ColorTags()),
+    ("yuv420p", ColorTags(1, 1, 1, full_range=True)),
+    ("yuv422p", ColorTags(5, 6, 5)),
+    ("yuv444p", ColorTags(1, 1, 1)),
+    ("yuv420p10le", ColorTags(9, 16, 9, full_range=False)),
+    ("yuv422p10le", ColorTags(9, 18, 9, full_range=False)),
+    ("yuv444p10le", ColorTags(1, 1, 1)),
+    ("yuv422p12le", ColorTags()),
+    ("yuv444p16le", ColorTags()),
+    ("bgr0", ColorTags()),
+    ("gbrp10le", ColorTags()),
+    ("gbrp12le", ColorTags(9, 16, 0, full_range=True)),
+]
+
+
+def write_noise(path: Path, pixel_format: str, color: ColorTags, size: tuple[int, int] = SIZE, count: int = 2) -> Path:
+    """FFV1 whose samples are all random."""
+    rng = np.random.default_rng(5)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("ffv1", rate=25)
+        (stream.height, stream.width), stream.pix_fmt = size, pixel_format
+        context = stream.codec_context
+        context.color_primaries, context.color_trc, context.colorspace = color.primaries, color.transfer, color.matrix
+        context.color_range = {None: 0, False: 1, True: 2}[color.full_range]
+        for index in range(count):
+            frame = av.VideoFrame(size[1], size[0], pixel_format)
+            bits = frame.format.components[0].bits
+            for plane in frame.planes:
+                codes = np.frombuffer(plane, np.uint8 if bits == 8 else np.uint16)
+                codes[:] = rng.integers(0, 2**bits, codes.shape)
+            frame.pts, frame.time_base = index, Fraction(1, 25)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return path
+
+
+@pytest.mark.parametrize(("pixel_format", "color"), FORMATS, ids=[name for name, _ in FORMATS])
+def test_lossless_files_keep_every_sample_outside_a_patch(tmp_path: Path, pixel_format: str, color: ColorTags) -> None:
+    """Compared as PyAV decodes them: same pixel format, same samples."""
+    source, output = write_noise(tmp_path / "in.mkv", pixel_format, color), tmp_path / "out.mkv"
+    rng = np.random.default_rng(6)
+    weight = (rng.random((20, 30)) < 0.5).astype(np.float32)
+    patch = Patch(11, 9, rng.integers(0, 65536, (20, 30, 3), np.uint16), weight)
+    with open_writer(output, probe(source), lossless=True) as writer:
+        assert not writer.notices
+        for frame in read_frames(source):
+            writer.write(frame, [patch])
+    planes = next(read_frames(source)).planes
+    assert planes is not None
+    luma, chroma = weighed(patch, planes)
+    before, after = decoded_planes(source), decoded_planes(output)
+    assert len(before) == len(after) == 2
+    for (old_name, old), (new_name, new) in zip(before, after, strict=True):
+        assert old_name == new_name == pixel_format
+        for index, (mine, theirs) in enumerate(zip(old, new, strict=True)):
+            touched = luma.repeat(4, 1) if pixel_format == "bgr0" else (luma, chroma, chroma)[index]
+            assert np.array_equal(mine[~touched], theirs[~touched])
+            assert not np.array_equal(mine, theirs)
 
 
 @pytest.mark.parametrize("fill", [0, 255])
 def test_a_file_keeps_codes_beyond_the_limited_range(tmp_path: Path, fill: int) -> None:
     planes = YuvPlanes(
-        *(np.full(size, fill, np.uint8) for size in ((32, 48), (16, 24), (16, 24))), ColorTags(1, 1, 1, False)
+        *(np.full(size, fill, np.uint8) for size in ((64, 96), (32, 48), (32, 48))), ColorTags(1, 1, 1, False)
     )
-    with VideoWriter(tmp_path / "out.mp4", None, crf=0) as writer:
-        writer.write(Frame(0, Fraction(0), LazyRgb(planes), planes))
+    with open_writer(tmp_path / "out.mp4", crf=0) as writer:
+        writer.write(frame_at(0, LazyRgb(planes), planes))
     (frame,) = read_frames(tmp_path / "out.mp4")
     assert frame.planes is not None
     assert np.array_equal(frame.planes.y, planes.y)

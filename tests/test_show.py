@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from latentsync_trt.cli import show
 from latentsync_trt.cli.show import Notices, ProgressLines, progress_bar, show_report
-from latentsync_trt.types import Progress, StageTime, SyncReport
+from latentsync_trt.types import LipMeasure, Measures, Progress, StageTime, SyncReport
 
 REPORT = SyncReport(
     output="out.mp4",
@@ -45,6 +46,25 @@ def test_the_summary_counts_everything(capsys: pytest.CaptureFixture[str], total
     ]
 
 
+def test_the_summary_says_how_good_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    lips = LipMeasure(speaker=0, frames=480, follow=0.612, late_ms=0, shut_in_silence=0.97)
+    show_report(replace(REPORT, quality=Measures((lips,), seam=0.31, flicker=0.94)), Notices())
+    assert (
+        "lips: follow the loudness at r = 0.61, on time (rough), shut in 97% of the silence; "
+        "picture: seam 0.3×, flicker 0.9× of the source's own"
+    ) in capsys.readouterr().out.splitlines()
+
+
+def test_measures_of_several_speakers_and_of_none() -> None:
+    first = LipMeasure(0, 100, -0.1, 80, None)
+    second = LipMeasure(1, 2, None, None, None)
+    assert str(Measures((first, second), None, None)) == (
+        "lips of speaker 0: follow the loudness at r = -0.10, 80 ms late (rough); "
+        "lips of speaker 1: too few frames to compare with the speech"
+    )
+    assert str(Measures((), None, None)) == ""
+
+
 def test_the_total_counts_from_the_start_of_the_process() -> None:
     code = "import time; time.sleep(0.7); from latentsync_trt.cli.show import process_age_s; print(process_age_s())"
     start_s = time.monotonic()
@@ -72,13 +92,32 @@ def test_a_line_for_each_stage() -> None:
 
 def test_a_line_for_each_tenth_of_a_long_stage() -> None:
     found = lines(*((float(frame), "lip-sync", frame, 100) for frame in range(1, 101)))
-    assert found == ["[1 s] lip-sync", *(f"[{at} s] lip-sync: {at} of 100" for at in range(11, 100, 10))]
+    left = [
+        f"[{at} s] lip-sync: {at} of 100, about 0:{(100 - at) // 60:02}:{(100 - at) % 60:02} left"
+        for at in range(11, 100, 10)
+    ]
+    assert found == ["[1 s] lip-sync", *left]
 
 
 def test_a_line_after_half_a_minute_of_a_slow_or_endless_stage() -> None:
     slow = lines(*((float(frame), "lip-sync", frame, 10**6) for frame in range(1, 70)))
-    assert slow == ["[1 s] lip-sync", "[31 s] lip-sync: 31 of 1000000", "[61 s] lip-sync: 61 of 1000000"]
+    assert slow == [
+        "[1 s] lip-sync",
+        "[31 s] lip-sync: 31 of 1000000, about 11 days, 13:46:09 left",
+        "[61 s] lip-sync: 61 of 1000000, about 11 days, 13:45:39 left",
+    ]
     assert lines((1.0, "write", 0, None), (32.0, "write", 7, None)) == ["[1 s] write", "[32 s] write: 7"]
+
+
+def test_the_time_left_counts_the_stage_alone() -> None:
+    """Networks were opened for a minute; a run that goes on begins with many frames done."""
+    found = lines((60.0, "lip-sync", 500, 1000), (90.0, "lip-sync", 530, 1000))
+    assert found == ["[60 s] lip-sync", "[90 s] lip-sync: 530 of 1000, about 0:07:50 left"]
+
+
+def test_no_time_is_guessed_before_the_first_step() -> None:
+    found = lines((0.0, "lip-sync", 0, 10), (40.0, "lip-sync", 0, 10))
+    assert found == ["[0 s] lip-sync", "[40 s] lip-sync: 0 of 10"]
 
 
 def test_quick_steps_are_not_printed_one_by_one() -> None:

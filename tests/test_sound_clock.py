@@ -20,11 +20,11 @@ from latentsync_trt.media import joints
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks, sound_blocks
 from latentsync_trt.media.delays import Delays, delays_of
 from latentsync_trt.media.demo_clip import camera_frames
+from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import JITTER_S, Clock, Timed, frames_in, nearest
-from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.types import Float32Array, UInt8Array
-from tests.clips import click_times, number_of, numbered, read_audio, write_sound, write_video
+from tests.clips import click_times, number_of, numbered, open_writer, read_audio, write_sound, write_video
 from tests.small import small_bundle
 from tests.sounds import sound_packets, spoken, write_parts
 
@@ -54,8 +54,8 @@ def written(
     """An output with this sound, by default as long as it, and the sound's codec there."""
     frames = frames or frame_count(audio_duration_s(sound) + delay_s)
     output, clip = folder / f"out{suffix}", write_video(folder / "clip.mp4", numbered(2))
-    with VideoWriter(output, None, audio=sound, audio_delay_s=delay_s) as writer:
-        for frame in read_frames(clip, frame_count=frames, extend="hold"):
+    with open_writer(output, None, audio=sound, audio_delay_s=delay_s) as writer:
+        for frame in read_frames(clip, Playback(MODEL_FPS, Fraction(frames, MODEL_FPS), "hold")):
             writer.write(frame)
     with av.open(str(output)) as container:
         return output, container.streams.audio[0].codec_context.codec.canonical_name
@@ -144,8 +144,8 @@ def test_joined_recordings_are_heard_as_they_are_played(
     directly_s = JOINED_S + AAC_BLOCK / rate_hz + 0.5
     assert np.allclose(read, [AAC_BLOCK / 44100 + 0.5, second_click_s or directly_s], atol=IN_TIME_S)
     clip, output = write_video(tmp_path / "clip.mp4", numbered(2)), tmp_path / "out.mp4"
-    with VideoWriter(output, None, audio=sound) as writer:
-        for frame in read_frames(clip, frame_count=frame_count(audio_duration_s(sound)), extend="hold"):
+    with open_writer(output, None, audio=sound) as writer:
+        for frame in read_frames(clip, Playback(MODEL_FPS, audio_duration_s(sound), "hold")):
             writer.write(frame)
     assert np.allclose(clicks_played(output), read, atol=IN_TIME_S)
     assert bool(why_encoded) == any("encoded as AAC" in notice for notice in writer.notices)
@@ -227,7 +227,7 @@ def test_a_clip_keeps_the_offset_of_picture_and_sound(
     assert min(delays.picture_s, delays.sound_s) == 0
     click_s = float(delays.sound_s) + clicks_read(clip)[0] - float(delays.picture_s)
     assert abs(click_s - (sound_s - picture_s + 0.5)) < IN_TIME_S
-    first = [number_of(frame.rgb) for frame in read_frames(clip, delay_s=delays.picture_s)]
+    first = [number_of(frame.rgb) for frame in read_frames(clip, Playback(MODEL_FPS, delay_s=delays.picture_s))]
     held = round(delays.picture_s * MODEL_FPS)
     assert first == [0] * held + list(range(MODEL_FPS))
     stated_s = probe(clip).duration_s
@@ -238,7 +238,7 @@ def test_a_clip_keeps_the_offset_of_picture_and_sound(
 
 def flashes(path: Path, delay_s: Fraction = Fraction(0)) -> list[float]:
     """When single white pictures are shown."""
-    white = [frame.rgb.mean() > 127 for frame in read_frames(path, rgb_only=True, delay_s=delay_s)]
+    white = [frame.rgb.mean() > 127 for frame in read_frames(path, Playback(MODEL_FPS, delay_s=delay_s))]
     return (np.flatnonzero(np.diff(white, prepend=False) & white) / MODEL_FPS).tolist()
 
 
@@ -268,8 +268,8 @@ def test_joined_recordings_keep_the_offset_of_picture_and_sound(
         pieces += write_offset(tmp_path / "piece.ts", start_s, start_s + late_s, pictures, samples).read_bytes()
     clip.write_bytes(pieces)
     delays = delays_of(clip, clip)
-    with VideoWriter(output, None, audio=clip, audio_delay_s=delays.sound_s) as writer:
-        for frame in read_frames(clip, delay_s=delays.picture_s):
+    with open_writer(output, None, audio=clip, audio_delay_s=delays.sound_s) as writer:
+        for frame in read_frames(clip, Playback(MODEL_FPS, delay_s=delays.picture_s)):
             writer.write(frame)
     for shown, heard in [
         (flashes(clip, delays.picture_s), clicks_read(clip, delays.sound_s)),
@@ -286,8 +286,8 @@ def test_a_clip_synced_to_its_own_sound_keeps_their_offset(tmp_path: Path) -> No
     with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
         report = lip_sync.sync(clip, clip, tmp_path / "out.mp4", SyncOptions(preset="fast"))
     assert report.frames == MODEL_FPS
-    pictures = [frame.rgb for frame in read_frames(tmp_path / "out.mp4", rgb_only=True)]
-    source = [frame.rgb for frame in read_frames(clip, rgb_only=True)]
+    pictures = [frame.rgb for frame in read_frames(tmp_path / "out.mp4")]
+    source = [frame.rgb for frame in read_frames(clip)]
     for index, picture in enumerate(pictures):  # above the mouth, nothing but the encoder changes them
         difference = picture[:100].astype(int) - source[max(index - 13, 0)][:100]
         assert np.abs(difference).mean() < 1.2

@@ -17,8 +17,8 @@ from latentsync_trt.face.square import of_stored, square
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.sync.faces import FaceFinder, Job
 from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.types import Frame, Patch, UInt8Array
-from tests.clips import write_sound, write_video
+from latentsync_trt.types import Patch, UInt8Array
+from tests.clips import frame_at, write_sound, write_video
 from tests.people import first_person
 from tests.small import small_bundle
 
@@ -42,8 +42,8 @@ def squeezed(frame: UInt8Array, aspect: Fraction) -> UInt8Array:
 
 def found(frame: UInt8Array, aspect: Fraction, detector: MediaPipeDetector) -> Job:
     finder = FaceFinder(detector, RESOLUTION, StageClock(), pixel_aspect=aspect)
-    (job,) = finder.cut_out(finder.find(frame for frame in [Frame(0, Fraction(0), frame, None)]))
-    assert job.face is not None
+    (job,) = finder.cut_out(finder.find(frame for frame in [frame_at(0, frame)]))
+    assert job.targets[0].face is not None
     return job
 
 
@@ -137,5 +137,5 @@ def test_measurements_read_the_aspect_of_the_video(anamorphic: Path, tmp_path: P
     for one, other in zip(*jobs, strict=True):
         assert one.face is not None and other.face is not None
         assert cv2.PSNR(one.face.image, other.face.image) > FACE_PSNR_DB
-    shapes = {frame.shape for frame in square_rgb(anamorphic, read_frames(anamorphic, rgb_only=True))}
+    shapes = {frame.shape for frame in square_rgb(anamorphic, read_frames(anamorphic))}
     assert shapes == {(480, 480, 3)}

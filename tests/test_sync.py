@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from operator import ne
 from pathlib import Path
@@ -21,10 +22,10 @@ from click.testing import CliRunner
 
 from latentsync_trt import LipSync, RuntimeOptions, SyncOptions
 from latentsync_trt.cli import main
+from latentsync_trt.config import Fps
 from latentsync_trt.errors import InputError, MediaError, NoFaceError, OutputError
 from latentsync_trt.face.align import crop
 from latentsync_trt.media.lazy_rgb import LazyRgb
-from latentsync_trt.media.reader import read_frames
 from latentsync_trt.temporary import LOCK_NAME, PREFIX, leftovers, remove_leftovers
 from latentsync_trt.types import AlignedFace, Face, Progress, SyncReport, UInt8Array, YuvPlanes
 from tests.clips import click_times, decoded, numbered, write_face, write_sound, write_video
@@ -124,7 +125,7 @@ def test_lossless_keeps_every_other_pixel(lip_sync: LipSync, face_clip: Path, wo
     lip_sync.sync(face_clip, word, tmp_path / "out.mkv", SyncOptions(steps=1, lossless=True))
     with av.open(str(tmp_path / "out.mkv")) as container:
         assert container.streams.video[0].codec_context.name == "ffv1"
-    before = [frame.rgb for frame in read_frames(face_clip, rgb_only=True)][:5]
+    before = decoded(face_clip)[:5]
     rows = np.r_[0:120, 430:480]
     for own, new in zip(before, decoded(tmp_path / "out.mkv"), strict=True):
         assert np.array_equal(own[rows], new[rows])
@@ -173,12 +174,16 @@ def test_length(lip_sync: LipSync, tmp_path: Path, length: str, extend: str, aud
         assert any("the picture" in notice for notice in report.notices) == (frames == 21)
 
 
-def test_another_frame_rate_becomes_25(lip_sync: LipSync, word: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fps", ["source", "25"])
+def test_the_frame_rate_is_the_source_s_or_25(lip_sync: LipSync, word: Path, tmp_path: Path, fps: Fps) -> None:
     clip = write_face(tmp_path / "fast.mp4", 10, fps=50)
-    report = lip_sync.sync(clip, word, tmp_path / "out.mp4", QUICK)
-    assert report.frames == 5
+    report = lip_sync.sync(clip, word, tmp_path / "out.mp4", replace(QUICK, fps=fps))
+    step, windows = (2, 1) if fps == "25" else (1, 2)  # at 50/s, of two interleaved streams
+    assert (report.frames, report.windows, report.duration_s) == (10 // step, windows, 0.2)
     before, after = decoded(clip), decoded(tmp_path / "out.mp4")
-    assert all(cv2.PSNR(before[2 * i][:120], after[i][:120]) > UNTOUCHED_DB for i in range(5))
+    assert all(cv2.PSNR(before[step * i][:120], after[i][:120]) > UNTOUCHED_DB for i in range(10 // step))
+    with av.open(str(tmp_path / "out.mp4")) as container:
+        assert container.streams.video[0].average_rate == 50 // step
 
 
 def test_a_detector_and_noise_can_be_given(lip_sync: LipSync, face_clip: Path, word: Path, tmp_path: Path) -> None:

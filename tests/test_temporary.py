@@ -17,7 +17,6 @@ from latentsync_trt.bundle.manifest import MANIFEST_NAME
 from latentsync_trt.bundle.staging import staged_bundle
 from latentsync_trt.cli import main
 from latentsync_trt.errors import OutputError
-from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.quantize.work import load_arrays, save_arrays
 from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.temporary import (
@@ -32,6 +31,7 @@ from latentsync_trt.temporary import (
     whole_file,
 )
 from tests.cache_worker import KEY
+from tests.clips import open_writer
 
 HOLDING = """
 import sys, time
@@ -196,7 +196,7 @@ def test_an_interruption_while_a_bundle_is_replaced_keeps_the_old_one(
 
 def test_every_writer_removes_what_killed_ones_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def video(folder: Path) -> None:
-        with pytest.raises(OutputError, match="no frame"), VideoWriter(folder / "clip.mp4", None) as writer:
+        with pytest.raises(OutputError, match="no frame"), open_writer(folder / "clip.mp4", None) as writer:
             pass
         assert len(writer.notices) == 1
         assert writer.notices[0].startswith(f"{folder}: removed a temporary folder")

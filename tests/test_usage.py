@@ -38,7 +38,7 @@ WRONG_USAGE = [
     ("sync --video . --audio in.wav --bundle SMALL", ".: is a folder; name a video or audio file in it"),
     (f"sync --video {LONG}.mp4 --audio in.wav --bundle SMALL", f"{LONG}.mp4: "),
     (f"{SYNC} --output out.avi", "cannot write .avi; use .mp4"),
-    (f"{SYNC} --output out.mp4 --lossless", "lossless output needs a name that ends in .mkv"),
+    (f"{SYNC} --output out.mp4 --lossless", "out.mp4: cannot hold ffv1; use a name that ends in .mkv"),
     (f"{SYNC} --output in.mp4", "is also an input"),
     (f"{SYNC} --output none/out.mp4", "no such folder"),
     (f"{SYNC} --output {LONG}.mp4", f"{LONG}.mp4: cannot be written: "),

@@ -5,7 +5,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,8 @@ import pytest
 
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.writer import VideoWriter, check_output_path, write_pictures
-from latentsync_trt.types import Frame
-from tests.clips import decoded, numbered, write_video
+from latentsync_trt.media.writer import check_output_path, write_pictures
+from tests.clips import decoded, frame_at, numbered, open_writer, write_video
 
 NOISE = np.random.default_rng(6).integers(0, 256, (64, 96, 3), np.uint8)
 
@@ -61,17 +59,17 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, name: str, when: str) -> Non
 def test_an_output_folder_that_disappears_is_an_error(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    with pytest.raises(OutputError, match=name), VideoWriter(folder / name, None) as writer:
+    with pytest.raises(OutputError, match=name), open_writer(folder / name, None) as writer:
         for index in range(5):
-            writer.write(Frame(index, Fraction(index, 25), NOISE, None))
+            writer.write(frame_at(index, NOISE))
         shutil.rmtree(folder)
     assert not folder.exists()
 
 
 def test_an_output_folder_that_becomes_the_target_is_an_error(tmp_path: Path) -> None:
     target = tmp_path / "out.mp4"
-    with pytest.raises(OutputError, match=r"out\.mp4: cannot be written"), VideoWriter(target, None) as writer:
-        writer.write(Frame(0, Fraction(0), NOISE, None))
+    with pytest.raises(OutputError, match=r"out\.mp4: cannot be written"), open_writer(target, None) as writer:
+        writer.write(frame_at(0, NOISE))
         target.mkdir()
     assert [path.name for path in tmp_path.iterdir()] == ["out.mp4"]
 
@@ -100,9 +98,9 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     # Root, who runs many CIs, may write everywhere.
     monkeypatch.setattr(os, "access", lambda path, _: Path(path).stem not in ("locked", "protected"))
     with pytest.raises((InputError, OutputError), match=message) as caught:
-        check_output_path(tmp_path / name, lossless=False)
+        check_output_path(tmp_path / name)
     assert caught.value.usage
-    check_output_path(tmp_path / "ok.MP4", lossless=False)
+    check_output_path(tmp_path / "ok.MP4")
 
 
 def test_an_output_that_is_also_an_input_is_refused(tmp_path: Path) -> None:
@@ -113,7 +111,7 @@ def test_an_output_that_is_also_an_input_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     for name in ("CLIP.MP4", "link.mp4", "sub/../clip.mp4"):
         with pytest.raises(InputError, match="is also an input"):
-            check_output_path(tmp_path / name, clip, lossless=False)
+            check_output_path(tmp_path / name, clip)
 
 
 @pytest.mark.parametrize("lossless", [False, True])
@@ -122,8 +120,8 @@ def test_tiny_pictures_are_written(tmp_path: Path, size: tuple[int, int], lossle
     picture = np.random.default_rng(7).integers(0, 256, (*size, 3), np.uint8)
     source, output = tmp_path / "in.mkv", tmp_path / "out.mkv"
     write_pictures(source, [picture] * 2, lossless=True)
-    with VideoWriter(output, probe(source), lossless=lossless) as writer:
-        for frame in read_frames(source, rgb_only=lossless):
+    with open_writer(output, probe(source), lossless=lossless) as writer:
+        for frame in read_frames(source):
             writer.write(frame)
     height, width = (side if lossless else side + side % 2 for side in size)
     found = decoded(output)
@@ -142,9 +140,9 @@ def test_a_stopped_run_does_not_finish_its_file(tmp_path: Path) -> None:
 
     noise = np.random.default_rng(8).integers(0, 256, (480, 640, 3), np.uint8)
     start = written_bytes()
-    with pytest.raises(KeyboardInterrupt), VideoWriter(tmp_path / "out.mp4", None, crf=0) as writer:
+    with pytest.raises(KeyboardInterrupt), open_writer(tmp_path / "out.mp4", None, crf=0) as writer:
         for index in range(50):
-            writer.write(Frame(index, Fraction(index, 25), noise, None))
+            writer.write(frame_at(index, noise))
         stopped = written_bytes()
         raise KeyboardInterrupt
     assert (written_bytes() - stopped) < (stopped - start) / 10
@@ -158,7 +156,7 @@ def test_decoders_and_encoders_end_with_their_run(tmp_path: Path) -> None:
         frames = read_frames(clip)
         next(iter(frames))
         frames.close()  # type: ignore[attr-defined]
-        with pytest.raises(ZeroDivisionError), VideoWriter(tmp_path / "out.mp4", probe(clip), audio=None) as writer:
+        with pytest.raises(ZeroDivisionError), open_writer(tmp_path / "out.mp4", probe(clip), audio=None) as writer:
             for frame in read_frames(clip):
                 writer.write(frame)
             _ = 1 / 0

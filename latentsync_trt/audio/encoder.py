@@ -14,7 +14,7 @@ from latentsync_trt.audio.mel import (
     log_power_blocks,
     scaled,
 )
-from latentsync_trt.audio.windows import FEATURES_PER_S, POSITIONS, attended_positions, audio_windows, frame_count
+from latentsync_trt.audio.windows import FEATURES_PER_S, POSITIONS, attended_positions, audio_windows, centers
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import AudioFeatures, Float32Array
 
@@ -70,20 +70,14 @@ class SpeechStream:
         """Closes the recording."""
         self._segments.close()
 
-    @property
-    def frame_count(self) -> int:
-        """Video frames that cover the recording."""
-        return frame_count(self.duration_s)
+    def windows(self, times_s: Sequence[Fraction]) -> Float32Array:
+        """Audio windows of video frames at these times in the recording, float32 `(n, 10·L, D)`.
 
-    def windows(self, frames: Sequence[int]) -> Float32Array:
-        """Audio windows of the video frames with these indices, float32 `(n, 10·L, D)`.
-
-        The last features repeat within the last frames of the recording; later frames get silence. Indices may go back
-        by at most 30 s. Raises `InferenceError` if the graph fails.
+        The last features repeat within the last frames of the recording; frames before its start and after its end get
+        silence. Times may go back by at most 30 s. Raises `InferenceError` if the graph fails.
         """
-        indices = np.asarray(frames, np.int64)
-        silent = indices >= self.frame_count
-        positions = attended_positions(np.minimum(indices, self.frame_count - 1), self.feature_count)
+        silent = np.array([not 0 <= time_s < self.duration_s for time_s in times_s], np.bool_)
+        positions = attended_positions(centers(times_s), self.feature_count)
         first, last = (int(end) // _SEGMENT_FEATURES for end in (positions.min(), positions.max()))
         segments = np.concatenate([self._segment(index) for index in range(first, last + 1)])
         features = segments[positions - first * _SEGMENT_FEATURES]

@@ -1,69 +1,16 @@
-"""Figures of clips: lips and speech over time, and grids of faces."""
+"""Grids of faces."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from latentsync_trt.bench.moments import SHOWN_PX
-from latentsync_trt.bench.sync_measure import CLOSED_GAP, QUIET_DB, Curves, runs_of_true
-from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.types import BoolArray, Float32Array, Float64Array, UInt8Array
+from latentsync_trt.types import UInt8Array
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-MOST_SHOWN_S = 12.0
-"""Longer clips are cut: their curves would be too dense to read."""
 
 _DPI = 100
-_FLOOR_DB = QUIET_DB - 10
-_LIPS_AT_REST = 0.03
-"""The measured gap of touching lips; the 0 of a known mouth is drawn there."""
-_LEAST_TOP = 0.15
-"""The axis of gaps reaches at least this far, so that the noise of shut lips looks small."""
-
-_LINES = ("#d9591c", "#1b9e85")
-_TARGET, _SHUT, _SPEECH, _SILENT = "#3f7fd6", "#cf4a63", "#8792a1", "#8792a1"
-
 _BORDER_PX, _LABELS_PX, _FOOT_PX = 8, 180, 64
-
-
-def sync_figure(results: Mapping[str, Curves], title: str = "") -> "Figure":
-    """The loudness of the speech, and below it the gap between the lips in each result, over the first 12 s.
-
-    Args:
-        results: one or two by name, of the same speech, with at least one frame each.
-    """
-    from matplotlib.figure import Figure
-
-    first = next(iter(results.values()))
-    count = min(len(first), round(MOST_SHOWN_S * MODEL_FPS))
-    time_s = (np.arange(count) + 0.5) / MODEL_FPS
-    figure = Figure(figsize=(12, 6.2), dpi=_DPI, layout="constrained")
-    speech, lips = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
-    speech.fill_between(time_s, _FLOOR_DB, first.level_db[:count], color=_SPEECH, alpha=0.6, linewidth=0)
-    speech.set(ylim=(_FLOOR_DB, 0), ylabel="loudness of\nthe speech, dB")
-    _band(lips, first.silent[:count], _SILENT, "nothing is said")
-    if first.mouth is not None:
-        _band(lips, first.mouth.shut[:count], _SHUT, "m, b, p: lips must touch")
-        target = _target_gaps(first.mouth.opening[:count].astype(np.float64), first.gaps[:count])
-        lips.plot(time_s, target, color=_TARGET, linewidth=1.5, label="what the words require (scaled)")
-        lips.fill_between(time_s, _LIPS_AT_REST, target, color=_TARGET, alpha=0.12, linewidth=0)
-    for color, (name, curves) in zip(_LINES, results.items(), strict=False):
-        lips.plot(time_s, curves.gaps[:count], ".-", color=color, markersize=4, label=name)
-    lips.axhline(CLOSED_GAP, color=_SPEECH, linestyle="--", linewidth=1, label="below: lips touch")
-    top = max(float(np.nan_to_num(curves.gaps[:count]).max(initial=0.0)) for curves in results.values())
-    lips.set(xlim=(0, count / MODEL_FPS), ylim=(0, max(1.05 * top, _LEAST_TOP)), xlabel="time, s")
-    lips.set_ylabel("gap between the lips\n(distance between the eyes = 1)")
-    for axes in (speech, lips):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=6, frameon=False)
-    cut = "" if count == len(first) else f"The first {count / MODEL_FPS:.0f} s of {len(first) / MODEL_FPS:.0f} s. "
-    if cut or title:
-        figure.suptitle(f"{cut}{title}")
-    return figure
 
 
 def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) -> "Figure":
@@ -89,18 +36,3 @@ def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) 
         for row, face in enumerate(faces):
             figure.figimage(face, left_px, height_px - (row + 1) * step_px)
     return figure
-
-
-def _band(axes: "Axes", where: BoolArray, color: str, label: str) -> None:
-    spans_s = [(start / MODEL_FPS, (end - start) / MODEL_FPS) for start, end in runs_of_true(where)]
-    axes.broken_barh(
-        spans_s, (0, 1), transform=axes.get_xaxis_transform(), color=color, alpha=0.18, linewidth=0, label=label
-    )
-
-
-def _target_gaps(opening: Float64Array, gaps: Float32Array) -> Float64Array:
-    """The known opening on the scale of the gaps: 0 at the gap of lips at rest, the unit fitted by least squares."""
-    known = ~np.isnan(gaps)
-    target = opening[known]
-    unit = float(target @ (gaps[known] - _LIPS_AT_REST) / max(float(target @ target), 1e-9))
-    return _LIPS_AT_REST + max(unit, _LEAST_TOP / 2) * opening

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from latentsync_trt.audio.encoder import SpeechStream
 from latentsync_trt.bundle.manifest import DimensionRange
+from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import MediaError, NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
@@ -18,11 +20,13 @@ from latentsync_trt.face.square import square
 from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
 from latentsync_trt.media.delays import delays_of
 from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, SpokenMouth, camera_frames, spoken_mouth
+from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.runtime.compiler.profiles import usual_shape
 from latentsync_trt.runtime.sessions.session import Array, TensorInfo
-from latentsync_trt.sync.faces import FaceFinder, Job
+from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.sync.jobs import Job
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Float32Array, Frame, UInt8Array
 
@@ -96,13 +100,14 @@ def first_window(
         NoFaceError: the clip shows fewer faces than that.
     """
     delays = delays_of(clip.video, clip.audio)
-    read = read_frames(clip.video, rgb_only=True, delay_s=delays.picture_s)
+    read = read_frames(clip.video, Playback(MODEL_FPS, delay_s=delays.picture_s))
     with closing(aligned_faces(clip.video, read, resolution_px)) as jobs:
-        faces = list(islice((job.face.image for job in jobs if job.face is not None), frames))
+        found = (target.face for job in jobs for target in job.targets)
+        faces = list(islice((face.image for face in found if face is not None), frames))
     if len(faces) < frames:
         raise NoFaceError(f"{clip.video}: {len(faces)} frames with a face, a window takes {frames}; give a longer clip")
     with closing(SpeechStream(lambda: read_audio_blocks(clip.audio, delay_s=delays.sound_s), encode_mel)) as speech:
-        return FaceWindow(np.stack(faces), speech.windows(range(frames)))
+        return FaceWindow(np.stack(faces), speech.windows([Fraction(index, MODEL_FPS) for index in range(frames)]))
 
 
 def aligned_faces(video: Path, frames: Iterable[Frame], resolution_px: int) -> Generator[Job, None, None]:

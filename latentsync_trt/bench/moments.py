@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import cv2
 import numpy as np
 
-from latentsync_trt.bench.sync_measure import Curves
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import crop
+from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.face.tracker import FaceTracker
+from latentsync_trt.sync.lips import Curves
 from latentsync_trt.types import UInt8Array
 
 SHOWN_PX = 256
@@ -32,7 +32,7 @@ def face_views(
     Raises:
         InputError: the pictures differ in size.
     """
-    follower = FaceTracker(detector or MediaPipeDetector(), side_px)
+    follower = MainFace(detector or MediaPipeDetector(), side_px)
     for frames in zip(*clips, strict=False):
         if len({frame.shape for frame in frames}) > 1:
             sizes = ", ".join(f"{frame.shape[1]}×{frame.shape[0]}" for frame in frames)

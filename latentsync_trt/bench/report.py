@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentsync_trt.bench import table as text
-from latentsync_trt.bench.files import svg, write_html
 from latentsync_trt.bench.rows import Results, Row
 from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.sync.html import svg, write_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

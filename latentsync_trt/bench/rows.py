@@ -8,10 +8,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from latentsync_trt.bench.files import plain, write_file
+from latentsync_trt.bench.files import plain
 from latentsync_trt.bench.pictures import Likeness
 from latentsync_trt.errors import InputError
 from latentsync_trt.paths import why_missing
+from latentsync_trt.sync.html import write_file
 
 FORMAT = 1
 KIND = "latentsync-trt bench"

@@ -17,10 +17,12 @@ from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.compositor import composite
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.media.codecs import choose_encoder, default_suffix
 from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.sync.faces import FaceFinder, Job
+from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.sync.jobs import Job
 from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.types import AlignedFace, Float32Array, Frame, Patch
 
@@ -47,13 +49,14 @@ def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
     def compose() -> list[Patch]:
         return [_patch(frame, face, mask) for frame, face in zip(frames, faces, strict=True)]
 
-    patches, options = compose(), setting.sync
+    patches, info = compose(), probe(clip.video)
+    encoder = choose_encoder(setting.sync, info)
 
     def write(patched: Iterable[tuple[Frame, Patch]]) -> None:
-        target = folder / "stage.mp4"
-        with VideoWriter(target, probe(clip.video), crf=options.crf, encoder=options.encoder) as writer:
+        target = folder / f"stage{default_suffix(setting.sync)}"
+        with VideoWriter(target, info, encoder) as writer:
             for frame, patch in patched:
-                writer.write(frame, patch)
+                writer.write(frame, [patch])
 
     stages: dict[str, Callable[[], object]] = {
         "decode": lambda: list(islice(read_frames(clip.video), len(frames))),
@@ -62,7 +65,7 @@ def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
         "encode": lambda: write(zip(frames, patches, strict=True)),
         "all on the CPU": lambda: write(_patched(clip, len(frames), mask)),
     }
-    note = f"{clip.name}, {options.encoder}, {usable_cores()} cores"
+    note = f"{clip.name}, {encoder.ffmpeg}, {usable_cores()} cores"
     for stage, run in stages.items():
         setting.say(f"{stage}: {len(frames)} frames of {clip.name}")
         with setting.watch() as watch:
@@ -73,7 +76,7 @@ def _frames_with_faces(clip: Clip, resolution_px: int) -> tuple[list[Frame], lis
     """The first frames that show a face, and the faces; raises `NoFaceError` if none does."""
     frames = list(islice(read_frames(clip.video), _MOST_FRAMES))
     jobs = aligned_faces(clip.video, frames, resolution_px)
-    found = [(job.frame, job.face) for job in jobs if job.face is not None]
+    found = [(job.frame, target.face) for job in jobs for target in job.targets if target.face is not None]
     if not found:
         raise NoFaceError(f"{clip.video}: no face in its first {len(frames)} frames; give a clip that begins with one")
     return [frame for frame, _ in found], [face for _, face in found]
@@ -86,7 +89,8 @@ def _patched(clip: Clip, count: int, mask: Float32Array) -> Generator[tuple[Fram
     finder = FaceFinder(MediaPipeDetector(), len(mask), StageClock(), pixel_aspect=aspect)
     frames = background((frame for frame in islice(read_frames(clip.video), count)), name="decode")
     jobs = background(finder.cut_out(background(finder.find(frames), name="face")), name="align")
-    patched = ((job.frame, _patch(job.frame, job.face, mask)) for job in jobs if job.face is not None)
+    faces = ((job.frame, target.face) for job in jobs for target in job.targets if target.face is not None)
+    patched = ((frame, _patch(frame, face, mask)) for frame, face in faces)
     with closing(background(patched, name="compose")) as composed:
         yield from composed
 

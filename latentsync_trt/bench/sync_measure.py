@@ -1,12 +1,7 @@
-"""How well lips follow speech, measured from pictures and sound alone, without a network trained on speech.
-
-FaceMesh gives the gap between the lips, frame by frame. It is compared with the known mouth that belongs to the speech,
-if there is one, else with the loudness of the sound.
-"""
+"""How well the lips of a finished clip follow the speech."""
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -14,91 +9,14 @@ import numpy as np
 
 from latentsync_trt.bench.material import square_rgb
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.errors import InputError
+from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.mesh import region_around
-from latentsync_trt.face.tracker import FaceTracker
-from latentsync_trt.media.audio import SPEECH_RATE_HZ, read_audio_blocks
+from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.demo_clip import SpokenMouth
+from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import read_frames
-from latentsync_trt.types import BoolArray, Float32Array, Float64Array, Progress, ProgressCallback, UInt8Array
-
-CLOSED_GAP = 0.042
-"""Lips closer than this touch. Touching lips measure 0.02 to 0.041; of gaps of a tenth of the widest, 19 in 20 measure
-0.043 or more."""
-
-QUIET_DB = -40.0
-"""A frame at least this much softer than the loudest one is silent."""
-
-_MOST_LAG_FRAMES = 8
-_LEAST_FRAMES = 3
-"""With fewer frames every correlation is 1 or −1."""
-
-# Pairs of points on the inner edges of the upper and the lower lip, and the outer corners of the eyes.
-_LIPS = ((82, 87), (312, 317), (81, 178), (311, 402), (80, 88), (310, 318))
-_EYES = (33, 263)
-
-_SAMPLES_PER_FRAME = SPEECH_RATE_HZ // MODEL_FPS
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Curves:
-    """A clip over time, one value per frame at the model's rate.
-
-    `gaps (n,)` float32: see `mouth_gaps`; `level_db (n,)` float32: see `loudness`; `mouth`: the known mouth of these n
-    frames, if any.
-    """
-
-    gaps: Float32Array
-    level_db: Float32Array
-    mouth: SpokenMouth | None = None
-
-    def __len__(self) -> int:
-        return len(self.gaps)
-
-    @property
-    def target(self) -> Float32Array:
-        """What the gaps should follow: the opening of the known mouth, else the loudness, clipped at silence."""
-        return self.mouth.opening if self.mouth else np.maximum(self.level_db, np.float32(QUIET_DB))
-
-    @property
-    def silent(self) -> BoolArray:
-        """Frames without speech: known, else measured."""
-        return self.mouth.silent if self.mouth else silences(self.level_db)
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How well a curve follows another: the `correlation` at lag 0, in [−1, 1], 0 if a curve is flat; `lag_frames`:
-    the delay of the first curve at which they agree best."""
-
-    correlation: float
-    lag_frames: int
-
-
-@dataclass(frozen=True, slots=True)
-class SyncScore:
-    """How well the lips of a clip follow the speech.
-
-    `known`: compared with the known mouth of the speech, else with its loudness. `opening`: correlation at lag 0;
-    `lag_frames`: delay of the lips at which both agree best. `closures`: share of m, b, p shown shut, NaN if unknown;
-    `silence`: share of silent frames shown shut, NaN without any.
-    """
-
-    known: bool
-    opening: float
-    lag_frames: int
-    closures: float
-    silence: float
-
-    def __str__(self) -> str:
-        parts = [
-            f"opening follows {'the spoken mouth' if self.known else 'loudness'} at r = {self.opening:.2f}",
-            f"{self.lag_frames} frames late",
-            *([] if math.isnan(self.closures) else [f"m, b, p shown shut: {self.closures:.0%}"]),
-            *([] if math.isnan(self.silence) else [f"shut in silence: {self.silence:.0%}"]),
-        ]
-        return "; ".join(parts)
+from latentsync_trt.sync.lips import Curves, gap_of, joined, loudness
+from latentsync_trt.types import Float32Array, Progress, ProgressCallback, UInt8Array
 
 
 def measure_clip(
@@ -118,28 +36,9 @@ def measure_clip(
     Raises:
         MediaError, InputError: a file cannot be read.
     """
-    frames = square_rgb(video, read_frames(video, rgb_only=True))
+    frames = square_rgb(video, read_frames(video, Playback(MODEL_FPS)))
     level_db = loudness(read_audio_blocks(audio, delay_s=delay_s))
     return joined(mouth_gaps(_reporting(frames, len(level_db), on_progress)), level_db, mouth)
-
-
-def joined(gaps: Float32Array, level_db: Float32Array, mouth: SpokenMouth | None = None) -> Curves:
-    """Curves cut to the length of the shortest."""
-    count = min(len(gaps), len(level_db), *([len(mouth.opening)] if mouth else []))
-    cut = SpokenMouth(mouth.opening[:count], mouth.shut[:count], mouth.silent[:count]) if mouth else None
-    return Curves(gaps[:count], level_db[:count], cut)
-
-
-def score(curves: Curves) -> SyncScore:
-    """The numbers of a clip; raises `InputError` if fewer than three frames show a face."""
-    found = agreement(curves.gaps, curves.target)
-    return SyncScore(
-        known=curves.mouth is not None,
-        opening=found.correlation,
-        lag_frames=found.lag_frames,
-        closures=closure_recall(curves.gaps, curves.mouth.shut) if curves.mouth else math.nan,
-        silence=closed_rate(curves.gaps, curves.silent),
-    )
 
 
 def mouth_gaps(frames: Iterable[UInt8Array], detector: MediaPipeDetector | None = None) -> Float32Array:
@@ -153,77 +52,14 @@ def mouth_gaps(frames: Iterable[UInt8Array], detector: MediaPipeDetector | None 
         float32 `(n,)`, one value per frame; NaN without a face.
     """
     detector = detector or MediaPipeDetector()
-    tracker = FaceTracker(detector)
+    tracker = MainFace(detector)
     return np.array([_gap(frame, tracker, detector) for frame in frames], np.float32)
 
 
-def agreement(measured: Float32Array, target: Float32Array, most_lag_frames: int = _MOST_LAG_FRAMES) -> Agreement:
-    """How well `measured` follows `target`, both `(n,)`; frames with a NaN in either are left out.
-
-    Raises:
-        InputError: the curves differ in length, or fewer than three frames can be compared.
-    """
-    if measured.shape != target.shape or measured.ndim != 1:
-        raise InputError(f"curves of shapes {measured.shape} and {target.shape}: their lengths must be equal")
-    reach = min(most_lag_frames, max(len(measured) - 1, 0))
-    padded = np.pad(measured.astype(np.float64), reach, constant_values=math.nan)
-    found = {lag: _correlation(padded[reach + lag :][: len(target)], target) for lag in range(-reach, reach + 1)}
-    if math.isnan(found[0]):
-        raise InputError(f"{len(measured)} frames, of which too few show a face: nothing to compare", usage=False)
-    best = max((lag for lag in found if not math.isnan(found[lag])), key=lambda lag: (found[lag], -abs(lag)))
-    return Agreement(found[0], best)
-
-
-def runs_of_true(values: BoolArray) -> list[tuple[int, int]]:
-    """First and past-the-last index of each run of True in `values (n,)`."""
-    edges = np.flatnonzero(np.diff(values.astype(np.int8), prepend=0, append=0)).tolist()
-    return list(zip(edges[::2], edges[1::2], strict=True))
-
-
-def closure_recall(gaps: Float32Array, shut: BoolArray) -> float:
-    """Share of the closures (runs of True in `shut (n,)`) in which the lips touch; NaN without any."""
-    closed = [bool((gaps[start:end] < CLOSED_GAP).any()) for start, end in runs_of_true(shut)]
-    return float(np.mean(closed)) if closed else math.nan
-
-
-def closed_rate(gaps: Float32Array, silent: BoolArray) -> float:
-    """Share of the `silent (n,)` frames in which the lips touch; frames without a face are left out; NaN without any.
-
-    The mouth may move during two frames before and after speech: leave them out of `silent`.
-    """
-    counted = gaps[silent & ~np.isnan(gaps)]
-    return float((counted < CLOSED_GAP).mean()) if counted.size else math.nan
-
-
-def loudness(blocks: Iterable[Float32Array]) -> Float32Array:
-    """The loudness of the 40 ms around each frame's center, in dB below the loudest, float32 `(n,)`, at least −100.
-
-    Args:
-        blocks: consecutive float32 `(samples,)`, at least one, mono at `SPEECH_RATE_HZ`.
-    """
-    power = np.square(np.concatenate([*blocks]))
-    count, half = math.ceil(len(power) / _SAMPLES_PER_FRAME), _SAMPLES_PER_FRAME // 2
-    frames = np.pad(power, half, "symmetric")[: count * _SAMPLES_PER_FRAME].reshape(count, _SAMPLES_PER_FRAME)
-    means = frames.mean(axis=1, dtype=np.float64)
-    peak = float(means.max()) or 1.0
-    return np.asarray(10 * np.log10(np.maximum(means / peak, 1e-10)), np.float32)
-
-
-def silences(level_db: Float32Array, margin_frames: int = 3) -> BoolArray:
-    """Frames `(n,)` of `loudness` that are silent, and whose neighbors within `margin_frames` are silent, too."""
-    loud = np.pad(level_db > QUIET_DB, margin_frames)
-    near = np.lib.stride_tricks.sliding_window_view(loud, 2 * margin_frames + 1)
-    return np.asarray(~near.any(axis=1), np.bool_)
-
-
-def _gap(frame: UInt8Array, tracker: FaceTracker, detector: MediaPipeDetector) -> float:
+def _gap(frame: UInt8Array, tracker: MainFace, detector: MediaPipeDetector) -> float:
     tracked = tracker.update(frame)
-    found = detector.mesh(frame, region_around(tracked.face)) if tracked is not None else None
-    if found is None:
-        return math.nan
-    points = found[0][:, :2].astype(np.float64)
-    gaps = [np.linalg.norm(points[lower] - points[upper]) for upper, lower in _LIPS]
-    return float(np.mean(gaps) / np.linalg.norm(points[_EYES[1]] - points[_EYES[0]]))
+    found = detector.mesh(frame, tracked.face) if tracked is not None else None
+    return math.nan if found is None else gap_of(found)
 
 
 def _reporting(frames: Iterable[UInt8Array], total: int, on_progress: ProgressCallback | None) -> Iterator[UInt8Array]:
@@ -231,12 +67,3 @@ def _reporting(frames: Iterable[UInt8Array], total: int, on_progress: ProgressCa
         yield frame
         if on_progress is not None:
             on_progress(Progress("measuring", done, total))
-
-
-def _correlation(a: Float64Array, b: Float32Array) -> float:
-    """Correlation; NaN if fewer than three frames are known, 0 if a curve is flat."""
-    known = ~(np.isnan(a) | np.isnan(b))
-    if known.sum() < _LEAST_FRAMES:
-        return math.nan
-    x, y = a[known], b[known].astype(np.float64)
-    return float(np.corrcoef(x, y)[0, 1]) if np.ptp(x) and np.ptp(y) else 0.0

@@ -1,15 +1,16 @@
 """`latentsync-trt demo`: runs the whole pipeline on a built-in clip without a download, and measures the result."""
 
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rich_click as click
 
 from latentsync_trt.cli.options import LocalPath
-from latentsync_trt.config import PRESETS, PresetName
+from latentsync_trt.config import MODEL_FPS, PRESETS, PresetName, SyncOptions
 
 if TYPE_CHECKING:
-    from latentsync_trt.bench.sync_measure import SyncScore
+    from latentsync_trt.sync.lips import SyncScore
     from latentsync_trt.types import ProgressCallback
 
 SOURCE, RESULT, PICTURE, PLOT = "source.mp4", "out.mp4", "side_by_side.png", "sync.png"
@@ -31,10 +32,9 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
     from latentsync_trt.bench.files import make_folder
     from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.cli.show import Notices, progress_bar, show_report
-    from latentsync_trt.config import SyncOptions
     from latentsync_trt.media.audio import audio_duration_s
     from latentsync_trt.media.demo_clip import SENTENCE, SPEECH, camera_frames
-    from latentsync_trt.media.soundtrack import why_encoded
+    from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, why_encoded
     from latentsync_trt.media.writer import write_pictures
     from latentsync_trt.sync.api import LipSync
     from latentsync_trt.sync.inputs import check_inputs
@@ -51,7 +51,7 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
         click.echo(f"{source}: {what}")
         click.echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
     options = SyncOptions(preset=preset)
-    notices = Notices(known=() if audio else (why_encoded(SPEECH, Path(RESULT).suffix),))
+    notices = Notices(known=() if audio else (why_encoded(SoundPlan((SoundPiece(SPEECH),)), Path(RESULT).suffix),))
     check_inputs(source, speech, out / RESULT, options)
     with progress_bar(hidden=quiet) as on_progress:
         with LipSync.from_bundle(folder, "cpu", on_notice=None if quiet else notices) as lip_sync:
@@ -71,15 +71,19 @@ def look_at(
     Raises:
         InputError: too few frames show a face. OutputError: a picture cannot be written.
     """
-    from latentsync_trt.bench.clip_figures import face_grid, sync_figure
-    from latentsync_trt.bench.files import png, write_file
+    from latentsync_trt.bench.clip_figures import face_grid
+    from latentsync_trt.bench.files import png
     from latentsync_trt.bench.material import square_rgb
     from latentsync_trt.bench.moments import SHOWN_PX, choose_moments, face_views, masked
-    from latentsync_trt.bench.sync_measure import measure_clip, score
+    from latentsync_trt.bench.sync_measure import measure_clip
     from latentsync_trt.bundle.manifest import read_manifest
     from latentsync_trt.media.delays import delays_of
     from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
+    from latentsync_trt.media.playback import Playback
     from latentsync_trt.media.reader import read_frames
+    from latentsync_trt.sync.html import write_file
+    from latentsync_trt.sync.lip_figure import sync_figure
+    from latentsync_trt.sync.lips import score
 
     mouth = spoken_mouth() if audio is None else None
     delays = delays_of(source, audio or SPEECH)
@@ -87,9 +91,10 @@ def look_at(
     found = score(curves)
     write_file(out / PLOT, png(sync_figure({"measured in the result": curves}, f"Lips: {found}")))
     resolution_px = read_manifest(bundle).resolution_px
+    extended = Playback(MODEL_FPS, Fraction(len(curves), MODEL_FPS), SyncOptions().extend, delays.picture_s)
     clips = {
-        source: read_frames(source, rgb_only=True, frame_count=len(curves), extend="loop", delay_s=delays.picture_s),
-        out / RESULT: read_frames(out / RESULT, rgb_only=True),
+        source: read_frames(source, extended),
+        out / RESULT: read_frames(out / RESULT, Playback(MODEL_FPS)),
     }
     moments = choose_moments(curves)
     views = enumerate(face_views([square_rgb(*clip) for clip in clips.items()], SHOWN_PX))

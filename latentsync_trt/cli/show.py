@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import psutil
 import rich_click as click
@@ -46,13 +47,14 @@ class _RateColumn(bars.ProgressColumn):
 class ProgressLines:
     """Progress for a log file or a pipe: a line when a stage begins, and after 30 s or a tenth of its steps.
 
-    A line begins with the seconds since this object was made. `clock` returns seconds.
+    A line begins with the seconds since this object was made, and ends with the time left. `clock` returns seconds.
     """
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock = say, clock
         self._began_s = self._said_s = clock()
         self._last: Progress | None = None
+        self._stage_began: tuple[float, int] = self._began_s, 0
 
     def __call__(self, progress: Progress) -> None:
         """Reports `progress`, if it is time for a line."""
@@ -60,9 +62,21 @@ class ProgressLines:
         begins = last is None or last.stage != progress.stage
         if last is not None and not begins and not self._is_due(last, progress, now_s - self._said_s):
             return
-        steps = f": {progress.done}" if progress.total is None else f": {progress.done} of {progress.total}"
-        self._say(f"[{now_s - self._began_s:.0f} s] {progress.stage}{'' if begins else steps}")
+        if begins:
+            self._stage_began = now_s, progress.done
+        steps = "" if begins else f": {progress.done}{self._rest(progress, now_s)}"
+        self._say(f"[{now_s - self._began_s:.0f} s] {progress.stage}{steps}")
         self._last, self._said_s = progress, now_s
+
+    def _rest(self, progress: Progress, now_s: float) -> str:
+        """The steps in all, and the time left at the rate of this stage so far."""
+        if progress.total is None:
+            return ""
+        began_s, done_before = self._stage_began
+        steps = progress.done - done_before
+        left_s = (progress.total - progress.done) * (now_s - began_s) / steps if steps > 0 else None
+        left = "" if left_s is None else f", about {timedelta(seconds=round(left_s))} left"
+        return f" of {progress.total}{left}"
 
     def _is_due(self, last: Progress, progress: Progress, since_s: float) -> bool:
         if since_s >= _LINE_EVERY_S:
@@ -102,7 +116,7 @@ def process_age_s() -> float:
 
 
 def show_report(report: SyncReport, notices: Notices, total_s: float | None = None) -> None:
-    """Prints the remaining notices to stderr; to stdout what was written, and how long it took.
+    """Prints the remaining notices to stderr; to stdout what was written, how good it is, and how long it took.
 
     `total_s`: since the command began; without it, times are those of `LipSync.sync` alone.
     """
@@ -118,4 +132,6 @@ def show_report(report: SyncReport, notices: Notices, total_s: float | None = No
         f"time: {running_s:.1f} s + {total_s - running_s:.1f} s start-up = {total_s:.1f} s; "
         f"{report.frames_per_s:.1f} frames/s once running"
     )
+    if report.quality is not None and report.quality.rows:
+        click.echo(str(report.quality))
     click.echo("busy: " + ", ".join(f"{stage.stage} {stage.busy_s:.1f} s" for stage in report.stages))

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 
 @click.command("sync")
-@click.option("--video", required=True, type=LocalPath(), panel=FILES, help="Video with a face.")
+@click.option("--video", required=True, type=LocalPath(), panel=FILES, help="Video with a face; also a picture, pictures as %05d.png, or a GIF.")
 @click.option(
     "--audio",
-    required=True,
+    "--voice",
     type=LocalPath(),
     panel=FILES,
-    help="Speech: an audio file, or a video with sound.",
+    help="Speech that the lips follow: an audio file, or a video with sound, also the video itself. Several people: "
+    "--speaker.",
 )
 @click.option(
     "--output",
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the report, or the error, to stdout as one JSON object.")
 def command(
     video: Path,
-    audio: Path,
+    audio: Path | None,
     output: Path | None,
     bundle: str | None,
     provider: str,
@@ -50,11 +51,12 @@ def command(
     """Lip-sync a video to a speech recording."""
     from latentsync_trt.bundle.find import describe_choice, find_bundle
     from latentsync_trt.cli.show import Notices, process_age_s, progress_bar, say, show_report
+    from latentsync_trt.media.codecs import default_suffix
     from latentsync_trt.sync.api import LipSync
     from latentsync_trt.sync.inputs import check_inputs
 
     options, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
-    target = output or default_output(video, lossless=options.lossless)
+    target = output or default_output(video, default_suffix(options))
     check_inputs(video, audio, target, options)  # now, not after the seconds that bundle and provider take to open
     folder, why = find_bundle(bundle)
     silent, notices = quiet or as_json, Notices()
@@ -85,6 +87,6 @@ def _wait_for_build(lip_sync: "LipSync", *, silent: bool) -> None:
         say(f"building engines failed: {problem}")
 
 
-def default_output(video: Path, *, lossless: bool) -> Path:
-    """`clip.mov` → `clip-synced.mp4` beside it; `.mkv` for lossless output."""
-    return video.parent / f"{video.stem}-synced{'.mkv' if lossless else '.mp4'}"
+def default_output(video: Path, suffix: str) -> Path:
+    """`clip.mov` → `clip-synced.mp4` beside it, for the suffix ".mp4"."""
+    return video.parent / f"{video.stem}-synced{suffix}"

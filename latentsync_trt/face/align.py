@@ -92,6 +92,18 @@ def shifted(matrix: Float64Array, left_px: int, top_px: int) -> Float64Array:
     return np.column_stack([matrix[:, :2], matrix[:, :2] @ (left_px, top_px) + matrix[:, 2]])
 
 
+def moved(points: Float32Array, matrix: Float64Array) -> Float32Array:
+    """Points `(n, 2)` after the affine `matrix (2, 3)`."""
+    return np.asarray(points @ matrix[:, :2].T + matrix[:, 2], np.float32)
+
+
+def rescaled(face: AlignedFace, size_px: tuple[int, int]) -> Float64Array:
+    """The face's matrix for a crop resized to `size_px`; pixel centers are half a pixel from the edge in both sizes."""
+    scale = np.array(size_px) / np.array(face.crop_size_px)
+    linear = face.matrix[:, :2] * scale[:, None]
+    return np.column_stack([linear, (face.matrix[:, 2] + 0.5) * scale - 0.5])
+
+
 def frame_corners(matrix: Float64Array, size_px: tuple[int, int]) -> Float64Array:
     """Frame positions of the centers of a crop's corner pixels: `(4, 2)` float64 (x, y) in pixels.
 

@@ -14,6 +14,8 @@ LEAST_ASPECT, MOST_ASPECT = 0.2, 1.5
 MOST_ROLL_DEG = 67.5
 """Halfway between a head tilted by 45°, which is about the most a sitting person does, and a picture turned by 90°."""
 
+MOST_TURN = 0.5
+
 
 def usable(face: Face) -> bool:
     """Whether a face, in square pixels, is large, frontal and upright enough to be aligned."""
@@ -23,6 +25,21 @@ def usable(face: Face) -> bool:
 def is_turned(face: Face) -> bool:
     """Whether a face could be aligned but lies on its side or is upside down."""
     return _is_large(face) and abs(roll_deg(face)) > MOST_ROLL_DEG
+
+
+def is_turned_away(face: Face) -> bool:
+    """Whether a face looks so far aside that it is about to be lost."""
+    return abs(turn(face)) > MOST_TURN
+
+
+def turn(face: Face) -> float:
+    """How far a face looks aside: the nose's distance from the line between the brows' middles, along the brows.
+
+    In distances between the brows: 0 is frontal, ±0.5 about 45°; positive to the picture's right.
+    """
+    left, right, nose = face.points.astype(np.float64)
+    across = right - left
+    return float((nose - (left + right) / 2) @ across / max(float(across @ across), float(np.finfo(np.float32).tiny)))
 
 
 def roll_deg(face: Face) -> float:

@@ -5,16 +5,17 @@ from math import isqrt
 import cv2
 import numpy as np
 
-from latentsync_trt.face.align import frame_rectangle, inverse, resize_antialiased, shifted
-from latentsync_trt.types import AlignedFace, BoolArray, Float32Array, Float64Array, Patch, Picture, UInt16Array
+from latentsync_trt.face.align import frame_rectangle, inverse, rescaled, resize_antialiased, shifted
+from latentsync_trt.face.outline import filled
+from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, Patch, Picture, UInt16Array
 
 _BORDER_EROSION_PX = 2
 _EDGE_DIVISOR = 20
-"""Width of the soft edge: 1/20 of the pasted square's side."""
+"""Width of the soft edge of a whole crop: 1/20 of the pasted square's side."""
 
-_FEATHER_DIVISOR = 80
-"""The mouth mask fades over 1/80 of the pasted square's side: wide enough to hide the seam, and narrow enough not to
-show the source's lips."""
+FEATHER_PERCENT = 1.25
+"""The mouth mask fades over this part of the pasted square's side: wide enough to hide the seam, and narrow enough not
+to show the source's lips."""
 
 _SPREAD_PX = 1
 """How far resizing and warping blur the outline of the mask, in frame pixels."""
@@ -22,11 +23,20 @@ _SPREAD_PX = 1
 # Bilinear interpolation spreads a crop pixel by less than this.
 _WARP_MARGIN_PX = 2
 
-_VISIBLE = 0.5 / 255
-"""Smaller opacities cannot change an 8-bit level."""
+_VISIBLE = 0.5 / 4095
+"""Smaller opacities cannot change a 12-bit level."""
 
 
-def composite(frame: Picture, face: AlignedFace, painted: UInt16Array, mask: Float32Array) -> Patch:
+def composite(
+    frame: Picture,
+    face: AlignedFace,
+    painted: UInt16Array,
+    mask: Float32Array,
+    *,
+    feather_percent: float = FEATHER_PERCENT,
+    outlines: tuple[Float32Array, ...] = (),
+    gain_and_offset: Float32Array | None = None,
+) -> Patch:
     """New pixels for the frame from which a face was cut.
 
     Only the generated region replaces the frame, so that the skin around it stays sharp: the mask is warped back like
@@ -35,20 +45,41 @@ def composite(frame: Picture, face: AlignedFace, painted: UInt16Array, mask: Flo
     Args:
         frame: uint8 `(H, W, 3)` RGB.
         face: the aligned face; may lie partly outside the frame.
-        painted: uint16 `(R, R, 3)` RGB, the generated face, 257 × the 8-bit level.
+        painted: uint16 `(r, r, 3)` RGB, r ≥ R, the generated face, 257 × the 8-bit level.
         mask: float32 `(R, R)` in [0, 1], 1 = kept.
+        feather_percent: width of the soft edge in percent of the side of the pasted square.
+        outlines: `(n, 2)` (x, y) in frame pixels; where given, only what lies in one of them is pasted.
+        gain_and_offset: `(2, 3)`, for each channel, in levels; None = 1 and 0.
 
     Returns:
         The smallest rectangle with all changed pixels; 0×0 if none is inside the frame.
     """
-    levels = painted * np.float32(1 / 257)
-    size = _unaliased_size(face)
+    size = _unaliased_size(face, painted.shape[0] / mask.shape[0])
     generated = np.clip(resize_antialiased(1 - mask[..., None], size)[..., 0], 0, 1)
     part = _around(generated, _WARP_MARGIN_PX)
-    return paste(frame, resize_antialiased(levels, size, part), _rescaled(face, size), generated)
+    levels = resize_antialiased(painted * np.float32(1 / 257), size, part)
+    matrix = rescaled(face, size)
+    return paste(
+        frame,
+        levels,
+        matrix,
+        generated,
+        feather_percent=feather_percent,
+        outlines=outlines,
+        gain_and_offset=gain_and_offset,
+    )
 
 
-def paste(frame: Picture, crop: Float32Array, matrix: Float64Array, opacity: Float32Array | None = None) -> Patch:
+def paste(
+    frame: Picture,
+    crop: Float32Array,
+    matrix: Float64Array,
+    opacity: Float32Array | None = None,
+    *,
+    feather_percent: float = FEATHER_PERCENT,
+    outlines: tuple[Float32Array, ...] = (),
+    gain_and_offset: Float32Array | None = None,
+) -> Patch:
     """Warps an upright crop into the frame with a soft edge.
 
     Args:
@@ -56,25 +87,35 @@ def paste(frame: Picture, crop: Float32Array, matrix: Float64Array, opacity: Flo
         crop: float32 `(h, w, 3)` RGB, levels 0 to 255; clipped after interpolation.
         matrix: `(2, 3)` float64, frame pixels → crop pixels.
         opacity: float32 `(h, w)` in [0, 1], how much of the crop shows; None = all of it.
+        feather_percent, outlines: as for `composite`; need an `opacity`. gain_and_offset: as for `composite`.
     """
     height, width = crop.shape[:2]
     left, top, right, bottom = frame_rectangle(matrix, (width, height), frame.shape, _WARP_MARGIN_PX)
     if left >= right or top >= bottom:
-        return Patch(left, top, frame[0:0, 0:0], np.zeros((0, 0), np.bool_))
+        return Patch(left, top, np.zeros((0, 0, 3), np.uint16), np.zeros((0, 0), np.float32))
     place = shifted(matrix, left, top)
     size = (right - left, bottom - top)
-    warped = _warp(crop, place, size)
     # The crop's area in the frame without its interpolated border, and the sides of a square with this area.
     inside = _eroded(_warp(np.ones((height, width), np.float32), place, size), (_BORDER_EROSION_PX,) * 2)
     sides = _square_sides(inside, matrix)
     weight = _soft_edge(inside, sides)
     if opacity is not None:
-        weight *= _feathered(_warp(opacity, place, size), sides)
-    changed = weight >= _VISIBLE
-    own = frame[top:bottom, left:right]
-    mixed = own + weight[..., None] * (warped - own)
-    rgb = np.where(changed[..., None], np.rint(np.clip(mixed, 0, 255)).astype(np.uint8), own)
-    return _trimmed(Patch(left, top, rgb, changed))
+        shown = _warp(opacity, place, size)
+        if outlines:
+            corner = np.array([left, top], np.float32)
+            shown = np.minimum(shown, filled([outline - corner for outline in outlines], size))
+        weight *= _feathered(shown, sides, feather_percent)
+    weight[weight < _VISIBLE] = 0
+    rows, columns = _around(weight)
+    weight = weight[rows, columns]
+    if not weight.size:
+        return Patch(left, top, np.zeros((0, 0, 3), np.uint16), weight)
+    warped = _warp(crop, shifted(place, columns.start, rows.start), weight.shape[::-1])
+    if gain_and_offset is not None:
+        gain, offset = gain_and_offset
+        warped = cv2.transform(warped, np.column_stack([np.diag(gain), offset]))
+    rgb = np.rint(257 * np.clip(warped, 0, 255)).astype(np.uint16)
+    return Patch(left + columns.start, top + rows.start, rgb, weight)
 
 
 def _warp(image: Float32Array, matrix: Float64Array, size: tuple[int, int]) -> Float32Array:
@@ -99,9 +140,9 @@ def _soft_edge(inside: Float32Array, sides_px: tuple[int, int]) -> Float32Array:
     return _blurred(_eroded(inside, (2 * x, 2 * y)), (x, y))
 
 
-def _feathered(opacity: Float32Array, sides_px: tuple[int, int]) -> Float32Array:
+def _feathered(opacity: Float32Array, sides_px: tuple[int, int], percent: float) -> Float32Array:
     """Fades a mask inwards, so that pixels that were 0 before resizing and warping are 0 again."""
-    x, y = (side // _FEATHER_DIVISOR for side in sides_px)
+    x, y = (int(side * percent / 100) for side in sides_px)
     return _blurred(_eroded(opacity, (2 * (x + _SPREAD_PX) + 1, 2 * (y + _SPREAD_PX) + 1)), (x, y))
 
 
@@ -118,30 +159,18 @@ def _blurred(image: Float32Array, radius_px: tuple[int, int]) -> Float32Array:
     return cv2.GaussianBlur(image, (2 * x + 1, 2 * y + 1), sigma_x, sigmaY=sigma_y).astype(np.float32, copy=False)
 
 
-def _unaliased_size(face: AlignedFace) -> tuple[int, int]:
-    """The crop's size, smaller along the sides that are shorter in the frame, where warping alone would skip pixels."""
+def _unaliased_size(face: AlignedFace, enlarged: float = 1.0) -> tuple[int, int]:
+    """The crop's size times `enlarged`; smaller where a side is shorter in the frame, as warping would skip pixels."""
     # How many frame pixels a step along the crop's rows and columns takes.
     steps = np.linalg.norm(inverse(face.matrix)[:, :2], axis=0).tolist()
-    width, height = (max(1, round(side * min(1.0, step))) for side, step in zip(face.crop_size_px, steps, strict=True))
+    width, height = (
+        max(1, round(side * min(enlarged, step))) for side, step in zip(face.crop_size_px, steps, strict=True)
+    )
     return width, height
 
 
-def _rescaled(face: AlignedFace, size: tuple[int, int]) -> Float64Array:
-    """The face's matrix for a crop resized to `size`; pixel centers are half a pixel from the edge in both sizes."""
-    scale = np.array(size) / np.array(face.crop_size_px)
-    linear = face.matrix[:, :2] * scale[:, None]
-    return np.column_stack([linear, (face.matrix[:, 2] + 0.5) * scale - 0.5])
-
-
-def _around(values: Float32Array | BoolArray, margin_px: int = 0) -> tuple[slice, slice]:
+def _around(values: Float32Array, margin_px: int = 0) -> tuple[slice, slice]:
     """Rows and columns of all nonzero `values (H, W)` plus `margin_px`, clipped."""
     left, top, width, height = cv2.boundingRect((values != 0).astype(np.uint8))
     bottom, right = min(top + height + margin_px, values.shape[0]), min(left + width + margin_px, values.shape[1])
     return slice(max(top - margin_px, 0), bottom), slice(max(left - margin_px, 0), right)
-
-
-def _trimmed(patch: Patch) -> Patch:
-    """The smallest part of a patch with all its changed pixels."""
-    rows, columns = _around(patch.changed)
-    rgb, changed = patch.rgb[rows, columns], patch.changed[rows, columns]
-    return Patch(patch.x_px + columns.start, patch.y_px + rows.start, rgb, changed)

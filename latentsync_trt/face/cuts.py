@@ -76,19 +76,29 @@ class CutDetector:
         """Compares the next frame with those of the shot, at least one, and adds it to them."""
         oldest, last = self._looks[0], self._looks[-1]
         self._looks.append(look)
-        elsewhere = unlikeness(oldest.scene, look.scene) >= _LEAST_SCENE_CHANGE
+        elsewhere = is_elsewhere(oldest.scene, look.scene)
         if _is_another(last, look) or (elsewhere and _is_another(oldest, look, _GRADUAL_FACTOR)):
             return Change.SCENE if elsewhere else Change.FACE
         return Change.NONE
 
 
-def look_at(luma: UInt8Array, face: Face, picture_shape: tuple[int, ...]) -> Look:
+def scene_of(luma: UInt8Array) -> Float32Array:
+    """`Look.scene` of a frame, from its luma `(H, W)` uint8, of any size."""
+    return _averaged(cv2.resize(luma, (_SAMPLES, _SAMPLES), interpolation=cv2.INTER_LINEAR))
+
+
+def is_elsewhere(before: Float32Array, now: Float32Array) -> bool:
+    """Whether two scenes are so unlike that they are different shots, if no face says otherwise."""
+    return unlikeness(before, now) >= _LEAST_SCENE_CHANGE
+
+
+def look_at(luma: UInt8Array, face: Face, picture_shape: tuple[int, ...], scene: Float32Array | None = None) -> Look:
     """The look of a frame.
 
     Args:
         luma: `(H, W)` uint8, of any size. face: its position in pixels of a picture of `picture_shape` (height, width).
+        scene: `scene_of(luma)`, if known.
     """
-    scene = cv2.resize(luma, (_SAMPLES, _SAMPLES), interpolation=cv2.INTER_LINEAR)
     matrix = region_around(face).to_frame()
     matrix[:, :2] *= SIDE_PX / _SAMPLES
     scale = np.divide(luma.shape[1::-1], picture_shape[1::-1])[:, None]
@@ -97,7 +107,7 @@ def look_at(luma: UInt8Array, face: Face, picture_shape: tuple[int, ...]) -> Loo
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     around = cv2.warpAffine(luma, matrix, (_SAMPLES, _SAMPLES), flags=flags, borderMode=cv2.BORDER_REPLICATE)
     shape = None if face.landmarks is None else _normalized(face.landmarks)
-    return Look(_averaged(scene), _averaged(around), shape)
+    return Look(scene_of(luma) if scene is None else scene, _averaged(around), shape)
 
 
 def luma_of(picture: Picture) -> UInt8Array:

@@ -1,5 +1,6 @@
 """Face detection with MediaPipe's BlazeFace and FaceMesh networks."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import pi
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.blaze import FULL_RANGE, SHORT_RANGE, BlazeModel, decode, iou, sigmoid
 from latentsync_trt.face.mesh import Region, converged, cut, face_of, region_around, region_of, to_frame
+from latentsync_trt.face.tiles import tiles
 from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.types import Face, Float32Array, Picture, UInt8Array
 
@@ -19,8 +21,8 @@ _ASSETS = Path(__file__).resolve().parents[1] / "assets" / "face"
 _MESH = "face_mesh"
 
 LEAST_MESH_SCORE = 0.5
-MAX_FACES = 4
-"""Most candidates that the mesh network examines per frame, best first."""
+MAX_FACES = 8
+"""Most candidates that the mesh network examines per frame or tile, best first."""
 
 _CERTAIN_LOGIT = 14.0
 """Upside down, a forehead looks like a chin: the mesh converges on faces that are turned by 180° to its region, with
@@ -57,21 +59,50 @@ class MediaPipeDetector:
 
     def detect(self, frame: UInt8Array) -> list[Face]:
         """Faces in `frame`, uint8 `(H, W, 3)` RGB, at any angle, each confirmed by its mesh."""
+        return self.search(frame, frame, ()) or self.search(frame, frame, (), small=True)
+
+    def search(
+        self, picture: Picture, overview: UInt8Array, known: Sequence[Face], *, small: bool = False
+    ) -> list[Face]:
+        """Faces in `picture` other than those `known`, at any angle, each confirmed by its mesh.
+
+        Args:
+            overview: the whole picture, uint8 `(h, w, 3)` RGB, of any size of at least 192 px.
+            small: whether to search in `tiles`, too, where faces are found that are a twelfth as high.
+        """
         faces: list[Face] = []
+        scale = np.divide(picture.shape[1::-1], overview.shape[1::-1]).astype(np.float32)
         for model in (FULL_RANGE, SHORT_RANGE):
-            for points in self._candidates(frame, model)[:MAX_FACES]:
-                face = self._face_in(frame, region_of(points[:2].reshape(4), points[2], points[3]))
-                if face is not None and not _is_known(face, faces):
-                    faces.append(face)
-            if faces:
+            self._confirm(picture, self._candidates(overview, model) * scale, known, faces)
+            if faces or known:
                 break
+        if small:
+            whole = np.asarray(picture)
+            for left, top, side in tiles(picture.shape[1], picture.shape[0]):
+                tile = whole[max(top, 0) : top + side, max(left, 0) : left + side]
+                found = self._candidates(tile, FULL_RANGE) + np.array([max(left, 0), max(top, 0)], np.float32)
+                self._confirm(picture, found, known, faces)
         return faces
+
+    def _confirm(self, picture: Picture, candidates: Float32Array, known: Sequence[Face], faces: list[Face]) -> None:
+        """Adds those of `candidates (n, 4, 2)` to `faces` that have a mesh and are not known."""
+        for points in candidates[:MAX_FACES]:
+            if any(_is_inside(points, face) for face in (*known, *faces)):
+                continue
+            face = self._face_in(picture, region_of(points[:2].reshape(4), points[2], points[3]))
+            if face is not None and not _is_known(face, [*known, *faces]):
+                faces.append(face)
 
     def follow(self, frame: Picture, previous: Face) -> Face | None:
         """The face near its position in the previous frame; None if there is none."""
         return self._face_in(frame, region_around(previous))
 
-    def mesh(self, frame: Picture, region: Region) -> tuple[Float32Array, float] | None:
+    def mesh(self, picture: Picture, around: Face) -> Float32Array | None:
+        """The points (x, y) of the face near `around`, float32 `(468, 2)` in pixels, or None."""
+        found = self.mesh_in(picture, region_around(around))
+        return None if found is None else found[0][:, :2]
+
+    def mesh_in(self, frame: Picture, region: Region) -> tuple[Float32Array, float] | None:
         """The mesh `(468, 3)` float32 (x, y, depth in pixels) of the face in `region` and its score, or None."""
         found, logit = self._mesh(frame, region)
         score = _probability(logit)
@@ -130,6 +161,12 @@ class MediaPipeDetector:
 
 def _probability(logit: float) -> float:
     return float(sigmoid(np.array([logit], np.float32))[0])
+
+
+def _is_inside(points: Float32Array, face: Face) -> bool:
+    """Whether the middle of a candidate's box `points[:2]` is in the middle half of a face's."""
+    middle, center = points[:2].mean(axis=0), (face.box[:2] + face.box[2:]) / 2
+    return bool((np.abs(middle - center) < (face.box[2:] - face.box[:2]) / 4).all())
 
 
 def _is_known(face: Face, faces: list[Face]) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from latentsync_trt.types import Float64Array, Picture, UInt8Array
+from latentsync_trt.types import Face, Float32Array, Float64Array, Picture, UInt8Array
 
 _SAMPLE_MARGIN_PX = 2
 """A bilinear sample needs one more pixel on each side; the second covers rounding."""
@@ -21,6 +21,19 @@ def of_stored(matrix: Float64Array, stored: Picture, shown: Picture) -> Float64A
     """The `(2, 3)` matrix of pixels in `stored` for the `matrix (2, 3)` of those in `shown`, made by `square`."""
     scale, offset_px = _stretch(stored, shown)
     return np.column_stack([matrix[:, 0] * scale, matrix[:, 1], matrix[:, 0] * offset_px + matrix[:, 2]])
+
+
+def face_of_stored(face: Face, stored: Picture, shown: Picture) -> Face:
+    """The `face` found in `shown`, made by `square`, in pixels of `stored`."""
+    if stored.shape[1] == shown.shape[1]:
+        return face
+    scale, offset_px = _stretch(stored, shown)
+
+    def moved(points: Float32Array) -> Float32Array:
+        return np.asarray((points - (offset_px, 0)) / (scale, 1), np.float32)
+
+    landmarks = None if face.landmarks is None else moved(face.landmarks)
+    return Face(moved(face.box.reshape(2, 2)).reshape(4), moved(face.points), face.score, landmarks)
 
 
 class SquarePixels:

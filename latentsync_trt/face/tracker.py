@@ -1,22 +1,29 @@
-"""Tracks and aligns the one face of a video that is lip-synced."""
+"""Follows all faces of a video from frame to frame, and tells who each is."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.face.align import align
 from latentsync_trt.face.blaze import iou
-from latentsync_trt.face.checks import checked, is_turned, usable
-from latentsync_trt.face.cuts import Change, CutDetector, look_at, luma_of
-from latentsync_trt.types import Face, FaceDetector, Float64Array, Picture, UInt8Array
+from latentsync_trt.face.checks import checked, is_turned, is_turned_away, usable
+from latentsync_trt.face.cuts import Change, CutDetector, is_elsewhere, look_at, luma_of, scene_of
+from latentsync_trt.face.identity import People, look_of
+from latentsync_trt.types import Face, FaceDetector, Float32Array, Picture, UInt8Array
 
 _CONTINUES_IOU = 0.3
 """Least overlap with the box of the previous frame."""
-
-PATIENCE_FRAMES = MODEL_FPS
-"""One second: how long to wait for a lost face if only faces that were visible before are left."""
+_SAME_FACE_IOU = 0.4
+"""Two tracks that overlap more show the same face."""
+_FARTHEST = 1.0
+"""How far a face moves at most while it is lost, in its own size."""
+_MOTION = 0.5
+"""Part of the last movement by which the next is predicted. Heads stop and turn: with all of it, the mesh must run
+again more often."""
 
 
 @runtime_checkable
@@ -28,129 +35,281 @@ class FollowingDetector(FaceDetector, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TrackedFace:
-    """The face in one frame.
+@runtime_checkable
+class SearchingDetector(FollowingDetector, Protocol):
+    """A detector that finds new faces without converting the whole picture."""
 
-    `track_id` changes whenever the face is not that of the previous frame, or its shot ended there. `matrix (2, 3)`
-    float64: frame pixels → crop pixels.
+    def search(self, picture: Picture, overview: UInt8Array, known: Sequence[Face], *, small: bool) -> list[Face]:
+        """Faces in `picture` other than those `known`.
+
+        Args:
+            overview: all of the picture at a smaller size. small: whether to look for small faces, too, which takes
+                longer.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sighting:
+    """A face in one frame. `track_id`: of its run in one shot; `person`: whose it is.
+
+    `row`: where it is in a saved track; None if it was found in the picture.
     """
 
-    face: Face
     track_id: int
-    matrix: Float64Array
+    person: int
+    face: Face
+    row: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """What one frame shows. `shot`: its number; `why_none`: what is known if no face can be used."""
+
+    shot: int
+    faces: tuple[Sighting, ...]
+    why_none: str = "no face"
+
+
+@dataclass(slots=True, eq=False)
+class _Track:
+    track_id: int
+    person: int
+    face: Face
+    cuts: CutDetector = field(default_factory=CutDetector)
+    before: Face | None = None
+    lost_frames: int = 0
+
+    def predicted(self) -> Face:
+        """Where the face should be in the next frame."""
+        if self.before is None or self.lost_frames:
+            return self.face
+        box = self.face.box + np.float32(_MOTION) * (self.face.box - self.before.box)
+        return Face(box, self.face.points + np.float32(_MOTION) * (self.face.points - self.before.points))
+
+    def move(self, face: Face) -> None:
+        self.before, self.face, self.lost_frames = None if self.lost_frames else self.face, face, 0
+
+
+class _View:
+    """One frame; what takes time is computed where it is needed."""
+
+    def __init__(self, picture: Picture, luma: UInt8Array | None, overview: Callable[[], UInt8Array] | None) -> None:
+        self.picture, self._luma, self._overview = picture, luma, overview
+
+    @cached_property
+    def luma(self) -> UInt8Array:
+        return luma_of(self.picture) if self._luma is None else self._luma
+
+    @cached_property
+    def scene(self) -> Float32Array:
+        return scene_of(self.luma)
+
+    @cached_property
+    def overview(self) -> UInt8Array:
+        return np.asarray(self.picture) if self._overview is None else self._overview()
 
 
 class FaceTracker:
-    """Tracks one face: first the largest, then the one that overlaps it; detects again only after losing it.
+    """Follows every usable face; searches for others every half second, and where one was lost or the shot changed.
 
-    A face that was not visible before replaces a lost one at once, as after a cut; one that was visible does so only
-    after `PATIENCE_FRAMES`. If a cut shows another person at the old place, the new shot's largest face is tracked.
-    `turned_frames` counts the frames without a usable face that show one on its side or upside down.
+    A face that is found again within half a second continues its track; a cut to another picture or another person
+    ends it. People keep their number throughout. `turned_frames` counts the frames without a usable face that show one
+    on its side or upside down.
 
     Args:
-        resolution_px: side of the network's pictures, for `TrackedFace.matrix`.
+        frames_per_s: of the video; None = the model's rate.
     """
 
-    def __init__(self, detector: FaceDetector, resolution_px: int = 256) -> None:
-        self._detector, self._resolution_px = detector, resolution_px
+    def __init__(self, detector: FaceDetector, frames_per_s: Fraction | int | None = None) -> None:
+        self._detector = detector
         self._follower = detector if isinstance(detector, FollowingDetector) else None
-        self._cuts = CutDetector()
-        self._last: Face | None = None
-        self._bias: Float64Array | None = None
-        self._lost_frames = 0
-        self._track_id = -1
-        self._previous: Picture | None = None
-        self._found: list[Face] | None = None
-        self._found_before: list[Face] = []
+        self.patience_frames = max(1, round((frames_per_s or MODEL_FPS) / 2))
+        self._people = People()
+        self._tracks: list[_Track] = []
+        self._next_id, self._shot, self._frame = 0, -1, 0
+        self._searched = self._searched_small = -self.patience_frames
+        self._scene: Float32Array | None = None
+        self._why_none = "no face"
         self.turned_frames = 0
 
-    @property
-    def faces_found(self) -> int:
-        """Usable faces in the last frame, 0 if it was not searched as a whole."""
-        return sum(map(usable, self._found or []))
+    def restart(self) -> None:
+        """Begins a new shot with the next frame."""
+        self._tracks, self._scene = [], None
 
-    def update(self, frame: Picture, luma: UInt8Array | None = None) -> TrackedFace | None:
-        """The face in the next frame, uint8 `(H, W, 3)` RGB of square pixels, or None.
+    def update(
+        self,
+        picture: Picture,
+        luma: UInt8Array | None = None,
+        overview: Callable[[], UInt8Array] | None = None,
+    ) -> Seen:
+        """The faces in the next frame, uint8 `(H, W, 3)` RGB of square pixels.
 
         Args:
-            luma: uint8 `(h, w)` of the same picture, of any size; None = computed from `frame`.
+            luma: uint8 `(h, w)` of the same picture, of any size; None = computed from `picture`.
+            overview: gives the picture as uint8 `(h, w, 3)` RGB of at least 192 px, for the search; None = `picture`.
 
         Raises:
-            InputError: the detector returned something else than faces, or their points coincide.
+            InputError: the detector returned something else than faces.
         """
-        self._found_before, self._found = self._found or [], None
-        face = self._follow(frame) or self._detect(frame)
-        if face is not None:
-            face = self._begin_or_continue(frame, luma_of(frame) if luma is None else luma, face)
-        self._previous = frame
-        if face is None:
-            self._lost_frames += 1
-            self.turned_frames += any(is_turned(other) for other in self._faces(frame))
-            if self._lost_frames >= PATIENCE_FRAMES:
-                self._last = None
-            return None
-        self._last, self._lost_frames = face, 0
-        # Unlike in training the points are not rounded to whole pixels: the mouth would jitter by as much.
-        matrix, self._bias = align(face.points, self._bias, self._resolution_px)
-        return TrackedFace(face, self._track_id, matrix)
+        view = _View(picture, luma, overview)
+        self._frame += 1
+        live = [track for track in self._tracks if not track.lost_frames]
+        found = None if self._follower is not None else self._usable(view, ())
+        kept, changes = self._continued(view, live, found)
+        if not kept and (self._scene is None or Change.SCENE in changes or is_elsewhere(self._scene, view.scene)):
+            self._shot += 1
+            self._tracks = []
+            new = self._usable(view, (), small=True) if found is None else found
+        elif found is not None:
+            new = found
+        else:
+            lost = not kept or bool(changes) or len(self._tracks) > len(kept)
+            new = self._usable(view, [t.face for t in kept], small=not kept) if self._is_due(lost) else []
+        self._scene = view.scene
+        self._admit(view, new, kept)
+        self._forget(kept)
+        if not kept:
+            self.turned_frames += self._why_none == "on its side"
+        order = sorted(kept, key=lambda track: track.track_id)
+        faces = tuple(Sighting(track.track_id, track.person, track.face) for track in order)
+        return Seen(self._shot, faces, self._why_none)
 
-    def _begin_or_continue(self, frame: Picture, luma: UInt8Array, face: Face) -> Face:
-        """Starts a track with `face` if it does not continue the last one; in a new shot perhaps with another face."""
-        look = look_at(luma, face, frame.shape)
-        if self._last is not None and not self._lost_frames and _continues(self._last, face):
-            change = self._cuts.compare(look)
+    def near(self, picture: Picture, sighting: Sighting) -> Sighting | None:
+        """The same face in a neighboring picture, or None where it is not seen or looks like someone else."""
+        face = self._near(picture, sighting.face)
+        if face is None or not (_continues(sighting.face, face) and self.is_seen(picture, face, sighting.person)):
+            return None
+        return Sighting(sighting.track_id, sighting.person, face)
+
+    def is_seen(self, picture: Picture, face: Face, person: int) -> bool:
+        """Whether the picture looks like `person` at the place of `face`, so nothing covers it."""
+        return self._people.is_likely(person, face, look_of(picture, face))
+
+    def _is_due(self, lost: bool) -> bool:
+        return lost or self._frame - self._searched >= self.patience_frames
+
+    def _continued(
+        self, view: _View, live: list[_Track], found: list[Face] | None
+    ) -> tuple[list[_Track], list[Change]]:
+        """The tracks that go on, moved to their new places, and what ended others of which something is seen."""
+        kept: list[_Track] = []
+        changes: list[Change] = []
+        for track, face in self._at_their_places(view, live, found):
+            look = look_at(view.luma, face, view.picture.shape, view.scene)
+            change = track.cuts.compare(look)
             if change is Change.NONE:
-                return face
-            if change is Change.SCENE:
-                face = _largest(self._usable_faces(frame)) or face
-                look = look_at(luma, face, frame.shape)
-        self._track_id += 1
-        self._bias = None
-        self._cuts.restart(look)
-        return face
+                track.move(face)
+                kept.append(track)
+            else:
+                changes.append(change)
+                self._tracks.remove(track)
+        for track in kept[:]:
+            if any(self._is_worse(view, track, other) for other in kept if other is not track):
+                kept.remove(track)
+                track.face = track.before or track.face
+        return kept, changes
 
-    def _follow(self, frame: Picture) -> Face | None:
-        if self._last is None or self._lost_frames or self._follower is None:
+    def _at_their_places(self, view: _View, live: list[_Track], found: list[Face] | None) -> list[tuple[_Track, Face]]:
+        """Tracks with the faces that continue them."""
+        if found is None:
+            near = [(track, self._near(view.picture, track.predicted())) for track in live]
+            return [(track, face) for track, face in near if face is not None and _continues(track.face, face)]
+        pairs = [(_overlap(track.face, face), t, f) for t, track in enumerate(live) for f, face in enumerate(found)]
+        matched: dict[int, int] = {}
+        for overlap, t, f in sorted(pairs, reverse=True):
+            if overlap >= _CONTINUES_IOU and t not in matched and f not in matched.values():
+                matched[t] = f
+        return [(live[t], found[f]) for t, f in matched.items()]
+
+    def _is_worse(self, view: _View, track: _Track, other: _Track) -> bool:
+        """Whether two tracks show one face, and it looks more like the other's: someone passed in front."""
+        if _overlap(track.face, other.face) <= _SAME_FACE_IOU:
+            return False
+        look = look_of(view.picture, other.face)
+        mine, its = (self._people.distance(one.person, look) for one in (track, other))
+        return (mine, track.track_id) > (its, other.track_id)
+
+    def _near(self, picture: Picture, face: Face) -> Face | None:
+        """The usable face near the place of `face`."""
+        found = None if self._follower is None else self._follower.follow(picture, face)
+        if found is None:
             return None
-        face = _near(frame, self._last, self._follower)
-        return face if face is not None and usable(face) and _continues(self._last, face) else None
+        (face,) = checked([found], self._follower, "follow")
+        return face if usable(face) else None
 
-    def _detect(self, frame: Picture) -> Face | None:
-        faces = self._usable_faces(frame)
-        if self._last is None:
-            return _largest(faces)
-        overlaps = iou(self._last.box, np.array([face.box for face in faces], np.float32).reshape(-1, 4))
-        if faces and overlaps.max() >= _CONTINUES_IOU:
-            return faces[int(overlaps.argmax())]
-        return _largest([face for face in faces if not self._was_visible(face)])
+    def _usable(self, view: _View, known: Sequence[Face], *, small: bool = False) -> list[Face]:
+        """Usable faces of a search, largest first; `small`: look for small ones, too, if that was not just done."""
+        self._searched = self._frame
+        if isinstance(self._detector, SearchingDetector):
+            small = small and (self._scene is None or self._frame - self._searched_small >= self.patience_frames)
+            if small:
+                self._searched_small = self._frame
+            found = self._detector.search(view.picture, view.overview, known, small=small)
+            faces = checked(found, self._detector, "search")
+        else:
+            faces = checked(self._detector.detect(np.asarray(view.picture)), self._detector)
+        fine = [face for face in faces if usable(face) and all(_overlap(face, k) <= _SAME_FACE_IOU for k in known)]
+        if not fine and not known:
+            turned_away = any(is_turned_away(track.face) for track in self._tracks)
+            on_its_side = any(map(is_turned, faces))
+            missing = "turned away" if turned_away else "no face"
+            self._why_none = "on its side" if on_its_side else "too small" if faces else missing
+        return sorted(fine, key=area, reverse=True)
 
-    def _usable_faces(self, frame: Picture) -> list[Face]:
-        return [face for face in self._faces(frame) if usable(face)]
+    def _admit(self, view: _View, faces: list[Face], kept: list[_Track]) -> None:
+        """Continues lost tracks or begins new ones with `faces`; learns how people look where a search was made."""
+        if self._searched != self._frame:
+            return
+        for track in kept:
+            self._people.learn(track.person, track.face, look_of(view.picture, track.face))
+        for face in faces:
+            if any(face is track.face for track in kept):
+                continue
+            look = look_of(view.picture, face)
+            track = self._lost(face, look, kept) or self._begun(face, look, {other.person for other in kept})
+            track.move(face)
+            track.cuts.restart(look_at(view.luma, face, view.picture.shape, view.scene))
+            self._people.learn(track.person, face, look)
+            kept.append(track)
 
-    def _faces(self, frame: Picture) -> list[Face]:
-        """All faces detected in the frame that is being processed."""
-        if self._found is None:
-            self._found = checked(self._detector.detect(np.asarray(frame)), self._detector)
-        return self._found
+    def _lost(self, face: Face, look: Float32Array | None, kept: list[_Track]) -> _Track | None:
+        """The lost track that `face` continues."""
+        near = [
+            track
+            for track in self._tracks
+            if track not in kept and _moved(track.face, face) <= _FARTHEST
+            if self._people.is_likely(track.person, face, look)
+        ]
+        return min(near, key=lambda track: self._people.distance(track.person, look), default=None)
 
-    def _was_visible(self, face: Face) -> bool:
-        """Whether `face` was in the previous frame."""
-        if self._follower is not None and self._previous is not None:
-            seen = _near(self._previous, face, self._follower)
-            return seen is not None and _continues(seen, face)
-        return any(_continues(other, face) for other in self._found_before if usable(other))
+    def _begun(self, face: Face, look: Float32Array | None, visible: set[int]) -> _Track:
+        track = _Track(self._next_id, self._people.number_of(face, look, visible), face, lost_frames=1)
+        self._next_id += 1
+        self._tracks = [*(other for other in self._tracks if other.person != track.person), track]
+        return track
+
+    def _forget(self, kept: list[_Track]) -> None:
+        """Ends tracks that were lost for too long."""
+        for track in self._tracks:
+            track.lost_frames = 0 if track in kept else track.lost_frames + 1
+        self._tracks = [track for track in self._tracks if track.lost_frames <= self.patience_frames]
 
 
-def _near(frame: Picture, face: Face, follower: FollowingDetector) -> Face | None:
-    """The face near the place of `face`, if it is well-formed."""
-    found = follower.follow(frame, face)
-    return None if found is None else checked([found], follower, "follow")[0]
+def _overlap(one: Face, other: Face) -> float:
+    return float(iou(one.box, other.box[None])[0])
 
 
 def _continues(last: Face, face: Face) -> bool:
-    return bool(iou(last.box, face.box[None])[0] >= _CONTINUES_IOU)
+    return _overlap(last, face) >= _CONTINUES_IOU
 
 
-def _largest(faces: list[Face]) -> Face | None:
-    return max(faces, key=lambda face: float(np.prod(face.box[2:] - face.box[:2])), default=None)
+def _moved(last: Face, face: Face) -> float:
+    """Distance between the centers, in the longer side of the last box."""
+    shift = (face.box[:2] + face.box[2:] - last.box[:2] - last.box[2:]) / 2
+    return float(np.hypot(*shift) / max(float((last.box[2:] - last.box[:2]).max()), 1.0))
+
+
+def area(face: Face) -> float:
+    """Of its box, in square pixels."""
+    return float(np.prod(face.box[2:] - face.box[:2]))

@@ -70,17 +70,22 @@ def read_audio_blocks(
         MediaError: the file cannot be read, has no audio stream, or the stream has no samples.
         InputError: a sample is not a finite number; the message gives the time.
     """
-    position = 0
     with open_input(path) as container:
         frames = decoded_audio(path, container, audio_stream(path, container), delay_s)
-        for samples in sound_blocks(path, frames, "mono", rate_hz):
-            block = samples.reshape(-1)
-            finite = np.isfinite(block)
-            if not finite.all():
-                time_s = (position + int(finite.argmin())) / rate_hz
-                raise InputError(f"{path}: has samples that are NaN or infinite, the first after {time_s:.3f} s")
-            position += block.size
-            yield block
+        for samples in checked(path, sound_blocks(path, frames, "mono", rate_hz), rate_hz):
+            yield samples.reshape(-1)
+
+
+def checked(path: Path, blocks: Iterable[Float32Array], rate_hz: int) -> Iterator[Float32Array]:
+    """Blocks `(n, channels)` unchanged; raises `InputError` at a sample that is not a finite number."""
+    position = 0
+    for block in blocks:
+        finite = np.isfinite(block).all(axis=1)
+        if not finite.all():
+            time_s = (position + int(finite.argmin())) / rate_hz
+            raise InputError(f"{path}: has samples that are NaN or infinite, the first after {time_s:.3f} s")
+        position += len(block)
+        yield block
 
 
 def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, rate_hz: int) -> Iterator[Float32Array]:

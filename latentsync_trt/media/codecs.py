@@ -1,34 +1,58 @@
-"""Codecs of the linked FFmpeg: which are missing, and the H.264 encoder to use."""
+"""How a run's picture is encoded: the encoder with its options, pixel format and tags."""
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 from typing import cast
 
 import av
 import av.error
+from av.container import OutputContainer
 from av.video.codeccontext import VideoCodecContext
+from av.video.format import VideoFormat
 from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
 
-from latentsync_trt.config import Encoder
-from latentsync_trt.errors import OutputError
+from latentsync_trt.config import Codec, SyncOptions
+from latentsync_trt.errors import InputError
+from latentsync_trt.media.color import BT709, BT2020_NCL, RGB_IDENTITY, UNSPECIFIED
+from latentsync_trt.media.conversion import COLOR_RANGES
+from latentsync_trt.media.encoders import (
+    LIBRARIES,
+    ON_CPU,
+    EncoderName,
+    bits_of,
+    chroma_of,
+    nearest_format,
+    settings_of,
+)
 from latentsync_trt.media.files import reason_of
-
-_X264 = "libx264"
+from latentsync_trt.media.hdr import HDR_TRANSFERS
+from latentsync_trt.media.hdr_metadata import encoder_options
+from latentsync_trt.types import ColorTags, VideoInfo
 
 _NEEDED_CODECS = (
-    *(_X264, "ffv1", "aac"),
+    *("libx264", "libx265", "libsvtav1", "prores_ks", "ffv1", "aac"),
     *("h264", "hevc", "vp9", "av1", "prores", "mp3", "opus", "flac", "pcm_s16le"),
 )
 
-# At one crf, x264's presets differ little in quality and by a tenth in size; this one is fast enough for a GPU.
-_X264_PRESET = "veryfast"
+_CONTAINERS: dict[Codec, tuple[str, ...]] = {
+    "h264": (".mp4", ".mov", ".mkv"),
+    "hevc": (".mp4", ".mov", ".mkv"),
+    "av1": (".mp4", ".mkv"),
+    "prores": (".mov", ".mkv"),
+    "ffv1": (".mkv",),
+}
+"""What FFmpeg writes and common players read."""
 
-_X264_LONGEST_SIDE_PX = 16384
+_STORE_PIXEL_ASPECT = ("h264", "hevc")
+"""Codecs that do so in their own stream. For the others PyAV can write it to .mp4 and .mov, but not to .mkv."""
 
-# NVENC's presets range from p1 (fast) to p7; it is separate hardware, and p5 does not slow a run down.
-_NVENC_PRESET = "p5"
-_NVENC_LEAST_QP = 1
+# By default x264 starts 1.5 threads per core, each with its own frames: gigabytes on a large server, but no faster.
+_ENCODER_THREADS = min(16, os.cpu_count() or 1)
+
 _NVENC_USUAL_SIZE_PX = (1280, 720)
 """Which every NVENC supports."""
 
@@ -45,73 +69,196 @@ def missing_codecs() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class H264:
-    """An H.264 encoder: FFmpeg's name and options."""
+class VideoEncoder:
+    """How the picture is encoded.
 
-    codec: str
+    `codec`: as in `SyncOptions`. `ffmpeg`, `pixel_format`, `options`: FFmpeg's names. `width_px`, `height_px`: of the
+    encoded picture, whose sides are even where the format needs it. `color`: its tags. `notices`: what it cannot
+    preserve of the source.
+    """
+
+    codec: Codec
+    ffmpeg: str
+    pixel_format: str
+    width_px: int
+    height_px: int
+    color: ColorTags
     options: dict[str, str]
+    notices: tuple[str, ...] = ()
 
 
-def h264_encoder(encoder: Encoder, crf: int, width_px: int, height_px: int) -> H264:
-    """The encoder and its options; "auto" is NVENC if it opens for pictures of this size, else x264.
-
-    Args:
-        crf: 0 to 51. x264 uses it directly, NVENC as its constant quantizer, which is similar but not the same.
+def choose_encoder(options: SyncOptions, info: VideoInfo) -> VideoEncoder:
+    """The encoder of a run whose source is `info`; "auto" is NVENC if it opens for such pictures, else the CPU's.
 
     Raises:
-        OutputError: the encoder does not open, or not for pictures of this size.
+        InputError: options contradict each other, a value is not one of the encoder's, or FFmpeg lacks the encoder.
     """
-    if encoder != "x264":
-        problem = _problem_of_nvenc(width_px, height_px)
-        if problem is None:
-            return _nvenc(crf)
-        if encoder == "nvenc":
-            of_size = _problem_of_nvenc(*_NVENC_USUAL_SIZE_PX) is None
-            place = f" for pictures of {width_px}×{height_px}, only for usual sizes" if of_size else ""
-            raise OutputError(
-                f"--encoder nvenc: the GPU's H.264 encoder does not open{place}: {problem}; use --encoder x264"
-            )
-    if _X264 not in av.codecs_available:
-        raise OutputError(f"PyAV's FFmpeg has no {_X264}; install PyAV's own wheel: pip install --force-reinstall av")
-    if max(width_px, height_px) > _X264_LONGEST_SIDE_PX:
-        raise OutputError(
-            f"the picture has {width_px}×{height_px} pixels, but x264 allows {_X264_LONGEST_SIDE_PX} per side; "
-            "scale the video down, or use --lossless"
+    codec, named = _codec_of(options, info), options.encoder
+    if named == "auto" and (codec, "nvenc") in LIBRARIES:
+        if options.encoder_preset is not None:
+            raise InputError("--encoder-preset: has other values for each encoder; with it, name one as --encoder")
+        on_gpu = _encoder(codec, "nvenc", options, info)
+        if problem_of(on_gpu) is None:
+            return on_gpu
+    name = ON_CPU[codec] if named in (None, "auto") else cast(EncoderName, named)
+    if (codec, name) not in LIBRARIES:
+        fitting = [encoder for of, encoder in LIBRARIES if of == codec]
+        cure = f"use {' or '.join(fitting)}" if len(fitting) > 1 else "leave it out"
+        raise InputError(f"--encoder {name}: does not write {codec}; {cure}")
+    return _encoder(codec, name, options, info)
+
+
+def check_encoder(options: SyncOptions, info: VideoInfo, output: Path) -> VideoEncoder:
+    """As `choose_encoder`, after one picture was encoded on trial.
+
+    Raises:
+        InputError: as there, or the encoder refuses such pictures, or the container `output` cannot hold the codec.
+    """
+    encoder = choose_encoder(options, info)
+    fitting = _CONTAINERS[encoder.codec]
+    if output.suffix.lower() not in fitting:
+        raise InputError(f"{output}: cannot hold {encoder.codec}; use a name that ends in {' or '.join(fitting)}")
+    problem = problem_of(encoder)
+    if problem is not None:
+        width_px, height_px = _NVENC_USUAL_SIZE_PX
+        usual = problem_of(replace(encoder, width_px=width_px, height_px=height_px)) is None
+        size = f"pictures of {encoder.width_px}×{encoder.height_px}"
+        on_gpu = encoder.ffmpeg.endswith("_nvenc")
+        raise InputError(
+            f"the encoder {encoder.ffmpeg} does not open{f' for {size}, only for usual sizes' if usual else ''}: "
+            f"{problem}; use {f'--encoder {ON_CPU[encoder.codec]}' if on_gpu else '--lossless, or scale the video'}"
         )
-    return H264(_X264, {"crf": str(crf), "preset": _X264_PRESET})
+    return encoder
 
 
-def check_encoder(encoder: Encoder, width_px: int, height_px: int, *, lossless: bool) -> None:
-    """Raises `OutputError` if pictures of this size cannot be encoded; opens NVENC for a moment if it may be used."""
-    if not lossless:
-        h264_encoder(encoder, 0, *even_size(width_px, height_px))
+def default_suffix(options: SyncOptions) -> str:
+    """The container of an output whose name is not given."""
+    codec = "ffv1" if options.lossless else options.codec
+    return _CONTAINERS[codec][0] if codec else ".mp4"
 
 
-def even_size(width_px: int, height_px: int) -> tuple[int, int]:
-    """The next size with even sides, as 4:2:0 needs."""
-    return width_px + width_px % 2, height_px + height_px % 2
+def aspect_notice(encoder: VideoEncoder, info: VideoInfo, suffix: str) -> tuple[str, ...]:
+    """What to say where a file with this `suffix` does not store the shape of pixels."""
+    if info.sample_aspect_ratio == 1 or suffix != ".mkv" or encoder.codec in _STORE_PIXEL_ASPECT:
+        return ()
+    shape = info.sample_aspect_ratio * Fraction(info.width_px, info.height_px)
+    return (
+        f"{encoder.codec} in .mkv does not store its pixel aspect {info.sample_aspect_ratio}; to add it afterwards: "
+        f"ffmpeg -i OUTPUT -c copy -aspect {shape.numerator}:{shape.denominator} NEW.mkv",
+    )
 
 
-def _nvenc(crf: int) -> H264:
-    qp = str(max(crf, _NVENC_LEAST_QP))
-    return H264("h264_nvenc", {"preset": _NVENC_PRESET, "rc": "constqp", "qp": qp})
+def add_video(
+    container: OutputContainer, encoder: VideoEncoder, pixel_aspect: Fraction, rate: Fraction, time_base: Fraction
+) -> VideoStream:
+    """Adds the encoder to a container, for `rate` frames per second with stamps in units of `time_base`."""
+    # PyAV's types know only some encoders by name.
+    stream = cast(VideoStream, container.add_stream(encoder.ffmpeg, rate=rate, options=encoder.options))
+    context = stream.codec_context
+    _set_up(context, encoder)
+    stream.time_base = context.time_base = time_base
+    context.sample_aspect_ratio = pixel_aspect
+    tag = track_tag(encoder, container)
+    if tag:
+        context.codec_tag = tag
+    return stream
+
+
+def track_tag(encoder: VideoEncoder, container: OutputContainer) -> str | None:
+    """The name of a track's codec in `container`, where FFmpeg's choice does not play on Apple's systems."""
+    return "hvc1" if encoder.codec == "hevc" and container.format.name in ("mp4", "mov") else None
+
+
+def problem_of(encoder: VideoEncoder) -> str | None:
+    """Encodes one picture; returns the reason if that fails, else None. Answers are kept, as NVENC takes long."""
+    size = encoder.width_px, encoder.height_px
+    return _trial(encoder.ffmpeg, encoder.pixel_format, size, tuple(encoder.options.items()))
 
 
 @cache
-def _problem_of_nvenc(width_px: int, height_px: int) -> str | None:
-    """As `problem_of`, which takes a good part of a second on a GPU; a run asks three times."""
-    return problem_of(_nvenc(0), width_px, height_px)
-
-
-def problem_of(encoder: H264, width_px: int, height_px: int) -> str | None:
-    """Encodes one picture; returns the reason if that fails, else None."""
+def _trial(ffmpeg: str, pixel_format: str, size: tuple[int, int], options: tuple[tuple[str, str], ...]) -> str | None:
     try:
-        context = cast(VideoCodecContext, av.CodecContext.create(encoder.codec, "w"))
-        context.width, context.height = width_px, height_px
-        context.pix_fmt, context.time_base = "yuv420p", Fraction(1, 25)
-        context.options = encoder.options
-        context.encode(VideoFrame(width_px, height_px, "yuv420p"))
+        context = cast(VideoCodecContext, av.CodecContext.create(ffmpeg, "w"))
+        _set_up(context, VideoEncoder("h264", ffmpeg, pixel_format, *size, ColorTags(), {}))
+        context.time_base, context.options = Fraction(1, 25), dict(options)
+        context.encode(VideoFrame(*size, pixel_format))
         context.encode(None)
     except (av.error.FFmpegError, ValueError, OSError) as error:
         return reason_of(error)
     return None
+
+
+def _set_up(context: VideoCodecContext, encoder: VideoEncoder) -> None:
+    # SVT-AV1 reads this when it opens; by default it reports its settings on standard error.
+    os.environ.setdefault("SVT_LOG", "1")
+    context.width, context.height, context.pix_fmt = encoder.width_px, encoder.height_px, encoder.pixel_format
+    context.thread_count = _ENCODER_THREADS
+    color = encoder.color
+    context.color_primaries, context.color_trc = color.primaries, color.transfer
+    context.colorspace, context.color_range = color.matrix, COLOR_RANGES[color.full_range]
+
+
+def _codec_of(options: SyncOptions, info: VideoInfo) -> Codec:
+    """The named codec, or that of the named encoder, or the source's: H.264 for 8 bits of SDR, else HEVC."""
+    if options.lossless:
+        if options.codec not in (None, "ffv1"):
+            raise InputError(f"--lossless: writes ffv1, not {options.codec}; leave out one of --lossless and --codec")
+        return "ffv1"
+    if options.codec is not None:
+        return options.codec
+    of_encoder = {name: codec for codec, name in ON_CPU.items()}.get(cast(EncoderName, options.encoder))
+    deep = bits_of(VideoFormat(info.pixel_format)) > 8 or info.color.transfer in HDR_TRANSFERS
+    return of_encoder or ("hevc" if deep else "h264")
+
+
+def _encoder(codec: Codec, name: EncoderName, options: SyncOptions, info: VideoInfo) -> VideoEncoder:
+    library = LIBRARIES[codec, name]
+    if library.ffmpeg not in av.codecs_available:
+        cure = "install PyAV's own wheel: pip install --force-reinstall av"
+        raise InputError(f"PyAV's FFmpeg has no {library.ffmpeg}; {cure}")
+    settings = settings_of(codec, name, options)
+    pixel_format = nearest_format(library, info.pixel_format)
+    form = VideoFormat(pixel_format)
+    if codec == "prores":
+        settings.setdefault(library.speed, "4444" if chroma_of(form) == (16, 16) else "hq")
+    parameters = encoder_options(library.ffmpeg, info.hdr)
+    if name == "x265":  # reports its settings on standard error
+        parameters["log-level"] = "error"
+    if parameters:
+        settings[f"{name}-params"] = ":".join(f"{key}={value}" for key, value in parameters.items())
+    # FFV1 codes any size; the others only whole samples of chroma.
+    across, down = (1, 1) if codec == "ffv1" else (16 // count for count in chroma_of(form))
+    size = info.width_px + info.width_px % across, info.height_px + info.height_px % down
+    color = info.color if form.is_rgb else _yuv_tags(info.color)
+    encoder = VideoEncoder(codec, library.ffmpeg, pixel_format, *size, color, settings)
+    return replace(encoder, notices=tuple(_losses(encoder, info)))
+
+
+def _yuv_tags(color: ColorTags) -> ColorTags:
+    """The tags of YUV pictures. RGB becomes BT.709 of limited range, and keeps other primaries and transfer."""
+    if color.matrix != RGB_IDENTITY:
+        return color
+    primaries, transfer = (BT709 if tag == UNSPECIFIED else tag for tag in (color.primaries, color.transfer))
+    return ColorTags(primaries, transfer, BT2020_NCL if transfer in HDR_TRANSFERS else BT709, full_range=False)
+
+
+def _losses(encoder: VideoEncoder, info: VideoInfo) -> list[str]:
+    losses: list[str] = []
+    if (info.width_px, info.height_px) != (encoder.width_px, encoder.height_px):
+        sizes = f"{info.width_px}×{info.height_px} to {encoder.width_px}×{encoder.height_px}"
+        losses.append(f"{encoder.pixel_format} needs even sides: the picture grows from {sizes} by repeating its edge")
+    source, form = VideoFormat(info.pixel_format), VideoFormat(encoder.pixel_format)
+    if bits_of(form) < bits_of(source):
+        bits = f"{bits_of(source)} bits per channel ({info.pixel_format})"
+        losses.append(f"the picture has {bits}; {encoder.codec} stores {bits_of(form)}")
+    if not source.is_rgb and any(own < wanted for own, wanted in zip(chroma_of(form), chroma_of(source), strict=True)):
+        losses.append(f"the picture is {info.pixel_format}; {encoder.codec} stores fewer chroma samples, {form.name}")
+    if info.hdr and info.hdr.dynamic:
+        losses.append(f"{' and '.join(info.hdr.dynamic)}: not written, only the picture for other displays")
+    if info.hdr and (info.hdr.mastering or info.hdr.light) and not encoder_options(encoder.ffmpeg, info.hdr):
+        losses.append(
+            f"{encoder.ffmpeg} does not store HDR10's mastering display and light levels; color tags are kept"
+        )
+    if info.interlaced:
+        losses.append("the picture is interlaced; its fields are not separated")
+    return losses

@@ -3,21 +3,19 @@
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from av.sidedata.sidedata import Type as SideDataType
+from av.video.format import VideoFormat
 from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
-from numpy.typing import NDArray
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.color import BT709, UNSPECIFIED, Coding, coding_of
-from latentsync_trt.types import ColorTags, UInt8Array, YuvPlanes
-
-DIRECT_FORMATS = ("yuv420p", "yuvj420p")
-"""Pixel formats whose planes need no conversion."""
+from latentsync_trt.media.color import RGB_IDENTITY, Coding, coding_of, unsupported_matrix
+from latentsync_trt.media.patching import pixels_per_sample
+from latentsync_trt.types import ColorTags, UInt8Array, UInt16Array, YuvPlanes
 
 COLOR_RANGES = {None: int(ColorRange.UNSPECIFIED), False: int(ColorRange.MPEG), True: int(ColorRange.JPEG)}
 """FFmpeg's number for each value of `ColorTags.full_range`."""
@@ -25,11 +23,17 @@ _FULL_RANGE = {number: full_range for full_range, number in COLOR_RANGES.items()
 
 # By default swscale truncates from YUV to RGB: about one code too dark. With these flags it rounds.
 EXACT_REPEATING = Interpolation.POINT | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
-"""Repeats each chroma sample over its 2×2 pixels, which `patching` relies on; requires even sides and frames without a
+"""Repeats each chroma sample over its pixels, which `patching` relies on; requires even sides and frames without a
 chroma location, as all frames built here are."""
 _EXACT_SMOOTH = (
     Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 )
+
+# PyAV raises for every frame that has side data which it has no name for, as EXIF in a photograph: here, such data get
+# the name of a kind that nothing reads.
+SideDataType._missing_ = classmethod(lambda cls, _: cls.SEI_UNREGISTERED)  # type: ignore[assignment, method-assign]
+
+Plane = UInt8Array | UInt16Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,8 @@ class Orientation:
     reverse_columns: bool = False
     reverse_rows: bool = False
 
-    def apply(self, image: UInt8Array) -> UInt8Array:
-        """The upright `image (H, W)` or `(H, W, C)`, as a contiguous copy."""
+    def apply(self, image: Plane) -> Plane:
+        """The upright `image (H, W)`, as a contiguous copy."""
         turned = image.swapaxes(0, 1) if self.transpose else image
         turned = turned[:: -1 if self.reverse_rows else 1, :: -1 if self.reverse_columns else 1]
         return np.array(turned, order="C")
@@ -75,83 +79,100 @@ def has_rgb_channels(frame: VideoFrame) -> bool:
     return bool(frame.format.is_rgb or frame.format.has_palette)
 
 
+def planes_format(frame: VideoFrame) -> str:
+    """FFmpeg's name of the format of `FrameConverter.planes`."""
+    name = _coded_format(frame.format, orientation_of(frame))
+    swapped = {"422": "440", "440": "422"}.get(name[3:6]) if orientation_of(frame).transpose else None
+    return f"yuv{swapped}{name[6:]}" if swapped else name
+
+
+def _coded_format(form: VideoFormat, orientation: Orientation) -> str:
+    """The planar format that frames have before they are made upright: their own, if there is one.
+
+    Alpha is left out; gray and rare samplings become 4:2:0, palettes RGB, floating point 16 bits.
+    """
+    bits = min(max((component.bits for component in form.components), default=8), 16)
+    depth = "" if bits == 8 else f"{bits}le"
+    if form.is_rgb or form.has_palette:
+        return f"gbrp{depth}"
+    size = (form.chroma_width(16), form.chroma_height(16)) if len(form.components) > 2 else (8, 8)
+    sampling = {(8, 16): "422", (16, 8): "440", (16, 16): "444"}.get(size, "420")
+    if sampling == "422" and orientation.transpose and bits not in (8, 10, 12):
+        sampling = "444"  # FFmpeg has no upright twin of this depth
+    return f"yuv{sampling}p{depth}"
+
+
 class FrameConverter:
-    """Converts the decoded frames of one video into upright arrays; the first frame sets orientation and color of all.
+    """Converts the decoded frames of one video into upright planes; the first frame sets the format of all.
 
     Keeps swscale's tables between frames; not thread-safe.
     """
 
     def __init__(self) -> None:
         self._reformatter = VideoReformatter()
-        self._orientation: Orientation | None = None
-        self._color: ColorTags | None = None
+        self._first: tuple[Orientation, ColorTags, str] | None = None
 
     def planes(self, frame: VideoFrame) -> YuvPlanes:
-        """The frame as 8-bit 4:2:0 planes: the decoder's own bytes for `DIRECT_FORMATS`, else one conversion.
+        """The frame as planes: the decoder's own samples for planar formats, else one conversion.
 
-        RGB becomes BT.709 of limited range. Frames are converted to the first one's matrix and range.
+        Frames are converted to the first one's sampling, depth, matrix and range.
 
         Raises:
             InputError: matrix or pixel format are not supported, or `orientation_of` fails.
         """
-        color = _yuv_tags(frame)
-        self._color = self._color or color
-        own, common = (coding_of(tags, frame.width, frame.height) for tags in (color, self._color))
-        coded = frame
-        if frame.format.name not in DIRECT_FORMATS or own != common:
-            coded = self._yuv420(frame, own, common)
-        y, u, v = (self._upright(frame, view) for view in views(coded))
-        return YuvPlanes(y, u, v, self._color)
-
-    def rgb(self, frame: VideoFrame) -> UInt8Array:
-        """The frame as RGB `(H, W, 3)` uint8, converted directly from its own format; raises as `planes`."""
-        if has_rgb_channels(frame):
-            with naming_format(frame):
-                converted = self._reformatter.reformat(frame, format="rgb24", interpolation=_EXACT_SMOOTH, threads=1)
-        else:
-            coding = coding_of(tags_of(frame), frame.width, frame.height)
-            colored = self._yuv420(frame, coding, coding) if _is_gray(frame) else frame
-            with naming_format(frame):
-                converted = yuv_to_rgb(self._reformatter, colored, coding, _EXACT_SMOOTH)
-        return self._upright(frame, packed_view(converted))
-
-    def _yuv420(self, frame: VideoFrame, own: Coding, wanted: Coding) -> VideoFrame:
-        """`frame`, coded as `own` says (if it is not RGB), as 8-bit 4:2:0 in the coding `wanted`."""
-        own_range, wanted_range = COLOR_RANGES[own.full_range], COLOR_RANGES[wanted.full_range]
-        if has_rgb_channels(frame):
-            own_range = ColorRange.JPEG
-        elif _is_gray(frame):
-            if own != wanted:
-                return self._yuv420(self._yuv420(frame, own, own), own, wanted)
-            # swscale takes gray as full range, whatever its tag says: to full range it keeps the codes.
-            own_range = wanted_range = ColorRange.JPEG
-        with naming_format(frame):
-            return self._reformatter.reformat(
-                frame,
-                format="yuv420p",
-                interpolation=_EXACT_SMOOTH,
-                src_colorspace=own.swscale_matrix,
-                dst_colorspace=wanted.swscale_matrix,
-                src_color_range=own_range,
-                dst_color_range=wanted_range,
-                threads=1,
-            )
-
-    def _upright(self, frame: VideoFrame, image: UInt8Array) -> UInt8Array:
+        color = planes_tags(frame)
         # Read once: PyAV's frames and their side data form reference cycles, so each frame would stay in memory until
         # garbage collection.
-        if self._orientation is None:
-            self._orientation = orientation_of(frame)
-        return self._orientation.apply(image)
+        if self._first is None:
+            orientation = orientation_of(frame)
+            self._first = orientation, color, _coded_format(frame.format, orientation)
+        orientation, common, wanted = self._first
+        own, target = (coding_of(tags, frame.width, frame.height) for tags in (color, common))
+        coded = (
+            frame if own == target and _is_planar(frame.format, wanted) else self._converted(frame, wanted, own, target)
+        )
+        bits = VideoFormat(wanted).components[0].bits
+        y, u, v = (orientation.apply(view) for view in views(coded)[:3])
+        return YuvPlanes(y, u, v, common, bits)
+
+    def _converted(self, frame: VideoFrame, name: str, own: Coding, wanted: Coding) -> VideoFrame:
+        """`frame`, coded as `own` says, in the pixel format `name` and the coding `wanted`."""
+        if _is_gray(frame):
+            if own != wanted:
+                return self._converted(self._converted(frame, name, own, own), name, own, wanted)
+            # swscale takes gray as full range, whatever its tag says: to full range it keeps the codes.
+            own, wanted = replace(own, full_range=True), replace(wanted, full_range=True)
+        with naming_format(frame):
+            return converted(self._reformatter, frame, name, own, wanted)
 
 
-def _yuv_tags(frame: VideoFrame) -> ColorTags:
-    """The tags of the frame's planes; RGB becomes BT.709, and keeps other primaries and transfer that it names."""
+def converted(reformatter: VideoReformatter, frame: VideoFrame, name: str, own: Coding, wanted: Coding) -> VideoFrame:
+    """`frame`, coded as `own` says, in the pixel format `name` and the coding `wanted`."""
+    return reformatter.reformat(
+        frame,
+        format=name,
+        interpolation=_EXACT_SMOOTH,
+        src_colorspace=own.swscale_matrix or None,
+        dst_colorspace=wanted.swscale_matrix or None,
+        src_color_range=COLOR_RANGES[own.full_range],
+        dst_color_range=COLOR_RANGES[wanted.full_range],
+        threads=1,
+    )
+
+
+def planes_tags(frame: VideoFrame) -> ColorTags:
+    """The tags of the frame's planes; RGB has matrix 0 and full range."""
     color = tags_of(frame)
-    if not has_rgb_channels(frame):
-        return color
-    primaries, transfer = (BT709 if tag == UNSPECIFIED else tag for tag in (color.primaries, color.transfer))
-    return ColorTags(primaries, transfer, BT709, full_range=False)
+    if has_rgb_channels(frame):
+        return replace(color, matrix=RGB_IDENTITY, full_range=True)
+    if color.matrix == RGB_IDENTITY:
+        raise unsupported_matrix(color.matrix)
+    return color
+
+
+def _is_planar(form: VideoFormat, name: str) -> bool:
+    """Whether the first three planes of `form` are those of the format `name`."""
+    return name in (form.name, form.name.replace("yuvj", "yuv").replace("yuva", "yuv").replace("gbrap", "gbrp"))
 
 
 def _is_gray(frame: VideoFrame) -> bool:
@@ -167,24 +188,32 @@ def naming_format(frame: VideoFrame) -> Iterator[None]:
         raise InputError(f"its pixel format {frame.format.name} is not supported; re-encode it") from error
 
 
-def yuv_to_rgb(
-    reformatter: VideoReformatter, frame: VideoFrame, coding: Coding, interpolation: Interpolation
+def to_rgb(
+    reformatter: VideoReformatter, frame: VideoFrame, coding: Coding, interpolation: Interpolation, name: str = "rgb24"
 ) -> VideoFrame:
-    """The frame as rgb24."""
+    """The frame in the packed RGB format `name`."""
     return reformatter.reformat(
         frame,
-        format="rgb24",
+        format=name,
         interpolation=interpolation,
-        src_colorspace=coding.swscale_matrix,
+        src_colorspace=coding.swscale_matrix or None,
         src_color_range=COLOR_RANGES[coding.full_range],
         threads=1,
     )
 
 
-def even_frame(planes: YuvPlanes) -> VideoFrame:
-    """A yuv420p frame with a copy of `planes`, odd sides padded by repeating their edge."""
-    height_px, width_px = planes.y.shape
-    frame = VideoFrame(width_px + width_px % 2, height_px + height_px % 2, "yuv420p")
+def format_of(planes: YuvPlanes) -> str:
+    """FFmpeg's name of the format of `planes`."""
+    depth = "" if planes.bits == 8 else f"{planes.bits}le"
+    if planes.color.matrix == RGB_IDENTITY:
+        return f"gbrp{depth}"
+    rows, columns = pixels_per_sample(planes)
+    return f"yuv{ {(1, 1): 444, (1, 2): 422, (2, 1): 440, (2, 2): 420}[rows, columns] }p{depth}"
+
+
+def frame_of(planes: YuvPlanes, width_px: int, height_px: int) -> VideoFrame:
+    """A frame of that size, at least that of `planes`, with a copy of them, padded by repeating their edge."""
+    frame = VideoFrame(width_px, height_px, format_of(planes))
     for view, plane in zip(views(frame), (planes.y, planes.u, planes.v), strict=True):
         rows, columns = plane.shape
         view[:rows, :columns] = plane
@@ -193,16 +222,18 @@ def even_frame(planes: YuvPlanes) -> VideoFrame:
     return frame
 
 
-def views(frame: VideoFrame) -> list[NDArray[np.uint8]]:
-    """Each 8-bit plane of `frame` as an array `(H, W)` on FFmpeg's memory."""
-    return [_rows(plane, plane.width) for plane in frame.planes]
+def views(frame: VideoFrame) -> list[Plane]:
+    """Each plane of a planar `frame` as an array `(H, W)` on FFmpeg's memory, uint8 or uint16."""
+    return [_rows(plane, plane.width, frame.format.components[0].bits) for plane in frame.planes]
 
 
-def packed_view(frame: VideoFrame) -> NDArray[np.uint8]:
-    """The plane of an rgb24 frame as an array `(H, W, 3)` on FFmpeg's memory."""
-    return _rows(frame.planes[0], 3 * frame.width).reshape(frame.height, frame.width, 3, copy=False)
+def packed_view(frame: VideoFrame) -> Plane:
+    """The plane of an rgb24 or rgb48 frame as an array `(H, W, 3)` on FFmpeg's memory."""
+    rows = _rows(frame.planes[0], 3 * frame.width, frame.format.components[0].bits)
+    return rows.reshape(frame.height, frame.width, 3, copy=False)
 
 
-def _rows(plane: Any, row_bytes: int) -> NDArray[np.uint8]:
-    stored = np.frombuffer(plane, np.uint8)[: plane.height * plane.line_size]
-    return stored.reshape(plane.height, plane.line_size)[:, :row_bytes]
+def _rows(plane: Any, columns: int, bits: int) -> Plane:
+    kind = np.uint8 if bits <= 8 else np.uint16
+    stored = np.frombuffer(plane, np.uint8)[: plane.height * plane.line_size].view(kind)
+    return stored.reshape(plane.height, -1)[:, :columns]

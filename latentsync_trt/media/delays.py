@@ -24,7 +24,7 @@ def delays_of(video: Path, audio: Path) -> Delays:
     Raises:
         MediaError: as `probe` and `read_audio_blocks`.
     """
-    if not _are_one(video, audio):
+    if not are_one(video, audio):
         return Delays()
     picture_s = probe(video).start_s
     with open_input(audio) as container:
@@ -36,7 +36,8 @@ def delays_of(video: Path, audio: Path) -> Delays:
     return Delays(picture_s=delay_s) if picture_s > sound_s else Delays(sound_s=delay_s)
 
 
-def _are_one(video: Path, audio: Path) -> bool:
+def are_one(video: Path, audio: Path) -> bool:
+    """Whether both are the same file."""
     try:
         return video.samefile(audio)
     except OSError:  # the reader says which one is missing

@@ -1,6 +1,6 @@
 """The built-in clip: a public-domain portrait filmed by a moving camera, and a sentence of synthetic speech."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, pi, sin
@@ -59,9 +59,14 @@ def portrait() -> UInt8Array:
 
 def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:
     """Frames of the clip that cover `duration_s`, uint8 `(480, 480, 3)` RGB at the model's rate."""
+    return camera_frames_at(Fraction(index, MODEL_FPS) for index in range(ceil(duration_s * MODEL_FPS)))
+
+
+def camera_frames_at(times_s: Iterable[Fraction]) -> Iterator[UInt8Array]:
+    """The clip's frames at these times, as those of `camera_frames`."""
     rgb = portrait()
-    for index in range(ceil(duration_s * MODEL_FPS)):
-        matrix = _camera(index / MODEL_FPS)
+    for time_s in times_s:
+        matrix = _camera(float(time_s))
         frame = cv2.warpAffine(
             rgb, matrix, (SIDE_PX, SIDE_PX), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REFLECT_101
         )

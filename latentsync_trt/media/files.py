@@ -11,10 +11,13 @@ import av.error
 from av.container import InputContainer
 
 from latentsync_trt.errors import InputError, MediaError, OutputError
+from latentsync_trt.media.sequences import ImageSequence
 from latentsync_trt.paths import why_missing
 
 # FFmpeg must not open anything else that a file refers to: a playlist named .mp4 could contain a URL.
 _INPUT_OPTIONS = {"protocol_whitelist": "file"}
+_NO_PATTERN = {"pattern_type": "none"}
+"""For pictures whose name contains "%d"; other demuxers ignore it."""
 
 
 def reason_of(error: Exception) -> str:
@@ -52,11 +55,13 @@ def open_input(path: Path) -> Iterator[InputContainer]:
         MediaError: the file is missing, a folder, empty, truncated, or in a format unknown to FFmpeg.
     """
     check_file(path)
+    sequence = ImageSequence.at(path)
+    options = _INPUT_OPTIONS | (sequence.options() if sequence else _NO_PATTERN)
     # FFmpeg's log stays off: its callback takes the interpreter's lock, which a thread that frees a decoder holds
     # while it waits for the decoder's own threads. Two open files are then enough for a deadlock.
     with reading(path, "is not a readable media file"):
         # Nothing here reads metadata, which old programs wrote in encodings other than UTF-8.
-        container = av.open(ffmpeg_name(path), "r", options=_INPUT_OPTIONS, metadata_errors="replace")
+        container = av.open(ffmpeg_name(path), "r", options=options, metadata_errors="replace")
     with container:
         _check_not_cut_off(path, container)
         yield container
@@ -64,11 +69,19 @@ def open_input(path: Path) -> Iterator[InputContainer]:
 
 def ffmpeg_name(path: Path) -> str:
     """`path` as a name that FFmpeg always takes as a file: it would take "a:" in "a:b.mp4" as a protocol."""
-    return f"file:{path}"
+    sequence = ImageSequence.at(path)
+    return f"file:{sequence.ffmpeg_name if sequence else path}"
 
 
 def check_file(path: Path) -> None:
-    """Raises `MediaError` if there is no file at `path`, it may not be read, or it is empty; opens nothing."""
+    """Raises `MediaError` if there is no file at `path`, it may not be read, or it is empty; opens nothing.
+
+    Of a sequence, the names are checked.
+    """
+    sequence = ImageSequence.at(path)
+    if sequence is not None:
+        sequence.options()
+        return
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -9,7 +9,9 @@ from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from latentsync_trt.media.color import coding_of
-from latentsync_trt.media.conversion import EXACT_REPEATING, packed_view, views, yuv_to_rgb
+from latentsync_trt.media.conversion import EXACT_REPEATING, format_of, packed_view, to_rgb, views
+from latentsync_trt.media.hdr import hdr_of
+from latentsync_trt.media.patching import pixels_per_sample
 from latentsync_trt.types import UInt8Array, YuvPlanes
 
 TILE_PX = 128
@@ -19,7 +21,7 @@ _of_thread = threading.local()
 
 
 class LazyRgb:
-    """A `types.Picture` of `planes`, chroma repeated over its 2×2 pixels. Thread-safe.
+    """A `types.Picture` of `planes`, chroma repeated over its pixels, HDR as `hdr` renders it. Thread-safe.
 
     Raises:
         InputError: the matrix of the planes is unknown.
@@ -28,6 +30,7 @@ class LazyRgb:
     def __init__(self, planes: YuvPlanes) -> None:
         height, width = planes.y.shape
         self._planes, self._coding = planes, coding_of(planes.color, width, height)
+        self._hdr, self._format = hdr_of(planes.color.transfer), format_of(planes)
         self._rgb = np.empty((height, width, 3), np.uint8)
         self._missing = np.ones((-(-height // TILE_PX), -(-width // TILE_PX)), np.bool_)
         self._lock = threading.Lock()  # one stage may detect a face while another composes
@@ -57,13 +60,16 @@ class LazyRgb:
     def _convert(self, row: int, first: int, end: int) -> None:
         """Converts the tiles of a row from column `first` to before `end` at once."""
         top, left, width = row * TILE_PX, first * TILE_PX, (end - first) * TILE_PX
-        frame, reformatter = _tools(width)
-        for view, plane, step in zip(
-            views(frame), (self._planes.y, self._planes.u, self._planes.v), (1, 2, 2), strict=True
-        ):
-            part = plane[top // step : (top + TILE_PX) // step, left // step : (left + width) // step]
+        frame, reformatter = _tools(width, self._format)
+        steps = (1, 1), *2 * (pixels_per_sample(self._planes),)
+        planes = self._planes.y, self._planes.u, self._planes.v
+        for view, plane, (down, right) in zip(views(frame), planes, steps, strict=True):
+            part = plane[top // down : (top + TILE_PX) // down, left // right : (left + width) // right]
             view[: part.shape[0], : part.shape[1]] = part
-        made = packed_view(yuv_to_rgb(reformatter, frame, self._coding, EXACT_REPEATING))
+        name = "rgb48le" if self._hdr else "rgb24"
+        made = packed_view(to_rgb(reformatter, frame, self._coding, EXACT_REPEATING, name))
+        if self._hdr:
+            made = self._hdr.sdr(made)
         tiles = self._rgb[top : top + TILE_PX, left : left + width]
         tiles[:] = made[: tiles.shape[0], : tiles.shape[1]]
         self._missing[row, first:end] = False
@@ -75,9 +81,9 @@ def _runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
     return list(zip(np.flatnonzero(steps > 0).tolist(), np.flatnonzero(steps < 0).tolist(), strict=True))
 
 
-def _tools(width: int) -> tuple[VideoFrame, VideoReformatter]:
-    """A frame of that width to fill, and a converter, which keeps tables for one size; both per thread."""
-    tools: dict[int, tuple[VideoFrame, VideoReformatter]] = _of_thread.__dict__.setdefault("tools", {})
-    if width not in tools:
-        tools[width] = VideoFrame(width, TILE_PX, "yuv420p"), VideoReformatter()
-    return tools[width]
+def _tools(width: int, pixel_format: str) -> tuple[VideoFrame, VideoReformatter]:
+    """A frame of that width and format to fill, and a converter, which keeps tables for one size; both per thread."""
+    tools: dict[tuple[int, str], tuple[VideoFrame, VideoReformatter]] = _of_thread.__dict__.setdefault("tools", {})
+    if (width, pixel_format) not in tools:
+        tools[width, pixel_format] = VideoFrame(width, TILE_PX, pixel_format), VideoReformatter()
+    return tools[width, pixel_format]

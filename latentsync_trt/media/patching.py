@@ -1,78 +1,79 @@
-"""Writes a `Patch` into a picture and leaves all other bytes unchanged. Pure.
+"""Mixes patches into a picture's planes and leaves all other samples unchanged. Pure.
 
-In a 4:2:0 picture a chroma sample belongs to the center of its 2×2 pixels: conversion to RGB repeats it for all four,
-and conversion back takes their mean. The two cancel out, so softly blended pixels do not drift.
+A chroma sample belongs to the center of the pixels it covers: conversion to RGB repeats it for all of them, and
+conversion back takes their mean. The two cancel out, so softly blended pixels do not drift.
 """
 
 import numpy as np
 
-from latentsync_trt.media.color import chroma_of, coding_of, luma_of
-from latentsync_trt.types import ColorTags, Float32Array, Patch, UInt8Array, YuvPlanes
+from latentsync_trt.media.color import RGB_IDENTITY, codes_of, coding_of
+from latentsync_trt.media.hdr import hdr_of
+from latentsync_trt.types import ColorTags, Float32Array, Patch, UInt8Array, UInt16Array, YuvPlanes
 
 
-def paint(rgb: UInt8Array, patch: Patch) -> UInt8Array:
-    """A copy of `rgb (H, W, 3)` with the changed pixels of `patch`."""
-    painted = rgb.copy()
-    painted[_place(patch)][patch.changed] = patch.rgb[patch.changed]
-    return painted
+def apply_patch(planes: YuvPlanes, *patches: Patch) -> YuvPlanes:
+    """A copy of `planes` with `patches` on it, one over the other, in the depth, matrix and range of the planes.
 
-
-def apply_patch(planes: YuvPlanes, patch: Patch) -> YuvPlanes:
-    """A copy of `planes` with the changed pixels of `patch`, in the matrix and range of the planes' tags.
-
-    Luma is written where `patch.changed` is set. A chroma sample becomes the mean over its pixels: the new chroma of
-    changed pixels, its old value for the others.
+    Each sample is mixed by the patch's weight; a chroma sample by the mean over its pixels. Samples without weight keep
+    their value. In HDR, the patch passes the inverse of the curve that made `Frame.picture`.
 
     Raises:
         InputError: the matrix is unknown.
     """
     height_px, width_px = planes.y.shape
-    coding = coding_of(planes.color, width_px, height_px)
-    rgb = patch.rgb.astype(np.float32)
-    y, u, v = planes.y.copy(), planes.u.copy(), planes.v.copy()
-    np.copyto(y[_place(patch)], luma_of(rgb, coding), where=patch.changed)
-    for plane, chroma in zip((u, v), chroma_of(rgb, coding), strict=True):
-        _blend_chroma(plane, chroma, patch, (height_px, width_px))
-    return YuvPlanes(y, u, v, planes.color)
+    coding = coding_of(planes.color, width_px, height_px, planes.bits)
+    hdr = hdr_of(planes.color.transfer)
+    mixed = (
+        tuple(plane.copy() for plane in (planes.y, planes.u, planes.v)) if patches else (planes.y, planes.u, planes.v)
+    )
+    for patch in patches:
+        rgb = hdr.signal(patch.rgb) if hdr else patch.rgb * np.float32(1 / 65535)
+        for plane, codes in zip(mixed, codes_of(rgb, coding), strict=True):
+            _mix(plane, codes, patch, (height_px, width_px), planes.bits)
+    return YuvPlanes(*mixed, planes.color, planes.bits)
 
 
 def planes_of(rgb: UInt8Array, color: ColorTags) -> YuvPlanes:
-    """A whole picture `rgb (H, W, 3)` as 8-bit 4:2:0 planes, coded as `color` says."""
+    """A whole picture `rgb (H, W, 3)` as 8-bit planes, coded as `color` says: 4:2:0, or G, B and R for matrix 0."""
     height, width = rgb.shape[:2]
+    if color.matrix == RGB_IDENTITY:
+        return YuvPlanes(*(np.ascontiguousarray(rgb[..., channel]) for channel in (1, 2, 0)), color)
     half = ((height + 1) // 2, (width + 1) // 2)
-    blank = YuvPlanes(np.zeros((height, width), np.uint8), np.zeros(half, np.uint8), np.zeros(half, np.uint8), color)
-    return apply_patch(blank, Patch(0, 0, rgb, np.ones((height, width), np.bool_)))
+    blank = YuvPlanes(*(np.zeros(size, np.uint8) for size in ((height, width), half, half)), color)
+    return apply_patch(blank, Patch(0, 0, rgb * np.uint16(257), np.ones((height, width), np.float32)))
 
 
-def _place(patch: Patch) -> tuple[slice, slice]:
-    height, width = patch.changed.shape
-    return slice(patch.y_px, patch.y_px + height), slice(patch.x_px, patch.x_px + width)
+def pixels_per_sample(planes: YuvPlanes) -> tuple[int, int]:
+    """How many rows and columns of pixels a chroma sample covers: each 1 or 2."""
+    rows, columns = (1 if chroma == luma else 2 for luma, chroma in zip(planes.y.shape, planes.u.shape, strict=True))
+    return rows, columns
 
 
-def _blend_chroma(plane: UInt8Array, chroma: Float32Array, patch: Patch, size: tuple[int, int]) -> None:
-    """Writes per-pixel `chroma (h, w)` of the patch into the half-size `plane`, in place. `size`: picture (H, W)."""
-    height, width = patch.changed.shape
-    top, left = patch.y_px % 2, patch.x_px % 2
-    margins = ((top, (top + height) % 2), (left, (left + width) % 2))
-    changed = _quads(np.pad(patch.changed, margins).astype(np.float32))
-    sums = _quads(np.pad(np.where(patch.changed, chroma, np.float32(0)), margins))
-    first_row, first_column = patch.y_px // 2, patch.x_px // 2
-    target = plane[first_row : first_row + changed.shape[0], first_column : first_column + changed.shape[1]]
-    rows, columns = (
-        _pixels_per_sample(first, count, length)
-        for first, count, length in zip((first_row, first_column), target.shape, size, strict=True)
-    )
-    pixels = np.outer(rows, columns)
-    mean = (sums + (pixels - changed) * target) / pixels
-    np.copyto(target, np.clip(np.rint(mean), 0, 255).astype(np.uint8), where=changed > 0)
+def _mix(plane: UInt8Array | UInt16Array, codes: Float32Array, patch: Patch, size: tuple[int, int], bits: int) -> None:
+    """Mixes per-pixel `codes (h, w)` of the patch into a plane of a picture of `size` (H, W), in place."""
+    spans, weights, values = [], patch.weight, patch.weight * codes
+    corner = (patch.y_px, patch.x_px)
+    for axis, (first, length, samples) in enumerate(zip(corner, size, plane.shape, strict=True)):
+        step = 1 if samples == length else 2
+        weights, values = (_mean(array, axis, first, length, step) for array in (weights, values))
+        spans.append(slice(first // step, first // step + weights.shape[axis]))
+    target = plane[tuple(spans)]
+    mixed = np.rint(target * (1 - weights) + values)
+    np.copyto(target, np.clip(mixed, 0, 2**bits - 1).astype(plane.dtype), where=weights > 0)
 
 
-def _quads(values: Float32Array) -> Float32Array:
-    """Sums of 2×2 neighbors of an array with even sides."""
-    return values[0::2, 0::2] + values[0::2, 1::2] + values[1::2, 0::2] + values[1::2, 1::2]
+def _mean(array: Float32Array, axis: int, first: int, length: int, step: int) -> Float32Array:
+    """Means over `step` pixels along an axis that begins at pixel `first` of `length`; pixels outside count as 0.
 
-
-def _pixels_per_sample(first: int, count: int, length_px: int) -> Float32Array:
-    """How many pixels along one axis each chroma sample covers: 2, or 1 at the end of an odd side."""
-    starts = 2 * np.arange(first, first + count)
-    return np.minimum(2, length_px - starts).astype(np.float32)
+    The last sample of an odd side covers one pixel.
+    """
+    if step == 1:
+        return array
+    end = first + array.shape[axis]
+    margin = [(0, 0), (0, 0)]
+    margin[axis] = first % 2, end % 2
+    pairs = np.pad(array, margin)
+    sums = pairs[0::2] + pairs[1::2] if axis == 0 else pairs[:, 0::2] + pairs[:, 1::2]
+    starts = 2 * np.arange(first // 2, first // 2 + sums.shape[axis])
+    pixels = np.minimum(2, length - starts).astype(np.float32)
+    return sums / (pixels[:, None] if axis == 0 else pixels)

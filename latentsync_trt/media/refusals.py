@@ -12,11 +12,7 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.color import UNSPECIFIED
-from latentsync_trt.media.conversion import has_rgb_channels, naming_format, tags_of, views
-
-_HDR_TRANSFERS = {16: ("PQ (SMPTE ST 2084)", "smpte2084"), 18: ("HLG (ARIB STD-B67)", "arib-std-b67")}
-"""HDR transfer characteristics of ITU-T H.273, with FFmpeg's names."""
+from latentsync_trt.media.conversion import has_rgb_channels, naming_format, views
 
 _CURE = "put the picture on black first"
 
@@ -49,16 +45,9 @@ def check_picture(path: Path, frame: VideoFrame) -> None:
     """Checks a decoded frame.
 
     Raises:
-        MediaError: it is HDR or has a transparent pixel; an alpha channel that is opaque, or zero everywhere, is fine.
+        MediaError: it has a transparent pixel; an alpha channel that is opaque, or zero everywhere, is fine.
         InputError: swscale does not support its pixel format.
     """
-    hdr = _HDR_TRANSFERS.get(int(frame.color_trc))
-    if hdr is not None:
-        name, trc = hdr
-        command = _command(path, "sdr", [*_even(frame.width, frame.height), *_hdr_tags(frame, trc), *_TONE_MAP])
-        raise MediaError(
-            f"{path}: is {name} HDR video, but the networks and the 8-bit output need SDR; tone-map it first: {command}"
-        )
     if _is_transparent(frame):
         flatten = _FLATTEN_RGB if has_rgb_channels(frame) else _FLATTEN
         command = _command(path, "opaque", [*flatten, *_even(frame.width, frame.height)])
@@ -70,24 +59,6 @@ def check_picture(path: Path, frame: VideoFrame) -> None:
 _FLATTEN = ("format=yuva444p", "premultiply=inplace=1", "format=yuv420p")
 _FLATTEN_RGB = ("format=gbrap", "premultiply=inplace=1", "scale=out_color_matrix=bt709:out_range=tv", "format=yuv420p")
 """FFmpeg filters that put a picture on black."""
-
-_TONE_MAP = (
-    "zscale=t=linear:npl=100",
-    "format=gbrpf32le",
-    "zscale=p=bt709",
-    "tonemap=hable:desat=0",
-    "zscale=t=bt709:m=bt709:r=tv",
-    "format=yuv420p",
-)
-"""FFmpeg filters from HDR to BT.709 with a white of 100 cd/m²."""
-
-
-def _hdr_tags(frame: VideoFrame, trc: str) -> list[str]:
-    """The filter that adds missing tags, without which zscale cannot convert."""
-    color = tags_of(frame)
-    if UNSPECIFIED not in (color.primaries, color.matrix):
-        return []
-    return [f"setparams=color_primaries=bt2020:color_trc={trc}:colorspace=bt2020nc"]
 
 
 def _even(width_px: int, height_px: int) -> list[str]:

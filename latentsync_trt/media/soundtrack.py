@@ -1,27 +1,26 @@
-"""The original sound in the output: copied packets where player and container permit it, else AAC."""
+"""The sound of an output: copied packets where player and container permit it, else encoded."""
 
-# PyAV's Packet is generic for type checkers only.
-from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
+from itertools import pairwise
+from math import log10
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import numpy as np
 from av.audio.codeccontext import AudioCodecContext
-from av.audio.frame import AudioFrame
-from av.audio.stream import AudioStream
-from av.container import InputContainer, OutputContainer
-from av.packet import Packet
+from av.audio.layout import AudioLayout
+from av.container import OutputContainer
 
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.audio import audio_stream, decoded_audio, first_sample_s, format_of, sound_blocks
-from latentsync_trt.media.files import open_input, reading
-from latentsync_trt.media.joints import origins_of
-from latentsync_trt.media.timing import clock_of, nearest
+from latentsync_trt.media.audio import audio_duration_s, audio_stream, checked, decoded_audio, format_of, sound_blocks
+from latentsync_trt.media.files import check_file, open_input, reading
+from latentsync_trt.media.mixing import Track, cut_out, lead_in, mixed
+from latentsync_trt.media.sound_streams import CopiedSound, EncodedSound
+from latentsync_trt.media.timing import HELD_S, nearest
 from latentsync_trt.types import Float32Array
 
 COPIED_CODECS: dict[str, tuple[str, ...]] = {
@@ -38,46 +37,199 @@ QuickTime and many televisions play without sound."""
 _GAPS_IN = ".mkv"
 """The container that gives each packet a time. Others give it a duration, which players take for what it decodes to."""
 
-_PRE_ROLL_S = Fraction(1, 10)
-"""What decoders need before the first sample that is heard: 80 ms for Opus, 93 ms for HE-AAC."""
+_LOSSLESS_CODECS = {".mkv": "flac", ".mov": "pcm_s24le"}
+"""Encoders of a `SoundPlan.lossless`; others would only play in few programs."""
 
-AAC_BITS_PER_S = 192_000
-"""Bit rate per pair of channels."""
+_SUFFIXES = {"matroska": ".mkv", "mov": ".mov", "mp4": ".mp4"}
+"""Of outputs, by FFmpeg's name of their format."""
 
 _AAC_RATES_HZ = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000)
 _FALLBACK_RATE_HZ = 48000
 _LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
-_AAC_CHANNELS = max(_LAYOUTS)
+_MOST_CHANNELS = max(_LAYOUTS)
+"""Of AAC and FLAC."""
+
+Soundtrack = CopiedSound | EncodedSound
+
+
+@dataclass(frozen=True, slots=True)
+class SoundPiece:
+    """The first audio stream of a file from its time `from_s` to `to_s` (None = its end), heard from `at_s` on.
+
+    Times of the file count from its first sample. `at_s` is a time of the output; what is before 0 is not heard.
+    """
+
+    path: Path
+    at_s: Fraction = Fraction(0)
+    from_s: Fraction = Fraction(0)
+    to_s: Fraction | None = None
+
+    @property
+    def end_s(self) -> Fraction | None:
+        """When it ends in the output; None if that is the end of the file."""
+        return None if self.to_s is None else self.at_s + self.to_s - self.from_s
+
+    def within(self, start_s: Fraction, end_s: Fraction | None) -> Self | None:
+        """What of it is heard from `start_s` to `end_s` (None = the end) of the output; None if that is nothing."""
+        at_s, shift_s = max(self.at_s, start_s), self.from_s - self.at_s
+        ends_s = [end for end in (self.end_s, end_s) if end is not None]
+        if ends_s and min(ends_s) <= at_s:
+            return None
+        return replace(self, at_s=at_s, from_s=at_s + shift_s, to_s=min(ends_s) + shift_s if ends_s else None)
+
+
+@dataclass(frozen=True, slots=True)
+class SoundPlan:
+    """What is heard: the sum of `pieces`, at least one; gaps are silent.
+
+    `lossless`: sound that must be encoded becomes FLAC in .mkv and PCM in .mov instead of AAC.
+    """
+
+    pieces: tuple[SoundPiece, ...]
+    lossless: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    """Why a sound is not copied (None: it is), and the factor that keeps the sum of its pieces within full scale."""
+
+    problem: str | None
+    gain: float = 1.0
+
+
+def spliced(
+    own: SoundPiece | None, speech: Iterable[SoundPiece], start_s: Fraction, end_s: Fraction | None
+) -> tuple[SoundPiece, ...]:
+    """`speech` from `start_s` to `end_s` (None = the end) of the output, around it the video's `own` sound, if any."""
+    around = [own.within(Fraction(0), start_s), own.within(end_s, None) if end_s is not None else None] if own else []
+    return tuple(piece for piece in (*around, *(each.within(start_s, end_s) for each in speech)) if piece is not None)
 
 
 @contextmanager
-def open_soundtrack(
-    source: Path, output: OutputContainer, delay_s: Fraction, *, encoded: bool
-) -> Iterator[CopiedSound | EncodedSound]:
-    """Adds the first audio stream of `source` to an open output, at the times of `audio.read_audio_blocks`.
+def open_soundtrack(plan: SoundPlan, output: OutputContainer) -> Iterator[Soundtrack]:
+    """Adds the sound of `plan` to an open output: copied, or encoded as `why_encoded` says.
 
-    Args:
-        delay_s: time of the first sample. encoded: as AAC, which `why_encoded` decides; else, its packets are copied.
+    Pieces are mixed in the layout with the most channels and at the highest rate among them. Where they together
+    exceed full scale, the whole sound is softer by as much.
 
     Raises:
-        MediaError: the source cannot be read, has no audio stream, or breaks off.
+        MediaError: a source cannot be read, has no audio stream, or breaks off. InputError: it has samples that are not
+        numbers.
     """
-    with open_input(source) as container:
-        stream = audio_stream(source, container)
-        yield (EncodedSound if encoded else CopiedSound)(source, container, stream, output, delay_s)
+    suffix = _SUFFIXES[output.format.name]
+    found = _examined(plan, suffix)
+    if found.problem is None:
+        piece = plan.pieces[0]
+        with open_input(piece.path) as container:
+            yield CopiedSound(piece.path, container, audio_stream(piece.path, container), output, piece.at_s)
+        return
+    codec = _codec(plan, suffix)
+    rate_hz, layout = _format(plan, codec)
+    with closing(_mixed(plan, rate_hz, layout)) as blocks:
+        scaled = (block * np.float32(found.gain) for block in blocks)
+        yield EncodedSound(scaled, output, codec, rate_hz, layout)
 
 
-def why_encoded(source: Path, suffix: str) -> str | None:
-    """A notice of why the sound of an output with this suffix is encoded; None if the packets of `source` fit.
+def why_encoded(plan: SoundPlan, suffix: str) -> str | None:
+    """A notice of why the sound of an output with this suffix is encoded; None if the packets of its only piece fit.
 
     Decodes the whole sound, unless its codec does not fit: 4 s per hour of AAC, a third of what its spectrogram takes.
     The packets alone show no change of format, and in Matroska their durations are rounded.
 
     Raises:
-        MediaError: as `open_soundtrack`.
+        MediaError, InputError: as `open_soundtrack`.
     """
-    problem = _why_not_copied(source, suffix)
-    return None if problem is None else f"the sound is encoded as AAC: {problem}"
+    found = _examined(plan, suffix)
+    if found.problem is None:
+        return None
+    codec = {"aac": "AAC", "flac": "FLAC"}.get(_codec(plan, suffix), "PCM")
+    gain_db = -20 * log10(found.gain)
+    softer = f"; it is {gain_db:.1f} dB softer, as its pieces together exceed full scale" if found.gain < 1 else ""
+    return f"the sound is encoded as {codec}: {found.problem}{softer}"
+
+
+def notice_of_mix(voice_s: Fraction, mix: Path) -> str | None:
+    """That what is heard differs from the voice that moves the lips by half a second or more; errors as above."""
+    mix_s = audio_duration_s(mix)
+    if abs(mix_s - voice_s) < HELD_S:
+        return None
+    lengths = f"it lasts {float(mix_s):.1f} s, the voice {float(voice_s):.1f} s"
+    return f"{mix}: {lengths}; the lips fit if both begin at the same moment (--mix)"
+
+
+def _examined(plan: SoundPlan, suffix: str) -> _Findings:
+    stamps = []
+    for path in dict.fromkeys(piece.path for piece in plan.pieces):
+        check_file(path)
+        with reading(path):
+            status = path.stat()
+        stamps.append((status.st_mtime_ns, status.st_size))
+    return _findings(plan, suffix, tuple(stamps))
+
+
+@lru_cache(maxsize=4)
+def _findings(plan: SoundPlan, suffix: str, _stamps: tuple[tuple[int, int], ...]) -> _Findings:
+    """Kept, as a notice comes before the output; times and sizes tell changed files."""
+    piece = plan.pieces[0]
+    if len(plan.pieces) > 1:
+        problem: str | None = f"it is put together from {len(plan.pieces)} pieces"
+    elif piece.from_s or piece.to_s is not None or piece.at_s < 0:
+        problem = "a part of it is cut off"
+    else:
+        problem = _why_not_copied(piece.path, suffix)
+    if problem is None:
+        return _Findings(None)
+    sound_format = _format(plan, _codec(plan, suffix))
+    if not _overlap(plan):
+        return _Findings(problem)
+    peak = max((float(np.abs(block).max()) for block in _mixed(plan, *sound_format)), default=0.0)
+    return _Findings(problem, 1 / max(peak, 1.0))
+
+
+def _overlap(plan: SoundPlan) -> bool:
+    pieces = sorted(plan.pieces, key=lambda piece: piece.at_s)
+    return any(piece.end_s is None or piece.end_s > later.at_s for piece, later in pairwise(pieces))
+
+
+def _codec(plan: SoundPlan, suffix: str) -> str:
+    return _LOSSLESS_CODECS.get(suffix, "aac") if plan.lossless else "aac"
+
+
+def _format(plan: SoundPlan, codec: str) -> tuple[int, str]:
+    """Sample rate and layout in which the pieces are mixed."""
+    rates_hz, layouts = [], dict[int, str]()
+    for path in dict.fromkeys(piece.path for piece in plan.pieces):
+        with open_input(path) as container:
+            source: AudioCodecContext = audio_stream(path, container).codec_context
+            if source.channels > _MOST_CHANNELS:
+                raise MediaError(
+                    f"{path}: its sound has {source.channels} channels, AAC supports {_MOST_CHANNELS}; "
+                    "mix it down, or choose an output that can hold its codec (.mkv, .mov)"
+                )
+            rates_hz.append(source.sample_rate)
+            given = not source.layout.name.endswith(" channels")  # else the file gives only their number
+            layouts.setdefault(source.channels, source.layout.name if given else _LAYOUTS[source.channels])
+    rate_hz = max(rates_hz)
+    return rate_hz if codec != "aac" or rate_hz in _AAC_RATES_HZ else _FALLBACK_RATE_HZ, layouts[max(layouts)]
+
+
+def _mixed(plan: SoundPlan, rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
+    tracks = [
+        Track(nearest(piece.at_s, rate_hz) - lead_in(piece.from_s, rate_hz), partial(_samples, piece, rate_hz, layout))
+        for piece in plan.pieces
+    ]
+    return mixed(tracks, AudioLayout(layout).nb_channels, rate_hz)
+
+
+def _samples(piece: SoundPiece, rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
+    with open_input(piece.path) as container:
+        stream = audio_stream(piece.path, container)
+        # swresample would make it 3 dB softer, other than players do that play mono on two speakers.
+        doubled = layout == "stereo" and stream.codec_context.channels == 1
+        frames = decoded_audio(piece.path, container, stream)
+        blocks = sound_blocks(piece.path, frames, "mono" if doubled else layout, rate_hz)
+        for block in cut_out(checked(piece.path, blocks, rate_hz), piece.from_s, piece.to_s, rate_hz):
+            yield np.repeat(block, 2, axis=1) if doubled else block
 
 
 def _why_not_copied(source: Path, suffix: str) -> str | None:
@@ -100,112 +252,3 @@ def _why_not_copied(source: Path, suffix: str) -> str | None:
                     return f"it has a gap after {float(before.end_s):.2f} s, which {suffix} cannot hold"
             before = timed
     return None
-
-
-class CopiedSound:
-    """The source's own packets, at the times of the samples inside."""
-
-    def __init__(
-        self, path: Path, container: InputContainer, stream: AudioStream, output: OutputContainer, delay_s: Fraction
-    ) -> None:
-        self._path = path
-        self._stream = output.add_stream_from_template(stream)
-        self._packets = container.demux(stream)
-        self._rate_hz = stream.codec_context.sample_rate
-        self._time_base = stream.time_base or Fraction(1, self._rate_hz)
-        # Before the first sample come an encoder's delay, and silence that is not part of the recording.
-        with open_input(path) as opened_again:
-            first_s = first_sample_s(path, opened_again)
-        origin_s = None if first_s is None else first_s - delay_s
-        origins = partial(origins_of, path, stream.index)
-        self._clock = clock_of(container, delay_s, origin_s=origin_s, origins=origins)
-        self._earliest_s = delay_s - _PRE_ROLL_S
-        self._held: tuple[Fraction, Packet[Any]] | None = None
-        self._last: int | None = None
-        self._begun = False
-
-    def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
-        """The next packets, up to output time `until_s`."""
-        while (timed := self._held or self._next()) is not None:
-            self._held = None
-            time_s, packet = timed
-            if time_s >= until_s:
-                self._held = timed
-                return
-            # Stamps that are off by some jitter may go back, which muxers refuse; .mp4 and .mov count samples.
-            stamp = nearest(time_s, self._rate_hz)
-            self._last = stamp if self._last is None else max(stamp, self._last + 1)
-            packet.pts = packet.dts = self._last
-            packet.duration = nearest((packet.duration or 0) * self._time_base, self._rate_hz)
-            packet.stream, packet.time_base = self._stream, Fraction(1, self._rate_hz)
-            yield packet
-
-    def _next(self) -> tuple[Fraction, Packet[Any]] | None:
-        while True:
-            with reading(self._path, "its audio cannot be read"):
-                packet = next(self._packets, None)
-            if packet is None:
-                return None
-            self._begun |= not packet.is_discard
-            if not packet.size or (self._begun and packet.is_discard):  # an edit list leaves it out
-                continue
-            stamp_s = None if packet.pts is None else packet.pts * self._time_base
-            duration_s = (packet.duration or 0) * self._time_base
-            time_s = self._clock.advance(stamp_s, duration_s)
-            # Edit lists hide what was cut off at the start, which not every container and player can.
-            if time_s + duration_s > self._earliest_s:
-                return time_s, packet
-
-    def flush(self) -> Iterator[Packet[Any]]:
-        """Nothing, as all packets are written already."""
-        return iter(())
-
-
-class EncodedSound:
-    """The source's samples as AAC, with its sample rate and channels if AAC supports them."""
-
-    def __init__(
-        self, path: Path, container: InputContainer, stream: AudioStream, output: OutputContainer, delay_s: Fraction
-    ) -> None:
-        source: AudioCodecContext = stream.codec_context
-        if source.channels > _AAC_CHANNELS:
-            raise MediaError(
-                f"{path}: its sound has {source.channels} channels, AAC supports {_AAC_CHANNELS}; "
-                "mix it down, or choose an output that can hold its codec (.mkv, .mov)"
-            )
-        self._rate_hz = source.sample_rate if source.sample_rate in _AAC_RATES_HZ else _FALLBACK_RATE_HZ
-        layout = source.layout.name
-        if layout.endswith(" channels"):  # the file gives only their number
-            layout = _LAYOUTS.get(source.channels, layout)
-        self._layout = layout
-        self._stream = output.add_stream("aac", rate=self._rate_hz, layout=layout)
-        self._stream.bit_rate = AAC_BITS_PER_S * -(-source.channels // 2)
-        frames = decoded_audio(path, container, stream, delay_s)
-        self._blocks = sound_blocks(path, frames, layout, self._rate_hz)
-        self._waiting = np.zeros((0, source.channels), np.float32)
-        self._position = 0
-
-    def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
-        """The next packets, from samples before output time `until_s`."""
-        wanted = int(until_s * self._rate_hz) - self._position
-        held = [self._waiting]
-        missing = wanted - len(self._waiting)
-        while missing > 0 and (block := next(self._blocks, None)) is not None:
-            held.append(block)
-            missing -= len(block)
-        samples = np.concatenate(held)
-        part, self._waiting = samples[: max(wanted, 0)], samples[max(wanted, 0) :]
-        if len(part):
-            yield from self._stream.encode(self._frame(part))
-
-    def _frame(self, samples: Float32Array) -> AudioFrame:
-        # Packed: PyAV reads beyond the planes of a planar frame with eight channels.
-        frame = AudioFrame.from_ndarray(samples.reshape(1, -1), format="flt", layout=self._layout)
-        frame.sample_rate = self._rate_hz
-        frame.pts, frame.time_base = self._position, Fraction(1, self._rate_hz)
-        self._position += len(samples)
-        return frame
-
-    def flush(self) -> Iterator[Packet[Any]]:
-        """The packets still inside the encoder."""
-        yield from self._stream.encode(None)

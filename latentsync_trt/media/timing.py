@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from math import floor
+from math import floor, lcm
 from typing import Generic, TypeVar, cast
 
 import av
@@ -39,11 +39,14 @@ JITTER_S = Fraction(1, 25)
 """Stamps of sound less than this off the count of samples are not followed: each correction would be heard as a click,
 and 40 ms are not seen as late or early (ITU-R BT.1359)."""
 
+_RATES_AGREE = Fraction(1, 100_000)
+_FINEST_PER_S = 1_000_000
+
 _SHORTEST_S = Fraction(1, 25)
 """Of a picture whose stated duration is not used or not known."""
 
 HELD_S = Fraction(1, 2)
-"""If less than this is missing at the end of a looped video, its last picture is held: the sound is merely padded."""
+"""If less than this is missing at the end of a video, its last picture is held: the sound is merely padded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +157,43 @@ def stated_end_s(container: InputContainer) -> Fraction | None:
     return Fraction((container.start_time or 0) + container.duration, av.time_base)
 
 
+def frames_per_s(stream: VideoStream) -> Fraction | None:
+    """The mean rate: where containers with coarse stamps give 59.9401, the usual rate that is meant."""
+    rate = stream.average_rate or stream.guessed_rate or stream.base_rate
+    if not rate:
+        return None
+    usual = (Fraction(round(rate)), Fraction(1000 * round(rate * Fraction(1001, 1000)), 1001))
+    return next((one for one in usual if abs(one - rate) <= rate * _RATES_AGREE), Fraction(rate))
+
+
 def period_s(stream: VideoStream) -> Fraction:
     """Seconds between pictures whose durations are missing."""
-    rate = stream.average_rate or stream.guessed_rate or stream.base_rate
-    return 1 / Fraction(rate) if rate else _SHORTEST_S
+    rate = frames_per_s(stream)
+    return 1 / rate if rate else _SHORTEST_S
+
+
+def time_base_of(stream: VideoStream) -> Fraction | None:
+    """The stream's own unit of time, or a part of it in which the period is exact, as 1/1000 s of Matroska is not."""
+    unit_s, rate = stream.time_base, frames_per_s(stream)
+    if unit_s is None or rate is None or (1 / rate / unit_s).denominator == 1:
+        return unit_s
+    common = lcm(unit_s.denominator, rate.numerator)
+    return Fraction(1, common) if common <= _FINEST_PER_S else unit_s
+
+
+def on_grid(pictures: Iterable[Timed[T]], stream: VideoStream) -> Iterator[Timed[T]]:
+    """Moves times that a container's coarse stamps have rounded to the nearest multiple of the exact period."""
+    unit_s, period = stream.time_base, period_s(stream)
+    if unit_s is None or (period / unit_s).denominator == 1 or period < 2 * unit_s:
+        yield from pictures
+        return
+    last_s = Fraction(-1)
+    for picture in pictures:
+        exact_s = nearest(picture.time_s, 1 / period) * period
+        time_s = exact_s if last_s < exact_s and abs(exact_s - picture.time_s) < unit_s else picture.time_s
+        rounded = abs(picture.duration_s - period) < unit_s
+        yield Timed(time_s, period if rounded else picture.duration_s, picture.item)
+        last_s = time_s
 
 
 def on_clock(
@@ -178,7 +214,7 @@ def on_clock(
             yield Timed(time_s, duration_s, item)
 
 
-def at_constant_rate(pictures: Iterable[Timed[T]], fps: int) -> Iterator[T]:
+def at_constant_rate(pictures: Iterable[Timed[T]], fps: Fraction | int) -> Iterator[T]:
     """Repeats or drops pictures to get `fps` per second from time 0, at least one if there is any.
 
     Holds two pictures at a time. Repeated pictures are the same object. The first picture is shown before its time,
@@ -198,16 +234,16 @@ def at_constant_rate(pictures: Iterable[Timed[T]], fps: int) -> Iterator[T]:
         index += 1
 
 
-def nearest(time_s: Fraction, per_s: int) -> int:
+def nearest(time_s: Fraction, per_s: Fraction | int) -> int:
     """The picture or sample whose time is nearest, the later of two equally near."""
     return floor(time_s * per_s + Fraction(1, 2))
 
 
-def frames_in(duration_s: Fraction | None, fps: int) -> int | None:
+def frames_in(duration_s: Fraction | None, fps: Fraction | int) -> int | None:
     """Number of pictures from `at_constant_rate` for a video of `duration_s`; None if that is unknown."""
     return None if duration_s is None else max(1, nearest(duration_s, fps))
 
 
-def is_held(missing: int, fps: int) -> bool:
-    """Whether a looped video that ends `missing` pictures early holds its last one."""
-    return Fraction(missing, fps) < HELD_S
+def is_held(missing_s: Fraction) -> bool:
+    """Whether a video that ends `missing_s` early holds its last picture."""
+    return missing_s < HELD_S

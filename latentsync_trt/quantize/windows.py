@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 
 from latentsync_trt.audio.encoder import SpeechStream
+from latentsync_trt.audio.windows import frame_count
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.diffusion.loop import conditioning, denoise, initial_noise
 from latentsync_trt.diffusion.plan import PlannedStep
@@ -16,12 +17,15 @@ from latentsync_trt.diffusion.scheduler import Step
 from latentsync_trt.face.mask import latent_mask, mouth_mask
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.delays import delays_of
+from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import frames_in
 from latentsync_trt.quantize.clips import Clip, ClipSummary, silent_share
 from latentsync_trt.quantize.work import load_arrays, save_arrays
 from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.sync.faces import FaceFinder, Job
+from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.sync.jobs import Job
+from latentsync_trt.sync.paint import Sight
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.sync.windows import Window, WindowPlanner
 from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
@@ -84,12 +88,14 @@ def record_windows(
     delays, info = delays_of(clip.video, clip.audio), probe(clip.video)
     speech = SpeechStream(lambda: read_audio_blocks(clip.audio, delay_s=delays.sound_s), networks.encode_mel)
     in_video = frames_in(None if info.duration_s is None else delays.picture_s + info.duration_s, MODEL_FPS)
-    expected = speech.frame_count if in_video is None else min(in_video, speech.frame_count)
+    in_audio = frame_count(speech.duration_s)
+    expected = in_audio if in_video is None else min(in_video, in_audio)
     expected_windows, recorded = max(1, expected // manifest.frames), 0
 
     def read() -> Generator[Frame, None, None]:
         nonlocal frames
-        source = read_frames(clip.video, rgb_only=True, frame_count=speech.frame_count, delay_s=delays.picture_s)
+        playback = Playback(MODEL_FPS, speech.duration_s, delay_s=delays.picture_s)
+        source = read_frames(clip.video, playback)
         for frames, frame in enumerate(source, start=1):
             on_frame(frames, max(frames, expected))
             yield frame
@@ -105,10 +111,10 @@ def record_windows(
     return ClipSummary(frames, finder.frames_with_face, recorded, silent_share(read_audio_blocks(clip.audio)))
 
 
-def _windows(jobs: Iterable[Job], frames: int) -> Iterator[Window[Job]]:
-    planner: WindowPlanner[Job] = WindowPlanner(frames)
+def _windows(jobs: Iterable[Job], frames: int) -> Iterator[Window[Sight]]:
+    planner: WindowPlanner[Sight] = WindowPlanner(frames)
     for job in jobs:
-        yield from planner.push(job, job.track_id)
+        yield from planner.push({target.track_id: (job.frame, target) for target in job.targets})
     yield from planner.finish()
 
 
@@ -118,11 +124,11 @@ def _is_picked(number: int, wanted: int, expected: int) -> bool:
     return number < expected and (number + 1) * wanted // expected > number * wanted // expected
 
 
-def _inputs(window: Window[Job], networks: Networks, speech: SpeechStream) -> RecordedWindow:
+def _inputs(window: Window[Sight], networks: Networks, speech: SpeechStream) -> RecordedWindow:
     manifest = networks.bundle.manifest
     side_px, latent_px = manifest.resolution_px, manifest.latent_px
-    faces = np.stack([job.face.image for job in window.items if job.face is not None])
+    faces = np.stack([target.face.image for _, target in window.items if target.face is not None])
     masked, reference = networks.codec.encode_faces(faces, mouth_mask(side_px))
     known = conditioning(latent_mask(side_px), masked[None], reference[None])
-    audio = speech.windows([job.frame.index for job in window.items])
+    audio = speech.windows([frame.time_s for frame, _ in window.items])
     return RecordedWindow(initial_noise(SEED, latent_px, latent_px), known, audio[None])

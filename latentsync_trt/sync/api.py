@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.sync.turns import Turns
-from latentsync_trt.types import AudioFeatures, FaceDetector, Float32Array, ProgressCallback, SyncReport
+from latentsync_trt.types import AudioFeatures, Enhancer, FaceDetector, Float32Array, ProgressCallback, SyncReport
 
 if TYPE_CHECKING:
     from latentsync_trt.face.detector import MediaPipeDetector
@@ -129,18 +129,21 @@ class LipSync:
     def sync(
         self,
         video: str | Path,
-        audio: str | Path,
+        audio: str | Path | None,
         output: str | Path,
         options: SyncOptions | None = None,
         *,
         detector: FaceDetector | None = None,
+        enhancer: Enhancer | None = None,
         noise: Float32Array | None = None,
         on_progress: ProgressCallback | None = None,
     ) -> SyncReport:
         """Writes `video` to `output` with the lips following `audio`.
 
         Args:
-            detector: finds faces; the built-in one if None. noise: `(1, 4, 1, h, w)` float32, instead of the seed's.
+            audio: None where `options.speaker` names the recordings.
+            detector: finds faces; the built-in one if None. enhancer: improves painted faces; that of
+                `options.enhancer` if None. noise: `(1, 4, 1, h, w)` float32, instead of the seed's.
             on_progress: called when a stage begins, and after every written frame.
 
         Raises:
@@ -149,13 +152,17 @@ class LipSync:
             OutOfMemory: even one network alone is too large for the device.
             After any error, no output is left behind.
         """
-        from latentsync_trt.sync.run import Run
+        from latentsync_trt.sync.enhance import load_enhancer
+        from latentsync_trt.sync.run import Helpers, Run
 
+        options = options or SyncOptions()
         with self._turns.take("sync"):
             try:
-                run = Run(self._networks, video, audio, output, options or SyncOptions())
-                own = self._detector() if detector is None else detector
-                return run.execute(own, noise, on_progress or (lambda _: None))
+                run = Run(self._networks, video, audio, output, options, on_progress or (lambda _: None))
+                if enhancer is None and options.enhancer is not None:
+                    enhancer = load_enhancer(options.enhancer)
+                mesher = self._detector()
+                return run.execute(Helpers(detector or mesher, mesher, enhancer, noise))
             except BaseException:
                 self._networks.take_notices()  # they are not the next clip's
                 raise

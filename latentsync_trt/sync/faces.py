@@ -1,39 +1,32 @@
-"""Two stages: find the face in every frame, then crop it.
+"""Two stages: find the faces in every frame, then crop them; and `analyse`, which saves what it finds.
 
 A face is searched near its last position, so finding is sequential; cropping runs in another thread.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import cast
+
+import cv2
+import numpy as np
 
 from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.align import crop
 from latentsync_trt.face.checks import LEAST_HEIGHT_PX, LEAST_WIDTH_PX
+from latentsync_trt.face.choice import LARGEST, Chooser, Runs, check_people, speakers_of
 from latentsync_trt.face.cuts import luma_of
-from latentsync_trt.face.square import of_stored, square
-from latentsync_trt.face.tracker import FaceTracker
+from latentsync_trt.face.lookahead import LookAhead
+from latentsync_trt.face.square import face_of_stored, of_stored, square
+from latentsync_trt.face.track_file import Tracks
+from latentsync_trt.face.tracker import FaceTracker, Seen
 from latentsync_trt.media.lazy_rgb import LazyRgb
+from latentsync_trt.sync.jobs import Job, Target
 from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.types import AlignedFace, FaceDetector, Float64Array, Frame, UInt16Array
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Job:
-    """A frame and the results of the stages so far; all results are None where it has no face.
-
-    `track_id` changes when another face follows, or the face was lost in between.
-    `matrix (2, 3)`: frame pixels → crop pixels. `painted`: the new face, uint16 `(H, W, 3)`, 257 × level.
-    """
-
-    frame: Frame
-    track_id: int | None = None
-    matrix: Float64Array | None = None
-    face: AlignedFace | None = None
-    painted: UInt16Array | None = None
-
+from latentsync_trt.types import FaceDetector, Frame, Interval, Picture, UInt8Array, YuvPlanes
+from latentsync_trt.values import FaceChoice
 
 _TURN = "ffmpeg -display_rotation ANGLE -i in.mp4 -c copy out.mp4"
 _WRONG_TAG = f"its rotation tag is wrong; set it to 0, 90, 180 or 270: {_TURN}"
@@ -41,17 +34,31 @@ _WRONG_TAG = f"its rotation tag is wrong; set it to 0, 90, 180 or 270: {_TURN}"
 _MOST_STRETCH = 8
 """Real pixels are at most twice as wide as high; the picture shown to the detector grows with this ratio."""
 
+_OVERVIEW_PX = 384
+"""Longer side of the picture in which large faces are searched: twice that of the network, which averages."""
+
+_JUMP_S = Fraction(1, 2)
+"""A source played on or backwards never steps by as much, unless its pictures are held for so long."""
+
+_LUMA_PX = 256
+
 
 class FaceFinder:
-    """Finds and crops the face of every frame of a clip; counts frames with a face, and with a turned one instead.
+    """Finds and crops the faces of every frame of a clip; counts frames with a face, and with a turned one instead.
+
+    Holds back half a second of frames, to bridge gaps.
 
     Args:
         resolution_px: side of an aligned face.
+        choice: whose face; or the speaker of each person, by their numbers in `tracks`.
+        tracks: where the faces are, instead of searching.
+        wanted: whether faces are painted at this time of the output; at others, none is searched.
         pixel_aspect: width / height of a pixel; faces are detected and aligned in square pixels.
-        on_notice: called at the first frame that shows several faces.
+        fps: pictures per second, None if unknown.
+        on_notice: called at the first frame that shows several faces, if nobody has chosen one.
 
     Raises:
-        InputError: no real picture has such pixels.
+        InputError: no real picture has such pixels, or `choice` names a person who is not in `tracks`.
     """
 
     def __init__(
@@ -60,7 +67,11 @@ class FaceFinder:
         resolution_px: int,
         clock: StageClock,
         *,
+        choice: FaceChoice | Mapping[int, int] = LARGEST,
+        tracks: Tracks | None = None,
+        wanted: Callable[[Fraction], bool] = lambda _: True,
         pixel_aspect: Fraction = Fraction(1),
+        fps: Fraction | int | None = None,
         on_notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         if not 1 <= _MOST_STRETCH * pixel_aspect <= _MOST_STRETCH**2:
@@ -69,15 +80,26 @@ class FaceFinder:
                 "correct it, for square pixels with: ffmpeg -i in.mp4 -vf setsar=1 out.mp4",
                 usage=False,
             )
-        self._tracker = FaceTracker(detector, resolution_px)
+        if tracks is not None:
+            check_people(speakers_of(choice) or (), tracks.people, tracks.clip.name)
+        self._tracker, self._tracks = FaceTracker(detector, fps), tracks
+        self._choice, self._chooser = choice, Chooser(choice, 2 * self._tracker.patience_frames)
+        self._runs, self._rows = Runs(resolution_px), {} if tracks is None else tracks.matrices(resolution_px)
         self._resolution_px, self._clock, self._pixel_aspect = resolution_px, clock, pixel_aspect
-        self._on_notice, self._several = on_notice, False
-        self.frames_with_face = 0
+        self._wanted, self._on_notice = wanted, on_notice
+        self._source_s, self._jumps = Fraction(0), 0
+        self._untouched: list[Interval] = []
+        self._most_faces = self.frames_with_face = 0
 
     @property
     def frames_with_turned_face(self) -> int:
         """Frames without a usable face that show one on its side or upside down."""
         return self._tracker.turned_frames
+
+    @property
+    def untouched(self) -> tuple[Interval, ...]:
+        """The wanted times so far at which no face was chosen."""
+        return tuple(self._untouched)
 
     def notices(self) -> list[str]:
         """What the user should know about the frames so far."""
@@ -91,7 +113,9 @@ class FaceFinder:
         ]
 
     def no_face(self, video: Path, frames: int) -> NoFaceError:
-        """The error for a `video` of so many `frames`, none of which shows a usable face."""
+        """The error for a `video` of so many `frames`, none of which shows a usable face that was chosen."""
+        if self._most_faces:
+            return NoFaceError(f"{video}: shows faces, but never the chosen one; latentsync-trt faces shows them all")
         if count := self.frames_with_turned_face:
             return NoFaceError(
                 f"{video}: no upright face in any of its {frames} frames, but {count} with one on its side or upside "
@@ -104,38 +128,107 @@ class FaceFinder:
 
     def find(self, frames: Generator[Frame, None, None]) -> Generator[Job, None, None]:
         """A job for every frame, in order."""
+        for frame, seen in self.see(frames):
+            with self._clock.measure("face"):
+                job = Job(frame) if seen is None else self._job(frame, seen)
+            self.frames_with_face += bool(job.targets)
+            yield job
+
+    def see(self, frames: Generator[Frame, None, None]) -> Generator[tuple[Frame, Seen | None], None, None]:
+        """Every frame in order with all faces in it; None where they are not wanted."""
+        ahead: LookAhead[Frame] = LookAhead(self._tracker)
         with closing(frames):
             for frame in frames:
                 with self._clock.measure("face"):
-                    job = self._found(frame)
-                self._note_several(frame)
-                self.frames_with_face += job.track_id is not None
-                yield job
+                    if not self._wanted(frame.time_s):
+                        self._tracker.restart()
+                        ready: list[tuple[Frame, Seen | None]] = [*ahead.finish(), (frame, None)]
+                    elif self._tracks is not None:
+                        ready = [(frame, self._tracks.at(frame.source_s))]
+                    else:
+                        shown = square(frame.picture, self._pixel_aspect)
+                        seen = self._tracker.update(shown, _luma(frame), lambda: _overview(frame, shown))  # noqa: B023
+                        ready = [*ahead.push(frame, shown, seen)]
+                yield from ready
+        yield from ahead.finish()
 
-    def _note_several(self, frame: Frame) -> None:
-        count = self._tracker.faces_found
-        if count > 1 and not self._several:
-            self._several = True
-            self._on_notice(
-                f"{count} faces after {float(frame.time_s):.2f} s: one at a time is lip-synced, at first the largest"
-            )
-
-    def _found(self, frame: Frame) -> Job:
-        shown = square(frame.picture, self._pixel_aspect)
-        luma = luma_of(frame.picture) if frame.planes is None else frame.planes.y
-        tracked = self._tracker.update(shown, luma)
-        if tracked is None:
-            # Detection converted the whole picture; a frame that waits to be encoded needs its planes only.
+    def _job(self, frame: Frame, seen: Seen) -> Job:
+        self._note_several(frame, len(seen.faces))
+        chosen = self._chooser.choose(seen)
+        self._jumps += abs(frame.source_s - self._source_s) > _JUMP_S
+        self._source_s = frame.source_s
+        placed = self._runs.advance({(one.track_id, self._jumps): one.face for one, _ in chosen})
+        if not chosen:
+            self._note_untouched(frame, "other faces" if seen.faces else seen.why_none)
+            # A search may have converted the whole picture; a frame that waits to be encoded needs its planes only.
             return Job(frame if frame.planes is None else replace(frame, picture=LazyRgb(frame.planes)))
-        return Job(frame, tracked.track_id, of_stored(tracked.matrix, frame.picture, shown))
+        shown = square(frame.picture, self._pixel_aspect)
+        targets = []
+        for one, speaker in chosen:
+            run, matrix = placed[one.track_id, self._jumps]
+            if one.row is not None:
+                matrix = self._rows[one.track_id].matrix(one.row)
+            face = face_of_stored(one.face, frame.picture, shown)
+            targets.append(Target(run, one.person, speaker, face, of_stored(matrix, frame.picture, shown)))
+        return Job(frame, tuple(targets))
+
+    def _note_several(self, frame: Frame, count: int) -> None:
+        if self._most_faces < 2 <= count and self._choice == LARGEST:
+            self._on_notice(
+                f"{count} faces after {float(frame.time_s):.2f} s: the largest is lip-synced; --face takes another, "
+                "latentsync-trt faces shows all"
+            )
+        self._most_faces = max(self._most_faces, count)
+
+    def _note_untouched(self, frame: Frame, reason: str) -> None:
+        start_s, end_s = float(frame.time_s), float(frame.time_s + frame.duration_s)
+        last = self._untouched[-1] if self._untouched else None
+        if last is not None and last.reason == reason and last.end_s == start_s:
+            self._untouched[-1] = replace(last, end_s=end_s)
+        else:
+            self._untouched.append(Interval(start_s, end_s, reason))
 
     def cut_out(self, jobs: Generator[Job, None, None]) -> Generator[Job, None, None]:
         """Every job in order, with its aligned face."""
         with closing(jobs):
             for job in jobs:
-                if job.matrix is None:
+                if not job.targets:
                     yield job
                     continue
                 with self._clock.measure("align"):
-                    face = crop(job.frame.picture, job.matrix, self._resolution_px)
-                yield replace(job, face=face)
+                    targets = tuple(
+                        replace(target, face=crop(job.frame.picture, target.matrix, self._resolution_px))
+                        for target in job.targets
+                    )
+                yield replace(job, targets=targets)
+
+
+def _luma(frame: Frame) -> UInt8Array:
+    if frame.planes is None:
+        return luma_of(frame.picture)
+    luma = frame.planes.y
+    if frame.planes.bits == 8:
+        return np.asarray(luma, np.uint8)
+    step = max(1, min(luma.shape) // _LUMA_PX)
+    return (luma[::step, ::step] >> (frame.planes.bits - 8)).astype(np.uint8)
+
+
+def _overview(frame: Frame, shown: Picture) -> UInt8Array:
+    """All of the picture with square pixels, at a size at which it is converted fast."""
+    height, width = shown.shape[:2]
+    shrink = max(1, max(height, width) // _OVERVIEW_PX)
+    size = max(2, width // shrink), max(2, height // shrink)
+    picture = np.asarray(shown) if frame.planes is None else np.asarray(LazyRgb(_reduced(frame.planes, shrink)))
+    return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA), np.uint8)
+
+
+def _reduced(planes: YuvPlanes, shrink: int) -> YuvPlanes:
+    height, width = (max(2, side // shrink // 2 * 2) for side in planes.y.shape)
+    steps = [round(side / small) for side, small in zip(planes.y.shape, planes.u.shape, strict=True)]
+    chroma = max(1, width // max(1, steps[1])), max(1, height // max(1, steps[0]))
+    sizes = (width, height), chroma, chroma
+    y, u, v = (
+        cast(UInt8Array, cv2.resize(plane, size, interpolation=cv2.INTER_AREA))
+        for plane, size in zip((planes.y, planes.u, planes.v), sizes, strict=True)
+    )
+    return replace(planes, y=y, u=u, v=v)

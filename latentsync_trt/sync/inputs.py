@@ -3,17 +3,21 @@
 import os
 from contextlib import closing
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import read_audio_blocks
-from latentsync_trt.media.codecs import check_encoder
-from latentsync_trt.media.delays import Delays, delays_of
-from latentsync_trt.media.files import check_file
+from latentsync_trt.media.codecs import VideoEncoder, check_encoder
+from latentsync_trt.media.delays import Delays, are_one, delays_of
+from latentsync_trt.media.files import check_file, open_input
 from latentsync_trt.media.reader import probe
+from latentsync_trt.media.soundtrack import SoundPiece
+from latentsync_trt.media.timing import HELD_S
 from latentsync_trt.media.writer import check_output_path
 from latentsync_trt.paths import local_path
+from latentsync_trt.sync.speakers import Voices, voices_of
 from latentsync_trt.types import VideoInfo
 
 
@@ -21,39 +25,77 @@ from latentsync_trt.types import VideoInfo
 class Inputs:
     """The files of a run, all of which can be used, and the properties of the video.
 
-    `info.duration_s` includes the delay of the picture.
+    `info.duration_s` includes the delay of the picture, `picture_delay_s`. `own`: the video's own sound, where it has
+    one; `mix`: what is heard instead of the voices.
     """
 
     video: Path
-    audio: Path
     output: Path
     info: VideoInfo
-    delays: Delays
+    encoder: VideoEncoder
+    picture_delay_s: Fraction
+    voices: Voices
+    own: SoundPiece | None
+    mix: SoundPiece | None
 
 
 def check_inputs(video: object, audio: object, output: object, options: SyncOptions) -> Inputs:
-    """Opens both inputs, decodes the first picture and the first sound, and checks that `output` can be written.
+    """Opens all inputs, decodes the first picture and the first sounds, and checks that `output` can be written.
 
     Args:
-        video, audio, output: paths, str or `os.PathLike`.
+        video, output: paths, str or `os.PathLike`. audio: likewise, or None where `options` name the recordings.
 
     Raises:
-        InputError: an argument is not a path, or `options` do not fit the output.
+        InputError: an argument is not a path, or `options` do not fit each other, the video or the output.
         MediaError: an input cannot be read. OutputError: the output cannot be written.
     """
-    paths = {"video": video, "audio": audio, "output": output}
-    checked = {name: path_argument(value, name) for name, value in paths.items()}
-    for name in ("video", "audio"):
-        check_file(checked[name])
-    check_output_path(checked["output"], checked["video"], checked["audio"], lossless=options.lossless)
-    info = probe(checked["video"])
-    check_encoder(options.encoder, info.width_px, info.height_px, lossless=options.lossless)
-    with closing(read_audio_blocks(checked["audio"])) as blocks:
-        next(blocks, None)
-    delays = delays_of(checked["video"], checked["audio"])
+    source, target = path_argument(video, "video"), path_argument(output, "output")
+    recording = None if audio is None else path_argument(audio, "audio")
+    mixed = None if options.mix is None else path_argument(options.mix, "--mix")
+    for path in filter(None, (source, recording, mixed)):
+        check_file(path)
+    own, delays = _own_sound(source, options, recording, mixed)
+
+    def at_s(path: Path) -> Fraction:
+        """When the first sample of a file is heard."""
+        start_s = delays.sound_s if are_one(path, source) else options.start or Fraction(0)
+        return start_s + Fraction(str(options.offset)) / 1000
+
+    voices = voices_of(recording, at_s, options)
+    heard = [piece.path for piece in voices.recordings] + ([mixed] if mixed else [])
+    for path in heard:
+        check_file(path)
+    check_output_path(target, source, *heard)
+    info = probe(source)
+    encoder = check_encoder(options, info, target)
+    for path in heard:
+        with closing(read_audio_blocks(path)) as blocks:
+            next(blocks, None)
     if info.duration_s is not None:
         info = replace(info, duration_s=info.duration_s + delays.picture_s)
-    return Inputs(**checked, info=info, delays=delays)
+    _check_part(source, info.duration_s, options)
+    mix = None if mixed is None else SoundPiece(mixed, at_s(mixed))
+    return Inputs(source, target, info, encoder, delays.picture_s, voices, own, mix)
+
+
+def _own_sound(video: Path, options: SyncOptions, *files: Path | None) -> tuple[SoundPiece | None, Delays]:
+    """The video's own sound and when both begin; none where neither `files` nor the time around a part need it."""
+    named = [*filter(None, files), *(Path(speaker.voice) for speaker in options.speaker)]
+    if options.start is None and options.end is None and not any(are_one(video, path) for path in named):
+        return None, Delays()
+    with open_input(video) as container:
+        if not container.streams.audio:
+            return None, Delays()
+    delays = delays_of(video, video)
+    return SoundPiece(video, delays.sound_s), delays
+
+
+def _check_part(video: Path, duration_s: Fraction | None, options: SyncOptions) -> None:
+    if duration_s is None:
+        return
+    for name, time_s, most_s in (("--start", options.start, duration_s), ("--end", options.end, duration_s + HELD_S)):
+        if time_s is not None and not time_s < most_s:
+            raise InputError(f"{name} {float(time_s):g}: {video} lasts {float(duration_s):.2f} s; give a time in it")
 
 
 def path_argument(value: object, name: str) -> Path:

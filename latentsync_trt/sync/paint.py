@@ -7,14 +7,21 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 
-from latentsync_trt.sync.faces import Job
 from latentsync_trt.sync.inpaint import Inpainter
+from latentsync_trt.sync.jobs import Job, Target
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.sync.windows import Window, WindowPlanner
-from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
+from latentsync_trt.types import Float32Array, Frame, UInt8Array, UInt16Array
+
+Sight = tuple[Frame, Target]
+"""A face in one frame."""
+
+AudioWindows = Callable[[int, Sequence[Frame]], Float32Array]
+"""Audio features `(n, S, D)` float32 of a speaker, by number, at these frames."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,7 +29,7 @@ class Gathered:
     """The next job (None after the last one), and the windows to paint now."""
 
     job: Job | None
-    windows: Sequence[Window[Job]] = ()
+    windows: Sequence[Window[Sight]] = ()
 
 
 class Painter:
@@ -31,8 +38,8 @@ class Painter:
     Args:
         inpainter: runs the networks on windows.
         frames: F, the length of a window.
-        audio_windows: audio features of frames by their index: `(n, S, D)` float32. Runs a network, so it is called in
-            the painting thread.
+        audio_windows: runs a network, so it is called in the painting thread.
+        streams, overlap: see `WindowPlanner`.
         at_once: how many windows to paint together; called for every frame.
         before: called before windows are painted.
     """
@@ -41,77 +48,120 @@ class Painter:
         self,
         inpainter: Inpainter,
         frames: int,
-        audio_windows: Callable[[list[int]], Float32Array],
+        audio_windows: AudioWindows,
         clock: StageClock,
         *,
+        streams: int = 1,
+        overlap: int = 0,
         at_once: Callable[[], int] = lambda: 1,
         before: Callable[[], None] = lambda: None,
     ) -> None:
         self._inpainter, self._frames, self._audio_windows = inpainter, frames, audio_windows
+        self.streams, self._overlap, self._frames_done = streams, overlap, 0
         self._clock, self._at_once, self._before = clock, at_once, before
         self.windows = 0
 
+    def skip(self, frames_done: int) -> None:
+        """Leaves out the frames before this one, which have been written already. Their windows are cut as usual."""
+        self._frames_done = frames_done
+
     def gather(self, jobs: Generator[Job, None, None]) -> Generator[Gathered, None, None]:
-        """Every job in order, with windows as soon as `at_once` of them are complete.
+        """Every job in order, with windows as soon as `at_once` of them are complete, whoever's faces they show.
 
         Fewer once frames have waited for the duration of `at_once` windows: without faces no window completes, and
-        frames would pile up. No frame is held back by more than (`at_once` + 1)·F frames after it.
+        frames would pile up. No frame is held back by more than (`at_once` + `streams`)·F frames after it, and with
+        overlap `streams` more. Each holds one crop for each of its faces.
         """
-        planner: WindowPlanner[Job] = WindowPlanner(self._frames)
-        ready: list[Window[Job]] = []
+        planner: WindowPlanner[Sight] = WindowPlanner(self._frames, streams=self.streams, overlap=self._overlap)
+        ready: list[Window[Sight]] = []
         waited = 0
         with closing(jobs):
             for job in jobs:
                 waited = waited + 1 if ready else 0
-                ready += planner.push(job, job.track_id)
+                ready += self._wanted(planner.push({target.track_id: (job.frame, target) for target in job.targets}))
                 at_once = self._at_once()
                 if ready and (len(ready) >= at_once or waited >= at_once * self._frames):
                     yield Gathered(job, ready)
                     ready = []
                 else:
                     yield Gathered(job)
-        ready += planner.finish()
+        ready += self._wanted(planner.finish())
         if ready:
             yield Gathered(None, ready)
 
+    def _wanted(self, windows: Sequence[Window[Sight]]) -> list[Window[Sight]]:
+        """Those with a frame that has not been written yet."""
+        return [
+            window for window in windows if any(frame.index >= self._frames_done for _, (frame, _), _ in window.used)
+        ]
+
     def paint(self, gathered: Generator[Gathered, None, None]) -> Generator[Job, None, None]:
-        """Every job in order, with its painted face if it has one, as soon as its window is done."""
+        """Every job in order, with its painted faces, as soon as their windows are done."""
         queue: deque[Job] = deque()
-        painted: dict[int, UInt16Array] = {}
+        painted = _Painted()
         with closing(gathered):
             for item in gathered:
                 if item.job is not None:
                     queue.append(item.job)
-                if item.windows:
-                    painted |= self._paint(item.windows)
-                while queue and (queue[0].track_id is None or queue[0].frame.index in painted):
-                    job = queue.popleft()
-                    yield replace(job, painted=painted.pop(job.frame.index, None))
+                for start in range(0, len(item.windows), at_once := self._at_once()):
+                    self._paint(item.windows[start : start + at_once], painted)
+                while queue and (queue[0].frame.index < self._frames_done or painted.holds(queue[0])):
+                    yield painted.take(queue.popleft())
 
-    def _paint(self, windows: Sequence[Window[Job]]) -> dict[int, UInt16Array]:
-        """New faces by the index of their frame."""
+    def _paint(self, windows: Sequence[Window[Sight]], painted: "_Painted") -> None:
         self._before()
         # Here, not where windows are gathered: a track of one frame makes a window of F faces, and as many windows may
         # wait in the queue as frames.
-        with self._clock.measure("gather", frames=sum(window.count_new for window in windows)):
+        with self._clock.measure("gather", frames=sum(window.count_used for window in windows)):
             stacked = [_faces(window) for window in windows]
-        with self._clock.measure("paint", frames=sum(window.count_new for window in windows)):
-            audio = [self._audio_windows(_indices(window)) for window in windows]
+        with self._clock.measure("paint", frames=sum(window.count_used for window in windows)):
+            audio = [self._audio(window) for window in windows]
             results = self._inpainter.paint(list(zip(stacked, audio, strict=True)))
         self.windows += len(windows)
-        painted: dict[int, UInt16Array] = {}
         for window, faces in zip(windows, results, strict=True):
-            partial = window.count_new < self._frames
-            for position in window.used:
+            partial = window.count_used < self._frames
+            for position, sight, weight in window.used:
+                if sight[0].index < self._frames_done:
+                    continue
                 # Copied from a window with unused results, which are part of the same array.
-                face = faces[position].copy() if partial else faces[position]
-                painted[window.items[position].frame.index] = face
-        return painted
+                painted.add(sight, faces[position].copy() if partial else faces[position], weight)
+
+    def _audio(self, window: Window[Sight]) -> Float32Array:
+        return self._audio_windows(window.items[0][1].speaker, [frame for frame, _ in window.items])
 
 
-def _indices(window: Window[Job]) -> list[int]:
-    return [job.frame.index for job in window.items]
+class _Painted:
+    """Painted faces that wait for their frame, by the frame's index and the track, with the sum of their weights."""
+
+    def __init__(self) -> None:
+        self._faces: dict[tuple[int, int], tuple[UInt16Array | Float32Array, Fraction]] = {}
+
+    def add(self, sight: Sight, face: UInt16Array, weight: Fraction) -> None:
+        key = sight[0].index, sight[1].track_id
+        if weight == 1:
+            self._faces[key] = face, weight
+            return
+        share = np.multiply(face, np.float32(weight), dtype=np.float32)
+        if key in self._faces:
+            before, given = self._faces[key]
+            share, weight = share + before, weight + given
+        self._faces[key] = share, weight
+
+    def holds(self, job: Job) -> bool:
+        """Whether all faces of `job` are there."""
+        index = job.frame.index
+        return all(self._faces.get((index, target.track_id), (None, 0))[1] == 1 for target in job.targets)
+
+    def take(self, job: Job) -> Job:
+        """`job` with those of its faces that are there."""
+        return replace(job, targets=tuple(self._take(job.frame.index, target) for target in job.targets))
+
+    def _take(self, index: int, target: Target) -> Target:
+        face, _ = self._faces.pop((index, target.track_id), (None, None))
+        if face is not None and face.dtype != np.uint16:
+            face = np.rint(face).astype(np.uint16)
+        return target if face is None else replace(target, painted=face)
 
 
-def _faces(window: Window[Job]) -> UInt8Array:
-    return np.stack([job.face.image for job in window.items if job.face is not None])
+def _faces(window: Window[Sight]) -> UInt8Array:
+    return np.stack([target.face.image for _, target in window.items if target.face is not None])

@@ -1,4 +1,4 @@
-"""One clip: decode → find the face → paint the mouth → encode, each stage in its own thread.
+"""One clip: decode → find the faces → paint the mouths → encode, each stage in its own thread.
 
 Each stage is a generator over the previous one, joined by a bounded queue, so memory depends on the size of a picture
 and of a window, not on the length of the clip.
@@ -6,24 +6,42 @@ and of a window, not on the length of the clip.
 
 from collections.abc import Generator, Iterable
 from contextlib import closing
+from dataclasses import dataclass
+from fractions import Fraction
 from time import perf_counter
 
-from latentsync_trt.audio.encoder import SpeechStream
-from latentsync_trt.config import MODEL_FPS, SyncOptions
-from latentsync_trt.face.compositor import composite
+from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.face.paste import Paster
+from latentsync_trt.media.audio import audio_duration_s
+from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import read_frames
-from latentsync_trt.media.timing import frames_in
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.sync.faces import FaceFinder, Job
+from latentsync_trt.sync.compose import Composer
+from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter
 from latentsync_trt.sync.inputs import check_inputs
+from latentsync_trt.sync.length import expected_frames, playback_of
 from latentsync_trt.sync.notices import notices_of_length, notices_of_model, notices_of_rate
 from latentsync_trt.sync.paint import Painter
+from latentsync_trt.sync.quality import Quality
+from latentsync_trt.sync.speakers import Span, heard, span_of
+from latentsync_trt.sync.speech import OpenVoices
 from latentsync_trt.sync.threads import StageClock, in_background
-from latentsync_trt.types import FaceDetector, Float32Array, Frame, Patch, Progress, ProgressCallback, SyncReport
+from latentsync_trt.sync.windows import streams_at
+from latentsync_trt.types import (
+    Enhancer,
+    FaceDetector,
+    Float32Array,
+    Frame,
+    Mesher,
+    Patch,
+    Progress,
+    ProgressCallback,
+    SyncReport,
+)
+from latentsync_trt.values import parse_face
 
 # Pictures that wait between two stages: enough to even out their pace, few enough for 4K in little memory.
 _QUEUE_DEPTH = 4
@@ -32,114 +50,155 @@ _QUEUE_DEPTH = 4
 _LOW_MEMORY_WINDOWS = 4
 
 
+@dataclass(frozen=True, slots=True)
+class Helpers:
+    """What a caller may bring: `detector` finds faces, `mesher` their outline; `enhancer` improves painted faces;
+    `noise` float32 `(1, 4, 1, h, w)` replaces that of the seed."""
+
+    detector: FaceDetector
+    mesher: Mesher
+    enhancer: Enhancer | None = None
+    noise: Float32Array | None = None
+
+
 class Run:
     """One clip through all stages; arguments and errors as those of `LipSync.sync`."""
 
-    def __init__(self, networks: Networks, video: object, audio: object, output: object, options: SyncOptions) -> None:
+    def __init__(
+        self,
+        networks: Networks,
+        video: object,
+        audio: object,
+        output: object,
+        options: SyncOptions,
+        on_progress: ProgressCallback,
+    ) -> None:
         self._start_s = perf_counter()
-        inputs = check_inputs(video, audio, output, options)
+        self._inputs = check_inputs(video, audio, output, options)
         self._networks, self._manifest = networks, networks.bundle.manifest
-        self._video, self._audio, self._output, self._info = inputs.video, inputs.audio, inputs.output, inputs.info
-        self._options, self._delays = options, inputs.delays
+        self._options, self._on_progress = options, on_progress
         self._clock = StageClock(networks.on_span)
-        self._speech: SpeechStream
+        self._quality = Quality(self._inputs.voices.starts_s, pictures=options.report is not None)
 
-    def execute(self, detector: FaceDetector, noise: Float32Array | None, on_progress: ProgressCallback) -> SyncReport:
+    def execute(self, helpers: Helpers) -> SyncReport:
         """Runs all stages; encoding runs in this thread."""
-        check_noise(self._manifest, noise)
-        finder, writer = self._finder(detector), self._writer()
-        self._announce(writer.notices)
-        self._read_audio_and_open_networks(on_progress)
-        startup_s = perf_counter() - self._start_s
-        painter = self._painter(noise)
-        count, total = 0, self._expected_frames()
-        with closing(self._speech), closing(self._composed(finder, painter)) as composed, writer:
-            for frame, patch in composed:
-                with self._clock.measure("encode"):
-                    writer.write(frame, patch)
-                if not count:
-                    self._announce(writer.notices)
-                count += 1
-                on_progress(Progress("lip-sync", count, total))
-            if not finder.frames_with_face:
-                raise finder.no_face(self._video, count)
-            on_progress(Progress("finishing", count, total))
+        check_noise(self._manifest, helpers.noise)
+        with closing(self._read_audio()) as speech:
+            span, playback = self._timeline(speech)
+            writer, finder = self._writer(span), self._finder(helpers.detector, span, playback)
+            self._announce(writer.notices)
+            self._open_networks()
+            startup_s = perf_counter() - self._start_s
+            painter = self._painter(speech, playback, helpers.noise)
+            with writer:
+                count, end_s = self._write(writer, finder, painter, helpers, playback)
         self._announce(finder.notices())
-        return self._report(count, finder, painter, startup_s)
+        return self._report(count, end_s, finder, painter, startup_s)
 
-    def _report(self, count: int, finder: FaceFinder, painter: Painter, startup_s: float) -> SyncReport:
+    def _report(
+        self, count: int, end_s: Fraction, finder: FaceFinder, painter: Painter, startup_s: float
+    ) -> SyncReport:
         wall_s = perf_counter() - self._start_s
         return SyncReport(
-            output=str(self._output),
+            output=str(self._inputs.output),
             bundle=self._manifest.name,
             provider=self._networks.selection.name,
             frames=count,
             frames_with_face=finder.frames_with_face,
             windows=painter.windows,
-            duration_s=count / MODEL_FPS,
+            duration_s=float(end_s),
             wall_s=wall_s,
             startup_s=startup_s,
             frames_per_s=count / (wall_s - startup_s),
             stages=self._clock.times(),
             engines=self._networks.times(),
             notices=self._networks.take_notices(),
+            untouched=finder.untouched,
+            quality=self._quality.result(),
         )
 
-    def _read_audio_and_open_networks(self, on_progress: ProgressCallback) -> None:
-        """The recording comes first, since an engine may take minutes to build."""
-        networks, info = self._networks, self._info
-        self._announce((*notices_of_model(self._manifest), *notices_of_rate(info), *networks.selection.notices()))
-        on_progress(Progress("reading audio", 0, None))
+    def _read_audio(self) -> OpenVoices:
+        """The recordings come first, since an engine may take minutes to build."""
+        voices, networks = self._inputs.voices, self._networks
+        rates = notices_of_rate(self._inputs.info, self._options)
+        self._announce((*notices_of_model(self._manifest), *rates, *networks.selection.notices()))
+        self._announce(filter(None, (voices.notice,)))
+        self._on_progress(Progress("reading audio", 0, None))
         with self._clock.measure("encode audio", frames=0):
-            self._speech = SpeechStream(self._recording, networks.encode_mel)
-        self._announce(notices_of_length(info, self._speech.frame_count, self._options))
-        on_progress(Progress("opening networks", 0, None))
-        with self._clock.measure("open", frames=0):
-            networks.prepare(graphs_for(self._options))
-        self._announce(networks.selection.notices())  # of a provider that it fell back to
+            return OpenVoices(voices, networks.encode_mel, self._options.silence, self._quality.listen)
 
-    def _recording(self) -> Generator[Float32Array, None, None]:
-        return read_audio_blocks(self._audio, delay_s=self._delays.sound_s)
+    def _timeline(self, speech: OpenVoices) -> tuple[Span, Playback]:
+        """What is synced, and how the video is played."""
+        inputs, options = self._inputs, self._options
+        span = span_of(options, inputs.voices, inputs.video, speech.end_s)
+        ends_s = [speech.end_s if inputs.mix is None else inputs.mix.at_s + audio_duration_s(inputs.mix.path)]
+        ends_s += [] if span.end_s is None else [span.end_s]
+        self._announce(notices_of_length(inputs.info, min(ends_s), options))
+        return span, playback_of(options, inputs.info.duration_s, min(ends_s), inputs.picture_delay_s)
+
+    def _open_networks(self) -> None:
+        self._on_progress(Progress("opening networks", 0, None))
+        with self._clock.measure("open", frames=0):
+            self._networks.prepare(graphs_for(self._options))
+        self._announce(self._networks.selection.notices())  # of a provider that it fell back to
 
     def _announce(self, notices: Iterable[str]) -> None:
         for text in notices:
             self._networks.notice(text)
 
-    def _composed(self, finder: FaceFinder, painter: Painter) -> Generator[tuple[Frame, Patch | None], None, None]:
-        """Every frame of the output, with its new pixels if it shows a face."""
+    def _write(
+        self, writer: VideoWriter, finder: FaceFinder, painter: Painter, helpers: Helpers, playback: Playback
+    ) -> tuple[int, Fraction]:
+        """Writes all frames; returns their number and when the last one ends."""
+        done, end_s = getattr(writer, "frames_done", 0), Fraction(0)
+        painter.skip(done)
+        count, total = done, expected_frames(playback, self._inputs.info)
+        with closing(self._composed(finder, painter, self._composer(helpers, done), playback)) as composed:
+            for frame, patches in composed:
+                with self._clock.measure("encode"):
+                    writer.write(frame, patches)
+                if count == done:
+                    self._announce(writer.notices)
+                count, end_s = frame.index + 1, frame.time_s + frame.duration_s
+                self._on_progress(Progress("lip-sync", count, None if total is None else max(count, total)))
+        if not finder.frames_with_face:
+            raise finder.no_face(self._inputs.video, count)
+        self._on_progress(Progress("finishing", count, count))
+        return count, end_s
+
+    def _composed(
+        self, finder: FaceFinder, painter: Painter, composer: Composer, playback: Playback
+    ) -> Generator[tuple[Frame, tuple[Patch, ...]], None, None]:
+        """Every frame of the output, with the new pixels of each face."""
         # The networks finish a batch of windows at once; meanwhile, the stages around them must be able to continue.
-        ahead = self._windows_at_once() * self._manifest.frames
-        frames = in_background(self._read(), depth=_QUEUE_DEPTH, name="decode")
+        ahead = (self._windows_at_once() + painter.streams) * self._manifest.frames
+        read = read_frames(self._inputs.video, playback)
+        frames = in_background(self._clock.measured("decode", read), depth=_QUEUE_DEPTH, name="decode")
         found = in_background(finder.find(frames), depth=_QUEUE_DEPTH, name="face")
-        jobs = in_background(finder.cut_out(found), depth=_QUEUE_DEPTH, name="align")
+        spoken = self._inputs.voices.speaking(found)
+        jobs = in_background(finder.cut_out(spoken), depth=_QUEUE_DEPTH, name="align")
         gathered = in_background(painter.gather(jobs), depth=ahead, name="gather")
         painted = in_background(painter.paint(gathered), depth=ahead, name="paint")
-        return in_background(self._compose(painted), depth=_QUEUE_DEPTH, name="compose")
+        return in_background(composer.compose(painted), depth=_QUEUE_DEPTH, name="compose")
 
-    def _read(self) -> Generator[Frame, None, None]:
-        frames = read_frames(
-            self._video,
-            rgb_only=self._options.lossless,
-            frame_count=None if self._options.length == "video" else self._speech.frame_count,
-            extend=self._options.extend if self._options.length == "audio" else None,
-            delay_s=self._delays.picture_s,
-        )
-        return self._clock.measured("decode", frames)
-
-    def _finder(self, detector: FaceDetector) -> FaceFinder:
+    def _finder(self, detector: FaceDetector, span: Span, playback: Playback) -> FaceFinder:
+        voices = self._inputs.voices
         return FaceFinder(
             detector,
             self._manifest.resolution_px,
             self._clock,
-            pixel_aspect=self._info.sample_aspect_ratio,
+            choice=parse_face(self._options.face) if voices.faces is None else voices.speaker_of,
+            wanted=span.__contains__,
+            fps=playback.fps or self._inputs.info.frames_per_s,
+            pixel_aspect=self._inputs.info.sample_aspect_ratio,
             on_notice=self._networks.notice,
         )
 
-    def _painter(self, noise: Float32Array | None) -> Painter:
-        networks = self._networks
+    def _painter(self, speech: OpenVoices, playback: Playback, noise: Float32Array | None) -> Painter:
+        networks, options = self._networks, self._options
         inpainter = make_inpainter(
             self._manifest,
-            self._options,
+            options,
             networks.codec,
             networks.denoiser,
             noise=noise,
@@ -148,43 +207,29 @@ class Run:
         return Painter(
             inpainter,
             self._manifest.frames,
-            self._speech.windows,
+            speech.windows,
             self._clock,
+            streams=streams_at(playback.fps or self._inputs.info.frames_per_s),
+            overlap=options.overlap,
             at_once=self._windows_at_once,
             before=networks.between_windows,
         )
 
+    def _composer(self, helpers: Helpers, frames_done: int) -> Composer:
+        options = self._options
+        paster = Paster(
+            helpers.mesher,
+            mouth_mask(self._manifest.resolution_px),
+            paste=options.paste,
+            feather=options.feather,
+            color_match=options.color_match,
+        )
+        return Composer(paster, helpers.enhancer, self._quality, self._clock, frames_done)
+
     def _windows_at_once(self) -> int:
         return max(self._networks.windows_per_batch, _LOW_MEMORY_WINDOWS if self._networks.low_memory else 1)
 
-    def _compose(self, jobs: Generator[Job, None, None]) -> Generator[tuple[Frame, Patch | None], None, None]:
-        mask = mouth_mask(self._manifest.resolution_px)
-        with closing(jobs):
-            for job in jobs:
-                if job.face is None or job.painted is None:
-                    yield job.frame, None
-                    continue
-                with self._clock.measure("compose"):
-                    patch = composite(job.frame.picture, job.face, job.painted, mask)
-                yield job.frame, patch
-
-    def _writer(self) -> VideoWriter:
-        options = self._options
-        return VideoWriter(
-            self._output,
-            self._info,
-            audio=self._audio,
-            audio_delay_s=self._delays.sound_s,
-            crf=options.crf,
-            encoder=options.encoder,
-            lossless=options.lossless,
-        )
-
-    def _expected_frames(self) -> int | None:
-        """Frames of the output; None where the video does not state its length."""
-        of_audio, of_video = self._speech.frame_count, frames_in(self._info.duration_s, MODEL_FPS)
-        if self._options.length == "audio":
-            return of_audio
-        if of_video is None or self._options.length == "video":
-            return of_video
-        return min(of_audio, of_video)
+    def _writer(self, span: Span) -> VideoWriter:
+        inputs = self._inputs
+        sound = heard(inputs.voices, inputs.mix, inputs.own, span)
+        return VideoWriter(inputs.output, inputs.info, inputs.encoder, sound, inputs.video)

@@ -16,8 +16,8 @@ import psutil
 from numpy.typing import NDArray
 
 from latentsync_trt.face.align import crop
+from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.types import UInt8Array
 from scripts.train_demo.atlas import Atlas, Levels, draw_atlas
 from scripts.train_demo.mouth import MouthPose
@@ -152,7 +152,7 @@ def _render_clip(folder: Path, how: RenderPlan, work: _Work) -> bool:
     renderer, detector = _atlas_renderer(folder / _MOUTHS, how.mouths)
     spoken = np.load(folder / "spoken.npy", mmap_mode="r+")[number]
     source = np.load(folder / "source.npy", mmap_mode="r+")[number]
-    tracker, track_id = FaceTracker(detector, how.resolution_px), None
+    tracker, track_id = MainFace(detector, how.resolution_px), None
     for index in range(plan.frames):
         poses = (source_poses[index], *(take[index] for take in take_poses))
         source_frame, *targets = renderer.variants(plan.scene, poses, index)

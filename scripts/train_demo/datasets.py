@@ -116,7 +116,7 @@ class AudioFeatures:
     def tokens(self, recordings: NDArray[np.int64], frames: NDArray[np.int64]) -> Tensor:
         """Audio features for `frames (B, F)` of `recordings (B,)`: `(B·F, 10·L, D)` float32."""
         firsts = np.array([self._first[int(recording)] for recording in recordings])
-        positions = attended_positions((firsts[:, None] + frames).ravel(), self._total)
+        positions = attended_positions(POSITIONS_PER_FRAME * (firsts[:, None] + frames).ravel(), self._total)
         return self._features[to_device(positions, self._features.device)].flatten(1, 2).float()
 
 

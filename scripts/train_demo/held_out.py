@@ -9,13 +9,14 @@ import numpy as np
 
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
 from latentsync_trt.bench.moments import face_views
-from latentsync_trt.bench.sync_measure import Curves, SyncScore, agreement, mouth_gaps, score
+from latentsync_trt.bench.sync_measure import mouth_gaps
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.media.demo_clip import SpokenMouth
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.sync.api import LipSync
+from latentsync_trt.sync.lips import Curves, SyncScore, agreement, score
 from latentsync_trt.types import Float32Array, UInt8Array
 from scripts.train_demo.espeak import Speaker, Voice
 from scripts.train_demo.recordings import HELD_OUT_VARIANTS, Recording, say
@@ -65,14 +66,14 @@ def write_inputs(case: Case, renderer: PortraitRenderer, folder: Path) -> tuple[
     """Writes the video, a face with a still mouth, and the speech; returns both paths."""
     video, audio = folder / f"{case.number}-source.mkv", folder / f"{case.number}.wav"
     write_pictures(video, renderer.frames(case.scene, None, len(case)), lossless=True)
-    _write_sound(audio, case.recording.samples)
+    write_sound(audio, case.recording.samples)
     return video, audio
 
 
 def dub(lip_sync: LipSync, inputs: tuple[Path, Path], out: Path, options: SyncOptions, frames: int) -> UInt8Array:
     """Runs the pipeline; returns the first `frames` of the result, `(n, H, W, 3)` RGB."""
     lip_sync.sync(*inputs, out, options)
-    return np.stack([frame.rgb for frame in read_frames(out, rgb_only=True)])[:frames]
+    return np.stack([frame.rgb for frame in read_frames(out)])[:frames]
 
 
 def lip_scores(frames: Iterable[UInt8Array], case: Case, detector: MediaPipeDetector) -> tuple[SyncScore, float]:
@@ -116,7 +117,8 @@ def _scene(number: int) -> Scene:
     return draw_scene(np.random.Generator(np.random.PCG64([_SCENE_SEED, number])))
 
 
-def _write_sound(path: Path, samples: Float32Array) -> None:
+def write_sound(path: Path, samples: Float32Array) -> None:
+    """Writes mono samples `(n,)` at 16 kHz as 16-bit WAV."""
     with wave.open(str(path), "wb") as sound:
         sound.setnchannels(1)
         sound.setsampwidth(2)

@@ -179,7 +179,7 @@ def _portrait_with_mesh() -> tuple[UInt8Array, Float32Array]:
     photograph = portrait()
     detector = MediaPipeDetector()
     faces = detector.detect(photograph)
-    found = detector.mesh(photograph, region_around(faces[0])) if faces else None
+    found = detector.mesh_in(photograph, region_around(faces[0])) if faces else None
     if found is None:
         raise ValueError("the demo portrait: no face found; make the demo assets again")
     return photograph, found[0]

@@ -70,7 +70,7 @@ class AudioStage(nn.Module):
 def windows_of(features: Tensor, frames: NDArray[np.int64]) -> Tensor:
     """The audio tokens for `frames (B, F)` of segments with `features (B, 1500, L, D)`: `(B·F, 10·L, D)`."""
     count, total = features.shape[:2]
-    positions = attended_positions(frames.ravel(), total).reshape(*frames.shape, -1)
+    positions = attended_positions(POSITIONS_PER_FRAME * frames.ravel(), total).reshape(*frames.shape, -1)
     index = to_device(positions + np.arange(count)[:, None, None] * total, features.device)
     return features.flatten(0, 1)[index.flatten(0, 1)].flatten(1, 2)
 

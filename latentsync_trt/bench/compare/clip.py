@@ -2,25 +2,29 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from latentsync_trt.bench.clip_figures import face_grid
-from latentsync_trt.bench.files import png, write_file
+from latentsync_trt.bench.files import png
 from latentsync_trt.bench.material import Clip, generated_part, square_rgb
 from latentsync_trt.bench.moments import SHOWN_PX, Faces, choose_moments, face_views, shown
 from latentsync_trt.bench.pictures import Likeness, LikenessMeter
-from latentsync_trt.bench.sync_measure import Curves, SyncScore, agreement, joined, measure_clip, score
-from latentsync_trt.config import Extend
+from latentsync_trt.bench.sync_measure import measure_clip
+from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.delays import delays_of
+from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.quantize.clips import SILENCE_DBFS, silent_share
+from latentsync_trt.sync.html import write_file
+from latentsync_trt.sync.lips import Curves, SyncScore, agreement, joined, score
 from latentsync_trt.types import Float32Array, ProgressCallback, UInt8Array
 
 GAIN = 8
@@ -113,8 +117,9 @@ def measure(
     )
     a, b = joined(a.gaps[: len(b)], a.level_db, a.mouth), joined(b.gaps[: len(a)], b.level_db, b.mouth)
     lips = compare_lips(a, b, clip.video.name)
-    source = read_frames(clip.video, rgb_only=True, frame_count=len(a), extend=extend, delay_s=delays.picture_s)
-    results = (square_rgb(video, read_frames(video, rgb_only=True, frame_count=len(a))) for video in videos)
+    shown = Playback(MODEL_FPS, Fraction(len(a), MODEL_FPS))
+    source = read_frames(clip.video, replace(shown, extend=extend, delay_s=delays.picture_s))
+    results = (square_rgb(video, read_frames(video, shown)) for video in videos)
     views = face_views([square_rgb(clip.video, source), *results], side_px)
     meter, kept = FaceMeter(side_px), dict[str, Sequence[UInt8Array]]()
     picture, video = report.with_suffix(".png"), report.with_suffix(".mp4")

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from latentsync_trt.bench.clip_figures import sync_figure
 from latentsync_trt.bench.compare.clip import GAIN, ClipResults, Lips
 from latentsync_trt.bench.compare.run import Comparison
-from latentsync_trt.bench.files import svg, write_html
 from latentsync_trt.bench.table import console, likeness, number, plain_table
+from latentsync_trt.sync.html import svg, write_html
+from latentsync_trt.sync.lip_figure import sync_figure
 
 HEADS = ("", "A", "B", "B against A")
 

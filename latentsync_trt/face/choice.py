@@ -1,0 +1,126 @@
+"""Chooses whose mouth is painted among the faces of each frame. Pure, but for `MainFace`, which also tracks."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from latentsync_trt.errors import InputError
+from latentsync_trt.face.align import align
+from latentsync_trt.face.tracker import FaceTracker, Seen, Sighting, area
+from latentsync_trt.types import Face, FaceDetector, Float64Array, Picture, UInt8Array
+from latentsync_trt.values import FaceChoice
+
+LARGEST = FaceChoice("largest")
+
+
+def speakers_of(choice: FaceChoice | Mapping[int, int]) -> Mapping[int, int] | None:
+    """The speaker of each person that `choice` names by number; None if it names none."""
+    if isinstance(choice, FaceChoice):
+        return {choice.number: 0} if choice.kind == "index" else None
+    return choice
+
+
+def check_people(wanted: Collection[int], people: Collection[int], where: str) -> None:
+    """Raises `InputError` if a number in `wanted` is not one of `people`, those seen in `where`."""
+    for person in sorted(set(wanted) - set(people)):
+        *rest, last = map(str, sorted(people)) if people else ["none"]
+        known = f"faces {', '.join(rest)} and {last}" if rest else f"only face {last}"
+        raise InputError(f"face {person}: is not in {where}, which has {known} (latentsync-trt faces)")
+
+
+class Chooser:
+    """Follows a choice through a clip.
+
+    The largest, leftmost or rightmost face of a shot's first frame with faces stays chosen in that shot; while its
+    person is away for longer than `patience_frames`, another is chosen in the same way. The one at a place is chosen
+    once, and kept in all shots.
+    """
+
+    def __init__(self, choice: FaceChoice | Mapping[int, int], patience_frames: int) -> None:
+        self._speakers, self._patience_frames = speakers_of(choice), patience_frames
+        self._choice = choice if isinstance(choice, FaceChoice) else LARGEST
+        self._chosen: list[int] = []
+        self._shot, self._away_frames = -1, 0
+
+    def choose(self, seen: Seen) -> list[tuple[Sighting, int]]:
+        """The chosen faces of the next frame, each with the number of its speaker."""
+        if self._speakers is not None:
+            return [(face, self._speakers[face.person]) for face in seen.faces if face.person in self._speakers]
+        if seen.shot != self._shot and self._choice.kind != "at":
+            self._chosen, self._shot = [], seen.shot
+        visible = {face.person: face for face in seen.faces}
+        present = [person for person in self._chosen if person in visible]
+        self._away_frames = 0 if present else self._away_frames + 1
+        if not present and (not self._chosen or self._may_replace()):
+            best = self._best(seen.faces)
+            if best is not None:
+                self._chosen.append(best.person)
+                present = [best.person]
+        return [(visible[person], 0) for person in present[:1]]
+
+    def _may_replace(self) -> bool:
+        return self._choice.kind != "at" and self._away_frames > self._patience_frames
+
+    def _best(self, faces: Iterable[Sighting]) -> Sighting | None:
+        if self._choice.kind == "at":
+            place = np.array([self._choice.x_px, self._choice.y_px], np.float32)
+            faces = [one for one in faces if (one.face.box[:2] <= place).all() and (place <= one.face.box[2:]).all()]
+        side = {"left": -1, "right": 1}.get(self._choice.kind)
+        if side is None:
+            return max(faces, key=lambda one: area(one.face), default=None)
+        return max(faces, key=lambda one: side * float(one.face.box[0] + one.face.box[2]), default=None)
+
+
+class Runs:
+    """Numbers the unbroken runs of faces, and aligns each from its own start."""
+
+    def __init__(self, resolution_px: int) -> None:
+        self._resolution_px = resolution_px
+        self._runs: dict[object, tuple[int, Float64Array]] = {}
+        self._next = 0
+
+    def advance(self, faces: Mapping[object, Face]) -> dict[object, tuple[int, Float64Array]]:
+        """Number and matrix `(2, 3)` of each face of the next frame; a key that was not in the last one begins a run.
+
+        Unlike in training the points are not rounded to whole pixels: the mouth would jitter by as much.
+        """
+        before, placed = self._runs, {}
+        self._runs = {}
+        for key, face in faces.items():
+            number, bias = before.get(key, (self._next, None))
+            self._next = max(self._next, number + 1)
+            matrix, new_bias = align(face.points, bias, self._resolution_px)
+            self._runs[key] = number, new_bias
+            placed[key] = number, matrix
+        return placed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrackedFace:
+    """The face in one frame.
+
+    `track_id` changes whenever the face is not that of the previous frame, or its shot ended there. `matrix (2, 3)`
+    float64: frame pixels → crop pixels.
+    """
+
+    face: Face
+    track_id: int
+    matrix: Float64Array
+
+
+class MainFace:
+    """Tracks all faces and aligns the largest, frame by frame, for measurements; gaps are not bridged."""
+
+    def __init__(self, detector: FaceDetector, resolution_px: int = 256) -> None:
+        self._tracker = FaceTracker(detector)
+        self._chooser = Chooser(LARGEST, 2 * self._tracker.patience_frames)
+        self._runs = Runs(resolution_px)
+
+    def update(self, frame: Picture, luma: UInt8Array | None = None) -> TrackedFace | None:
+        """The face in the next frame, uint8 `(H, W, 3)` RGB of square pixels, or None."""
+        chosen = self._chooser.choose(self._tracker.update(frame, luma))
+        placed = self._runs.advance({one.track_id: one.face for one, _ in chosen})
+        for one, _ in chosen:
+            return TrackedFace(one.face, *placed[one.track_id])
+        return None

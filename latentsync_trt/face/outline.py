@@ -1,0 +1,50 @@
+"""The outline of a face from its mesh, and what a painted face must cover. Pure."""
+
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+
+from latentsync_trt.types import Float32Array
+
+OVAL = (
+    *(10, 338, 297, 332, 284, 251, 389, 356, 454, 323, 361, 288, 397, 365, 379, 378, 400, 377),
+    *(152, 148, 176, 149, 150, 136, 172, 58, 132, 93, 234, 127, 162, 21, 54, 103, 67, 109),
+)
+"""FaceMesh's points on the outline of the face, clockwise from the forehead."""
+
+LIPS = (*(61, 185, 40, 39, 37, 0, 267, 269, 270, 409), *(291, 375, 321, 405, 314, 17, 84, 181, 91, 146))
+"""FaceMesh's points on the outer edge of the lips, clockwise from the left corner in the image."""
+
+_BELOW = 0.7
+"""Points in directions of at least this vertical component, as seen from the center, belong to the chin."""
+
+_SUBPIXEL_BITS = 4
+
+
+def covering(source: Float32Array, painted: Float32Array, reach_px: float) -> tuple[Float32Array, Float32Array]:
+    """Both outlines `(n, 2)`, extended below the chin where they differ, so that one chin is left.
+
+    What is pasted fades out before the edge of the outlines' union. Where the painted chin is higher, the source's
+    would remain below it as a second one; where it is lower, it would be blurred. So each outline is moved down by its
+    distance from the other one, at most `reach_px`: over the neck, not over what is beside the face.
+    """
+    return _extended(source, painted, reach_px), _extended(painted, source, reach_px)
+
+
+def filled(outlines: Sequence[Float32Array], size: tuple[int, int]) -> Float32Array:
+    """The union of outlines `(n, 2)` (x, y) as a picture of `size` (width, height): float32 in [0, 1]."""
+    union = np.zeros(size[::-1], np.uint8)
+    for outline in outlines:
+        points = np.rint(outline * (1 << _SUBPIXEL_BITS)).astype(np.int32)
+        cv2.fillPoly(union, [points], 255, cv2.LINE_AA, _SUBPIXEL_BITS)
+    return union / np.float32(255)
+
+
+def _extended(outline: Float32Array, other: Float32Array, reach_px: float) -> Float32Array:
+    """`outline` with the points that are outside of `other` moved away from its center, those on its lower part."""
+    outside = np.array([-cv2.pointPolygonTest(other, point, True) for point in outline.tolist()])
+    away = outline - other.mean(axis=0)
+    away /= np.maximum(np.linalg.norm(away, axis=1, keepdims=True), 1e-6)
+    below = np.clip(away[:, 1] / _BELOW, 0, 1)
+    return np.asarray(outline + away * (below * np.clip(outside, 0, reach_px))[:, None], np.float32)

@@ -1,0 +1,154 @@
+"""Pastes painted faces into the frames of a clip; state per track keeps what is pasted steady."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from latentsync_trt.config import Paste
+from latentsync_trt.face.align import inverse, moved
+from latentsync_trt.face.color_match import correction
+from latentsync_trt.face.compositor import FEATHER_PERCENT, composite
+from latentsync_trt.face.mesh import POINTS
+from latentsync_trt.face.outline import OVAL, covering
+from latentsync_trt.face.scene import CROP_PX, Scene, moved_into, scene_of
+from latentsync_trt.face.seam import seam_score
+from latentsync_trt.types import (
+    AlignedFace,
+    Face,
+    Float32Array,
+    Mesher,
+    Patch,
+    Picture,
+    UInt16Array,
+)
+
+_CHIN_PERCENT = 2.0
+"""How far a chin may reach below its outline, in percent of the crop's side: beards do."""
+
+_NEW_SHAPE_SHARE = 0.5
+"""Weight of the current frame in the running mean of outlines."""
+
+_NEW_COLOR_SHARE = 0.2
+"""Weight of the current frame in the running mean of color corrections: light changes slowly, estimates are noisy."""
+
+_MOST_TRACKS = 64
+"""More than there are faces in a picture: the state of tracks that ended is dropped."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pasted:
+    """What a frame gets, and how it fits.
+
+    `source_mesh`, `painted_mesh`: FaceMesh's points of the frame's own face and of the painted one, float32 `(468, 2)`
+    in frame pixels, None where there is no face. `seam`: how much the edge shows, see `face.seam.seam_score`.
+    """
+
+    patch: Patch
+    source_mesh: Float32Array | None
+    painted_mesh: Float32Array | None
+    seam: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _State:
+    """Running means of a track: outlines `(36, 2)` in scene pixels, color correction `(2, 3)`; None = not yet."""
+
+    source: Float32Array | None = None
+    painted: Float32Array | None = None
+    color: Float32Array | None = None
+
+
+class Paster:
+    """Pastes painted faces, frame by frame.
+
+    Args:
+        mesher: finds the outline of painted faces.
+        mask: float32 `(R, R)` in [0, 1], 1 = kept.
+        paste: "face" pastes within the outline of the source's and the painted face, "mask" all that was painted.
+        feather: width of the soft edge in percent of the side of the pasted square.
+        color_match: whether brightness and contrast of a painted face follow those around it.
+    """
+
+    def __init__(
+        self,
+        mesher: Mesher,
+        mask: Float32Array,
+        *,
+        paste: Paste = "face",
+        feather: float = FEATHER_PERCENT,
+        color_match: bool = True,
+    ) -> None:
+        self._mesher, self._mask, self._whole = mesher, mask, paste == "mask"
+        self._feather, self._color_match = feather, color_match
+        self._tracks: OrderedDict[int, _State] = OrderedDict()
+
+    def paste(self, picture: Picture, face: AlignedFace, painted: UInt16Array, tracked: Face, track_id: int) -> Pasted:
+        """The painted face as a patch of the frame.
+
+        Where no outline is found, neither here nor before in the track, the mask alone decides.
+
+        Args:
+            picture: uint8 `(H, W, 3)` RGB.
+            face: the aligned face that was painted.
+            painted: uint16 `(r, r, 3)` RGB, 257 × the 8-bit level; r ≥ R, as an enhancer may enlarge it.
+            tracked: the face in the frame, in its pixels.
+            track_id: frames of one track share their state.
+        """
+        scene = scene_of(picture, face, painted, self._mask)
+        meshes = self._meshes(scene, tracked)
+        state = self._tracks[track_id] = self._updated(self._tracks.pop(track_id, _State()), scene, *meshes)
+        if len(self._tracks) > _MOST_TRACKS:
+            self._tracks.popitem(last=False)
+        to_frame = inverse(scene.matrix)
+        outlines = () if self._whole else tuple(moved(outline, to_frame) for outline in self._outlines(state))
+        patch = composite(
+            picture,
+            face,
+            painted,
+            self._mask,
+            feather_percent=self._feather,
+            outlines=outlines,
+            gain_and_offset=state.color,
+        )
+        source_mesh, painted_mesh = (None if mesh is None else moved(mesh, to_frame) for mesh in meshes)
+        return Pasted(patch, source_mesh, painted_mesh, seam_score(picture, patch))
+
+    def restart(self) -> None:
+        """Forgets all tracks, so that what follows does not depend on what came before."""
+        self._tracks.clear()
+
+    def _meshes(self, scene: Scene, tracked: Face) -> tuple[Float32Array | None, Float32Array | None]:
+        """The points of the frame's own face and of the painted one in scene pixels."""
+        around, landmarks = moved_into(tracked, scene.matrix), tracked.landmarks
+        if landmarks is not None and landmarks.shape == (POINTS, 2):
+            own: Float32Array | None = moved(landmarks, scene.matrix)
+        else:
+            own = self._mesher.mesh(scene.source, around)
+        return own, self._mesher.mesh(scene.painted, around)
+
+    def _updated(
+        self, state: _State, scene: Scene, source_mesh: Float32Array | None, painted_mesh: Float32Array | None
+    ) -> _State:
+        oval = list(OVAL)
+        if source_mesh is not None:
+            state = replace(state, source=_mean(state.source, source_mesh[oval], _NEW_SHAPE_SHARE))
+        if painted_mesh is not None:
+            state = replace(state, painted=_mean(state.painted, painted_mesh[oval], _NEW_SHAPE_SHARE))
+        if not self._color_match or source_mesh is None or painted_mesh is None:
+            return state
+        color = correction(scene, source_mesh, painted_mesh)
+        return state if color is None else replace(state, color=_mean(state.color, color, _NEW_COLOR_SHARE))
+
+    def _outlines(self, state: _State) -> tuple[Float32Array, ...]:
+        """What to paste, in scene pixels; empty if unknown."""
+        if state.source is None:
+            return ()
+        # A patch fades over twice the feather's width.
+        reach_px = (2 * self._feather + _CHIN_PERCENT) / 100 * prod(CROP_PX) ** 0.5
+        return covering(state.source, state.source if state.painted is None else state.painted, reach_px)
+
+
+def _mean(before: Float32Array | None, new: Float32Array, share: float) -> Float32Array:
+    return new if before is None else np.asarray((1 - share) * before + share * new, np.float32)

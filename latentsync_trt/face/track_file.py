@@ -1,0 +1,250 @@
+"""Tracks of the faces of one clip, saved as JSON that people can edit.
+
+A span is an unbroken run of one face in one shot. Its frames are rows of numbers: the time in the source in seconds,
+the box (left, top, right, bottom), and the three points from which the face is aligned (left brow, right brow, nose), x
+and y each, in pixels of the upright picture with square pixels. Persons and spans can be deleted and renumbered, rows
+deleted; a span's rows outside `from_s` to `to_s` are ignored.
+"""
+
+import gzip
+import json
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latentsync_trt.bundle.checks import parsed
+from latentsync_trt.errors import InputError
+from latentsync_trt.face.align import align
+from latentsync_trt.face.tracker import Seen, Sighting
+from latentsync_trt.temporary import whole_file
+from latentsync_trt.types import Face, Float64Array
+
+_FORMAT = "latentsync-trt faces 1"
+_COLUMNS = 11
+_GZIP = b"\x1f\x8b"
+_LARGE_BYTES = 20_000_000
+"""What an editor still opens without delay."""
+_SAME_TIME_S = 0.002
+"""Times are saved in microseconds, and pictures are never nearer than this to each other."""
+_SAME_DURATION_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ClipMark:
+    """By what a clip is recognized, wherever it lies. `frames`: pictures in it."""
+
+    name: str
+    size_bytes: int
+    width_px: int
+    height_px: int
+    frames: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """An unbroken run of a person's face: `rows (n, 11)` float64 as described above, by time."""
+
+    person: int
+    rows: Float64Array
+
+    def face(self, row: int) -> Face:
+        """The face in one row."""
+        values = self.rows[row].astype(np.float32)
+        return Face(values[1:5], values[5:].reshape(3, 2))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tracks:
+    """Who is seen where and when in a clip. `shots_s`: when its shots begin. `spans`: by their first time."""
+
+    clip: ClipMark
+    shots_s: tuple[float, ...]
+    spans: tuple[Span, ...]
+
+    @property
+    def people(self) -> tuple[int, ...]:
+        """The numbers of all persons."""
+        return tuple(sorted({span.person for span in self.spans}))
+
+    def at(self, source_s: Fraction) -> Seen:
+        """The faces in the picture at a time of the source; `Sighting.track_id` is the number of the span."""
+        time_s, faces = float(source_s), []
+        for number, span in enumerate(self.spans):
+            if span.rows[0, 0] - _SAME_TIME_S <= time_s <= span.rows[-1, 0] + _SAME_TIME_S:
+                row = int(np.searchsorted(span.rows[:, 0], time_s - _SAME_TIME_S))
+                if row < len(span.rows) and span.rows[row, 0] <= time_s + _SAME_TIME_S:
+                    faces.append(Sighting(number, span.person, span.face(row), row))
+        shot = bisect_left(self.shots_s, time_s + _SAME_TIME_S) - 1
+        return Seen(shot, tuple(faces))
+
+    def matrices(self, resolution_px: int) -> dict[int, "SpanMatrices"]:
+        """How the faces of each span are aligned, by its number."""
+        return {number: SpanMatrices(span, resolution_px) for number, span in enumerate(self.spans)}
+
+    def check_clip(self, clip: ClipMark, path: Path) -> None:
+        """Raises `InputError` unless these are the tracks of `clip`, whose `frames` and `name` do not count."""
+        same = replace(self.clip, frames=clip.frames, name=clip.name, duration_s=clip.duration_s) == clip
+        if not same or abs(self.clip.duration_s - clip.duration_s) > _SAME_DURATION_S:
+            raise InputError(f"{path}: has the tracks of {_described(self.clip)}, but the video is {_described(clip)}")
+
+
+class SpanMatrices:
+    """Aligns the faces of a span as they were when it was followed, in whatever order they are shown."""
+
+    def __init__(self, span: Span, resolution_px: int) -> None:
+        self._span, self._resolution_px = span, resolution_px
+        self._matrices: list[Float64Array] = []
+        self._bias: Float64Array | None = None
+
+    def matrix(self, row: int) -> Float64Array:
+        """`(2, 3)`: pixels → crop pixels."""
+        while len(self._matrices) <= row:
+            points = self._span.face(len(self._matrices)).points
+            matrix, self._bias = align(points, self._bias, self._resolution_px)
+            self._matrices.append(matrix)
+        return self._matrices[row]
+
+
+def save_tracks(tracks: Tracks, path: Path) -> Path:
+    """Writes `path`; where that would be larger than 20 MB, it is compressed and named .json.gz. Returns its path.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    data = _text(tracks).encode()
+    if len(data) > _LARGE_BYTES and path.suffix != ".gz":
+        path = path.with_name(f"{path.name}.gz")
+    with whole_file(path) as part:
+        part.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    return path
+
+
+def read_tracks(path: Path) -> Tracks:
+    """The tracks saved in `path`.
+
+    Raises:
+        InputError: the file cannot be read, or holds something else; names the place.
+    """
+    try:
+        data = path.read_bytes()
+        content = json.loads(gzip.decompress(data) if data.startswith(_GZIP) else data)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}; write it with latentsync-trt faces") from error
+    except (ValueError, EOFError) as error:
+        raise InputError(f"{path}: is no file of face tracks: {error}") from error
+    try:
+        return _checked(parsed(content, _File))
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    from_s: float
+    to_s: float
+    frames: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Person:
+    person: int
+    spans: tuple[_Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    format: str
+    clip: ClipMark
+    shots_s: tuple[float, ...]
+    people: tuple[_Person, ...]
+
+
+def _checked(file: _File) -> Tracks:
+    """Raises ValueError that begins with the place in the file."""
+    if file.format != _FORMAT:
+        raise ValueError(f"format: {file.format!r} is not {_FORMAT!r}; write it again with latentsync-trt faces")
+    if any(later <= earlier for earlier, later in pairwise(file.shots_s)):
+        raise ValueError("shots_s: the times do not ascend")
+    named: list[tuple[str, Span]] = []
+    for place, person in enumerate(file.people):
+        if person.person < 0:
+            raise ValueError(f"people.{place}.person: {person.person} is negative")
+        for number, span in enumerate(person.spans):
+            where = f"people.{place}.spans.{number}"
+            rows = _rows(span.frames, f"{where}.frames")
+            used = rows[(rows[:, 0] >= span.from_s - _SAME_TIME_S) & (rows[:, 0] <= span.to_s + _SAME_TIME_S)]
+            if not len(used):
+                raise ValueError(f"{where}: has no frame between from_s and to_s")
+            named.append((where, Span(person.person, used)))
+    named.sort(key=lambda one: float(one[1].rows[0, 0]))
+    for number, spans in groupby(sorted(named, key=lambda one: one[1].person), key=lambda one: one[1].person):
+        for (_, before), (where, after) in pairwise(spans):
+            if after.rows[0, 0] <= before.rows[-1, 0]:
+                raise ValueError(f"{where}: person {number} is at two places after {after.rows[0, 0]:.2f} s")
+    return Tracks(file.clip, file.shots_s, tuple(span for _, span in named))
+
+
+def _rows(frames: Any, where: str) -> Float64Array:
+    try:
+        rows = np.array(frames, np.float64)
+    except (ValueError, TypeError):
+        rows = np.empty(0)
+    if rows.ndim != 2 or rows.shape[1] != _COLUMNS or not len(rows) or not np.isfinite(rows).all():
+        for number, row in enumerate(frames if isinstance(frames, list) else []):
+            if not (isinstance(row, list) and len(row) == _COLUMNS and all(map(_is_number, row))):
+                raise ValueError(f"{where}.{number}: is not {_COLUMNS} numbers")
+        raise ValueError(f"{where}: is not a list of rows of {_COLUMNS} numbers")
+    for problem, wrong in (
+        ("the box is not left, top, right, bottom", (rows[:, 3:5] < rows[:, 1:3]).any(axis=1)),
+        ("the time is not after that of the row before", np.diff(rows[:, 0], prepend=-np.inf) <= 0),
+        ("the points coincide", np.ptp(rows[:, 5:].reshape(-1, 3, 2), axis=1).max(axis=1) < 1),
+    ):
+        if wrong.any():
+            raise ValueError(f"{where}.{int(wrong.argmax())}: {problem}")
+    return rows
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def _text(tracks: Tracks) -> str:
+    """JSON with a line for each frame."""
+    people: Mapping[int, list[Span]] = {person: [] for person in tracks.people}
+    for span in tracks.spans:
+        people[span.person].append(span)
+    blocks = [
+        f'{{"person": {person}, "spans": [\n' + ",\n".join("".join(_span_text(span)) for span in spans) + "\n]}"
+        for person, spans in people.items()
+    ]
+    head = {"format": _FORMAT, "clip": asdict(tracks.clip), "shots_s": list(tracks.shots_s)}
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items())
+    return f"{{\n{lines},\n" + '"people": [\n' + ",\n".join(blocks) + "\n]\n}\n"
+
+
+def _span_text(span: Span) -> Iterator[str]:
+    times_s = span.rows[:, 0]
+    yield f'{{"from_s": {_short(times_s[0])}, "to_s": {_short(times_s[-1])}, "frames": [\n'
+    yield ",\n".join(_row_text(row) for row in span.rows)
+    yield "\n]}"
+
+
+def _row_text(row: Float64Array) -> str:
+    """The shortest numbers that are the same in float32; so alignment is the same to the last bit."""
+    return f"[{_short(row[0])}, {', '.join(str(value) for value in row[1:].astype(np.float32))}]"
+
+
+def _short(time_s: float) -> str:
+    return repr(round(float(time_s), 6))
+
+
+def _described(clip: ClipMark) -> str:
+    size = f"{clip.size_bytes} bytes, {clip.width_px}×{clip.height_px} px, {clip.duration_s:.2f} s"
+    return f"{clip.name} ({size})"

@@ -1,0 +1,223 @@
+"""C2PA content credentials: a signed record in an .mp4 or .mov of what was done to which video, with which tool."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+
+from latentsync_trt.errors import InputError, MissingDependency, OutputError
+from latentsync_trt.media.files import reason_of, writing
+from latentsync_trt.media.mark import SOURCE_TYPE
+from latentsync_trt.version import __version__
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+
+FORMATS = {".mp4": "video/mp4", ".mov": "video/quicktime"}
+
+# What the package can look into for earlier credentials, by the file's first bytes.
+_SIGNED_BEFORE = {
+    (4, b"ftyp"): "video/mp4",
+    (0, b"\x89PNG"): "image/png",
+    (0, b"\xff\xd8\xff"): "image/jpeg",
+    (0, b"GIF8"): "image/gif",
+}
+_OTHER_FORMAT = "application/octet-stream"
+
+_CURVES = {"secp256r1": "es256", "secp384r1": "es384", "secp521r1": "es512"}
+_KEYS = "ECDSA with P-256, P-384 or P-521, RSA, or Ed25519"
+
+_AGENT = {"name": "latentsync-trt", "version": __version__}
+# Verifying takes a pass over the file, which `sign` does itself. A thumbnail of a video is made of nothing.
+_SETTINGS = {"builder": {"thumbnail": {"enabled": False}}, "verify": {"verify_after_sign": False}}
+_SOURCE = "source"
+_UNKNOWN_SIGNER = "signingCredential.untrusted"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A certificate chain and its private key, as PEM, and the algorithm that the key is for."""
+
+    chain: str
+    key: str
+    algorithm: str
+
+
+def read_credentials(cert: Path | None, key: Path | None, output: Path) -> Credentials | None:
+    """Reads and tries what signs `output`; None where neither is given.
+
+    Raises:
+        InputError: one of the files is missing, or cannot be used; both are no pair; or the container cannot hold them.
+        MissingDependency: the extra is not installed.
+    """
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        given, missing = ("--c2pa-key", "--c2pa-cert") if cert is None else ("--c2pa-cert", "--c2pa-key")
+        raise InputError(f"{given} needs {missing}, too")
+    if output.suffix.lower() not in FORMATS:
+        raise InputError(f"{output}: cannot hold C2PA credentials; use {' or '.join(FORMATS)}")
+    if find_spec("c2pa") is None:
+        raise MissingDependency("--c2pa-cert needs the extra c2pa: pip install 'latentsync-trt[c2pa]'")
+    credentials = _checked_pair(cert, key)
+    try:
+        _signed(credentials, "image/png", BytesIO(_pixel()), BytesIO(), _manifest("trial", source=None))
+    except OutputError as error:
+        # The package does not say which of the standard's rules is broken.
+        cure = "C2PA wants an X.509 v3 certificate for digital signatures, with an extended key usage such as e-mail"
+        raise InputError(f"{cert}: {error}; {cure}", usage=False) from error
+    return credentials
+
+
+def sign(path: Path, source: Path, credentials: Credentials) -> None:
+    """Replaces a finished video by the same with credentials, and verifies them.
+
+    Takes half a gigabyte of memory at most, and for a moment twice the disk space.
+
+    Args:
+        path: .mp4 or .mov; another file is written beside it. source: what was changed.
+
+    Raises:
+        OutputError: the file cannot be written, or what was written does not verify.
+    """
+    mime, signed = FORMATS[path.suffix.lower()], path.with_name(f"signed-{path.name}")
+    own = source if source.is_file() else None  # the pictures of a sequence are many files
+    with writing(path):
+        with path.open("rb") as unsigned, signed.open("w+b") as target:
+            _signed(credentials, mime, unsigned, target, _manifest(path.name, own), own)
+        _verify(signed, mime)
+        signed.replace(path)
+
+
+def _manifest(title: str, source: Path | None) -> dict[str, Any]:
+    begins: dict[str, Any] = {"action": "c2pa.created", "digitalSourceType": SOURCE_TYPE}
+    if source is not None:
+        begins = {"action": "c2pa.opened", "parameters": {"ingredientIds": [_SOURCE]}}
+    edit = {
+        "action": "c2pa.edited",
+        "digitalSourceType": SOURCE_TYPE,
+        "softwareAgent": _AGENT,
+        "description": "lips changed to follow speech",
+    }
+    actions = [begins, edit]
+    return {
+        "claim_generator_info": [_AGENT],
+        "title": title,
+        "assertions": [{"label": "c2pa.actions.v2", "data": {"actions": actions}}],
+    }
+
+
+def _signed(
+    credentials: Credentials,
+    mime: str,
+    unsigned: Any,
+    target: Any,
+    manifest: Mapping[str, Any],
+    source: Path | None = None,
+) -> None:
+    """Writes what `unsigned` reads, with its credentials, to `target`; both binary files."""
+    import c2pa
+
+    info = c2pa.C2paSignerInfo(credentials.algorithm, credentials.chain.encode(), credentials.key.encode(), None)
+    try:
+        with (
+            c2pa.Signer.from_info(info) as signer,
+            c2pa.Context.from_dict(_SETTINGS) as context,
+            c2pa.Builder.from_json(json.dumps(manifest), context) as builder,
+        ):
+            if source is not None:
+                ingredient = {"title": source.name, "relationship": "parentOf", "instance_id": _SOURCE}
+                with source.open("rb") as file:
+                    builder.add_ingredient(ingredient, _format_of(source), file)
+            builder.sign(signer, mime, unsigned, target)
+    except c2pa.C2paError as error:
+        raise OutputError(f"content credentials cannot be signed: {error}") from error
+
+
+def _verify(path: Path, mime: str) -> None:
+    """Raises `OutputError` unless signature and content match; the signer need not be known on this machine."""
+    import c2pa
+
+    try:
+        with path.open("rb") as file, c2pa.Reader(mime, file) as reader:
+            state, found = reader.get_validation_state(), reader.get_validation_results() or {}
+    except c2pa.C2paError as error:
+        raise OutputError(f"content credentials were written, but cannot be read: {error}") from error
+    if state not in ("Valid", "Trusted"):
+        codes = [failure["code"] for failure in found.get("activeManifest", {}).get("failure", ())]
+        problem = ", ".join(code for code in codes if code != _UNKNOWN_SIGNER)
+        raise OutputError(f"content credentials were written, but do not verify: {problem or state}")
+
+
+def _checked_pair(cert: Path, key: Path) -> Credentials:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+        load_pem_private_key,
+    )
+
+    chain = _content(cert)
+    try:
+        leaf = x509.load_pem_x509_certificates(chain)[0]
+    except ValueError as error:
+        raise InputError(f"{cert}: is no certificate in PEM format; give the chain, the signer's first") from error
+    try:
+        private = load_pem_private_key(_content(key), password=None)
+    except TypeError as error:
+        cure = f"to write it without: openssl pkey -in {key.name} -out open.pem"
+        raise InputError(f"{key}: is protected by a password; {cure}") from error
+    except ValueError as error:
+        raise InputError(f"{key}: is no private key in PEM format") from error
+    public = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+    if private.public_key().public_bytes(*public) != leaf.public_key().public_bytes(*public):
+        raise InputError(f"{key}: is not the key of the first certificate in {cert}; give a pair")
+    now, begins, ends = datetime.now(UTC), leaf.not_valid_before_utc, leaf.not_valid_after_utc
+    if not begins <= now <= ends:
+        when = f"expired on {ends:%Y-%m-%d}" if now > ends else f"is valid from {begins:%Y-%m-%d} on"
+        raise InputError(f"{cert}: {when}; give another certificate", usage=False)
+    pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return Credentials(chain.decode(), pem.decode(), _algorithm(private, cert))
+
+
+def _algorithm(private: "PrivateKeyTypes", cert: Path) -> str:
+    """The name of the signature that a key makes."""
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+
+    if isinstance(private, EllipticCurvePrivateKey) and private.curve.name in _CURVES:
+        return _CURVES[private.curve.name]
+    if isinstance(private, RSAPrivateKey):
+        return "ps256"
+    if isinstance(private, Ed25519PrivateKey):
+        return "ed25519"
+    raise InputError(f"{cert}: C2PA has no signatures with such a key; use {_KEYS}", usage=False)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {reason_of(error)}") from error
+
+
+def _format_of(source: Path) -> str:
+    with source.open("rb") as file:
+        start = file.read(8)
+    found = (mime for (at, magic), mime in _SIGNED_BEFORE.items() if start[at:].startswith(magic))
+    return next(found, _OTHER_FORMAT)
+
+
+def _pixel() -> bytes:
+    """A PNG to try a signature on."""
+    return bytes(cv2.imencode(".png", np.zeros((1, 1, 3), np.uint8))[1])

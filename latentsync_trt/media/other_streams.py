@@ -1,0 +1,152 @@
+"""What an output keeps of its source besides picture and sound: more audio tracks, subtitles, chapters, fonts and tags.
+
+Stamps of the source become those of the output, and what comes before its first or after its last picture is cut off.
+"""
+
+# PyAV's Packet is generic for type checkers only.
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, cast
+
+from av.audio.stream import AudioStream
+from av.container import InputContainer, OutputContainer
+from av.packet import Packet
+from av.stream import AttachmentStream, Stream
+from av.subtitles.stream import SubtitleStream
+
+from latentsync_trt.errors import MediaError
+from latentsync_trt.media.files import open_input
+from latentsync_trt.media.sound_streams import CopiedSound
+from latentsync_trt.media.soundtrack import COPIED_CODECS
+from latentsync_trt.media.subtitles import SubtitleTrack, fits
+from latentsync_trt.media.timing import nearest
+
+_MKV = ".mkv"
+_MORE_AUDIO = {".mp4": ("opus", "flac", "dts")}
+"""Besides `COPIED_CODECS`, what a container takes, although fewer players do: a track is better kept than left out."""
+
+_OF_THE_FILE = ("major_brand", "minor_version", "compatible_brands", "encoder", "duration", "timecode")
+"""Tags that describe the source's file, and a time code, which FFmpeg refuses for unusual frame rates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The file to take streams and tags from; its stamp `origin_s` is time 0 of the output."""
+
+    path: Path
+    origin_s: Fraction
+
+
+def losses(source: Source, suffix: str) -> tuple[str, ...]:
+    """A sentence about each stream of `source` that an output with this suffix cannot hold; raises `MediaError`."""
+    with open_input(source.path) as container:
+        lost = [_name(stream) for stream in _others(container) if not _fits(stream, suffix)]
+    cure = "" if suffix == _MKV else f"; an output in {_MKV} keeps it"
+    return tuple(f"{suffix} cannot hold {name}, which is left out{cure}" for name in lost)
+
+
+def copy_tags(source: Source, container: InputContainer, output: OutputContainer, end_s: Fraction) -> None:
+    """Title, dates and other tags of the file, and its chapters up to `end_s`."""
+    output.metadata.update({k: v for k, v in container.metadata.items() if k.lower() not in _OF_THE_FILE})
+    chapters = []
+    for chapter in container.chapters():
+        edges_s = (chapter[edge] * (chapter["time_base"] or 0) - source.origin_s for edge in ("start", "end"))
+        start, end = (nearest(min(max(edge_s, Fraction(0)), end_s), 1000) for edge_s in edges_s)
+        if start < end:
+            chapters.append({**chapter, "start": start, "end": end, "time_base": Fraction(1, 1000)})
+    if chapters:
+        output.set_chapters(cast(Any, chapters))
+
+
+def copy_stream_tags(source: Stream, output: Stream) -> None:
+    """Language, title and disposition."""
+    title = source.metadata.get("title") or source.metadata.get("name")  # as MP4 has it
+    tags = {"language": source.language, "title": title}
+    output.metadata.update({name: value for name, value in tags.items() if value})
+    output.disposition = source.disposition
+
+
+class OtherStreams:
+    """Audio tracks after the first, subtitles and fonts of a source; see `open_others`.
+
+    `notices`: which of them broke off.
+    """
+
+    def __init__(self, tracks: list[CopiedSound | SubtitleTrack]) -> None:
+        self._tracks = tracks
+        self.notices: list[str] = []
+
+    def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
+        """The next packets, up to output time `until_s`."""
+        for track in list(self._tracks):
+            try:
+                yield from track.packets(until_s)
+            except MediaError as error:  # a whole film must not be lost for them
+                self._tracks.remove(track)
+                self.notices.append(f"{error}; the rest of this stream is left out")
+
+    def flush(self) -> Iterator[Packet[Any]]:
+        """Nothing, as all packets are written already."""
+        return iter(())
+
+
+@contextmanager
+def open_others(source: Source, output: OutputContainer, suffix: str, end_s: Fraction) -> Iterator[OtherStreams]:
+    """Adds the streams of `source` that fit to an open output of length `end_s`, with their tags.
+
+    Raises:
+        MediaError: the file cannot be read.
+    """
+    with ExitStack() as opened, open_input(source.path) as container:
+        tracks: list[CopiedSound | SubtitleTrack] = []
+        for listed in _others(container):
+            if not _fits(listed, suffix):
+                continue
+            if isinstance(listed, AttachmentStream):
+                output.add_attachment(listed.name or "file", listed.mimetype or "application/octet-stream", listed.data)
+                continue
+            own = opened.enter_context(open_input(source.path))  # a file each, as they are read at different places
+            stream = own.streams[listed.index]
+            if isinstance(stream, AudioStream):
+                start_s = Fraction(0)
+                tracks.append(CopiedSound(source.path, own, stream, output, start_s, origin_s=source.origin_s))
+            elif isinstance(stream, SubtitleStream):
+                tracks.append(SubtitleTrack(source.path, own, stream, output, suffix, source.origin_s, end_s))
+            copy_stream_tags(stream, output.streams[-1])
+        yield OtherStreams(tracks)
+
+
+def _others(container: InputContainer) -> Iterator[Stream]:
+    """All but pictures, the first sound, and data, such as the chapters' own track in MP4."""
+    for stream in container.streams:
+        if isinstance(stream, AudioStream):
+            if stream is not container.streams.audio[0]:
+                yield stream
+        elif isinstance(stream, SubtitleStream | AttachmentStream):
+            yield stream
+
+
+def _fits(stream: Stream, suffix: str) -> bool:
+    if isinstance(stream, AudioStream):
+        return _codec(stream) in (*COPIED_CODECS[suffix], *_MORE_AUDIO.get(suffix, ()))
+    if isinstance(stream, SubtitleStream):
+        return fits(_codec(stream), suffix)
+    return suffix == _MKV
+
+
+def _codec(stream: Stream) -> str:
+    # None for codecs that FFmpeg cannot decode, which PyAV's types leave out.
+    return "unknown" if stream.codec_context is None else stream.codec_context.codec.canonical_name
+
+
+def _name(stream: Stream) -> str:
+    if isinstance(stream, AttachmentStream):
+        return f"the attached file {stream.name}"
+    kind = "the audio track" if isinstance(stream, AudioStream) else "the subtitles"
+    language = "" if stream.language in (None, "und") else f", {stream.language}"
+    return f"{kind} {stream.index} ({_codec(stream)}{language})"

@@ -1,0 +1,224 @@
+"""Closed parts of a video in the making, in a folder that is consistent whenever its process ends.
+
+    parts.json    what the pictures depend on, and for each part its file and the exact stamps of its packets
+    3fa9.mkv      a part: all packets of one encoder, from its key frame to its last picture
+
+`parts.json` names only files that are complete on disk. Matroska holds every codec that is written here, but rounds
+stamps to milliseconds: those in the file are not used.
+"""
+
+# PyAV's Packet is generic for type checkers only.
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from fractions import Fraction
+from itertools import takewhile
+from math import floor
+from pathlib import Path
+from typing import Any, Self
+
+import av
+from av.container import OutputContainer
+from av.packet import Packet
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.media.files import ffmpeg_name, open_input
+from latentsync_trt.temporary import KEPT_NAME, work_folder_of
+
+_FORMAT = 1
+_SUFFIX = ".mkv"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A closed part.
+
+    `stamps`: when its pictures are shown, in the order of its packets; `end`: when the last one ends. Both in units of
+    the video's time base, from the start of the output.
+    """
+
+    file: str
+    size_bytes: int
+    stamps: tuple[int, ...]
+    end: int
+
+    @property
+    def delay(self) -> int:
+        """How many packets at most come between the time to show a picture and its packet."""
+        place = {stamp: index for index, stamp in enumerate(sorted(self.stamps))}
+        return max(index - place[stamp] for index, stamp in enumerate(self.stamps))
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The content of `parts.json`. `made_of`: by name, all that the pictures depend on, as text."""
+
+    made_of: Mapping[str, str]
+    time_base: Fraction
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def frames(self) -> int:
+        """Number of pictures in all parts."""
+        return sum(len(part.stamps) for part in self.parts)
+
+    @property
+    def last(self) -> int:
+        """Stamp of the last picture; −1 without parts."""
+        return max(self.parts[-1].stamps) if self.parts else -1
+
+    @property
+    def end_s(self) -> Fraction:
+        """When the last picture ends."""
+        return self.parts[-1].end * self.time_base if self.parts else Fraction(0)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """What `folder` holds; None if this version finds nothing there to go on with."""
+        try:
+            content = json.loads((folder / KEPT_NAME).read_bytes())
+            listed = [Part(**{**part, "stamps": tuple(part["stamps"])}) for part in content["parts"]]
+            sizes = ((folder / part.file).stat().st_size == part.size_bytes for part in listed)
+            count = sum(takewhile(bool, sizes))
+            if content["format"] != _FORMAT or not count:
+                return None
+            return cls(content["made_of"], Fraction(content["time_base"]), tuple(listed[:count]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, folder: Path) -> None:
+        """Replaces what `folder` holds by this; files of other parts are removed. Raises `OSError`."""
+        content = {
+            "format": _FORMAT,
+            "made_of": dict(self.made_of),
+            "time_base": str(self.time_base),
+            "parts": [asdict(part) for part in self.parts],
+        }
+        new = folder / f"{KEPT_NAME}.new"
+        with new.open("w", encoding="utf-8") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(folder / KEPT_NAME)
+        named = {part.file for part in self.parts}
+        for path in folder.glob(f"*{_SUFFIX}"):
+            if path.name not in named:
+                path.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What makes an interrupted run one to go on with: it was made of the same; `resume`: whether to go on."""
+
+    made_of: Mapping[str, str]
+    resume: bool = False
+
+    def begin(self, output: Path, time_base: Fraction) -> tuple[Finished, tuple[str, ...]]:
+        """What is finished of `output`, and what to tell about that.
+
+        Raises:
+            InputError: it is to be gone on with, but made of something else.
+        """
+        nothing, kept = Finished(self.made_of, time_base), Finished.read(work_folder_of(output))
+        if kept is None:
+            told = (f"{output}: nothing is kept of an interrupted run; it begins at the start",) if self.resume else ()
+            return nothing, told
+        length = timedelta(seconds=floor(kept.end_s))
+        if not self.resume:
+            what = f"{output}: {length} of an interrupted run are kept until this run has finished a part"
+            return nothing, (f"{what}; to go on there instead, stop it and add --resume",)
+        changed = [
+            f"{name} ({kept.made_of.get(name, 'none')} → {self.made_of.get(name, 'none')})"
+            for name in dict.fromkeys([*kept.made_of, *self.made_of])
+            if kept.made_of.get(name) != self.made_of.get(name)
+        ]
+        if changed or kept.time_base != time_base:
+            what = ", ".join(changed) or "times of frames"
+            cure = "give the same files and options, or leave --resume out to begin anew"
+            raise InputError(f"{output}: cannot go on with the interrupted run, since this changed: {what}; {cure}")
+        return kept, (f"{output}: goes on after {length}",)
+
+
+class PartWriter:
+    """Encodes one part into a file of `folder`.
+
+    Args:
+        add_stream: adds the encoder, for pictures of its time base, to an open container.
+        start: stamp of the first picture.
+
+    Raises:
+        OutputError, av.error.FFmpegError, OSError: also the methods.
+    """
+
+    def __init__(self, folder: Path, add_stream: Callable[[OutputContainer], VideoStream], start: int) -> None:
+        self._path = folder / f"{secrets.token_hex(4)}{_SUFFIX}"
+        self._start, self._shown, self._stamps = start, list[int](), list[int]()
+        self._container = av.open(ffmpeg_name(self._path), "w")
+        try:
+            self._stream = add_stream(self._container)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def write(self, picture: VideoFrame, stamp: int) -> None:
+        """Encodes a picture to show at `stamp`, in units of the encoder's time base."""
+        self._shown.append(stamp)
+        picture.pts, picture.time_base = stamp - self._start, self._stream.codec_context.time_base
+        self._mux(picture)
+
+    def close(self, end: int) -> Part:
+        """Ends the part where its last picture ends; its file is then safe on disk."""
+        self._mux(None)
+        self._container.close()
+        with self._path.open("rb+") as file:
+            os.fsync(file.fileno())
+        if sorted(self._stamps) != self._shown:
+            name = self._stream.codec_context.name
+            raise OutputError(f"the encoder {name} gave its pictures other times; choose another one with --encoder")
+        return Part(self._path.name, self._path.stat().st_size, tuple(self._stamps), end)
+
+    def abandon(self) -> None:
+        """Closes and removes an unfinished file."""
+        abandon(self._container, self._path)
+
+    def _mux(self, picture: VideoFrame | None) -> None:
+        for packet in self._stream.encode(picture):
+            self._stamps.append(self._start + (packet.pts or 0))
+            self._container.mux(packet)
+
+
+def abandon(container: OutputContainer, path: Path) -> None:
+    """Closes a container whose file at `path` is not wanted; errors do not matter."""
+    # Closing moves all of an MP4 to make room for its index at the front, unless the file is gone.
+    for end in (path.unlink, container.close):
+        with contextlib.suppress(av.error.FFmpegError, OSError):
+            end()
+
+
+def joined(folder: Path, parts: Sequence[Part], time_base: Fraction) -> Iterator[Packet[Any]]:
+    """The packets of all parts as those of one stream: with presentation and decoding stamps, and durations.
+
+    Decoding stamps are the sorted presentation stamps, later by as many packets as any part delays a picture. They
+    ascend across parts, which those of the encoders do not where the rate varies.
+    """
+    shown = [stamp for part in parts for stamp in sorted(part.stamps)]
+    ends = dict(zip(shown, [*shown[1:], parts[-1].end], strict=True))
+    step = ends[shown[0]] - shown[0]
+    delay = max(part.delay for part in parts)
+    decoded = [shown[0] - (delay - index) * step for index in range(delay)] + shown
+    times = iter(decoded)
+    for part in parts:
+        with open_input(folder / part.file) as container:
+            packets = (packet for packet in container.demux(video=0) if packet.size)
+            for packet, stamp in zip(packets, part.stamps, strict=True):
+                packet.pts, packet.dts, packet.duration = stamp, next(times), ends[stamp] - stamp
+                packet.time_base = time_base
+                yield packet

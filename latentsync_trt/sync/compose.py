@@ -1,0 +1,54 @@
+"""The stage after painting: painted faces become patches of their frames."""
+
+from collections.abc import Generator
+from contextlib import closing
+
+from latentsync_trt.face.paste import Paster
+from latentsync_trt.sync.enhance import enhanced
+from latentsync_trt.sync.jobs import Job, Target
+from latentsync_trt.sync.quality import Quality
+from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.types import Enhancer, Frame, Patch
+
+PART_S = 30
+
+
+class Composer:
+    """Pastes painted faces and measures them; starts anew at each part of the file, so that a resumed run is the same.
+
+    Args:
+        frames_done: frames before this one have been written already, and are left out.
+    """
+
+    def __init__(
+        self, paster: Paster, enhancer: Enhancer | None, quality: Quality, clock: StageClock, frames_done: int = 0
+    ) -> None:
+        self._paster, self._enhancer, self._quality = paster, enhancer, quality
+        self._clock, self._frames_done = clock, frames_done
+        self._part = -1
+        self.painted_frames = 0
+
+    def compose(self, jobs: Generator[Job, None, None]) -> Generator[tuple[Frame, tuple[Patch, ...]], None, None]:
+        """Frames in order, with the new pixels of each face."""
+        with closing(jobs):
+            for job in jobs:
+                if job.frame.index < self._frames_done:
+                    continue
+                with self._clock.measure("compose", frames=int(bool(job.targets))):
+                    self._begin_part(job.frame)
+                    patches = [patch for target in job.targets if (patch := self._patch(job.frame, target))]
+                yield job.frame, tuple(patches)
+
+    def _begin_part(self, frame: Frame) -> None:
+        if (part := frame.time_s // PART_S) != self._part:
+            self._part = part
+            self._paster.restart()
+            self._quality.restart()
+
+    def _patch(self, frame: Frame, target: Target) -> Patch | None:
+        if target.face is None or target.painted is None:
+            return None
+        painted = target.painted if self._enhancer is None else enhanced(target.painted, self._enhancer)
+        pasted = self._paster.paste(frame.picture, target.face, painted, target.tracked, target.track_id)
+        self._quality.add(frame, target, pasted)
+        return pasted.patch

@@ -1,0 +1,67 @@
+"""Enhancers: what other packages do to painted faces before they are pasted."""
+
+from importlib.metadata import EntryPoint, entry_points
+
+import numpy as np
+
+from latentsync_trt.errors import InputError
+from latentsync_trt.types import Enhancer, UInt16Array
+
+GROUP = "latentsync_trt.enhancers"
+"""Entry points of this group name a class, or a function, that makes an `Enhancer` without arguments."""
+
+_WHITE = np.float32(65535)
+
+
+def load_enhancer(name: str) -> Enhancer:
+    """The enhancer with the entry point `name`.
+
+    Raises:
+        InputError: there is none, it cannot be imported, or what it makes has no method `enhance`.
+    """
+    entry = check_enhancer(name)
+    try:
+        make = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"--enhancer {name}: cannot be imported: {error}; reinstall its package") from error
+    enhancer = make()
+    if not callable(getattr(enhancer, "enhance", None)):
+        raise InputError(f"--enhancer {name}: {entry.value} makes no object with a method enhance(face)")
+    return enhancer  # type: ignore[no-any-return]
+
+
+def check_enhancer(name: str) -> EntryPoint:
+    """The entry point of an installed enhancer, without importing it; raises `InputError` if there is none."""
+    installed = entry_points(group=GROUP)
+    if name not in installed.names:
+        names = ", ".join(sorted(installed.names)) or "none"
+        raise InputError(
+            f"--enhancer {name}: not installed; installed: {names}; install a package that has an entry point of this "
+            f"name in the group {GROUP}"
+        )
+    return installed[name]
+
+
+def enhanced(painted: UInt16Array, enhancer: Enhancer) -> UInt16Array:
+    """The face `painted`, uint16 `(R, R, 3)` RGB (257 × the 8-bit level), as `enhancer` returns it, perhaps larger.
+
+    Raises:
+        InputError: it returned something else than an RGB picture of at least that size; or NaN or infinity.
+    """
+    found: object = enhancer.enhance(painted / _WHITE)
+    problem = _problem(found, painted.shape)
+    if problem:
+        wanted = "a float32 array (H, W, 3) in [0, 1], at least as large as the face"
+        raise InputError(f"enhancer {type(enhancer).__name__}: enhance returned {problem}; it must return {wanted}")
+    return np.rint(np.clip(np.asarray(found), 0, 1) * _WHITE).astype(np.uint16)
+
+
+def _problem(found: object, least: tuple[int, ...]) -> str:
+    """What is wrong with an enhancer's result for a face of shape `least`, empty if nothing."""
+    if not isinstance(found, np.ndarray):
+        return type(found).__name__
+    if found.ndim != 3 or found.shape[2] != 3 or found.shape[0] < least[0] or found.shape[1] < least[1]:
+        return f"shape {found.shape} for a face of {least}"
+    if found.dtype.kind != "f":
+        return f"type {found.dtype}"
+    return "" if np.isfinite(found).all() else "NaN or infinity"

@@ -1,0 +1,218 @@
+"""How well lips follow speech, from pictures and sound alone, without a network trained on speech. Pure.
+
+FaceMesh gives the gap between the lips, frame by frame. It is compared with the known mouth that belongs to the speech,
+if there is one, else with the loudness of the sound. All curves have one value per frame at the model's rate.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.errors import InputError
+from latentsync_trt.media.audio import SPEECH_RATE_HZ
+from latentsync_trt.media.demo_clip import SpokenMouth
+from latentsync_trt.types import BoolArray, Float32Array, Float64Array
+
+CLOSED_GAP = 0.042
+"""Lips closer than this touch. Touching lips measure 0.02 to 0.041; of gaps of a tenth of the widest, 19 in 20 measure
+0.043 or more."""
+
+QUIET_DB = -40.0
+"""A frame at least this much softer than the loudest one is silent."""
+
+_MOST_LAG_FRAMES = 8
+_LEAST_FRAMES = 3
+"""With fewer frames every correlation is 1 or −1."""
+
+# Pairs of points on the inner edges of the upper and the lower lip, and the outer corners of the eyes.
+_LIPS = ((82, 87), (312, 317), (81, 178), (311, 402), (80, 88), (310, 318))
+_EYES = (33, 263)
+
+_SAMPLES_PER_HALF = SPEECH_RATE_HZ // MODEL_FPS // 2
+"""Of 20 ms: a frame's loudness is that of the halves before and after its time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curves:
+    """A clip over time, one value per frame at the model's rate.
+
+    `gaps (n,)` float32: see `mouth_gaps`; `level_db (n,)` float32: see `loudness`; `mouth`: the known mouth of these n
+    frames, if any.
+    """
+
+    gaps: Float32Array
+    level_db: Float32Array
+    mouth: SpokenMouth | None = None
+
+    def __len__(self) -> int:
+        return len(self.gaps)
+
+    @property
+    def target(self) -> Float32Array:
+        """What the gaps should follow: the opening of the known mouth, else the loudness, clipped at silence."""
+        return self.mouth.opening if self.mouth else np.maximum(self.level_db, np.float32(QUIET_DB))
+
+    @property
+    def silent(self) -> BoolArray:
+        """Frames without speech: known, else measured."""
+        return self.mouth.silent if self.mouth else silences(self.level_db)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How well a curve follows another: the `correlation` at lag 0, in [−1, 1], 0 if a curve is flat; `lag_frames`:
+    the delay of the first curve at which they agree best."""
+
+    correlation: float
+    lag_frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncScore:
+    """How well the lips of a clip follow the speech.
+
+    `known`: compared with the known mouth of the speech, else with its loudness. `opening`: correlation at lag 0;
+    `lag_frames`: delay of the lips at which both agree best. `closures`: share of m, b, p shown shut, NaN if unknown;
+    `silence`: share of silent frames shown shut, NaN without any.
+    """
+
+    known: bool
+    opening: float
+    lag_frames: int
+    closures: float
+    silence: float
+
+    def __str__(self) -> str:
+        parts = [
+            f"opening follows {'the spoken mouth' if self.known else 'loudness'} at r = {self.opening:.2f}",
+            f"{self.lag_frames} frames late",
+            *([] if math.isnan(self.closures) else [f"m, b, p shown shut: {self.closures:.0%}"]),
+            *([] if math.isnan(self.silence) else [f"shut in silence: {self.silence:.0%}"]),
+        ]
+        return "; ".join(parts)
+
+
+def joined(gaps: Float32Array, level_db: Float32Array, mouth: SpokenMouth | None = None) -> Curves:
+    """Curves cut to the length of the shortest."""
+    count = min(len(gaps), len(level_db), *([len(mouth.opening)] if mouth else []))
+    cut = SpokenMouth(mouth.opening[:count], mouth.shut[:count], mouth.silent[:count]) if mouth else None
+    return Curves(gaps[:count], level_db[:count], cut)
+
+
+def score(curves: Curves) -> SyncScore:
+    """The numbers of a clip; raises `InputError` if fewer than three frames show a face."""
+    found = agreement(curves.gaps, curves.target)
+    return SyncScore(
+        known=curves.mouth is not None,
+        opening=found.correlation,
+        lag_frames=found.lag_frames,
+        closures=closure_recall(curves.gaps, curves.mouth.shut) if curves.mouth else math.nan,
+        silence=closed_rate(curves.gaps, curves.silent),
+    )
+
+
+def gap_of(mesh: Float32Array) -> float:
+    """The gap between the lips of `mesh (468, 2 or 3)`, in distances between the outer corners of the eyes."""
+    points = mesh[:, :2].astype(np.float64)
+    gaps = [np.linalg.norm(points[lower] - points[upper]) for upper, lower in _LIPS]
+    return float(np.mean(gaps) / np.linalg.norm(points[_EYES[1]] - points[_EYES[0]]))
+
+
+def agreement(measured: Float32Array, target: Float32Array, most_lag_frames: int = _MOST_LAG_FRAMES) -> Agreement:
+    """How well `measured` follows `target`, both `(n,)`; frames with a NaN in either are left out.
+
+    Raises:
+        InputError: the curves differ in length, or fewer than three frames can be compared.
+    """
+    if measured.shape != target.shape or measured.ndim != 1:
+        raise InputError(f"curves of shapes {measured.shape} and {target.shape}: their lengths must be equal")
+    reach = min(most_lag_frames, max(len(measured) - 1, 0))
+    padded = np.pad(measured.astype(np.float64), reach, constant_values=math.nan)
+    found = {lag: _correlation(padded[reach + lag :][: len(target)], target) for lag in range(-reach, reach + 1)}
+    if math.isnan(found[0]):
+        raise InputError(f"{len(measured)} frames, of which too few show a face: nothing to compare", usage=False)
+    best = max((lag for lag in found if not math.isnan(found[lag])), key=lambda lag: (found[lag], -abs(lag)))
+    return Agreement(found[0], best)
+
+
+def runs_of_true(values: BoolArray) -> list[tuple[int, int]]:
+    """First and past-the-last index of each run of True in `values (n,)`."""
+    edges = np.flatnonzero(np.diff(values.astype(np.int8), prepend=0, append=0)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def closure_recall(gaps: Float32Array, shut: BoolArray) -> float:
+    """Share of the closures (runs of True in `shut (n,)`) in which the lips touch; NaN without any."""
+    closed = [bool((gaps[start:end] < CLOSED_GAP).any()) for start, end in runs_of_true(shut)]
+    return float(np.mean(closed)) if closed else math.nan
+
+
+def closed_rate(gaps: Float32Array, silent: BoolArray) -> float:
+    """Share of the `silent (n,)` frames in which the lips touch; frames without a face are left out; NaN without any.
+
+    The mouth may move during two frames before and after speech: leave them out of `silent`.
+    """
+    counted = gaps[silent & ~np.isnan(gaps)]
+    return float((counted < CLOSED_GAP).mean()) if counted.size else math.nan
+
+
+class Loudness:
+    """The loudness of a recording, measured while its blocks pass."""
+
+    def __init__(self) -> None:
+        self._halves: list[Float64Array] = []
+        self._complete = False
+
+    def passing(self, blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
+        """The same blocks: consecutive float32 `(samples,)`, mono at `SPEECH_RATE_HZ`.
+
+        Measured the first time that a recording passes as a whole.
+        """
+        halves, rest = list[Float64Array](), np.zeros(0, np.float32)
+        for block in blocks:
+            yield block
+            if self._complete:
+                continue
+            samples = np.concatenate([rest, block])
+            count = len(samples) // _SAMPLES_PER_HALF
+            whole, rest = np.split(samples, [count * _SAMPLES_PER_HALF])
+            halves.append(np.square(whole.reshape(count, _SAMPLES_PER_HALF)).mean(axis=1, dtype=np.float64))
+        if not self._complete:
+            ends = [np.square(rest).mean(keepdims=True, dtype=np.float64)] if rest.size else []
+            self._halves, self._complete = [*halves, *ends], True
+
+    def level_db(self) -> Float32Array:
+        """The loudness of the 40 ms around the time of each frame, in dB below the loudest, float32 `(n,)`, at least
+        −100; of no frame where no recording passed."""
+        halves = np.concatenate([*self._halves, np.zeros(0)])
+        after, before = halves[::2], np.concatenate([halves[:1], halves[1::2]])
+        means = (after + before[: len(after)]) / 2
+        peak = float(means.max(initial=0.0)) or 1.0
+        return np.asarray(10 * np.log10(np.maximum(means / peak, 1e-10)), np.float32)
+
+
+def loudness(blocks: Iterable[Float32Array]) -> Float32Array:
+    """`Loudness.level_db` of whole `blocks`."""
+    found = Loudness()
+    for _ in found.passing(blocks):
+        pass
+    return found.level_db()
+
+
+def silences(level_db: Float32Array, margin_frames: int = 3) -> BoolArray:
+    """Frames `(n,)` of `loudness` that are silent, and whose neighbors within `margin_frames` are silent, too."""
+    loud = np.pad(level_db > QUIET_DB, margin_frames)
+    near = np.lib.stride_tricks.sliding_window_view(loud, 2 * margin_frames + 1)
+    return np.asarray(~near.any(axis=1), np.bool_)
+
+
+def _correlation(a: Float64Array, b: Float32Array) -> float:
+    """Correlation; NaN if fewer than three frames are known, 0 if a curve is flat."""
+    known = ~(np.isnan(a) | np.isnan(b))
+    if known.sum() < _LEAST_FRAMES:
+        return math.nan
+    x, y = a[known], b[known].astype(np.float64)
+    return float(np.corrcoef(x, y)[0, 1]) if np.ptp(x) and np.ptp(y) else 0.0

@@ -1,0 +1,93 @@
+"""The page of a finished run: its measures, the lips over time, and pictures before and after."""
+
+import math
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latentsync_trt.config import MODEL_FPS, SyncOptions, command_line
+from latentsync_trt.errors import InputError
+from latentsync_trt.paths import check_file_to_write, local_path
+from latentsync_trt.privacy import without_paths
+from latentsync_trt.sync.html import svg, write_html
+from latentsync_trt.sync.lip_figure import sync_figure
+from latentsync_trt.sync.lips import Curves
+from latentsync_trt.sync.quality import Quality
+from latentsync_trt.types import Float32Array, SyncReport
+from latentsync_trt.version import __version__
+
+_SUFFIXES = (".html", ".htm")
+
+_MOST_POINTS = 1500
+"""More could not be told apart in the figure's width."""
+
+_FILES = ("c2pa_cert", "c2pa_key", "faces", "mix", "report", "speaker", "turns")
+"""Options that name files: a page may be passed on."""
+
+
+def page_path(name: object) -> Path:
+    """The path of `--report`; raises `InputError` if no page can be written there."""
+    path = local_path(str(name), "--report")
+    if path.suffix.lower() not in _SUFFIXES:
+        raise InputError(f"--report {path}: is not the name of a page; end it with .html")
+    check_file_to_write(path, "--report")
+    return path
+
+
+def write_page(path: Path, source: Path, report: SyncReport, quality: Quality, options: SyncOptions) -> None:
+    """Writes the page, which contains its pictures; raises `OutputError` if it cannot be written."""
+    write_html(
+        "sync.html.j2",
+        path,
+        title=Path(report.output).name,
+        source=source.name,
+        report=report,
+        measures=report.quality.rows if report.quality else [],
+        figures=[
+            {"name": f"Speaker {speaker}: lips and speech", "drawing": svg(_figure(curves))}
+            for speaker, curves in enumerate(quality.curves())
+            if curves is not None
+        ],
+        moments=[
+            {
+                "label": f"{moment.time_s:.2f} s: {moment.shows}",
+                "before": _inline(moment.before),
+                "after": _inline(moment.after),
+            }
+            for moment in quality.moments()
+        ],
+        facts=_facts(report, options),
+        notices=[without_paths(text) for text in report.notices],
+    )
+
+
+def _figure(curves: Curves) -> Any:
+    """Of the whole clip; each point is the largest value of its share of a long one."""
+    step = math.ceil(len(curves) / _MOST_POINTS)
+    largest = Curves(_largest(curves.gaps, step), _largest(curves.level_db, step))
+    title = f"Each point is the largest value in {step / MODEL_FPS:.2f} s." if step > 1 else ""
+    return sync_figure({"lips": largest}, title, fps=MODEL_FPS / step, most_s=math.inf)
+
+
+def _largest(values: Float32Array, step: int) -> Float32Array:
+    padded = np.pad(values, (0, -len(values) % step), constant_values=np.nan).reshape(-1, step)
+    known = np.where(np.isnan(padded), -np.inf, padded).max(axis=1)
+    return np.where(np.isfinite(known), known, np.nan).astype(np.float32)
+
+
+def _facts(report: SyncReport, options: SyncOptions) -> list[tuple[str, str]]:
+    running_s = report.wall_s - report.startup_s
+    return [
+        ("bundle", report.bundle),
+        ("provider", report.provider),
+        ("options", " ".join(command_line(options, leave_out=_FILES)) or "all at their defaults"),
+        ("time", f"{running_s:.1f} s + {report.startup_s:.1f} s start-up; {report.frames_per_s:.1f} frames/s"),
+        ("busy", ", ".join(f"{stage.stage} {stage.busy_s:.1f} s" for stage in report.stages)),
+        ("version", f"latentsync-trt {__version__}"),
+    ]
+
+
+def _inline(jpeg: bytes) -> str:
+    return f"data:image/jpeg;base64,{b64encode(jpeg).decode()}"

@@ -1,0 +1,191 @@
+"""Measures of the painted faces while a clip runs: lips against speech, seams, flicker."""
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+from math import isnan, sqrt
+from statistics import fmean
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.errors import InputError
+from latentsync_trt.face.align import shifted
+from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.face.paste import Pasted
+from latentsync_trt.sync.filmstrip import Filmstrip, Moment, mixed
+from latentsync_trt.sync.jobs import Target
+from latentsync_trt.sync.lips import Curves, Loudness, gap_of, score
+from latentsync_trt.types import BoolArray, Float32Array, Float64Array, Frame, LipMeasure, Measures, Patch
+
+_SIDE_PX = 128
+"""Side of the aligned faces in which flicker is measured."""
+_MOUTH = (slice(124 * _SIDE_PX // 256, 204 * _SIDE_PX // 256), slice(64 * _SIDE_PX // 256, 196 * _SIDE_PX // 256))
+"""Rows and columns of the lips, which may move: on four clips of real faces they stay within, wide open or shut."""
+
+_PASTED = 0.9
+_LEAST_PIXELS = 50
+_LEAST_NOISE = 6 * 0.5**2
+"""The squared second difference of rounding to levels and more: what a picture without any noise is compared with."""
+
+_SILENT_DB = -100.0
+
+
+class Quality:
+    """Adds up what painted faces look like; memory grows by 12 bytes a face.
+
+    Args:
+        starts_s: when the recording of each speaker begins in the output.
+        pictures: whether to keep small pictures of the moments that matter, for a page.
+    """
+
+    def __init__(self, starts_s: Sequence[Fraction], *, pictures: bool = False) -> None:
+        self._lips = [_Lips(start_s) for start_s in starts_s]
+        self._seams = _Mean()
+        self._flicker: dict[int, _Flicker] = {}
+        self._own, self._new = _Mean(), _Mean()
+        self._filmstrip = Filmstrip() if pictures else None
+
+    def listen(self, speaker: int, blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
+        """The same blocks of the speaker's recording, mono at 16 kHz, measured on their way to `SpeechStream`."""
+        return self._lips[speaker].loudness.passing(blocks)
+
+    def add(self, frame: Frame, target: Target, pasted: Pasted) -> None:
+        """A face that was pasted into `frame`; frames in order, each face of a frame once."""
+        gap = float("nan") if pasted.painted_mesh is None else gap_of(pasted.painted_mesh)
+        self._lips[target.speaker].add(frame.time_s, gap)
+        self._seams.add(pasted.seam)
+        self._flicker = {track: each for track, each in self._flicker.items() if each.index >= frame.index - 1}
+        follower = self._flicker.setdefault(target.track_id, _Flicker())
+        change = follower.add(frame, target, pasted.patch)
+        if change is not None:
+            self._own.add(change[0])
+            self._new.add(change[1])
+        if self._filmstrip is not None:
+            flicker = 0.0 if change is None else change[1] - change[0]
+            self._filmstrip.add(frame, target, pasted.patch, gap=gap, seam=pasted.seam, flicker=flicker)
+
+    def restart(self) -> None:
+        """Begins a new part: the frames before have no influence on what follows."""
+        self._flicker.clear()
+
+    def result(self) -> Measures:
+        """The measures of all faces so far."""
+        own, new = self._own.value(), self._new.value()
+        flicker = None if own is None or new is None else sqrt((new + _LEAST_NOISE) / (own + _LEAST_NOISE))
+        lips = [_measured(speaker, curves) for speaker, curves in enumerate(self.curves()) if curves is not None]
+        return Measures(tuple(lips), self._seams.value(), flicker)
+
+    def curves(self) -> list[Curves | None]:
+        """Lips and loudness of each speaker over the recording; None where no lips were measured."""
+        return [lips.curves() for lips in self._lips]
+
+    def moments(self) -> list[Moment]:
+        """The moments that matter, in order; empty without pictures."""
+        return [] if self._filmstrip is None else self._filmstrip.moments()
+
+
+class _Mean:
+    """A running mean."""
+
+    def __init__(self) -> None:
+        self._sum, self._count = 0.0, 0
+
+    def add(self, value: float) -> None:
+        self._sum, self._count = self._sum + value, self._count + 1
+
+    def value(self) -> float | None:
+        return self._sum / self._count if self._count else None
+
+
+class _Lips:
+    """The lips of one speaker over the time of the recording."""
+
+    def __init__(self, start_s: Fraction) -> None:
+        self._start_s = start_s
+        self.loudness = Loudness()
+        self._at, self._gaps = array("q"), array("f")
+
+    def add(self, time_s: Fraction, gap: float) -> None:
+        at = round((time_s - self._start_s) * MODEL_FPS)
+        if at >= 0 and not isnan(gap):
+            self._at.append(at)
+            self._gaps.append(gap)
+
+    def curves(self) -> Curves | None:
+        """At the model's rate: the mean of the frames around each time, silence after the recording."""
+        if not self._at:
+            return None
+        at, gaps = np.array(self._at), np.array(self._gaps, np.float64)
+        level_db = self.loudness.level_db()
+        count = max(len(level_db), int(at.max()) + 1)
+        frames = np.bincount(at, minlength=count)
+        means: Float64Array = np.full(count, np.nan)
+        np.divide(np.bincount(at, gaps, count), frames, out=means, where=frames > 0)
+        heard = np.pad(level_db, (0, count - len(level_db)), constant_values=_SILENT_DB)
+        return Curves(means.astype(np.float32), heard)
+
+
+class _Flicker:
+    """Change from frame to frame that is no movement, in one track: second differences over time, in levels squared."""
+
+    def __init__(self) -> None:
+        self.index = -1
+        self._last: deque[tuple[Float32Array, Float32Array, BoolArray]] = deque(maxlen=3)
+
+    def add(self, frame: Frame, target: Target, patch: Patch) -> tuple[float, float] | None:
+        """The mean of the source's and of the new picture, beside the mouth; None before the third frame."""
+        if frame.index != self.index + 1:
+            self._last.clear()
+        self.index = frame.index
+        self._last.append(_aligned(frame, target, patch))
+        if len(self._last) < 3:
+            return None
+        pasted = np.logical_and.reduce([where for _, _, where in self._last])
+        if pasted.sum() < _LEAST_PIXELS:
+            return None
+        own, new = (
+            fmean(np.square(first - 2 * middle + last)[pasted].tolist())
+            for first, middle, last in zip(*((own, new) for own, new, _ in self._last), strict=True)
+        )
+        return own, new
+
+
+def _aligned(frame: Frame, target: Target, patch: Patch) -> tuple[Float32Array, Float32Array, BoolArray]:
+    """Brightness of the source and of the new picture in the network's pose, and where the latter was pasted."""
+    height, width = patch.weight.shape
+    if not (height and width and target.face is not None):
+        nothing: Float32Array = np.zeros((_SIDE_PX, _SIDE_PX), np.float32)
+        return nothing, nothing, nothing > 0
+    own = frame.picture[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width]
+    luma = [cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY) for rgb in (own.astype(np.float32), mixed(own, patch))]
+    scale = _SIDE_PX / np.array(target.face.crop_size_px)
+    matrix = shifted(target.face.matrix, patch.x_px, patch.y_px) * scale[:, None]
+    source, new, weight = (_warped(image, matrix) for image in (*luma, patch.weight))
+    pasted = (weight >= _PASTED) & (mouth_mask(_SIDE_PX) == 0)
+    pasted[_MOUTH] = False
+    return source, new, pasted
+
+
+def _warped(image: NDArray[Any], matrix: Float64Array) -> Float32Array:
+    """`image (h, w)` in the network's pose; averaged before where warping would skip pixels."""
+    shrink = max(1, int(1 / np.linalg.norm(matrix[:, 0])))
+    height, width = (max(1, side // shrink) for side in image.shape)
+    small = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+    scale = np.array([image.shape[1] / width, image.shape[0] / height])
+    scaled = np.column_stack([matrix[:, :2] * scale, matrix[:, 2] + matrix[:, :2] @ ((scale - 1) / 2)])
+    return np.asarray(cv2.warpAffine(small, scaled, (_SIDE_PX, _SIDE_PX)), np.float32)
+
+
+def _measured(speaker: int, curves: Curves) -> LipMeasure:
+    count = int((~np.isnan(curves.gaps)).sum())
+    try:
+        found = score(curves)
+    except InputError:  # too few
+        return LipMeasure(speaker, count, None, None, None)
+    silence = None if isnan(found.silence) else found.silence
+    return LipMeasure(speaker, count, found.opening, found.lag_frames * 1000 // MODEL_FPS, silence)

@@ -1,0 +1,71 @@
+"""The encoded speech of all speakers of a clip."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
+
+from latentsync_trt.audio.encoder import SpeechStream
+from latentsync_trt.audio.vad import find_speech
+from latentsync_trt.config import Silence
+from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.sync.speakers import Voices
+from latentsync_trt.types import Float32Array, Frame
+
+Listen = Callable[[int, Iterable[Float32Array]], Iterable[Float32Array]]
+
+
+class OpenVoices:
+    """The encoded speech of all speakers; open until `close`.
+
+    Args:
+        encode_mel: as for `SpeechStream`.
+        listen: gets each speaker's number and the blocks of the recording, and passes them on.
+
+    Raises:
+        As `SpeechStream` and `read_audio_blocks`.
+    """
+
+    def __init__(
+        self,
+        voices: Voices,
+        encode_mel: Callable[[Float32Array], Float32Array],
+        silence: Silence,
+        listen: Listen = lambda _, blocks: blocks,
+    ) -> None:
+        self._voices = voices
+        self._streams: list[SpeechStream] = []
+        self._opened = ExitStack()
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            for number in range(len(voices.recordings)):
+                opener = _opener(voices, number, silence, listen)
+                self._streams.append(self._opened.enter_context(closing(SpeechStream(opener, encode_mel))))
+            undo.pop_all()
+        ends_s = (
+            piece.at_s + stream.duration_s for piece, stream in zip(voices.recordings, self._streams, strict=True)
+        )
+        self.end_s = max(ends_s)
+        """When the last recording ends in the output."""
+
+    def close(self) -> None:
+        """Closes the recordings."""
+        self._opened.close()
+
+    def windows(self, speaker: int, frames: Sequence[Frame]) -> Float32Array:
+        """What `frames` attend to in the speech of `speaker`, float32 `(n, S, D)`."""
+        number = self._voices.recording_of(speaker)
+        at_s = self._voices.recordings[number].at_s
+        return self._streams[number].windows([frame.time_s - at_s for frame in frames])
+
+
+def _opener(voices: Voices, number: int, silence: Silence, listen: Listen) -> Callable[[], Iterable[Float32Array]]:
+    path = voices.recordings[number].path
+    speech = find_speech(read_audio_blocks(path)) if silence == "closed" else None
+
+    def pieces() -> Iterable[Float32Array]:
+        blocks: Iterable[Float32Array] = read_audio_blocks(path)
+        for speaker in range(voices.count):
+            if voices.recording_of(speaker) == number:
+                blocks = listen(speaker, blocks)
+        return blocks if speech is None else speech.gated(blocks)
+
+    return pieces

@@ -1,0 +1,96 @@
+"""Pictures of every format that `YuvPlanes` holds: random ones for properties, and their RGB by the equations."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import av
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from latentsync_trt.media.color import coding_of
+from latentsync_trt.media.patching import pixels_per_sample
+from latentsync_trt.types import ColorTags, Float64Array, Patch, UInt8Array, UInt16Array, YuvPlanes
+
+LARGEST_SIDE_PX = 13
+"""Odd and even, with room for patches that touch no edge, one, or all."""
+
+SAMPLINGS = {"420": (2, 2), "422": (1, 2), "440": (2, 1), "444": (1, 1)}
+"""Rows and columns of pixels for each chroma sample."""
+
+COLORS = st.builds(
+    ColorTags, st.just(1), st.sampled_from([1, 16, 18]), st.sampled_from([0, 1, 2, 5, 9]), st.sampled_from([None, True])
+)
+
+Plane = UInt8Array | UInt16Array
+
+
+def noise(
+    size: tuple[int, int], sampling: str = "420", bits: int = 8, color: ColorTags | None = None, margin: float = 0.0
+) -> YuvPlanes:
+    """Random planes of a picture of `size` (H, W), `margin` of the range away from its ends."""
+    rng = np.random.default_rng(size[0] * size[1] + bits)
+    down, across = SAMPLINGS[sampling]
+    half = -(-size[0] // down), -(-size[1] // across)
+    low, high = round(margin * 2**bits), round((1 - margin) * 2**bits)
+    planes = (rng.integers(low, high, shape).astype(_kind(bits)) for shape in (size, half, half))
+    return YuvPlanes(*planes, color or ColorTags(1, 1, 1), bits)
+
+
+def levels(*shape: int, bits: int = 8) -> st.SearchStrategy[Plane]:
+    """Any codes of so many bits."""
+    codes = st.integers(0, 2**bits - 1)
+    return arrays(_kind(bits), shape, elements=codes, fill=codes)
+
+
+@st.composite
+def patched(draw: Callable[..., object]) -> tuple[YuvPlanes, Patch]:
+    """A picture of random size, format and colors, and a patch that lies within it."""
+    height, width = (draw(st.integers(1, LARGEST_SIDE_PX)) for _ in range(2))
+    color, bits = draw(COLORS), draw(st.sampled_from([8, 10, 12, 16]))
+    down, across = draw(st.sampled_from(list(SAMPLINGS.values()))) if color.matrix else (1, 1)
+    half = -(-height // down), -(-width // across)
+    planes = YuvPlanes(*(draw(levels(*shape, bits=bits)) for shape in ((height, width), half, half)), color, bits)
+    y_px, x_px = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
+    size = draw(st.integers(1, height - y_px)), draw(st.integers(1, width - x_px))
+    weight = draw(arrays(np.float32, size, elements=st.sampled_from([0.0, 0.0, 0.25, 1.0]), fill=st.nothing()))
+    return planes, Patch(x_px, y_px, draw(levels(*size, 3, bits=16)), weight)
+
+
+def rgb_of(planes: YuvPlanes) -> Float64Array:
+    """R'G'B' in [0, 1] by the equations of H.273 in float64, chroma repeated over its pixels."""
+    height, width = planes.y.shape
+    coding = coding_of(planes.color, width, height, planes.bits)
+    if coding.identity:
+        green, blue, red = (
+            (plane - coding.luma_offset) / coding.luma_scale for plane in (planes.y, planes.u, planes.v)
+        )
+        return np.stack([red, green, blue], -1)
+    down, across = pixels_per_sample(planes)
+    luma = (planes.y - coding.luma_offset) / coding.luma_scale
+    cb, cr = (
+        ((plane.astype(np.float64) - coding.chroma_center) / coding.chroma_scale)
+        .repeat(down, 0)[:height]
+        .repeat(across, 1)[:, :width]
+        for plane in (planes.u, planes.v)
+    )
+    red, blue = luma + 2 * (1 - coding.kr) * cr, luma + 2 * (1 - coding.kb) * cb
+    green = (luma - coding.kr * red - coding.kb * blue) / (1 - coding.kr - coding.kb)
+    return np.stack([red, green, blue], -1)
+
+
+def decoded_planes(path: Path) -> list[tuple[str, list[Plane]]]:
+    """The pixel format and the planes of each picture as PyAV decodes them; packed RGB is one plane."""
+    with av.open(str(path)) as container:
+        return [(frame.format.name, _stored(frame)) for frame in container.decode(video=0)]
+
+
+def _stored(frame: av.VideoFrame) -> list[Plane]:
+    bits, packed = frame.format.components[0].bits, len(frame.planes) == 1 and frame.format.is_rgb
+    rows = (np.frombuffer(plane, _kind(bits)).reshape(plane.height, -1) for plane in frame.planes)
+    widths = (plane.width * (4 if packed else 1) for plane in frame.planes)
+    return [row[:, :width].copy() for row, width in zip(rows, widths, strict=True)]
+
+
+def _kind(bits: int) -> type[np.uint8] | type[np.uint16]:
+    return np.uint8 if bits == 8 else np.uint16

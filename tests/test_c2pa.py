@@ -1,0 +1,206 @@
+"""Content credentials: what is written verifies and says what was done; what cannot sign is refused before a run."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import c2pa
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from latentsync_trt.errors import InputError, MissingDependency, OutputError
+from latentsync_trt.media.c2pa import Credentials, read_credentials, sign
+from latentsync_trt.media.mark import mark
+from latentsync_trt.version import __version__
+from tests.certificates import Files, p256, write_pair
+from tests.clips import decoded, numbered, write_video
+from tests.test_mark import SOURCE_TYPE, xmp_of
+
+
+def credentials_of(files: Files, output: str = "out.mp4") -> Credentials:
+    found = read_credentials(files.cert, files.key, Path(output))
+    assert found is not None
+    return found
+
+
+def stored(path: Path) -> dict[str, Any]:
+    """The manifest store, as the package's reader reports it."""
+    with c2pa.Reader(str(path)) as reader:
+        found: dict[str, Any] = json.loads(reader.json())
+    return found
+
+
+def actions_of(path: Path) -> list[dict[str, Any]]:
+    found = stored(path)
+    assertions = found["manifests"][found["active_manifest"]]["assertions"]
+    (actions,) = [entry["data"]["actions"] for entry in assertions if entry["label"].startswith("c2pa.actions")]
+    return list(actions)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_video(tmp_path / "source.mp4", numbered(5))
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mov"])
+def test_the_record_names_edit_tool_and_source(suffix: str, source: Path, tmp_path: Path) -> None:
+    path = write_video(tmp_path / f"out{suffix}", numbered(5))
+    mark(path)
+    frames = decoded(path)
+    sign(path, source, credentials_of(write_pair(tmp_path, p256())))
+    found = stored(path)
+    manifest = found["manifests"][found["active_manifest"]]
+    opened, edited = actions_of(path)
+    assert found["validation_state"] == "Valid"
+    assert [status["code"] for status in found["validation_status"]] == ["signingCredential.untrusted"]
+    assert opened["action"] == "c2pa.opened"
+    assert (edited["action"], edited["digitalSourceType"]) == ("c2pa.edited", SOURCE_TYPE)
+    assert edited["softwareAgent"] == {"name": "latentsync-trt", "version": __version__}
+    assert [(one["title"], one["relationship"]) for one in manifest["ingredients"]] == [("source.mp4", "parentOf")]
+    assert all((a == b).all() for a, b in zip(decoded(path), frames, strict=True))
+    assert [entry.name for entry in tmp_path.glob("signed-*")] == []
+    if suffix == ".mp4":
+        assert xmp_of(path)["type"] == SOURCE_TYPE
+
+
+@pytest.mark.parametrize(
+    ("key", "algorithm"),
+    [
+        (ec.generate_private_key(ec.SECP384R1()), "es384"),
+        (ed25519.Ed25519PrivateKey.generate(), "ed25519"),
+        (rsa.generate_private_key(65537, 2048), "ps256"),
+    ],
+    ids=["P-384", "Ed25519", "RSA"],
+)
+def test_each_kind_of_key_signs(
+    key: CertificateIssuerPrivateKeyTypes, algorithm: str, source: Path, tmp_path: Path
+) -> None:
+    credentials = credentials_of(write_pair(tmp_path, key))
+    path = write_video(tmp_path / "out.mp4", numbered(2))
+    sign(path, source, credentials)
+    assert credentials.algorithm == algorithm
+    assert stored(path)["validation_state"] == "Valid"
+
+
+def test_credentials_of_the_source_are_kept(source: Path, tmp_path: Path) -> None:
+    credentials = credentials_of(write_pair(tmp_path, p256()))
+    sign(source, write_video(tmp_path / "first.mp4", numbered(2)), credentials)
+    path = write_video(tmp_path / "out.mp4", numbered(2))
+    sign(path, source, credentials)
+    assert len(stored(path)["manifests"]) == 2
+
+
+@pytest.mark.parametrize("name", ["source.mkv", "damaged.mp4", "frames-%05d.png"])
+def test_sources_without_room_for_credentials(name: str, tmp_path: Path) -> None:
+    """A sequence of pictures is no file: the record then says that the video was made."""
+    source = tmp_path / name
+    if name == "source.mkv":
+        write_video(source, numbered(2))
+    elif name == "damaged.mp4":
+        source.write_bytes(b"no video")
+    path = write_video(tmp_path / "out.mp4", numbered(2))
+    sign(path, source, credentials_of(write_pair(tmp_path, p256())))
+    assert stored(path)["validation_state"] == "Valid"
+    assert actions_of(path)[0]["action"] == ("c2pa.created" if "%" in name else "c2pa.opened")
+
+
+def test_a_change_after_signing_is_noticed(source: Path, tmp_path: Path) -> None:
+    """Otherwise the tests above could not fail."""
+    path = write_video(tmp_path / "out.mp4", numbered(5))
+    sign(path, source, credentials_of(write_pair(tmp_path, p256())))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert stored(path)["validation_state"] == "Invalid"
+
+
+def test_what_does_not_verify_is_no_output(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_video(tmp_path / "out.mp4", numbered(5))
+    credentials = credentials_of(write_pair(tmp_path, p256()))
+    whole = c2pa.Builder.sign
+
+    def damaged(self: c2pa.Builder, signer: c2pa.Signer, mime: str, unsigned: Any, target: Any) -> None:
+        whole(self, signer, mime, unsigned, target)
+        target.seek(-1, 2)
+        target.write(b"?")
+
+    monkeypatch.setattr(c2pa.Builder, "sign", damaged)
+    with pytest.raises(OutputError, match=r"do not verify: assertion\.bmffHash\.mismatch"):
+        sign(path, source, credentials)
+
+
+# What is refused before a run
+
+
+def refused(files: Files, output: str = "out.mp4") -> str:
+    with pytest.raises(InputError) as caught:
+        read_credentials(files.cert, files.key, Path(output))
+    return str(caught.value)
+
+
+def test_nothing_to_sign_with() -> None:
+    assert read_credentials(None, None, Path("out.mkv")) is None
+
+
+def test_one_without_the_other(tmp_path: Path) -> None:
+    files = write_pair(tmp_path, p256())
+    with pytest.raises(InputError, match="--c2pa-cert needs --c2pa-key, too"):
+        read_credentials(files.cert, None, Path("out.mp4"))
+    with pytest.raises(InputError, match="--c2pa-key needs --c2pa-cert, too"):
+        read_credentials(None, files.key, Path("out.mp4"))
+
+
+def test_a_container_without_room(tmp_path: Path) -> None:
+    assert refused(write_pair(tmp_path, p256()), "out.mkv") == (
+        "out.mkv: cannot hold C2PA credentials; use .mp4 or .mov"
+    )
+
+
+def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = write_pair(tmp_path, p256())
+    monkeypatch.setattr("latentsync_trt.media.c2pa.find_spec", lambda name: None)
+    assert importlib.util.find_spec("c2pa") is not None
+    with pytest.raises(MissingDependency, match=r"pip install 'latentsync-trt\[c2pa\]'"):
+        read_credentials(files.cert, files.key, Path("out.mp4"))
+
+
+def test_files_that_are_missing_or_no_pem(tmp_path: Path) -> None:
+    files = write_pair(tmp_path, p256())
+    missing = tmp_path / "missing.pem"
+    assert refused(Files(missing, files.key)) == f"{missing}: cannot be read: No such file or directory"
+    assert f"{files.key}: is no certificate in PEM format" in refused(Files(files.key, files.key))
+    assert f"{files.cert}: is no private key in PEM format" in refused(Files(files.cert, files.cert))
+
+
+def test_a_key_with_a_password(tmp_path: Path) -> None:
+    key = p256()
+    files = write_pair(tmp_path, key)
+    files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
+    assert "is protected by a password; to write it without: openssl pkey -in key.pem" in refused(files)
+
+
+def test_no_pair(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    files, other = write_pair(tmp_path, p256()), write_pair(tmp_path / "other", p256())
+    message = f"{other.key}: is not the key of the first certificate in {files.cert}; give a pair"
+    assert refused(Files(files.cert, other.key)) == message
+
+
+@pytest.mark.parametrize(("days", "problem"), [((-9, -2), "expired on "), ((2, 9), "is valid from ")])
+def test_a_certificate_outside_its_time(days: tuple[int, int], problem: str, tmp_path: Path) -> None:
+    assert problem in refused(write_pair(tmp_path, p256(), days=days))
+
+
+def test_a_certificate_for_another_purpose(tmp_path: Path) -> None:
+    message = refused(write_pair(tmp_path, p256(), purpose=ExtendedKeyUsageOID.SERVER_AUTH))
+    assert "content credentials cannot be signed: Signature: the certificate is invalid" in message
+    assert "an extended key usage such as e-mail" in message
+
+
+def test_a_key_that_c2pa_has_no_signature_for(tmp_path: Path) -> None:
+    message = refused(write_pair(tmp_path, ec.generate_private_key(ec.SECP256K1())))
+    assert "use ECDSA with P-256, P-384 or P-521, RSA, or Ed25519" in message

@@ -1,0 +1,119 @@
+"""The mark of a synced video, read back by a small reader of boxes, and by FFmpeg."""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+from xml.etree import ElementTree
+
+import av
+import pytest
+
+from latentsync_trt.errors import OutputError
+from latentsync_trt.media.mark import mark, marked
+from latentsync_trt.version import __version__
+from tests.clips import decoded, numbered
+
+SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/compositeWithTrainedAlgorithmicMedia"
+SUFFIXES = (".mp4", ".mov", ".mkv")
+
+_RDF = "{http://www.w3.org/1999/02/22-rdf-syntax-ns#}"
+_XMP_BOX = UUID("BE7ACFCB-97A9-42E8-9C71-999491E3AFAC").bytes
+
+
+def boxes(content: bytes) -> Iterator[tuple[bytes, int, bytes]]:
+    """Type, offset of the content, and content of each box."""
+    at = 0
+    while at + 8 <= len(content):
+        size, kind = struct.unpack_from(">I4s", content, at)
+        yield kind, at + 8, content[at + 8 : at + size]
+        at += size
+
+
+def inner(content: bytes, kind: bytes) -> bytes:
+    """The content of the only box of this type."""
+    (found,) = [body for name, _, body in boxes(content) if name == kind]
+    return found
+
+
+def xmp_of(path: Path) -> dict[str, str]:
+    """Tool and source type of the only XMP packet, read from where the specification wants it."""
+    content = path.read_bytes()
+    assert content.count(b"<x:xmpmeta") == 1
+    if path.suffix == ".mov":
+        packet = inner(inner(inner(content, b"moov"), b"udta"), b"XMP_")
+    else:
+        (packet,) = [body[16:] for kind, _, body in boxes(content) if kind == b"uuid" and body[:16] == _XMP_BOX]
+    rdf = ElementTree.fromstring(packet.decode().strip("\ufeff"))  # also checks that it is well-formed
+    (description,) = rdf.iter(f"{_RDF}Description")
+    (kind,) = description.iter("{http://iptc.org/std/Iptc4xmpExt/2008-02-29/}DigitalSourceType")
+    return {"tool": description.attrib["{http://ns.adobe.com/xap/1.0/}CreatorTool"], "type": kind.text or ""}
+
+
+def write(path: Path, metadata: dict[str, str]) -> Path:
+    """A short video."""
+    with av.open(str(path), "w", options={} if path.suffix == ".mkv" else {"movflags": "+faststart"}) as container:
+        container.metadata.update(metadata)
+        stream = container.add_stream("libx264", rate=25, options={"preset": "ultrafast"})
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        for rgb in numbered(5):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(rgb, format="rgb24")))
+        container.mux(stream.encode(None))
+    return path
+
+
+def metadata_of(path: Path) -> dict[str, str]:
+    with av.open(str(path)) as container:
+        return {name.lower(): value for name, value in container.metadata.items()}
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mov"])
+def test_the_packet_is_where_xmp_readers_look(suffix: str, tmp_path: Path) -> None:
+    path = write(tmp_path / f"a{suffix}", marked({}, suffix))
+    mark(path)
+    assert xmp_of(path) == {"tool": f"latentsync-trt {__version__}", "type": SOURCE_TYPE}
+
+
+def test_matroska_has_tags(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.mkv", marked({}, ".mkv"))
+    mark(path)
+    found = metadata_of(path)
+    assert (found["digital_source_type"], found["software"]) == (SOURCE_TYPE, f"latentsync-trt {__version__}")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_players_show_it_in_words_beside_the_own_ones(suffix: str, tmp_path: Path) -> None:
+    path = write(tmp_path / f"a{suffix}", marked({"title": "Pier", "comment": "take 2"}, suffix))
+    mark(path)
+    found = metadata_of(path)
+    assert found["title"] == "Pier"
+    assert found["comment"] == f"take 2; lips changed by AI (latentsync-trt {__version__})"
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_video_that_is_synced_twice_has_one_mark(suffix: str, tmp_path: Path) -> None:
+    first = write(
+        tmp_path / f"a{suffix}", marked({"COMMENT": "take 2; lips changed by AI (latentsync-trt 0.0.1)"}, suffix)
+    )
+    with av.open(str(first), options={"export_xmp": "1"}) as container:
+        again = marked(container.metadata, suffix)
+    path = write(tmp_path / f"b{suffix}", again)
+    mark(path)
+    assert metadata_of(path)["comment"] == f"take 2; lips changed by AI (latentsync-trt {__version__})"
+    assert suffix == ".mkv" or xmp_of(path)["type"] == SOURCE_TYPE
+
+
+def test_nothing_moves_in_the_file(tmp_path: Path) -> None:
+    """The index before the media still points at it, and no byte changes."""
+    path = write(tmp_path / "a.mp4", marked({}, ".mp4"))
+    before, frames = path.read_bytes(), decoded(path)
+    mark(path)
+    after = path.read_bytes()
+    assert after.startswith(before)
+    assert [kind for kind, _, _ in boxes(after)] == [b"ftyp", b"moov", b"free", b"mdat", b"uuid"]
+    assert all((a == b).all() for a, b in zip(decoded(path), frames, strict=True))
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"missing.*gone\.mp4: cannot be written"):
+        mark(tmp_path / "missing" / "gone.mp4")

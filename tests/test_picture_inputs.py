@@ -1,0 +1,122 @@
+"""Inputs that are no videos: a still picture, an image sequence, an animated GIF."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from latentsync_trt.config import Extend
+from latentsync_trt.errors import MediaError
+from latentsync_trt.media.files import check_file
+from latentsync_trt.media.playback import Playback
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.types import Frame
+from tests.clips import number_of, numbered
+
+DELAYS_MS = [40, 100, 40, 300, 50]
+
+
+def pictures(count: int) -> list[Image.Image]:
+    return [Image.fromarray(picture) for picture in numbered(count)]
+
+
+def write_sequence(folder: Path, names: list[str]) -> None:
+    folder.mkdir(exist_ok=True)
+    for picture, name in zip(pictures(len(names)), names, strict=True):
+        picture.save(folder / name)
+
+
+def read(path: Path, duration_s: Fraction | int | None = None, extend: Extend | None = None) -> list[Frame]:
+    return list(read_frames(path, Playback(None, None if duration_s is None else Fraction(duration_s), extend)))
+
+
+def numbers(frames: list[Frame]) -> list[int]:
+    return [number_of(frame.rgb) for frame in frames]
+
+
+@pytest.mark.parametrize("extend", ["pingpong", "loop", "hold"])
+@pytest.mark.parametrize("name", ["still.png", "still.jpg", "still.webp", "100%d.png"])
+def test_a_still_picture_is_held_at_the_models_rate(tmp_path: Path, name: str, extend: Extend) -> None:
+    pictures(6)[5].save(tmp_path / name)
+    frames = read(tmp_path / name, 2, extend)
+    assert numbers(frames) == [5] * 50
+    assert [frame.time_s for frame in frames] == [Fraction(index, 25) for index in range(50)]
+    assert len({id(frame.planes) for frame in frames}) == 1
+    assert probe(tmp_path / name).frames_per_s == 25
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photograph_is_turned_upright(tmp_path: Path, orientation: int) -> None:
+    pixels = np.zeros((64, 96, 3), np.uint8)
+    pixels[:16, :32] = 255  # in one corner
+    exif, photograph = Image.Exif(), tmp_path / "photograph.jpg"
+    exif[0x0112] = orientation
+    Image.fromarray(pixels).save(photograph, exif=exif, quality=95)
+    with Image.open(photograph) as image:
+        upright = ImageOps.exif_transpose(image)
+    info, (frame,) = probe(photograph), read(photograph)
+    assert (info.width_px, info.height_px) == upright.size
+    assert np.abs(frame.rgb.astype(int) - np.asarray(upright)).mean() < 3
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("%05d.png", ["00000.png", "00001.png", "00002.png"]),
+        ("%05d.png", ["99998.png", "99999.png", "100000.png"]),
+        ("shot-%d.jpg", ["shot-9.jpg", "shot-10.jpg", "shot-11.jpg"]),
+        ("%03d_left.webp", ["700_left.webp", "701_left.webp"]),
+    ],
+)
+def test_a_sequence_is_a_video_of_25_frames_a_second(tmp_path: Path, pattern: str, names: list[str]) -> None:
+    folder = tmp_path / "100% done"
+    write_sequence(folder, names)
+    (folder / "notes-0001.png").write_text("not a frame")
+    frames = read(folder / pattern)
+    assert numbers(frames) == [*range(len(names))]
+    assert [frame.time_s for frame in frames] == [Fraction(index, 25) for index in range(len(names))]
+    info = probe(folder / pattern)
+    assert (info.duration_s, info.frames_per_s, info.time_base) == (Fraction(len(names), 25), 25, Fraction(1, 25))
+    there_and_back = numbers(read(folder / pattern, Fraction(4 + 20, 25), "pingpong"))
+    assert there_and_back[: len(names) + 1] == [*range(len(names)), len(names) - 2]
+
+
+@pytest.mark.parametrize(
+    ("names", "message", "usage"),
+    [
+        (["00001.png", "00002.png", "00005.png"], r"00003\.png: is missing, but 00005\.png exists", False),
+        (["0001.png"], r"no such pictures, as 00001\.png; did you mean .*%04d\.png\?", True),
+        ([], r"no such pictures, as 00001\.png$", True),
+    ],
+)
+def test_what_a_sequence_lacks_is_told(tmp_path: Path, names: list[str], message: str, usage: bool) -> None:
+    write_sequence(tmp_path, names)
+    for check in (check_file, probe):
+        with pytest.raises(MediaError, match=message) as raised:
+            check(tmp_path / "%05d.png")
+        assert raised.value.usage == usage
+
+
+def test_a_missing_folder_of_a_sequence_is_told(tmp_path: Path) -> None:
+    with pytest.raises(MediaError, match=r"%05d\.png: its folder cannot be read: No such file") as raised:
+        check_file(tmp_path / "frames" / "%05d.png")
+    assert raised.value.usage
+
+
+def test_pictures_of_several_sizes_are_refused(tmp_path: Path) -> None:
+    write_sequence(tmp_path, ["1.png", "2.png"])
+    pictures(1)[0].resize((48, 32)).save(tmp_path / "2.png")
+    with pytest.raises(MediaError, match="its pictures change from 96×64 to 48×32"):
+        read(tmp_path / "%d.png")
+
+
+@pytest.mark.parametrize("extend", ["pingpong", "loop"])
+def test_a_gif_keeps_its_delays(tmp_path: Path, extend: Extend) -> None:
+    first, *others = pictures(5)
+    first.save(tmp_path / "clip.gif", save_all=True, append_images=others, duration=DELAYS_MS)
+    order = [0, 1, 2, 3, 4, 3, 2, 1, 0, 1, 2, 3, 4] if extend == "pingpong" else [*range(5)] * 3
+    frames = read(tmp_path / "clip.gif", 3, extend)[: len(order)]
+    assert numbers(frames) == order
+    assert [frame.duration_s * 1000 for frame in frames] == [DELAYS_MS[number] for number in order]

@@ -1,0 +1,206 @@
+"""How a video is played: at its own times or another rate, and what follows its end."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latentsync_trt.config import Extend
+from latentsync_trt.media import passes
+from latentsync_trt.media.playback import Playback, played
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.timing import HELD_S, Timed
+from latentsync_trt.types import Frame
+from tests.clips import number_of, numbered, write_video
+
+NTSC = Fraction(30000, 1001)
+VARIABLE_MS = [0, 40, 80, 500, 510, 520, 530, 900, 1000, 1040]
+
+durations = st.lists(st.fractions(Fraction(1, 100), 1, max_denominator=100), min_size=1, max_size=8)
+
+
+@dataclass(frozen=True)
+class Film:
+    """Pictures 0, 1, … that last so long."""
+
+    durations_s: list[Fraction]
+
+    @property
+    def period_s(self) -> Fraction:
+        return min(sum(self.durations_s, Fraction(0)) / len(self.durations_s), Fraction(1, 10))
+
+    def forward(self) -> Iterator[Timed[int]]:
+        time_s = Fraction(0)
+        for number, duration_s in enumerate(self.durations_s):
+            yield Timed(time_s, duration_s, number)
+            time_s += duration_s
+
+    def backward(self) -> Iterator[Timed[int]]:
+        yield from [*self.forward()][-2::-1]
+
+
+def expected(film: Film, extend: Extend, duration_s: Fraction, delay_s: Fraction) -> list[tuple[Fraction, int]]:
+    """When each picture begins, picture by picture."""
+    count, shown, at_s, step = len(film.durations_s), list[tuple[Fraction, int]](), delay_s, 0
+    while at_s < duration_s:
+        if extend == "pingpong":
+            phase = step % max(2 * count - 2, 1)
+            number, turns = min(phase, 2 * count - 2 - phase), step and phase in (0, count - 1)
+        else:
+            number, turns = step % count, step % count == count - 1
+        shown.append((at_s, number))
+        at_s += film.durations_s[number]
+        ends = (turns or count == 1) if extend == "pingpong" else turns
+        if ends and (extend == "hold" or count == 1 or duration_s - at_s < HELD_S):
+            while at_s < duration_s:
+                shown.append((at_s, number))
+                at_s += film.period_s
+        step += 1
+    return shown
+
+
+@given(durations, st.sampled_from(["pingpong", "loop", "hold"]), st.fractions(0, 9, max_denominator=50))
+def test_every_end_is_extended_as_told(durations_s: list[Fraction], extend: Extend, duration_s: Fraction) -> None:
+    film = Film(durations_s)
+    frames = list(played(film, Playback(None, duration_s, extend)))
+    assert [(frame.time_s, frame.item.item) for frame in frames] == expected(film, extend, duration_s, Fraction(0))
+    assert all(one.end_s == following.time_s for one, following in pairwise(frames))
+    starts_s = {picture.item: picture.time_s for picture in film.forward()}
+    assert all(frame.item.time_s == starts_s[frame.item.item] for frame in frames)
+    if frames:
+        assert duration_s <= frames[-1].end_s < duration_s + max(*durations_s, film.period_s)
+
+
+@given(durations, st.fractions(0, 2, max_denominator=100), st.fractions(1, 9, max_denominator=50))
+def test_a_constant_rate_shows_what_is_on_screen(
+    durations_s: list[Fraction], delay_s: Fraction, duration_s: Fraction
+) -> None:
+    film = Film(durations_s)
+    frames = list(played(film, Playback(25, duration_s, "pingpong", delay_s)))
+    assert [frame.time_s for frame in frames] == [Fraction(k, 25) for k in range(-(-duration_s * 25 // 1))]
+    shown = expected(film, "pingpong", duration_s + 1, delay_s)
+    for frame in frames[:-13]:  # whether the last ones are held depends on the duration
+        middle_s = frame.time_s + Fraction(1, 50)
+        assert frame.item.item == next((number for start_s, number in reversed(shown) if start_s < middle_s), 0)
+
+
+@given(durations, st.fractions(0, 2, max_denominator=100))
+def test_a_late_picture_is_repeated_before_its_time(durations_s: list[Fraction], delay_s: Fraction) -> None:
+    film = Film(durations_s)
+    frames = list(played(film, Playback(delay_s=delay_s)))
+    before = len(frames) - len(durations_s)
+    assert frames[0].time_s == 0
+    assert all(one.end_s == following.time_s for one, following in pairwise(frames))
+    assert [frame.item.item for frame in frames] == [0] * before + [*range(len(durations_s))]
+    if before:
+        assert frames[before].time_s == delay_s
+        assert all(frame.duration_s == film.period_s for frame in frames[1:before])
+    else:
+        assert delay_s < film.period_s / 2
+
+
+def read(path: Path, duration_s: Fraction | int | None = None, extend: Extend | None = None) -> list[Frame]:
+    found = list(read_frames(path, Playback(None, None if duration_s is None else Fraction(duration_s), extend)))
+    assert [frame.index for frame in found] == [*range(len(found))]
+    assert all(one.time_s + one.duration_s == following.time_s for one, following in pairwise(found))
+    return found
+
+
+def numbers(frames: list[Frame]) -> list[int]:
+    return [number_of(frame.rgb) for frame in frames]
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mkv", "ts", "avi"])
+@pytest.mark.parametrize("fps", [Fraction(24000, 1001), 25, NTSC, 50, Fraction(60000, 1001)])
+def test_a_constant_rate_keeps_its_exact_times(tmp_path: Path, suffix: str, fps: Fraction | int) -> None:
+    clip = write_video(tmp_path / f"clip.{suffix}", numbered(20), fps, options={"bf": "0", "preset": "ultrafast"})
+    frames, info = read(clip), probe(clip)
+    assert (
+        [frame.time_s for frame in frames]
+        == [frame.source_s for frame in frames]
+        == [k / Fraction(fps) for k in range(20)]
+    )
+    assert {frame.duration_s for frame in frames} == {1 / Fraction(fps)}
+    assert (info.frames_per_s, numbers(frames)) == (fps, [*range(20)])
+    assert info.time_base is not None
+    assert suffix == "ts" or (1 / Fraction(fps) / info.time_base).denominator == 1
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
+def test_a_variable_rate_keeps_its_stamps(tmp_path: Path, suffix: str) -> None:
+    frames = read(write_video(tmp_path / f"clip.{suffix}", numbered(10), 25, times=VARIABLE_MS))
+    assert [frame.time_s * 1000 for frame in frames] == VARIABLE_MS
+    assert frames[-1].duration_s == Fraction(1, 25)
+    back = read(tmp_path / f"clip.{suffix}", 3, "pingpong")
+    starts_ms = [*VARIABLE_MS, 1080]
+    steps_ms = [b - a for a, b in pairwise(starts_ms)]
+    there_and_back = [*range(10), *range(8, -1, -1), *range(1, 10)]
+    assert numbers(back) == there_and_back[: len(back)]
+    assert [frame.duration_s * 1000 for frame in back[:-1]] == [steps_ms[number] for number in numbers(back)[:-1]]
+    assert [frame.source_s * 1000 for frame in back] == [VARIABLE_MS[number] for number in numbers(back)]
+
+
+def test_a_held_picture_ends_with_the_output(tmp_path: Path) -> None:
+    clip = write_video(tmp_path / "clip.mkv", numbered(3), 25, times=[0, 40, 9000])
+    assert [frame.duration_s for frame in read(clip, 2)] == [Fraction(1, 25), Fraction(49, 25)]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("clip.mp4", {"g": "10"}),
+        ("clip.mkv", {"g": "10", "flags": "+cgop"}),
+        ("clip.ts", {"g": "10"}),
+        ("clip.avi", {"g": "300", "bf": "0"}),
+        ("clip.h264", {"g": "10"}),  # no stamps
+        ("intra.mp4", {"x264-params": "intra-refresh=1:keyint=10"}),  # one keyframe
+    ],
+)
+def test_any_file_is_played_backwards(
+    tmp_path: Path, name: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "_CHUNK_BYTES", 9 * 96 * 64 * 3 // 2)
+    clip = write_video(tmp_path / name, numbered(60), 25, options={"preset": "veryfast", "crf": "8", **options})
+    frames = read(clip, 5, "pingpong")
+    assert numbers(frames) == [*range(60), *range(58, -1, -1), *[0] * 6]
+    for number, frame in zip(numbers(frames), frames, strict=True):
+        assert (frame.rgb == frames[number].rgb).all()
+        assert frame.source_s == frames[number].source_s
+
+
+def test_joined_recordings_are_played_backwards(tmp_path: Path) -> None:
+    parts = [write_video(tmp_path / f"{name}.ts", numbered(30)) for name in ("a", "b")]
+    joined = tmp_path / "joined.ts"
+    joined.write_bytes(b"".join(part.read_bytes() for part in parts))
+    once = [*range(30), *range(30)]
+    assert numbers(read(joined, 4, "pingpong")) == [*once, *once[-2::-1]][:100]
+
+
+def test_few_pictures_are_held_to_play_backwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk has as many pictures as fit, and no more are decoded than from the keyframe before it."""
+    decoded: list[int] = []
+    found = passes._found
+
+    def counted(*args: object) -> object:
+        pictures = found(*args)  # type: ignore[arg-type]
+        decoded.append(len(pictures))
+        return pictures
+
+    monkeypatch.setattr(passes, "_CHUNK_BYTES", 10 * 96 * 64 * 3 // 2)
+    monkeypatch.setattr(passes, "_found", counted)
+    clip = write_video(tmp_path / "clip.mp4", numbered(100), options={"g": "10", "bf": "0", "preset": "ultrafast"})
+    read(clip, 8, "pingpong")
+    assert sum(decoded) == 99
+    assert max(decoded) <= 10
+
+
+@pytest.mark.parametrize("extend", ["pingpong", "loop", "hold"])
+def test_less_than_half_a_second_is_held(tmp_path: Path, extend: Extend) -> None:
+    clip = write_video(tmp_path / "clip.mp4", numbered(30))
+    assert numbers(read(clip, Fraction(42, 25), extend)) == [*range(30), *[29] * 12]
+    assert (numbers(read(clip, 2, extend)) == [*range(30), *[29] * 20]) == (extend == "hold")

@@ -1,0 +1,254 @@
+"""Measures while a clip runs, on faces whose lips, noise and edges are known."""
+
+from collections.abc import Callable
+from fractions import Fraction
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from latentsync_trt.face.paste import Pasted
+from latentsync_trt.media.audio import SPEECH_RATE_HZ
+from latentsync_trt.sync.jobs import Target
+from latentsync_trt.sync.quality import Quality
+from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, Measures, Patch, UInt8Array
+
+SIZE_PX = (105, 140)
+"""Of the pictures: the upright crop of a face at 128 px, so that both have the same pixels."""
+EYES_PX = 60.0
+WHOLE = (slice(None), slice(None))
+MOUTH = (slice(72, 110), slice(30, 76))
+"""Rows and columns of a picture in which lips move."""
+
+SEED = 3
+
+
+def picture(noise: float = 0.0, seed: int = SEED) -> UInt8Array:
+    levels = 120 + np.random.default_rng(seed).normal(0, 1, (SIZE_PX[1], SIZE_PX[0], 3)) * noise
+    return np.clip(np.rint(levels), 0, 255).astype(np.uint8)
+
+
+def mesh(gap: float) -> Float32Array:
+    """A mesh whose lips are `gap` apart."""
+    points = np.zeros((468, 2), np.float32)
+    points[263] = EYES_PX, 0
+    points[[87, 317, 178, 402, 88, 318]] = 0, gap * EYES_PX
+    return points
+
+
+def add(
+    quality: Quality,
+    index: int,
+    *,
+    own: UInt8Array,
+    new: UInt8Array,
+    gap: float | None = 0.1,
+    fps: int = 25,
+    seam: float = 0.5,
+    track_id: int = 0,
+    speaker: int = 0,
+) -> None:
+    """A frame whose picture `own` becomes `new`."""
+    time_s = Fraction(index, fps)
+    frame = Frame(index, time_s, Fraction(1, fps), time_s, own, None)
+    face = Face(np.array([20, 20, 85, 120], np.float32), np.zeros((3, 2), np.float32))
+    matrix = np.eye(2, 3)
+    target = Target(track_id, 0, speaker, face, matrix, AlignedFace(own, matrix, SIZE_PX))
+    patch = Patch(0, 0, new.astype(np.uint16) * 257, np.ones(new.shape[:2], np.float32))
+    quality.add(frame, target, Pasted(patch, None, None if gap is None else mesh(gap), seam))
+
+
+# Lips
+
+
+def openings(count: int) -> Float32Array:
+    """Syllables and pauses, per 25th of a second."""
+    time_s = np.arange(count) / 25
+    syllables = np.abs(np.sin(7 * time_s + np.sin(3 * time_s)))
+    return np.where(np.sin(1.7 * time_s) > -0.4, syllables, 0).astype(np.float32)
+
+
+def speech(opening: Float32Array) -> list[Float32Array]:
+    """A sound as loud as the mouth is open, in blocks."""
+    count = len(opening) * SPEECH_RATE_HZ // 25
+    loud = np.interp(np.arange(count) / SPEECH_RATE_HZ, np.arange(len(opening)) / 25, opening)
+    samples = loud * np.random.default_rng(SEED).normal(0, 0.2, count)
+    return list(np.array_split(samples.astype(np.float32), 7))
+
+
+def measured(
+    gaps: Callable[[Fraction], float], *, count: int = 250, fps: int = 25, start_s: Fraction = Fraction(0)
+) -> Measures:
+    """The measures of a clip whose speech begins at `start_s`; `gaps` of lips by the time in the speech."""
+    quality = Quality([start_s])
+    for _ in range(2):  # `SpeechStream` reads the recording twice
+        assert sum(block.size for block in quality.listen(0, speech(openings(count)))) == count * 640
+    same = picture()
+    first = round(start_s * fps)
+    for index in range(first, first + count * fps // 25):
+        add(quality, index, own=same, new=same, gap=gaps(Fraction(index, fps) - start_s), fps=fps)
+    return quality.result()
+
+
+def lips_of(time_s: Fraction, late_s: Fraction = Fraction(0)) -> float:
+    known = openings(250)
+    return 0.02 + 0.2 * float(np.interp(float(time_s - late_s), np.arange(250) / 25, known))
+
+
+@pytest.mark.parametrize(("fps", "start_s"), [(25, 0), (50, 0), (25, 2), (24, 1)])
+def test_lips_that_follow(fps: int, start_s: int) -> None:
+    (lips,) = measured(lips_of, fps=fps, start_s=Fraction(start_s)).lips
+    assert lips.follow is not None
+    assert lips.follow > 0.7
+    assert lips.late_ms == 0
+    assert lips.shut_in_silence == 1.0
+    assert lips.frames > 235
+
+
+@pytest.mark.parametrize("late_ms", [-120, 80])
+def test_lips_that_are_late(late_ms: int) -> None:
+    (lips,) = measured(lambda time_s: lips_of(time_s, Fraction(late_ms, 1000))).lips
+    assert lips.late_ms == late_ms
+
+
+def test_lips_that_move_by_themselves() -> None:
+    (lips,) = measured(lambda time_s: 0.1 + 0.05 * float(np.sin(11 * float(time_s)))).lips
+    assert lips.follow is not None
+    assert abs(lips.follow) < 0.3
+    assert lips.shut_in_silence == 0.0
+
+
+def test_lips_after_the_speech_should_rest() -> None:
+    quality = Quality([Fraction(0)])
+    list(quality.listen(0, speech(np.ones(20, np.float32))))
+    for index in range(60):
+        add(quality, index, own=picture(), new=picture(), gap=0.2 if index < 20 else 0.02)
+    (lips,) = quality.result().lips
+    assert lips.shut_in_silence == 1.0
+
+
+def test_each_speaker_is_measured_with_the_own_recording() -> None:
+    quality, same = Quality([Fraction(0), Fraction(1)]), picture()
+    list(quality.listen(0, speech(openings(100))))
+    list(quality.listen(1, speech(openings(100))))
+    for index in range(125):
+        add(quality, index, own=same, new=same, gap=lips_of(Fraction(index, 25)))
+        add(quality, index, own=same, new=same, gap=None if index % 2 else 0.1, track_id=1, speaker=1)
+    first, second = quality.result().lips
+    assert first.follow is not None
+    assert first.follow > 0.7
+    assert (second.speaker, second.follow, second.frames) == (1, 0.0, 50)
+
+
+def test_nothing_painted_nothing_measured() -> None:
+    assert Quality([Fraction(0)]).result() == Measures((), None, None)
+
+
+def test_two_frames_are_too_few_to_compare() -> None:
+    quality = Quality([Fraction(0)])
+    list(quality.listen(0, speech(openings(2))))
+    for index in range(2):
+        add(quality, index, own=picture(), new=picture())
+    (lips,) = quality.result().lips
+    assert (lips.frames, lips.follow, lips.late_ms, lips.shut_in_silence) == (2, None, None, None)
+
+
+# Flicker and seam
+
+
+def flicker(new: Callable[[int, UInt8Array], UInt8Array], *, noise: float = 3.0, count: int = 12) -> float:
+    """Of a clip of noisy pictures that become `new`."""
+    quality = Quality([Fraction(0)])
+    for index in range(count):
+        own = picture(noise, seed=index)
+        add(quality, index, own=own, new=new(index, own))
+    found = quality.result().flicker
+    assert found is not None
+    return found
+
+
+def test_flicker_is_relative_to_the_sources() -> None:
+    assert flicker(lambda _, own: own) == 1.0
+    assert flicker(lambda index, own: picture(9.0, seed=100 + index)) == pytest.approx(3, abs=0.3)
+    assert flicker(lambda index, own: picture()) < 0.5
+
+
+def test_brightness_that_jumps_flickers() -> None:
+    assert flicker(lambda index, own: own + np.uint8(12 * (index % 2))) > 4
+
+
+def test_lips_that_move_do_not_flicker() -> None:
+    def speaking(index: int, own: UInt8Array) -> UInt8Array:
+        new = own.copy()
+        new[MOUTH] = 40 * (index % 3)
+        return new
+
+    assert flicker(speaking) == 1.0
+
+
+def test_a_still_picture_is_compared_with_the_noise_of_rounding() -> None:
+    assert flicker(lambda _, own: own, noise=0.0) == 1.0
+    assert 1.5 < flicker(lambda index, own: picture(1.5, seed=index), noise=0.0) < 4
+
+
+@pytest.mark.parametrize("between", ["another track", "a frame without a face", "a new part"])
+def test_pictures_that_do_not_follow_each_other_are_not_compared(between: str) -> None:
+    quality = Quality([Fraction(0)])
+    for index in range(12):
+        if between == "a new part" and index == 6:
+            quality.restart()
+        if between == "a frame without a face" and index == 6:
+            continue
+        dark = np.uint8(0 if index < 6 else 80)
+        own = picture(3.0, seed=index)
+        track_id = int(between == "another track" and index >= 6)
+        add(quality, index, own=own - dark, new=own - np.uint8(dark // 2), track_id=track_id)
+    assert quality.result().flicker == pytest.approx(1.0)
+
+
+def test_the_seam_is_the_mean() -> None:
+    quality = Quality([Fraction(0)])
+    for index, seam in enumerate((0.2, 0.4, 0.9)):
+        add(quality, index, own=picture(), new=picture(), seam=seam)
+    assert quality.result().seam == pytest.approx(0.5)
+
+
+# Pictures
+
+
+def test_the_moments_that_matter_are_kept() -> None:
+    quality = Quality([Fraction(0)], pictures=True)
+    gaps = [0.1, 0.3, 0.1, 0.01, 0.1, 0.1, 0.1, 0.1]
+    for index, gap in enumerate(gaps):
+        bright = np.uint8(60 if index == 5 else 0)
+        add(quality, index, own=picture(), new=picture() + bright, gap=gap, seam=0.9 if index == 2 else 0.1)
+    found = quality.moments()
+    assert [(moment.time_s, moment.shows) for moment in found] == [
+        (0.0, "first"),
+        (0.04, "widest open"),
+        (0.08, "most visible seam"),
+        (0.12, "shut"),
+        (0.24, "most flicker"),
+        (0.28, "last"),
+    ]
+    before, after = (np.asarray(Image.open(BytesIO(data))) for data in (found[0].before, found[0].after))
+    assert before.shape == after.shape
+    assert before.shape[0] == 240
+
+
+def test_a_moment_shows_the_face_and_what_is_around_it_before_and_after() -> None:
+    quality = Quality([Fraction(0)], pictures=True)
+    own = np.zeros((400, 300, 3), np.uint8)
+    time_s = Fraction(0)
+    face = Face(np.array([100, 150, 200, 250], np.float32), np.zeros((3, 2), np.float32))
+    target = Target(0, 0, 0, face, np.eye(2, 3), AlignedFace(own, np.eye(2, 3), SIZE_PX))
+    patch = Patch(120, 180, np.full((90, 60, 3), 65535, np.uint16), np.ones((90, 60), np.float32))
+    pasted = Pasted(patch, None, mesh(0.1), 0.0)
+    quality.add(Frame(0, time_s, Fraction(1, 25), time_s, own, None), target, pasted)
+    (moment,) = quality.moments()
+    after = np.asarray(Image.open(BytesIO(moment.after)).convert("L"))
+    rows, columns = np.nonzero(after > 128)
+    assert not np.asarray(Image.open(BytesIO(moment.before))).max() > 8
+    # 160 px of the frame, from (70, 120) on, are 240 px of the picture.
+    assert [columns.min(), rows.min(), columns.max(), rows.max()] == pytest.approx([75, 90, 164, 224], abs=2)

@@ -1,0 +1,301 @@
+"""What is heard: pieces of several recordings on one timeline, copied where that is possible, else encoded."""
+
+import tracemalloc
+from collections.abc import Callable, Generator
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latentsync_trt.errors import InputError, MediaError
+from latentsync_trt.media.mixing import FADE_S, Track, cut_out, lead_in, mixed
+from latentsync_trt.media.soundtrack import (
+    SoundPiece,
+    SoundPlan,
+    notice_of_mix,
+    open_soundtrack,
+    spliced,
+    why_encoded,
+)
+from latentsync_trt.media.timing import nearest
+from latentsync_trt.types import Float32Array
+from tests.clips import numbered, write_sound, write_video
+from tests.sounds import write_samples
+
+RATE_HZ = 48000
+
+BIT_24 = 2.0**-23
+"""Rounding of FLAC and PCM here."""
+
+STEP_16 = 2.0**-14
+"""Rounding of 16-bit sources, and their scale of 32767 instead of 32768."""
+
+
+def heard(folder: Path, plan: SoundPlan, until_s: float, suffix: str = ".mkv") -> tuple[Float32Array, int, str, str]:
+    """Samples `(n, channels)` of an output that ends at `until_s`, and their rate, layout and codec."""
+    output, end_s = folder / f"heard{suffix}", Fraction(0)
+    with av.open(str(output), "w") as container, open_soundtrack(plan, container) as sound:
+        while end_s < until_s:
+            end_s += Fraction(1, 25)
+            container.mux(list(sound.packets(end_s)))
+        container.mux(list(sound.flush()))
+    with av.open(str(output)) as container:
+        context = container.streams.audio[0].codec_context
+        resampler = av.AudioResampler("flt", context.layout.name)
+        frames = [piece for frame in container.decode(audio=0) for piece in resampler.resample(frame)]
+        samples = np.concatenate([frame.to_ndarray().reshape(-1, context.channels) for frame in frames])
+        return samples, context.sample_rate, context.layout.name, context.codec.canonical_name
+
+
+def tone(duration_s: float, hz: float = 300, level: float = 0.3) -> Float32Array:
+    return (level * np.sin(2 * np.pi * hz * np.arange(round(duration_s * RATE_HZ)) / RATE_HZ)).astype(np.float32)
+
+
+def steps(count: int) -> Float32Array:
+    """Samples that tell their own place: each differs from the one before by the same amount."""
+    return np.linspace(-0.9, 0.9, count, dtype=np.float32)
+
+
+def lossless(*pieces: SoundPiece) -> SoundPlan:
+    return SoundPlan(pieces, lossless=True)
+
+
+@pytest.mark.parametrize(
+    ("at_s", "from_s", "to_s"), [(0, 0, None), (0.25, 0, None), (-0.25, 0, None), (0.1, 0.3, 0.7), (-0.1, 0.2, 0.9)]
+)
+def test_a_piece_is_cut_and_placed_to_the_sample(
+    tmp_path: Path, at_s: float, from_s: float, to_s: float | None
+) -> None:
+    source = write_samples(tmp_path / "a.wav", steps(RATE_HZ), RATE_HZ)
+    at, first, last = (round(time_s * RATE_HZ) for time_s in (at_s, from_s, 1 if to_s is None else to_s))
+    plan = lossless(
+        SoundPiece(
+            source,
+            Fraction(at, RATE_HZ),
+            Fraction(first, RATE_HZ),
+            None if to_s is None else Fraction(last, RATE_HZ),
+        ),
+        SoundPiece(source, Fraction(2)),  # so that it is encoded
+    )
+    samples = heard(tmp_path, plan, 3)[0][:, 0]
+    expected = np.zeros(2 * RATE_HZ, np.float32)
+    start, end = max(at, 0), at + last - first
+    expected[start:end] = steps(RATE_HZ)[first + start - at : last]
+    ramp = round(FADE_S * RATE_HZ / 2)
+    solid = np.ones(2 * RATE_HZ, bool)
+    for cut in (at, end):
+        solid[max(cut - ramp, 0) : cut + ramp] = False
+    if not first and at >= 0:
+        solid[at : at + ramp] = True  # it begins with the recording, without a ramp
+    assert np.allclose(samples[: 2 * RATE_HZ][solid], expected[solid], rtol=0, atol=STEP_16)
+
+
+def test_a_cut_through_one_sound_is_not_heard(tmp_path: Path) -> None:
+    source = write_samples(tmp_path / "a.wav", tone(3), RATE_HZ)
+    own = SoundPiece(source)
+    cut = spliced(own, [own], Fraction(1), Fraction(17, 8))
+    assert len(cut) == 3
+    whole = tone(3)
+    for suffix, codec in [(".mkv", "flac"), (".mov", "pcm_s24le")]:
+        samples, _, _, found = heard(tmp_path, SoundPlan(cut, lossless=True), 3, suffix)
+        assert found == codec
+        assert np.allclose(samples[:, 0], whole, rtol=0, atol=STEP_16)
+
+
+def test_speech_replaces_the_sound_of_its_part_only(tmp_path: Path) -> None:
+    """Around it the video's own sound goes on at its own time; nothing jumps."""
+    own = SoundPiece(write_samples(tmp_path / "own.wav", tone(4, 300), RATE_HZ), Fraction(1, 10))
+    speech = SoundPiece(write_samples(tmp_path / "speech.wav", tone(5, 500), RATE_HZ), Fraction(1))
+    pieces = spliced(own, [speech], Fraction(1), Fraction(2))
+    assert pieces[0].path == own.path
+    samples = heard(tmp_path, SoundPlan(pieces, lossless=True), 4)[0][:, 0]
+    expected = np.concatenate([np.zeros(RATE_HZ // 10, np.float32), tone(4, 300)])
+    expected[RATE_HZ : 2 * RATE_HZ] = tone(1, 500)
+    differ = np.flatnonzero(~np.isclose(samples, expected[: len(samples)], rtol=0, atol=STEP_16))
+    assert differ.size
+    ramp = round(FADE_S * RATE_HZ / 2)
+    near = np.minimum(abs(differ - RATE_HZ), abs(differ - 2 * RATE_HZ))
+    assert near.max() <= ramp
+    steepest = np.abs(np.diff(tone(1, 500))).max()
+    assert np.abs(np.diff(samples)).max() < 1.6 * steepest  # without ramps it is ten times that
+    assert why_encoded(SoundPlan(pieces), ".mp4") == "the sound is encoded as AAC: it is put together from 3 pieces"
+
+
+def test_a_part_before_and_after_which_there_is_nothing() -> None:
+    speech = SoundPiece(Path("a.wav"), Fraction(2))
+    assert spliced(None, [speech], Fraction(2), None) == (speech,)
+    own = SoundPiece(Path("b.mp4"), Fraction(1), to_s=Fraction(1))
+    assert spliced(own, [speech], Fraction(2), Fraction(3)) == (
+        own,
+        SoundPiece(speech.path, Fraction(2), to_s=Fraction(1)),
+    )
+    assert spliced(own, [], Fraction(1), Fraction(2)) == ()
+
+
+def test_voices_at_the_same_time_are_summed(tmp_path: Path) -> None:
+    one, two = tone(1, 300, 0.3), tone(1, 500, 0.4)
+    pieces = [
+        SoundPiece(write_samples(tmp_path / "1.wav", one, RATE_HZ)),
+        SoundPiece(write_samples(tmp_path / "2.wav", two, RATE_HZ), Fraction(1, 2)),
+    ]
+    samples = heard(tmp_path, lossless(*pieces), 2)[0][:, 0]
+    half = np.zeros(RATE_HZ // 2, np.float32)
+    expected = np.concatenate([one, half]) + np.concatenate([half, two])
+    assert np.allclose(samples, expected, rtol=0, atol=2 * STEP_16)
+
+
+def test_voices_that_exceed_full_scale_together_are_softer_not_clipped(tmp_path: Path) -> None:
+    source = write_samples(tmp_path / "a.wav", tone(1, 300, 0.8), RATE_HZ)
+    plan = lossless(SoundPiece(source), SoundPiece(source))
+    samples = heard(tmp_path, plan, 1)[0][:, 0]
+    assert np.allclose(samples, tone(1, 300, 1.0), rtol=0, atol=1e-4)
+    notice = why_encoded(plan, ".mkv") or ""
+    assert "4.1 dB softer" in notice  # 1.6 to 1
+    assert "softer" not in (why_encoded(lossless(SoundPiece(source), SoundPiece(source, Fraction(1))), ".mkv") or "")
+
+
+def test_a_changed_recording_is_examined_again(tmp_path: Path) -> None:
+    source = write_samples(tmp_path / "a.wav", tone(1, 300, 0.8), RATE_HZ)
+    plan = SoundPlan((SoundPiece(source), SoundPiece(source)))
+    assert "softer" in (why_encoded(plan, ".mkv") or "")
+    write_samples(source, tone(0.9, 300, 0.2), RATE_HZ)
+    assert "softer" not in (why_encoded(plan, ".mkv") or "")
+
+
+@pytest.mark.parametrize(
+    ("formats", "rate_hz", "layout"),
+    [
+        ([(16000, "mono"), (44100, "stereo")], 44100, "stereo"),
+        ([(48000, "stereo"), (44100, "5.1")], 48000, "5.1"),
+        ([(16000, "mono"), (16000, "mono")], 16000, "mono"),
+    ],
+)
+def test_pieces_are_heard_in_the_richest_format(
+    tmp_path: Path, formats: list[tuple[int, str]], rate_hz: int, layout: str
+) -> None:
+    """Each as loud as in its file: mono on both sides of stereo, or from the center."""
+    pieces = [
+        SoundPiece(write_sound(tmp_path / f"{index}.wav", 1, rate_hz=rate, layout=name), Fraction(index))
+        for index, (rate, name) in enumerate(formats)
+    ]
+    samples, rate, found, _ = heard(tmp_path, lossless(*pieces), 2, ".mov")
+    assert (rate, found) == (rate_hz, layout)
+    assert abs(len(samples) - 2 * rate_hz) <= 1
+    for index, (_, name) in enumerate(formats):
+        levels = samples[index * rate_hz + 100 : (index + 1) * rate_hz - 100].std(axis=0)
+        loud = levels > 0.001
+        assert loud.sum() == (2 if (name, layout) == ("mono", "stereo") else {"mono": 1, "stereo": 2, "5.1": 6}[name])
+        assert np.allclose(levels[loud], 0.01, rtol=0.15)
+
+
+@pytest.mark.parametrize("layout", ["5.1", "5.1(side)"])
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".mov"])
+def test_surround_sound_stays_surround_sound(tmp_path: Path, suffix: str, layout: str) -> None:
+    source = tmp_path / "a.flac"
+    with av.open(str(source), "w") as container:
+        stream = container.add_stream("flac", rate=RATE_HZ, layout=layout)
+        noise = np.random.default_rng(1).normal(0, 3000, (1, 6 * RATE_HZ)).astype(np.int16)
+        frame = av.AudioFrame.from_ndarray(noise, format="s16", layout=layout)
+        frame.sample_rate = RATE_HZ
+        container.mux([*stream.encode(frame), *stream.encode(None)])
+    samples, rate, _, _ = heard(tmp_path, SoundPlan((SoundPiece(source, from_s=Fraction(1, 10)),)), 1, suffix)
+    assert samples.shape[1] == 6
+    assert rate == RATE_HZ
+
+
+def test_one_whole_recording_is_copied_a_part_is_encoded(tmp_path: Path) -> None:
+    piece = SoundPiece(write_sound(tmp_path / "a.m4a", 1, codec="aac", rate_hz=RATE_HZ))
+    assert why_encoded(SoundPlan((piece,)), ".mp4") is None
+    assert why_encoded(SoundPlan((SoundPiece(piece.path, Fraction(1, 2)),)), ".mp4") is None
+    for part in (SoundPiece(piece.path, Fraction(-1, 2)), SoundPiece(piece.path, to_s=Fraction(1, 2))):
+        assert why_encoded(SoundPlan((part,)), ".mp4") == "the sound is encoded as AAC: a part of it is cut off"
+
+
+def test_a_long_plan_takes_little_memory_and_opens_what_is_heard(tmp_path: Path) -> None:
+    """Half an hour with a hundred pieces; samples of each are held a quarter of a second at a time."""
+    opened: set[int] = set()
+    most = 0
+
+    def sound(number: int) -> Callable[[], Generator[Float32Array, None, None]]:
+        def blocks() -> Generator[Float32Array, None, None]:
+            nonlocal most
+            opened.add(number)
+            most = max(most, len(opened))
+            try:
+                yield from (np.ones((8000, 1), np.float32) for _ in range(36))
+            finally:
+                opened.remove(number)
+
+        return blocks
+
+    tracks = [Track(18 * number * 16000, sound(number)) for number in range(100)]
+    tracemalloc.start()
+    try:
+        total = sum(float(block.sum()) for block in mixed(tracks, 1, 16000))
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000  # all of it is 115 MB
+    finally:
+        tracemalloc.stop()
+    assert total == 100 * 36 * 8000
+    assert most <= 2
+    assert not opened
+
+
+times = st.integers(-400, 900).map(lambda hundredths: Fraction(hundredths, 100))
+lengths = st.integers(0, 300).map(lambda hundredths: Fraction(hundredths, 100))
+
+
+@given(st.lists(st.tuples(times, lengths, lengths, st.integers(1, 400)), min_size=1, max_size=6))
+def test_any_pieces_are_summed_at_their_places(parts: list[tuple[Fraction, Fraction, Fraction, int]]) -> None:
+    rate_hz, recording = 1000, np.ones(4000, np.float32)
+    tracks, expected = [], np.zeros(20_000, np.float64)
+    for at_s, from_s, length_s, size in parts:
+        blocks = [recording[start : start + size, None] for start in range(0, 4000, size)]
+
+        def cut(
+            blocks: list[Float32Array] = blocks, from_s: Fraction = from_s, to_s: Fraction = from_s + length_s
+        ) -> Generator[Float32Array, None, None]:
+            yield from cut_out(blocks, from_s, to_s, rate_hz)
+
+        tracks.append(Track(nearest(at_s, rate_hz) - lead_in(from_s, rate_hz), cut))
+        alone = np.concatenate([np.zeros((0, 1), np.float32), *cut()])[:, 0]
+        start = nearest(at_s, rate_hz) - lead_in(from_s, rate_hz) + 5000
+        expected[start : start + len(alone)] += alone
+        # Half of each ramp is outside: what is cut out is as much as what was asked for.
+        if length_s and from_s:
+            assert abs(alone.sum() - min(length_s * rate_hz, 4000 - from_s * rate_hz)) < 5
+    samples = np.concatenate([np.zeros((0, 1), np.float32), *mixed(tracks, 1, rate_hz)])[:, 0]
+    assert np.allclose(samples, expected[5000 : 5000 + len(samples)], atol=1e-5)
+    assert not expected[5000 + len(samples) :].any()
+
+
+def test_a_mix_of_another_length_is_named(tmp_path: Path) -> None:
+    mix = write_sound(tmp_path / "mix.wav", 2)
+    assert notice_of_mix(Fraction(23, 10), mix) is None
+    assert "it lasts 2.0 s, the voice 3.0 s" in (notice_of_mix(Fraction(3), mix) or "")
+
+
+def test_bad_sound_is_one_line(tmp_path: Path) -> None:
+    silent = SoundPiece(write_video(tmp_path / "silent.mp4", numbered(2)))
+    good = SoundPiece(write_sound(tmp_path / "a.wav", 1))
+    for plan in (SoundPlan((silent,)), SoundPlan((good, silent)), SoundPlan((silent, good))):
+        with pytest.raises(MediaError, match=r"silent\.mp4: has no audio stream$"):
+            why_encoded(plan, ".mp4")
+    with pytest.raises(MediaError, match="no such file"):
+        why_encoded(SoundPlan((SoundPiece(tmp_path / "missing.wav"),)), ".mp4")
+    broken = write_sound(tmp_path / "nan.wav", 1, codec="pcm_f32le")
+    content = bytearray(broken.read_bytes())
+    content[-4:] = np.float32(np.nan).tobytes()
+    broken.write_bytes(content)
+    with pytest.raises(InputError, match=r"nan\.wav: has samples that are NaN or infinite, the first after 1\.000 s"):
+        heard(tmp_path, SoundPlan((SoundPiece(broken, to_s=Fraction(2)),)), 2)
+
+
+def test_a_voice_shorter_than_a_frame_is_heard(tmp_path: Path) -> None:
+    source = write_samples(tmp_path / "a.wav", tone(0.01), RATE_HZ)
+    samples = heard(tmp_path, lossless(SoundPiece(source), SoundPiece(source, Fraction(1))), 2)[0]
+    assert np.allclose(samples[:480, 0], tone(0.01), rtol=0, atol=STEP_16)
+    assert len(samples) == RATE_HZ + 480

@@ -1,0 +1,162 @@
+"""Who speaks when: the file of turns, and the voices that options name."""
+
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latentsync_trt import SyncOptions
+from latentsync_trt.errors import InputError
+from latentsync_trt.media.soundtrack import SoundPiece
+from latentsync_trt.sync.speakers import Span, Voices, heard, span_of, voices_of
+from latentsync_trt.sync.turns_file import MARGIN_S, read_turns
+from latentsync_trt.values import Speaker
+
+ANN_AND_BEN = """
+;; written by a diarization tool
+SPKR-INFO talk 1 <NA> <NA> <NA> unknown ann <NA> <NA>
+SPEAKER talk 1 4.0 1.5 <NA> <NA> ben <NA> <NA>
+SPEAKER talk 1 1.0 2.0 <NA> <NA> ann <NA> <NA>
+SPEAKER talk 1 3.2 0.5 <NA> <NA> ann <NA> <NA>
+SPEAKER talk 1 9 1 <NA> <NA> ann 0.93
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "talk.rttm"
+    path.write_text(text)
+    return path
+
+
+def test_turns_of_every_speaker_in_the_order_of_the_first(tmp_path: Path) -> None:
+    turns = read_turns(written(tmp_path, ANN_AND_BEN))
+    assert list(turns) == ["ann", "ben"]
+    # With their margins, the first two turns of ann meet.
+    assert turns["ann"].starts_s == (1 - MARGIN_S, 9 - MARGIN_S)
+    assert turns["ann"].ends_s == (Fraction(37, 10) + MARGIN_S, 10 + MARGIN_S)
+    assert Fraction(39, 10) not in turns["ann"]
+    assert Fraction(389, 100) in turns["ann"]
+    assert Fraction(0) not in turns["ann"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("LEXEME talk 1 1 2 hi x ann", r"talk\.rttm: has no line that begins with SPEAKER"),
+        ("# a list\nSPEAKER talk 1 zero 1 <NA> <NA> ann", "line 2 is damaged"),
+        ("SPEAKER talk 1 1.0 nan <NA> <NA> ann", "line 1 is damaged"),
+        ("SPEAKER talk 1 -1 2 <NA> <NA> ann", "line 1 is damaged"),
+        ("SPEAKER talk 1 1.0 2.0 ann", "line 1 is damaged"),
+        ("SPEAKER a 1 1 2 x x ann\nSPEAKER b 1 1 2 x x ann", r"several recordings \(a, b\); keep the lines of one"),
+    ],
+)
+def test_damaged_files_of_turns_are_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        read_turns(written(tmp_path, text))
+    assert not caught.value.usage
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 100)), min_size=1, max_size=8))
+def test_a_face_is_painted_in_its_turns_and_their_margins(
+    tmp_path_factory: pytest.TempPathFactory, turns: list[tuple[int, int]]
+) -> None:
+    lines = [f"SPEAKER a 1 {start / 10} {length / 10} x x ann" for start, length in turns]
+    found = read_turns(written(tmp_path_factory.mktemp("turns"), "\n".join(lines)))["ann"]
+    for step in range(1100):
+        time_s = Fraction(step, 20) - 1
+        inside = any(
+            Fraction(start, 10) - MARGIN_S <= time_s < Fraction(start + length, 10) + MARGIN_S
+            for start, length in turns
+        )
+        assert (time_s in found) == inside
+
+
+def at_2_s(path: Path) -> Fraction:
+    return Fraction(2)
+
+
+def of(tmp_path: Path, audio: str | None, at_s: Callable[[Path], Fraction] = at_2_s, **fields: Any) -> Voices:
+    return voices_of(None if audio is None else Path(audio), at_s, SyncOptions(**fields))
+
+
+def test_a_recording_for_each_person(tmp_path: Path) -> None:
+    voices = of(tmp_path, None, speaker=("3=a.wav", Speaker(1, "b.wav")))
+    assert voices.recordings == (SoundPiece(Path("a.wav"), Fraction(2)), SoundPiece(Path("b.wav"), Fraction(2)))
+    assert (voices.speaker_of, voices.starts_s) == ({3: 0, 1: 1}, [2, 2])
+    assert voices.speaks(0, Fraction(0))
+
+
+def test_turns_are_times_of_the_recording(tmp_path: Path) -> None:
+    voices = of(tmp_path, "talk.wav", turns=written(tmp_path, ANN_AND_BEN))
+    assert voices.speaker_of == {0: 0, 1: 1}
+    assert [voices.recording_of(speaker) for speaker in range(voices.count)] == [0, 0]
+    assert [voices.speaks(1, Fraction(time)) for time in (5, 6, 7, 8)] == [False, True, True, False]
+    assert voices.notice is not None
+    assert "face 0 = ann, face 1 = ben; to change that, give --speaker N=NAME" in voices.notice
+
+
+def test_faces_of_speakers_can_be_named(tmp_path: Path) -> None:
+    voices = of(tmp_path, "talk.wav", turns=written(tmp_path, ANN_AND_BEN), speaker="5=ben")
+    assert (voices.faces, voices.notice) == ((5,), None)
+    assert voices.speaks(0, Fraction(7))
+
+
+def test_the_only_speaker_is_the_chosen_face(tmp_path: Path) -> None:
+    one = written(tmp_path, "SPEAKER a 1 1 2 x x ann")
+    voices = of(tmp_path, "talk.wav", turns=one, face="left")
+    assert (voices.faces, voices.count) == (None, 1)
+    assert not voices.speaks(0, Fraction(1))
+
+
+@pytest.mark.parametrize(
+    ("audio", "fields", "message"),
+    [
+        (None, {}, "no speech: give a recording with --audio, or one for each person with --speaker N=FILE"),
+        ("a.wav", {"speaker": "0=b.wav"}, "--audio and --speaker exclude each other"),
+        (None, {"turns": "talk.rttm"}, "--turns: needs --audio"),
+        (None, {"speaker": ("0=a.wav", "0=b.wav")}, "face 0 has several voices"),
+        ("a.wav", {"turns": "talk.rttm", "speaker": "0=eve"}, "has no such speaker; it has ann, ben"),
+        ("a.wav", {"turns": "talk.rttm", "face": "left"}, "has several speakers; say whose face is which"),
+    ],
+)
+def test_voices_that_contradict_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, audio: str | None, fields: dict[str, Any], message: str
+) -> None:
+    written(tmp_path, ANN_AND_BEN)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=message) as caught:
+        of(tmp_path, audio, **fields)
+    assert caught.value.usage
+
+
+def test_speech_that_begins_inside_the_clip_also_ends_there() -> None:
+    voices = Voices((SoundPiece(Path("a.wav"), Fraction(3)),))
+    video = Path("clip.mp4")
+    assert span_of(SyncOptions(start=3), voices, video, Fraction(5)) == Span(Fraction(3), Fraction(5))
+    assert span_of(SyncOptions(start=3, end="0:09"), voices, video, Fraction(5)) == Span(Fraction(3), Fraction(9))
+    assert span_of(SyncOptions(), voices, video, Fraction(5)) == Span()
+    for offset, end_s in ((-2500.0, 2), (9000.0, 12)):
+        moved = Voices((SoundPiece(Path("a.wav"), Fraction(3) + Fraction(int(offset), 1000)),))
+        with pytest.raises(InputError, match=f"--offset {offset:g}: moves all speech out of the part"):
+            span_of(SyncOptions(start=3, end=9, offset=offset), moved, video, Fraction(end_s))
+
+
+def test_outside_the_part_the_clip_is_heard() -> None:
+    own, speech = SoundPiece(Path("clip.mp4")), SoundPiece(Path("a.wav"), Fraction(3))
+    plan = heard(Voices((speech,)), None, own, Span(Fraction(3), Fraction(5)))
+    assert plan is not None
+    assert {(piece.path.name, piece.at_s, piece.end_s) for piece in plan.pieces} == {
+        ("clip.mp4", 0, 3),
+        ("a.wav", 3, 5),
+        ("clip.mp4", 5, None),
+    }
+    mixed = heard(Voices((speech,)), SoundPiece(Path("mix.wav")), None, Span())
+    assert mixed is not None
+    assert [piece.path.name for piece in mixed.pieces] == ["mix.wav"]
+    whole = heard(Voices((own,)), None, own, Span(Fraction(3), Fraction(5)))
+    assert whole is not None
+    assert whole.pieces == (own,)
