@@ -9,10 +9,11 @@ if TYPE_CHECKING:
     from latentsync_trt.config import RuntimeOptions, SyncOptions
     from latentsync_trt.errors import LatentSyncError
     from latentsync_trt.sync.api import LipSync
-    from latentsync_trt.types import AudioFeatures, Face, FaceDetector, SyncReport
+    from latentsync_trt.types import AudioFeatures, Enhancer, Face, FaceDetector, SyncReport
 
 __all__ = [
     "AudioFeatures",
+    "Enhancer",
     "Face",
     "FaceDetector",
     "LatentSyncError",
@@ -24,7 +25,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    **dict.fromkeys(("AudioFeatures", "Face", "FaceDetector", "SyncReport"), "types"),
+    **dict.fromkeys(("AudioFeatures", "Enhancer", "Face", "FaceDetector", "SyncReport"), "types"),
     **dict.fromkeys(("RuntimeOptions", "SyncOptions"), "config"),
     "LatentSyncError": "errors",
     "LipSync": "sync.api",

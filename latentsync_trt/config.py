@@ -289,7 +289,8 @@ class SyncOptions:
     )
     encoder_preset: str | None = option(
         None,
-        "The encoder's own name for speed against size, as in slow (x264, x265), 8 (svtav1) or p5 (nvenc).",
+        "The encoder's own name for speed against size, as in slow (x264, x265), 8 (svtav1) or p5 (nvenc); with prores "
+        "its profile, as in hq.",
         group=OUTPUT_FILE,
         metavar="NAME",
         advanced=True,

@@ -1,6 +1,6 @@
 """Measures what `--silence closed` does to lips and speech, on held-out sentences over room noise and music.
 
-    python scripts/silence.py [--clips 4] [--preset fast] [--json FILE]
+    python -m scripts.silence [--clips 4] [--preset fast] [--json FILE]
 
 Each clip has two sentences with a pause between. Rows: one for each sound and choice of `--silence`, with the means
 over all clips; for each sound, how well the detected speech fits the spoken phonemes. Takes half a minute for each
@@ -104,7 +104,7 @@ def main() -> None:
     arguments = parser.parse_args()
     clips = _clips(arguments.clips)
     result: dict[str, Any] = {
-        "command": f"python scripts/silence.py --clips {arguments.clips} --preset {arguments.preset}",
+        "command": f"python -m scripts.silence --clips {arguments.clips} --preset {arguments.preset}",
         "onnxruntime": onnxruntime.__version__,
         "python": platform.python_version(),
         "detector": [asdict(_detected(clips, sound)) for sound in arguments.sounds],
@@ -146,7 +146,7 @@ def _sound(case: Case, name: str) -> Float32Array:
     background = make(len(samples))
     level = _rms(spoken) / _rms(background) * 10 ** (-softer_db / 20)
     total = samples + np.float32(level) * background
-    return total / np.float32(max(1.0, float(np.abs(total).max()) / _PEAK))
+    return (total / max(1.0, float(np.abs(total).max()) / _PEAK)).astype(np.float32)
 
 
 def _rms(samples: Float32Array) -> float:
@@ -186,8 +186,10 @@ def _lips(clips: list[Case], sound: str, preset: str) -> list[Row]:
                 found, _ = lip_scores(dub(lip_sync, (video, audio), out, options, len(case)), case, detector)
                 rows.append((found.opening, found.closures, found.silence))
                 print(sound, silence, found, flush=True)
-    means = {silence: np.round(np.nanmean(rows, axis=0), 3).tolist() for silence, rows in scores.items()}
-    return [Row(sound, silence, *values) for silence, values in means.items()]
+    means = {
+        silence: [round(float(value), 3) for value in np.nanmean(rows, axis=0)] for silence, rows in scores.items()
+    }
+    return [Row(sound, silence, opening, shut, rest) for silence, (opening, shut, rest) in means.items()]
 
 
 if __name__ == "__main__":

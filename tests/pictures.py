@@ -62,10 +62,7 @@ def rgb_of(planes: YuvPlanes) -> Float64Array:
     height, width = planes.y.shape
     coding = coding_of(planes.color, width, height, planes.bits)
     if coding.identity:
-        green, blue, red = (
-            (plane - coding.luma_offset) / coding.luma_scale for plane in (planes.y, planes.u, planes.v)
-        )
-        return np.stack([red, green, blue], -1)
+        return (np.stack([planes.v, planes.y, planes.u], -1) - coding.luma_offset) / coding.luma_scale
     down, across = pixels_per_sample(planes)
     luma = (planes.y - coding.luma_offset) / coding.luma_scale
     cb, cr = (

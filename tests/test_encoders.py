@@ -1,122 +1,265 @@
-"""The choice of the H.264 encoder: naming one disables fallback, and NVENC is tried before it is used."""
+"""The choice of the encoder: what it keeps of the source, what it refuses, and what the reopened file says."""
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import av
+import numpy as np
 import pytest
+from av.video.format import VideoFormat
 
 from latentsync_trt import LipSync
-from latentsync_trt.config import Encoder, SyncOptions
-from latentsync_trt.errors import OutputError
-from latentsync_trt.media import codecs, writer
-from latentsync_trt.media.codecs import H264, h264_encoder
+from latentsync_trt.config import SyncOptions
+from latentsync_trt.errors import InputError
+from latentsync_trt.media import codecs
+from latentsync_trt.media.codecs import check_encoder, choose_encoder, default_suffix
+from latentsync_trt.media.lazy_rgb import LazyRgb
+from latentsync_trt.media.pictures import picture_info
+from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.sync.inputs import check_inputs
-from tests.clips import numbered, write_face, write_sound, write_video
+from latentsync_trt.types import ColorTags, HdrMetadata, VideoInfo, YuvPlanes
+from tests.clips import frame_at, numbered, open_writer, write_face, write_sound, write_video
+from tests.pictures import noise
 from tests.small import small_bundle
 
 SIZE = 320, 240
+SDR = picture_info(*SIZE, rgb=False)
+HDR10 = HdrMetadata(
+    tuple(
+        Fraction(text) for text in ["0.68", "0.32", "0.265", "0.69", "0.15", "0.06", "0.3127", "0.329", "0.005", "1000"]
+    ),
+    (800, 300),
+)
+PQ = ColorTags(9, 16, 9, full_range=False)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_known() -> Iterator[None]:
-    codecs._problem_of_nvenc.cache_clear()
+    codecs._trial.cache_clear()
     yield
-    codecs._problem_of_nvenc.cache_clear()
+    codecs._trial.cache_clear()
 
 
-def test_x264_gets_crf_and_preset() -> None:
-    assert h264_encoder("x264", 18, *SIZE) == H264("libx264", {"crf": "18", "preset": "veryfast"})
+def of_format(pixel_format: str, **values: Any) -> VideoInfo:
+    return replace(SDR, pixel_format=pixel_format, **values)
 
 
-@pytest.mark.parametrize(("problem", "codec"), [(None, "h264_nvenc"), ("no GPU", "libx264")])
-def test_auto_takes_nvenc_if_it_opens(problem: str | None, codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "problem_of", lambda *_: problem)
-    assert h264_encoder("auto", 18, *SIZE).codec == codec
+@pytest.mark.parametrize(
+    ("options", "ffmpeg", "settings"),
+    [
+        ({}, "libx264", {"crf": "16", "preset": "veryfast"}),
+        ({"crf": 18, "encoder_preset": "slow"}, "libx264", {"crf": "18", "preset": "slow"}),
+        ({"encoder": "x265", "crf": 20}, "libx265", {"crf": "20", "x265-params": "log-level=error"}),
+        ({"codec": "av1", "crf": 60}, "libsvtav1", {"crf": "60", "preset": "8"}),
+        ({"codec": "prores"}, "prores_ks", {"profile": "hq"}),
+        ({"codec": "prores", "encoder_preset": "lt"}, "prores_ks", {"profile": "lt"}),
+        ({"lossless": True}, "ffv1", {}),
+        ({"encoder": "nvenc", "crf": 0}, "h264_nvenc", {"qp": "1", "preset": "p5", "rc": "constqp"}),
+        ({"encoder": "nvenc", "codec": "av1"}, "av1_nvenc", {"qp": "96"}),
+    ],
+)
+def test_options_become_those_of_the_encoder(options: dict[str, Any], ffmpeg: str, settings: dict[str, str]) -> None:
+    encoder = choose_encoder(SyncOptions(**options), SDR)
+    assert encoder.ffmpeg == ffmpeg
+    assert settings.items() <= encoder.options.items()
+    assert not encoder.notices
 
 
-def test_nvenc_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[object] = []
-    monkeypatch.setattr(codecs, "problem_of", lambda *given: tried.append(given))
-    codecs.check_encoder("auto", *SIZE, lossless=False)
-    assert h264_encoder("auto", 18, *SIZE).options["qp"] == "18"
-    assert len(tried) == 1
+@pytest.mark.parametrize(
+    ("pixel_format", "options", "codec", "stored", "lost"),
+    [
+        ("yuv420p", {}, "h264", "yuv420p", ""),
+        ("yuv422p", {}, "h264", "yuv422p", ""),
+        ("yuv444p", {"codec": "hevc"}, "hevc", "yuv444p", ""),
+        ("yuv420p10le", {}, "hevc", "yuv420p10le", ""),
+        ("yuv422p10le", {}, "hevc", "yuv422p10le", ""),
+        ("yuv440p10le", {}, "hevc", "yuv444p10le", ""),  # 4:2:2, turned
+        ("yuv444p12le", {}, "hevc", "yuv444p12le", ""),
+        ("yuv444p12le", {"codec": "prores"}, "prores", "yuv444p10le", "12 bits per channel .* stores 10"),
+        ("yuv422p10le", {"codec": "prores"}, "prores", "yuv422p10le", ""),
+        ("yuv420p", {"codec": "prores"}, "prores", "yuv422p10le", ""),
+        ("yuv422p10le", {"codec": "av1"}, "av1", "yuv420p10le", "fewer chroma samples"),
+        ("yuv422p10le", {"encoder": "x264"}, "h264", "yuv422p10le", ""),
+        ("yuv422p10le", {"codec": "hevc", "encoder": "nvenc"}, "hevc", "yuv444p16le", ""),
+        ("yuv420p10le", {"codec": "hevc", "encoder": "nvenc"}, "hevc", "p010le", ""),
+        ("yuv420p10le", {"codec": "h264", "encoder": "nvenc"}, "h264", "yuv420p", "10 bits .* stores 8"),
+        ("gbrp", {}, "h264", "yuv420p", ""),
+        ("gbrp", {"codec": "ffv1"}, "ffv1", "bgr0", ""),
+        ("gbrp12le", {"codec": "ffv1"}, "ffv1", "gbrp12le", ""),
+        ("yuv420p9le", {"codec": "ffv1"}, "ffv1", "yuv420p9le", ""),
+    ],
+)
+def test_depth_and_sampling_are_kept_or_the_loss_is_told(
+    pixel_format: str, options: dict[str, Any], codec: str, stored: str, lost: str
+) -> None:
+    encoder = choose_encoder(SyncOptions(**options), of_format(pixel_format))
+    assert (encoder.codec, encoder.pixel_format) == (codec, stored)
+    if lost:
+        (notice,) = encoder.notices
+        assert re.search(lost, notice)
+    else:
+        assert not encoder.notices
+
+
+@pytest.mark.parametrize(
+    ("pixel_format", "options", "size"),
+    [
+        ("yuv420p", {}, (322, 242)),
+        ("yuv422p", {}, (322, 241)),
+        ("yuv444p", {}, (321, 241)),
+        ("yuv420p", {"codec": "ffv1"}, (321, 241)),
+        ("gbrp", {}, (322, 242)),
+    ],
+)
+def test_only_whole_chroma_samples_are_padded(
+    pixel_format: str, options: dict[str, Any], size: tuple[int, int]
+) -> None:
+    encoder = choose_encoder(SyncOptions(**options), of_format(pixel_format, width_px=321, height_px=241))
+    assert (encoder.width_px, encoder.height_px) == size
+    assert bool(encoder.notices) == (size != (321, 241))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoder": "x265", "codec": "h264"}, "--encoder x265: does not write h264; use x264 or nvenc"),
+        ({"encoder": "nvenc", "codec": "prores"}, "--encoder nvenc: does not write prores; leave it out"),
+        ({"encoder": "x264", "lossless": True}, "--encoder x264: does not write ffv1; leave it out"),
+        ({"codec": "hevc", "lossless": True}, "--lossless: writes ffv1, not hevc"),
+        ({"codec": "ffv1", "crf": 3}, "--crf 3: ffv1 has no such setting"),
+        ({"crf": 60}, "--crf 60: outside 0 to 51 of h264"),
+        ({"encoder_preset": "quick"}, "--encoder-preset quick: x264 has no such preset; use one of ultrafast, "),
+        ({"codec": "av1", "encoder_preset": "slow"}, "svtav1 has no such preset; use one of 0, 1"),
+        ({"codec": "ffv1", "encoder_preset": "slow"}, "ffv1 has no such preset; leave it out"),
+        ({"encoder": "auto", "encoder_preset": "slow"}, "--encoder-preset: .* name one as --encoder"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        choose_encoder(SyncOptions(**options), SDR)
+    assert caught.value.usage
+
+
+@pytest.mark.parametrize(
+    ("codec", "suffix", "use"),
+    [
+        ("ffv1", ".mp4", ".mkv"),
+        ("prores", ".mp4", ".mov or .mkv"),
+        ("av1", ".mov", ".mp4 or .mkv"),
+        ("ffv1", ".mov", ".mkv"),
+    ],
+)
+def test_a_container_that_cannot_hold_the_codec_is_named(codec: Any, suffix: str, use: str) -> None:
+    with pytest.raises(InputError, match=rf"out{suffix}: cannot hold {codec}; use a name that ends in {use}$"):
+        check_encoder(SyncOptions(codec=codec), SDR, Path(f"out{suffix}"))
+    assert default_suffix(SyncOptions(codec=codec)) in use
+
+
+@pytest.mark.parametrize(("problem", "ffmpeg"), [(None, "h264_nvenc"), ("no GPU", "libx264")])
+def test_auto_takes_nvenc_if_it_opens(problem: str | None, ffmpeg: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codecs, "_trial", lambda *_: problem)
+    assert choose_encoder(SyncOptions(encoder="auto"), SDR).ffmpeg == ffmpeg
 
 
 def test_naming_an_encoder_that_does_not_open_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "problem_of", lambda *_: "no GPU")
-    with pytest.raises(OutputError, match="encoder does not open: no GPU; use --encoder x264"):
-        h264_encoder("nvenc", 18, *SIZE)
+    monkeypatch.setattr(codecs, "_trial", lambda *_: "no GPU")
+    with pytest.raises(InputError, match="h264_nvenc does not open: no GPU; use --encoder x264"):
+        check_encoder(SyncOptions(encoder="nvenc"), SDR, Path("out.mp4"))
 
 
 def test_a_size_that_nvenc_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codecs, "problem_of", lambda _, width_px, __: "Invalid argument" if width_px > 4096 else None)
-    with pytest.raises(OutputError, match=r"does not open for pictures of 5000×240, .* use --encoder x264"):
-        h264_encoder("nvenc", 18, 5000, 240)
-    assert h264_encoder("auto", 18, 5000, 240).codec == "libx264"
+    monkeypatch.setattr(codecs, "_trial", lambda _, __, size, *___: "Invalid argument" if size[0] > 4096 else None)
+    wide = replace(SDR, width_px=5000)
+    with pytest.raises(InputError, match=r"does not open for pictures of 5000×240, .* use --encoder x264"):
+        check_encoder(SyncOptions(encoder="nvenc"), wide, Path("out.mp4"))
+    assert choose_encoder(SyncOptions(encoder="auto"), wide).ffmpeg == "libx264"
 
 
-@pytest.mark.parametrize("size", [(16386, 2), (2, 16386)])
+@pytest.mark.parametrize("size", [(16386, 64), (64, 16386)])
 def test_sides_that_x264_refuses_are_named(size: tuple[int, int]) -> None:
-    largest = tuple(min(side, 16384) for side in size)
-    assert codecs.problem_of(h264_encoder("x264", 18, *largest), *largest) is None
-    assert codecs.problem_of(H264("libx264", {}), *size)
-    with pytest.raises(OutputError, match=r"16384 per side; scale the video down"):
-        codecs.check_encoder("x264", *size, lossless=False)
-    codecs.check_encoder("x264", *size, lossless=True)
+    info = replace(SDR, width_px=size[0], height_px=size[1])
+    with pytest.raises(
+        InputError, match=rf"for pictures of {size[0]}×{size[1]}.* use another --codec, or scale the video"
+    ):
+        check_encoder(SyncOptions(), info, Path("out.mkv"))
+    check_encoder(SyncOptions(lossless=True), info, Path("out.mkv"))
 
 
 def test_an_encoder_that_does_not_open_is_found_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(codecs, "problem_of", lambda *_: "no GPU")
+    monkeypatch.setattr(codecs, "_trial", lambda ffmpeg, *_: "no GPU" if "nvenc" in ffmpeg else None)
     clip, sound = write_video(tmp_path / "clip.mp4", numbered(2)), write_sound(tmp_path / "speech.wav", 0.08)
     inputs = clip, sound, tmp_path / "out.mkv"
-    with pytest.raises(OutputError, match="no GPU"):
+    with pytest.raises(InputError, match="no GPU"):
         check_inputs(*inputs, SyncOptions(encoder="nvenc"))
-    check_inputs(*inputs, SyncOptions(encoder="nvenc", lossless=True))
+    with pytest.raises(InputError, match=r"out\.mp4: cannot hold ffv1"):
+        check_inputs(clip, sound, tmp_path / "out.mp4", SyncOptions(lossless=True))
     check_inputs(*inputs, SyncOptions(encoder="auto"))
 
 
 def test_an_ffmpeg_without_x264_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(av, "codecs_available", {"ffv1"})
-    with pytest.raises(OutputError, match="has no libx264; install"):
-        codecs.check_encoder("x264", *SIZE, lossless=False)
-    codecs.check_encoder("x264", *SIZE, lossless=True)
+    with pytest.raises(InputError, match="has no libx264; install"):
+        choose_encoder(SyncOptions(), SDR)
+    choose_encoder(SyncOptions(lossless=True), SDR)
 
 
-def test_an_encoder_is_tried_on_a_picture() -> None:
-    assert codecs.problem_of(H264("libx264", {"crf": "18"}), *SIZE) is None
-    assert codecs.problem_of(H264("libx264", {"preset": "no such"}), *SIZE)
-    assert codecs.problem_of(H264("no_such_encoder", {}), *SIZE)
-
-
-@pytest.mark.parametrize("wrong", [{"preset": "no such"}, {"rc": "no such"}, {"qp": "99"}])
-def test_the_options_of_nvenc_exist(wrong: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wrong", [{"preset": "no such"}, {"rc": "no such"}, {"qp": "999"}])
+@pytest.mark.parametrize("codec", ["h264", "hevc", "av1"])
+def test_the_options_of_nvenc_exist(codec: Any, wrong: dict[str, str]) -> None:
     """FFmpeg checks the options before it looks for a GPU, and reports a wrong one differently."""
-    asked: list[H264] = []
-    monkeypatch.setattr(codecs, "problem_of", lambda encoder, *_: asked.append(encoder))
-    h264_encoder("nvenc", 0, *SIZE)
-    monkeypatch.undo()
-    problem = codecs.problem_of(asked[0], *SIZE)
-    assert problem != codecs.problem_of(H264("h264_nvenc", asked[0].options | wrong), *SIZE)
+    encoder = choose_encoder(SyncOptions(encoder="nvenc", codec=codec), SDR)
+    problem = codecs.problem_of(encoder)
+    assert problem != codecs.problem_of(replace(encoder, options=encoder.options | wrong))
     assert problem not in ("Invalid argument", "Numerical result out of range")
 
 
+@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
+@pytest.mark.parametrize("codec", ["h264", "hevc", "av1", "prores", "ffv1"])
+def test_every_codec_keeps_tags_times_and_pictures(tmp_path: Path, codec: Any, suffix: str) -> None:
+    """Ten bits; the reopened file says what went in."""
+    output, size = tmp_path / f"out{suffix}", (128, 96)
+    info = of_format("yuv420p10le", width_px=size[0], height_px=size[1], color=PQ, hdr=HDR10)
+    planes = noise(size[::-1], "420", 10, PQ, margin=0.3)
+    flat = YuvPlanes(*(np.full_like(plane, plane.flat[0]) for plane in (planes.y, planes.u, planes.v)), PQ, 10)
+    try:
+        check_encoder(SyncOptions(codec=codec), info, output)
+    except InputError:
+        return
+    with open_writer(output, info, codec=codec) as writer:
+        for index in range(3):
+            writer.write(frame_at(index, LazyRgb(flat), flat))
+    with av.open(str(output)) as container:
+        stream = container.streams.video[0]
+        frames = list(container.decode(stream))
+        assert [frame.pts * frame.time_base for frame in frames] == [Fraction(index, 25) for index in range(3)]
+        tag = stream.codec_context.codec_tag
+        assert (tag == "hvc1") == (codec == "hevc" and suffix != ".mkv")
+    found = probe(output)
+    assert found.color == PQ
+    assert VideoFormat(found.pixel_format).components[0].bits == 10
+    stored = codec in ("h264", "hevc", "av1")
+    assert (found.hdr is not None) == stored
+    if found.hdr is not None and found.hdr.mastering is not None:
+        assert found.hdr.light == HDR10.light
+        assert np.allclose(
+            [*map(float, found.hdr.mastering)], [*map(float, HDR10.mastering or ())], atol=1e-4, rtol=1e-2
+        )
+    assert any("mastering display" in notice for notice in writer.notices) != stored
+    shown = next(read_frames(output)).planes
+    assert shown is not None
+    assert np.abs(shown.y.astype(int) - flat.y).max() <= 4
+
+
 @pytest.mark.integration
-def test_the_option_reaches_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for NVENC leaves its codec in the file."""
-    monkeypatch.setattr(codecs, "problem_of", lambda *_: None)
-    monkeypatch.setattr(
-        writer, "h264_encoder", lambda encoder, *_: H264("mpeg4" if encoder == "nvenc" else "libx264", {})
-    )
+def test_the_option_reaches_the_writer(tmp_path: Path) -> None:
     clip, sound = write_face(tmp_path / "face.mp4", 2), write_sound(tmp_path / "speech.wav", 0.08)
-    found = []
     with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
-        for encoder in ("x264", "nvenc"):
-            options = SyncOptions(steps=1, guidance=1.0, encoder=cast(Encoder, encoder))
-            lip_sync.sync(clip, sound, tmp_path / "out.mp4", options)
-            with av.open(str(tmp_path / "out.mp4")) as container:
-                found.append(container.streams.video[0].codec_context.name)
-    assert found == ["h264", "mpeg4"]
+        lip_sync.sync(clip, sound, tmp_path / "out.mkv", SyncOptions(steps=1, guidance=1.0, codec="prores"))
+    with av.open(str(tmp_path / "out.mkv")) as container:
+        assert container.streams.video[0].codec_context.name == "prores"

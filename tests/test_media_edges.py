@@ -13,51 +13,32 @@ import pytest
 
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media import demo_clip
-from latentsync_trt.media.color import coding_of
 from latentsync_trt.media.lazy_rgb import LazyRgb
-from latentsync_trt.media.patching import apply_patch
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.types import ColorTags, Float64Array, Patch, UInt8Array, YuvPlanes
+from latentsync_trt.types import ColorTags, UInt8Array
 from tests.clips import HEVC, numbered, open_writer, read_audio, write_sound, write_video
+from tests.pictures import noise, rgb_of
 
 ONE_CODE = 1
 """8-bit arithmetic rounds once; a second rounding may fall on the other side."""
 
-
-def random_planes(width: int, height: int, color: ColorTags) -> YuvPlanes:
-    """Noise in the range of codes whose RGB does not clip in any matrix."""
-    rng = np.random.default_rng(3)
-    half = (-(-height // 2), -(-width // 2))
-    luma = rng.integers(90, 160, (height, width), np.uint8)
-    return YuvPlanes(luma, rng.integers(110, 146, half, np.uint8), rng.integers(110, 146, half, np.uint8), color)
+DEEP_FULL_RANGE = 1.5
+"""swscale takes 1020 of 1023 as white."""
 
 
-def rgb_by_formula(planes: YuvPlanes) -> Float64Array:
-    """R'G'B' of BT.601/709/2020's defining equations in float64, chroma repeated over its 2×2 pixels."""
-    height, width = planes.y.shape
-    coding = coding_of(planes.color, width, height)
-    luma = (planes.y - coding.luma_offset) / coding.luma_scale
-    blue, red = (
-        ((plane.astype(np.float64) - 128) / coding.chroma_scale).repeat(2, 0).repeat(2, 1)[:height, :width]
-        for plane in (planes.u, planes.v)
-    )
-    r = luma + 2 * (1 - coding.kr) * red
-    b = luma + 2 * (1 - coding.kb) * blue
-    g = (luma - coding.kr * r - coding.kb * b) / (1 - coding.kr - coding.kb)
-    return 255 * np.stack([r, g, b], -1)
-
-
-@pytest.mark.parametrize("size", [(64, 48), (63, 47)])
+@pytest.mark.parametrize("size", [(48, 64), (47, 63)])
 @pytest.mark.parametrize(
-    ("matrix", "full_range"), [(1, False), (5, True), (6, None), (7, False), (9, False), (2, None)]
+    ("matrix", "full_range"), [(1, False), (5, True), (6, None), (7, False), (9, False), (2, None), (0, True)]
 )
-def test_lazy_rgb_matches_the_formula(size: tuple[int, int], matrix: int, full_range: bool | None) -> None:
-    planes = random_planes(*size, ColorTags(1, 1, matrix, full_range))
+@pytest.mark.parametrize(("sampling", "bits"), [("420", 8), ("420", 10), ("422", 10), ("440", 8), ("444", 12)])
+def test_lazy_rgb_matches_the_formula(
+    size: tuple[int, int], matrix: int, full_range: bool | None, sampling: str, bits: int
+) -> None:
+    color = ColorTags(1, 1, matrix, full_range)
+    planes = noise(size, "444" if matrix == 0 else sampling, bits, color, margin=0.4)  # nothing clips
     rgb = np.asarray(LazyRgb(planes))
-    assert np.abs(rgb - rgb_by_formula(planes)).max() <= ONE_CODE
-    back = apply_patch(planes, Patch(0, 0, rgb, np.ones(planes.y.shape, np.bool_)))
-    for name in ("y", "u", "v"):
-        assert np.abs(getattr(back, name).astype(int) - getattr(planes, name)).max() <= ONE_CODE
+    allowed = DEEP_FULL_RANGE if full_range and bits > 8 else ONE_CODE
+    assert np.abs(rgb - 255 * rgb_of(planes)).max() <= allowed
 
 
 @pytest.mark.parametrize(
@@ -124,27 +105,27 @@ def test_planes_with_padding_are_kept_to_the_byte(tmp_path: Path, codec: str, si
 
 
 def test_lossless_output_is_exact_at_odd_sizes(tmp_path: Path) -> None:
-    noise = np.random.default_rng(4).integers(0, 256, (3, 33, 47, 3), np.uint8)
-    clip = write_video(tmp_path / "clip.mkv", noise, codec="ffv1", pixel_format="bgr0", options={})
+    pictures = np.random.default_rng(4).integers(0, 256, (3, 33, 47, 3), np.uint8)
+    clip = write_video(tmp_path / "clip.mkv", pictures, codec="ffv1", pixel_format="bgr0", options={})
     with open_writer(tmp_path / "out.mkv", probe(clip), lossless=True) as writer:
         for frame in read_frames(clip):
-            assert frame.planes is None
-            assert np.array_equal(frame.rgb, noise[frame.index])
+            assert np.array_equal(frame.rgb, pictures[frame.index])
             writer.write(frame)
     found = [frame.rgb for frame in read_frames(tmp_path / "out.mkv")]
-    assert np.array_equal(found, noise)
+    assert np.array_equal(found, pictures)
 
 
 def test_pixel_aspect_is_kept_and_losses_are_reported(tmp_path: Path) -> None:
-    clip = write_video(tmp_path / "clip.mkv", numbered(3), codec="libx265", pixel_format="yuv420p10le", options=HEVC)
+    clip = write_video(tmp_path / "clip.mkv", numbered(3), codec="libx265", pixel_format="yuv422p12le", options=HEVC)
     info = replace(probe(clip), sample_aspect_ratio=Fraction(4, 3))
-    with open_writer(tmp_path / "out.mp4", info, audio=write_sound(tmp_path / "a.wav", 0.2)) as writer:
+    sound = write_sound(tmp_path / "a.wav", 0.2)
+    with open_writer(tmp_path / "out.mp4", info, audio=sound, encoder="x264") as writer:
         for frame in read_frames(clip):
             writer.write(frame)
     assert probe(tmp_path / "out.mp4").sample_aspect_ratio == Fraction(4, 3)
-    depth, sound = writer.notices
-    assert "10 bits" in depth
-    assert "AAC" in sound
+    depth, encoded = writer.notices
+    assert "12 bits per channel (yuv422p12le); h264 stores 10" in depth
+    assert "AAC" in encoded
 
 
 def surround(path: Path, channels: int) -> Path:

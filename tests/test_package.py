@@ -9,6 +9,7 @@ import latentsync_trt
 
 PUBLIC = [
     "AudioFeatures",
+    "Enhancer",
     "Face",
     "FaceDetector",
     "LatentSyncError",

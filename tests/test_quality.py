@@ -133,7 +133,7 @@ def test_each_speaker_is_measured_with_the_own_recording() -> None:
     list(quality.listen(0, speech(openings(100))))
     list(quality.listen(1, speech(openings(100))))
     for index in range(125):
-        add(quality, index, own=same, new=same, gap=lips_of(Fraction(index, 25)))
+        add(quality, index, own=same, new=same, gap=lips_of(Fraction(index, 25)) if index < 100 else 0.02)
         add(quality, index, own=same, new=same, gap=None if index % 2 else 0.1, track_id=1, speaker=1)
     first, second = quality.result().lips
     assert first.follow is not None

@@ -11,17 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from latentsync_trt.audio.vad import Speech
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.mixing import FADE_S, Track, cut_out, lead_in, mixed
 from latentsync_trt.media.soundtrack import (
     SoundPiece,
     SoundPlan,
-    notice_of_mix,
     open_soundtrack,
     spliced,
     why_encoded,
 )
 from latentsync_trt.media.timing import nearest
+from latentsync_trt.sync.notices import notices_of_mix, notices_of_speech
 from latentsync_trt.types import Float32Array
 from tests.clips import numbered, write_sound, write_video
 from tests.sounds import write_samples
@@ -272,10 +273,12 @@ def test_any_pieces_are_summed_at_their_places(parts: list[tuple[Fraction, Fract
     assert not expected[5000 + len(samples) :].any()
 
 
-def test_a_mix_of_another_length_is_named(tmp_path: Path) -> None:
-    mix = write_sound(tmp_path / "mix.wav", 2)
-    assert notice_of_mix(Fraction(23, 10), mix) is None
-    assert "it lasts 2.0 s, the voice 3.0 s" in (notice_of_mix(Fraction(3), mix) or "")
+def test_a_mix_of_another_length_and_a_recording_without_speech_are_named() -> None:
+    mix = Path("mix.wav")
+    assert notices_of_mix(mix, Fraction(2), Fraction(23, 10)) == []
+    assert "mix.wav: lasts 2 s, the voice 3 s" in notices_of_mix(mix, Fraction(2), Fraction(3))[0]
+    assert "--silence model" in notices_of_speech(Path("a.wav"), Speech(()))[0]
+    assert notices_of_speech(Path("a.wav"), Speech(((0.0, 1.0),))) == notices_of_speech(Path("a.wav"), None) == []
 
 
 def test_bad_sound_is_one_line(tmp_path: Path) -> None:

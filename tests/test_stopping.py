@@ -232,7 +232,7 @@ from latentsync_trt.media.writer import VideoWriter
 from tests.stopped_command import FOREVER_S, sleep_natively
 
 def finish(writer):
-    writer._part.with_name("finishing").touch()
+    (writer._folder / "finishing").touch()
     sleep_natively(FOREVER_S)
 
 VideoWriter._finish = finish

@@ -410,7 +410,7 @@ def start_long_run(tmp_path: Path) -> "subprocess.Popen[str]":
     command += ["--bundle", small_bundle(), "--provider", "cpu", "-o", tmp_path / "out.mp4"]
     process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob(f"{PREFIX}*/out.mp4")):
+    while not list(tmp_path.glob(f"{PREFIX}*/*.mkv")):
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -427,7 +427,8 @@ def test_a_killed_run_leaves_no_torn_output(tmp_path: Path) -> None:
     temporary, *others = left_behind(tmp_path)
     assert others == ["clip.mp4", "long.wav"]
     assert temporary.startswith(PREFIX)
-    assert left_behind(tmp_path / temporary) == [LOCK_NAME, "out.mp4"]
+    lock, part = left_behind(tmp_path / temporary)
+    assert (lock, Path(part).suffix) == (LOCK_NAME, ".mkv")
     assert [leftover.path.name for leftover in remove_leftovers(tmp_path)] == [temporary]
     assert left_behind(tmp_path) == others
 

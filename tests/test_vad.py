@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
+from contextlib import closing
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
@@ -28,10 +29,14 @@ from latentsync_trt.audio.vad import (
     find_speech,
     probabilities,
 )
-from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.config import MODEL_FPS, Silence
 from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
-from latentsync_trt.types import Float32Array
+from latentsync_trt.media.soundtrack import SoundPiece
+from latentsync_trt.sync.speakers import Voices
+from latentsync_trt.sync.speech import OpenVoices
+from latentsync_trt.types import Float32Array, Frame
 from tests.clips import read_audio
+from tests.sounds import write_samples
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 STEP_S = STEP / SAMPLE_RATE_HZ
@@ -152,3 +157,31 @@ def test_times_of_speech() -> None:
         *(False, True, False),
     ]
     assert not Speech(()).at([0.0, 1.0]).any()
+
+
+class Louder:
+    """Stands in for the audio encoder: each feature is the level of its moment."""
+
+    def __call__(self, mel: Float32Array) -> Float32Array:
+        return mel.mean(axis=1)[:, ::2, None, None]
+
+
+@pytest.mark.parametrize("silence", ["closed", "model"])
+def test_where_nobody_speaks_the_model_gets_silence(tmp_path: Path, silence: Silence) -> None:
+    """The same windows as beyond the recording's end, though music goes on; where somebody speaks, both are heard."""
+    speech = np.pad(sentence(), 2 * SAMPLE_RATE_HZ)
+    path = write_samples(tmp_path / "music.wav", 0.5 * (speech + hum(len(speech), 0.05)), SAMPLE_RATE_HZ)
+    with closing(OpenVoices(Voices((SoundPiece(path),)), Louder(), silence)) as voices:
+        times_s = [Fraction(0.5), Fraction(3), Fraction(len(speech) / SAMPLE_RATE_HZ - 1), Fraction(1000)]
+        frames = [Frame(0, time_s, Fraction(1, 25), time_s, np.zeros((1, 1, 3), np.uint8), None) for time_s in times_s]
+        before, spoken, after, beyond = voices.windows(0, frames)
+        assert voices.notices == []
+    assert np.array_equal(before, beyond) == np.array_equal(after, beyond) == (silence == "closed")
+    assert spoken.min() > beyond.max() + 0.3
+
+
+def test_a_recording_without_speech_is_named(tmp_path: Path) -> None:
+    path = write_samples(tmp_path / "music.wav", hum(SAMPLE_RATE_HZ, 0.1), SAMPLE_RATE_HZ)
+    with closing(OpenVoices(Voices((SoundPiece(path),)), Louder(), "closed")) as voices:
+        (notice,) = voices.notices
+    assert notice == f"{path}: no speech found, so the mouth stays shut; with --silence model it follows any sound"

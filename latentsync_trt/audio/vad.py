@@ -4,10 +4,10 @@ Silencing the samples shuts the mouth as well as replacing the features does, me
 (benchmarks/silence-demo.json), and the audio encoder needs to know nothing of it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
+from typing import SupportsFloat
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class Speech:
 
     spans_s: tuple[tuple[float, float], ...]
 
-    def at(self, times_s: Sequence[float] | Sequence[Fraction] | Float32Array) -> BoolArray:
+    def at(self, times_s: Iterable[SupportsFloat]) -> BoolArray:
         """Whether somebody speaks at each of these times, `(n,)`."""
         times = np.array([float(time_s) for time_s in times_s])
         edges = np.array(self.spans_s, np.float64).reshape(-1)

@@ -21,7 +21,7 @@ from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.unexpected import explain
 
 PANELS = {
-    "Lip-sync": ["demo", "sync", "export", "use"],
+    "Lip-sync": ["demo", "sync", "faces", "export", "use"],
     "Speed and quality": ["build", "calibrate", "bench", "compare"],
     "Checks and maintenance": ["doctor", "selftest", "check", "cache"],
 }

@@ -221,7 +221,7 @@ def _gb(size_bytes: int) -> str:
 def _leftovers() -> Iterator[Finding]:
     from latentsync_trt.bundle.find import checkpoints_folder
     from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
-    from latentsync_trt.temporary import leftovers
+    from latentsync_trt.temporary import kept_work, leftovers
 
     wanted = Path(), checkpoints_folder(), cache_folder(), Path(tempfile.gettempdir())
     places = dict.fromkeys(place.absolute() for place in wanted)
@@ -229,11 +229,15 @@ def _leftovers() -> Iterator[Finding]:
     for leftover in found:
         text = f"{leftover.path}: a run that was killed left {_gb(leftover.size_bytes)}"
         yield Finding("missing", text, "delete it, as the next run that writes there does")
+    kept = [work for place in places for work in kept_work(place)]
+    for work in kept:
+        text = f"{work.path}: an interrupted run keeps {_gb(work.size_bytes)} of finished parts"
+        yield Finding("missing", text, "run the same command with --resume, or delete the folder")
     unfinished = list(EngineCache(cache_folder()).leftovers())
     for path in unfinished:
         text = f"{path}: a build that was killed left it"
         yield Finding("missing", text, "latentsync-trt cache prune --stale, or the next build, deletes it")
-    if not found and not unfinished:
+    if not found and not unfinished and not kept:
         yield Finding("ok", "none here, below checkpoints/, in the engine cache or among the system's temporary files")
 
 

@@ -55,13 +55,20 @@ class People:
 
     def number_of(self, face: Face, look: Float32Array | None, visible: Collection[int]) -> int:
         """Whose face this is: someone who was seen and is not `visible` now, or someone new."""
-        absent = [person for person in range(len(self._looks)) if person not in visible]
-        likely = [person for person in absent if self.is_likely(person, face, look)]
+        likely = self._likely(face, look, visible)
         if not likely:
             self._looks.append([])
             self._boxes.append(face.box)
             likely = [len(self._looks) - 1]
         return min(likely, key=lambda person: self.distance(person, look))
+
+    def knows(self, face: Face, look: Float32Array | None, visible: Collection[int]) -> bool:
+        """Whether `face` can be that of someone who was seen and is not `visible` now."""
+        return bool(self._likely(face, look, visible))
+
+    def _likely(self, face: Face, look: Float32Array | None, visible: Collection[int]) -> list[int]:
+        absent = [person for person in range(len(self._looks)) if person not in visible]
+        return [person for person in absent if self.is_likely(person, face, look)]
 
     def is_likely(self, person: int, face: Face, look: Float32Array | None) -> bool:
         """Whether `face` can be that of `person`; where neither has a look, the place decides."""

@@ -16,8 +16,8 @@ OVAL = (
 LIPS = (*(61, 185, 40, 39, 37, 0, 267, 269, 270, 409), *(291, 375, 321, 405, 314, 17, 84, 181, 91, 146))
 """FaceMesh's points on the outer edge of the lips, clockwise from the left corner in the image."""
 
-_BELOW = 0.7
-"""Points in directions of at least this vertical component, as seen from the center, belong to the chin."""
+_SIDE, _BELOW = 0.35, 0.7
+"""Vertical components of directions, as seen from the center: from the one to the other, jaws become chins."""
 
 _SUBPIXEL_BITS = 4
 
@@ -46,5 +46,5 @@ def _extended(outline: Float32Array, other: Float32Array, reach_px: float) -> Fl
     outside = np.array([-cv2.pointPolygonTest(other, point, True) for point in outline.tolist()])
     away = outline - other.mean(axis=0)
     away /= np.maximum(np.linalg.norm(away, axis=1, keepdims=True), 1e-6)
-    below = np.clip(away[:, 1] / _BELOW, 0, 1)
+    below = np.clip((away[:, 1] - _SIDE) / (_BELOW - _SIDE), 0, 1)
     return np.asarray(outline + away * (below * np.clip(outside, 0, reach_px))[:, None], np.float32)

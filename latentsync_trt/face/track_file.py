@@ -26,7 +26,7 @@ from latentsync_trt.temporary import whole_file
 from latentsync_trt.types import Face, Float64Array
 
 _FORMAT = "latentsync-trt faces 1"
-_COLUMNS = 11
+COLUMNS = 11
 _GZIP = b"\x1f\x8b"
 _LARGE_BYTES = 20_000_000
 """What an editor still opens without delay."""
@@ -196,11 +196,11 @@ def _rows(frames: Any, where: str) -> Float64Array:
         rows = np.array(frames, np.float64)
     except (ValueError, TypeError):
         rows = np.empty(0)
-    if rows.ndim != 2 or rows.shape[1] != _COLUMNS or not len(rows) or not np.isfinite(rows).all():
+    if rows.ndim != 2 or rows.shape[1] != COLUMNS or not len(rows) or not np.isfinite(rows).all():
         for number, row in enumerate(frames if isinstance(frames, list) else []):
-            if not (isinstance(row, list) and len(row) == _COLUMNS and all(map(_is_number, row))):
-                raise ValueError(f"{where}.{number}: is not {_COLUMNS} numbers")
-        raise ValueError(f"{where}: is not a list of rows of {_COLUMNS} numbers")
+            if not (isinstance(row, list) and len(row) == COLUMNS and all(map(_is_number, row))):
+                raise ValueError(f"{where}.{number}: is not {COLUMNS} numbers")
+        raise ValueError(f"{where}: is not a list of rows of {COLUMNS} numbers")
     for problem, wrong in (
         ("the box is not left, top, right, bottom", (rows[:, 3:5] < rows[:, 1:3]).any(axis=1)),
         ("the time is not after that of the row before", np.diff(rows[:, 0], prepend=-np.inf) <= 0),

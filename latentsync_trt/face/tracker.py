@@ -21,6 +21,8 @@ _SAME_FACE_IOU = 0.4
 """Two tracks that overlap more show the same face."""
 _FARTHEST = 1.0
 """How far a face moves at most while it is lost, in its own size."""
+_MOST_FACES = 12
+"""Followed at once, the largest: each takes as long as the only one of most clips."""
 _MOTION = 0.5
 """Part of the last movement by which the next is predicted. Heads stop and turn: with all of it, the mesh must run
 again more often."""
@@ -130,6 +132,7 @@ class FaceTracker:
         self._next_id, self._shot, self._frame = 0, -1, 0
         self._searched = self._searched_small = -self.patience_frames
         self._scene: Float32Array | None = None
+        self._in_shot: set[int] = set()
         self._why_none = "no face"
         self.turned_frames = 0
 
@@ -159,7 +162,7 @@ class FaceTracker:
         kept, changes = self._continued(view, live, found)
         if not kept and (self._scene is None or Change.SCENE in changes or is_elsewhere(self._scene, view.scene)):
             self._shot += 1
-            self._tracks = []
+            self._tracks, self._in_shot = [], set()
             new = self._usable(view, (), small=True) if found is None else found
         elif found is not None:
             new = found
@@ -255,7 +258,7 @@ class FaceTracker:
             on_its_side = any(map(is_turned, faces))
             missing = "turned away" if turned_away else "no face"
             self._why_none = "on its side" if on_its_side else "too small" if faces else missing
-        return sorted(fine, key=area, reverse=True)
+        return sorted(fine, key=area, reverse=True)[: max(0, _MOST_FACES - len(known))]
 
     def _admit(self, view: _View, faces: list[Face], kept: list[_Track]) -> None:
         """Continues lost tracks or begins new ones with `faces`; learns how people look where a search was made."""
@@ -266,8 +269,13 @@ class FaceTracker:
         for face in faces:
             if any(face is track.face for track in kept):
                 continue
-            look = look_of(view.picture, face)
-            track = self._lost(face, look, kept) or self._begun(face, look, {other.person for other in kept})
+            look, visible = look_of(view.picture, face), {other.person for other in kept}
+            track = self._lost(face, look, kept)
+            if track is None:
+                if self._is_half_hidden(face, look, kept, visible):
+                    continue
+                track = self._begun(face, look, visible)
+            self._in_shot.add(track.person)
             track.move(face)
             track.cuts.restart(look_at(view.luma, face, view.picture.shape, view.scene))
             self._people.learn(track.person, face, look)
@@ -282,6 +290,14 @@ class FaceTracker:
             if self._people.is_likely(track.person, face, look)
         ]
         return min(near, key=lambda track: self._people.distance(track.person, look), default=None)
+
+    def _is_half_hidden(self, face: Face, look: Float32Array | None, kept: list[_Track], visible: set[int]) -> bool:
+        """Whether an unknown face beside a known one may be someone of this shot who is missing, and half hidden."""
+        return (
+            bool(self._in_shot - visible)
+            and any(_touches(face, other.face) for other in kept)
+            and not self._people.knows(face, look, visible)
+        )
 
     def _begun(self, face: Face, look: Float32Array | None, visible: set[int]) -> _Track:
         track = _Track(self._next_id, self._people.number_of(face, look, visible), face, lost_frames=1)
@@ -302,6 +318,12 @@ def _overlap(one: Face, other: Face) -> float:
 
 def _continues(last: Face, face: Face) -> bool:
     return _overlap(last, face) >= _CONTINUES_IOU
+
+
+def _touches(one: Face, other: Face) -> bool:
+    """Whether two boxes are so near that heads and hair overlap."""
+    margin = (other.box[2:] - other.box[:2]) / 4
+    return bool((one.box[:2] < other.box[2:] + margin).all() and (one.box[2:] > other.box[:2] - margin).all())
 
 
 def _moved(last: Face, face: Face) -> float:

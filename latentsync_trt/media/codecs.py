@@ -122,11 +122,10 @@ def check_encoder(options: SyncOptions, info: VideoInfo, output: Path) -> VideoE
     if problem is not None:
         width_px, height_px = _NVENC_USUAL_SIZE_PX
         usual = problem_of(replace(encoder, width_px=width_px, height_px=height_px)) is None
-        size = f"pictures of {encoder.width_px}×{encoder.height_px}"
-        on_gpu = encoder.ffmpeg.endswith("_nvenc")
+        place = f" for pictures of {encoder.width_px}×{encoder.height_px}, only for usual sizes" if usual else ""
+        other = f"--encoder {ON_CPU[encoder.codec]}" if encoder.ffmpeg.endswith("_nvenc") else "another --codec"
         raise InputError(
-            f"the encoder {encoder.ffmpeg} does not open{f' for {size}, only for usual sizes' if usual else ''}: "
-            f"{problem}; use {f'--encoder {ON_CPU[encoder.codec]}' if on_gpu else '--lossless, or scale the video'}"
+            f"the encoder {encoder.ffmpeg} does not open{place}: {problem}; use {other}, or scale the video"
         )
     return encoder
 

@@ -21,6 +21,8 @@ from latentsync_trt.types import VideoInfo
 _LEAST_TIMESCALE = 600
 """QuickTime's own. FFmpeg multiplies a smaller number of ticks per second, which keeps stamps exact."""
 
+_MOST_PER_S = 100_000
+
 
 @dataclass(frozen=True, slots=True)
 class Contents:
@@ -91,17 +93,18 @@ def _add_video(
         context.codec_tag = tag
     stream.time_base = finished.time_base
     context.sample_aspect_ratio = contents.info.sample_aspect_ratio
-    rate = contents.info.frames_per_s
-    if rate is not None and _is_constant(finished, rate):
-        context.framerate = rate
+    context.framerate = _frames_per_s(finished, contents.info.frames_per_s)
     return stream
 
 
-def _is_constant(finished: Finished, frames_per_s: Fraction) -> bool:
-    """Whether all pictures are where this rate has them, but for rounding."""
-    stamps = (stamp for part in finished.parts for stamp in sorted(part.stamps))
-    period = float(1 / (frames_per_s * finished.time_base))
-    return all(abs(stamp - index * period) <= 1 for index, stamp in enumerate(stamps))
+def _frames_per_s(finished: Finished, nominal: Fraction | None) -> Fraction:
+    """The `nominal` rate, if all pictures are where that has them, but for rounding; else the mean."""
+    if nominal is not None:
+        stamps = (stamp for part in finished.parts for stamp in sorted(part.stamps))
+        period = float(1 / (nominal * finished.time_base))
+        if all(abs(stamp - index * period) <= 1 for index, stamp in enumerate(stamps)):
+            return nominal
+    return (finished.frames / finished.end_s).limit_denominator(_MOST_PER_S)
 
 
 def _copy_tags(container: OutputContainer, source: Source, sound: SoundPlan | None, end_s: Fraction) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from fractions import Fraction
-from itertools import takewhile
+from itertools import chain, takewhile
 from math import floor
 from pathlib import Path
 from typing import Any, Self
@@ -33,8 +33,17 @@ from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.media.files import ffmpeg_name, open_input
 from latentsync_trt.temporary import KEPT_NAME, work_folder_of
 
+PART_S = Fraction(30)
+"""Length of a part. What carries over from frame to frame begins anew with each, so that a run can go on there."""
+
 _FORMAT = 1
 _SUFFIX = ".mkv"
+_NOT_GIVEN = "not given"
+
+
+def part_of(time_s: Fraction) -> int:
+    """Number of the part of the output that a frame at this time belongs to."""
+    return floor(time_s / PART_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +145,7 @@ class Work:
             what = f"{output}: {length} of an interrupted run are kept until this run has finished a part"
             return nothing, (f"{what}; to go on there instead, stop it and add --resume",)
         changed = [
-            f"{name} ({kept.made_of.get(name, 'none')} → {self.made_of.get(name, 'none')})"
+            f"{name} ({kept.made_of.get(name, _NOT_GIVEN)} → {self.made_of.get(name, _NOT_GIVEN)})"
             for name in dict.fromkeys([*kept.made_of, *self.made_of])
             if kept.made_of.get(name) != self.made_of.get(name)
         ]
@@ -192,6 +201,8 @@ class PartWriter:
     def _mux(self, picture: VideoFrame | None) -> None:
         for packet in self._stream.encode(picture):
             self._stamps.append(self._start + (packet.pts or 0))
+            # In the file only their order counts, and x265 decodes the pictures of very short parts at random times.
+            packet.pts = packet.dts = len(self._stamps)
             self._container.mux(packet)
 
 
@@ -207,18 +218,20 @@ def joined(folder: Path, parts: Sequence[Part], time_base: Fraction) -> Iterator
     """The packets of all parts as those of one stream: with presentation and decoding stamps, and durations.
 
     Decoding stamps are the sorted presentation stamps, later by as many packets as any part delays a picture. They
-    ascend across parts, which those of the encoders do not where the rate varies.
+    ascend across parts, which those of the encoders do not where the rate varies. The first ones are such that all
+    packets together last as long as the pictures, since MP4 has a duration for each packet only.
     """
     shown = [stamp for part in parts for stamp in sorted(part.stamps)]
     ends = dict(zip(shown, [*shown[1:], parts[-1].end], strict=True))
-    step = ends[shown[0]] - shown[0]
     delay = max(part.delay for part in parts)
-    decoded = [shown[0] - (delay - index) * step for index in range(delay)] + shown
-    times = iter(decoded)
+    lead = shown[-1] - shown[-1 - delay]
+    decoded = chain((shown[0] - lead + lead * index // delay for index in range(delay)), shown)
+    count = len(shown)
     for part in parts:
         with open_input(folder / part.file) as container:
             packets = (packet for packet in container.demux(video=0) if packet.size)
             for packet, stamp in zip(packets, part.stamps, strict=True):
-                packet.pts, packet.dts, packet.duration = stamp, next(times), ends[stamp] - stamp
-                packet.time_base = time_base
+                count -= 1
+                packet.pts, packet.dts, packet.time_base = stamp, next(decoded), time_base
+                packet.duration = ends[stamp] - stamp if count else parts[-1].end - shown[-1]
                 yield packet

@@ -15,12 +15,13 @@ from av.audio.codeccontext import AudioCodecContext
 from av.audio.layout import AudioLayout
 from av.container import OutputContainer
 
+from latentsync_trt.config import Codec
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.audio import audio_duration_s, audio_stream, checked, decoded_audio, format_of, sound_blocks
+from latentsync_trt.media.audio import audio_stream, checked, decoded_audio, format_of, sound_blocks
 from latentsync_trt.media.files import check_file, open_input, reading
 from latentsync_trt.media.mixing import Track, cut_out, lead_in, mixed
 from latentsync_trt.media.sound_streams import CopiedSound, EncodedSound
-from latentsync_trt.media.timing import HELD_S, nearest
+from latentsync_trt.media.timing import nearest
 from latentsync_trt.types import Float32Array
 
 COPIED_CODECS: dict[str, tuple[str, ...]] = {
@@ -36,6 +37,9 @@ QuickTime and many televisions play without sound."""
 
 _GAPS_IN = ".mkv"
 """The container that gives each packet a time. Others give it a duration, which players take for what it decodes to."""
+
+LOSSLESS_WITH: tuple[Codec, ...] = ("prores", "ffv1")
+"""Codecs of pictures for further editing, whose sound must not lose anything, either: see `SoundPlan.lossless`."""
 
 _LOSSLESS_CODECS = {".mkv": "flac", ".mov": "pcm_s24le"}
 """Encoders of a `SoundPlan.lossless`; others would only play in few programs."""
@@ -146,15 +150,6 @@ def why_encoded(plan: SoundPlan, suffix: str) -> str | None:
     gain_db = -20 * log10(found.gain)
     softer = f"; it is {gain_db:.1f} dB softer, as its pieces together exceed full scale" if found.gain < 1 else ""
     return f"the sound is encoded as {codec}: {found.problem}{softer}"
-
-
-def notice_of_mix(voice_s: Fraction, mix: Path) -> str | None:
-    """That what is heard differs from the voice that moves the lips by half a second or more; errors as above."""
-    mix_s = audio_duration_s(mix)
-    if abs(mix_s - voice_s) < HELD_S:
-        return None
-    lengths = f"it lasts {float(mix_s):.1f} s, the voice {float(voice_s):.1f} s"
-    return f"{mix}: {lengths}; the lips fit if both begin at the same moment (--mix)"
 
 
 def _examined(plan: SoundPlan, suffix: str) -> _Findings:

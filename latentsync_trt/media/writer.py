@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
-from math import floor
+from math import lcm
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,7 +21,7 @@ from latentsync_trt.media.files import reason_of, writing
 from latentsync_trt.media.mark import mark as add_mark
 from latentsync_trt.media.muxing import Contents, assemble
 from latentsync_trt.media.other_streams import Source, losses
-from latentsync_trt.media.parts import Finished, PartWriter, Work
+from latentsync_trt.media.parts import Finished, PartWriter, Work, part_of
 from latentsync_trt.media.pictures import PictureMaker, picture_info
 from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, why_encoded
 from latentsync_trt.media.timing import nearest
@@ -31,15 +31,8 @@ from latentsync_trt.types import Frame, Patch, UInt8Array, VideoInfo
 
 SUFFIXES = (".mp4", ".mov", ".mkv")
 
-PART_S = Fraction(30)
-"""Length of a part. What carries over from frame to frame begins anew with each, so that a run can go on there."""
-
 _NEAR_LOSSLESS_CRF = 10
-
-
-def part_of(time_s: Fraction, part_s: Fraction = PART_S) -> int:
-    """Number of the part that a frame at this time belongs to."""
-    return floor(time_s / part_s)
+_FINE_PER_S = 600
 
 
 def check_output_path(output: Path, *inputs: Path) -> None:
@@ -112,15 +105,14 @@ class VideoWriter:
         work: Work | None = None,
         mark: bool = False,
         sign: Callable[[Path], None] | None = None,
-        part_s: Fraction = PART_S,
     ) -> None:
         suffix = output.suffix.lower()
         source = None if others is None else Source(others, (info.start_s or Fraction(0)) - others_delay_s)
         problem = None if sound is None else why_encoded(sound, suffix)
-        self._output, self._work, self._sign, self._part_s = output, work, sign, part_s
+        self._output, self._work, self._sign = output, work, sign
         self._contents = Contents(encoder, info, sound, source, mark)
         self._maker = PictureMaker(info, encoder)
-        self._finished = Finished({}, info.time_base or Fraction(1, MODEL_FPS))
+        self._finished = Finished({}, _time_base(info))
         self.notices = (
             *encoder.notices,
             *aspect_notice(encoder, info, suffix),
@@ -155,7 +147,7 @@ class VideoWriter:
         """
         if frame.index < self.frames_done:
             return
-        number = part_of(frame.time_s, self._part_s)
+        number = part_of(frame.time_s)
         stamp = max(self._stamp(frame.time_s), self._last + 1)
         with writing(self._output):
             if self._part is not None and number != self._number:
@@ -213,6 +205,12 @@ class VideoWriter:
                 self._sign(whole)
             whole.replace(self._output)
             (self._folder / KEPT_NAME).unlink(missing_ok=True)
+
+
+def _time_base(info: VideoInfo) -> Fraction:
+    """The source's, made finer where pictures that are held at the model's rate would be rounded visibly."""
+    denominator = MODEL_FPS if info.time_base is None else info.time_base.denominator
+    return Fraction(1, denominator if denominator >= _FINE_PER_S else lcm(denominator, MODEL_FPS))
 
 
 def write_pictures(

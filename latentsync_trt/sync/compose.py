@@ -4,13 +4,12 @@ from collections.abc import Generator
 from contextlib import closing
 
 from latentsync_trt.face.paste import Paster
+from latentsync_trt.media.parts import part_of
 from latentsync_trt.sync.enhance import enhanced
 from latentsync_trt.sync.jobs import Job, Target
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Enhancer, Frame, Patch
-
-PART_S = 30
 
 
 class Composer:
@@ -26,7 +25,6 @@ class Composer:
         self._paster, self._enhancer, self._quality = paster, enhancer, quality
         self._clock, self._frames_done = clock, frames_done
         self._part = -1
-        self.painted_frames = 0
 
     def compose(self, jobs: Generator[Job, None, None]) -> Generator[tuple[Frame, tuple[Patch, ...]], None, None]:
         """Frames in order, with the new pixels of each face."""
@@ -40,7 +38,7 @@ class Composer:
                 yield job.frame, tuple(patches)
 
     def _begin_part(self, frame: Frame) -> None:
-        if (part := frame.time_s // PART_S) != self._part:
+        if (part := part_of(frame.time_s)) != self._part:
             self._part = part
             self._paster.restart()
             self._quality.restart()

@@ -5,6 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
@@ -20,13 +21,17 @@ from latentsync_trt.paths import local_path
 from latentsync_trt.sync.speakers import Voices, voices_of
 from latentsync_trt.types import VideoInfo
 
+if TYPE_CHECKING:
+    from latentsync_trt.face.track_file import Tracks
+    from latentsync_trt.media.c2pa import Credentials
+
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """The files of a run, all of which can be used, and the properties of the video.
 
     `info.duration_s` includes the delay of the picture, `picture_delay_s`. `own`: the video's own sound, where it has
-    one; `mix`: what is heard instead of the voices.
+    one; `mix`: what is heard instead of the voices. `tracks`: those of `--faces`. `page`: where to write the report.
     """
 
     video: Path
@@ -37,6 +42,9 @@ class Inputs:
     voices: Voices
     own: SoundPiece | None
     mix: SoundPiece | None
+    tracks: "Tracks | None"
+    credentials: "Credentials | None"
+    page: Path | None
 
 
 def check_inputs(video: object, audio: object, output: object, options: SyncOptions) -> Inputs:
@@ -67,6 +75,7 @@ def check_inputs(video: object, audio: object, output: object, options: SyncOpti
         check_file(path)
     check_output_path(target, source, *heard)
     info = probe(source)
+    tracks = _tracks(source, info, options)
     encoder = check_encoder(options, info, target)
     for path in heard:
         with closing(read_audio_blocks(path)) as blocks:
@@ -75,7 +84,42 @@ def check_inputs(video: object, audio: object, output: object, options: SyncOpti
         info = replace(info, duration_s=info.duration_s + delays.picture_s)
     _check_part(source, info.duration_s, options)
     mix = None if mixed is None else SoundPiece(mixed, at_s(mixed))
-    return Inputs(source, target, info, encoder, delays.picture_s, voices, own, mix)
+    if options.enhancer is not None:
+        from latentsync_trt.sync.enhance import check_enhancer
+
+        check_enhancer(options.enhancer)
+    others = _credentials(target, options), _page(options)
+    return Inputs(source, target, info, encoder, delays.picture_s, voices, own, mix, tracks, *others)
+
+
+def _tracks(video: Path, info: VideoInfo, options: SyncOptions) -> "Tracks | None":
+    if options.faces is None:
+        return None
+    from latentsync_trt.face.track_file import read_tracks
+    from latentsync_trt.sync.analysis import mark_of
+
+    path = path_argument(options.faces, "--faces")
+    tracks = read_tracks(path)
+    tracks.check_clip(mark_of(video, info), path)
+    return tracks
+
+
+def _credentials(output: Path, options: SyncOptions) -> "Credentials | None":
+    if options.c2pa_cert is None and options.c2pa_key is None:
+        return None
+    from latentsync_trt.media.c2pa import read_credentials
+
+    given = {"--c2pa-cert": options.c2pa_cert, "--c2pa-key": options.c2pa_key}
+    cert, key = (None if path is None else path_argument(path, name) for name, path in given.items())
+    return read_credentials(cert, key, output)
+
+
+def _page(options: SyncOptions) -> Path | None:
+    if options.report is None:
+        return None
+    from latentsync_trt.sync.page import page_path
+
+    return page_path(options.report)
 
 
 def _own_sound(video: Path, options: SyncOptions, *files: Path | None) -> tuple[SoundPiece | None, Delays]:

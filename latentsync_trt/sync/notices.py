@@ -1,7 +1,9 @@
 """Notices about what a caller may not expect of a run, for before it begins. Pure."""
 
 from fractions import Fraction
+from pathlib import Path
 
+from latentsync_trt.audio.vad import Speech
 from latentsync_trt.bundle.manifest import DEMO_NAME, Manifest
 from latentsync_trt.config import MODEL_FPS, Extend, SyncOptions
 from latentsync_trt.media.timing import is_held
@@ -53,6 +55,21 @@ def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) 
         return [f"{lengths}: the picture is cut there (--length)"]
     end = "is cut there" if video_s < audio_s else "ends before the picture, the rest is silent"
     return [f"{lengths}: the sound {end} (--length)"]
+
+
+def notices_of_mix(mix: Path, mix_s: Fraction, voice_s: Fraction) -> list[str]:
+    """That what is heard is not as long as the voice that moves the lips."""
+    if is_held(abs(mix_s - voice_s)):
+        return []
+    lengths = f"{mix}: lasts {_short(mix_s)} s, the voice {_short(voice_s)} s"
+    return [f"{lengths}; lips and sound agree if both files begin at the same moment (--mix)"]
+
+
+def notices_of_speech(recording: Path, speech: Speech | None) -> list[str]:
+    """That nobody was found to speak; `speech`: None if it was not searched."""
+    if speech is None or speech.spans_s:
+        return []
+    return [f"{recording}: no speech found, so the mouth stays shut; with --silence model it follows any sound"]
 
 
 def _short(value: Fraction) -> str:

@@ -6,26 +6,33 @@ and of a window, not on the length of the clip.
 
 from collections.abc import Generator, Iterable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from time import perf_counter
 
 from latentsync_trt.config import SyncOptions
+from latentsync_trt.face.choice import speakers_of
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import Paster
 from latentsync_trt.media.audio import audio_duration_s
+from latentsync_trt.media.c2pa import sign
+from latentsync_trt.media.parts import Work
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import read_frames
+from latentsync_trt.media.soundtrack import LOSSLESS_WITH
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.sync.analysis import analyse
 from latentsync_trt.sync.compose import Composer
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter
 from latentsync_trt.sync.inputs import check_inputs
 from latentsync_trt.sync.length import expected_frames, playback_of
-from latentsync_trt.sync.notices import notices_of_length, notices_of_model, notices_of_rate
+from latentsync_trt.sync.notices import notices_of_length, notices_of_mix, notices_of_model, notices_of_rate
+from latentsync_trt.sync.page import write_page
 from latentsync_trt.sync.paint import Painter
 from latentsync_trt.sync.quality import Quality
+from latentsync_trt.sync.resume import made_of
 from latentsync_trt.sync.speakers import Span, heard, span_of
 from latentsync_trt.sync.speech import OpenVoices
 from latentsync_trt.sync.threads import StageClock, in_background
@@ -85,15 +92,18 @@ class Run:
         check_noise(self._manifest, helpers.noise)
         with closing(self._read_audio()) as speech:
             span, playback = self._timeline(speech)
-            writer, finder = self._writer(span), self._finder(helpers.detector, span, playback)
+            writer, finder = self._writer(span, playback), self._finder(helpers.detector, span, playback)
             self._announce(writer.notices)
             self._open_networks()
             startup_s = perf_counter() - self._start_s
             painter = self._painter(speech, playback, helpers.noise)
             with writer:
                 count, end_s = self._write(writer, finder, painter, helpers, playback)
-        self._announce(finder.notices())
-        return self._report(count, end_s, finder, painter, startup_s)
+        self._announce((*writer.notices, *finder.notices()))
+        report = self._report(count, end_s, finder, painter, startup_s)
+        if self._inputs.page is not None:
+            write_page(self._inputs.page, self._inputs.video, report, self._quality, self._options)
+        return report
 
     def _report(
         self, count: int, end_s: Fraction, finder: FaceFinder, painter: Painter, startup_s: float
@@ -131,7 +141,12 @@ class Run:
         """What is synced, and how the video is played."""
         inputs, options = self._inputs, self._options
         span = span_of(options, inputs.voices, inputs.video, speech.end_s)
-        ends_s = [speech.end_s if inputs.mix is None else inputs.mix.at_s + audio_duration_s(inputs.mix.path)]
+        self._announce(speech.notices)
+        ends_s = [speech.end_s]
+        if inputs.mix is not None:
+            mix_s = audio_duration_s(inputs.mix.path)
+            self._announce(notices_of_mix(inputs.mix.path, mix_s, speech.end_s - inputs.mix.at_s))
+            ends_s = [inputs.mix.at_s + mix_s]
         ends_s += [] if span.end_s is None else [span.end_s]
         self._announce(notices_of_length(inputs.info, min(ends_s), options))
         return span, playback_of(options, inputs.info.duration_s, min(ends_s), inputs.picture_delay_s)
@@ -150,7 +165,7 @@ class Run:
         self, writer: VideoWriter, finder: FaceFinder, painter: Painter, helpers: Helpers, playback: Playback
     ) -> tuple[int, Fraction]:
         """Writes all frames; returns their number and when the last one ends."""
-        done, end_s = getattr(writer, "frames_done", 0), Fraction(0)
+        done, end_s = writer.frames_done, Fraction(0)
         painter.skip(done)
         count, total = done, expected_frames(playback, self._inputs.info)
         with closing(self._composed(finder, painter, self._composer(helpers, done), playback)) as composed:
@@ -182,12 +197,16 @@ class Run:
         return in_background(composer.compose(painted), depth=_QUEUE_DEPTH, name="compose")
 
     def _finder(self, detector: FaceDetector, span: Span, playback: Playback) -> FaceFinder:
-        voices = self._inputs.voices
+        voices, tracks = self._inputs.voices, self._inputs.tracks
+        choice = parse_face(self._options.face) if voices.faces is None else voices.speaker_of
+        if tracks is None and speakers_of(choice) is not None:
+            tracks = analyse(self._inputs.video, detector, self._on_progress)
         return FaceFinder(
             detector,
             self._manifest.resolution_px,
             self._clock,
-            choice=parse_face(self._options.face) if voices.faces is None else voices.speaker_of,
+            choice=choice,
+            tracks=tracks,
             wanted=span.__contains__,
             fps=playback.fps or self._inputs.info.frames_per_s,
             pixel_aspect=self._inputs.info.sample_aspect_ratio,
@@ -229,7 +248,23 @@ class Run:
     def _windows_at_once(self) -> int:
         return max(self._networks.windows_per_batch, _LOW_MEMORY_WINDOWS if self._networks.low_memory else 1)
 
-    def _writer(self, span: Span) -> VideoWriter:
+    def _writer(self, span: Span, playback: Playback) -> VideoWriter:
         inputs = self._inputs
         sound = heard(inputs.voices, inputs.mix, inputs.own, span)
-        return VideoWriter(inputs.output, inputs.info, inputs.encoder, sound, inputs.video)
+        if sound is not None:
+            sound = replace(sound, lossless=inputs.encoder.codec in LOSSLESS_WITH)
+        credentials, info, fps = inputs.credentials, inputs.info, playback.fps
+        if fps is not None:
+            info = replace(info, frames_per_s=Fraction(fps), time_base=1 / Fraction(fps))
+        made = made_of(inputs, self._options, self._networks.bundle.folder, self._networks.selection.name)
+        return VideoWriter(
+            inputs.output,
+            info,
+            inputs.encoder,
+            sound,
+            inputs.video,
+            others_delay_s=inputs.picture_delay_s,
+            work=Work(made, self._options.resume),
+            mark=self._options.mark,
+            sign=None if credentials is None else lambda path: sign(path, inputs.video, credentials),
+        )

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 
 from latentsync_trt.audio.encoder import SpeechStream
-from latentsync_trt.audio.vad import find_speech
+from latentsync_trt.audio.vad import Speech, find_speech
 from latentsync_trt.config import Silence
 from latentsync_trt.media.audio import read_audio_blocks
+from latentsync_trt.sync.notices import notices_of_speech
 from latentsync_trt.sync.speakers import Voices
 from latentsync_trt.types import Float32Array, Frame
 
@@ -32,12 +33,15 @@ class OpenVoices:
         listen: Listen = lambda _, blocks: blocks,
     ) -> None:
         self._voices = voices
+        self.notices: list[str] = []
         self._streams: list[SpeechStream] = []
         self._opened = ExitStack()
         with ExitStack() as undo:
             undo.callback(self.close)
-            for number in range(len(voices.recordings)):
-                opener = _opener(voices, number, silence, listen)
+            for number, recording in enumerate(voices.recordings):
+                speech = find_speech(read_audio_blocks(recording.path)) if silence == "closed" else None
+                self.notices += notices_of_speech(recording.path, speech)
+                opener = _opener(voices, number, speech, listen)
                 self._streams.append(self._opened.enter_context(closing(SpeechStream(opener, encode_mel))))
             undo.pop_all()
         ends_s = (
@@ -57,15 +61,15 @@ class OpenVoices:
         return self._streams[number].windows([frame.time_s - at_s for frame in frames])
 
 
-def _opener(voices: Voices, number: int, silence: Silence, listen: Listen) -> Callable[[], Iterable[Float32Array]]:
+def _opener(voices: Voices, number: int, speech: Speech | None, listen: Listen) -> Callable[[], Iterable[Float32Array]]:
     path = voices.recordings[number].path
-    speech = find_speech(read_audio_blocks(path)) if silence == "closed" else None
 
     def pieces() -> Iterable[Float32Array]:
-        blocks: Iterable[Float32Array] = read_audio_blocks(path)
+        read = read_audio_blocks(path)
+        blocks: Iterable[Float32Array] = read if speech is None else speech.gated(read)
         for speaker in range(voices.count):
             if voices.recording_of(speaker) == number:
                 blocks = listen(speaker, blocks)
-        return blocks if speech is None else speech.gated(blocks)
+        return blocks
 
     return pieces

@@ -1,0 +1,59 @@
+"""`latentsync-trt faces`: numbers the people of a clip, and saves where they are."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import rich_click as click
+from rich.console import Console
+from rich.table import Table
+
+from latentsync_trt.cli.options import LocalPath
+from latentsync_trt.cli.show import progress_bar
+
+
+@click.command("faces")
+@click.argument("video", type=LocalPath())
+@click.option(
+    "-o",
+    "--output",
+    type=LocalPath(),
+    help="Where to write OUTPUT.png and OUTPUT.json.  [default: the video's name with -faces]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with what is seen, or the error.")
+def command(video: Path, output: Path | None, as_json: bool) -> None:
+    """Find and number all people of VIDEO: a contact sheet, and their tracks for `sync --faces`.
+
+    The numbers are those of --face index:N and --speaker N=FILE. The tracks are JSON that can be edited: delete or
+    renumber people and spans.
+    """
+    from latentsync_trt.face.detector import MediaPipeDetector
+    from latentsync_trt.face.track_file import save_tracks
+    from latentsync_trt.media.files import check_file
+    from latentsync_trt.paths import check_folder_to_write
+    from latentsync_trt.sync.analysis import analyse_with_portraits, summaries
+    from latentsync_trt.sync.contact_sheet import describe, time_text, write_contact_sheet
+
+    check_file(video)
+    base = video.with_name(f"{video.stem}-faces") if output is None else output
+    check_folder_to_write(base.parent, "--output")
+    with MediaPipeDetector() as detector, progress_bar(hidden=as_json) as show:
+        tracks, portraits = analyse_with_portraits(video, detector, show)
+    sheet = base.with_name(f"{base.name}.png")
+    write_contact_sheet(sheet, tracks, portraits)
+    saved = save_tracks(tracks, base.with_name(f"{base.name}.json"))
+    people = summaries(tracks)
+    if as_json:
+        found = {"people": [asdict(person) for person in people], "sheet": str(sheet), "tracks": str(saved)}
+        click.echo(json.dumps(found, indent=2))
+        return
+    table = Table("face", "seen", "times", "first", "last", "height", "frontal", box=None, pad_edge=False)
+    for column in table.columns:
+        column.justify = "right"
+    for person in people:
+        first_s, last_s = person.times_s[0][0], person.times_s[-1][1]
+        seen = str(person.number), f"{person.seen_s:.1f} s", str(len(person.times_s))
+        table.add_row(*seen, time_text(first_s), time_text(last_s), *describe(person))
+    Console(markup=False, highlight=False, emoji=False).print(table)
+    click.echo(f"{sheet}: contact sheet")
+    click.echo(f"{saved}: tracks, for sync --faces {saved.name}")

@@ -1,0 +1,151 @@
+"""HDR: the curve that the networks' SDR rendition comes from, its inverse, and what stays as it was."""
+
+import struct
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from av.sidedata.sidedata import Type
+
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.errors import InputError
+from latentsync_trt.media.codecs import choose_encoder
+from latentsync_trt.media.demo_clip import camera_frames
+from latentsync_trt.media.hdr import HLG, PQ, HdrCurve, hdr_of
+from latentsync_trt.media.hdr_metadata import metadata_of
+from latentsync_trt.media.lazy_rgb import LazyRgb
+from latentsync_trt.media.patching import apply_patch
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.types import ColorTags, HdrMetadata, Patch, UInt8Array, VideoInfo, YuvPlanes
+from tests.clips import frame_at, open_writer, write_sound
+from tests.pictures import decoded_planes
+from tests.small import small_bundle
+
+HDR10 = HdrMetadata(
+    tuple(map(Fraction, ("0.68", "0.32", "0.265", "0.69", "0.15", "0.06", "0.3127", "0.329", "0.005", "1000"))),
+    (800, 300),
+)
+
+
+def level_of(curve: HdrCurve, signal: float) -> int:
+    return int(curve.sdr(np.array([round(65535 * signal)], np.uint16))[0])
+
+
+@pytest.mark.parametrize(
+    ("transfer", "signal"),
+    [(PQ, 0.5806888810416109), (HLG, 0.7494), (HLG, 0.75)],  # 203 cd/m², in BT.2408: 58 % and 75 %
+)
+def test_reference_white_is_bright_but_leaves_room(transfer: int, signal: float) -> None:
+    assert abs(level_of(HdrCurve(transfer), signal) - 227) <= 1
+
+
+@pytest.mark.parametrize(("transfer", "peak"), [(PQ, 0.7518271), (HLG, 1.0)])
+def test_a_thousand_candelas_become_white(transfer: int, peak: float) -> None:
+    """And what is painted white becomes no brighter than that."""
+    curve = HdrCurve(transfer)
+    assert level_of(curve, 0) == 0
+    assert level_of(curve, peak) == level_of(curve, 1) == 255
+    assert level_of(curve, peak - 0.02) < 255
+    assert curve.signal(np.array([65535], np.uint16))[0] == pytest.approx(peak, abs=1e-6)
+
+
+def test_pq_and_hlg_of_one_light_look_the_same() -> None:
+    painted = np.arange(0, 65536, 257, np.uint16)
+    for transfer in (PQ, HLG):
+        curve = HdrCurve(transfer)
+        back = curve.sdr(np.rint(65535 * curve.signal(painted)).astype(np.uint16))
+        assert np.array_equal(back, np.arange(256))
+        assert (np.diff(curve.signal(np.arange(65536, dtype=np.uint16))) >= 0).all()
+    assert hdr_of(1) is None
+
+
+def hdr_planes(rgb: UInt8Array, transfer: int) -> YuvPlanes:
+    """10-bit 4:2:0 planes whose SDR rendition is `rgb`."""
+    height, width = rgb.shape[:2]
+    color = ColorTags(9, transfer, 9, full_range=False)
+    blank = YuvPlanes(
+        *(np.zeros(size, np.uint16) for size in [(height, width), *2 * [(height // 2, width // 2)]]), color, 10
+    )
+    return apply_patch(blank, Patch(0, 0, rgb * np.uint16(257), np.ones((height, width), np.float32)))
+
+
+def write_hdr_face(path: Path, frames: int, transfer: int, hdr: HdrMetadata | None = None, **options: Any) -> Path:
+    """The demo's portrait in HDR."""
+    pictures = [hdr_planes(rgb, transfer) for _, rgb in zip(range(frames), camera_frames(Fraction(1)), strict=False)]
+    height, width = pictures[0].y.shape
+    info = VideoInfo(width, height, None, "yuv420p10le", False, Fraction(1), pictures[0].color, hdr=hdr)
+    with open_writer(path, info, **options) as writer:
+        for index, planes in enumerate(pictures):
+            writer.write(frame_at(index, LazyRgb(planes), planes))
+    return path
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("transfer", [PQ, HLG])
+def test_only_the_mouth_of_an_hdr_clip_changes(tmp_path: Path, transfer: int) -> None:
+    source = write_hdr_face(tmp_path / "face.mkv", 3, transfer, lossless=True)
+    sound, output = write_sound(tmp_path / "speech.wav", 0.12), tmp_path / "out.mkv"
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
+        report = lip_sync.sync(source, sound, output, SyncOptions(steps=1, guidance=1.0, lossless=True))
+    assert report.frames_with_face == 3
+    assert probe(output).color == probe(source).color
+    for (name, (luma, *_)), (new_name, (new_luma, *_)), frame in zip(
+        decoded_planes(source), decoded_planes(output), read_frames(source), strict=True
+    ):
+        assert name == new_name == "yuv420p10le"
+        changed = np.argwhere(luma != new_luma)
+        assert len(changed)
+        (top, left), (bottom, right) = changed.min(0), changed.max(0)
+        height, width = frame.picture.shape[:2]
+        assert (bottom - top) * (right - left) < height * width / 4
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
+def test_hdr10_metadata_pass_from_file_to_file(tmp_path: Path, suffix: str) -> None:
+    """By default in HEVC, as the source has more than 8 bits."""
+    source = write_hdr_face(tmp_path / f"in{suffix}", 2, PQ, HDR10)
+    output = tmp_path / f"out{suffix}"
+    with open_writer(output, probe(source)) as writer:
+        assert not writer.notices
+        for frame in read_frames(source):
+            writer.write(frame)
+    assert probe(source).hdr == probe(output).hdr == HDR10
+    with av.open(str(output)) as container:
+        assert container.streams.video[0].codec_context.name == "hevc"
+
+
+def decoded_with(transfer: int, *entries: tuple[Type, bytes]) -> Any:
+    """What the metadata are read of: a decoded picture with side data."""
+
+    class Entry(bytes):
+        type: Type
+
+    side_data = []
+    for kind, data in entries:
+        entry = Entry(data)
+        entry.type = kind
+        side_data.append(entry)
+    return SimpleNamespace(color_trc=transfer, side_data=side_data)
+
+
+def test_dolby_vision_needs_a_picture_for_other_displays() -> None:
+    with pytest.raises(InputError, match=r"Dolby Vision .* export it as HDR10, HLG or SDR"):
+        metadata_of(decoded_with(2, (Type.DOVI_METADATA, b"")))
+    compatible = metadata_of(decoded_with(HLG, (Type.DOVI_METADATA, b""), (Type.DYNAMIC_HDR_PLUS, b"")))
+    assert compatible == HdrMetadata(dynamic=("Dolby Vision", "HDR10+"))
+    info = VideoInfo(64, 64, None, "yuv420p10le", False, Fraction(1), ColorTags(9, HLG, 9), hdr=compatible)
+    (notice,) = choose_encoder(SyncOptions(), info).notices
+    assert "Dolby Vision and HDR10+" in notice
+
+
+def test_incomplete_metadata_are_left_out() -> None:
+    numbers = [number for value in HDR10.mastering or () for number in value.as_integer_ratio()]
+    whole, without_light = struct.pack("=22i", *numbers, 1, 1), struct.pack("=22i", *numbers, 1, 0)
+    kind = Type.MASTERING_DISPLAY_METADATA
+    assert metadata_of(decoded_with(PQ, (kind, whole))) == HdrMetadata(HDR10.mastering)
+    assert metadata_of(decoded_with(PQ, (kind, without_light))) == HdrMetadata()
+    assert metadata_of(decoded_with(PQ)) is None

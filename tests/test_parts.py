@@ -1,0 +1,243 @@
+"""Parts of a video in the making: joined to the exact stamps, and gone on with after an end at any moment."""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from fractions import Fraction
+from itertools import accumulate, pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import av
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from latentsync_trt import SyncOptions
+from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.media import parts
+from latentsync_trt.media.codecs import choose_encoder
+from latentsync_trt.media.parts import Finished, Part, Work
+from latentsync_trt.media.pictures import picture_info
+from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.temporary import KEPT_NAME, work_folder_of
+from latentsync_trt.types import Frame
+from tests.clips import number_of, numbered
+
+NTSC = Fraction(30000, 1001)
+UNEVEN = (1001, 2002, 1001, 500, 333, 4000, 1001, 1001, 2002, 77)
+WORK = Work({"clip.mp4": "5 bytes", "--crf": "16"})
+
+
+@pytest.fixture(autouse=True)
+def _short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART_S", Fraction(1, 2))
+
+
+def stamps_of(periods: Iterable[int]) -> list[int]:
+    return list(accumulate(periods, initial=0))
+
+
+def frames(stamps: list[int], time_base: Fraction) -> Iterator[Frame]:
+    """Numbered frames at `stamps`, of which the last one is the end."""
+    for index, ((start, end), rgb) in enumerate(zip(pairwise(stamps), numbered(len(stamps) - 1), strict=True)):
+        yield Frame(index, start * time_base, (end - start) * time_base, start * time_base, rgb, None)
+
+
+def writer_of(output: Path, time_base: Fraction, work: Work | None = None, **options: Any) -> VideoWriter:
+    info = picture_info(96, 64, rgb=False)
+    info = replace(info, time_base=time_base, frames_per_s=NTSC, sample_aspect_ratio=Fraction(4, 3))
+    return VideoWriter(output, info, choose_encoder(SyncOptions(**options), info), work=work)
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("out.mp4", {"encoder_preset": "slow"}),  # the most reordering
+        ("out.mov", {}),
+        ("out.mkv", {}),
+        ("out.mp4", {"codec": "hevc"}),
+        ("out.mkv", {"codec": "av1"}),
+        ("out.mp4", {"codec": "av1"}),
+        ("out.mov", {"codec": "prores"}),
+        ("out.mkv", {"codec": "ffv1"}),
+    ],
+)
+def test_parts_become_one_stream(tmp_path: Path, name: str, options: dict[str, Any], *, uneven: bool) -> None:
+    """Of every codec, with the stamps of the frames, ascending decoding stamps, and the end of the last picture."""
+    time_base, output = Fraction(1, 30000), tmp_path / name
+    stamps = stamps_of(UNEVEN[index % 10] if uneven else 1001 for index in range(90))
+    with writer_of(output, time_base, **options) as writer:
+        for frame in frames(stamps, time_base):
+            writer.write(frame)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    with av.open(str(output)) as container:
+        stream = container.streams.video[0]
+        unit = stream.time_base
+        assert unit == (time_base if output.suffix != ".mkv" else Fraction(1, 1000))
+        packets = [packet for packet in container.demux(stream) if packet.size]
+        shown = sorted(packet.pts * unit for packet in packets if packet.pts is not None)
+        assert max(abs(at - stamp * time_base) for at, stamp in zip(shown, stamps[:-1], strict=True)) < unit
+        decoded = [packet.dts for packet in packets if packet.dts is not None]
+        assert decoded == sorted(set(decoded))
+        end_s = stream.duration * unit if stream.duration else Fraction(container.duration or 0, av.time_base)
+        assert abs(end_s - stamps[-1] * time_base) < unit
+        if not uneven:
+            assert stream.average_rate == NTSC
+    with av.open(str(output)) as container:
+        numbers = [number_of(frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)]
+    assert numbers == list(range(90))
+
+
+def content(path: Path) -> list[tuple[int | None, bytes]]:
+    with av.open(str(path)) as container:
+        return [(frame.pts, frame.to_ndarray().tobytes()) for frame in container.decode(video=0)]
+
+
+@given(some.lists(some.integers(1, 400), min_size=1, max_size=25), some.data())
+def test_a_run_that_ends_at_any_moment_goes_on_to_the_same_frames(periods: list[int], data: some.DataObject) -> None:
+    """The folder is copied between any two frames, as a killed process leaves it, once or several times."""
+    time_base, stamps = Fraction(1, 1000), stamps_of(periods)
+    with TemporaryDirectory() as temporary, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "PART_S", Fraction(1, 2))
+        output = Path(temporary) / "whole.mkv"
+        with writer_of(output, time_base, WORK, codec="ffv1") as writer:
+            for frame in frames(stamps, time_base):
+                writer.write(frame)
+        expected = content(output)
+        kept: Path | None = None
+        for run in range(data.draw(some.integers(1, 3), label="ends")):
+            killed_at = data.draw(some.integers(0, len(periods)), label="frame")
+            output = Path(temporary) / f"{run}" / "out.mkv"
+            output.parent.mkdir()
+            if kept is not None:
+                shutil.copytree(kept, work_folder_of(output))
+            with writer_of(output, time_base, replace(WORK, resume=True), codec="ffv1") as writer:
+                for frame in frames(stamps, time_base):
+                    if frame.index == killed_at:
+                        break
+                    if frame.index >= writer.frames_done:
+                        writer.write(frame)
+                kept = Path(temporary) / f"kept{run}"
+                shutil.copytree(work_folder_of(output), kept)
+                for frame in frames(stamps, time_base):
+                    writer.write(frame) if frame.index >= killed_at else None
+            assert content(output) == expected
+
+
+def interrupted(output: Path, count: int = 40) -> Path:
+    """The folder that an interrupted run of `output` has kept: 25 frames."""
+    with pytest.raises(KeyboardInterrupt), writer_of(output, Fraction(1, 50), WORK, codec="ffv1") as writer:
+        for frame in frames(list(range(count + 1)), Fraction(1, 50)):
+            writer.write(frame)
+        raise KeyboardInterrupt
+    return work_folder_of(output)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.suffix or path.name for path in folder.iterdir())
+
+
+def test_only_closed_parts_are_kept(tmp_path: Path) -> None:
+    folder = interrupted(tmp_path / "short.mkv", 20)
+    assert not folder.exists()
+    folder = interrupted(tmp_path / "out.mkv")
+    assert names(folder) == [".in-use", ".json", ".mkv"]
+    finished = Finished.read(folder)
+    assert finished is not None
+    assert (finished.frames, finished.end_s) == (25, Fraction(1, 2))
+
+
+def test_a_run_that_does_not_go_on_keeps_the_parts_until_it_has_its_own(tmp_path: Path) -> None:
+    output = tmp_path / "out.mkv"
+    folder = interrupted(output)
+    before = (folder / KEPT_NAME).read_bytes()
+    writer = writer_of(output, Fraction(1, 50), WORK, codec="ffv1")
+    (notice,) = (text for text in writer.notices if "--resume" in text)
+    assert "0:00:00 of an interrupted run are kept until this run has finished a part" in notice
+    with writer:
+        for frame in frames(list(range(61)), Fraction(1, 50)):
+            assert ((folder / KEPT_NAME).read_bytes() == before) == (frame.index <= 25)
+            writer.write(frame)
+    assert names(tmp_path) == [".mkv"]
+    assert len(content(output)) == 60
+
+
+@pytest.mark.parametrize(
+    ("made_of", "told"),
+    [
+        ({"clip.mp4": "6 bytes", "--crf": "16"}, r"clip\.mp4 \(5 bytes → 6 bytes\)"),
+        ({"clip.mp4": "5 bytes", "--crf": "16", "--seed": "3"}, r"--seed \(not given → 3\)"),
+        ({"clip.mp4": "5 bytes"}, r"--crf \(16 → not given\)"),
+    ],
+)
+def test_other_files_or_options_are_noticed(tmp_path: Path, made_of: dict[str, str], told: str) -> None:
+    output = tmp_path / "out.mkv"
+    interrupted(output)
+    with pytest.raises(InputError, match=rf"changed: {told}; give the same files and options, or leave --res") as error:
+        writer_of(output, Fraction(1, 50), Work(made_of, resume=True), codec="ffv1")
+    assert error.value.usage
+    with pytest.raises(InputError, match="changed: times of frames"):
+        writer_of(output, Fraction(1, 75), replace(WORK, resume=True), codec="ffv1")
+
+
+def test_nothing_to_go_on_with_is_said(tmp_path: Path) -> None:
+    writer = writer_of(tmp_path / "out.mkv", Fraction(1, 50), replace(WORK, resume=True), codec="ffv1")
+    assert "nothing is kept of an interrupted run; it begins at the start" in writer.notices[-1]
+    assert writer.frames_done == 0
+
+
+@pytest.mark.parametrize("damage", ["not JSON", "another format", "a part is gone", "a part is cut"])
+def test_what_is_damaged_is_made_anew(tmp_path: Path, damage: str) -> None:
+    output = tmp_path / "out.mkv"
+    folder = interrupted(output, 60)
+    listing, (first, second) = folder / KEPT_NAME, Finished.read(folder).parts  # type: ignore[union-attr]
+    if damage == "not JSON":
+        listing.write_text(listing.read_text()[:-20])
+    elif damage == "another format":
+        listing.write_text(json.dumps(json.loads(listing.read_text()) | {"format": 0}))
+    elif damage == "a part is gone":
+        (folder / first.file).unlink()
+    else:
+        (folder / second.file).write_bytes((folder / second.file).read_bytes()[:-1])
+    with writer_of(output, Fraction(1, 50), replace(WORK, resume=True), codec="ffv1") as writer:
+        assert writer.frames_done == (25 if damage == "a part is cut" else 0)
+        for frame in frames(list(range(61)), Fraction(1, 50)):
+            writer.write(frame)
+    assert len(content(output)) == 60
+    assert names(tmp_path) == [".mkv"]
+
+
+def test_two_runs_cannot_write_one_output(tmp_path: Path) -> None:
+    output = tmp_path / "out.mkv"
+    with (
+        pytest.raises(OutputError, match="another process is writing it; wait for it, or choose another name"),
+        writer_of(output, Fraction(1, 50), WORK),
+        writer_of(output, Fraction(1, 50), WORK),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_while_joining_keeps_all_parts(tmp_path: Path) -> None:
+    output = tmp_path / "out.mkv"
+    with pytest.raises(OutputError, match="cannot be written"), writer_of(output, Fraction(1, 50), WORK) as writer:
+        for frame in frames(list(range(61)), Fraction(1, 50)):
+            writer.write(frame)
+        output.mkdir()
+    output.rmdir()
+    with writer_of(output, Fraction(1, 50), replace(WORK, resume=True)) as writer:
+        assert writer.frames_done == 60
+    assert len(content(output)) == 60
+    assert names(tmp_path) == [".mkv"]
+
+
+@given(some.permutations(range(8)))
+def test_the_delay_is_the_least_with_which_no_packet_comes_late(order: list[int]) -> None:
+    part = Part("", 0, tuple(10 * place for place in order), 80)
+    decoded = [10 * (index - part.delay) for index in range(8)]
+    assert all(when <= shown for when, shown in zip(decoded, part.stamps, strict=True))
+    assert part.delay == 0 or any(when + 10 > shown for when, shown in zip(decoded, part.stamps, strict=True))
