@@ -52,7 +52,8 @@ def option(default: Any, help_text: str, *, group: str | None = None, advanced: 
     Args:
         group: heading in the help text. advanced: shown by `--help-all` only.
         limits: `minimum`, `maximum`, `choices`; `off` is the flag that sets False; `parse` converts text to the value,
-            shown as `metavar`, and raises `InputError`; `folder` marks the path of a folder to write.
+            shown as `metavar`, and raises `InputError`, `show` converts it back; `folder` marks the path of a folder to
+            write.
     """
     return field(default=default, metadata={"help": help_text, "group": group, "advanced": advanced, **limits})
 
@@ -100,7 +101,7 @@ def command_line(options: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]:
         elif isinstance(value, bool):
             words.append(flag_name(spec.name) if value else spec.metadata["off"])
         else:
-            words += [flag_name(spec.name), str(value)]
+            words += [flag_name(spec.name), spec.metadata.get("show", str)(value)]
     return words
 
 
@@ -152,6 +153,7 @@ class SyncOptions:
         "Part of the schedule that uses guidance, from 0 (pure noise) to 1 (picture), as in 0.2-0.8; other steps cost "
         "half.  [default: all]",
         parse=parse_guidance_interval,
+        show="{0[0]!r}-{0[1]!r}".format,
         metavar="START-END",
     )
     seed: int = _sampling_option(1247, "Seed of the initial noise.", minimum=0, maximum=2**63 - 1)
@@ -166,6 +168,7 @@ class SyncOptions:
         None,
         "Instead of --cache-interval: the steps that run the whole network, numbered from 0, as in 0,1,2,5,9,14.",
         parse=parse_full_steps,
+        show=lambda steps: ",".join(map(str, steps)),
         metavar="STEP,STEP,...",
     )
     overlap: int = _sampling_option(
@@ -180,14 +183,17 @@ class SyncOptions:
     )
     speaker: tuple[Speaker, ...] = option(
         (),
-        "Instead of --audio, for several people: the number of a face and its recording, as in 0=a.wav; or, with "
-        "--turns, the name of its speaker there. Repeat it for each.",
+        "Instead of --audio, for several people: the number of a face and its recording, as in 0=a.wav. Repeat "
+        "it for each. With --audio and --turns: the name of its speaker there, as in 0=ann.",
         group=FACES,
         parse=parse_speaker,
         metavar="N=FILE",
     )
     turns: str | Path | None = option(
-        None, "RTTM file that says who speaks when; at other times the picture stays as it is.", group=FACES
+        None,
+        "RTTM file, as diarization tools write it: who speaks when in --audio. Each face is painted in its turns and "
+        "stays as it is at other times.",
+        group=FACES,
     )
     faces: str | Path | None = option(
         None, "Tracks of faces saved by `latentsync-trt faces`, perhaps edited, instead of searching.", group=FACES
@@ -242,13 +248,16 @@ class SyncOptions:
         "begins here.",
         group=TIME,
         parse=parse_time,
+        show=lambda time_s: str(float(time_s)),
         metavar="TIME",
     )
     end: Fraction | None = option(
         None,
-        "Sync until this time; what follows stays as it is.",
+        "Sync until this time; what follows stays as it is.  [default: where the video ends; with --start, where "
+        "speech from another file ends]",
         group=TIME,
         parse=parse_time,
+        show=lambda time_s: str(float(time_s)),
         metavar="TIME",
     )
     offset: float = option(

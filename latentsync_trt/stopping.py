@@ -60,21 +60,23 @@ def interruption(message: str = _messages[0]) -> Iterator[None]:
     _messages.append(message)
     try:
         yield
-    except KeyboardInterrupt:
-        raise Interrupted(interrupted_message()) from None
+    except KeyboardInterrupt as error:
+        raise Interrupted(with_notes(message, error)) from None
     finally:
         _messages.pop()
 
 
+def with_notes(message: str, error: BaseException) -> str:
+    """`message` and the notes of `error`, which say what to do, as one line."""
+    return "; ".join([message, *getattr(error, "__notes__", ())])
+
+
 def interrupted_message() -> str:
     """What to print about an interruption at this point."""
-    return _messages[-1] + how_to_go_on()
-
-
-def how_to_go_on() -> str:
-    """As `temporary.how_to_go_on`, without importing it."""
     temporary = sys.modules.get("latentsync_trt.temporary")
-    return "" if temporary is None else str(temporary.how_to_go_on())
+    if temporary is not None and temporary.keeps_work():
+        return f"{_messages[-1]}; {temporary.GO_ON}"
+    return _messages[-1]
 
 
 class _Stop:

@@ -32,7 +32,7 @@ _PAUSE_S = 0.03
 _LONGEST_NAME_BYTES = 200
 """Of an output whose folder has its name; file systems allow 255."""
 
-_GO_ON = "; what is done is kept: the same command with --resume goes on there"
+GO_ON = "what is done is kept: the same command with --resume goes on there"
 
 # On Windows, files moved out of a private folder would stay private.
 _MODE = 0o777 if os.name == "nt" else 0o700
@@ -43,9 +43,6 @@ _log = logging.getLogger(__name__)
 
 _made: dict[Path, FileLock | None] = {}
 """What this process has to remove, and the lock of what is locked."""
-
-_kept: set[Path] = set()
-"""Folders of this process whose block has ended with `KEPT_NAME` in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +84,8 @@ def work_folder_of(output: Path) -> Path:
 def work_folder(output: Path, on_notice: Notice = _log.warning) -> Iterator[Path]:
     """As `temporary_folder`, but `work_folder_of(output)`, which may exist; it stays while it has `KEPT_NAME`.
 
+    An error in the block then gets the note `GO_ON`.
+
     Raises:
         OSError: the folder cannot be made, or another process uses it.
     """
@@ -95,18 +94,21 @@ def work_folder(output: Path, on_notice: Notice = _log.warning) -> Iterator[Path
     lock = _take(folder)
     try:
         yield folder
+    except BaseException as error:
+        if (folder / KEPT_NAME).exists():
+            error.add_note(GO_ON)
+        raise
     finally:
         _made.pop(folder)
         if (folder / KEPT_NAME).exists():
-            _kept.add(folder)
             lock.release(force=True)
         else:
             _delete(folder, lock)
 
 
-def how_to_go_on() -> str:
-    """What a message about the end of this process adds: how to go on with what it kept, if anything; else nothing."""
-    return _GO_ON if _kept or any((folder / KEPT_NAME).exists() for folder in list(_made)) else ""
+def keeps_work() -> bool:
+    """Whether something stays in the folders of this process if it ends now."""
+    return any((folder / KEPT_NAME).exists() for folder in list(_made))
 
 
 @contextmanager
@@ -203,7 +205,6 @@ def _take(folder: Path) -> FileLock:
         folder.mkdir(_MODE, exist_ok=True)
         if _mark(folder, lock):
             _made[folder] = lock
-            _kept.discard(folder)
             return lock
         lock.release(force=True)
         time.sleep(_PAUSE_S)

@@ -7,13 +7,15 @@ the top-left pixel at (0, 0); times are exact seconds as `Fraction`.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 UInt8Array = NDArray[np.uint8]
 UInt16Array = NDArray[np.uint16]
+SampleArray = NDArray[np.unsignedinteger[Any]]
+"""uint8 or uint16."""
 Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -74,9 +76,9 @@ class YuvPlanes:
     the planes hold G, B and R.
     """
 
-    y: UInt8Array | UInt16Array
-    u: UInt8Array | UInt16Array
-    v: UInt8Array | UInt16Array
+    y: SampleArray
+    u: SampleArray
+    v: SampleArray
     color: ColorTags
     bits: int = 8
 
@@ -172,10 +174,10 @@ class Enhancer(Protocol):
     """Improves painted faces before they are pasted."""
 
     def enhance(self, face: Float32Array) -> Float32Array:
-        """The same face at the same place, RGB float32 `(H', W', 3)` in [0, 1] with H' ≥ H and W' ≥ W.
+        """The same face at the same place, RGB float32 `(n, n, 3)` in [0, 1] with n ≥ H.
 
         Args:
-            face: RGB float32 `(H, W, 3)` in [0, 1], in the network's pose.
+            face: RGB float32 `(H, H, 3)` in [0, 1], in the network's pose; what was not painted is like the source.
         """
         ...
 

@@ -68,7 +68,7 @@ def parse_speaker(text: str) -> Speaker:
 def parse_time(text: str) -> Fraction:
     """ "62.5", "1:02.5" or "0:01:02.5" in seconds; raises `InputError` for anything else."""
     parts = _TIME.fullmatch(text)
-    if parts is None:
+    if parts is None or (parts[2] and float(parts[3]) >= 60):
         raise InputError(f"{text}: not a time, as 62.5 or 1:02.5 or 1:00:02.5")
     hours, minutes, seconds = parts.groups()
     return 3600 * int(hours or 0) + 60 * int(minutes or 0) + Fraction(seconds)

@@ -26,7 +26,7 @@ from latentsync_trt.bench.compare.clip import FlickerMeter, parts_of
 from latentsync_trt.bench.moments import SHOWN_PX, face_views
 from latentsync_trt.bench.sync_measure import mouth_gaps
 from latentsync_trt.bundle.find import find_bundle
-from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.config import MODEL_FPS, PRESETS
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, camera_frames_at, spoken_mouth
 from latentsync_trt.media.reader import read_frames
@@ -75,9 +75,7 @@ def measure(source: Path, result: Path) -> dict[str, float]:
     target = np.interp(times_s, np.arange(len(mouth.opening)) / MODEL_FPS, mouth.opening).astype(np.float32)
     gaps = mouth_gaps(frame.rgb for frame in shown)
     meters = FlickerMeter(), FlickerMeter()
-    views = face_views(
-        [(frame.rgb for frame in read_frames(path)) for path in (source, result)], SHOWN_PX
-    )
+    views = face_views([(frame.rgb for frame in read_frames(path)) for path in (source, result)], SHOWN_PX)
     for faces in views:
         for meter, face in zip(meters, faces or (None, None), strict=True):
             meter.add(None if face is None else face[parts_of(SHOWN_PX)["mouth"]].astype(np.float32))
@@ -89,22 +87,28 @@ def main() -> None:
     """Measures all rates, or those named."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rate", action="append", choices=[*RATES, VARIABLE], help="One rate only; may be repeated.")
+    parser.add_argument("--preset", default="balanced", choices=[*PRESETS])
+    parser.add_argument(
+        "--clips", type=int, default=len(_STARTS_S), help="Moments of the camera's path to average over."
+    )
     parser.add_argument("--json", type=Path, help="File for the rows.")
     chosen = parser.parse_args()
+    options = SyncOptions(preset=chosen.preset, lossless=True)
     duration_s, rows = audio_duration_s(SPEECH), []
     with TemporaryDirectory() as name, LipSync.from_bundle(find_bundle("demo")[0], "cpu") as lip_sync:
         for rate in chosen.rate or [*RATES, VARIABLE]:
             found = []
-            for start_s in _STARTS_S:
+            for start_s in _STARTS_S[: chosen.clips]:
                 source, result = Path(name) / "source.mp4", Path(name) / "out.mkv"
                 write_source(source, list(times_of(rate, duration_s)), start_s)
-                report = lip_sync.sync(source, SPEECH, result, SyncOptions(lossless=True))
+                report = lip_sync.sync(source, SPEECH, result, options)
                 found.append(measure(source, result) | {"frames": report.frames, "windows": report.windows})
             rows.append({"rate": rate} | {key: float(np.mean([one[key] for one in found])) for key in found[0]})
             print(json.dumps(rows[-1]), flush=True)
     if chosen.json:
         chosen.json.write_text(
-            json.dumps({"version": __version__, "starts_s": _STARTS_S, "rows": rows}, indent=2) + "\n"
+            json.dumps({"version": __version__, "preset": chosen.preset, "clips": chosen.clips, "rows": rows}, indent=2)
+            + "\n"
         )
 
 

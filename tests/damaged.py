@@ -209,19 +209,15 @@ def _stated_s(path: Path) -> float:
         return (container.duration or 0) / av.time_base
 
 
-def _frames(path: Path, *, rgb_only: bool = False) -> None:
+def _frames(path: Path) -> None:
     from latentsync_trt.media.reader import read_frames
 
-    for frame in read_frames(path, rgb_only=rgb_only):
+    for frame in read_frames(path):
         if frame.index in (0, 20):
             assert frame.rgb.shape[2] == 3
         if frame.time_s > MOST_S:
             assert _stated_s(path) > MOST_S, "endless"
             break
-
-
-def _frames_as_rgb(path: Path) -> None:
-    _frames(path)
 
 
 def _duration(path: Path) -> None:
@@ -270,7 +266,6 @@ def _write_mkv(path: Path) -> None:
 WAYS: dict[str, Callable[[Path], None]] = {
     "probe": _probe,
     "read frames": _frames,
-    "read RGB": _frames_as_rgb,
     "measure sound": _duration,
     "read sound": _blocks,
     "write to mp4": _write_mp4,

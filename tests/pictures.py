@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from latentsync_trt.media.color import coding_of
 from latentsync_trt.media.patching import pixels_per_sample
-from latentsync_trt.types import ColorTags, Float64Array, Patch, UInt8Array, UInt16Array, YuvPlanes
+from latentsync_trt.types import ColorTags, Float64Array, Patch, SampleArray, YuvPlanes
 
 LARGEST_SIDE_PX = 13
 """Odd and even, with room for patches that touch no edge, one, or all."""
@@ -21,8 +21,6 @@ SAMPLINGS = {"420": (2, 2), "422": (1, 2), "440": (2, 1), "444": (1, 1)}
 COLORS = st.builds(
     ColorTags, st.just(1), st.sampled_from([1, 16, 18]), st.sampled_from([0, 1, 2, 5, 9]), st.sampled_from([None, True])
 )
-
-Plane = UInt8Array | UInt16Array
 
 
 def noise(
@@ -37,7 +35,7 @@ def noise(
     return YuvPlanes(*planes, color or ColorTags(1, 1, 1), bits)
 
 
-def levels(*shape: int, bits: int = 8) -> st.SearchStrategy[Plane]:
+def levels(*shape: int, bits: int = 8) -> st.SearchStrategy[SampleArray]:
     """Any codes of so many bits."""
     codes = st.integers(0, 2**bits - 1)
     return arrays(_kind(bits), shape, elements=codes, fill=codes)
@@ -76,13 +74,13 @@ def rgb_of(planes: YuvPlanes) -> Float64Array:
     return np.stack([red, green, blue], -1)
 
 
-def decoded_planes(path: Path) -> list[tuple[str, list[Plane]]]:
+def decoded_planes(path: Path) -> list[tuple[str, list[SampleArray]]]:
     """The pixel format and the planes of each picture as PyAV decodes them; packed RGB is one plane."""
     with av.open(str(path)) as container:
         return [(frame.format.name, _stored(frame)) for frame in container.decode(video=0)]
 
 
-def _stored(frame: av.VideoFrame) -> list[Plane]:
+def _stored(frame: av.VideoFrame) -> list[SampleArray]:
     bits, packed = frame.format.components[0].bits, len(frame.planes) == 1 and frame.format.is_rgb
     rows = (np.frombuffer(plane, _kind(bits)).reshape(plane.height, -1) for plane in frame.planes)
     widths = (plane.width * (4 if packed else 1) for plane in frame.planes)

@@ -12,12 +12,14 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPri
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from latentsync_trt import SyncOptions
 from latentsync_trt.errors import InputError, MissingDependency, OutputError
 from latentsync_trt.media.c2pa import Credentials, read_credentials, sign
 from latentsync_trt.media.mark import mark
+from latentsync_trt.sync.inputs import check_inputs
 from latentsync_trt.version import __version__
 from tests.certificates import Files, p256, write_pair
-from tests.clips import decoded, numbered, write_video
+from tests.clips import decoded, numbered, synced, write_clip, write_video
 from tests.test_mark import SOURCE_TYPE, xmp_of
 
 
@@ -204,3 +206,27 @@ def test_a_certificate_for_another_purpose(tmp_path: Path) -> None:
 def test_a_key_that_c2pa_has_no_signature_for(tmp_path: Path) -> None:
     message = refused(write_pair(tmp_path, ec.generate_private_key(ec.SECP256K1())))
     assert "use ECDSA with P-256, P-384 or P-521, RSA, or Ed25519" in message
+
+
+# Whole runs
+
+
+@pytest.mark.integration
+def test_a_run_signs_its_output(tmp_path: Path) -> None:
+    files, path = write_pair(tmp_path, p256()), tmp_path / "out.mp4"
+    options = SyncOptions(preset="fast", c2pa_cert=files.cert, c2pa_key=files.key)
+    synced(write_clip(tmp_path, 5), path, options)
+    found = stored(path)
+    manifest = found["manifests"][found["active_manifest"]]
+    assert found["validation_state"] == "Valid"
+    assert (manifest["title"], manifest["ingredients"][0]["title"]) == ("out.mp4", "face.mp4")
+    assert xmp_of(path)["type"] == SOURCE_TYPE
+
+
+def test_a_run_does_not_begin_with_what_cannot_sign(tmp_path: Path) -> None:
+    files, clip = write_pair(tmp_path, p256(), days=(-9, -2)), write_clip(tmp_path, 5)
+    before = sorted(tmp_path.iterdir())
+    options = SyncOptions(c2pa_cert=files.cert, c2pa_key=files.key)
+    with pytest.raises(InputError, match="expired on"):
+        check_inputs(*clip, tmp_path / "out.mp4", options)
+    assert sorted(tmp_path.iterdir()) == before

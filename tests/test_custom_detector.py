@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from latentsync_trt.errors import InputError
+from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.types import Face, Picture, UInt8Array
 
@@ -61,11 +62,11 @@ WRONG: dict[str, tuple[object, str]] = {
 def test_what_a_detector_returns_is_checked(case: str) -> None:
     result, message = WRONG[case]
     with pytest.raises(InputError, match=message):
-        FaceTracker(Returning(result)).update(FRAME)
+        MainFace(Returning(result)).update(FRAME)
 
 
 def test_what_it_follows_to_is_checked() -> None:
-    tracker = FaceTracker(Following([Face(BOX, POINTS)], [Face(BOX, POINTS)]))
+    tracker = MainFace(Following([Face(BOX, POINTS)], [Face(BOX, POINTS)]))
     assert tracker.update(FRAME) is not None
     with pytest.raises(InputError, match=r"face detector Following: follow returned list as a face"):
         tracker.update(FRAME)
@@ -96,4 +97,4 @@ class NoLicense(Returning):
 
 def test_an_exception_of_a_detector_reaches_the_caller() -> None:
     with pytest.raises(RuntimeError, match="no license"):
-        FaceTracker(NoLicense(None)).update(FRAME)
+        MainFace(NoLicense(None)).update(FRAME)

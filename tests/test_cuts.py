@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from latentsync_trt.face.align import align
+from latentsync_trt.face.choice import MainFace, TrackedFace
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.tracker import FaceTracker, TrackedFace
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.threads import StageClock
@@ -43,7 +43,7 @@ def second() -> Frames:
 
 
 def tracked(detector: object, frames: Iterable[UInt8Array]) -> list[TrackedFace]:
-    tracker = FaceTracker(detector, RESOLUTION)  # type: ignore[arg-type]
+    tracker = MainFace(detector, RESOLUTION)  # type: ignore[arg-type]
     found = [tracker.update(frame) for frame in frames]
     assert all(face is not None for face in found), [face is None for face in found]
     return [face for face in found if face is not None]

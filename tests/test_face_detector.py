@@ -13,9 +13,9 @@ import skimage.data
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.blaze import FULL_RANGE, SHORT_RANGE, anchors, decode, iou
+from latentsync_trt.face.choice import MainFace
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mesh import POINTS, Region, converged, face_of, region_around
-from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.types import Face, UInt8Array
 
 MEDIAN_PART_OF_BROWS = 0.03
@@ -187,7 +187,7 @@ def test_points_agree_with_the_recorded_ones(
     assets: Path, reference: Path, detector: MediaPipeDetector, clip: str
 ) -> None:
     recorded = json.loads((reference / "demo_landmarks3.json").read_text())[clip]
-    tracker, distances = FaceTracker(detector), []
+    tracker, distances = MainFace(detector), []
     with av.open(str(assets / f"{clip}_video.mp4")) as container:
         for frame, points in zip(container.decode(video=0), recorded, strict=False):
             tracked = tracker.update(frame.to_ndarray(format="rgb24"))

@@ -85,7 +85,7 @@ def write_hdr_face(path: Path, frames: int, transfer: int, hdr: HdrMetadata | No
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("transfer", [PQ, HLG])
+@pytest.mark.parametrize("transfer", [PQ, pytest.param(HLG, marks=pytest.mark.slow)])
 def test_only_the_mouth_of_an_hdr_clip_changes(tmp_path: Path, transfer: int) -> None:
     source = write_hdr_face(tmp_path / "face.mkv", 3, transfer, lossless=True)
     sound, output = write_sound(tmp_path / "speech.wav", 0.12), tmp_path / "out.mkv"

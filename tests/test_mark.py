@@ -9,10 +9,11 @@ from xml.etree import ElementTree
 import av
 import pytest
 
+from latentsync_trt import SyncOptions
 from latentsync_trt.errors import OutputError
 from latentsync_trt.media.mark import mark, marked
 from latentsync_trt.version import __version__
-from tests.clips import decoded, numbered
+from tests.clips import decoded, numbered, synced, write_clip
 
 SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/compositeWithTrainedAlgorithmicMedia"
 SUFFIXES = (".mp4", ".mov", ".mkv")
@@ -112,6 +113,19 @@ def test_nothing_moves_in_the_file(tmp_path: Path) -> None:
     assert after.startswith(before)
     assert [kind for kind, _, _ in boxes(after)] == [b"ftyp", b"moov", b"free", b"mdat", b"uuid"]
     assert all((a == b).all() for a, b in zip(decoded(path), frames, strict=True))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("mark_it", [True, False])
+def test_a_run_marks_its_output_unless_told_not_to(mark_it: bool, tmp_path: Path) -> None:
+    path = tmp_path / "out.mp4"
+    synced(write_clip(tmp_path, 5), path, SyncOptions(preset="fast", mark=mark_it))
+    if mark_it:
+        assert xmp_of(path)["type"] == SOURCE_TYPE
+        assert "lips changed by AI" in metadata_of(path)["comment"]
+    else:
+        assert b"xmpmeta" not in path.read_bytes()
+        assert "comment" not in metadata_of(path)
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:

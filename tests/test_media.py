@@ -242,5 +242,5 @@ def test_a_real_clip_of_30_fps(assets: Path) -> None:
     info = probe(assets / "demo3_video.mp4")
     assert (info.width_px, info.height_px) == (1080, 1920)
     frames = list(islice(read_frames(assets / "demo3_video.mp4"), 30))
-    assert [frame.time_s for frame in frames] == [Fraction(i, 25) for i in range(30)]
+    assert [frame.time_s for frame in frames] == [Fraction(i, 30) for i in range(30)]
     assert isinstance(frames[0].planes, YuvPlanes)

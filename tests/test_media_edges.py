@@ -17,7 +17,7 @@ from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import ColorTags, UInt8Array
 from tests.clips import HEVC, numbered, open_writer, read_audio, write_sound, write_video
-from tests.pictures import noise, rgb_of
+from tests.pictures import decoded_planes, noise, rgb_of
 
 ONE_CODE = 1
 """8-bit arithmetic rounds once; a second rounding may fall on the other side."""
@@ -54,23 +54,27 @@ def test_lazy_rgb_matches_the_formula(
         ((270, True, False), lambda image: np.fliplr(np.rot90(image, 3))),
     ],
 )
+@pytest.mark.parametrize("pixel_format", ["yuv420p", "yuv422p", "yuv444p"])
 def test_display_matrices_rotate_and_mirror(
-    tmp_path: Path, rotation: tuple[int, bool, bool], expected: Callable[[UInt8Array], UInt8Array]
+    tmp_path: Path, pixel_format: str, rotation: tuple[int, bool, bool], expected: Callable[[UInt8Array], UInt8Array]
 ) -> None:
+    """4:2:2 becomes 4:4:0 when it is turned."""
     clip = tmp_path / "clip.mov"
     with av.open(str(clip), "w") as container:
         stream = container.add_stream("libx264", rate=25, options={"crf": "0", "preset": "ultrafast"})
-        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+        stream.width, stream.height, stream.pix_fmt = 48, 32, pixel_format
         stream.set_display_rotation(*rotation)
-        noise = np.random.default_rng(1).integers(0, 256, (32, 48, 3), np.uint8)
-        frame = av.VideoFrame.from_ndarray(noise, format="rgb24").reformat(format="yuv420p")
-        coded = frame.to_ndarray()[:32].copy()
+        rgb = np.random.default_rng(1).integers(0, 256, (32, 48, 3), np.uint8)
+        frame = av.VideoFrame.from_ndarray(rgb, format="rgb24").reformat(format=pixel_format)
         container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
+    ((_, coded),) = decoded_planes(clip)
     (upright,) = read_frames(clip)
     assert upright.planes is not None
-    assert np.array_equal(upright.planes.y, expected(coded))
+    for plane, stored in zip((upright.planes.y, upright.planes.u, upright.planes.v), coded, strict=True):
+        assert np.array_equal(plane, expected(stored))
     info = probe(clip)
+    assert info.pixel_format == (pixel_format if rotation[0] % 180 == 0 else pixel_format.replace("422", "440"))
     assert (info.width_px, info.height_px) == upright.planes.y.shape[::-1] == upright.rgb.shape[1::-1]
 
 

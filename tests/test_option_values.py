@@ -56,6 +56,15 @@ def test_wrong_kinds_of_values_are_named(fields: dict[str, Any], words: str) -> 
     assert words in str(caught.value)
 
 
+@given(value=ANY)
+def test_times_and_speakers_are_taken_or_refused(value: Any) -> None:
+    for name in ("start", "end", "speaker", "face"):
+        try:
+            SyncOptions(**{name: value})
+        except InputError as error:
+            assert str(error).startswith("--" + name)
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     options = SyncOptions(steps=np.int64(8), guidance=np.float32(2), full_steps=(np.int32(0), np.int32(3)))
     assert options.sampling.steps == 8

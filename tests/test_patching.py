@@ -108,7 +108,8 @@ def test_later_patches_cover_earlier_ones() -> None:
     both = apply_patch(planes, black, white)
     assert both.y[2, 2] == 16
     assert (both.y[4:12, 4:12] == 235).all()
-    assert np.array_equal(apply_patch(planes).y, planes.y)
+    outside = Patch(16, 15, np.zeros((0, 0, 3), np.uint16), np.zeros((0, 0), np.float32))
+    assert np.array_equal(apply_patch(planes, outside).y, planes.y)
 
 
 FORMATS = [

@@ -81,7 +81,7 @@ def test_a_constant_rate_shows_what_is_on_screen(
     durations_s: list[Fraction], delay_s: Fraction, duration_s: Fraction
 ) -> None:
     film = Film(durations_s)
-    frames = list(played(film, Playback(25, duration_s, "pingpong", delay_s)))
+    frames = list(played(film, Playback(Fraction(25), duration_s, "pingpong", delay_s)))
     assert [frame.time_s for frame in frames] == [Fraction(k, 25) for k in range(-(-duration_s * 25 // 1))]
     shown = expected(film, "pingpong", duration_s + 1, delay_s)
     for frame in frames[:-13]:  # whether the last ones are held depends on the duration
@@ -164,6 +164,7 @@ def test_a_held_picture_ends_with_the_output(tmp_path: Path) -> None:
 def test_any_file_is_played_backwards(
     tmp_path: Path, name: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(passes, "_LEAST_CHUNK", 1)
     monkeypatch.setattr(passes, "_CHUNK_BYTES", 9 * 96 * 64 * 3 // 2)
     clip = write_video(tmp_path / name, numbered(60), 25, options={"preset": "veryfast", "crf": "8", **options})
     frames = read(clip, 5, "pingpong")
@@ -191,6 +192,7 @@ def test_few_pictures_are_held_to_play_backwards(tmp_path: Path, monkeypatch: py
         decoded.append(len(pictures))
         return pictures
 
+    monkeypatch.setattr(passes, "_LEAST_CHUNK", 1)
     monkeypatch.setattr(passes, "_CHUNK_BYTES", 10 * 96 * 64 * 3 // 2)
     monkeypatch.setattr(passes, "_found", counted)
     clip = write_video(tmp_path / "clip.mp4", numbered(100), options={"g": "10", "bf": "0", "preset": "ultrafast"})

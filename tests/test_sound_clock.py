@@ -55,7 +55,7 @@ def written(
     frames = frames or frame_count(audio_duration_s(sound) + delay_s)
     output, clip = folder / f"out{suffix}", write_video(folder / "clip.mp4", numbered(2))
     with open_writer(output, None, audio=sound, audio_delay_s=delay_s) as writer:
-        for frame in read_frames(clip, Playback(MODEL_FPS, Fraction(frames, MODEL_FPS), "hold")):
+        for frame in read_frames(clip, Playback(Fraction(MODEL_FPS), Fraction(frames, MODEL_FPS), "hold")):
             writer.write(frame)
     with av.open(str(output)) as container:
         return output, container.streams.audio[0].codec_context.codec.canonical_name
@@ -145,7 +145,7 @@ def test_joined_recordings_are_heard_as_they_are_played(
     assert np.allclose(read, [AAC_BLOCK / 44100 + 0.5, second_click_s or directly_s], atol=IN_TIME_S)
     clip, output = write_video(tmp_path / "clip.mp4", numbered(2)), tmp_path / "out.mp4"
     with open_writer(output, None, audio=sound) as writer:
-        for frame in read_frames(clip, Playback(MODEL_FPS, audio_duration_s(sound), "hold")):
+        for frame in read_frames(clip, Playback(Fraction(MODEL_FPS), audio_duration_s(sound), "hold")):
             writer.write(frame)
     assert np.allclose(clicks_played(output), read, atol=IN_TIME_S)
     assert bool(why_encoded) == any("encoded as AAC" in notice for notice in writer.notices)
@@ -227,7 +227,8 @@ def test_a_clip_keeps_the_offset_of_picture_and_sound(
     assert min(delays.picture_s, delays.sound_s) == 0
     click_s = float(delays.sound_s) + clicks_read(clip)[0] - float(delays.picture_s)
     assert abs(click_s - (sound_s - picture_s + 0.5)) < IN_TIME_S
-    first = [number_of(frame.rgb) for frame in read_frames(clip, Playback(MODEL_FPS, delay_s=delays.picture_s))]
+    playback = Playback(Fraction(MODEL_FPS), delay_s=delays.picture_s)
+    first = [number_of(frame.rgb) for frame in read_frames(clip, playback)]
     held = round(delays.picture_s * MODEL_FPS)
     assert first == [0] * held + list(range(MODEL_FPS))
     stated_s = probe(clip).duration_s
@@ -238,7 +239,7 @@ def test_a_clip_keeps_the_offset_of_picture_and_sound(
 
 def flashes(path: Path, delay_s: Fraction = Fraction(0)) -> list[float]:
     """When single white pictures are shown."""
-    white = [frame.rgb.mean() > 127 for frame in read_frames(path, Playback(MODEL_FPS, delay_s=delay_s))]
+    white = [frame.rgb.mean() > 127 for frame in read_frames(path, Playback(Fraction(MODEL_FPS), delay_s=delay_s))]
     return (np.flatnonzero(np.diff(white, prepend=False) & white) / MODEL_FPS).tolist()
 
 
@@ -269,7 +270,7 @@ def test_joined_recordings_keep_the_offset_of_picture_and_sound(
     clip.write_bytes(pieces)
     delays = delays_of(clip, clip)
     with open_writer(output, None, audio=clip, audio_delay_s=delays.sound_s) as writer:
-        for frame in read_frames(clip, Playback(MODEL_FPS, delay_s=delays.picture_s)):
+        for frame in read_frames(clip, Playback(Fraction(MODEL_FPS), delay_s=delays.picture_s)):
             writer.write(frame)
     for shown, heard in [
         (flashes(clip, delays.picture_s), clicks_read(clip, delays.sound_s)),

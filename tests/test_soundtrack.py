@@ -29,9 +29,6 @@ from tests.sounds import write_samples
 
 RATE_HZ = 48000
 
-BIT_24 = 2.0**-23
-"""Rounding of FLAC and PCM here."""
-
 STEP_16 = 2.0**-14
 """Rounding of 16-bit sources, and their scale of 32767 instead of 32768."""
 
@@ -44,10 +41,10 @@ def heard(folder: Path, plan: SoundPlan, until_s: float, suffix: str = ".mkv") -
             end_s += Fraction(1, 25)
             container.mux(list(sound.packets(end_s)))
         container.mux(list(sound.flush()))
-    with av.open(str(output)) as container:
-        context = container.streams.audio[0].codec_context
+    with av.open(str(output)) as opened:
+        context = opened.streams.audio[0].codec_context
         resampler = av.AudioResampler("flt", context.layout.name)
-        frames = [piece for frame in container.decode(audio=0) for piece in resampler.resample(frame)]
+        frames = [piece for frame in opened.decode(audio=0) for piece in resampler.resample(frame)]
         samples = np.concatenate([frame.to_ndarray().reshape(-1, context.channels) for frame in frames])
         return samples, context.sample_rate, context.layout.name, context.codec.canonical_name
 
@@ -294,7 +291,7 @@ def test_bad_sound_is_one_line(tmp_path: Path) -> None:
     content[-4:] = np.float32(np.nan).tobytes()
     broken.write_bytes(content)
     with pytest.raises(InputError, match=r"nan\.wav: has samples that are NaN or infinite, the first after 1\.000 s"):
-        heard(tmp_path, SoundPlan((SoundPiece(broken, to_s=Fraction(2)),)), 2)
+        why_encoded(SoundPlan((SoundPiece(broken),)), ".mp4")
 
 
 def test_a_voice_shorter_than_a_frame_is_heard(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ STAGES = {
     "audio": ("latentsync_trt.audio.encoder", "SpeechStream.windows"),
     "gather": ("latentsync_trt.sync.paint", "WindowPlanner.push"),
     "paint": ("latentsync_trt.sync.inpaint", "Inpainter.paint"),
-    "compose": ("latentsync_trt.sync.run", "composite"),
+    "compose": ("latentsync_trt.sync.compose", "Paster.paste"),
     "encode": ("latentsync_trt.media.writer", "VideoWriter.write"),
     "end of the file": ("latentsync_trt.media.writer", "VideoWriter._finish"),
 }

@@ -1,13 +1,19 @@
 """`SyncOptions`: presets, overrides, limits, and the command-line options made from it."""
 
+from fractions import Fraction
+from typing import Any
+
+import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from latentsync_trt import SyncOptions
 from latentsync_trt.cli import main
-from latentsync_trt.config import PRESETS, Sampling
+from latentsync_trt.cli.options import build, options_from
+from latentsync_trt.config import PRESETS, Sampling, command_line
 from latentsync_trt.errors import InputError
-from latentsync_trt.values import parse_full_steps, parse_guidance_interval
+from latentsync_trt.values import Speaker, parse_full_steps, parse_guidance_interval
 
 DEFAULT = Sampling(steps=20, solver="ddim", cache_interval=3)
 
@@ -41,6 +47,46 @@ def test_text_becomes_values() -> None:
     assert parse_guidance_interval("0.2-.8") == (0.2, 0.8)
 
 
+def test_times_are_numbers_or_text() -> None:
+    wanted = Fraction(125, 2)
+    assert (
+        SyncOptions(start=62.5).start == SyncOptions(start="1:02.5").start == SyncOptions(start=wanted).start == wanted
+    )
+    assert SyncOptions(start=0.1, end=np.float32(0.25)).start == Fraction(1, 10)
+
+
+def test_speakers_are_objects_or_text() -> None:
+    ann, ben = Speaker(0, "a.wav"), Speaker(3, "b=c.wav")
+    assert (
+        SyncOptions(speaker=["0=a.wav", ben]).speaker == SyncOptions(speaker=(ann, "3=b=c.wav")).speaker == (ann, ben)
+    )
+    assert SyncOptions(speaker="0=a.wav").speaker == SyncOptions(speaker=ann).speaker == (ann,)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"full_steps": (0, 1, 5)},
+        {"guidance_interval": (0.2, 0.85)},
+        {"start": 2.5, "end": "1:00:00"},
+        {"speaker": ("0=a.wav", "2=b.wav"), "color_match": False, "mark": False},
+        {"offset": -40.0, "face": "at:10,20.5"},
+    ],
+)
+def test_options_come_back_from_the_command_line(given: dict[str, Any]) -> None:
+    found: list[SyncOptions] = []
+
+    @click.command()
+    @options_from(SyncOptions)
+    def command(**values: Any) -> None:
+        found.append(build(SyncOptions, values))
+
+    options = SyncOptions(**given)
+    result = CliRunner().invoke(command, command_line(options))
+    assert result.exit_code == 0, result.output
+    assert found == [options]
+
+
 WRONG = [
     ({"preset": "best"}, "--preset best: not one of quality, balanced, fast"),
     ({"solver": "euler"}, "--solver euler: not one of ddim, dpmpp"),
@@ -54,6 +100,17 @@ WRONG = [
     ({"guidance_interval": (0.8, 0.2)}, "--guidance-interval 0.8-0.2: must ascend, within 0 to 1"),
     ({"guidance_interval": (0.2, 1.2)}, "--guidance-interval 0.2-1.2: must ascend, within 0 to 1"),
     ({"guidance_interval": (0.2, 0.8), "guidance": 1.0}, "--guidance 1 uses no guidance at any step"),
+    ({"start": 3, "end": 3}, "--end 3: is not after --start 3"),
+    ({"start": -1}, "--start -1: not a time"),
+    ({"end": float("nan")}, "--end nan: not a time"),
+    ({"start": "1:77"}, "--start 1:77: not a time, as 62.5 or 1:02.5"),
+    ({"speaker": "a.wav"}, "--speaker a.wav: is not the number of a face and a file"),
+    ({"speaker": 5}, "--speaker 5: is not the number of a face and a file"),
+    ({"speaker": "0=a.wav", "face": "left"}, "--face left and --speaker exclude each other"),
+    ({"face": "index:one"}, "--face index:one: is none of largest, left, right, index:N, at:X,Y"),
+    ({"face": 3}, "--face 3: is none of"),
+    ({"offset": float("inf")}, "--offset inf: outside"),
+    ({"overlap": 9}, "--overlap 9: outside 0 to 8"),
 ]
 
 

@@ -20,15 +20,21 @@ from latentsync_trt.errors import OutputError
 from latentsync_trt.quantize.work import load_arrays, save_arrays
 from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.temporary import (
+    GO_ON,
+    KEPT_NAME,
     LOCK_NAME,
     PREFIX,
     Leftover,
+    keeps_work,
+    kept_work,
     leftovers,
     remove_all,
     remove_leftovers,
     removed_with_the_process,
     temporary_folder,
     whole_file,
+    work_folder,
+    work_folder_of,
 )
 from tests.cache_worker import KEY
 from tests.clips import open_writer
@@ -161,6 +167,37 @@ def test_the_end_of_a_process_removes_all_that_threads_still_write(tmp_path: Pat
         assert names(tmp_path) == []
         stop.set()
         writer.join()
+
+
+def test_finished_parts_stay_whoever_ends(tmp_path: Path) -> None:
+    """The block, the process, and the next one that looks for leftovers."""
+    output = tmp_path / "out.mp4"
+    with pytest.raises(KeyboardInterrupt) as error, work_folder(output) as folder:
+        (folder / "part.mkv").touch()
+        assert not keeps_work()
+        (folder / KEPT_NAME).touch()
+        remove_all()
+        assert names(folder) == [LOCK_NAME, "part.mkv", KEPT_NAME]
+        assert keeps_work()
+        assert kept_work(tmp_path) == []  # it is in use
+        raise KeyboardInterrupt
+    assert error.value.__notes__ == [GO_ON]
+    with temporary_folder(tmp_path):
+        assert kept_work(tmp_path) == [Leftover(folder, 0)]
+    assert leftovers(tmp_path) == remove_leftovers(tmp_path) == []
+    with pytest.raises(KeyboardInterrupt) as error, work_folder(output) as again:
+        assert again == folder
+        (folder / KEPT_NAME).unlink()
+        raise KeyboardInterrupt
+    assert not hasattr(error.value, "__notes__")
+    assert names(tmp_path) == []
+
+
+def test_long_names_have_a_work_folder(tmp_path: Path) -> None:
+    output = tmp_path / f"{'a' * 250}.mkv"
+    with work_folder(output) as folder:
+        assert folder.parent == tmp_path
+    assert work_folder_of(output) != work_folder_of(output.with_name(f"{'a' * 249}b.mkv"))
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:

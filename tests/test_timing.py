@@ -28,7 +28,7 @@ stamps_s = st.none() | st.fractions(-5, 30, max_denominator=1000)
 def numbers(path: Path, frame_count: int | None = None, **options: Any) -> list[int]:
     """What the frames show at the model's rate."""
     duration_s = None if frame_count is None else Fraction(frame_count, MODEL_FPS)
-    return [number_of(frame.rgb) for frame in read_frames(path, Playback(MODEL_FPS, duration_s, **options))]
+    return [number_of(frame.rgb) for frame in read_frames(path, Playback(Fraction(MODEL_FPS), duration_s, **options))]
 
 
 def shown(stamps: Sequence[Fraction | None], clock: Clock | None = None, period_s: Fraction = PERIOD_S) -> list[int]:
@@ -66,7 +66,7 @@ def test_a_variable_rate_is_resampled_as_by_ffmpeg(tmp_path: Path) -> None:
 @pytest.mark.integration
 def test_a_picture_is_held_until_the_next_ones_time(tmp_path: Path, suffix: str) -> None:
     clip = write_video(tmp_path / f"clip.{suffix}", numbered(4), 25, times=[0, 40, 80, 40_000])
-    frames = list(read_frames(clip, Playback(MODEL_FPS)))
+    frames = list(read_frames(clip, Playback(Fraction(MODEL_FPS))))
     found = [number_of(frame.rgb) for frame in frames]
     assert found == [0, 1, *[2] * 998, 3]
     assert found == shown_of_file(clip, MODEL_FPS)

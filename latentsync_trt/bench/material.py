@@ -100,7 +100,7 @@ def first_window(
         NoFaceError: the clip shows fewer faces than that.
     """
     delays = delays_of(clip.video, clip.audio)
-    read = read_frames(clip.video, Playback(MODEL_FPS, delay_s=delays.picture_s))
+    read = read_frames(clip.video, Playback(Fraction(MODEL_FPS), delay_s=delays.picture_s))
     with closing(aligned_faces(clip.video, read, resolution_px)) as jobs:
         found = (target.face for job in jobs for target in job.targets)
         faces = list(islice((face.image for face in found if face is not None), frames))

@@ -14,9 +14,9 @@ from latentsync_trt.bench.material import Clip, aligned_faces
 from latentsync_trt.bench.rows import Row
 from latentsync_trt.bench.setting import Setting
 from latentsync_trt.errors import NoFaceError
-from latentsync_trt.face.compositor import composite
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
+from latentsync_trt.face.paste import Paster
 from latentsync_trt.media.codecs import choose_encoder, default_suffix
 from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
@@ -24,7 +24,7 @@ from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.jobs import Job
 from latentsync_trt.sync.threads import StageClock, in_background
-from latentsync_trt.types import AlignedFace, Float32Array, Frame, Patch
+from latentsync_trt.types import Frame, Patch
 
 _QUEUE_DEPTH = 4
 
@@ -38,32 +38,32 @@ def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
     Errors as `LipSync.sync`.
     """
     resolution_px = setting.bundle.manifest.resolution_px
-    frames, faces = _frames_with_faces(clip, resolution_px)
-    mask = mouth_mask(resolution_px)
+    jobs = _jobs_with_faces(clip, resolution_px)
+    frames = [job.frame for job in jobs]
 
     def detect() -> list[Job]:
         # Pictures as the decoder yields them, not converted yet.
         fresh = (replace(frame, picture=LazyRgb(frame.planes)) if frame.planes else frame for frame in frames)
         return list(aligned_faces(clip.video, fresh, resolution_px))
 
-    def compose() -> list[Patch]:
-        return [_patch(frame, face, mask) for frame, face in zip(frames, faces, strict=True)]
+    def compose() -> list[tuple[Frame, list[Patch]]]:
+        return list(_pasted(jobs, resolution_px))
 
-    patches, info = compose(), probe(clip.video)
+    patched, info = compose(), probe(clip.video)
     encoder = choose_encoder(setting.sync, info)
 
-    def write(patched: Iterable[tuple[Frame, Patch]]) -> None:
+    def write(patched: Iterable[tuple[Frame, list[Patch]]]) -> None:
         target = folder / f"stage{default_suffix(setting.sync)}"
         with VideoWriter(target, info, encoder) as writer:
-            for frame, patch in patched:
-                writer.write(frame, [patch])
+            for frame, patches in patched:
+                writer.write(frame, patches)
 
     stages: dict[str, Callable[[], object]] = {
         "decode": lambda: list(islice(read_frames(clip.video), len(frames))),
         "face": detect,
         "compose": compose,
-        "encode": lambda: write(zip(frames, patches, strict=True)),
-        "all on the CPU": lambda: write(_patched(clip, len(frames), mask)),
+        "encode": lambda: write(patched),
+        "all on the CPU": lambda: write(_all_stages(clip, len(frames), resolution_px)),
     }
     note = f"{clip.name}, {encoder.ffmpeg}, {usable_cores()} cores"
     for stage, run in stages.items():
@@ -72,29 +72,35 @@ def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
             yield setting.row("stage", stage, run, watch, provider=None, frames=len(frames), notes=(note,))
 
 
-def _frames_with_faces(clip: Clip, resolution_px: int) -> tuple[list[Frame], list[AlignedFace]]:
-    """The first frames that show a face, and the faces; raises `NoFaceError` if none does."""
+def _jobs_with_faces(clip: Clip, resolution_px: int) -> list[Job]:
+    """The first frames that show a face; raises `NoFaceError` if none does."""
     frames = list(islice(read_frames(clip.video), _MOST_FRAMES))
-    jobs = aligned_faces(clip.video, frames, resolution_px)
-    found = [(job.frame, target.face) for job in jobs for target in job.targets if target.face is not None]
+    found = [job for job in aligned_faces(clip.video, frames, resolution_px) if job.targets]
     if not found:
         raise NoFaceError(f"{clip.video}: no face in its first {len(frames)} frames; give a clip that begins with one")
-    return [frame for frame, _ in found], [face for _, face in found]
+    return found
 
 
-def _patched(clip: Clip, count: int, mask: Float32Array) -> Generator[tuple[Frame, Patch], None, None]:
+def _all_stages(clip: Clip, count: int, resolution_px: int) -> Generator[tuple[Frame, list[Patch]], None, None]:
     """The first frames with their patches; every stage runs in its own thread, as in `sync`."""
     background = partial(in_background, depth=_QUEUE_DEPTH)
     aspect = probe(clip.video).sample_aspect_ratio
-    finder = FaceFinder(MediaPipeDetector(), len(mask), StageClock(), pixel_aspect=aspect)
+    finder = FaceFinder(MediaPipeDetector(), resolution_px, StageClock(), pixel_aspect=aspect)
     frames = background((frame for frame in islice(read_frames(clip.video), count)), name="decode")
     jobs = background(finder.cut_out(background(finder.find(frames), name="face")), name="align")
-    faces = ((job.frame, target.face) for job in jobs for target in job.targets if target.face is not None)
-    patched = ((frame, _patch(frame, face, mask)) for frame, face in faces)
-    with closing(background(patched, name="compose")) as composed:
+    with closing(background(_pasted(jobs, resolution_px), name="compose")) as composed:
         yield from composed
 
 
-def _patch(frame: Frame, face: AlignedFace, mask: Float32Array) -> Patch:
-    """Composes the source's own face, which takes as long as a painted one."""
-    return composite(frame.picture, face, face.image * np.uint16(257), mask)
+def _pasted(jobs: Iterable[Job], resolution_px: int) -> Generator[tuple[Frame, list[Patch]], None, None]:
+    """Pastes the source's own faces, which takes as long as painted ones."""
+    with MediaPipeDetector() as detector:
+        paster = Paster(detector, mouth_mask(resolution_px))
+        for job in jobs:
+            patches = []
+            for target in job.targets:
+                if target.face is not None:
+                    painted = target.face.image * np.uint16(257)
+                    pasted = paster.paste(job.frame.picture, target.face, painted, target.tracked, target.track_id)
+                    patches.append(pasted.patch)
+            yield job.frame, patches

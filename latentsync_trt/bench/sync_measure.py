@@ -36,7 +36,7 @@ def measure_clip(
     Raises:
         MediaError, InputError: a file cannot be read.
     """
-    frames = square_rgb(video, read_frames(video, Playback(MODEL_FPS)))
+    frames = square_rgb(video, read_frames(video, Playback(Fraction(MODEL_FPS))))
     level_db = loudness(read_audio_blocks(audio, delay_s=delay_s))
     return joined(mouth_gaps(_reporting(frames, len(level_db), on_progress)), level_db, mouth)
 

@@ -63,6 +63,7 @@ class CommandLine(click.RichGroup):
             sys.exit(1)
         except Exception as error:  # noqa: BLE001 -- the user gets one line for any error
             message, code = _explained(error, arguments)
+            message = stopping.with_notes(message, error)
         stopping.end_if_requested(message)
         if as_json:
             click.echo(json.dumps({"error": message}))
@@ -83,7 +84,7 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     if stopping.requested():  # a failure while a command leaves its blocks is caused by that
         return stopping.interrupted_message(), stopping.INTERRUPTED_CODE
     if isinstance(error, LatentSyncError):
-        return " ".join(str(error).split()) + stopping.how_to_go_on(), 2 if error.usage else 1
+        return " ".join(str(error).split()), 2 if error.usage else 1
     if isinstance(error, click.ClickException):
         return error.format_message(), error.exit_code
     if isinstance(error, click.Abort):
@@ -91,8 +92,8 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"{error.filename or 'output'}: {error.strerror}; free some space, or write elsewhere", 1
     if isinstance(error, MemoryError):
-        return "out of memory; close other programs or use a bundle of lower resolution" + stopping.how_to_go_on(), 1
-    return explain(error, arguments) + stopping.how_to_go_on(), 1
+        return "out of memory; close other programs or use a bundle of lower resolution", 1
+    return explain(error, arguments), 1
 
 
 def _print_no_more() -> None:

@@ -91,10 +91,10 @@ def look_at(
     found = score(curves)
     write_file(out / PLOT, png(sync_figure({"measured in the result": curves}, f"Lips: {found}")))
     resolution_px = read_manifest(bundle).resolution_px
-    extended = Playback(MODEL_FPS, Fraction(len(curves), MODEL_FPS), SyncOptions().extend, delays.picture_s)
+    extended = Playback(Fraction(MODEL_FPS), Fraction(len(curves), MODEL_FPS), SyncOptions().extend, delays.picture_s)
     clips = {
         source: read_frames(source, extended),
-        out / RESULT: read_frames(out / RESULT, Playback(MODEL_FPS)),
+        out / RESULT: read_frames(out / RESULT, Playback(Fraction(MODEL_FPS))),
     }
     moments = choose_moments(curves)
     views = enumerate(face_views([square_rgb(*clip) for clip in clips.items()], SHOWN_PX))

@@ -114,7 +114,7 @@ class MainFace:
 
     def __init__(self, detector: FaceDetector, resolution_px: int = 256) -> None:
         self._tracker = FaceTracker(detector)
-        self._chooser = Chooser(LARGEST, 2 * self._tracker.patience_frames)
+        self._chooser = Chooser(LARGEST, self._tracker.second_frames)
         self._runs = Runs(resolution_px)
 
     def update(self, frame: Picture, luma: UInt8Array | None = None) -> TrackedFace | None:

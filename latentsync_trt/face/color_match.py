@@ -17,7 +17,7 @@ _LEAST_PX = 40
 """Fewer pixels of skin say nothing."""
 
 _RIDGE = 100.0
-"""Variance in levels² at which half of a difference in contrast is believed."""
+"""Variance in levels² below which a difference in contrast says little."""
 
 _SAME_SHARE = 0.85
 """Part of the ring that is compared, without the pixels that differ most: hair or another chin, not skin."""
@@ -35,7 +35,7 @@ def correction(scene: Scene, source_mesh: Float32Array, painted_mesh: Float32Arr
     Args:
         source_mesh, painted_mesh: FaceMesh's points of both, float32 `(468, 2)` in scene pixels.
     """
-    ring = _ring(scene.generated, (source_mesh / _SHRINK, painted_mesh / _SHRINK))
+    ring = _ring(scene.generated, (source_mesh, painted_mesh))
     if ring.sum() < _LEAST_PX:
         return None
     there, here = (_shrunk(picture)[ring].astype(np.float32) for picture in (scene.source, scene.painted))
@@ -53,8 +53,9 @@ def correction(scene: Scene, source_mesh: Float32Array, painted_mesh: Float32Arr
 
 def _ring(generated: BoolArray, meshes: tuple[Float32Array, Float32Array]) -> BoolArray:
     size = (SIDE_PX // _SHRINK,) * 2
-    faces = [filled((mesh[list(OVAL)],), size) for mesh in meshes]
-    lips = filled([mesh[list(LIPS)] for mesh in meshes], size)
+    shrink = np.float32(_SHRINK)
+    faces = [filled((mesh[list(OVAL)] / shrink,), size) for mesh in meshes]
+    lips = filled([mesh[list(LIPS)] / shrink for mesh in meshes], size)
     pasted = np.minimum(_shrunk(generated.astype(np.float32)), np.maximum(*faces)) >= 0.5
     skin = cv2.erode(np.minimum(*faces), np.ones((3, 3), np.uint8)) - cv2.dilate(lips, np.ones((5, 5), np.uint8)) > 0.5
     inner = cv2.erode(pasted.astype(np.uint8), np.ones((2 * _WIDTH_PX + 1,) * 2, np.uint8)) > 0

@@ -113,7 +113,7 @@ def paste(
     warped = _warp(crop, shifted(place, columns.start, rows.start), weight.shape[::-1])
     if gain_and_offset is not None:
         gain, offset = gain_and_offset
-        warped = cv2.transform(warped, np.column_stack([np.diag(gain), offset]))
+        warped = np.asarray(cv2.transform(warped, np.column_stack([np.diag(gain), offset])), np.float32)
     rgb = np.rint(257 * np.clip(warped, 0, 255)).astype(np.uint16)
     return Patch(left + columns.start, top + rows.start, rgb, weight)
 

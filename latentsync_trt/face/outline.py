@@ -38,7 +38,7 @@ def filled(outlines: Sequence[Float32Array], size: tuple[int, int]) -> Float32Ar
     for outline in outlines:
         points = np.rint(outline * (1 << _SUBPIXEL_BITS)).astype(np.int32)
         cv2.fillPoly(union, [points], 255, cv2.LINE_AA, _SUBPIXEL_BITS)
-    return union / np.float32(255)
+    return union.astype(np.float32) / np.float32(255)
 
 
 def _extended(outline: Float32Array, other: Float32Array, reach_px: float) -> Float32Array:

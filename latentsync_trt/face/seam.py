@@ -31,7 +31,7 @@ def seam_score(frame: Picture, patch: Patch) -> float:
     scale = min(1.0, _SIDE_PX / area**0.5)
     size = max(1, round(width * scale)), max(1, round(height * scale))
     source = _shrunk(frame[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width], size).astype(np.float32)
-    painted = _shrunk(patch.rgb, size) / np.float32(257)
+    painted = _shrunk(patch.rgb, size).astype(np.float32) / np.float32(257)
     inside = (_shrunk(patch.weight, size) >= 0.5).astype(np.float32)
     rim = (inside - cv2.erode(inside, np.ones((2 * _REACH_PX + 1,) * 2, np.uint8))) > 0
     if not rim.any():

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -93,6 +93,13 @@ class _Track:
         self.before, self.face, self.lost_frames = None if self.lost_frames else self.face, face, 0
 
 
+class _New(NamedTuple):
+    """A face that was found, and its look."""
+
+    face: Face
+    look: Float32Array | None
+
+
 class _View:
     """One frame; what takes time is computed where it is needed."""
 
@@ -126,7 +133,8 @@ class FaceTracker:
     def __init__(self, detector: FaceDetector, frames_per_s: Fraction | int | None = None) -> None:
         self._detector = detector
         self._follower = detector if isinstance(detector, FollowingDetector) else None
-        self.patience_frames = max(1, round((frames_per_s or MODEL_FPS) / 2))
+        self.second_frames = max(2, round(frames_per_s or MODEL_FPS))
+        self.patience_frames = self.second_frames // 2
         self._people = People()
         self._tracks: list[_Track] = []
         self._next_id, self._shot, self._frame = 0, -1, 0
@@ -160,23 +168,26 @@ class FaceTracker:
         live = [track for track in self._tracks if not track.lost_frames]
         found = None if self._follower is not None else self._usable(view, ())
         kept, changes = self._continued(view, live, found)
-        if not kept and (self._scene is None or Change.SCENE in changes or is_elsewhere(self._scene, view.scene)):
-            self._shot += 1
-            self._tracks, self._in_shot = [], set()
-            new = self._usable(view, (), small=True) if found is None else found
-        elif found is not None:
-            new = found
-        else:
-            lost = not kept or bool(changes) or len(self._tracks) > len(kept)
-            new = self._usable(view, [t.face for t in kept], small=not kept) if self._is_due(lost) else []
-        self._scene = view.scene
+        elsewhere = self._scene is None or Change.SCENE in changes or is_elsewhere(self._scene, view.scene)
+        is_cut = not kept and elsewhere
+        if is_cut:
+            self._begin_shot()
+        if found is None:
+            found = self._searched_for(view, kept, changes, small=not kept)
+        new = [_New(face, look_of(view.picture, face)) for face in found if all(face is not t.face for t in kept)]
+        if new and live and not kept and not is_cut and not any(self._lost(one, kept) for one in new):
+            self._begin_shot()  # all faces are others
         self._admit(view, new, kept)
         self._forget(kept)
-        if not kept:
-            self.turned_frames += self._why_none == "on its side"
+        self._scene = view.scene
+        self.turned_frames += not kept and self._why_none == "on its side"
         order = sorted(kept, key=lambda track: track.track_id)
         faces = tuple(Sighting(track.track_id, track.person, track.face) for track in order)
         return Seen(self._shot, faces, self._why_none)
+
+    def _begin_shot(self) -> None:
+        self._shot += 1
+        self._tracks, self._in_shot = [], set()
 
     def near(self, picture: Picture, sighting: Sighting) -> Sighting | None:
         """The same face in a neighboring picture, or None where it is not seen or looks like someone else."""
@@ -189,8 +200,11 @@ class FaceTracker:
         """Whether the picture looks like `person` at the place of `face`, so nothing covers it."""
         return self._people.is_likely(person, face, look_of(picture, face))
 
-    def _is_due(self, lost: bool) -> bool:
-        return lost or self._frame - self._searched >= self.patience_frames
+    def _searched_for(self, view: _View, kept: list[_Track], changes: list[Change], *, small: bool) -> list[Face]:
+        """New faces, where it is time for a search."""
+        lost = not kept or changes or len(self._tracks) > len(kept)
+        due = lost or self._frame - self._searched >= self.patience_frames
+        return self._usable(view, [track.face for track in kept], small=small) if due else []
 
     def _continued(
         self, view: _View, live: list[_Track], found: list[Face] | None
@@ -260,47 +274,44 @@ class FaceTracker:
             self._why_none = "on its side" if on_its_side else "too small" if faces else missing
         return sorted(fine, key=area, reverse=True)[: max(0, _MOST_FACES - len(known))]
 
-    def _admit(self, view: _View, faces: list[Face], kept: list[_Track]) -> None:
-        """Continues lost tracks or begins new ones with `faces`; learns how people look where a search was made."""
-        if self._searched != self._frame:
-            return
-        for track in kept:
-            self._people.learn(track.person, track.face, look_of(view.picture, track.face))
-        for face in faces:
-            if any(face is track.face for track in kept):
-                continue
-            look, visible = look_of(view.picture, face), {other.person for other in kept}
-            track = self._lost(face, look, kept)
+    def _admit(self, view: _View, new: list[_New], kept: list[_Track]) -> None:
+        """Continues lost tracks or begins new ones; where a search was made, learns how the others look."""
+        if self._searched == self._frame:
+            for track in kept:
+                self._people.learn(track.person, track.face, look_of(view.picture, track.face))
+        for one in new:
+            track = self._lost(one, kept)
             if track is None:
-                if self._is_half_hidden(face, look, kept, visible):
+                visible = {other.person for other in kept}
+                if self._is_half_hidden(one, kept, visible):
                     continue
-                track = self._begun(face, look, visible)
+                track = self._begun(one, visible)
+            track.move(one.face)
+            track.cuts.restart(look_at(view.luma, one.face, view.picture.shape, view.scene))
             self._in_shot.add(track.person)
-            track.move(face)
-            track.cuts.restart(look_at(view.luma, face, view.picture.shape, view.scene))
-            self._people.learn(track.person, face, look)
+            self._people.learn(track.person, one.face, one.look)
             kept.append(track)
 
-    def _lost(self, face: Face, look: Float32Array | None, kept: list[_Track]) -> _Track | None:
-        """The lost track that `face` continues."""
+    def _lost(self, new: _New, kept: list[_Track]) -> _Track | None:
+        """The lost track that a face continues."""
         near = [
             track
             for track in self._tracks
-            if track not in kept and _moved(track.face, face) <= _FARTHEST
-            if self._people.is_likely(track.person, face, look)
+            if track not in kept and _moved(track.face, new.face) <= _FARTHEST
+            if self._people.is_likely(track.person, new.face, new.look)
         ]
-        return min(near, key=lambda track: self._people.distance(track.person, look), default=None)
+        return min(near, key=lambda track: self._people.distance(track.person, new.look), default=None)
 
-    def _is_half_hidden(self, face: Face, look: Float32Array | None, kept: list[_Track], visible: set[int]) -> bool:
+    def _is_half_hidden(self, new: _New, kept: list[_Track], visible: set[int]) -> bool:
         """Whether an unknown face beside a known one may be someone of this shot who is missing, and half hidden."""
         return (
             bool(self._in_shot - visible)
-            and any(_touches(face, other.face) for other in kept)
-            and not self._people.knows(face, look, visible)
+            and any(_touches(new.face, other.face) for other in kept)
+            and not self._people.knows(new.face, new.look, visible)
         )
 
-    def _begun(self, face: Face, look: Float32Array | None, visible: set[int]) -> _Track:
-        track = _Track(self._next_id, self._people.number_of(face, look, visible), face, lost_frames=1)
+    def _begun(self, new: _New, visible: set[int]) -> _Track:
+        track = _Track(self._next_id, self._people.number_of(new.face, new.look, visible), new.face, lost_frames=1)
         self._next_id += 1
         self._tracks = [*(other for other in self._tracks if other.person != track.person), track]
         return track

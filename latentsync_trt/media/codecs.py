@@ -38,7 +38,7 @@ _NEEDED_CODECS = (
     *("h264", "hevc", "vp9", "av1", "prores", "mp3", "opus", "flac", "pcm_s16le"),
 )
 
-_CONTAINERS: dict[Codec, tuple[str, ...]] = {
+CONTAINERS: dict[Codec, tuple[str, ...]] = {
     "h264": (".mp4", ".mov", ".mkv"),
     "hevc": (".mp4", ".mov", ".mkv"),
     "av1": (".mp4", ".mkv"),
@@ -115,7 +115,7 @@ def check_encoder(options: SyncOptions, info: VideoInfo, output: Path) -> VideoE
         InputError: as there, or the encoder refuses such pictures, or the container `output` cannot hold the codec.
     """
     encoder = choose_encoder(options, info)
-    fitting = _CONTAINERS[encoder.codec]
+    fitting = CONTAINERS[encoder.codec]
     if output.suffix.lower() not in fitting:
         raise InputError(f"{output}: cannot hold {encoder.codec}; use a name that ends in {' or '.join(fitting)}")
     problem = problem_of(encoder)
@@ -133,7 +133,7 @@ def check_encoder(options: SyncOptions, info: VideoInfo, output: Path) -> VideoE
 def default_suffix(options: SyncOptions) -> str:
     """The container of an output whose name is not given."""
     codec = "ffv1" if options.lossless else options.codec
-    return _CONTAINERS[codec][0] if codec else ".mp4"
+    return CONTAINERS[codec][0] if codec else ".mp4"
 
 
 def aspect_notice(encoder: VideoEncoder, info: VideoInfo, suffix: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import RGB_IDENTITY, Coding, coding_of, unsupported_matrix
 from latentsync_trt.media.patching import pixels_per_sample
-from latentsync_trt.types import ColorTags, UInt8Array, UInt16Array, YuvPlanes
+from latentsync_trt.types import ColorTags, SampleArray, YuvPlanes
 
 COLOR_RANGES = {None: int(ColorRange.UNSPECIFIED), False: int(ColorRange.MPEG), True: int(ColorRange.JPEG)}
 """FFmpeg's number for each value of `ColorTags.full_range`."""
@@ -33,8 +33,6 @@ _EXACT_SMOOTH = (
 # the name of a kind that nothing reads.
 SideDataType._missing_ = classmethod(lambda cls, _: cls.SEI_UNREGISTERED)  # type: ignore[assignment, method-assign]
 
-Plane = UInt8Array | UInt16Array
-
 
 @dataclass(frozen=True, slots=True)
 class Orientation:
@@ -44,7 +42,7 @@ class Orientation:
     reverse_columns: bool = False
     reverse_rows: bool = False
 
-    def apply(self, image: Plane) -> Plane:
+    def apply(self, image: SampleArray) -> SampleArray:
         """The upright `image (H, W)`, as a contiguous copy."""
         turned = image.swapaxes(0, 1) if self.transpose else image
         turned = turned[:: -1 if self.reverse_rows else 1, :: -1 if self.reverse_columns else 1]
@@ -222,18 +220,19 @@ def frame_of(planes: YuvPlanes, width_px: int, height_px: int) -> VideoFrame:
     return frame
 
 
-def views(frame: VideoFrame) -> list[Plane]:
+def views(frame: VideoFrame) -> list[SampleArray]:
     """Each plane of a planar `frame` as an array `(H, W)` on FFmpeg's memory, uint8 or uint16."""
     return [_rows(plane, plane.width, frame.format.components[0].bits) for plane in frame.planes]
 
 
-def packed_view(frame: VideoFrame) -> Plane:
+def packed_view(frame: VideoFrame) -> SampleArray:
     """The plane of an rgb24 or rgb48 frame as an array `(H, W, 3)` on FFmpeg's memory."""
     rows = _rows(frame.planes[0], 3 * frame.width, frame.format.components[0].bits)
     return rows.reshape(frame.height, frame.width, 3, copy=False)
 
 
-def _rows(plane: Any, columns: int, bits: int) -> Plane:
-    kind = np.uint8 if bits <= 8 else np.uint16
-    stored = np.frombuffer(plane, np.uint8)[: plane.height * plane.line_size].view(kind)
+def _rows(plane: Any, columns: int, bits: int) -> SampleArray:
+    stored: SampleArray = np.frombuffer(plane, np.uint8)[: plane.height * plane.line_size]
+    if bits > 8:
+        stored = stored.view(np.uint16)
     return stored.reshape(plane.height, -1)[:, :columns]

@@ -15,7 +15,7 @@ from functools import cache
 
 import numpy as np
 
-from latentsync_trt.types import Float32Array, Float64Array, UInt8Array, UInt16Array
+from latentsync_trt.types import Float32Array, Float64Array, SampleArray, UInt8Array, UInt16Array
 
 PQ, HLG = 16, 18
 """Transfer characteristics in ITU-T H.273."""
@@ -48,7 +48,7 @@ class HdrCurve:
         light = np.minimum(_WHITE * _inverse_knee(levels) ** _GAMMA, _PEAK)
         self._signal: Float32Array = from_light(light).astype(np.float32)
 
-    def sdr(self, rgb: UInt16Array) -> UInt8Array:
+    def sdr(self, rgb: SampleArray) -> UInt8Array:
         """8-bit SDR levels of an HDR signal, both of any shape; 65535 is a signal of 1."""
         return self._sdr[rgb]
 

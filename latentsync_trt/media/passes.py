@@ -28,9 +28,9 @@ T = TypeVar("T")
 MOST_PIXELS = 139_264 * 16 * 16
 """Of a picture: the most in H.264 (level 6.2), 8192×4352. Beyond, a damaged header could ask for gigabytes."""
 
-_CHUNK_BYTES = 256 * 2**20
-_LEAST_CHUNK = 8
-"""Pictures that are held to play them backwards: about as many as an encoder puts between keyframes, in Full HD."""
+_CHUNK_BYTES = 128 * 2**20
+_LEAST_CHUNK = 16
+"""Pictures that are held to play them backwards. FFmpeg frees them together, so two chunks are in memory at times."""
 
 _SEEK_BACK = (0, 64, 512)
 """Pictures before the wanted one to seek to: a keyframe may be found by decoding time, or be none."""
@@ -113,9 +113,7 @@ class VideoPasses:
             yield container, stream
 
 
-def _found(
-    container: InputContainer, stream: VideoStream, wanted: set[int], from_stamp: int
-) -> dict[int, VideoFrame]:
+def _found(container: InputContainer, stream: VideoStream, wanted: set[int], from_stamp: int) -> dict[int, VideoFrame]:
     """Those of the pictures with the `wanted` stamps that are decoded after a jump to `from_stamp`."""
     found: dict[int, VideoFrame] = {}
     try:

@@ -8,7 +8,7 @@ import numpy as np
 
 from latentsync_trt.media.color import RGB_IDENTITY, codes_of, coding_of
 from latentsync_trt.media.hdr import hdr_of
-from latentsync_trt.types import ColorTags, Float32Array, Patch, UInt8Array, UInt16Array, YuvPlanes
+from latentsync_trt.types import ColorTags, Float32Array, Patch, SampleArray, UInt8Array, YuvPlanes
 
 
 def apply_patch(planes: YuvPlanes, *patches: Patch) -> YuvPlanes:
@@ -23,23 +23,24 @@ def apply_patch(planes: YuvPlanes, *patches: Patch) -> YuvPlanes:
     height_px, width_px = planes.y.shape
     coding = coding_of(planes.color, width_px, height_px, planes.bits)
     hdr = hdr_of(planes.color.transfer)
-    mixed = (
-        tuple(plane.copy() for plane in (planes.y, planes.u, planes.v)) if patches else (planes.y, planes.u, planes.v)
-    )
+    y, u, v = planes.y.copy(), planes.u.copy(), planes.v.copy()
     for patch in patches:
+        if not patch.weight.size:
+            continue
         rgb = hdr.signal(patch.rgb) if hdr else patch.rgb * np.float32(1 / 65535)
-        for plane, codes in zip(mixed, codes_of(rgb, coding), strict=True):
+        for plane, codes in zip((y, u, v), codes_of(rgb, coding), strict=True):
             _mix(plane, codes, patch, (height_px, width_px), planes.bits)
-    return YuvPlanes(*mixed, planes.color, planes.bits)
+    return YuvPlanes(y, u, v, planes.color, planes.bits)
 
 
 def planes_of(rgb: UInt8Array, color: ColorTags) -> YuvPlanes:
     """A whole picture `rgb (H, W, 3)` as 8-bit planes, coded as `color` says: 4:2:0, or G, B and R for matrix 0."""
     height, width = rgb.shape[:2]
     if color.matrix == RGB_IDENTITY:
-        return YuvPlanes(*(np.ascontiguousarray(rgb[..., channel]) for channel in (1, 2, 0)), color)
-    half = ((height + 1) // 2, (width + 1) // 2)
-    blank = YuvPlanes(*(np.zeros(size, np.uint8) for size in ((height, width), half, half)), color)
+        red, green, blue = (np.ascontiguousarray(rgb[..., channel]) for channel in range(3))
+        return YuvPlanes(green, blue, red, color)
+    half = np.zeros(((height + 1) // 2, (width + 1) // 2), np.uint8)
+    blank = YuvPlanes(np.zeros((height, width), np.uint8), half, half, color)
     return apply_patch(blank, Patch(0, 0, rgb * np.uint16(257), np.ones((height, width), np.float32)))
 
 
@@ -49,7 +50,7 @@ def pixels_per_sample(planes: YuvPlanes) -> tuple[int, int]:
     return rows, columns
 
 
-def _mix(plane: UInt8Array | UInt16Array, codes: Float32Array, patch: Patch, size: tuple[int, int], bits: int) -> None:
+def _mix(plane: SampleArray, codes: Float32Array, patch: Patch, size: tuple[int, int], bits: int) -> None:
     """Mixes per-pixel `codes (h, w)` of the patch into a plane of a picture of `size` (H, W), in place."""
     spans, weights, values = [], patch.weight, patch.weight * codes
     corner = (patch.y_px, patch.x_px)

@@ -36,7 +36,8 @@ class PictureMaker:
         """The picture to encode; later patches cover earlier ones. It has no time stamp."""
         encoder = self._encoder
         planes = planes_of(frame.rgb, self._info.color) if frame.planes is None else frame.planes
-        planes = apply_patch(planes, *patches)
+        patches = tuple(patches)
+        planes = apply_patch(planes, *patches) if patches else planes
         picture = frame_of(planes, encoder.width_px, encoder.height_px)
         if picture.format.name != encoder.pixel_format:
             own, wanted = (coding_of(tags, picture.width, picture.height) for tags in (planes.color, encoder.color))

@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
 from math import floor
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.media.timing import Timed, at_constant_rate, is_held
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 _LONGEST_PERIOD_S = Fraction(1, 10)
 """A video with longer periods, such as a slide show, is held at the model's rate: lips must move."""
@@ -27,13 +26,13 @@ class Playback:
     first picture, which is also shown before.
     """
 
-    fps: Fraction | int | None = None
+    fps: Fraction | None = None
     duration_s: Fraction | None = None
     extend: Extend | None = None
     delay_s: Fraction = Fraction(0)
 
 
-class Passes(Protocol[T_co]):
+class Passes(Protocol[T]):
     """A video that can be read several times."""
 
     @property
@@ -41,11 +40,11 @@ class Passes(Protocol[T_co]):
         """Seconds from picture to picture, the mean; known as soon as a picture has been read."""
         ...
 
-    def forward(self) -> Iterator[Timed[T_co]]:
+    def forward(self) -> Iterator[Timed[T]]:
         """All pictures, each until the next one's time; the first one's is 0."""
         ...
 
-    def backward(self) -> Iterator[Timed[T_co]]:
+    def backward(self) -> Iterator[Timed[T]]:
         """The same pictures from the last one but one to the first, with the same times."""
         ...
 
@@ -58,7 +57,7 @@ def played(source: Passes[T], playback: Playback) -> Iterator[Timed[Timed[T]]]:
     """
     shown = _extended(source, playback)
     if playback.fps is not None:
-        period_s = Fraction(1, playback.fps)
+        period_s = 1 / playback.fps
         regular = enumerate(at_constant_rate(shown, playback.fps))
         shown = (Timed(index * period_s, period_s, item) for index, item in regular)
     else:
@@ -99,7 +98,7 @@ def _extended(source: Passes[T], playback: Playback) -> Iterator[Timed[Timed[T]]
         at_s += period_s
 
 
-def _filled(shown: Iterator[Timed[T]], source: Passes[object]) -> Iterator[Timed[T]]:
+def _filled(shown: Iterator[Timed[T]], source: Passes[Any]) -> Iterator[Timed[T]]:
     """Repeats the first picture from time 0 to its own time."""
     first = next(shown, None)
     if first is None:
@@ -112,7 +111,7 @@ def _filled(shown: Iterator[Timed[T]], source: Passes[object]) -> Iterator[Timed
     yield from shown
 
 
-def _cut(shown: Iterator[Timed[T]], duration_s: Fraction, source: Passes[object]) -> Iterator[Timed[T]]:
+def _cut(shown: Iterator[Timed[T]], duration_s: Fraction, source: Passes[Any]) -> Iterator[Timed[T]]:
     """The pictures that begin before `duration_s`; a held one ends there, or after one period."""
     for picture in shown:
         if picture.time_s >= duration_s:
@@ -121,5 +120,5 @@ def _cut(shown: Iterator[Timed[T]], duration_s: Fraction, source: Passes[object]
         yield picture if picture.duration_s <= longest_s else replace(picture, duration_s=longest_s)
 
 
-def _hold_period_s(source: Passes[object]) -> Fraction:
+def _hold_period_s(source: Passes[Any]) -> Fraction:
     return source.period_s if source.period_s <= _LONGEST_PERIOD_S else Fraction(1, MODEL_FPS)

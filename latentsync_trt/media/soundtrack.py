@@ -137,8 +137,8 @@ def open_soundtrack(plan: SoundPlan, output: OutputContainer) -> Iterator[Soundt
 def why_encoded(plan: SoundPlan, suffix: str) -> str | None:
     """A notice of why the sound of an output with this suffix is encoded; None if the packets of its only piece fit.
 
-    Decodes the whole sound, unless its codec does not fit: 4 s per hour of AAC, a third of what its spectrogram takes.
-    The packets alone show no change of format, and in Matroska their durations are rounded.
+    Decodes the whole sound, 4 s per hour of AAC: packets alone show no change of format, and in Matroska their
+    durations are rounded. What must be encoded is also resampled and mixed, 9 s per hour.
 
     Raises:
         MediaError, InputError: as `open_soundtrack`.
@@ -174,11 +174,9 @@ def _findings(plan: SoundPlan, suffix: str, _stamps: tuple[tuple[int, int], ...]
         problem = _why_not_copied(piece.path, suffix)
     if problem is None:
         return _Findings(None)
-    sound_format = _format(plan, _codec(plan, suffix))
-    if not _overlap(plan):
-        return _Findings(problem)
-    peak = max((float(np.abs(block).max()) for block in _mixed(plan, *sound_format)), default=0.0)
-    return _Findings(problem, 1 / max(peak, 1.0))
+    peaks = (float(np.abs(block).max()) for block in _mixed(plan, *_format(plan, _codec(plan, suffix))))
+    peak = max(peaks, default=0.0)  # reads all, so that a damaged recording is found before anything is painted
+    return _Findings(problem, 1 / max(peak, 1.0) if _overlap(plan) else 1.0)
 
 
 def _overlap(plan: SoundPlan) -> bool:

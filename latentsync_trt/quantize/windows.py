@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
+from fractions import Fraction
 from pathlib import Path
 from typing import Self
 
@@ -94,7 +95,7 @@ def record_windows(
 
     def read() -> Generator[Frame, None, None]:
         nonlocal frames
-        playback = Playback(MODEL_FPS, speech.duration_s, delay_s=delays.picture_s)
+        playback = Playback(Fraction(MODEL_FPS), speech.duration_s, delay_s=delays.picture_s)
         source = read_frames(clip.video, playback)
         for frames, frame in enumerate(source, start=1):
             on_frame(frames, max(frames, expected))

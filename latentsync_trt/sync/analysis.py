@@ -10,7 +10,7 @@ import numpy as np
 
 from latentsync_trt.face.checks import turn
 from latentsync_trt.face.square import square
-from latentsync_trt.face.track_file import COLUMNS, ClipMark, Span, Tracks, read_tracks
+from latentsync_trt.face.track_file import COLUMNS, ClipMark, Span, Tracks
 from latentsync_trt.face.tracker import Seen
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.sync.faces import FaceFinder
@@ -53,13 +53,6 @@ def mark_of(video: Path, info: VideoInfo, frames: int = 0) -> ClipMark:
 def analyse(video: Path, detector: FaceDetector, on_progress: ProgressCallback = lambda _: None) -> Tracks:
     """The tracks of all faces of a clip, as `analyse_with_portraits` finds them."""
     return analyse_with_portraits(video, detector, on_progress)[0]
-
-
-def tracks_for(video: Path, info: VideoInfo, path: Path) -> Tracks:
-    """The tracks saved in `path`; raises `InputError` if they cannot be read, or are those of another clip."""
-    tracks = read_tracks(path)
-    tracks.check_clip(mark_of(video, info), path)
-    return tracks
 
 
 def analyse_with_portraits(

@@ -24,10 +24,10 @@ def load_enhancer(name: str) -> Enhancer:
         make = entry.load()
     except (ImportError, AttributeError) as error:
         raise InputError(f"--enhancer {name}: cannot be imported: {error}; reinstall its package") from error
-    enhancer = make()
+    enhancer: Enhancer = make()
     if not callable(getattr(enhancer, "enhance", None)):
         raise InputError(f"--enhancer {name}: {entry.value} makes no object with a method enhance(face)")
-    return enhancer  # type: ignore[no-any-return]
+    return enhancer
 
 
 def check_enhancer(name: str) -> EntryPoint:
@@ -46,22 +46,22 @@ def enhanced(painted: UInt16Array, enhancer: Enhancer) -> UInt16Array:
     """The face `painted`, uint16 `(R, R, 3)` RGB (257 × the 8-bit level), as `enhancer` returns it, perhaps larger.
 
     Raises:
-        InputError: it returned something else than an RGB picture of at least that size; or NaN or infinity.
+        InputError: it returned something else than a square RGB picture of at least that size, or NaN or infinity.
     """
-    found: object = enhancer.enhance(painted / _WHITE)
-    problem = _problem(found, painted.shape)
+    found: object = enhancer.enhance(np.asarray(painted / _WHITE, np.float32))
+    problem = _problem(found, len(painted))
     if problem:
-        wanted = "a float32 array (H, W, 3) in [0, 1], at least as large as the face"
+        wanted = "a float32 array (n, n, 3) in [0, 1], n at least that of the face"
         raise InputError(f"enhancer {type(enhancer).__name__}: enhance returned {problem}; it must return {wanted}")
     return np.rint(np.clip(np.asarray(found), 0, 1) * _WHITE).astype(np.uint16)
 
 
-def _problem(found: object, least: tuple[int, ...]) -> str:
-    """What is wrong with an enhancer's result for a face of shape `least`, empty if nothing."""
+def _problem(found: object, least_px: int) -> str:
+    """What is wrong with an enhancer's result for a face of side `least_px`, empty if nothing."""
     if not isinstance(found, np.ndarray):
         return type(found).__name__
-    if found.ndim != 3 or found.shape[2] != 3 or found.shape[0] < least[0] or found.shape[1] < least[1]:
-        return f"shape {found.shape} for a face of {least}"
+    if found.ndim != 3 or found.shape[0] < least_px or found.shape != (found.shape[0], found.shape[0], 3):
+        return f"shape {found.shape} for a face of ({least_px}, {least_px}, 3)"
     if found.dtype.kind != "f":
         return f"type {found.dtype}"
     return "" if np.isfinite(found).all() else "NaN or infinity"

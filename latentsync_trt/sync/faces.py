@@ -83,7 +83,7 @@ class FaceFinder:
         if tracks is not None:
             check_people(speakers_of(choice) or (), tracks.people, tracks.clip.name)
         self._tracker, self._tracks = FaceTracker(detector, fps), tracks
-        self._choice, self._chooser = choice, Chooser(choice, 2 * self._tracker.patience_frames)
+        self._choice, self._chooser = choice, Chooser(choice, self._tracker.second_frames)
         self._runs, self._rows = Runs(resolution_px), {} if tracks is None else tracks.matrices(resolution_px)
         self._resolution_px, self._clock, self._pixel_aspect = resolution_px, clock, pixel_aspect
         self._wanted, self._on_notice = wanted, on_notice

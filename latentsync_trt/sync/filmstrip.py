@@ -10,7 +10,7 @@ from latentsync_trt.sync.jobs import Target
 from latentsync_trt.types import Float32Array, Frame, Patch, UInt8Array
 
 _HEIGHT_PX = 240
-_AROUND = 0.3
+_AROUND = 0.15
 """How much of the face's size is shown around it on each side: seams lie at its edge."""
 _JPEG_QUALITY = 92
 

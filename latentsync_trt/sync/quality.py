@@ -17,7 +17,7 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import shifted
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import Pasted
-from latentsync_trt.sync.filmstrip import Filmstrip, Moment, mixed
+from latentsync_trt.sync.filmstrip import Filmstrip, Moment
 from latentsync_trt.sync.jobs import Target
 from latentsync_trt.sync.lips import Curves, Loudness, gap_of, score
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array, Frame, LipMeasure, Measures, Patch
@@ -166,23 +166,27 @@ def _aligned(frame: Frame, target: Target, patch: Patch) -> tuple[Float32Array, 
         nothing: Float32Array = np.zeros((_SIDE_PX, _SIDE_PX), np.float32)
         return nothing, nothing, nothing > 0
     own = frame.picture[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width]
-    luma = [cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY) for rgb in (own.astype(np.float32), mixed(own, patch))]
     scale = _SIDE_PX / np.array(target.face.crop_size_px)
     matrix = shifted(target.face.matrix, patch.x_px, patch.y_px) * scale[:, None]
-    source, new, weight = (_warped(image, matrix) for image in (*luma, patch.weight))
+    before, painted, weight = (_warped(image, matrix) for image in (own, patch.rgb, patch.weight))
+    source, new = (_luma(rgb) for rgb in (before, painted / np.float32(257)))
     pasted = (weight >= _PASTED) & (mouth_mask(_SIDE_PX) == 0)
     pasted[_MOUTH] = False
-    return source, new, pasted
+    return source, source + weight * (new - source), pasted
+
+
+def _luma(rgb: Float32Array) -> Float32Array:
+    return cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY).astype(np.float32, copy=False)
 
 
 def _warped(image: NDArray[Any], matrix: Float64Array) -> Float32Array:
-    """`image (h, w)` in the network's pose; averaged before where warping would skip pixels."""
+    """`image (h, w)` or `(h, w, 3)` in the network's pose; averaged before where warping would skip pixels."""
     shrink = max(1, int(1 / np.linalg.norm(matrix[:, 0])))
-    height, width = (max(1, side // shrink) for side in image.shape)
+    height, width = (max(1, side // shrink) for side in image.shape[:2])
     small = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
     scale = np.array([image.shape[1] / width, image.shape[0] / height])
     scaled = np.column_stack([matrix[:, :2] * scale, matrix[:, 2] + matrix[:, :2] @ ((scale - 1) / 2)])
-    return np.asarray(cv2.warpAffine(small, scaled, (_SIDE_PX, _SIDE_PX)), np.float32)
+    return cv2.warpAffine(small.astype(np.float32), scaled, (_SIDE_PX, _SIDE_PX)).astype(np.float32, copy=False)
 
 
 def _measured(speaker: int, curves: Curves) -> LipMeasure:

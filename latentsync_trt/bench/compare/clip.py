@@ -117,7 +117,7 @@ def measure(
     )
     a, b = joined(a.gaps[: len(b)], a.level_db, a.mouth), joined(b.gaps[: len(a)], b.level_db, b.mouth)
     lips = compare_lips(a, b, clip.video.name)
-    shown = Playback(MODEL_FPS, Fraction(len(a), MODEL_FPS))
+    shown = Playback(Fraction(MODEL_FPS), Fraction(len(a), MODEL_FPS))
     source = read_frames(clip.video, replace(shown, extend=extend, delay_s=delays.picture_s))
     results = (square_rgb(video, read_frames(video, shown)) for video in videos)
     views = face_views([square_rgb(clip.video, source), *results], side_px)

@@ -1,0 +1,141 @@
+"""Whether one sees where windows meet, on the built-in model, and what `--overlap` changes about that.
+
+The built-in portrait is painted to the built-in sentence with windows that begin at four phases. `step`: the change of
+the painted part between two frames at a joint (with overlap: at each step of the blend), relative to the change between
+the same two frames in the middle of a window; `strongest`: that of the strongest tenth of joints. `sharpness`: gradients
+of blended frames relative to the same frames in the middle of a window. 1 = nothing to see.
+
+    python scripts/overlap.py --json benchmarks/overlap-demo.json
+"""
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from latentsync_trt import SyncOptions
+from latentsync_trt.bench.material import generated_part
+from latentsync_trt.bundle.find import find_bundle
+from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.config import MODEL_FPS, RuntimeOptions
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.media.audio import audio_duration_s
+from latentsync_trt.media.demo_clip import SPEECH, camera_frames_at
+from latentsync_trt.media.soundtrack import SoundPiece
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.providers.select import select_provider
+from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
+from latentsync_trt.sync.jobs import Job
+from latentsync_trt.sync.paint import Painter
+from latentsync_trt.sync.speakers import Voices
+from latentsync_trt.sync.speech import OpenVoices
+from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.types import Float32Array, Frame
+from latentsync_trt.version import __version__
+
+OVERLAPS = (0, 2, 4, 8)
+PHASES = (0, 4, 8, 12)
+_STARTS_S = (0, 23)
+_MIDDLE = range(4, 13)
+"""Positions in a window that are far from its ends."""
+
+
+def filmed(start_s: int, count: int) -> Generator[Frame, None, None]:
+    """Frames of the portrait from `start_s` on the camera's path."""
+    period_s = Fraction(1, MODEL_FPS)
+    pictures = camera_frames_at(start_s + index * period_s for index in range(count))
+    for index, rgb in enumerate(pictures):
+        yield Frame(index, index * period_s, period_s, index * period_s, rgb, None)
+
+
+def painted(jobs: Sequence[Job], phase: int, painter: Painter, part: tuple[slice, slice]) -> list[Float32Array]:
+    """The generated part of each painted face; the first `phase` frames are a track of their own."""
+
+    def split() -> Generator[Job, None, None]:
+        for job in jobs:
+            target = job.targets[0]
+            track = int(job.frame.index >= phase)
+            yield Job(job.frame, (type(target)(track, 0, 0, target.tracked, target.matrix, target.face),))
+
+    faces = (job.targets[0].painted for job in painter.paint(painter.gather(split())))
+    return [face[part].astype(np.float32) / 257 for face in faces if face is not None]
+
+
+def position(index: int, phase: int, overlap: int, frames: int) -> int:
+    """Place of a frame in the window that begins last before it; −1 in the first `phase` frames."""
+    return -1 if index < phase else (index - phase) % (frames - overlap)
+
+
+def sharpness(picture: Float32Array) -> float:
+    return float(np.abs(np.diff(picture, axis=0)).mean() + np.abs(np.diff(picture, axis=1)).mean())
+
+
+def measure(runs: dict[tuple[int, int, int], list[Float32Array]], overlap: int, frames: int) -> dict[str, object]:
+    """Numbers of one overlap; `runs` by start, overlap and phase."""
+    plain_change, plain_sharp = defaultdict(list), defaultdict(list)
+    for (start, used, phase), shown in runs.items():
+        for index in range(1, len(shown)):
+            if used == 0 and position(index, phase, 0, frames) in _MIDDLE:
+                plain_change[start, index].append(float(np.abs(shown[index] - shown[index - 1]).mean()))
+                plain_sharp[start, index].append(sharpness(shown[index]))
+    steps, sharp = [], []
+    for (start, used, phase), shown in runs.items():
+        if used != overlap:
+            continue
+        last = len(shown) - 2 * frames  # the last window is shifted
+        for index in range(phase + frames - overlap, last):
+            place = position(index, phase, overlap, frames)
+            if place <= overlap and plain_change[start, index]:
+                steps.append(np.abs(shown[index] - shown[index - 1]).mean() / np.mean(plain_change[start, index]))
+            if place < overlap and plain_sharp[start, index]:
+                sharp.append(sharpness(shown[index]) / np.mean(plain_sharp[start, index]))
+    return {
+        "overlap": overlap,
+        "step": round(float(np.mean(steps)), 3),
+        "strongest": round(float(np.quantile(steps, 0.9)), 3),
+        "sharpness": round(float(np.mean(sharp)), 3) if sharp else 1.0,
+        "steps": len(steps),
+        "windows": round(frames / (frames - overlap), 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    bundle = Bundle.load(find_bundle("demo")[0])
+    options, frames = SyncOptions(), bundle.manifest.frames
+    networks = Networks(bundle, select_provider("cpu", 0), RuntimeOptions(), may_fall_back=False, on_notice=None)
+    networks.prepare(graphs_for(options))
+    part = generated_part(bundle.manifest.resolution_px)
+    inpainter = make_inpainter(bundle.manifest, options, networks.codec, networks.denoiser)
+    count = int(audio_duration_s(SPEECH) * MODEL_FPS)
+    runs: dict[tuple[int, int, int], list[Float32Array]] = {}
+    for start_s in _STARTS_S:
+        with MediaPipeDetector() as detector:
+            finder = FaceFinder(detector, bundle.manifest.resolution_px, StageClock())
+            jobs = list(finder.cut_out(finder.find(filmed(start_s, count))))
+        for overlap in OVERLAPS:
+            for phase in PHASES:
+                speech = OpenVoices(Voices((SoundPiece(SPEECH),)), networks.encode_mel, options.silence)
+                painter = Painter(inpainter, frames, speech.windows, StageClock(), overlap=overlap)
+                runs[start_s, overlap, phase] = painted(jobs, phase, painter, part)
+                print(start_s, overlap, phase, file=sys.stderr)
+    rows = [measure(runs, overlap, frames) for overlap in OVERLAPS]
+    found = {"kind": "overlap", "latentsync_trt": __version__, "bundle": "demo", "options": "balanced", "rows": rows}
+    text = json.dumps(found, indent=1)
+    print(text)
+    if given.json:
+        given.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

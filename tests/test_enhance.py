@@ -1,0 +1,131 @@
+"""Enhancers of other packages get every painted face, and what they return is pasted."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from latentsync_trt import Enhancer, LipSync, SyncOptions
+from latentsync_trt.cli import main
+from latentsync_trt.errors import InputError
+from latentsync_trt.sync.enhance import enhanced, load_enhancer
+from latentsync_trt.types import Float32Array
+from tests.clips import decoded, write_clip
+from tests.small import small_bundle
+
+FACE = np.random.default_rng(1).integers(0, 65536, (64, 64, 3), np.uint16)
+
+
+class Returning:
+    """An enhancer that returns the same thing for every face."""
+
+    def __init__(self, result: object) -> None:
+        self._result = result
+
+    def enhance(self, face: Float32Array) -> Float32Array:
+        return self._result  # type: ignore[return-value]
+
+
+class Larger:
+    """An enhancer that doubles the size."""
+
+    def enhance(self, face: Float32Array) -> Float32Array:
+        assert face.dtype == np.float32 and face.shape[2] == 3
+        assert 0 <= face.min() <= face.max() <= 1
+        return face.repeat(2, axis=0).repeat(2, axis=1)
+
+
+class Green:
+    """An enhancer whose faces are green."""
+
+    def enhance(self, face: Float32Array) -> Float32Array:
+        return np.zeros_like(face) + np.array([0, 1, 0], np.float32)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with enhancers, as pip installs it."""
+    (tmp_path / "some_enhancers.py").write_text(
+        "class Same:\n    def enhance(self, face):\n        return face\n\nnot_one = dict\n", encoding="utf-8"
+    )
+    folder = tmp_path / "some_enhancers-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: some-enhancers\nVersion: 1.0\n", encoding="utf-8")
+    (folder / "entry_points.txt").write_text(
+        "[latentsync_trt.enhancers]\nsame = some_enhancers:Same\nnone = some_enhancers:not_one\n"
+        "gone = some_enhancers:Gone\nlost = not_installed_at_all:Thing\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "some_enhancers", raising=False)
+
+
+def test_an_installed_enhancer_is_found_by_its_name(installed):
+    assert np.array_equal(enhanced(FACE, load_enhancer("same")), FACE)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("other", r"--enhancer other: not installed; installed: gone, lost, none, same; install a package"),
+        ("none", r"some_enhancers:not_one makes no object with a method enhance"),
+        ("gone", r"--enhancer gone: cannot be imported: .*Gone"),
+        ("lost", r"--enhancer lost: cannot be imported: .*not_installed_at_all"),
+    ],
+)
+def test_one_that_cannot_be_used_is_named(installed, name, message):
+    with pytest.raises(InputError, match=message):
+        load_enhancer(name)
+
+
+def test_larger_faces_are_taken():
+    found = enhanced(FACE, Larger())
+    assert found.shape == (128, 128, 3)
+    assert np.array_equal(found[::2, ::2], FACE)
+
+
+WRONG: dict[str, tuple[object, str]] = {
+    "none": (None, "returned NoneType"),
+    "list": ([1, 2], "returned list"),
+    "gray": (np.zeros((64, 64), np.float32), r"returned shape \(64, 64\) for a face of \(64, 64, 3\)"),
+    "alpha": (np.zeros((64, 64, 4), np.float32), r"returned shape \(64, 64, 4\)"),
+    "smaller": (np.zeros((32, 64, 3), np.float32), r"returned shape \(32, 64, 3\)"),
+    "stretched": (np.zeros((64, 128, 3), np.float32), r"returned shape \(64, 128, 3\)"),
+    "bytes": (np.zeros((64, 64, 3), np.uint8), "returned type uint8"),
+    "NaN": (np.full((64, 64, 3), np.nan, np.float32), "returned NaN or infinity"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_result_names_the_enhancer(case):
+    result, message = WRONG[case]
+    with pytest.raises(InputError, match=f"enhancer Returning: enhance {message}.*; it must return"):
+        enhanced(FACE, Returning(result))
+
+
+@pytest.mark.integration
+def test_sync_pastes_what_the_enhancer_returns(tmp_path):
+    clip = write_clip(tmp_path, 4)
+    green: Enhancer = Green()
+    options = SyncOptions(color_match=False, steps=1, guidance=1)
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
+        lip_sync.sync(*clip, tmp_path / "out.mp4", options, enhancer=green)
+        with pytest.raises(InputError, match="enhancer Returning"):
+            lip_sync.sync(*clip, tmp_path / "none.mp4", options, enhancer=Returning(None))
+    for before, after in zip(decoded(clip[0]), decoded(tmp_path / "out.mp4"), strict=True):
+        red, shade, blue = np.moveaxis(after.astype(int), -1, 0)
+        mouth = (shade > 200) & (red < 60) & (blue < 60)
+        assert mouth.sum() > 0.01 * mouth.size
+        assert not ((before[..., 1] > 200) & (before[..., 0] < 60)).any()
+    assert not (tmp_path / "none.mp4").exists()
+
+
+def test_the_command_names_the_enhancers_that_are_installed(tmp_path, installed):
+    clip = write_clip(tmp_path, 2)
+    words = ["sync", "--video", clip[0], "--audio", clip[1], "--enhancer", "nobody", "--bundle", small_bundle()]
+    result = CliRunner().invoke(main, [*map(str, words), "--output", str(tmp_path / "out.mp4")])
+    assert result.exit_code == 2
+    assert "--enhancer nobody: not installed; installed: gone, lost, none, same" in result.output
+    assert not (tmp_path / "out.mp4").exists()

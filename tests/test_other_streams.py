@@ -1,0 +1,223 @@
+"""What an output keeps of its source besides picture and sound."""
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from latentsync_trt import SyncOptions
+from latentsync_trt.media.codecs import choose_encoder
+from latentsync_trt.media.playback import Playback
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan
+from latentsync_trt.media.writer import VideoWriter
+
+LENGTH_S = Fraction(3, 2)
+SHOWN = (("Hello <i>world</i>", 200, 500), ("Second", 1200, 500))
+"""Subtitles: text, start and duration in ms; the second one ends after the output."""
+
+ASS_HEADER = b"""[Script Info]
+ScriptType: v4.00+
+
+[V4+ Styles]
+Format: Name, Fontname, Fontsize, PrimaryColour, Alignment
+Style: Default,Arial,16,&Hffffff,2
+
+[Events]
+Format: Layer, Start, End, Style, Name, MarginL, MarginR, MarginV, Effect, Text
+"""
+
+
+def write_film(path: Path, subtitles: str = "subrip", second: str = "aac", delay_ms: int = 0) -> Path:
+    """Two seconds with two audio tracks, subtitles, chapters, tags and, in .mkv, a font; all begin after `delay_ms`."""
+    with av.open(str(path), "w") as container:
+        container.metadata.update({"title": "My film", "creation_time": "2020-01-02T03:04:05.000000Z"})
+        video = container.add_stream("libx264", rate=25, options={"preset": "ultrafast", "tune": "zerolatency"})
+        video.width, video.height, video.pix_fmt = 96, 64, "yuv420p"
+        video.metadata["language"] = "eng"
+        tracks = [container.add_stream(codec, rate=48000, layout="stereo") for codec in ("aac", second)]  # type: ignore[call-overload]
+        for track, language, title in zip(tracks, ("eng", "fra"), ("Main", "Comment"), strict=True):
+            track.metadata.update({"language": language, "title": title})
+        texts = container.add_stream(subtitles)  # type: ignore[call-overload]
+        texts.codec_context.subtitle_header = ASS_HEADER
+        texts.time_base = Fraction(1, 1000)
+        texts.metadata["language"] = "eng"
+        chapters = [(1, 0, 1000, "One"), (2, 1000, 1600, "Two"), (3, 1600, 2000, "Three")]
+        container.set_chapters(
+            [
+                {
+                    "id": number,
+                    "start": start + delay_ms,
+                    "end": end + delay_ms,
+                    "time_base": Fraction(1, 1000),
+                    "metadata": {"title": title},
+                }
+                for number, start, end, title in chapters
+            ]
+        )
+        if path.suffix == ".mkv":
+            container.add_attachment("font.ttf", "application/x-truetype-font", b"font data")
+        for index in range(50):
+            frame = av.VideoFrame(96, 64, "yuv420p")
+            frame.pts, frame.time_base = index * 40 + delay_ms, Fraction(1, 1000)
+            container.mux(video.encode(frame))
+        container.mux(video.encode(None))
+        for text, start, duration in SHOWN:
+            payload = text.encode()
+            packet = av.Packet(len(payload).to_bytes(2, "big") + payload if subtitles == "mov_text" else payload)
+            packet.stream, packet.time_base = texts, Fraction(1, 1000)
+            packet.pts = packet.dts = start + delay_ms
+            packet.duration = duration
+            container.mux(packet)
+        for track in tracks:
+            sound = av.AudioFrame.from_ndarray(np.zeros((1, 2 * 96000), np.float32), format="flt", layout="stereo")
+            sound.sample_rate, sound.pts, sound.time_base = 48000, 48 * delay_ms, Fraction(1, 48000)
+            container.mux(track.encode(sound))
+            container.mux(track.encode(None))
+    return path
+
+
+def keep(source: Path, output: Path, sound: Path | None = None) -> Sequence[str]:
+    """Writes the first part of `source` with all that belongs to it; returns the notices."""
+    info = probe(source)
+    plan = SoundPlan((SoundPiece(sound or source),))
+    with VideoWriter(output, info, choose_encoder(SyncOptions(), info), plan, source) as writer:
+        for frame in read_frames(source, Playback(duration_s=LENGTH_S)):
+            writer.write(frame)
+    return writer.notices
+
+
+def shown_in(path: Path) -> list[tuple[str, int, int]]:
+    """Text, start and duration in ms of what subtitles say, without how they look."""
+    with av.open(str(path)) as container:
+        stream = container.streams.subtitles[0]
+        found = []
+        for packet in container.demux(stream):
+            for shown in packet.decode() if packet.size > 2 else ():
+                text = re.sub(r"{.*?}|<.*?>", "", shown.dialogue.decode())
+                times = (round(value * packet.time_base * 1000) for value in (packet.pts, packet.duration))
+                found.append((text, *times))
+        return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
+@pytest.mark.parametrize("source", ["film.mp4", "film.mov", "film.mkv"])
+def test_what_belongs_to_a_film_is_kept(tmp_path: Path, source: str, suffix: str) -> None:
+    """Cut to the length of the output; text subtitles take the form of its container."""
+    film = write_film(tmp_path / source, "subrip" if source.endswith("mkv") else "mov_text")
+    output = tmp_path / f"out{suffix}"
+    notices = keep(film, output)
+    with av.open(str(output)) as container:
+        assert container.metadata["title"] == "My film"
+        assert container.metadata["creation_time"] == "2020-01-02T03:04:05.000000Z"
+        chapters = [
+            (chapter["metadata"]["title"], *(float(chapter[edge] * chapter["time_base"]) for edge in ("start", "end")))
+            for chapter in container.chapters()
+        ]
+        assert chapters == [("One", 0.0, 1.0), ("Two", 1.0, 1.52)]
+        assert [stream.language for stream in container.streams.audio] == ["eng", "fra"]
+        titles = [stream.metadata.get("title") or stream.metadata.get("name") for stream in container.streams.audio]
+        assert titles == ["Main", "Comment"]
+        assert [stream.language for stream in container.streams.subtitles] == ["eng"]
+        ends = [
+            max(
+                float((packet.pts + packet.duration) * packet.time_base)
+                for packet in container.demux(stream)
+                if packet.size
+            )
+            for stream in container.streams.audio
+            if container.seek(0) is None
+        ]
+        assert all(1.5 < end < 1.56 for end in ends)
+        kept_fonts = [stream.data for stream in container.streams if isinstance(stream, av.stream.AttachmentStream)]
+    (first, second), start = shown_in(output), 200
+    if suffix == ".mkv" and not source.endswith("mkv"):
+        start = first[1]  # Matroska has no time before 0, and copied AAC begins with its encoder's delay
+        assert 200 <= start <= 222
+    assert (first, second) == (("Hello world", start, 500), ("Second", start + 1000, 320))
+    if source.endswith("mkv"):
+        assert kept_fonts == ([b"font data"] if suffix == ".mkv" else [])
+        assert any("the attached file font.ttf" in notice for notice in notices) == (suffix != ".mkv")
+
+
+def test_times_are_those_of_the_picture(tmp_path: Path) -> None:
+    """In a file whose clock begins late, as those cut out of a broadcast."""
+    film = write_film(tmp_path / "film.mkv", delay_ms=5000)
+    keep(film, tmp_path / "out.mkv")
+    assert [(start, duration) for _, start, duration in shown_in(tmp_path / "out.mkv")] == [(200, 500), (1200, 320)]
+    with av.open(str(tmp_path / "out.mkv")) as container:
+        assert [chapter["start"] * chapter["time_base"] for chapter in container.chapters()] == [0, 1]
+        first = [next(container.demux(stream)).pts for stream in container.streams.audio if container.seek(0) is None]
+    assert first[0] == first[1]
+    assert abs(first[0]) <= 22  # the encoder's delay
+
+
+def test_another_recording_replaces_only_the_first_sound(tmp_path: Path) -> None:
+    film, speech = write_film(tmp_path / "film.mp4", "mov_text"), write_film(tmp_path / "speech.mkv", second="flac")
+    keep(film, tmp_path / "out.mp4", speech)
+    with av.open(str(tmp_path / "out.mp4")) as container:
+        tracks = [(stream.metadata.get("name"), stream.language) for stream in container.streams.audio]
+    assert tracks == [(None, "und"), ("Comment", "fra")]
+
+
+@pytest.mark.parametrize(
+    ("second", "suffix", "kept"),
+    [
+        ("flac", ".mp4", True),
+        ("libopus", ".mp4", True),
+        ("ac3", ".mp4", True),
+        ("libmp3lame", ".mov", True),
+        ("flac", ".mov", False),
+        ("libopus", ".mov", False),
+        ("pcm_s16le", ".mp4", False),
+        ("pcm_s16le", ".mov", True),
+    ],
+)
+def test_audio_tracks_that_do_not_fit_are_named(tmp_path: Path, second: str, suffix: str, *, kept: bool) -> None:
+    film = write_film(tmp_path / "film.mkv", second=second)
+    notices = keep(film, tmp_path / f"out{suffix}")
+    with av.open(str(tmp_path / f"out{suffix}")) as container:
+        assert len(container.streams.audio) == 1 + kept
+        if kept:
+            assert len([frame for frame in container.decode(audio=1) if frame.samples]) > 10
+    lost = [notice for notice in notices if "audio track" in notice]
+    if kept:
+        assert lost == []
+    else:
+        codec = second.removeprefix("lib")
+        cure = "which is left out; an output in .mkv keeps it"
+        assert lost == [f"{suffix} cannot hold the audio track 2 ({codec}, fra), {cure}"]
+
+
+def test_subtitles_that_are_pictures_are_named(tmp_path: Path) -> None:
+    film = tmp_path / "film.mkv"
+    with av.open(str(film), "w") as container:
+        video = container.add_stream("libx264", rate=25, options={"preset": "ultrafast"})
+        video.width, video.height, video.pix_fmt = 96, 64, "yuv420p"
+        pictures = container.add_mux_stream("hdmv_pgs_subtitle")
+        pictures.time_base = Fraction(1, 1000)
+        for index in range(50):
+            frame = av.VideoFrame(96, 64, "yuv420p")
+            frame.pts, frame.time_base = index, Fraction(1, 25)
+            container.mux(video.encode(frame))
+        container.mux(video.encode(None))
+        packet = av.Packet(b"\x80\x00\x00")  # the end of a display set
+        packet.stream, packet.pts, packet.dts, packet.time_base = pictures, 500, 500, Fraction(1, 1000)
+        container.mux(packet)
+    info = probe(film)
+    for suffix, count in ((".mkv", 1), (".mp4", 0)):
+        output = tmp_path / f"out{suffix}"
+        with VideoWriter(output, info, choose_encoder(SyncOptions(), info), None, film) as writer:
+            for frame in read_frames(film):
+                writer.write(frame)
+        with av.open(str(output)) as container:
+            assert len(container.streams.subtitles) == count
+            stamps = (
+                [packet.pts for packet in container.demux(*container.streams.subtitles) if packet.size] if count else []
+            )
+        assert stamps == [500] * count
+        assert len([notice for notice in writer.notices if "subtitles 1 (hdmv_pgs_subtitle)" in notice]) == 1 - count

@@ -1,0 +1,146 @@
+"""The page of a run: it needs no other file, names no folder, and shows what matters."""
+
+import re
+from dataclasses import replace
+from fractions import Fraction
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.sync.page import page_path, write_page
+from latentsync_trt.sync.quality import Quality
+from latentsync_trt.types import Interval
+from latentsync_trt.values import parse_speaker
+from tests.clips import write_clip
+from tests.small import small_bundle
+from tests.test_quality import add, lips_of, openings, picture, speech
+from tests.test_show import REPORT
+
+MOST_BYTES = 1_000_000
+"""A page with the figure of two hours; of ten seconds, it has 200,000."""
+
+
+class Page(HTMLParser):
+    """The parts of a page that a browser would load, its pictures, and its text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(path.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.loaded += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def quality(seconds: int = 10, speakers: int = 1) -> Quality:
+    """A few pictures, and lips over the whole time."""
+    found, ten_seconds = Quality([Fraction(0)] * speakers, pictures=True), speech(openings(250))
+    for speaker in range(speakers):
+        for _ in found.listen(speaker, (block for _ in range(seconds // 10) for block in ten_seconds)):
+            pass
+        for index in range(0, 25 * seconds, max(1, seconds // 10)):
+            gap = lips_of(Fraction(index % 250, 25))
+            add(found, index, own=picture(2.0), new=picture(2.0, seed=index % 7), gap=gap, speaker=speaker)
+    return found
+
+
+def written(path: Path, found: Quality, options: SyncOptions | None = None, **changes: object) -> Page:
+    report = replace(REPORT, output="/home/me/out.mp4", quality=found.result(), **changes)  # type: ignore[arg-type]
+    write_page(path, Path("/home/me/clip.mov"), report, found, options or SyncOptions())
+    return Page(path)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """Of a usual run."""
+    untouched = (Interval(1.0, 1.5, "no face"),)
+    path = tmp_path_factory.mktemp("page") / "r.html"
+    return written(path, quality(), SyncOptions(preset="fast"), untouched=untouched)
+
+
+def test_the_page_shows_measures_pictures_and_what_was_left(page: Page) -> None:
+    assert page.tags.count("img") > 2 * 3
+    assert page.tags.count("svg") == 1
+    assert "clip.mov, lip-synced: 500 frames (20.00 s), a face in 480" in page.text
+    assert re.search(
+        r"follow the loudness at r = 0\.[789]\d, on time \(rough\), shut in 100% of the silence", page.text
+    )
+    assert "1.001.50no face" in page.text
+    assert "--preset fast" in page.text
+
+
+def test_the_page_loads_nothing(page: Page) -> None:
+    assert {value[:15] for value in page.loaded if not value.startswith("#")} == {"data:image/jpeg"}
+    assert not set(page.tags) & {"script", "link", "iframe"}
+
+
+def test_names_of_files_are_text_and_folders_are_left_out(tmp_path: Path) -> None:
+    hostile = "/home/me/<script>alert(1)</script>"
+    options = SyncOptions(
+        mix="/home/me/mix.wav", report=tmp_path / "r.html", speaker=(parse_speaker("0=/home/me/a.wav"),)
+    )
+    page = written(tmp_path / "r.html", Quality([]), options, bundle=hostile, notices=("/home/me/deep/a.wav: is loud",))
+    assert "script" not in page.tags
+    assert "a.wav: is loud" in page.text
+    assert "/home/me" not in page.text.replace(hostile, "")
+
+
+def test_each_speaker_has_a_figure(tmp_path: Path) -> None:
+    page = written(tmp_path / "r.html", quality(speakers=2))
+    assert page.tags.count("svg") == 2
+    assert "lips of speaker 1" in page.text
+
+
+def test_a_run_without_a_painted_face(tmp_path: Path) -> None:
+    page = written(tmp_path / "r.html", Quality([Fraction(0)], pictures=True))
+    assert "Nothing was painted, so nothing was measured." in page.text
+    assert not {"img", "svg"} & set(page.tags)
+
+
+def test_a_film_makes_no_larger_page(tmp_path: Path) -> None:
+    written(tmp_path / "r.html", quality(seconds=7200))
+    assert (tmp_path / "r.html").stat().st_size < MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("out.mp4", "is not the name of a page; end it with .html"),
+        ("", "is empty"),
+        ("https://example.org/r.html", "is a URL"),
+    ],
+)
+def test_what_is_no_page(name: str, problem: str) -> None:
+    with pytest.raises(InputError, match=rf"--report.*{problem}"):
+        page_path(name)
+
+
+def test_a_folder_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "r.html").mkdir()
+    with pytest.raises(InputError, match=r"--report .*r\.html: is a folder"):
+        page_path(tmp_path / "r.html")
+    with pytest.raises(OutputError, match=r"r\.html: cannot be written"):
+        written(tmp_path / "r.html", Quality([]))
+
+
+@pytest.mark.integration
+def test_a_run_writes_its_page(tmp_path: Path) -> None:
+    video, audio = write_clip(tmp_path, 20)
+    options = SyncOptions(preset="fast", report=tmp_path / "r.html")
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
+        report = lip_sync.sync(video, audio, tmp_path / "out.mp4", options)
+    page = Page(tmp_path / "r.html")
+    assert report.quality is not None
+    assert report.quality.lips[0].frames == 20
+    assert str(report.quality.lips[0]) in page.text
+    assert page.tags.count("img") >= 2 * 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["face.mp4", "out.mp4", "r.html", "speech.wav"]

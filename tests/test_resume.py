@@ -1,0 +1,200 @@
+"""Long runs: stopped, killed and gone on with by the command itself, over short parts."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from itertools import cycle, islice
+from pathlib import Path
+
+import av
+import cv2
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.cli import doctor, main
+from latentsync_trt.errors import InputError, NoFaceError
+from latentsync_trt.media import parts
+from latentsync_trt.media.demo_clip import camera_frames
+from latentsync_trt.temporary import KEPT_NAME, kept_work, work_folder_of
+from latentsync_trt.types import Progress
+from tests.clips import numbered, write_clip, write_sound, write_video
+from tests.small import small_bundle
+
+OPTIONS = SyncOptions(steps=1, codec="ffv1")
+
+WITH_PARTS = """
+import sys
+from fractions import Fraction
+from latentsync_trt.__main__ import main
+from latentsync_trt.media import parts
+parts.PART_S = Fraction(sys.argv.pop(1))
+main()
+"""
+
+
+def content(path: Path) -> list[tuple[int | None, int]]:
+    """Stamp and a hash of each picture."""
+    with av.open(str(path)) as container:
+        return [(frame.pts, hash(frame.to_ndarray().tobytes())) for frame in container.decode(video=0)]
+
+
+def command(folder: Path, *words: object, part_s: object = "2/5") -> list[str]:
+    """`sync` of `write_clip` in `folder`."""
+    files = ("--video", folder / "face.mp4", "--audio", folder / "speech.wav", "-o", folder / "out.mkv")
+    model = ("--bundle", small_bundle(), "--provider", "cpu", "--steps", 1, "--codec", "ffv1")
+    return [sys.executable, "-c", WITH_PARTS, *map(str, (part_s, "sync", *files, *model, *words))]
+
+
+@contextmanager
+def running(arguments: list[str]) -> Iterator["subprocess.Popen[str]"]:
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def until_a_part_is_closed(process: "subprocess.Popen[str]", output: Path, patience_s: float = 120) -> None:
+    end_s = time.monotonic() + patience_s
+    while not (work_folder_of(output) / KEPT_NAME).exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+@pytest.mark.integration
+def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
+    write_clip(tmp_path, 40)
+    output = tmp_path / "out.mkv"
+    with running(command(tmp_path)) as process:
+        until_a_part_is_closed(process, output)
+        start_s = time.monotonic()
+        process.send_signal(signal.SIGINT if os.name != "nt" else signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+        assert time.monotonic() - start_s < 5  # two seconds, as promised, on an idle machine
+    if os.name != "nt":
+        assert process.returncode == 130
+        going_on = "what is done is kept: the same command with --resume goes on there"
+        assert err.endswith(f"error: interrupted; unfinished files were removed; {going_on}\n")
+    assert not output.exists()
+    (work,) = kept_work(tmp_path)
+    other = subprocess.run(command(tmp_path, "--resume", "--seed", 5), capture_output=True, text=True)
+    assert other.returncode == 2
+    assert other.stderr.splitlines()[-1].startswith(f"error: {output}: cannot go on with the interrupted run, since")
+    assert "--seed (not given → 5)" in other.stderr
+    assert kept_work(tmp_path) == [work]
+    resumed = subprocess.run(command(tmp_path, "--resume"), capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"{output}: goes on after 0:00:0" in resumed.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["face.mp4", "out.mkv", "speech.wav"]
+    assert len(content(output)) == 40
+
+
+@pytest.mark.integration
+def test_a_run_gone_on_with_has_the_same_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a window crosses the end of a part, and with face tracks, pasting and encoding of two lives."""
+    monkeypatch.setattr(parts, "PART_S", Fraction(2, 5))
+    clip = write_clip(tmp_path, 40)
+    seen: list[int] = []
+
+    def stop(progress: Progress) -> None:
+        if progress.stage == "lip-sync" and progress.done == 27:
+            raise ZeroDivisionError
+
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
+        lip_sync.sync(*clip, tmp_path / "whole.mkv", OPTIONS)
+        with pytest.raises(ZeroDivisionError):
+            lip_sync.sync(*clip, tmp_path / "out.mkv", OPTIONS, on_progress=stop)
+        going_on = SyncOptions(steps=1, codec="ffv1", resume=True)
+        report = lip_sync.sync(
+            *clip, tmp_path / "out.mkv", going_on, on_progress=lambda progress: seen.append(progress.done)
+        )
+    assert report.frames == 40
+    assert next(done for done in seen if done) == 21
+    assert content(tmp_path / "out.mkv") == content(tmp_path / "whole.mkv")
+
+
+@pytest.mark.integration
+def test_what_cannot_get_better_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART_S", Fraction(2, 5))
+    clip, sound = write_video(tmp_path / "clip.mp4", numbered(30)), write_sound(tmp_path / "a.wav", 1.2)
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, pytest.raises(NoFaceError):
+        lip_sync.sync(clip, sound, tmp_path / "out.mkv", OPTIONS)
+    assert not work_folder_of(tmp_path / "out.mkv").exists()
+
+
+@pytest.mark.integration
+def test_changed_files_are_noticed_before_networks_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART_S", Fraction(1, 5))
+    clip, output = write_clip(tmp_path, 20), tmp_path / "out.mkv"
+    stages: list[str] = []
+
+    def stop(progress: Progress) -> None:
+        stages.append(progress.stage)
+        if progress.done == 10:
+            raise ZeroDivisionError
+
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
+        with pytest.raises(ZeroDivisionError):
+            lip_sync.sync(*clip, output, OPTIONS, on_progress=stop)
+        os.utime(clip[0], (1e9, 1e9))
+        stages.clear()
+        going_on = SyncOptions(steps=1, codec="ffv1", resume=True)
+        with pytest.raises(InputError, match=r"face\.mp4 \(.* → .*2001-09-09T01:46:40"):
+            lip_sync.sync(*clip, output, going_on, on_progress=stop)
+    assert "opening networks" not in stages
+
+
+def test_doctor_names_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = work_folder_of(tmp_path / "out.mkv")
+    folder.mkdir()
+    (folder / ".in-use").touch()
+    (folder / KEPT_NAME).write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "SECTIONS", {"leftovers": doctor.SECTIONS["leftovers"]})
+    told = CliRunner().invoke(main, ["doctor"]).stdout
+    assert f"{folder}: an interrupted run keeps" in told
+    assert "run the same command with --resume, or delete the folder" in told
+
+
+def write_long_clip(folder: Path, minutes: int, fps: int) -> None:
+    """The demo's portrait at low resolution, repeated, and noise as long."""
+    faces = [cv2.resize(rgb, (160, 160), interpolation=cv2.INTER_AREA) for rgb in camera_frames(Fraction(4))]
+    write_video(folder / "face.mp4", islice(cycle(faces), minutes * 60 * fps), fps)
+    write_sound(folder / "speech.wav", minutes * 60)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="kills by signal")
+def test_twenty_minutes_in_little_memory_killed_twice(tmp_path: Path) -> None:
+    """At random moments: the result has the same frames as that of a run that nobody stopped."""
+    write_long_clip(tmp_path, 20, 5)
+    output, memory_mb = tmp_path / "out.mkv", list[float]()
+    with running(command(tmp_path, "-q", part_s=30)) as process:
+        watched = psutil.Process(process.pid)
+        while process.poll() is None:
+            memory_mb.append(watched.memory_info().rss / 1e6)
+            time.sleep(0.5)
+        assert process.returncode == 0, process.communicate()
+    early, late = max(memory_mb[: len(memory_mb) // 4]), max(memory_mb)
+    assert late < early + 60, (early, late)
+    expected = content(output)
+    assert len(expected) == 20 * 60 * 5
+    output.unlink()
+    chance = random.Random(int(os.environ.get("SEED", "11")))
+    for attempt in range(2):
+        with running(command(tmp_path, "-q", *(["--resume"] if attempt else []), part_s=30)) as process:
+            until_a_part_is_closed(process, output)
+            time.sleep(chance.uniform(0, 60))
+            process.kill()
+    result = subprocess.run(command(tmp_path, "-q", "--resume", part_s=30), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert content(output) == expected
