@@ -68,7 +68,7 @@ def interruption(message: str = _messages[0]) -> Iterator[None]:
 
 def with_notes(message: str, error: BaseException) -> str:
     """`message` and the notes of `error`, which say what to do, as one line."""
-    return "; ".join([message, *getattr(error, "__notes__", ())])
+    return "; ".join([message, *(note for note in getattr(error, "__notes__", ()) if note not in message)])
 
 
 def interrupted_message() -> str:

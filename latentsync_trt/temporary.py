@@ -44,6 +44,9 @@ _log = logging.getLogger(__name__)
 _made: dict[Path, FileLock | None] = {}
 """What this process has to remove, and the lock of what is locked."""
 
+_kept: set[Path] = set()
+"""Work folders that an error has left."""
+
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
@@ -96,6 +99,7 @@ def work_folder(output: Path, on_notice: Notice = _log.warning) -> Iterator[Path
         yield folder
     except BaseException as error:
         if (folder / KEPT_NAME).exists():
+            _kept.add(folder)
             error.add_note(GO_ON)
         raise
     finally:
@@ -108,7 +112,7 @@ def work_folder(output: Path, on_notice: Notice = _log.warning) -> Iterator[Path
 
 def keeps_work() -> bool:
     """Whether something stays in the folders of this process if it ends now."""
-    return any((folder / KEPT_NAME).exists() for folder in list(_made))
+    return any((folder / KEPT_NAME).exists() for folder in [*_made, *_kept])
 
 
 @contextmanager
@@ -205,6 +209,7 @@ def _take(folder: Path) -> FileLock:
         folder.mkdir(_MODE, exist_ok=True)
         if _mark(folder, lock):
             _made[folder] = lock
+            _kept.discard(folder)
             return lock
         lock.release(force=True)
         time.sleep(_PAUSE_S)

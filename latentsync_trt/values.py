@@ -3,9 +3,10 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Integral, Rational, Real
+from typing import Any
 
 from latentsync_trt.errors import InputError
 
@@ -74,24 +75,29 @@ def parse_time(text: str) -> Fraction:
     return 3600 * int(hours or 0) + 60 * int(minutes or 0) + Fraction(seconds)
 
 
-def as_time(value: object, name: str) -> Fraction:
+def as_time(value: Any, name: str) -> Fraction:
     """Seconds from 0 on, given as any number or as text for `parse_time`; raises `InputError`, naming the option."""
     if isinstance(value, str):
         try:
             return parse_time(value)
         except InputError as error:
             raise InputError(f"{name} {error}") from None
-    if isinstance(value, Real) and not isinstance(value, bool) and 0 <= value < math.inf:
-        return Fraction(value) if isinstance(value, Rational) else Fraction(repr(float(value)))  # 0.1 is a tenth
-    raise InputError(f"{name} {value!r}: not a time, as 62.5 or 1:02.5 or 1:00:02.5")
+    number = None
+    if isinstance(value, Rational):
+        number = Fraction(value)
+    elif isinstance(value, Real) and math.isfinite(value):
+        number = Fraction(repr(float(value)))  # 0.1 is a tenth
+    if number is None or number < 0:
+        raise InputError(f"{name} {value!r}: not a time, as 62.5 or 1:02.5 or 1:00:02.5")
+    return number
 
 
-def as_speakers(value: object) -> tuple[Speaker, ...]:
+def as_speakers(value: Any) -> tuple[Speaker, ...]:
     """One or several of `Speaker`, or text for `parse_speaker`; raises `InputError` for anything else."""
     if isinstance(value, str):
         return (parse_speaker(value),)
-    if isinstance(value, Speaker) and isinstance(value.face, Integral) and value.face >= 0:
-        return (replace(value, voice=str(value.voice)),)
+    if isinstance(value, Speaker):
+        return (parse_speaker(str(value)),)
     if isinstance(value, list | tuple):
         return tuple(speaker for each in value for speaker in as_speakers(each))
     raise InputError(f"--speaker {value!r}: is not the number of a face and a file, as in 0=a.wav")

@@ -37,3 +37,32 @@ def _another(frame: UInt8Array, own_room: bool) -> UInt8Array:
     wall = 60 + 90 * (np.sin(x / 45) * np.sin(y / 30) > 0)[..., None] * np.array([1.0, 0.8, 0.5]) if own_room else frame
     near = np.clip(6 * (1.15 - np.hypot(across / 110, (down + 10) / 165)), 0, 1)[..., None]
     return np.clip(near * lit + (1 - near) * wall, 0, 255).astype(np.uint8)
+
+
+ROOM_PX = (1100, 480)
+"""Width and height of the frames of `together`."""
+_CUT_PX = 400
+
+
+def together(
+    first_x: list[float | None], second_x: list[float | None], *, light: int = 90, first_in_front: bool = False
+) -> list[UInt8Array]:
+    """Frames `(480, 1100, 3)` of both people in one room; the middles of their faces, None = not there."""
+    y, x = np.mgrid[0:_CUT_PX, 0:_CUT_PX]
+    inside = np.hypot((x - 200) / 87, (y - 172) / 125) < 1
+    frames = []
+    for index, (one, other) in enumerate(zip(first_person(len(first_x)), second_person(len(first_x)), strict=True)):
+        picture = np.full((ROOM_PX[1], ROOM_PX[0], 3), light, np.uint8)
+        picture[::48] = picture[:, ::110] = 2 * light
+        shown = [(one, first_x[index]), (other, second_x[index])]
+        for person, middle in shown[:: -1 if first_in_front else 1]:
+            if middle is not None:
+                _put(picture, cv2.resize(person, (_CUT_PX, _CUT_PX)), inside, round(middle) - 200)
+        frames.append(picture)
+    return frames
+
+
+def _put(picture: UInt8Array, person: UInt8Array, inside: np.ndarray, left: int) -> None:
+    shown = slice(max(0, -left), max(0, min(_CUT_PX, ROOM_PX[0] - left)))
+    place = picture[40 : 40 + _CUT_PX, max(0, left) : max(0, left) + max(0, shown.stop - shown.start)]
+    place[inside[:, shown]] = person[:, shown][inside[:, shown]]

@@ -9,12 +9,12 @@ import skimage.data
 
 from latentsync_trt.face.align import align
 from latentsync_trt.face.checks import usable
+from latentsync_trt.face.choice import MainFace, TrackedFace
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.tracker import PATIENCE_FRAMES, FaceTracker
 from latentsync_trt.types import Face, UInt8Array
 from tests.people import first_person, second_person
 
-FRAME = np.zeros((4, 4, 3), np.uint8)
+SECOND_FRAMES = 25
 
 
 def face_at(left: float, top: float = 100.0, width: float = 100.0, height: float = 130.0) -> Face:
@@ -24,31 +24,43 @@ def face_at(left: float, top: float = 100.0, width: float = 100.0, height: float
 
 
 class Detecting:
-    """A detector without `follow`; returns prepared faces frame by frame."""
+    """A detector without `follow`; has prepared faces for each frame."""
 
     def __init__(self, frames: list[list[Face]]) -> None:
-        self.frames = iter(frames)
-        self.detections = 0
+        self.frames, self.detections = frames, 0
+        self._frame: UInt8Array | None = None
+        self._index = -1
+
+    def now(self, frame: UInt8Array) -> list[Face]:
+        self._index += frame is not self._frame
+        self._frame = frame
+        return self.frames[self._index]
 
     def detect(self, frame: UInt8Array) -> list[Face]:
         self.detections += 1
-        return next(self.frames)
+        return self.now(frame)
 
 
 class Following(Detecting):
-    """A detector that also follows, with prepared results."""
+    """A detector that also follows, except in the frames whose numbers are in `blind`."""
 
-    def __init__(self, frames: list[list[Face]], followed: list[Face | None]) -> None:
+    def __init__(self, frames: list[list[Face]], blind: tuple[int, ...] = ()) -> None:
         super().__init__(frames)
-        self.followed = iter(followed)
+        self.blind = blind
 
     def follow(self, frame: UInt8Array, previous: Face) -> Face | None:
-        return next(self.followed)
+        faces = self.now(frame)
+        near = (face for face in faces if np.abs(face.box - previous.box).max() < 40)
+        return None if self._index in self.blind else next(near, None)
 
 
-def ids(tracker: FaceTracker, count: int) -> list[int | None]:
-    tracked = [tracker.update(FRAME) for _ in range(count)]
-    return [None if face is None else face.track_id for face in tracked]
+def followed(detector: Detecting) -> list[TrackedFace | None]:
+    tracker = MainFace(detector)
+    return [tracker.update(np.zeros((4, 4, 3), np.uint8)) for _ in detector.frames]
+
+
+def ids(detector: Detecting) -> list[int | None]:
+    return [None if face is None else face.track_id for face in followed(detector)]
 
 
 def test_starts_with_the_largest_and_stays_with_it() -> None:
@@ -56,24 +68,24 @@ def test_starts_with_the_largest_and_stays_with_it() -> None:
         [face_at(500, width=100 + 5 * i, height=130 + 5 * i), face_at(100 + i, width=120, height=150)]
         for i in range(10)
     ]
-    tracker = FaceTracker(Detecting(growing))
-    boxes = [tracker.update(FRAME) for _ in growing]
+    boxes = followed(Detecting(growing))
     assert all(box is not None and box.track_id == 0 and box.face.box[0] < 200 for box in boxes)
 
 
-def test_a_gap_starts_a_new_track() -> None:
-    frames = [[face_at(100)], [], [face_at(100)], [], [face_at(100)]]
-    assert ids(FaceTracker(Detecting(frames)), 5) == [0, None, 1, None, 2]
+@pytest.mark.parametrize("kind", [Detecting, Following])
+def test_a_gap_starts_a_new_run(kind: type[Detecting]) -> None:
+    assert ids(kind([[face_at(100)], [], [face_at(100)], [], [face_at(100)]])) == [0, None, 1, None, 2]
 
 
-def test_a_cut_starts_a_new_track() -> None:
-    assert ids(FaceTracker(Detecting([[face_at(100)], [face_at(600)], [face_at(605)]])), 3) == [0, 1, 1]
+@pytest.mark.parametrize("kind", [Detecting, Following])
+def test_another_face_elsewhere_is_a_cut(kind: type[Detecting]) -> None:
+    assert ids(kind([[face_at(100)], [face_at(600)], [face_at(605)]])) == [0, 1, 1]
 
 
 def test_each_track_is_aligned_from_its_own_start() -> None:
     near, far = face_at(100), face_at(600, width=160, height=200)
-    tracker = FaceTracker(Detecting([[near], [far], [far]]), 512)
-    _, first, second = (tracker.update(FRAME) for _ in range(3))
+    tracker = MainFace(Detecting([[near], [far], [far]]), 512)
+    _, first, second = (tracker.update(np.zeros((4, 4, 3), np.uint8)) for _ in range(3))
     assert first is not None
     assert second is not None
     fresh, bias = align(far.points, None, 512)
@@ -81,54 +93,35 @@ def test_each_track_is_aligned_from_its_own_start() -> None:
     assert np.array_equal(second.matrix, align(far.points, bias, 512)[0])
 
 
-def test_follows_without_detection() -> None:
-    detector = Following([[face_at(100)]], [face_at(102), face_at(104)])
-    assert ids(FaceTracker(detector), 3) == [0, 0, 0]
-    assert detector.detections == 1
-
-
-def test_detects_again_when_lost() -> None:
-    detector = Following([[face_at(100)], [face_at(700), face_at(110)], []], [None, None])
-    assert ids(FaceTracker(detector), 3) == [0, 0, None]
+def test_follows_and_searches_every_half_second() -> None:
+    detector = Following([[face_at(100 + index)] for index in range(SECOND_FRAMES + 1)])
+    assert ids(detector) == [0] * (SECOND_FRAMES + 1)
     assert detector.detections == 3
 
 
-def test_detects_when_following_jumps() -> None:
-    detector = Following([[face_at(100)], [face_at(104)]], [face_at(500)])
-    assert ids(FaceTracker(detector), 2) == [0, 0]
-    assert detector.detections == 2
+def test_detects_again_when_lost() -> None:
+    detector = Following([[face_at(100)], [face_at(700), face_at(110)], []], blind=(1,))
+    assert ids(detector) == [0, 0, None]
+    assert detector.detections == 3
 
 
-def test_a_bystander_does_not_take_over() -> None:
-    me, other = face_at(100), face_at(600, width=140, height=170)
-    frames = [[me, face_at(600)], [other], [other], [face_at(110), other], [face_at(112), other]]
-    assert ids(FaceTracker(Detecting(frames)), 5) == [0, None, None, 1, 1]
-
-
-def test_a_bystander_is_recognized_in_the_previous_frame() -> None:
-    me, other = face_at(100), face_at(600)
-    detector = Following([[me, other], [other], [face_at(110), other]], [None, other])
-    assert ids(FaceTracker(detector), 3) == [0, None, 1]
-
-
-def test_a_cut_is_recognized_in_the_previous_frame() -> None:
-    detector = Following([[face_at(100)], [face_at(600)]], [None, None, face_at(602)])
-    assert ids(FaceTracker(detector), 3) == [0, 1, 1]
+@pytest.mark.parametrize("kind", [Detecting, Following])
+def test_a_bystander_does_not_take_over(kind: type[Detecting]) -> None:
+    me, other = face_at(100), face_at(600, width=95, height=120)
+    frames = [[me, other], [other], [other], [face_at(110), other], [face_at(112), other]]
+    assert ids(kind(frames)) == [0, None, None, 1, 1]
 
 
 def test_patience_with_a_lost_face_ends() -> None:
     me, other = face_at(100, width=150, height=190), face_at(600)
-    frames = [[me, other]] + [[other]] * (PATIENCE_FRAMES + 1)
-    found = ids(FaceTracker(Detecting(frames)), len(frames))
-    assert found == [0] + [None] * PATIENCE_FRAMES + [1]
+    assert ids(Detecting([[me, other]] + [[other]] * (SECOND_FRAMES + 1))) == [0] + [None] * SECOND_FRAMES + [1]
 
 
-def test_after_a_gap_the_same_place_is_preferred() -> None:
+def test_after_a_gap_the_same_person_is_preferred() -> None:
     me, larger = face_at(100), face_at(600, width=200, height=260)
-    tracker = FaceTracker(Detecting([[me], [], [larger, face_at(105)]]))
-    boxes = [tracker.update(FRAME) for _ in range(3)]
-    assert boxes[2] is not None
-    assert (boxes[2].track_id, float(boxes[2].face.box[0])) == (1, 105.0)
+    faces = followed(Detecting([[me], [], [larger, face_at(105)]]))
+    assert faces[2] is not None
+    assert (faces[2].track_id, float(faces[2].face.box[0])) == (1, 105.0)
 
 
 def test_waits_for_a_covered_face() -> None:
@@ -138,7 +131,7 @@ def test_waits_for_a_covered_face() -> None:
     both[100:400, 440:740] = portrait[:, ::-1]
     covered = both.copy()
     covered[:, :420] = 80
-    tracker = FaceTracker(MediaPipeDetector())
+    tracker = MainFace(MediaPipeDetector())
     tracked = [tracker.update(frame) for frame in (both, both, covered, covered, both, both)]
     assert [None if face is None else face.track_id for face in tracked] == [0, 0, None, None, 1, 1]
     assert all(face.face.box[2] < 420 for face in tracked if face is not None)
@@ -161,11 +154,12 @@ def crossing(count: int) -> Iterator[UInt8Array]:
 @pytest.mark.integration
 def test_no_track_mixes_two_people_who_cross() -> None:
     with MediaPipeDetector() as detector:
-        tracker = FaceTracker(detector)
+        tracker = MainFace(detector)
         tracked = [tracker.update(picture) for picture in crossing(60)]
     before, covered, after = tracked[20], tracked[42], tracked[59]
-    assert before is not None and covered is not None and after is not None
-    assert before.track_id < covered.track_id < after.track_id
+    assert covered is None
+    assert before is not None and after is not None
+    assert before.track_id < after.track_id
     assert abs(float(before.face.box[0] - after.face.box[0])) < 30, "the one who was covered is tracked again"
 
 
@@ -173,14 +167,14 @@ def test_no_track_mixes_two_people_who_cross() -> None:
 def test_frames_of_any_size_without_a_face(shape: tuple[int, int]) -> None:
     frame = np.broadcast_to(np.full((1, 1, 3), 60, np.uint8), (*shape, 3))
     with MediaPipeDetector() as detector:
-        tracker = FaceTracker(detector)
+        tracker = MainFace(detector)
         assert [tracker.update(frame) for _ in range(2)] == [None, None]
 
 
 def test_a_face_partly_outside_is_tracked_until_it_leaves() -> None:
     frame = first_person(1)[0]
     with MediaPipeDetector() as detector:
-        tracker = FaceTracker(detector)
+        tracker = MainFace(detector)
         seen = [tracker.update(np.ascontiguousarray(frame[:, 20 * step :])) for step in range(18)]
     tracked = [face is not None for face in seen]
     assert tracked[:8] == [True] * 8
@@ -190,13 +184,13 @@ def test_a_face_partly_outside_is_tracked_until_it_leaves() -> None:
 
 def test_a_face_that_comes_back_within_the_patience_is_the_same_person() -> None:
     me, other = face_at(100), face_at(600, width=90, height=120)
-    frames = [[me, other]] + [[other]] * (PATIENCE_FRAMES - 1) + [[face_at(110), other]]
-    assert ids(FaceTracker(Detecting(frames)), len(frames))[-2:] == [None, 1]
+    frames = [[me, other]] + [[other]] * (SECOND_FRAMES - 1) + [[face_at(110), other]]
+    assert ids(Detecting(frames))[-2:] == [None, 1]
 
 
 @pytest.mark.parametrize(
     ("width", "height", "fine"),
-    [(50, 80, True), (49, 80, False), (60, 79, False), (151, 100, False), (150, 100, True), (60, 301, False)],
+    [(28, 40, True), (27, 40, False), (30, 39, False), (151, 100, False), (150, 100, True), (60, 301, False)],
 )
 def test_small_and_turned_faces_are_ignored(width: float, height: float, fine: bool) -> None:
     assert usable(face_at(0, width=width, height=height)) is fine

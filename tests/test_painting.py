@@ -156,8 +156,9 @@ class Counted:
             self.taken += 1
             yield job
 
-    def run(self) -> list[Job]:
+    def run(self, frames_done: int = 0) -> list[Job]:
         made = painter(self.denoiser, self.at_once, **self.how)
+        made.skip(frames_done)
         found: list[Job] = []
         for job in made.paint(made.gather(self.jobs())):
             self.most_held = max(self.most_held, self.taken - len(found))
@@ -177,13 +178,19 @@ def test_frames_do_not_pile_up_in_a_stretch_without_a_face(at_once: int, face: i
 runs = st.tuples(st.sets(st.integers(0, 2)), st.integers(1, 3 * FRAMES) | st.sampled_from([1, 40 * FRAMES]))
 
 
-@given(st.lists(runs, max_size=12), st.sampled_from([1, 2, 3, 8]), st.integers(1, 3), st.integers(0, FRAMES // 2))
+@given(
+    pattern=st.lists(runs, max_size=12),
+    at_once=st.sampled_from([1, 2, 3, 8]),
+    streams=st.integers(1, 3),
+    overlap=st.integers(0, FRAMES // 2),
+    frames_done=st.just(0) | st.integers(0, 6 * FRAMES),
+)
 def test_any_pattern_of_tracks_leaves_in_order_and_in_time(
-    pattern: list[tuple[set[int], int]], at_once: int, streams: int, overlap: int
+    pattern: list[tuple[set[int], int]], at_once: int, streams: int, overlap: int, frames_done: int
 ) -> None:
     tracks = list(chain.from_iterable([shown] * length for shown, length in pattern))
     clip = Counted(tracks, at_once, streams=streams, overlap=overlap)
-    assert_own_mouths(clip.run(), tracks)
+    assert_own_mouths(clip.run(frames_done), tracks, frames_done)
     assert clip.most_held <= (at_once + streams) * FRAMES + (streams if overlap else 0)
     assert max(clip.denoiser.batches, default=0) <= at_once
 

@@ -22,7 +22,7 @@ from latentsync_trt.media.codecs import choose_encoder
 from latentsync_trt.media.parts import Finished, Part, Work
 from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.temporary import KEPT_NAME, work_folder_of
+from latentsync_trt.temporary import GO_ON, KEPT_NAME, work_folder_of
 from latentsync_trt.types import Frame
 from tests.clips import number_of, numbered
 
@@ -130,10 +130,14 @@ def test_a_run_that_ends_at_any_moment_goes_on_to_the_same_frames(periods: list[
 
 def interrupted(output: Path, count: int = 40) -> Path:
     """The folder that an interrupted run of `output` has kept: 25 frames."""
-    with pytest.raises(KeyboardInterrupt), writer_of(output, Fraction(1, 50), WORK, codec="ffv1") as writer:
+    with (
+        pytest.raises(KeyboardInterrupt) as error,
+        writer_of(output, Fraction(1, 50), WORK, codec="ffv1") as writer,
+    ):
         for frame in frames(list(range(count + 1)), Fraction(1, 50)):
             writer.write(frame)
         raise KeyboardInterrupt
+    assert getattr(error.value, "__notes__", []) == ([GO_ON] if count > 25 else [])
     return work_folder_of(output)
 
 

@@ -1,5 +1,6 @@
 """Measures while a clip runs, on faces whose lips, noise and edges are known."""
 
+import tracemalloc
 from collections.abc import Callable
 from fractions import Fraction
 from io import BytesIO
@@ -212,6 +213,21 @@ def test_the_seam_is_the_mean() -> None:
     for index, seam in enumerate((0.2, 0.4, 0.9)):
         add(quality, index, own=picture(), new=picture(), seam=seam)
     assert quality.result().seam == pytest.approx(0.5)
+
+
+def test_memory_hardly_grows() -> None:
+    quality, same = Quality([Fraction(0)], pictures=True), picture()
+    for index in range(40):
+        add(quality, index, own=same, new=same)
+    tracemalloc.start()
+    try:
+        for index in range(40, 240):
+            add(quality, index, own=same, new=same)
+        growth_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # A few pictures at all times, then 12 bytes for each face; one picture of each face would be 8 MB.
+    assert growth_bytes < 1_000_000
 
 
 # Pictures

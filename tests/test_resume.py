@@ -14,6 +14,7 @@ from pathlib import Path
 
 import av
 import cv2
+import numpy as np
 import psutil
 import pytest
 from click.testing import CliRunner
@@ -27,6 +28,9 @@ from latentsync_trt.temporary import KEPT_NAME, kept_work, work_folder_of
 from latentsync_trt.types import Progress
 from tests.clips import numbered, write_clip, write_sound, write_video
 from tests.small import small_bundle
+
+MOST_GROWTH_MB = 40
+"""Of memory over twenty minutes: allocators keep some, and 12,000 time stamps take 1 MB."""
 
 OPTIONS = SyncOptions(steps=1, codec="ffv1")
 
@@ -165,10 +169,11 @@ def test_doctor_names_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "run the same command with --resume, or delete the folder" in told
 
 
-def write_long_clip(folder: Path, minutes: int, fps: int) -> None:
-    """The demo's portrait at low resolution, repeated, and noise as long."""
+def write_long_clip(folder: Path, minutes: int, fps: int = 10) -> None:
+    """The demo's portrait at low resolution for 4 of every 20 seconds, and noise as long."""
     faces = [cv2.resize(rgb, (160, 160), interpolation=cv2.INTER_AREA) for rgb in camera_frames(Fraction(4))]
-    write_video(folder / "face.mp4", islice(cycle(faces), minutes * 60 * fps), fps)
+    shown = [*faces[: 4 * fps], *(np.full_like(faces[0], 128) for _ in range(16 * fps))]
+    write_video(folder / "face.mp4", islice(cycle(shown), minutes * 60 * fps), fps)
     write_sound(folder / "speech.wav", minutes * 60)
 
 
@@ -176,7 +181,7 @@ def write_long_clip(folder: Path, minutes: int, fps: int) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="kills by signal")
 def test_twenty_minutes_in_little_memory_killed_twice(tmp_path: Path) -> None:
     """At random moments: the result has the same frames as that of a run that nobody stopped."""
-    write_long_clip(tmp_path, 20, 5)
+    write_long_clip(tmp_path, 20)
     output, memory_mb = tmp_path / "out.mkv", list[float]()
     with running(command(tmp_path, "-q", part_s=30)) as process:
         watched = psutil.Process(process.pid)
@@ -185,9 +190,9 @@ def test_twenty_minutes_in_little_memory_killed_twice(tmp_path: Path) -> None:
             time.sleep(0.5)
         assert process.returncode == 0, process.communicate()
     early, late = max(memory_mb[: len(memory_mb) // 4]), max(memory_mb)
-    assert late < early + 60, (early, late)
+    assert late < early + MOST_GROWTH_MB, (early, late)
     expected = content(output)
-    assert len(expected) == 20 * 60 * 5
+    assert len(expected) == 20 * 60 * 10
     output.unlink()
     chance = random.Random(int(os.environ.get("SEED", "11")))
     for attempt in range(2):

@@ -15,9 +15,9 @@ from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.square import of_stored, square
 from latentsync_trt.media.reader import read_frames
-from latentsync_trt.sync.faces import FaceFinder, Job
+from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.types import Patch, UInt8Array
+from latentsync_trt.types import AlignedFace, Patch, Picture, UInt8Array
 from tests.clips import frame_at, write_sound, write_video
 from tests.people import first_person
 from tests.small import small_bundle
@@ -40,20 +40,21 @@ def squeezed(frame: UInt8Array, aspect: Fraction) -> UInt8Array:
     return np.asarray(cv2.resize(frame, size, interpolation=interpolation), np.uint8)
 
 
-def found(frame: UInt8Array, aspect: Fraction, detector: MediaPipeDetector) -> Job:
+def found(frame: UInt8Array, aspect: Fraction, detector: MediaPipeDetector) -> AlignedFace:
     finder = FaceFinder(detector, RESOLUTION, StageClock(), pixel_aspect=aspect)
     (job,) = finder.cut_out(finder.find(frame for frame in [frame_at(0, frame)]))
     assert job.targets[0].face is not None
-    return job
+    return job.targets[0].face
 
 
 def whole(patch: Patch, frame: UInt8Array) -> tuple[UInt8Array, UInt8Array]:
     """The frame with the patch, and 255 where it changed."""
     result, changed = frame.copy(), np.zeros(frame.shape[:2], np.uint8)
-    height, width = patch.changed.shape
+    height, width = patch.weight.shape
     place = np.s_[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width]
-    result[place][patch.changed] = patch.rgb[patch.changed]
-    changed[place] = 255 * patch.changed
+    own = frame[place]
+    result[place] = np.rint(own + patch.weight[..., None] * (patch.rgb / 257 - own)).astype(np.uint8)
+    changed[place] = 255 * (patch.weight > 0)
     return result, changed
 
 
@@ -63,11 +64,10 @@ def test_face_and_patch_are_those_of_square_pixels(aspect: Fraction) -> None:
     stored = squeezed(frame, aspect)
     with MediaPipeDetector() as detector:
         upright, other = found(frame, Fraction(1), detector), found(stored, aspect, detector)
-    assert upright.face is not None and other.face is not None
-    assert cv2.PSNR(upright.face.image, other.face.image) > FACE_PSNR_DB
-    painted = (255 - upright.face.image).astype(np.uint16) * np.uint16(257)
-    wanted, wanted_changed = whole(composite(frame, upright.face, painted, mouth_mask(RESOLUTION)), frame)
-    made, made_changed = whole(composite(stored, other.face, painted, mouth_mask(RESOLUTION)), stored)
+    assert cv2.PSNR(upright.image, other.image) > FACE_PSNR_DB
+    painted = (255 - upright.image).astype(np.uint16) * np.uint16(257)
+    wanted, wanted_changed = whole(composite(frame, upright, painted, mouth_mask(RESOLUTION)), frame)
+    made, made_changed = whole(composite(stored, other, painted, mouth_mask(RESOLUTION)), stored)
     size = (frame.shape[1], frame.shape[0])
     unsqueezed = cv2.resize(made, size, interpolation=cv2.INTER_LINEAR)
     inside = cv2.erode(wanted_changed, np.ones((2 * SOFT_EDGE_PX + 1,) * 2, np.uint8)) > 0
@@ -120,9 +120,9 @@ def test_a_run_reads_the_aspect_of_the_video(anamorphic: Path, tmp_path: Path) -
     seen: list[tuple[int, ...]] = []
 
     class Watching(MediaPipeDetector):
-        def detect(self, frame: UInt8Array) -> list:  # type: ignore[type-arg]
-            seen.append(frame.shape)
-            return super().detect(frame)
+        def search(self, picture: Picture, *args: object, **options: bool) -> list:  # type: ignore[type-arg]
+            seen.append(picture.shape)
+            return super().search(picture, *args, **options)  # type: ignore[arg-type]
 
     sound = write_sound(tmp_path / "speech.wav", 0.12)
     with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, Watching() as detector:
@@ -135,7 +135,8 @@ def test_measurements_read_the_aspect_of_the_video(anamorphic: Path, tmp_path: P
     upright = write_video(tmp_path / "square.mp4", first_person(3))
     jobs = [list(aligned_faces(video, read_frames(video), RESOLUTION)) for video in (upright, anamorphic)]
     for one, other in zip(*jobs, strict=True):
-        assert one.face is not None and other.face is not None
-        assert cv2.PSNR(one.face.image, other.face.image) > FACE_PSNR_DB
+        faces = one.targets[0].face, other.targets[0].face
+        assert faces[0] is not None and faces[1] is not None
+        assert cv2.PSNR(faces[0].image, faces[1].image) > FACE_PSNR_DB
     shapes = {frame.shape for frame in square_rgb(anamorphic, read_frames(anamorphic))}
     assert shapes == {(480, 480, 3)}

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from latentsync_trt import temporary
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
 from latentsync_trt.bundle.staging import staged_bundle
 from latentsync_trt.cli import main
@@ -169,8 +170,9 @@ def test_the_end_of_a_process_removes_all_that_threads_still_write(tmp_path: Pat
         writer.join()
 
 
-def test_finished_parts_stay_whoever_ends(tmp_path: Path) -> None:
+def test_finished_parts_stay_whoever_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The block, the process, and the next one that looks for leftovers."""
+    monkeypatch.setattr(temporary, "_kept", set())
     output = tmp_path / "out.mp4"
     with pytest.raises(KeyboardInterrupt) as error, work_folder(output) as folder:
         (folder / "part.mkv").touch()
@@ -182,6 +184,7 @@ def test_finished_parts_stay_whoever_ends(tmp_path: Path) -> None:
         assert kept_work(tmp_path) == []  # it is in use
         raise KeyboardInterrupt
     assert error.value.__notes__ == [GO_ON]
+    assert keeps_work()
     with temporary_folder(tmp_path):
         assert kept_work(tmp_path) == [Leftover(folder, 0)]
     assert leftovers(tmp_path) == remove_leftovers(tmp_path) == []
@@ -190,6 +193,7 @@ def test_finished_parts_stay_whoever_ends(tmp_path: Path) -> None:
         (folder / KEPT_NAME).unlink()
         raise KeyboardInterrupt
     assert not hasattr(error.value, "__notes__")
+    assert not keeps_work()
     assert names(tmp_path) == []
 
 

@@ -56,7 +56,7 @@ class Chooser:
             best = self._best(seen.faces)
             if best is not None:
                 self._chosen.append(best.person)
-                present = [best.person]
+                present, self._away_frames = [best.person], 0
         return [(visible[person], 0) for person in present[:1]]
 
     def _may_replace(self) -> bool:

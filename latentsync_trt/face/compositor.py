@@ -23,8 +23,8 @@ _SPREAD_PX = 1
 # Bilinear interpolation spreads a crop pixel by less than this.
 _WARP_MARGIN_PX = 2
 
-_VISIBLE = 0.5 / 4095
-"""Smaller opacities cannot change a 12-bit level."""
+_VISIBLE = 0.5 / 255
+"""Smaller opacities change a sample by less than half an 8-bit level: no step that one could see, at any depth."""
 
 
 def composite(
@@ -107,7 +107,7 @@ def paste(
         weight *= _feathered(shown, sides, feather_percent)
     weight[weight < _VISIBLE] = 0
     rows, columns = _around(weight)
-    weight = weight[rows, columns]
+    weight = np.minimum(weight[rows, columns], np.float32(1))
     if not weight.size:
         return Patch(left, top, np.zeros((0, 0, 3), np.uint16), weight)
     warped = _warp(crop, shifted(place, columns.start, rows.start), weight.shape[::-1])

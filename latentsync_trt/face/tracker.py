@@ -168,10 +168,11 @@ class FaceTracker:
         live = [track for track in self._tracks if not track.lost_frames]
         found = None if self._follower is not None else self._usable(view, ())
         kept, changes = self._continued(view, live, found)
-        elsewhere = self._scene is None or Change.SCENE in changes or is_elsewhere(self._scene, view.scene)
-        is_cut = not kept and elsewhere
-        if is_cut:
+        elsewhere = self._scene is None or is_elsewhere(self._scene, view.scene)
+        is_cut = Change.SCENE in changes or (elsewhere and not kept)
+        if is_cut:  # a face at the same place as before is a coincidence
             self._begin_shot()
+            kept = []
         if found is None:
             found = self._searched_for(view, kept, changes, small=not kept)
         new = [_New(face, look_of(view.picture, face)) for face in found if all(face is not t.face for t in kept)]

@@ -221,17 +221,20 @@ def joined(folder: Path, parts: Sequence[Part], time_base: Fraction) -> Iterator
     ascend across parts, which those of the encoders do not where the rate varies. The first ones are such that all
     packets together last as long as the pictures, since MP4 has a duration for each packet only.
     """
-    shown = [stamp for part in parts for stamp in sorted(part.stamps)]
-    ends = dict(zip(shown, [*shown[1:], parts[-1].end], strict=True))
     delay = max(part.delay for part in parts)
-    lead = shown[-1] - shown[-1 - delay]
-    decoded = chain((shown[0] - lead + lead * index // delay for index in range(delay)), shown)
-    count = len(shown)
+    latest = sorted(stamp for part in parts[-1 - delay :] for stamp in part.stamps)[-1 - delay :]
+    lead, last = latest[-1] - latest[0], parts[-1].end - latest[-1]
+    first = min(parts[0].stamps)
+    shown = (stamp for part in parts for stamp in sorted(part.stamps))
+    decoded = chain((first - lead + lead * index // delay for index in range(delay)), shown)
+    left = sum(len(part.stamps) for part in parts)
     for part in parts:
+        ordered = sorted(part.stamps)
+        ends = dict(zip(ordered, [*ordered[1:], part.end], strict=True))
         with open_input(folder / part.file) as container:
             packets = (packet for packet in container.demux(video=0) if packet.size)
             for packet, stamp in zip(packets, part.stamps, strict=True):
-                count -= 1
+                left -= 1
                 packet.pts, packet.dts, packet.time_base = stamp, next(decoded), time_base
-                packet.duration = ends[stamp] - stamp if count else parts[-1].end - shown[-1]
+                packet.duration = ends[stamp] - stamp if left else last
                 yield packet

@@ -161,14 +161,17 @@ class VideoWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._cleanup:
-            if kind is None:
+        if kind is None:
+            with self._cleanup:
                 self._finish()
-                return
+            return
+        try:
             if self._part is not None:
                 self._part.abandon()
             if isinstance(error, NoFaceError):  # nothing to go on with
                 (self._folder / KEPT_NAME).unlink(missing_ok=True)
+        finally:
+            self._cleanup.__exit__(kind, error, trace)
 
     def _add_notice(self, text: str) -> None:
         self.notices += (text,)

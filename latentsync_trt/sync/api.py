@@ -167,7 +167,7 @@ class LipSync:
                 self._networks.take_notices()  # they are not the next clip's
                 raise
 
-    def _detector(self) -> FaceDetector:
+    def _detector(self) -> "MediaPipeDetector":
         from latentsync_trt.face.detector import MediaPipeDetector
 
         if self._own_detector is None:

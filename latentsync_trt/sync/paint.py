@@ -158,9 +158,9 @@ class _Painted:
 
     def _take(self, index: int, target: Target) -> Target:
         face, _ = self._faces.pop((index, target.track_id), (None, None))
-        if face is not None and face.dtype != np.uint16:
-            face = np.rint(face).astype(np.uint16)
-        return target if face is None else replace(target, painted=face)
+        if face is None:
+            return target
+        return replace(target, painted=np.asarray(face if face.dtype == np.uint16 else np.rint(face), np.uint16))
 
 
 def _faces(window: Window[Sight]) -> UInt8Array:

@@ -1,0 +1,141 @@
+"""Short gaps in a track are bridged, long ones are left alone and reported; new faces are followed back."""
+
+from collections.abc import Iterator
+
+import cv2
+import numpy as np
+import pytest
+
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.sync.jobs import Job
+from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.types import Face, Frame, Interval, UInt8Array
+from tests.clips import frame_at
+from tests.people import first_person, together
+
+HALF_SECOND = 12
+"""Frames."""
+
+
+def face_at(left: float, top: float = 100.0) -> Face:
+    points = np.array([[left + 20, top + 20], [left + 80, top + 20], [left + 50, top + 70]], np.float32)
+    return Face(np.array([left, top, left + 100, top + 130], np.float32), points)
+
+
+class Scripted:
+    """Has prepared faces for the frame whose number is the level of its first pixel; finds new ones where `searched`."""
+
+    def __init__(self, faces: list[list[Face]], searched: bool = True) -> None:
+        self.faces, self.searched = faces, searched
+
+    def detect(self, frame: UInt8Array) -> list[Face]:
+        return self.faces[int(frame[0, 0, 0])]
+
+    def follow(self, frame: UInt8Array, previous: Face) -> Face | None:
+        near = (face for face in self.detect(frame) if np.abs(face.box - previous.box).max() < 40)
+        return next(near, None)
+
+
+def numbered(count: int) -> Iterator[Frame]:
+    for index in range(count):
+        yield frame_at(index, np.full((8, 8, 3), index, np.uint8))
+
+
+def jobs_of(faces: list[list[Face]]) -> tuple[list[Job], FaceFinder]:
+    finder = FaceFinder(Scripted(faces), 64, StageClock())
+    return list(finder.find(frame for frame in numbered(len(faces)))), finder
+
+
+@pytest.mark.parametrize("gap", [1, 5, HALF_SECOND])
+def test_a_short_gap_is_bridged(gap: int) -> None:
+    jobs, finder = jobs_of([[face_at(100)], *([[]] * gap), [face_at(100 + 2 * (gap + 1))]])
+    lefts = [float(job.targets[0].tracked.box[0]) for job in jobs]
+    assert lefts == pytest.approx([100 + 2 * index for index in range(gap + 2)], abs=1e-3)
+    assert {job.targets[0].track_id for job in jobs} == {0}
+    assert np.allclose(np.diff([job.targets[0].matrix[:, 2] for job in jobs], 2, axis=0)[1:], 0, atol=0.02)
+    assert finder.untouched == ()
+
+
+def test_a_longer_gap_stays_and_is_reported() -> None:
+    gap = HALF_SECOND + 1
+    jobs, finder = jobs_of([[face_at(100)], *([[]] * gap), [face_at(100)]])
+    assert [len(job.targets) for job in jobs] == [1] + [0] * gap + [1]
+    assert jobs[0].targets[0].track_id != jobs[-1].targets[0].track_id
+    assert finder.untouched == (Interval(0.04, 0.56, "no face"),)
+
+
+@pytest.mark.parametrize(
+    ("last", "during", "reason"),
+    [
+        (Face(face_at(100).box, np.array([[120, 120], [160, 120], [175, 170]], np.float32)), [], "turned away"),
+        (face_at(100), [Face(np.array([0, 0, 9, 12], np.float32), face_at(0).points)], "too small"),
+        (
+            face_at(100),
+            [Face(face_at(400).box, np.array([[450, 90], [450, 150], [400, 120]], np.float32))],
+            "on its side",
+        ),
+    ],
+)
+def test_the_reason_is_told(last: Face, during: list[Face], reason: str) -> None:
+    _, finder = jobs_of([[last], *([during] * 20)])
+    assert [interval.reason for interval in finder.untouched][:1] == [reason]
+
+
+def test_a_face_that_a_later_search_finds_is_followed_back() -> None:
+    jobs = jobs_of([[face_at(100)] + [face_at(600)] * (index >= 15) for index in range(30)])[0]
+    finder = FaceFinder(
+        Scripted([[face_at(100)] + [face_at(600)] * (index >= 15) for index in range(30)]), 64, StageClock()
+    )
+    seen = [seen for _, seen in finder.see(frame for frame in numbered(30))]
+    assert [len(one.faces) for one in seen if one is not None] == [1] * 15 + [2] * 15
+    assert len(jobs) == 30
+
+
+def test_no_more_than_half_a_second_is_held() -> None:
+    taken = 0
+
+    def frames() -> Iterator[Frame]:
+        nonlocal taken
+        for taken, frame in enumerate(numbered(100), 1):
+            yield frame
+
+    faces = [[] if index % 20 > 12 else [face_at(100)] for index in range(100)]
+    finder = FaceFinder(Scripted(faces), 64, StageClock())
+    most = max(taken - done for done, _ in enumerate(finder.find(frame for frame in frames()), 1))
+    assert most == HALF_SECOND + 1
+
+
+def test_nothing_is_searched_where_it_is_not_wanted() -> None:
+    finder = FaceFinder(Scripted([[face_at(100)]] * 9), 64, StageClock(), wanted=lambda time_s: 0.1 < time_s < 0.2)
+    jobs = list(finder.find(frame for frame in numbered(9)))
+    assert [len(job.targets) for job in jobs] == [0, 0, 0, 1, 1, 0, 0, 0, 0]
+    assert finder.untouched == ()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("covered", ["flat", "by another"])
+def test_nothing_is_painted_on_what_covers_a_face(covered: str) -> None:
+    if covered == "flat":
+        frames = first_person(16)
+        for frame in frames[6:10]:
+            frame[60:360, 120:360] = 80
+    else:
+        frames = together([420.0] * 16, [None] * 6 + [420.0] * 4 + [None] * 6)
+    with MediaPipeDetector() as detector:
+        finder = FaceFinder(detector, 64, StageClock())
+        seen = [seen for _, seen in finder.see(frame_at(*each) for each in enumerate(frames))]
+    people = [{face.person for face in one.faces} for one in seen if one is not None]
+    assert people[:6] == people[10:] == [{0}] * 6
+    assert not any(0 in present for present in people[6:10])
+
+
+@pytest.mark.integration
+def test_a_blurred_face_is_bridged() -> None:
+    frames = first_person(16)
+    frames[6:10] = [np.asarray(cv2.blur(frame, (61, 61)), np.uint8) for frame in frames[6:10]]
+    with MediaPipeDetector() as detector:
+        finder = FaceFinder(detector, 64, StageClock())
+        jobs = list(finder.find(frame_at(*each) for each in enumerate(frames)))
+    assert {target.track_id for job in jobs for target in job.targets} == {0}
+    assert [len(job.targets) for job in jobs] == [1] * 16

@@ -1,0 +1,142 @@
+"""People keep their numbers: side by side, crossing, leaving and coming back, across cuts; and who of them is chosen."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import pytest
+
+from latentsync_trt.errors import InputError
+from latentsync_trt.face.choice import Chooser, check_people
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.tracker import Seen, Sighting
+from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.types import Face, Interval, UInt8Array
+from latentsync_trt.values import FaceChoice, parse_face
+from tests.clips import frame_at
+from tests.people import together
+
+NEAR_PX = 40
+
+
+@pytest.fixture(scope="module")
+def detector() -> Iterator[MediaPipeDetector]:
+    with MediaPipeDetector() as detector:
+        yield detector
+
+
+def seen_in(detector: MediaPipeDetector, frames: Iterable[UInt8Array]) -> list[Seen]:
+    finder = FaceFinder(detector, 64, StageClock())
+    found = [seen for _, seen in finder.see(frame_at(*numbered) for numbered in enumerate(frames))]
+    assert all(seen is not None for seen in found)
+    return [seen for seen in found if seen is not None]
+
+
+def at(seen: Seen, x: float | None) -> int | None:
+    """The number of the person whose face is at `x`."""
+    middles = {one.person: (one.face.box[0] + one.face.box[2]) / 2 for one in seen.faces}
+    near = [person for person, middle in middles.items() if x is not None and abs(middle - x) < NEAR_PX]
+    return near[0] if near else None
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("first_in_front", [False, True])
+def test_people_who_swap_places_keep_their_numbers(detector: MediaPipeDetector, first_in_front: bool) -> None:
+    first, second = [250 + 9 * i for i in range(60)], [790 - 9 * i for i in range(60)]
+    seen = seen_in(detector, together(first, second, first_in_front=first_in_front))
+    one, other = at(seen[0], first[0]), at(seen[0], second[0])
+    assert {one, other} == {0, 1}
+    apart = [i for i in range(60) if abs(first[i] - second[i]) > 130]
+    assert all(at(seen[i], first[i]) in (one, None) for i in apart)
+    assert all(at(seen[i], second[i]) in (other, None) for i in apart)
+    assert at(seen[-1], first[-1]) == one
+    assert at(seen[-1], second[-1]) == other
+    assert {face.person for frame in seen for face in frame.faces} == {0, 1}
+
+
+@pytest.mark.integration
+def test_who_leaves_and_comes_back_keeps_the_number(detector: MediaPipeDetector) -> None:
+    away = [790.0] * 8 + [790 + 30.0 * i for i in range(1, 16)]
+    second = [*away, *([None] * 20), *away[::-1]]
+    first: list[float | None] = [250.0] * len(second)
+    seen = seen_in(detector, together(first, second))
+    one, other = at(seen[0], 250), at(seen[0], 790)
+    assert all(at(frame, 250) == one for frame in seen)
+    assert all(at(frame, x) in (other, None) for frame, x in zip(seen, second, strict=True))
+    assert [at(frame, 790) for frame in seen[-8:]] == [other] * 8
+    runs = {face.track_id for frame in seen for face in frame.faces if face.person == other}
+    assert len(runs) == 2
+
+
+@pytest.mark.integration
+def test_numbers_are_kept_across_cuts(detector: MediaPipeDetector) -> None:
+    wide = together([250.0] * 8, [790.0] * 8)
+    close = together([None] * 8, [420.0] * 8, light=50)
+    mirrored = [np.ascontiguousarray(frame[::-1, ::-1][::-1]) for frame in together([700.0] * 8, [None] * 8, light=25)]
+    seen = seen_in(detector, [*wide, *close, *mirrored, *wide])
+    one, other = at(seen[0], 250), at(seen[0], 790)
+    people = [{face.person for face in frame.faces} for frame in seen]
+    assert people[:8] == people[24:] == [{one, other}] * 8
+    assert people[8:16] == [{other}] * 8
+    shots = [frame.shot for frame in seen]
+    assert [shots.count(shot) for shot in sorted(set(shots))] == [8, 8, 8, 8]
+    tracks = [{face.track_id for face in frame.faces} for frame in seen]
+    assert not tracks[0] & tracks[24]
+
+
+def sighting(person: int, left: float, size: float = 100.0) -> Sighting:
+    box = np.array([left, 100, left + size, 100 + size], np.float32)
+    return Sighting(person, person, Face(box, np.zeros((3, 2), np.float32)))
+
+
+LEFT, RIGHT, LARGE = sighting(0, 50), sighting(1, 700), sighting(2, 300, 200)
+
+
+def chosen(choice: FaceChoice | Mapping[int, int], frames: list[Seen], patience: int = 2) -> list[dict[int, int]]:
+    chooser = Chooser(choice, patience)
+    return [{face.person: speaker for face, speaker in chooser.choose(seen)} for seen in frames]
+
+
+@pytest.mark.parametrize(
+    ("text", "person"), [("largest", 2), ("left", 0), ("right", 1), ("index:1", 1), ("at:100,150", 0)]
+)
+def test_a_choice_takes_its_face(text: str, person: int) -> None:
+    assert chosen(parse_face(text), [Seen(0, (LEFT, RIGHT, LARGE))]) == [{person: 0}]
+
+
+def test_people_follow_their_own_speakers() -> None:
+    assert chosen({0: 1, 2: 0}, [Seen(0, (LEFT, RIGHT, LARGE)), Seen(0, (RIGHT,))]) == [{0: 1, 2: 0}, {}]
+
+
+def test_the_choice_is_made_at_the_start_of_a_shot() -> None:
+    now_larger = sighting(0, 50, 400)
+    frames = [Seen(0, (LEFT, LARGE)), Seen(0, (now_larger, LARGE)), Seen(1, (now_larger, LARGE))]
+    assert chosen(parse_face("largest"), frames) == [{2: 0}, {2: 0}, {0: 0}]
+
+
+def test_who_was_chosen_first_is_taken_again() -> None:
+    away, back = Seen(0, (LEFT,)), Seen(0, (LEFT, LARGE))
+    assert chosen(parse_face("largest"), [back, away, away, away, back]) == [{2: 0}, {}, {}, {0: 0}, {2: 0}]
+
+
+def test_the_face_at_a_place_stays_chosen_in_other_shots() -> None:
+    moved = sighting(0, 650)
+    frames = [Seen(0, (RIGHT,)), Seen(0, (LEFT, RIGHT)), Seen(1, (moved, LARGE)), Seen(1, (LARGE,))]
+    assert chosen(parse_face("at:100,150"), frames) == [{}, {0: 0}, {0: 0}, {}]
+
+
+def test_a_number_that_does_not_exist_names_those_that_do() -> None:
+    with pytest.raises(InputError, match=r"face 3: is not in talk.mp4, which has faces 0, 1 and 4") as error:
+        check_people([0, 3], (0, 1, 4), "talk.mp4")
+    assert error.value.usage
+    with pytest.raises(InputError, match="which has only face 0"):
+        check_people([1], (0,), "talk.mp4")
+
+
+@pytest.mark.integration
+def test_times_of_the_others_are_reported(detector: MediaPipeDetector) -> None:
+    frames = together([250.0] * 30, [790.0] * 5 + [None] * 20 + [790.0] * 5)
+    finder = FaceFinder(detector, 64, StageClock(), choice=FaceChoice("right"))
+    jobs = list(finder.find(frame_at(*numbered) for numbered in enumerate(frames)))
+    assert [len(job.targets) for job in jobs] == [1] * 5 + [0] * 20 + [1] * 5
+    assert finder.untouched == (Interval(0.2, 1.0, "other faces"),)

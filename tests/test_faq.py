@@ -1,0 +1,28 @@
+"""`docs/faq.md` names options and files that exist."""
+
+import re
+from dataclasses import fields
+
+from latentsync_trt.config import RuntimeOptions, SyncOptions, flag_name
+from tests.conftest import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "faq.md").read_text(encoding="utf-8")
+
+
+def test_every_option_exists() -> None:
+    options = (*fields(SyncOptions), *fields(RuntimeOptions))
+    known = {flag_name(option.name) for option in options} | {option.metadata.get("off") for option in options}
+    named = set(re.findall(r"--[a-z][a-z0-9-]*", PAGE))
+    assert named <= known | {"--audio"}
+    assert len(named) > 20
+
+
+def test_every_value_is_one_that_its_option_takes() -> None:
+    for option in fields(SyncOptions):
+        if choices := option.metadata.get("choices"):
+            assert set(re.findall(rf"`{flag_name(option.name)} ([a-z0-9]+)`", PAGE)) <= set(choices)
+
+
+def test_every_page_exists() -> None:
+    for name in re.findall(r"\]\((\w+\.md)\)", PAGE):
+        assert (REPOSITORY / "docs" / name).is_file()

@@ -1,0 +1,152 @@
+"""The file that a run writes: frame rate, time base, and first and last stamps of picture and sound."""
+
+from fractions import Fraction
+from itertools import islice
+from pathlib import Path
+
+import av
+import pytest
+from PIL import Image
+
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.cli.sync import default_output
+from latentsync_trt.config import Length
+from latentsync_trt.media.demo_clip import camera_frames, portrait
+from latentsync_trt.types import SyncReport
+from tests.clips import write_sound, write_video
+from tests.small import small_bundle
+
+NTSC = Fraction(30000, 1001)
+FRAMES = 16
+VARIABLE_MS = [0, 33, 67, 100, 133, 200, 234, 267, 300, 400, 433, *range(480, 680, 40)]
+
+
+@pytest.fixture(scope="module")
+def lip_sync() -> LipSync:
+    return LipSync.from_bundle(small_bundle(), "cpu")
+
+
+def film(path: Path, fps: Fraction | int = 25, times: list[int] | None = None) -> Path:
+    return write_video(path, islice(camera_frames(Fraction(4)), FRAMES), fps, times=times)
+
+
+def stamps_s(path: Path) -> list[Fraction]:
+    """Of the pictures, and when the last one ends."""
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        frames = list(container.decode(stream))
+        unit_s = stream.time_base or Fraction(0)
+        last = frames[-1]
+        return [Fraction((frame.pts or 0) * unit_s) for frame in frames] + [((last.pts or 0) + last.duration) * unit_s]
+
+
+def sound_span_s(path: Path) -> tuple[float, float]:
+    """When the sound begins and ends."""
+    with av.open(str(path)) as container:
+        frames = list(container.decode(audio=0))
+    first, last = frames[0], frames[-1]
+    end_s = float(last.pts * last.time_base) + last.samples / last.sample_rate
+    return float(first.pts * first.time_base), end_s
+
+
+def sync(lip_sync: LipSync, video: Path, speech: Path, output: Path, **options: object) -> SyncReport:
+    return lip_sync.sync(video, speech, output, SyncOptions(steps=1, guidance=1.0, **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("source", "fps", "output"),
+    [
+        ("in.mp4", Fraction(24000, 1001), "out.mp4"),
+        ("in.mkv", NTSC, "out.mp4"),
+        ("in.mp4", NTSC, "out.mkv"),
+        ("in.mp4", Fraction(50), "out.mov"),
+        ("in.ts", Fraction(60000, 1001), "out.mp4"),
+    ],
+)
+@pytest.mark.integration
+def test_a_constant_rate_is_kept(tmp_path: Path, lip_sync: LipSync, source: str, fps: Fraction, output: str) -> None:
+    clip, speech = film(tmp_path / source, fps), write_sound(tmp_path / "speech.wav", float(FRAMES / fps) - 0.001)
+    report = sync(lip_sync, clip, speech, tmp_path / output)
+    unit_s = Fraction(1, 1000) if output.endswith("mkv") else Fraction(0)
+    found = stamps_s(tmp_path / output)
+    assert all(abs(stamp_s - k / fps) <= unit_s / 2 for k, stamp_s in enumerate(found[:-1]))
+    assert abs(found[-1] - FRAMES / fps) <= unit_s
+    with av.open(str(tmp_path / output)) as container:
+        stream = container.streams.video[0]
+        assert stream.average_rate == pytest.approx(fps, rel=1e-6)
+        assert unit_s or (1 / fps / (stream.time_base or 1)).denominator == 1
+    assert (report.frames, report.frames_with_face) == (FRAMES, FRAMES)
+    begin_s, end_s = sound_span_s(tmp_path / output)
+    assert abs(begin_s) < 0.001
+    assert abs(end_s - FRAMES / fps) < 1 / fps
+
+
+@pytest.mark.parametrize(("source", "output"), [("in.mp4", "out.mp4"), ("in.mkv", "out.mkv")])
+@pytest.mark.integration
+def test_a_variable_rate_is_kept(tmp_path: Path, lip_sync: LipSync, source: str, output: str) -> None:
+    clip = film(tmp_path / source, times=VARIABLE_MS)
+    sync(lip_sync, clip, write_sound(tmp_path / "speech.wav", 0.68), tmp_path / output)
+    found = stamps_s(tmp_path / output)
+    assert [stamp_s * 1000 for stamp_s in found[:-1]] == VARIABLE_MS
+    assert found[-1] == Fraction(68, 100)
+
+
+@pytest.mark.integration
+def test_25_frames_a_second_stay_a_choice(tmp_path: Path, lip_sync: LipSync) -> None:
+    clip, speech = film(tmp_path / "in.mp4", NTSC), write_sound(tmp_path / "speech.wav", 0.8)
+    report = sync(lip_sync, clip, speech, tmp_path / "out.mp4", fps="25")
+    assert stamps_s(tmp_path / "out.mp4") == [Fraction(k, 25) for k in range(21)]
+    assert any("the video has 29.97 frames/s, the output 25" in notice for notice in report.notices)
+
+
+@pytest.mark.parametrize(
+    ("length", "video_s", "audio_s"),
+    [("audio", 1.7, 1.7), ("longest", 1.7, 1.7), ("shortest", 16 / 30, 16 / 30), ("video", 16 / 30, 16 / 30)],
+)
+@pytest.mark.integration
+def test_the_output_is_as_long_as_asked(
+    tmp_path: Path, lip_sync: LipSync, length: Length, video_s: float, audio_s: float
+) -> None:
+    clip, speech = film(tmp_path / "in.mp4", 30), write_sound(tmp_path / "speech.wav", 1.7)
+    report = sync(lip_sync, clip, speech, tmp_path / "out.mp4", length=length)
+    found = stamps_s(tmp_path / "out.mp4")
+    assert found[0] == 0
+    assert abs(found[-1] - video_s) < Fraction(1, 30)
+    assert abs(sound_span_s(tmp_path / "out.mp4")[1] - audio_s) < 1 / 30
+    assert report.duration_s == float(found[-1])
+
+
+@pytest.mark.parametrize("name", ["still.jpg", "frames/%03d.png"])
+@pytest.mark.integration
+def test_pictures_speak(tmp_path: Path, lip_sync: LipSync, name: str) -> None:
+    face, speech = Image.fromarray(portrait()), write_sound(tmp_path / "speech.wav", 1.0)
+    (tmp_path / "frames").mkdir()
+    for path in ("still.jpg", "frames/007.png", "frames/008.png", "frames/009.png"):
+        face.save(tmp_path / path)
+    output = default_output(tmp_path / name, ".mp4")
+    assert output == tmp_path / f"{name[:5] if name.startswith('still') else 'frames'}-synced.mp4"
+    report = sync(lip_sync, tmp_path / name, speech, output)
+    assert stamps_s(output) == [Fraction(k, 25) for k in range(26)]
+    assert report.frames_with_face == 25
+
+
+@pytest.mark.integration
+def test_a_films_own_sound_is_the_speech(tmp_path: Path, lip_sync: LipSync) -> None:
+    silent, speech, clip = (
+        film(tmp_path / "silent.mp4", NTSC),
+        write_sound(tmp_path / "s.wav", 0.5),
+        tmp_path / "in.mov",
+    )
+    with av.open(str(silent)) as pictures, av.open(str(speech)) as sound, av.open(str(clip), "w") as container:
+        sources = pictures.streams.video[0], sound.streams.audio[0]
+        streams = [container.add_stream_from_template(source) for source in sources]
+        for source, stream in zip((pictures, sound), streams, strict=True):
+            for packet in source.demux():
+                if packet.dts is not None:
+                    packet.stream = stream
+                    container.mux(packet)
+    report = sync(lip_sync, clip, clip, tmp_path / "out.mp4")
+    found = stamps_s(tmp_path / "out.mp4")
+    assert report.frames == FRAMES
+    assert found[:-1] == [k / NTSC for k in range(FRAMES)]
+    assert abs(sound_span_s(tmp_path / "out.mp4")[1] - 0.5) < 1 / 30
