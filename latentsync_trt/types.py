@@ -245,8 +245,8 @@ class ImageCodec(Protocol):
     def decode_faces(self, latents: Float32Array) -> Sequence[UInt16Array]:
         """Faces of scaled latents `(N, 4, h, w)`: N pictures, uint16 `(H, W, 3)` RGB.
 
-        The network's −1 to 1 become 0 to 65535 (257 × the 8-bit level), clipped. With 16 bits, only the compositor
-        rounds to 8 bits.
+        The network's −1 to 1 become 0 to 65535 (257 × the 8-bit level), clipped. Rounding to the depth
+        of the video comes last, in the planes.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""People keep their numbers: side by side, crossing, leaving and coming back, across cuts; and who of them is chosen."""
+"""People keep their numbers: crossing, leaving and coming back, across cuts; and who of them is chosen."""
 
 from collections.abc import Iterable, Iterator, Mapping
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
@@ -237,6 +238,24 @@ def test_a_failure_while_joining_keeps_all_parts(tmp_path: Path) -> None:
         assert writer.frames_done == 60
     assert len(content(output)) == 60
     assert names(tmp_path) == [".mkv"]
+
+
+def test_a_file_is_signed_before_it_appears(tmp_path: Path) -> None:
+    output, seen = tmp_path / "out.mp4", list[tuple[int, bool]]()
+
+    def sign(path: Path) -> None:
+        seen.append((len(content(path)), output.exists()))
+        if len(seen) == 1:
+            raise OutputError("the certificate has expired")
+
+    for attempt in range(2):
+        info = picture_info(96, 64, rgb=False)
+        writer = VideoWriter(output, info, choose_encoder(SyncOptions(), info), sign=sign)
+        with suppress(OutputError), writer:
+            for frame in frames(list(range(11)), Fraction(1, 25)):
+                writer.write(frame)
+        assert [path.name for path in tmp_path.iterdir()] == ["out.mp4"] * attempt
+    assert seen == [(10, False), (10, False)]
 
 
 @given(some.permutations(range(8)))

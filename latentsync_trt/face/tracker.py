@@ -169,8 +169,8 @@ class FaceTracker:
         found = None if self._follower is not None else self._usable(view, ())
         kept, changes = self._continued(view, live, found)
         elsewhere = self._scene is None or is_elsewhere(self._scene, view.scene)
-        is_cut = Change.SCENE in changes or (elsewhere and not kept)
-        if is_cut:  # a face at the same place as before is a coincidence
+        is_cut = (elsewhere or Change.SCENE in changes) if not kept else (elsewhere and Change.SCENE in changes)
+        if is_cut:  # a face that is like one before and at its place is a coincidence
             self._begin_shot()
             kept = []
         if found is None:

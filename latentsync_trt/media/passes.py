@@ -115,13 +115,13 @@ class VideoPasses:
 
 def _found(container: InputContainer, stream: VideoStream, wanted: set[int], from_stamp: int) -> dict[int, VideoFrame]:
     """Those of the pictures with the `wanted` stamps that are decoded after a jump to `from_stamp`."""
-    found: dict[int, VideoFrame] = {}
+    found, last = dict[int, VideoFrame](), max(wanted)
     try:
         container.seek(from_stamp, stream=stream)
         for frame in container.decode(stream):
             if frame.pts in wanted and not frame.is_corrupt:
                 found.setdefault(frame.pts, frame)
-            if frame.pts is None or len(found) == len(wanted) or frame.pts > max(wanted):
+            if frame.pts is None or len(found) == len(wanted) or frame.pts > last:
                 break
     except av.error.FFmpegError:  # who decodes from the start reports it
         return {}

@@ -1,0 +1,257 @@
+"""Saved tracks: aligned as they were when found, at any rate and backwards; edited by people; and what is refused."""
+
+import gzip
+import json
+from collections.abc import Callable, Generator, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from latentsync_trt.cli import main
+from latentsync_trt.errors import InputError, NoFaceError
+from latentsync_trt.face import track_file
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.track_file import ClipMark, Span, Tracks, read_tracks, save_tracks
+from latentsync_trt.media.playback import Playback
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.sync.analysis import analyse, mark_of
+from latentsync_trt.sync.faces import FaceFinder
+from latentsync_trt.sync.jobs import Job
+from latentsync_trt.sync.threads import StageClock
+from latentsync_trt.types import Frame
+from latentsync_trt.values import FaceChoice
+from tests.clips import numbered, write_sound, write_video
+from tests.people import first_person, together
+
+FPS = 50
+CLIP = ClipMark("talk.mp4", 1000, 640, 360, 10, 0.4)
+
+
+@pytest.fixture(scope="module")
+def detector() -> Iterator[MediaPipeDetector]:
+    with MediaPipeDetector() as detector:
+        yield detector
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Half a second of one person, 50 frames per second."""
+    return write_video(tmp_path_factory.mktemp("clip") / "one.mp4", first_person(25), FPS)
+
+
+@pytest.fixture(scope="module")
+def saved(clip: Path, detector: MediaPipeDetector) -> Path:
+    return save_tracks(analyse(clip, detector), clip.with_suffix(".json"))
+
+
+def jobs_of(detector: MediaPipeDetector, clip: Path, playback: Playback, tracks: Tracks | None) -> list[Job]:
+    def frames() -> Generator[Frame, None, None]:
+        yield from read_frames(clip, playback)
+
+    return list(FaceFinder(detector, 256, StageClock(), tracks=tracks, fps=FPS).find(frames()))
+
+
+@pytest.mark.integration
+def test_saved_tracks_align_exactly_as_live_ones(detector: MediaPipeDetector, clip: Path, saved: Path) -> None:
+    live, replayed = (jobs_of(detector, clip, Playback(), tracks) for tracks in (None, read_tracks(saved)))
+    assert len(live) == len(replayed) == 25
+    for one, other in zip(live, replayed, strict=True):
+        assert np.array_equal(one.targets[0].matrix, other.targets[0].matrix)
+        assert np.array_equal(one.targets[0].tracked.box, other.targets[0].tracked.box)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "playback",
+    [
+        Playback(25),
+        Playback(60),
+        Playback(duration_s=Fraction(5, 4), extend="pingpong"),
+        Playback(25, Fraction(2), "loop"),
+    ],
+    ids=["25", "60", "ping-pong", "loop"],
+)
+def test_tracks_follow_the_time_of_the_source(
+    detector: MediaPipeDetector, clip: Path, saved: Path, playback: Playback
+) -> None:
+    tracks = read_tracks(saved)
+    wanted = {job.frame.source_s: job.targets[0].matrix for job in jobs_of(detector, clip, Playback(), tracks)}
+    jobs = jobs_of(detector, clip, playback, tracks)
+    assert all(np.array_equal(job.targets[0].matrix, wanted[job.frame.source_s]) for job in jobs)
+    runs = [job.targets[0].track_id for job in jobs]
+    assert len(set(runs)) == (4 if playback.extend == "loop" else 1), "each pass of a loop is a run of its own"
+
+
+def test_tracks_need_no_detector(clip: Path, saved: Path) -> None:
+    class Blind:
+        def detect(self, frame: object) -> list[Any]:
+            raise AssertionError("searched")
+
+    assert all(job.targets for job in jobs_of(Blind(), clip, Playback(), read_tracks(saved)))  # type: ignore[arg-type]
+
+
+def test_a_person_who_is_not_there_is_named(detector: MediaPipeDetector, saved: Path) -> None:
+    with pytest.raises(InputError, match=r"face 1: is not in one.mp4, which has only face 0"):
+        FaceFinder(detector, 256, StageClock(), choice=FaceChoice("index", 1), tracks=read_tracks(saved))
+
+
+def span(person: int, start_s: float, count: int = 5) -> Span:
+    times_s = start_s + np.arange(count) / 25
+    face = [100.5, 100, 200, 230, 120, 120, 180, 121, 150, 170]
+    return Span(person, np.column_stack([times_s, np.tile(face, (count, 1))]))
+
+
+def content(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text()))
+
+
+@pytest.fixture
+def edited(tmp_path: Path) -> Callable[[Callable[[dict[str, Any]], object]], Path]:
+    """Saves two people, one of them with two spans, and applies an edit to the file."""
+    path = save_tracks(Tracks(CLIP, (0.0, 0.2), (span(0, 0), span(1, 0), span(0, 0.2))), tmp_path / "t.json")
+
+    def apply(edit: Callable[[dict[str, Any]], object]) -> Path:
+        changed = content(path)
+        edit(changed)
+        path.write_text(json.dumps(changed))
+        return path
+
+    return apply
+
+
+def test_people_and_spans_can_be_edited(edited: Callable[..., Path]) -> None:
+    def edit(file: dict[str, Any]) -> None:
+        file["people"][1]["person"] = 7
+        file["people"][0]["spans"].pop(0)
+        file["people"][0]["spans"][0]["from_s"] = 0.28
+
+    tracks = read_tracks(edited(edit))
+    assert tracks.people == (0, 7)
+    assert [(one.person, len(one.rows)) for one in tracks.spans] == [(7, 5), (0, 3)]
+    assert [one.person for one in tracks.at(Fraction(0)).faces] == [7]
+    assert [one.person for one in tracks.at(Fraction(8, 25)).faces] == [0]
+    assert (tracks.at(Fraction(0)).shot, tracks.at(Fraction(8, 25)).shot) == (0, 1)
+
+
+def _row(file: dict[str, Any], number: int) -> list[Any]:
+    row = file["people"][0]["spans"][0]["frames"][number]
+    assert isinstance(row, list)
+    return row
+
+
+WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "other file": (lambda f: f.clear(), "format: is missing"),
+    "other version": (lambda f: f.update(format="faces 9"), "format: 'faces 9' is not"),
+    "no number": (lambda f: f["people"][1].update(person="x"), "people.1.person: 'x' is not int"),
+    "negative": (lambda f: f["people"][1].update(person=-1), "people.1.person: -1 is negative"),
+    "short row": (lambda f: _row(f, 2).pop(), "people.0.spans.0.frames.2: is not 11 numbers"),
+    "text": (lambda f: _row(f, 3).__setitem__(4, "a"), "people.0.spans.0.frames.3: is not 11 numbers"),
+    "no frames": (lambda f: f["people"][0]["spans"][0].update(frames=[]), "people.0.spans.0.frames: is not a list"),
+    "order": (lambda f: _row(f, 3).__setitem__(0, 0.04), "frames.3: the time is not after"),
+    "box": (lambda f: _row(f, 1).__setitem__(1, 900), "frames.1: the box is not left, top, right, bottom"),
+    "points": (lambda f: _row(f, 1).__setitem__(slice(5, None), [9] * 6), "frames.1: the points coincide"),
+    "nothing left": (lambda f: f["people"][0]["spans"][0].update(from_s=9), "spans.0: has no frame between"),
+    "two places": (
+        lambda f: f["people"][1].update(person=0),
+        "people.1.spans.0: person 0 is at two places after 0.00 s",
+    ),
+    "shots": (lambda f: f.update(shots_s=[1, 0]), "shots_s: the times do not ascend"),
+    "typo": (lambda f: f["clip"].update(nmae="x"), "clip.nmae: is no known field"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_in_a_file_is_named_with_its_place(edited: Callable[..., Path], case: str) -> None:
+    edit, message = WRONG[case]
+    path = edited(edit)
+    with pytest.raises(InputError) as error:
+        read_tracks(path)
+    assert message in str(error.value)
+    assert str(error.value).startswith(f"{path}: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\x1f\x8b\x08", b"\xff\xfe", gzip.compress(b"[]")[:-4], b"[1]"])
+def test_what_is_no_file_of_tracks_is_an_error(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="t.json: "):
+        read_tracks(path)
+    with pytest.raises(InputError, match="no.json: .*write it with latentsync-trt faces"):
+        read_tracks(tmp_path / "no.json")
+
+
+def test_a_large_file_is_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracks = Tracks(CLIP, (0.0,), (span(0, 0, 200),))
+    plain = save_tracks(tracks, tmp_path / "t.json")
+    assert plain.stat().st_size / 200 < 120, "11 MB per hour of one face at 25 frames/s"
+    monkeypatch.setattr(track_file, "_LARGE_BYTES", 1000)
+    packed = save_tracks(tracks, tmp_path / "t.json")
+    assert packed.name == "t.json.gz"
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+    assert np.array_equal(read_tracks(packed).spans[0].rows, read_tracks(plain).spans[0].rows)
+
+
+def test_tracks_of_another_clip_are_refused(clip: Path, saved: Path, tmp_path: Path) -> None:
+    tracks = read_tracks(saved)
+    renamed = tmp_path / "renamed.mp4"
+    renamed.write_bytes(clip.read_bytes())
+    tracks.check_clip(mark_of(renamed, probe(renamed)), saved)
+    other = write_video(tmp_path / "other.mp4", numbered(25), FPS)
+    with pytest.raises(
+        InputError, match=r"one.json: has the tracks of one.mp4 \(.*480×480.*but the video is other.mp4"
+    ):
+        tracks.check_clip(mark_of(other, probe(other)), saved)
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.integration
+def test_the_command_writes_a_sheet_and_tracks(tmp_path: Path) -> None:
+    video = write_video(tmp_path / "two.mp4", together([250.0] * 10, [790.0] * 10))
+    code, out, _ = run("faces", video)
+    assert code == 0
+    tracks = read_tracks(tmp_path / "two-faces.json")
+    assert tracks.people == (0, 1)
+    assert tracks.clip.frames == 10
+    assert [line.split()[0] for line in out.splitlines()[1:3]] == ["0", "1"]
+    with Image.open(tmp_path / "two-faces.png") as sheet:
+        pixels = np.asarray(sheet.convert("RGB"))
+    top = pixels[16:176, 16:176].astype(int)
+    assert top.std() > 30, "a portrait is shown"
+    assert pixels.shape[0] > 2 * 160
+    code, out, _ = run("faces", video, "-o", tmp_path / "seen", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert [person["number"] for person in found["people"]] == [0, 1]
+    assert 100 < found["people"][0]["height_px"] < 250
+    assert Path(found["tracks"]) == tmp_path / "seen.json"
+
+
+def test_a_clip_without_faces_is_an_error(tmp_path: Path, detector: MediaPipeDetector) -> None:
+    video = write_video(tmp_path / "in.mp4", numbered(3))
+    with pytest.raises(NoFaceError, match="no face in any of its 3 frames"):
+        analyse(video, detector)
+    code, _, err = run("faces", video)
+    assert code == 1
+    assert "no face in any" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.mp4"]
+
+
+@pytest.mark.integration
+def test_sync_names_the_faces_that_exist(clip: Path, saved: Path, tmp_path: Path) -> None:
+    sound = write_sound(tmp_path / "speech.wav", 0.2)
+    common = "sync", "--bundle", "demo", "--video", clip, "--audio", sound, "-o", tmp_path / "o.mp4", "-q"
+    for extra in ((), ("--faces", saved)):
+        code, _, err = run(*common, "--face", "index:2", *extra)
+        assert code == 2
+        assert "face 2: is not in one.mp4, which has only face 0" in err
+    assert not (tmp_path / "o.mp4").exists()

@@ -1,0 +1,65 @@
+"""Small faces are found in tiles, and nothing else is."""
+
+from collections.abc import Iterator
+
+import cv2
+import numpy as np
+import pytest
+import skimage.data
+
+from latentsync_trt.face.checks import usable
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.tiles import SIDE_PX, tiles
+from latentsync_trt.types import UInt8Array
+
+SIZES = [(1920, 1080), (3840, 2160)]
+
+
+@pytest.fixture(scope="module")
+def detector() -> Iterator[MediaPipeDetector]:
+    with MediaPipeDetector() as detector:
+        yield detector
+
+
+def busy(name: str, size: tuple[int, int]) -> UInt8Array:
+    picture = np.asarray(getattr(skimage.data, name)())
+    picture = np.repeat(picture[..., None], 3, 2) if picture.ndim == 2 else picture
+    return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_CUBIC), np.uint8)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("height_px", [120, 80, 56, 48])
+def test_a_small_face_is_found(detector: MediaPipeDetector, size: tuple[int, int], height_px: int) -> None:
+    portrait = np.asarray(skimage.data.astronaut()[0:330, 60:390], np.uint8)
+    (face,) = detector.detect(portrait)
+    scale = height_px / float(face.box[3] - face.box[1])
+    small = cv2.resize(portrait, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+    frame = busy("coffee", size)
+    left, top = size[0] // 3, size[1] // 2
+    frame[top : top + small.shape[0], left : left + small.shape[1]] = small
+    (found,) = detector.detect(frame)
+    expected = (face.points + 0.5) * scale - 0.5 + (left, top)
+    assert np.abs(found.points - expected).max() < 0.05 * height_px
+    assert usable(found)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["coffee", "rocket", "chelsea", "immunohistochemistry", "text", "coins", "brick"])
+def test_nothing_is_found_in_busy_pictures(detector: MediaPipeDetector, name: str) -> None:
+    assert detector.detect(busy(name, SIZES[0])) == []
+
+
+@pytest.mark.parametrize("size", [(1, 1), (480, 480), (640, 360), (641, 100), *SIZES, (7680, 4320), (100, 9000)])
+def test_tiles_cover_the_picture(size: tuple[int, int]) -> None:
+    width, height = size
+    found = tiles(width, height)
+    if max(size) <= SIDE_PX:
+        assert found == []
+        return
+    covered = np.zeros((height, width), np.bool_)
+    for left, top, side in found:
+        assert side >= SIDE_PX
+        covered[max(top, 0) : top + side, max(left, 0) : left + side] = True
+    assert not found or covered.all()
+    assert len(found) <= 81
