@@ -1,9 +1,10 @@
 """Whether one sees where windows meet, on the built-in model, and what `--overlap` changes about that.
 
-The built-in portrait is painted to the built-in sentence with windows that begin at four phases.
-`step`: the change of the painted part between two frames at a joint (with overlap: at each step of the blend), relative
-to the change between the same two frames in the middle of a window; `strongest`: that of the strongest tenth.
-`sharpness`: gradients of blended frames relative to the same frames in the middle of a window. 1 = nothing to see.
+The built-in portrait is painted to the built-in sentence with windows that begin at four phases. `step`: the change of
+the painted part between two frames at a joint (with overlap: at each step of the blend), relative to the change between
+the same two frames in the middle of a window; `strongest`: that of the strongest tenth, and `strongest_inside`, where
+only the phases of windows differ. `more_levels`: by how many 8-bit levels a joint changes more. `sharpness`: gradients
+of blended frames relative to the same frames in the middle of a window. `work`: windows to paint, relative to 0.
 
     python scripts/overlap.py --json benchmarks/overlap-demo.json
 """
@@ -41,6 +42,9 @@ from latentsync_trt.sync.speech import OpenVoices
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Float32Array, Frame, UInt8Array, UInt16Array
 from latentsync_trt.version import __version__
+
+Runs = dict[tuple[int, int, int], list[Float32Array]]
+"""Painted parts by start, overlap and phase."""
 
 OVERLAPS = (0, 2, 4, 8)
 PHASES = (0, 4, 8, 12)
@@ -96,33 +100,39 @@ def sharpness(picture: Float32Array) -> float:
     return float(np.abs(np.diff(picture, axis=0)).mean() + np.abs(np.diff(picture, axis=1)).mean())
 
 
-def measure(runs: dict[tuple[int, int, int], list[Float32Array]], overlap: int, frames: int) -> dict[str, object]:
-    """Numbers of one overlap; `runs` by start, overlap and phase."""
-    plain_change, plain_sharp = defaultdict(list), defaultdict(list)
+def measure(runs: Runs, overlap: int, frames: int) -> dict[str, object]:
+    """Numbers of one overlap; the reference are windows without overlap."""
+    change, sharp = defaultdict(dict), defaultdict(dict)
     for (start, used, phase), shown in runs.items():
         for index in range(1, len(shown)):
             if used == 0 and position(index, phase, 0, frames) in _MIDDLE:
-                plain_change[start, index].append(float(np.abs(shown[index] - shown[index - 1]).mean()))
-                plain_sharp[start, index].append(sharpness(shown[index]))
-    steps, sharp = [], []
+                change[start, index][phase] = changed(shown, index)
+                sharp[start, index][phase] = sharpness(shown[index])
+    steps, levels, sharpnesses = [], [], []
     for (start, used, phase), shown in runs.items():
-        if used != overlap:
-            continue
-        last = len(shown) - 2 * frames  # the last window is shifted
-        for index in range(phase + frames - overlap, last):
-            place = position(index, phase, overlap, frames)
-            if place <= overlap and plain_change[start, index]:
-                steps.append(np.abs(shown[index] - shown[index - 1]).mean() / np.mean(plain_change[start, index]))
-            if place < overlap and plain_sharp[start, index]:
-                sharp.append(sharpness(shown[index]) / np.mean(plain_sharp[start, index]))
+        for index in range(phase + frames - overlap, len(shown) - 2 * frames):  # the last window is shifted
+            place, usual = position(index, phase, overlap, frames), change[start, index]
+            if used == overlap and place <= overlap and usual:
+                steps.append(changed(shown, index) / np.mean(list(usual.values())))
+                levels.append(changed(shown, index) - np.mean(list(usual.values())))
+            if used == overlap and place < overlap and sharp[start, index]:
+                sharpnesses.append(sharpness(shown[index]) / np.mean(list(sharp[start, index].values())))
+    pairs = [list(usual.values()) for usual in change.values() if len(usual) > 1]
+    inside = [each[0] / np.mean(each[1:]) for each in pairs]
     return {
         "overlap": overlap,
         "step": round(float(np.mean(steps)), 3),
         "strongest": round(float(np.quantile(steps, 0.9)), 3),
-        "sharpness": round(float(np.mean(sharp)), 3) if sharp else 1.0,
+        "strongest_inside": round(float(np.quantile(inside, 0.9)), 3),
+        "more_levels": round(float(np.mean(levels)), 3),
+        "sharpness": round(float(np.mean(sharpnesses)), 3) if sharpnesses else 1.0,
         "steps": len(steps),
-        "windows": round(frames / (frames - overlap), 2),
+        "work": round(frames / (frames - overlap), 2),
     }
+
+
+def changed(shown: Sequence[Float32Array], index: int) -> float:
+    return float(np.abs(shown[index] - shown[index - 1]).mean())
 
 
 def main() -> None:
@@ -138,7 +148,7 @@ def main() -> None:
     part = generated_part(bundle.manifest.resolution_px)
     inpainter = Remembered(make_inpainter(bundle.manifest, options, networks.codec, networks.denoiser))
     count = int(audio_duration_s(SPEECH) * MODEL_FPS)
-    runs: dict[tuple[int, int, int], list[Float32Array]] = {}
+    runs: Runs = {}
     for start_s in _STARTS_S[: given.clips]:
         with MediaPipeDetector() as detector:
             finder = FaceFinder(detector, bundle.manifest.resolution_px, StageClock())

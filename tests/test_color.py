@@ -217,6 +217,19 @@ def test_an_unknown_matrix_is_found_before_the_work(tmp_path: Path, color: Color
         probe(source)
 
 
+@pytest.mark.parametrize(
+    ("pixel_format", "planar"),
+    [("rgb555le", "gbrp"), ("monow", "yuv420p"), ("yuv411p", "yuv422p"), ("yuv410p", "yuv420p")],
+)
+def test_rare_pixel_formats_lose_nothing(tmp_path: Path, pixel_format: str, planar: str) -> None:
+    black_and_white = np.zeros((64, 96, 3), np.uint8)
+    black_and_white[:, 48:] = 255
+    source = write(tmp_path / "in.nut", [black_and_white], "rawvideo", pixel_format)
+    assert probe(source).pixel_format == planar
+    (frame,) = read_frames(source)
+    assert np.abs(frame.rgb.astype(int) - black_and_white)[:, [10, 90]].max() < 8  # white in five bits
+
+
 @pytest.mark.parametrize("pixel_format", ["gray32le", "gbrap32le"])
 def test_an_unsupported_pixel_format_is_named(tmp_path: Path, pixel_format: str) -> None:
     frame = av.VideoFrame(64, 48, pixel_format)

@@ -68,6 +68,8 @@ def test_a_still_picture_and_a_part_need_no_notice() -> None:
     still = video(Fraction(1, 25), Fraction(25))
     assert notices_of_length(still, Fraction(4), SyncOptions()) == []
     assert notices_of_length(video(Fraction(9)), Fraction(4), SyncOptions(start=Fraction(2))) == []
+    (cut,) = notices_of_length(video(Fraction(9)), Fraction(12), SyncOptions(start=Fraction(2)))
+    assert cut == "the video lasts 9 s, the audio ends after 12 s: the sound is cut there (--length)"
 
 
 class TwoFaces:

@@ -16,14 +16,20 @@ if TYPE_CHECKING:
 
 
 @click.command("sync")
-@click.option("--video", required=True, type=LocalPath(), panel=FILES, help="Video with a face; also a picture, pictures as %05d.png, or a GIF.")
+@click.option(
+    "--video",
+    required=True,
+    type=LocalPath(),
+    panel=FILES,
+    help="Video with a face; also a picture, numbered pictures as in frames/%05d.png, or a GIF.",
+)
 @click.option(
     "--audio",
     "--voice",
     type=LocalPath(),
     panel=FILES,
-    help="Speech that the lips follow: an audio file, or a video with sound, also the video itself. Several people: "
-    "--speaker.",
+    help="Speech that the lips follow: an audio file, or a video with sound, such as --video itself. For several "
+    "people use --speaker.",
 )
 @click.option(
     "--output",

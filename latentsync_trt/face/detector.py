@@ -79,9 +79,8 @@ class MediaPipeDetector:
         if small:
             whole = np.asarray(picture)
             for left, top, side in tiles(picture.shape[1], picture.shape[0]):
-                tile = whole[max(top, 0) : top + side, max(left, 0) : left + side]
-                found = self._candidates(tile, FULL_RANGE) + np.array([max(left, 0), max(top, 0)], np.float32)
-                self._confirm(picture, found, known, faces)
+                found = self._candidates(whole[top : top + side, left : left + side], FULL_RANGE)
+                self._confirm(picture, found + np.array([left, top], np.float32), known, faces)
         return faces
 
     def _confirm(self, picture: Picture, candidates: Float32Array, known: Sequence[Face], faces: list[Face]) -> None:

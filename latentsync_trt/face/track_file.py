@@ -8,6 +8,7 @@ deleted; a span's rows outside `from_s` to `to_s` are ignored.
 
 import gzip
 import json
+import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -137,7 +138,7 @@ def read_tracks(path: Path) -> Tracks:
         content = json.loads(gzip.decompress(data) if data.startswith(_GZIP) else data)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}; write it with latentsync-trt faces") from error
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: is no file of face tracks: {error}") from error
     try:
         return _checked(parsed(content, _File))

@@ -278,8 +278,8 @@ class FaceTracker:
     def _admit(self, view: _View, new: list[_New], kept: list[_Track]) -> None:
         """Continues lost tracks or begins new ones; where a search was made, learns how the others look."""
         if self._searched == self._frame:
-            for track in kept:
-                self._people.learn(track.person, track.face, look_of(view.picture, track.face))
+            for known in kept:
+                self._people.learn(known.person, known.face, look_of(view.picture, known.face))
         for one in new:
             track = self._lost(one, kept)
             if track is None:

@@ -87,14 +87,15 @@ def planes_format(frame: VideoFrame) -> str:
 def _coded_format(form: VideoFormat, orientation: Orientation) -> str:
     """The planar format that frames have before they are made upright: their own, if there is one.
 
-    Alpha is left out; gray and rare samplings become 4:2:0, palettes RGB, floating point 16 bits.
+    Alpha is left out. Gray and 4:1:0 become 4:2:0, 4:1:1 4:2:2, palettes RGB, floating point 16 bits, fewer bits than
+    8 become 8.
     """
-    bits = min(max((component.bits for component in form.components), default=8), 16)
+    bits = min(max(8, *(component.bits for component in form.components)), 16)
     depth = "" if bits == 8 else f"{bits}le"
     if form.is_rgb or form.has_palette:
         return f"gbrp{depth}"
     size = (form.chroma_width(16), form.chroma_height(16)) if len(form.components) > 2 else (8, 8)
-    sampling = {(8, 16): "422", (16, 8): "440", (16, 16): "444"}.get(size, "420")
+    sampling = {(4, 16): "422", (8, 16): "422", (16, 8): "440", (16, 16): "444"}.get(size, "420")
     if sampling == "422" and orientation.transpose and bits not in (8, 10, 12):
         sampling = "444"  # FFmpeg has no upright twin of this depth
     return f"yuv{sampling}p{depth}"

@@ -37,8 +37,8 @@ _MOST_STRETCH = 8
 _OVERVIEW_PX = 384
 """Longer side of the picture in which large faces are searched: twice that of the network, which averages."""
 
-_JUMP_S = Fraction(1, 2)
-"""A source played on or backwards never steps by as much, unless its pictures are held for so long."""
+_JUMP_S = Fraction(1, 4)
+"""A source that is played on or backwards steps by less, unless a picture was held for so long."""
 
 _LUMA_PX = 256
 

@@ -46,9 +46,10 @@ def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) 
     video_s, length = info.duration_s, length_of(options)
     if video_s is None or video_s * (info.frames_per_s or 0) == 1 or is_held(abs(video_s - audio_s)):
         return []  # unknown, a still picture, or as good as equal
-    if length == "shortest" or options.start is not None or options.end is not None:
+    part = options.start is not None or options.end is not None
+    if length == "shortest" or (part and audio_s < video_s):
         return []
-    lengths = f"the video lasts {_short(video_s)} s, the audio {_short(audio_s)} s"
+    lengths = f"the video lasts {_short(video_s)} s, the audio {'ends after ' if part else ''}{_short(audio_s)} s"
     if length != "video" and video_s < audio_s:
         return [f"{lengths}: the picture {_EXTENDED[options.extend]} (--extend, --length)"]
     if length == "audio":

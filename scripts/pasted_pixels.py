@@ -1,0 +1,129 @@
+"""What `sync` changes in real clips beside the faces, with the built-in model.
+
+Each clip is synced with the whole mask and with the face only. Of the changed pixels (8-bit RGB), `outside` is the share
+beside the outlines of the frame's own face and of the painted one, as FaceMesh finds them in that frame; `neck` the share
+that is outside but below a chin; `beside` the rest; `worst`: the frame with most of that. `reach`: how far the farthest
+of these pixels lies from the outlines, in percent of the face's height. `seam`: see `face.seam.seam_score`.
+
+    python scripts/pasted_pixels.py CLIP.mp4=SPEECH.wav ... --json benchmarks/pasted-pixels-demo.json
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import cv2
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.config import Paste
+from latentsync_trt.face.outline import OVAL, filled
+from latentsync_trt.face.paste import Pasted, Paster
+from latentsync_trt.sync import run
+from latentsync_trt.types import BoolArray, Float32Array, Picture
+from latentsync_trt.version import __version__
+
+_VISIBLE = 0.5
+"""A smaller difference in levels leaves an 8-bit pixel as it is."""
+
+
+@dataclass
+class Count:
+    """Pixels of all frames, and what is kept of each frame."""
+
+    changed: int = 0
+    neck: int = 0
+    beside: int = 0
+    worst: float = 0.0
+    reach_percent: float = 0.0
+    seams: list[float] = field(default_factory=list)
+
+    def add(self, picture: Picture, pasted: Pasted) -> None:
+        if pasted.source_mesh is None or pasted.painted_mesh is None or not pasted.patch.weight.size:
+            return
+        changed, (left, top) = changes(picture, pasted)
+        meshes = [mesh - np.float32((left, top)) for mesh in (pasted.source_mesh, pasted.painted_mesh)]
+        face = filled([mesh[list(OVAL)] for mesh in meshes], changed.shape[::-1]) > 0
+        outside = changed & ~face
+        below = np.logical_or.accumulate(face, axis=0) & outside & under_jaw(meshes, changed.shape)
+        beside = outside & ~below
+        self.changed += int(changed.sum())
+        self.neck += int(below.sum())
+        self.beside += int(beside.sum())
+        self.worst = max(self.worst, beside.sum() / changed.sum())
+        far = cv2.distanceTransform((~face).astype(np.uint8), cv2.DIST_L2, 5)[beside]
+        height = float(np.ptp(pasted.source_mesh[:, 1]))
+        self.reach_percent = max(self.reach_percent, 100 * float(far.max(initial=0)) / height)
+        self.seams.append(pasted.seam)
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "frames": len(self.seams),
+            "changed_px": round(self.changed / max(len(self.seams), 1)),
+            "outside": round((self.neck + self.beside) / self.changed, 5),
+            "neck": round(self.neck / self.changed, 5),
+            "beside": round(self.beside / self.changed, 5),
+            "worst": round(self.worst, 5),
+            "reach_percent": round(self.reach_percent, 2),
+            "seam": round(float(np.mean(self.seams)), 3),
+        }
+
+
+def changes(picture: Picture, pasted: Pasted) -> tuple[BoolArray, tuple[int, int]]:
+    """Where 8-bit pixels change, in a part of the frame with the whole patch, and its corner (x, y)."""
+    patch = pasted.patch
+    height, width = patch.weight.shape
+    place = slice(patch.y_px, patch.y_px + height), slice(patch.x_px, patch.x_px + width)
+    apart = np.abs(patch.rgb / np.float32(257) - picture[place]).max(axis=-1)
+    return apart * patch.weight >= _VISIBLE, (patch.x_px, patch.y_px)
+
+
+def under_jaw(meshes: list[Float32Array], shape: tuple[int, ...]) -> BoolArray:
+    """Pixels between the corners of the jaw, below the mouth."""
+    corners = np.stack([mesh[[172, 397]] for mesh in meshes])
+    mouth = np.mean([mesh[14] for mesh in meshes], axis=0)
+    y, x = np.mgrid[: shape[0], : shape[1]]
+    left, right = corners[..., 0].min(), corners[..., 0].max()
+    return np.asarray((x >= left) & (x <= right) & (y > mouth[1]))
+
+
+def measured(lip_sync: LipSync, video: Path, speech: Path, paste: Paste, folder: Path) -> dict[str, Any]:
+    count = Count()
+
+    class Counting(Paster):
+        def paste(self, picture: Picture, *args: Any, **names: Any) -> Pasted:
+            pasted = super().paste(picture, *args, **names)
+            count.add(picture, pasted)
+            return pasted
+
+    usual, run.Paster = run.Paster, Counting  # type: ignore[misc]
+    try:
+        lip_sync.sync(video, speech, folder / "out.mp4", SyncOptions(paste=paste, encoder_preset="ultrafast"))
+    finally:
+        run.Paster = usual  # type: ignore[misc]
+    return {"clip": video.name, "paste": paste, **count.row()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("clips", nargs="+", metavar="CLIP=SPEECH")
+    parser.add_argument("--json", type=Path, required=True)
+    arguments = parser.parse_args()
+    rows = []
+    with LipSync.from_bundle("demo", "cpu") as lip_sync, tempfile.TemporaryDirectory() as folder:
+        for pair in arguments.clips:
+            video, _, speech = pair.partition("=")
+            for paste in get_args(Paste):
+                rows.append(measured(lip_sync, Path(video), Path(speech), paste, Path(folder)))
+                print(rows[-1], file=sys.stderr)
+    arguments.json.write_text(json.dumps({"version": __version__, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
