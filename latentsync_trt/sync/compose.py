@@ -41,7 +41,7 @@ class Composer:
         if (part := part_of(frame.time_s)) != self._part:
             self._part = part
             self._paster.restart()
-            self._quality.restart()
+            self._quality.restart(frame.time_s)
 
     def _patch(self, frame: Frame, target: Target) -> Patch | None:
         if target.face is None or target.painted is None:

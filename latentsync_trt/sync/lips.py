@@ -64,10 +64,11 @@ class Curves:
 @dataclass(frozen=True, slots=True)
 class Agreement:
     """How well a curve follows another: the `correlation` at lag 0, in [−1, 1], 0 if a curve is flat; `lag_frames`:
-    the delay of the first curve at which they agree best."""
+    the delay of the first curve at which they agree best; `best`: the correlation there."""
 
     correlation: float
     lag_frames: int
+    best: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def agreement(measured: Float32Array, target: Float32Array, most_lag_frames: int
     if math.isnan(found[0]):
         raise InputError(f"{len(measured)} frames, of which too few show a face: nothing to compare", usage=False)
     best = max((lag for lag in found if not math.isnan(found[lag])), key=lambda lag: (found[lag], -abs(lag)))
-    return Agreement(found[0], best)
+    return Agreement(found[0], best, found[best])
 
 
 def runs_of_true(values: BoolArray) -> list[tuple[int, int]]:

@@ -6,21 +6,28 @@ from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from math import isnan, sqrt
 from statistics import fmean
-from typing import Any
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.errors import InputError
-from latentsync_trt.face.align import shifted
+from latentsync_trt.face.align import rescaled, shifted
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import Pasted
 from latentsync_trt.sync.filmstrip import Filmstrip, Moment
 from latentsync_trt.sync.jobs import Target
-from latentsync_trt.sync.lips import Curves, Loudness, gap_of, score
-from latentsync_trt.types import BoolArray, Float32Array, Float64Array, Frame, LipMeasure, Measures, Patch
+from latentsync_trt.sync.lips import QUIET_DB, Curves, Loudness, agreement, closed_rate, gap_of
+from latentsync_trt.types import (
+    BoolArray,
+    Float32Array,
+    Float64Array,
+    Frame,
+    LipMeasure,
+    Measures,
+    Patch,
+    UInt8Array,
+    UInt16Array,
+)
 
 _SIDE_PX = 128
 """Side of the aligned faces in which flicker is measured."""
@@ -32,15 +39,17 @@ _LEAST_PIXELS = 50
 _LEAST_NOISE = 6 * 0.5**2
 """The squared second difference of rounding to levels and more: what a picture without any noise is compared with."""
 
-_WIDER = 0.005
-"""By how much the lips of `Pasted.painted_mesh` seem wider apart than in the finished video: its picture is small. With
-it, 97 of 100 frames of the built-in clip are shut or open in both."""
+_LEAST_SPOKEN = MODEL_FPS
+"""With less than a second of speech, lips that do not follow it agree with it by chance."""
+
+_LEAST_AGREEMENT = 0.35
+"""Lips that do not follow the speech stay below this at any delay."""
 
 _SILENT_DB = -100.0
 
 
 class Quality:
-    """Adds up what painted faces look like; memory grows by 12 bytes a face.
+    """Adds up what painted faces look like; memory grows by 36 bytes a face.
 
     Args:
         starts_s: when the recording of each speaker begins in the output.
@@ -49,10 +58,10 @@ class Quality:
 
     def __init__(self, starts_s: Sequence[Fraction], *, pictures: bool = False) -> None:
         self._lips = [_Lips(start_s) for start_s in starts_s]
-        self._seams = _Mean()
         self._flicker: dict[int, _Flicker] = {}
-        self._own, self._new = _Mean(), _Mean()
+        self._seams, self._own, self._new = array("d"), array("d"), array("d")
         self._filmstrip = Filmstrip() if pictures else None
+        self._from_s: Fraction | None = None
 
     def listen(self, speaker: int, blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
         """The same blocks of the speaker's recording, mono at 16 kHz, measured on their way to `SpeechStream`."""
@@ -60,29 +69,30 @@ class Quality:
 
     def add(self, frame: Frame, target: Target, pasted: Pasted) -> None:
         """A face that was pasted into `frame`; frames in order, each face of a frame once."""
-        gap = float("nan") if pasted.painted_mesh is None else gap_of(pasted.painted_mesh) - _WIDER
+        gap = float("nan") if pasted.painted_mesh is None else gap_of(pasted.painted_mesh)
         self._lips[target.speaker].add(frame.time_s, gap)
-        self._seams.add(pasted.seam)
+        self._seams.append(pasted.seam)
         self._flicker = {track: each for track, each in self._flicker.items() if each.index >= frame.index - 1}
-        follower = self._flicker.setdefault(target.track_id, _Flicker())
-        change = follower.add(frame, target, pasted.patch)
+        change = self._flicker.setdefault(target.track_id, _Flicker()).add(frame, target, pasted.patch)
         if change is not None:
-            self._own.add(change[0])
-            self._new.add(change[1])
+            self._own.append(change[0])
+            self._new.append(change[1])
         if self._filmstrip is not None:
             flicker = 0.0 if change is None else change[1] - change[0]
             self._filmstrip.add(frame, target, pasted.patch, gap=gap, seam=pasted.seam, flicker=flicker)
 
-    def restart(self) -> None:
+    def restart(self, time_s: Fraction) -> None:
         """Begins a new part: the frames before have no influence on what follows."""
+        self._from_s = time_s if self._from_s is None else self._from_s
         self._flicker.clear()
 
     def result(self) -> Measures:
         """The measures of all faces so far."""
-        own, new = self._own.value(), self._new.value()
-        flicker = None if own is None or new is None else sqrt((new + _LEAST_NOISE) / (own + _LEAST_NOISE))
+        flicker = None
+        if self._own:
+            flicker = sqrt((fmean(self._new) + _LEAST_NOISE) / (fmean(self._own) + _LEAST_NOISE))
         lips = [_measured(speaker, curves) for speaker, curves in enumerate(self.curves()) if curves is not None]
-        return Measures(tuple(lips), self._seams.value(), flicker)
+        return Measures(tuple(lips), fmean(self._seams) if self._seams else None, flicker, float(self._from_s or 0))
 
     def curves(self) -> list[Curves | None]:
         """Lips and loudness of each speaker over the recording; None where no lips were measured."""
@@ -91,19 +101,6 @@ class Quality:
     def moments(self) -> list[Moment]:
         """The moments that matter, in order; empty without pictures."""
         return [] if self._filmstrip is None else self._filmstrip.moments()
-
-
-class _Mean:
-    """A running mean."""
-
-    def __init__(self) -> None:
-        self._sum, self._count = 0.0, 0
-
-    def add(self, value: float) -> None:
-        self._sum, self._count = self._sum + value, self._count + 1
-
-    def value(self) -> float | None:
-        return self._sum / self._count if self._count else None
 
 
 class _Lips:
@@ -152,10 +149,8 @@ class _Flicker:
         pasted = np.logical_and.reduce([where for _, _, where in self._last])
         if pasted.sum() < _LEAST_PIXELS:
             return None
-        own, new = (
-            fmean(np.square(first - 2 * middle + last)[pasted].tolist())
-            for first, middle, last in zip(*((own, new) for own, new, _ in self._last), strict=True)
-        )
+        first, middle, last = (np.stack([own, new]) for own, new, _ in self._last)
+        own, new = np.square(first - 2 * middle + last)[:, pasted].mean(axis=1, dtype=np.float64).tolist()
         return own, new
 
 
@@ -166,34 +161,34 @@ def _aligned(frame: Frame, target: Target, patch: Patch) -> tuple[Float32Array, 
         nothing: Float32Array = np.zeros((_SIDE_PX, _SIDE_PX), np.float32)
         return nothing, nothing, nothing > 0
     own = frame.picture[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width]
-    scale = _SIDE_PX / np.array(target.face.crop_size_px)
-    matrix = shifted(target.face.matrix, patch.x_px, patch.y_px) * scale[:, None]
-    before, painted, weight = (_warped(image, matrix) for image in (own, patch.rgb, patch.weight))
-    source, new = (_luma(rgb) for rgb in (before, painted / np.float32(257)))
+    matrix = shifted(rescaled(target.face, (_SIDE_PX, _SIDE_PX)), patch.x_px, patch.y_px)
+    planes = np.dstack([_luma(own), _luma(patch.rgb) / np.float32(257), patch.weight])
+    source, painted, weight = np.moveaxis(_warped(planes, matrix), 2, 0)
     pasted = (weight >= _PASTED) & (mouth_mask(_SIDE_PX) == 0)
     pasted[_MOUTH] = False
-    return source, source + weight * (new - source), pasted
+    return source, source + weight * (painted - source), pasted
 
 
-def _luma(rgb: Float32Array) -> Float32Array:
-    return cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY).astype(np.float32, copy=False)
+def _luma(rgb: UInt8Array | UInt16Array) -> Float32Array:
+    return np.asarray(cv2.cvtColor(rgb.astype(np.float32), cv2.COLOR_RGB2GRAY), np.float32)
 
 
-def _warped(image: NDArray[Any], matrix: Float64Array) -> Float32Array:
-    """`image (h, w)` or `(h, w, 3)` in the network's pose; averaged before where warping would skip pixels."""
+def _warped(image: Float32Array, matrix: Float64Array) -> Float32Array:
+    """`image (h, w, c)` in the network's pose; averaged before where warping would skip pixels."""
     shrink = max(1, int(1 / np.linalg.norm(matrix[:, 0])))
     height, width = (max(1, side // shrink) for side in image.shape[:2])
     small = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
     scale = np.array([image.shape[1] / width, image.shape[0] / height])
     scaled = np.column_stack([matrix[:, :2] * scale, matrix[:, 2] + matrix[:, :2] @ ((scale - 1) / 2)])
-    return cv2.warpAffine(small.astype(np.float32), scaled, (_SIDE_PX, _SIDE_PX)).astype(np.float32, copy=False)
+    return np.asarray(cv2.warpAffine(small, scaled, (_SIDE_PX, _SIDE_PX)), np.float32)
 
 
 def _measured(speaker: int, curves: Curves) -> LipMeasure:
-    count = int((~np.isnan(curves.gaps)).sum())
-    try:
-        found = score(curves)
-    except InputError:  # too few
-        return LipMeasure(speaker, count, None, None, None)
-    silence = None if isnan(found.silence) else found.silence
-    return LipMeasure(speaker, count, found.opening, found.lag_frames * 1000 // MODEL_FPS, silence)
+    known = ~np.isnan(curves.gaps)
+    follow = late_ms = None
+    if (known & (curves.level_db > QUIET_DB)).sum() >= _LEAST_SPOKEN:
+        found = agreement(curves.gaps, curves.target)
+        follow = found.correlation
+        late_ms = found.lag_frames * 1000 // MODEL_FPS if found.best >= _LEAST_AGREEMENT else None
+    shut = closed_rate(curves.gaps, curves.silent)
+    return LipMeasure(speaker, int(known.sum()), follow, late_ms, None if isnan(shut) else shut)
