@@ -172,7 +172,11 @@ class SyncOptions:
         metavar="STEP,STEP,...",
     )
     overlap: int = _sampling_option(
-        0, "Frames that windows of 16 share and blend; each costs 1/16 more work.", minimum=0, maximum=8
+        0,
+        "Frames that windows of 16 share and blend; N make 16/(16-N) times the work. Without, joints show little; 2 "
+        "soften the strongest.",
+        minimum=0,
+        maximum=8,
     )
     face: str = option(
         "largest",

@@ -6,7 +6,7 @@ the same two frames in the middle of a window; `strongest`: that of the stronges
 only the phases of windows differ. `more_levels`: by how many 8-bit levels a joint changes more. `sharpness`: gradients
 of blended frames relative to the same frames in the middle of a window. `work`: windows to paint, relative to 0.
 
-    python scripts/overlap.py --json benchmarks/overlap-demo.json
+    python scripts/overlap.py --preset fast --clips 1 --json benchmarks/overlap-demo.json
 """
 
 import argparse

@@ -10,6 +10,8 @@ clip, sound and choice on two cores.
 import argparse
 import json
 import platform
+import shlex
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -104,7 +106,7 @@ def main() -> None:
     arguments = parser.parse_args()
     clips = _clips(arguments.clips)
     result: dict[str, Any] = {
-        "command": f"python -m scripts.silence --clips {arguments.clips} --preset {arguments.preset}",
+        "command": f"python -m scripts.silence {shlex.join(sys.argv[1:])}",
         "onnxruntime": onnxruntime.__version__,
         "python": platform.python_version(),
         "detector": [asdict(_detected(clips, sound)) for sound in arguments.sounds],

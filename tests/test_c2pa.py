@@ -64,7 +64,7 @@ def test_the_record_names_edit_tool_and_source(suffix: str, source: Path, tmp_pa
     assert edited["softwareAgent"] == {"name": "latentsync-trt", "version": __version__}
     assert [(one["title"], one["relationship"]) for one in manifest["ingredients"]] == [("source.mp4", "parentOf")]
     assert all((a == b).all() for a, b in zip(decoded(path), frames, strict=True))
-    assert [entry.name for entry in tmp_path.glob("signed-*")] == []
+    assert not (tmp_path / "signed").exists()
     if suffix == ".mp4":
         assert xmp_of(path)["type"] == SOURCE_TYPE
 

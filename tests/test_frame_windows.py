@@ -142,5 +142,5 @@ def test_streams_have_a_rate_near_that_of_training() -> None:
 def test_impossible_window_lengths_are_refused() -> None:
     with pytest.raises(InputError):
         WindowPlanner(0)
-    with pytest.raises(InputError, match="--overlap 5: .* 8 frames.* at most half can overlap"):
+    with pytest.raises(InputError, match=r"--overlap 5: .* 8 frames.* at most half can overlap"):
         WindowPlanner(8, overlap=5)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from fractions import Fraction
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -17,14 +18,15 @@ from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.outline import OVAL, filled
 from latentsync_trt.face.paste import Pasted, Paster
 from latentsync_trt.face.seam import seam_score
-from latentsync_trt.types import AlignedFace, BoolArray, Face, Float32Array, Patch, Picture, UInt8Array, UInt16Array
+from latentsync_trt.types import AlignedFace, Face, Float32Array, Patch, Picture, UInt8Array, UInt16Array
 from tests.pasted import applied, changed_pixels
 from tests.people import first_person
 
+Seen = tuple[UInt8Array, Face, AlignedFace]
+"""A frame, its face, and that aligned."""
+
 RESOLUTION = 256
 MASK = mouth_mask(RESOLUTION)
-MOST_OUTSIDE = 0.002
-"""Of the changed pixels: the outline is drawn with soft corners, and moves with the running mean."""
 NECK = 0.06
 """How far below a face its chin is covered, as a part of its height."""
 LEAST_OUTSIDE_OF_MASK = 0.08
@@ -66,17 +68,24 @@ def detector() -> Iterator[MediaPipeDetector]:
 
 
 @pytest.fixture(scope="module")
-def portrait(detector: MediaPipeDetector) -> tuple[UInt8Array, Face, AlignedFace]:
+def portrait(detector: MediaPipeDetector) -> Seen:
     return seen(first_person(1)[0], detector)
 
 
-def seen(frame: UInt8Array, detector: MediaPipeDetector) -> tuple[UInt8Array, Face, AlignedFace]:
+def seen(frame: UInt8Array, detector: MediaPipeDetector) -> Seen:
     tracked = max(detector.detect(frame), key=lambda face: face.box[2] - face.box[0])
     return frame, tracked, crop(frame, align(tracked.points, None, RESOLUTION)[0], RESOLUTION)
 
 
 def as_painted(image: np.ndarray) -> UInt16Array:
     return np.rint(np.clip(image, 0, 255) * 257.0).astype(np.uint16)
+
+
+def paste(
+    paster: Paster, seen_face: Seen, painted: np.ndarray, track: int = 0, time_s: Fraction = Fraction(0)
+) -> Pasted:
+    frame, tracked, face = seen_face
+    return paster.paste(frame, face, as_painted(painted), tracked, track, time_s)
 
 
 def outside(frame: UInt8Array, pasted: Pasted) -> float:
@@ -93,58 +102,61 @@ def outside(frame: UInt8Array, pasted: Pasted) -> float:
 
 
 def test_only_the_face_is_pasted(portrait, detector):
-    frame, tracked, face = portrait
-    painted = as_painted(face.image.astype(float) + 40)
-    found = {
-        paste: outside(
-            frame, Paster(detector, MASK, paste=paste, color_match=False).paste(frame, face, painted, tracked, 0)
-        )
-        for paste in ("face", "mask")
-    }
-    assert found["mask"] > LEAST_OUTSIDE_OF_MASK
-    assert found["face"] < MOST_OUTSIDE
+    painted = portrait[2].image.astype(float) + 40
+    whole, own = (
+        outside(portrait[0], paste(Paster(detector, MASK, paste=kind, color_match=False), portrait, painted))
+        for kind in ("mask", "face")
+    )
+    assert whole > LEAST_OUTSIDE_OF_MASK
+    assert own == 0
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_nothing_changes_beside_the_face_of_people(number: int, assets: Path, detector: MediaPipeDetector) -> None:
-    """With what a network that does not know them may paint: smears of color."""
-    noise = np.random.default_rng(number).integers(0, 65536, (8, 8, 3), np.uint16)
-    smears = cv2.resize(noise, (RESOLUTION, RESOLUTION), interpolation=cv2.INTER_CUBIC).astype(np.float32) / 257
+    """With what a network that does not know them may paint: smears of color, in which faces are found by chance."""
+    random = np.random.default_rng(number)
     with av.open(str(assets / f"demo{number}_video.mp4")) as container:
-        decoded = islice(container.decode(video=0), 0, 40, 20)
-        pictures = [picture.to_ndarray(format="rgb24") for picture in decoded]
-    for picture in pictures:
-        frame, tracked, face = seen(picture, detector)
-        painted = as_painted(0.5 * face.image + 0.5 * smears)
-        whole, own = (
-            outside(frame, Paster(detector, MASK, paste=paste).paste(frame, face, painted, tracked, 0))
-            for paste in ("mask", "face")
-        )
-        assert own < MOST_OUTSIDE < whole
+        pictures = [picture.to_ndarray(format="rgb24") for picture in islice(container.decode(video=0), 0, 24, 4)]
+    whole, own = Paster(detector, MASK, paste="mask"), Paster(detector, MASK)
+    for index, picture in enumerate(pictures):
+        noise = random.integers(0, 65536, (8, 8, 3), np.uint16)
+        smears = cv2.resize(noise, (RESOLUTION, RESOLUTION), interpolation=cv2.INTER_CUBIC).astype(np.float32) / 257
+        item = seen(picture, detector)
+        painted, time_s = 0.5 * item[2].image + 0.5 * smears, Fraction(index, 25)
+        assert outside(picture, paste(own, item, painted, 0, time_s)) == 0
+        assert outside(picture, paste(whole, item, painted, 0, time_s)) > 0
+
+
+def test_nothing_changes_beside_a_chin_that_moves(portrait, detector):
+    """The outline is a running mean, which trails behind."""
+    mesher = MovedChin(0.0)
+    paster = Paster(mesher, MASK, color_match=False)
+    for index, mesher.shift in enumerate((0.08, 0.08, 0.0, -0.04)):
+        painted = portrait[2].image.astype(float) + 40
+        assert outside(portrait[0], paste(paster, portrait, painted, 0, Fraction(index, 25))) == 0
 
 
 @pytest.mark.parametrize("shift", [-0.08, 0.08])
 def test_one_chin_is_left(portrait, shift):
-    """Where the painted chin is higher or lower than the source's, all of both is replaced."""
+    """The source's chin is replaced, whether the painted one is higher or lower."""
     frame, tracked, face = portrait
-    pasted = Paster(MovedChin(shift), MASK).paste(frame, face, as_painted(face.image), tracked, 0)
+    pasted = paste(Paster(MovedChin(shift), MASK), portrait, face.image)
     weight = np.zeros(frame.shape[:2], np.float32)
     height, width = pasted.patch.weight.shape
     weight[pasted.patch.y_px : pasted.patch.y_px + height, pasted.patch.x_px : pasted.patch.x_px + width] = (
         pasted.patch.weight
     )
-    chins = [mesh[CHIN] for mesh in (pasted.source_mesh, pasted.painted_mesh)]
-    assert abs(chins[1][1] - chins[0][1]) > 0.05 * (tracked.box[3] - tracked.box[1])
-    for x, y in chins:
-        assert weight[int(y), int(x)] > COVERED
+    (x, y), painted_chin = (mesh[CHIN] for mesh in (pasted.source_mesh, pasted.painted_mesh))
+    assert abs(painted_chin[1] - y) > 0.05 * (tracked.box[3] - tracked.box[1])
+    assert weight[int(y), int(x)] > COVERED
 
 
 def test_without_an_outline_the_mask_decides(portrait):
     frame, tracked, face = portrait
-    painted = as_painted(255 - face.image)
-    pasted = Paster(Blind(), MASK).paste(frame, face, painted, replace(tracked, landmarks=None), 0)
-    whole = composite(frame, face, painted, MASK)
+    painted = 255 - face.image
+    pasted = paste(Paster(Blind(), MASK), (frame, replace(tracked, landmarks=None), face), painted)
+    whole = composite(frame, face, as_painted(painted), MASK)
     assert pasted.source_mesh is None and pasted.painted_mesh is None
     assert np.array_equal(pasted.patch.weight, whole.weight)
     assert np.array_equal(pasted.patch.rgb, whole.rgb)
@@ -153,25 +165,23 @@ def test_without_an_outline_the_mask_decides(portrait):
 def test_a_detector_without_landmarks_has_an_outline(portrait, detector):
     frame, tracked, face = portrait
     paster = Paster(detector, MASK)
-    with_points = paster.paste(frame, face, as_painted(face.image), tracked, 0)
-    without = paster.paste(frame, face, as_painted(face.image), replace(tracked, landmarks=None), 1)
+    with_points = paste(paster, portrait, face.image)
+    without = paste(paster, (frame, replace(tracked, landmarks=None), face), face.image, 1)
     size = tracked.box[2] - tracked.box[0]
     assert np.abs(without.source_mesh - with_points.source_mesh)[list(OVAL)].mean() < 0.01 * size
 
 
 def test_meshes_are_those_of_the_frame(portrait, detector):
-    frame, tracked, face = portrait
-    pasted = Paster(detector, MASK).paste(frame, face, as_painted(face.image), tracked, 0)
+    _, tracked, face = portrait
+    pasted = paste(Paster(detector, MASK), portrait, face.image)
     size = tracked.box[2] - tracked.box[0]
     assert np.abs(pasted.source_mesh - tracked.landmarks).max() < 0.001 * size
     assert np.abs(pasted.painted_mesh - tracked.landmarks).mean() < 0.01 * size
 
 
 def test_feather_widens_the_edge(portrait, detector):
-    frame, tracked, face = portrait
-
     def soft(feather: float) -> int:
-        pasted = Paster(detector, MASK, feather=feather).paste(frame, face, as_painted(face.image), tracked, 0)
+        pasted = paste(Paster(detector, MASK, feather=feather), portrait, portrait[2].image)
         return int(((pasted.patch.weight > 0.01) & (pasted.patch.weight < 0.99)).sum())
 
     widths = [soft(feather) for feather in (0.0, 1.25, 3.0, 6.0)]
@@ -190,9 +200,9 @@ SHIFTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @pytest.mark.parametrize("shift", SHIFTS)
 def test_colors_follow_the_skin_around(portrait, detector, shift):
-    frame, tracked, face = portrait
-    painted = as_painted(SHIFTS[shift](face.image.astype(float)))
-    on, off = (Paster(detector, MASK, color_match=on).paste(frame, face, painted, tracked, 0) for on in (True, False))
+    frame, _, face = portrait
+    painted = SHIFTS[shift](face.image.astype(float))
+    on, off = (paste(Paster(detector, MASK, color_match=on), portrait, painted) for on in (True, False))
     assert on.seam < 0.5 * off.seam
     assert off_color(frame, on.patch) < SKIN_LEVELS < off_color(frame, off.patch)
 
@@ -203,28 +213,25 @@ def off_color(frame: UInt8Array, patch: Patch) -> float:
 
 
 def test_right_colors_stay(portrait, detector):
-    frame, tracked, face = portrait
-    painted = as_painted(cv2.GaussianBlur(face.image, (0, 0), 1.5))
-    on, off = (Paster(detector, MASK, color_match=on).paste(frame, face, painted, tracked, 0) for on in (True, False))
+    frame, _, face = portrait
+    painted = cv2.GaussianBlur(face.image, (0, 0), 1.5)
+    on, off = (paste(Paster(detector, MASK, color_match=on), portrait, painted) for on in (True, False))
     assert on.seam <= off.seam + 0.01
     assert np.abs(on.patch.rgb.astype(float) - off.patch.rgb).max() / 257 < SKIN_LEVELS
 
 
 def test_another_picture_is_not_made_skin(portrait, detector):
     """Colors that are far off are a different thing, and are moved by a limited amount."""
-    frame, tracked, face = portrait
-    painted = as_painted(0.3 * face.image)
-    on, off = (Paster(detector, MASK, color_match=on).paste(frame, face, painted, tracked, 0) for on in (True, False))
+    frame, _, face = portrait
+    painted = 0.3 * face.image
+    on, off = (paste(Paster(detector, MASK, color_match=on), portrait, painted) for on in (True, False))
     moved = (on.patch.rgb.astype(float) - off.patch.rgb) / 257
     assert 5 < np.abs(moved).mean() < 25
 
 
-def frames_of(
-    paster: Paster, items: list[tuple[UInt8Array, Face, AlignedFace]], level: Callable[[int], int]
-) -> list[Pasted]:
+def frames_of(paster: Paster, items: list[Seen], level: Callable[[int], int]) -> list[Pasted]:
     return [
-        paster.paste(frame, face, as_painted(face.image.astype(float) + level(i)), tracked, 0)
-        for i, (frame, tracked, face) in enumerate(items)
+        paste(paster, item, item[2].image.astype(float) + level(i), 0, Fraction(i, 25)) for i, item in enumerate(items)
     ]
 
 
@@ -236,19 +243,32 @@ def test_colors_do_not_flicker(portrait, detector):
     assert np.abs(np.diff(offsets)).max() < 3
 
 
+def test_smoothing_counts_seconds(portrait, detector):
+    """At a higher frame rate, as many seconds are remembered."""
+    image, levels = portrait[2].image.astype(float), []
+    for fps in (25, 100):
+        paster = Paster(detector, MASK)
+        paste(paster, portrait, image + 15)
+        *_, last = (paste(paster, portrait, image, 0, Fraction(index, fps)) for index in range(1, 1 + fps * 3 // 25))
+        levels.append(float(last.patch.rgb.mean()) / 257)
+    assert levels[0] == pytest.approx(levels[1], abs=0.1)
+    assert levels[0] < float(paste(Paster(detector, MASK), portrait, image).patch.rgb.mean()) / 257 - 4
+
+
 def test_outlines_do_not_jump(portrait):
     mesher = MovedChin(0.0)
-    paster, alone = Paster(mesher, MASK), []
-    frame, tracked, face = portrait
-    steady = []
-    for i in range(6):
-        mesher.shift = 0.08 * (i % 2)
-        args = frame, face, as_painted(face.image), tracked
-        steady.append(changed_pixels(frame, paster.paste(*args, 0).patch))
-        alone.append(changed_pixels(frame, Paster(mesher, MASK).paste(*args, 0).patch))
+    paster = Paster(mesher, MASK)
+    steady, alone = [], []
+    for index in range(6):
+        mesher.shift = 0.02 * (index % 2)
+        for used, weights in ((paster, steady), (Paster(mesher, MASK), alone)):
+            patch, weight = paste(used, portrait, portrait[2].image, 0, Fraction(index, 25)).patch, np.zeros((999, 999))
+            rows, columns = patch.weight.shape
+            weight[patch.y_px : patch.y_px + rows, patch.x_px : patch.x_px + columns] = patch.weight
+            weights.append(weight)
 
-    def changes(masks: list[BoolArray]) -> int:
-        return sum(int((one != other).sum()) for one, other in pairwise(masks[2:]))
+    def changes(weights: list[np.ndarray]) -> float:
+        return sum(float(np.abs(one - other).sum()) for one, other in pairwise(weights[2:]))
 
     assert changes(steady) < 0.6 * changes(alone)
 
@@ -267,12 +287,11 @@ def test_a_restart_forgets(portrait, detector):
 
 
 def test_tracks_do_not_share_state(portrait, detector):
-    frame, tracked, face = portrait
     one, other = Paster(detector, MASK), Paster(detector, MASK)
-    bright, dark = (as_painted(face.image.astype(float) + level) for level in (8, -8))
-    one.paste(frame, face, bright, tracked, 0)
-    mixed = one.paste(frame, face, dark, tracked, 1)
-    assert np.array_equal(mixed.patch.rgb, other.paste(frame, face, dark, tracked, 7).patch.rgb)
+    bright, dark = (portrait[2].image.astype(float) + level for level in (8, -8))
+    paste(one, portrait, bright, 0)
+    mixed = paste(one, portrait, dark, 1)
+    assert np.array_equal(mixed.patch.rgb, paste(other, portrait, dark, 7).patch.rgb)
 
 
 def test_larger_faces_are_pasted_at_their_own_resolution(detector):

@@ -117,7 +117,7 @@ def test_lips_that_move_by_themselves() -> None:
     (lips,) = measured(lambda time_s: 0.1 + 0.05 * float(np.sin(11 * float(time_s)))).lips
     assert lips.follow is not None
     assert abs(lips.follow) < 0.3
-    assert lips.shut_in_silence == 0.0
+    assert (lips.late_ms, lips.shut_in_silence) == (None, 0.0)
 
 
 def test_lips_after_the_speech_should_rest() -> None:
@@ -146,13 +146,25 @@ def test_nothing_painted_nothing_measured() -> None:
     assert Quality([Fraction(0)]).result() == Measures((), None, None)
 
 
-def test_two_frames_are_too_few_to_compare() -> None:
+@pytest.mark.parametrize(("said", "painted", "shut"), [(True, 20, None), (False, 100, 1.0)])
+def test_too_little_speech_to_compare_with(said: bool, painted: int, shut: float | None) -> None:
+    """A few painted frames agree with any speech at some delay; where nothing is said, nothing can be followed."""
     quality = Quality([Fraction(0)])
-    list(quality.listen(0, speech(openings(2))))
-    for index in range(2):
-        add(quality, index, own=picture(), new=picture())
+    list(quality.listen(0, speech(np.full(250, 0.5 * said, np.float32))))
+    for index in range(painted):
+        add(quality, index, own=picture(), new=picture(), gap=0.03 + 0.001 * (index % 7))
     (lips,) = quality.result().lips
-    assert (lips.frames, lips.follow, lips.late_ms, lips.shut_in_silence) == (2, None, None, None)
+    assert (lips.frames, lips.follow, lips.late_ms, lips.shut_in_silence) == (painted, None, None, shut)
+    assert str(lips).startswith("too little speech to compare with")
+
+
+def test_a_resumed_run_says_what_it_measured() -> None:
+    quality = Quality([Fraction(0)])
+    assert quality.result().from_s == 0
+    for index, part in enumerate((30, 60)):
+        quality.restart(Fraction(part))
+        add(quality, index, own=picture(), new=picture())
+    assert str(quality.result()).endswith("; measured: from 30.00 s on, as resumed")
 
 
 # Flicker and seam
@@ -198,7 +210,7 @@ def test_pictures_that_do_not_follow_each_other_are_not_compared(between: str) -
     quality = Quality([Fraction(0)])
     for index in range(12):
         if between == "a new part" and index == 6:
-            quality.restart()
+            quality.restart(Fraction(6, 25))
         if between == "a frame without a face" and index == 6:
             continue
         dark = np.uint8(0 if index < 6 else 80)
@@ -226,7 +238,7 @@ def test_memory_hardly_grows() -> None:
         growth_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # A few pictures at all times, then 12 bytes for each face; one picture of each face would be 8 MB.
+    # A few pictures at all times, then 36 bytes for each face; one picture of each face would be 8 MB.
     assert growth_bytes < 1_000_000
 
 

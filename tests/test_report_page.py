@@ -12,9 +12,9 @@ from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.sync.page import page_path, write_page
 from latentsync_trt.sync.quality import Quality
-from latentsync_trt.types import Interval
+from latentsync_trt.types import Interval, Progress
 from latentsync_trt.values import parse_speaker
-from tests.clips import write_clip
+from tests.clips import decoded, write_clip
 from tests.small import small_bundle
 from tests.test_quality import add, lips_of, openings, picture, speech
 from tests.test_show import REPORT
@@ -102,7 +102,7 @@ def test_each_speaker_has_a_figure(tmp_path: Path) -> None:
 
 def test_a_run_without_a_painted_face(tmp_path: Path) -> None:
     page = written(tmp_path / "r.html", Quality([Fraction(0)], pictures=True))
-    assert "Nothing was painted, so nothing was measured." in page.text
+    assert "This run painted no face, so nothing was measured." in page.text
     assert not {"img", "svg"} & set(page.tags)
 
 
@@ -128,8 +128,23 @@ def test_a_folder_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "r.html").mkdir()
     with pytest.raises(InputError, match=r"--report .*r\.html: is a folder"):
         page_path(tmp_path / "r.html")
-    with pytest.raises(OutputError, match=r"r\.html: cannot be written"):
-        written(tmp_path / "r.html", Quality([]))
+
+
+@pytest.mark.integration
+def test_a_page_that_cannot_be_written_costs_no_video(tmp_path: Path) -> None:
+    page, output = tmp_path / "r.html", tmp_path / "out.mp4"
+
+    def in_the_way(progress: Progress) -> None:
+        if progress.stage == "finishing":
+            page.mkdir()
+
+    with (
+        LipSync.from_bundle(small_bundle(), "cpu") as lip_sync,
+        pytest.raises(OutputError, match=r"r\.html: cannot be written .*; the video is complete: .*out\.mp4"),
+    ):
+        options = SyncOptions(preset="fast", report=page)
+        lip_sync.sync(*write_clip(tmp_path, 5), output, options, on_progress=in_the_way)
+    assert len(decoded(output)) == 5
 
 
 @pytest.mark.integration

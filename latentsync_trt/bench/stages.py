@@ -101,6 +101,6 @@ def _pasted(jobs: Iterable[Job], resolution_px: int) -> Generator[tuple[Frame, l
             for target in job.targets:
                 if target.face is not None:
                     painted = target.face.image * np.uint16(257)
-                    pasted = paster.paste(job.frame.picture, target.face, painted, target.tracked, target.track_id)
-                    patches.append(pasted.patch)
+                    frame, own = job.frame, (target.face, painted, target.tracked, target.track_id)
+                    patches.append(paster.paste(frame.picture, *own, frame.time_s).patch)
             yield job.frame, patches

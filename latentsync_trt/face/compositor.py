@@ -1,5 +1,6 @@
 """Pastes a generated face into its frame; reads and computes only the face's rectangle. Pure."""
 
+from dataclasses import dataclass
 from math import isqrt
 
 import cv2
@@ -27,15 +28,23 @@ _VISIBLE = 0.5 / 255
 """Smaller opacities change a sample by less than half an 8-bit level: no step that one could see, at any depth."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Finish:
+    """How what is pasted is fitted in.
+
+    `feather_percent`: width of the soft edge in percent of the side of the pasted square. `outlines`, `within`: shapes
+    `(n, 2)` (x, y) in frame pixels; where given, what is pasted fades out before the edge of the union of `outlines`,
+    and nothing changes outside that of `within`. `gain_and_offset (2, 3)`: of each channel, in levels; None = 1 and 0.
+    """
+
+    feather_percent: float = FEATHER_PERCENT
+    outlines: tuple[Float32Array, ...] = ()
+    within: tuple[Float32Array, ...] = ()
+    gain_and_offset: Float32Array | None = None
+
+
 def composite(
-    frame: Picture,
-    face: AlignedFace,
-    painted: UInt16Array,
-    mask: Float32Array,
-    *,
-    feather_percent: float = FEATHER_PERCENT,
-    outlines: tuple[Float32Array, ...] = (),
-    gain_and_offset: Float32Array | None = None,
+    frame: Picture, face: AlignedFace, painted: UInt16Array, mask: Float32Array, finish: Finish | None = None
 ) -> Patch:
     """New pixels for the frame from which a face was cut.
 
@@ -47,27 +56,14 @@ def composite(
         face: the aligned face; may lie partly outside the frame.
         painted: uint16 `(r, r, 3)` RGB, r ≥ R, the generated face, 257 × the 8-bit level.
         mask: float32 `(R, R)` in [0, 1], 1 = kept.
-        feather_percent: width of the soft edge in percent of the side of the pasted square.
-        outlines: `(n, 2)` (x, y) in frame pixels; where given, only what lies in one of them is pasted.
-        gain_and_offset: `(2, 3)`, for each channel, in levels; None = 1 and 0.
 
     Returns:
         The smallest rectangle with all changed pixels; 0×0 if none is inside the frame.
     """
     size = _unaliased_size(face, painted.shape[0] / mask.shape[0])
     generated = np.clip(resize_antialiased(1 - mask[..., None], size)[..., 0], 0, 1)
-    part = _around(generated, _WARP_MARGIN_PX)
-    levels = resize_antialiased(painted * np.float32(1 / 257), size, part)
-    matrix = rescaled(face, size)
-    return paste(
-        frame,
-        levels,
-        matrix,
-        generated,
-        feather_percent=feather_percent,
-        outlines=outlines,
-        gain_and_offset=gain_and_offset,
-    )
+    levels = resize_antialiased(painted * np.float32(1 / 257), size, _around(generated, _WARP_MARGIN_PX))
+    return paste(frame, levels, rescaled(face, size), generated, finish)
 
 
 def paste(
@@ -75,10 +71,7 @@ def paste(
     crop: Float32Array,
     matrix: Float64Array,
     opacity: Float32Array | None = None,
-    *,
-    feather_percent: float = FEATHER_PERCENT,
-    outlines: tuple[Float32Array, ...] = (),
-    gain_and_offset: Float32Array | None = None,
+    finish: Finish | None = None,
 ) -> Patch:
     """Warps an upright crop into the frame with a soft edge.
 
@@ -86,36 +79,49 @@ def paste(
         frame: uint8 `(H, W, 3)` RGB.
         crop: float32 `(h, w, 3)` RGB, levels 0 to 255; clipped after interpolation.
         matrix: `(2, 3)` float64, frame pixels → crop pixels.
-        opacity: float32 `(h, w)` in [0, 1], how much of the crop shows; None = all of it.
-        feather_percent, outlines: as for `composite`; need an `opacity`. gain_and_offset: as for `composite`.
+        opacity: float32 `(h, w)` in [0, 1], how much of the crop shows; None = all of it, with the edge of a crop.
     """
+    finish = finish or Finish()
     height, width = crop.shape[:2]
     left, top, right, bottom = frame_rectangle(matrix, (width, height), frame.shape, _WARP_MARGIN_PX)
     if left >= right or top >= bottom:
         return Patch(left, top, np.zeros((0, 0, 3), np.uint16), np.zeros((0, 0), np.float32))
-    place = shifted(matrix, left, top)
-    size = (right - left, bottom - top)
-    # The crop's area in the frame without its interpolated border, and the sides of a square with this area.
-    inside = _eroded(_warp(np.ones((height, width), np.float32), place, size), (_BORDER_EROSION_PX,) * 2)
-    sides = _square_sides(inside, matrix)
-    weight = _soft_edge(inside, sides)
-    if opacity is not None:
-        shown = _warp(opacity, place, size)
-        if outlines:
-            corner = np.array([left, top], np.float32)
-            shown = np.minimum(shown, filled([outline - corner for outline in outlines], size))
-        weight *= _feathered(shown, sides, feather_percent)
-    weight[weight < _VISIBLE] = 0
+    place, size = shifted(matrix, left, top), (right - left, bottom - top)
+    weight = _weight(opacity, (width, height), place, size, finish, np.array([left, top], np.float32))
     rows, columns = _around(weight)
-    weight = np.minimum(weight[rows, columns], np.float32(1))
+    weight = weight[rows, columns]
     if not weight.size:
         return Patch(left, top, np.zeros((0, 0, 3), np.uint16), weight)
     warped = _warp(crop, shifted(place, columns.start, rows.start), weight.shape[::-1])
-    if gain_and_offset is not None:
-        gain, offset = gain_and_offset
+    if finish.gain_and_offset is not None:
+        gain, offset = finish.gain_and_offset
         warped = np.asarray(cv2.transform(warped, np.column_stack([np.diag(gain), offset])), np.float32)
     rgb = np.rint(257 * np.clip(warped, 0, 255)).astype(np.uint16)
     return Patch(left + columns.start, top + rows.start, rgb, weight)
+
+
+def _weight(
+    opacity: Float32Array | None,
+    crop_px: tuple[int, int],
+    place: Float64Array,
+    size: tuple[int, int],
+    finish: Finish,
+    corner: Float32Array,
+) -> Float32Array:
+    """The patch's weights in a part of the frame of `size` (width, height), which begins at `corner` (x, y)."""
+    # The crop's area in the frame without its interpolated border, and the sides of a square with this area.
+    inside = _eroded(_warp(np.ones(crop_px[::-1], np.float32), place, size), (_BORDER_EROSION_PX,) * 2)
+    sides = _square_sides(inside, place)
+    weight = _soft_edge(inside, sides)
+    if opacity is not None:
+        shown = _warp(opacity, place, size)
+        if finish.outlines:
+            shown = np.minimum(shown, filled([outline - corner for outline in finish.outlines], size))
+        weight *= _feathered(shown, sides, finish.feather_percent)
+    if finish.within:
+        weight = np.minimum(weight, filled([outline - corner for outline in finish.within], size))
+    weight[weight < _VISIBLE] = 0
+    return np.minimum(weight, np.float32(1))
 
 
 def _warp(image: Float32Array, matrix: Float64Array, size: tuple[int, int]) -> Float32Array:

@@ -16,20 +16,28 @@ OVAL = (
 LIPS = (*(61, 185, 40, 39, 37, 0, 267, 269, 270, 409), *(291, 375, 321, 405, 314, 17, 84, 181, 91, 146))
 """FaceMesh's points on the outer edge of the lips, clockwise from the left corner in the image."""
 
-_SIDE, _BELOW = 0.35, 0.7
+_SIDE, _BELOW = 0.5, 0.8
 """Vertical components of directions, as seen from the center: from the one to the other, jaws become chins."""
+
+_EXTENSION = 2.0
+"""How far a chin that must go is extended, relative to its distance from the painted one: with less, it shines through
+where the patch fades."""
 
 _SUBPIXEL_BITS = 4
 
 
 def covering(source: Float32Array, painted: Float32Array, reach_px: float) -> tuple[Float32Array, Float32Array]:
-    """Both outlines `(n, 2)`, extended below the chin where they differ, so that one chin is left.
+    """Both outlines `(n, 2)`, the source's extended below its chin where the painted chin is higher.
 
-    What is pasted fades out before the edge of the outlines' union. Where the painted chin is higher, the source's
-    would remain below it as a second one; where it is lower, it would be blurred. So each outline is moved down by its
-    distance from the other one, at most `reach_px`: over the neck, not over what is beside the face.
+    What is pasted fades out before the edge of the outlines' union, so the source's chin would remain as a second one.
+    It is extended over the neck by at most `reach_px`, not over what is beside the face.
     """
-    return _extended(source, painted, reach_px), _extended(painted, source, reach_px)
+    outside = np.array([-cv2.pointPolygonTest(painted, point, True) for point in source.tolist()])
+    away = source - painted.mean(axis=0)
+    away /= np.maximum(np.linalg.norm(away, axis=1, keepdims=True), 1e-6)
+    below = np.clip((away[:, 1] - _SIDE) / (_BELOW - _SIDE), 0, 1)
+    extension = below * np.clip(_EXTENSION * outside, 0, reach_px)
+    return np.asarray(source + away * extension[:, None], np.float32), painted
 
 
 def filled(outlines: Sequence[Float32Array], size: tuple[int, int]) -> Float32Array:
@@ -39,12 +47,3 @@ def filled(outlines: Sequence[Float32Array], size: tuple[int, int]) -> Float32Ar
         points = np.rint(outline * (1 << _SUBPIXEL_BITS)).astype(np.int32)
         cv2.fillPoly(union, [points], 255, cv2.LINE_AA, _SUBPIXEL_BITS)
     return union.astype(np.float32) / np.float32(255)
-
-
-def _extended(outline: Float32Array, other: Float32Array, reach_px: float) -> Float32Array:
-    """`outline` with the points that are outside of `other` moved away from its center, those on its lower part."""
-    outside = np.array([-cv2.pointPolygonTest(other, point, True) for point in outline.tolist()])
-    away = outline - other.mean(axis=0)
-    away /= np.maximum(np.linalg.norm(away, axis=1, keepdims=True), 1e-6)
-    below = np.clip((away[:, 1] - _SIDE) / (_BELOW - _SIDE), 0, 1)
-    return np.asarray(outline + away * (below * np.clip(outside, 0, reach_px))[:, None], np.float32)

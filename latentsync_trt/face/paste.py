@@ -1,7 +1,7 @@
 """Pastes painted faces into the frames of a clip; state per track keeps what is pasted steady."""
 
-from collections import OrderedDict
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import prod
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from latentsync_trt.config import Paste
 from latentsync_trt.face.align import inverse, moved
 from latentsync_trt.face.color_match import correction
-from latentsync_trt.face.compositor import FEATHER_PERCENT, composite
+from latentsync_trt.face.compositor import FEATHER_PERCENT, Finish, composite
 from latentsync_trt.face.mesh import POINTS
 from latentsync_trt.face.outline import OVAL, covering
 from latentsync_trt.face.scene import CROP_PX, Scene, moved_into, scene_of
@@ -27,14 +27,11 @@ from latentsync_trt.types import (
 _CHIN_PERCENT = 2.0
 """How far a chin may reach below its outline, in percent of the crop's side: beards do."""
 
-_NEW_SHAPE_SHARE = 0.5
-"""Weight of the current frame in the running mean of outlines."""
+_SHAPE_HALF_LIFE_S, _COLOR_HALF_LIFE_S = 0.04, 0.125
+"""Of what is remembered in running means: light changes slowly, and its estimates are noisy."""
 
-_NEW_COLOR_SHARE = 0.2
-"""Weight of the current frame in the running mean of color corrections: light changes slowly, estimates are noisy."""
-
-_MOST_TRACKS = 64
-"""More than there are faces in a picture: the state of tracks that ended is dropped."""
+_MEMORY_S = 1
+"""The state of tracks that ended is dropped."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +52,7 @@ class Pasted:
 class _State:
     """Running means of a track: outlines `(36, 2)` in scene pixels, color correction `(2, 3)`; None = not yet."""
 
+    time_s: Fraction
     source: Float32Array | None = None
     painted: Float32Array | None = None
     color: Float32Array | None = None
@@ -82,9 +80,17 @@ class Paster:
     ) -> None:
         self._mesher, self._mask, self._whole = mesher, mask, paste == "mask"
         self._feather, self._color_match = feather, color_match
-        self._tracks: OrderedDict[int, _State] = OrderedDict()
+        self._tracks: dict[int, _State] = {}
 
-    def paste(self, picture: Picture, face: AlignedFace, painted: UInt16Array, tracked: Face, track_id: int) -> Pasted:
+    def paste(
+        self,
+        picture: Picture,
+        face: AlignedFace,
+        painted: UInt16Array,
+        tracked: Face,
+        track_id: int,
+        time_s: Fraction,
+    ) -> Pasted:
         """The painted face as a patch of the frame.
 
         Where no outline is found, neither here nor before in the track, the mask alone decides.
@@ -95,23 +101,21 @@ class Paster:
             painted: uint16 `(r, r, 3)` RGB, 257 × the 8-bit level; r ≥ R, as an enhancer may enlarge it.
             tracked: the face in the frame, in its pixels.
             track_id: frames of one track share their state.
+            time_s: of the frame, not before that of the last one.
         """
         scene = scene_of(picture, face, painted, self._mask)
         meshes = self._meshes(scene, tracked)
-        state = self._tracks[track_id] = self._updated(self._tracks.pop(track_id, _State()), scene, *meshes)
-        if len(self._tracks) > _MOST_TRACKS:
-            self._tracks.popitem(last=False)
+        self._tracks = {key: each for key, each in self._tracks.items() if time_s - each.time_s <= _MEMORY_S}
+        state = self._updated(self._tracks.get(track_id, _State(time_s)), time_s, scene, *meshes)
+        self._tracks[track_id] = state
         to_frame = inverse(scene.matrix)
-        outlines = () if self._whole else tuple(moved(outline, to_frame) for outline in self._outlines(state))
-        patch = composite(
-            picture,
-            face,
-            painted,
-            self._mask,
-            feather_percent=self._feather,
-            outlines=outlines,
-            gain_and_offset=state.color,
+        own = (None if mesh is None else mesh[list(OVAL)] for mesh in meshes)
+        steady, within = (
+            tuple(moved(outline, to_frame) for outline in self._outlines(*outlines))
+            for outlines in ((state.source, state.painted), own)
         )
+        finish = Finish(self._feather, steady, within, state.color)
+        patch = composite(picture, face, painted, self._mask, finish)
         source_mesh, painted_mesh = (None if mesh is None else moved(mesh, to_frame) for mesh in meshes)
         return Pasted(patch, source_mesh, painted_mesh, seam_score(picture, patch))
 
@@ -129,26 +133,34 @@ class Paster:
         return own, self._mesher.mesh(scene.painted, around)
 
     def _updated(
-        self, state: _State, scene: Scene, source_mesh: Float32Array | None, painted_mesh: Float32Array | None
+        self,
+        state: _State,
+        time_s: Fraction,
+        scene: Scene,
+        source_mesh: Float32Array | None,
+        painted_mesh: Float32Array | None,
     ) -> _State:
-        oval = list(OVAL)
+        oval, passed_s = list(OVAL), float(time_s - state.time_s)
+        state = replace(state, time_s=time_s)
         if source_mesh is not None:
-            state = replace(state, source=_mean(state.source, source_mesh[oval], _NEW_SHAPE_SHARE))
+            state = replace(state, source=_mean(state.source, source_mesh[oval], passed_s / _SHAPE_HALF_LIFE_S))
         if painted_mesh is not None:
-            state = replace(state, painted=_mean(state.painted, painted_mesh[oval], _NEW_SHAPE_SHARE))
+            state = replace(state, painted=_mean(state.painted, painted_mesh[oval], passed_s / _SHAPE_HALF_LIFE_S))
         if not self._color_match or source_mesh is None or painted_mesh is None:
             return state
         color = correction(scene, source_mesh, painted_mesh)
-        return state if color is None else replace(state, color=_mean(state.color, color, _NEW_COLOR_SHARE))
+        return (
+            state if color is None else replace(state, color=_mean(state.color, color, passed_s / _COLOR_HALF_LIFE_S))
+        )
 
-    def _outlines(self, state: _State) -> tuple[Float32Array, ...]:
-        """What to paste, in scene pixels; empty if unknown."""
-        if state.source is None:
+    def _outlines(self, source: Float32Array | None, painted: Float32Array | None) -> tuple[Float32Array, ...]:
+        """What to paste, in scene pixels; empty for the whole mask, or if unknown."""
+        if self._whole or source is None:
             return ()
         # A patch fades over twice the feather's width.
         reach_px = (2 * self._feather + _CHIN_PERCENT) / 100 * prod(CROP_PX) ** 0.5
-        return covering(state.source, state.source if state.painted is None else state.painted, reach_px)
+        return covering(source, source if painted is None else painted, reach_px)
 
 
-def _mean(before: Float32Array | None, new: Float32Array, share: float) -> Float32Array:
-    return new if before is None else np.asarray((1 - share) * before + share * new, np.float32)
+def _mean(before: Float32Array | None, new: Float32Array, half_lives: float) -> Float32Array:
+    return new if before is None else np.asarray(new + 0.5**half_lives * (before - new), np.float32)

@@ -1,7 +1,6 @@
 """C2PA content credentials: a signed record in an .mp4 or .mov of what was done to which video, with which tool."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -68,7 +67,8 @@ def read_credentials(cert: Path | None, key: Path | None, output: Path) -> Crede
         raise MissingDependency("--c2pa-cert needs the extra c2pa: pip install 'latentsync-trt[c2pa]'")
     credentials = _checked_pair(cert, key)
     try:
-        _signed(credentials, "image/png", BytesIO(_pixel()), BytesIO(), _manifest("trial", source=None))
+        picture = cv2.imencode(".png", np.zeros((1, 1, 3), np.uint8))[1].tobytes()
+        _signed(credentials, "image/png", BytesIO(picture), BytesIO(), "trial", source=None)
     except OutputError as error:
         # The package does not say which of the standard's rules is broken.
         cure = "C2PA wants an X.509 v3 certificate for digital signatures, with an extended key usage such as e-mail"
@@ -82,16 +82,16 @@ def sign(path: Path, source: Path, credentials: Credentials) -> None:
     Takes half a gigabyte of memory at most, and for a moment twice the disk space.
 
     Args:
-        path: .mp4 or .mov; another file is written beside it. source: what was changed.
+        path: .mp4 or .mov; a file named "signed" is written beside it. source: what was changed.
 
     Raises:
         OutputError: the file cannot be written, or what was written does not verify.
     """
-    mime, signed = FORMATS[path.suffix.lower()], path.with_name(f"signed-{path.name}")
+    mime, signed = FORMATS[path.suffix.lower()], path.with_name("signed")
     own = source if source.is_file() else None  # the pictures of a sequence are many files
     with writing(path):
         with path.open("rb") as unsigned, signed.open("w+b") as target:
-            _signed(credentials, mime, unsigned, target, _manifest(path.name, own), own)
+            _signed(credentials, mime, unsigned, target, path.name, own)
         _verify(signed, mime)
         signed.replace(path)
 
@@ -106,12 +106,8 @@ def _manifest(title: str, source: Path | None) -> dict[str, Any]:
         "softwareAgent": _AGENT,
         "description": "lips changed to follow speech",
     }
-    actions = [begins, edit]
-    return {
-        "claim_generator_info": [_AGENT],
-        "title": title,
-        "assertions": [{"label": "c2pa.actions.v2", "data": {"actions": actions}}],
-    }
+    assertion = {"label": "c2pa.actions.v2", "data": {"actions": [begins, edit]}}
+    return {"claim_generator_info": [_AGENT], "title": title, "assertions": [assertion]}
 
 
 def _signed(
@@ -119,8 +115,8 @@ def _signed(
     mime: str,
     unsigned: Any,
     target: Any,
-    manifest: Mapping[str, Any],
-    source: Path | None = None,
+    title: str,
+    source: Path | None,
 ) -> None:
     """Writes what `unsigned` reads, with its credentials, to `target`; both binary files."""
     import c2pa
@@ -130,7 +126,7 @@ def _signed(
         with (
             c2pa.Signer.from_info(info) as signer,
             c2pa.Context.from_dict(_SETTINGS) as context,
-            c2pa.Builder.from_json(json.dumps(manifest), context) as builder,
+            c2pa.Builder.from_json(json.dumps(_manifest(title, source)), context) as builder,
         ):
             if source is not None:
                 ingredient = {"title": source.name, "relationship": "parentOf", "instance_id": _SOURCE}
@@ -216,8 +212,3 @@ def _format_of(source: Path) -> str:
         start = file.read(8)
     found = (mime for (at, magic), mime in _SIGNED_BEFORE.items() if start[at:].startswith(magic))
     return next(found, _OTHER_FORMAT)
-
-
-def _pixel() -> bytes:
-    """A PNG to try a signature on."""
-    return bytes(cv2.imencode(".png", np.zeros((1, 1, 3), np.uint8))[1])

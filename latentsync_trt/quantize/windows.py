@@ -9,7 +9,6 @@ from typing import Self
 
 import numpy as np
 
-from latentsync_trt.audio.encoder import SpeechStream
 from latentsync_trt.audio.windows import frame_count
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.diffusion.loop import conditioning, denoise, initial_noise
@@ -20,6 +19,7 @@ from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.delays import delays_of
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.soundtrack import SoundPiece
 from latentsync_trt.media.timing import frames_in
 from latentsync_trt.quantize.clips import Clip, ClipSummary, silent_share
 from latentsync_trt.quantize.work import load_arrays, save_arrays
@@ -27,6 +27,8 @@ from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.jobs import Job
 from latentsync_trt.sync.paint import Sight
+from latentsync_trt.sync.speakers import Voices
+from latentsync_trt.sync.speech import OpenVoices
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.sync.windows import Window, WindowPlanner
 from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
@@ -87,15 +89,16 @@ def record_windows(
     """
     manifest, frames = networks.bundle.manifest, 0
     delays, info = delays_of(clip.video, clip.audio), probe(clip.video)
-    speech = SpeechStream(lambda: read_audio_blocks(clip.audio, delay_s=delays.sound_s), networks.encode_mel)
+    voices = Voices((SoundPiece(clip.audio, delays.sound_s),))
+    speech = OpenVoices(voices, networks.encode_mel, SyncOptions().silence)
     in_video = frames_in(None if info.duration_s is None else delays.picture_s + info.duration_s, MODEL_FPS)
-    in_audio = frame_count(speech.duration_s)
+    in_audio = frame_count(speech.end_s)
     expected = in_audio if in_video is None else min(in_video, in_audio)
     expected_windows, recorded = max(1, expected // manifest.frames), 0
 
     def read() -> Generator[Frame, None, None]:
         nonlocal frames
-        playback = Playback(Fraction(MODEL_FPS), speech.duration_s, delay_s=delays.picture_s)
+        playback = Playback(Fraction(MODEL_FPS), speech.end_s, delay_s=delays.picture_s)
         source = read_frames(clip.video, playback)
         for frames, frame in enumerate(source, start=1):
             on_frame(frames, max(frames, expected))
@@ -125,11 +128,11 @@ def _is_picked(number: int, wanted: int, expected: int) -> bool:
     return number < expected and (number + 1) * wanted // expected > number * wanted // expected
 
 
-def _inputs(window: Window[Sight], networks: Networks, speech: SpeechStream) -> RecordedWindow:
+def _inputs(window: Window[Sight], networks: Networks, speech: OpenVoices) -> RecordedWindow:
     manifest = networks.bundle.manifest
     side_px, latent_px = manifest.resolution_px, manifest.latent_px
     faces = np.stack([target.face.image for _, target in window.items if target.face is not None])
     masked, reference = networks.codec.encode_faces(faces, mouth_mask(side_px))
     known = conditioning(latent_mask(side_px), masked[None], reference[None])
-    audio = speech.windows([frame.time_s for frame, _ in window.items])
+    audio = speech.windows(0, [frame for frame, _ in window.items])
     return RecordedWindow(initial_noise(SEED, latent_px, latent_px), known, audio[None])

@@ -3,13 +3,15 @@
 from collections.abc import Generator
 from contextlib import closing
 
+from latentsync_trt.config import SyncOptions
+from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import Paster
 from latentsync_trt.media.parts import part_of
 from latentsync_trt.sync.enhance import enhanced
 from latentsync_trt.sync.jobs import Job, Target
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.types import Enhancer, Frame, Patch
+from latentsync_trt.types import Enhancer, Frame, Mesher, Patch
 
 
 class Composer:
@@ -47,6 +49,17 @@ class Composer:
         if target.face is None or target.painted is None:
             return None
         painted = target.painted if self._enhancer is None else enhanced(target.painted, self._enhancer)
-        pasted = self._paster.paste(frame.picture, target.face, painted, target.tracked, target.track_id)
+        pasted = self._paster.paste(frame.picture, target.face, painted, target.tracked, target.track_id, frame.time_s)
         self._quality.add(frame, target, pasted)
         return pasted.patch
+
+
+def paster_of(mesher: Mesher, resolution_px: int, options: SyncOptions) -> Paster:
+    """Pastes faces of this size as `options` say."""
+    return Paster(
+        mesher,
+        mouth_mask(resolution_px),
+        paste=options.paste,
+        feather=options.feather,
+        color_match=options.color_match,
+    )

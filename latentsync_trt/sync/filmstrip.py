@@ -7,17 +7,12 @@ import cv2
 import numpy as np
 
 from latentsync_trt.sync.jobs import Target
-from latentsync_trt.types import Float32Array, Frame, Patch, UInt8Array
+from latentsync_trt.types import Frame, Patch, UInt8Array
 
 _HEIGHT_PX = 240
 _AROUND = 0.15
 """How much of the face's size is shown around it on each side: seams lie at its edge."""
 _JPEG_QUALITY = 92
-
-FIRST, WIDEST, SHUT, SEAM, FLICKER, LAST = (
-    *("first", "widest open", "shut"),
-    *("most visible seam", "most flicker", "last"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +36,8 @@ class Filmstrip:
     def add(self, frame: Frame, target: Target, patch: Patch, *, gap: float, seam: float, flicker: float) -> None:
         """A painted face; the larger a value, the more it matters, NaN where it was not measured."""
         self._last = frame, target, patch
-        for shows, value in ((FIRST, 0.0), (WIDEST, gap), (SHUT, -gap), (SEAM, seam), (FLICKER, flicker)):
+        values = {"first": 0.0, "widest open": gap, "shut": -gap, "most visible seam": seam, "most flicker": flicker}
+        for shows, value in values.items():
             if not isnan(value) and value > self._best.get(shows, -np.inf):
                 self._best[shows] = value
                 self._moments[shows] = _moment(frame, target, patch, shows)
@@ -50,17 +46,12 @@ class Filmstrip:
         """All, by time; what is shown twice is named once."""
         found = list(self._moments.values())
         if self._last is not None:
-            found.append(_moment(*self._last, LAST))
+            found.append(_moment(*self._last, "last"))
         named: dict[tuple[float, bytes], Moment] = {}
         for moment in found:
             key = moment.time_s, moment.before
             named[key] = replace(moment, shows=f"{named[key].shows}, {moment.shows}") if key in named else moment
         return sorted(named.values(), key=lambda moment: moment.time_s)
-
-
-def mixed(own: UInt8Array, patch: Patch) -> Float32Array:
-    """The pixels of the rectangle of `patch` after it was pasted over `own`, float32 `(h, w, 3)` in levels."""
-    return np.asarray(own + patch.weight[..., None] * (patch.rgb / np.float32(257) - own), np.float32)
 
 
 def _moment(frame: Frame, target: Target, patch: Patch, shows: str) -> Moment:
@@ -70,7 +61,7 @@ def _moment(frame: Frame, target: Target, patch: Patch, shows: str) -> Moment:
     before = frame.picture[y : max(bottom, patch.y_px + high), x : max(right, patch.x_px + wide)]
     after = np.array(before)
     place = after[patch.y_px - y :, patch.x_px - x :][:high, :wide]
-    place[...] = np.rint(np.clip(mixed(place, patch), 0, 255))
+    place[...] = np.rint(place + patch.weight[..., None] * (patch.rgb / np.float32(257) - place))
     shown = slice(top - y, bottom - y), slice(left - x, right - x)
     return Moment(float(frame.time_s), shows, _jpeg(before[shown]), _jpeg(after[shown]))
 

@@ -8,6 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from latentsync_trt.errors import OutputError
+from latentsync_trt.media.files import reason_of
 from latentsync_trt.temporary import whole_file
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def write_file(path: Path, content: str | bytes) -> None:
             # On Linux, names of files may contain bytes that are not UTF-8; in JSON, a backslash stands for them.
             staged.write_bytes(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
     except OSError as error:
-        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+        raise OutputError(f"{path}: cannot be written ({reason_of(error)})") from error
 
 
 def write_html(template: str, path: Path, **values: Any) -> None:

@@ -2,13 +2,14 @@
 
 import math
 from base64 import b64encode
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS, SyncOptions, command_line
-from latentsync_trt.errors import InputError
+from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.paths import check_file_to_write, local_path
 from latentsync_trt.privacy import without_paths
 from latentsync_trt.sync.html import svg, write_html
@@ -17,6 +18,9 @@ from latentsync_trt.sync.lips import Curves
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.types import Float32Array, SyncReport
 from latentsync_trt.version import __version__
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _SUFFIXES = (".html", ".htm")
 
@@ -38,43 +42,40 @@ def page_path(name: object) -> Path:
 
 def write_page(path: Path, source: Path, report: SyncReport, quality: Quality, options: SyncOptions) -> None:
     """Writes the page, which contains its pictures; raises `OutputError` if it cannot be written."""
-    write_html(
-        "sync.html.j2",
-        path,
-        title=Path(report.output).name,
-        source=source.name,
-        report=report,
-        measures=report.quality.rows if report.quality else [],
-        figures=[
-            {"name": f"Speaker {speaker}: lips and speech", "drawing": svg(_figure(curves))}
-            for speaker, curves in enumerate(quality.curves())
+    spoken = zip(quality.starts_s, quality.curves(), strict=True)
+    values = {
+        "title": Path(report.output).name,
+        "source": source.name,
+        "report": report,
+        "figures": [
+            (f"Speaker {speaker}: lips and speech", svg(_figure(curves, start_s)))
+            for speaker, (start_s, curves) in enumerate(spoken)
             if curves is not None
         ],
-        moments=[
-            {
-                "label": f"{moment.time_s:.2f} s: {moment.shows}",
-                "before": _inline(moment.before),
-                "after": _inline(moment.after),
-            }
-            for moment in quality.moments()
-        ],
-        facts=_facts(report, options),
-        notices=[without_paths(text) for text in report.notices],
-    )
+        "moments": quality.moments(),
+        "untouched": [(f"{part.start_s:.2f}", f"{part.end_s:.2f}", part.reason) for part in report.untouched],
+        "facts": _facts(report, options),
+        "notices": [without_paths(text) for text in report.notices],
+        "inline": _inline,
+    }
+    try:
+        write_html("sync.html.j2", path, **values)
+    except OutputError as error:
+        raise OutputError(f"{error}; the video is complete: {report.output}") from error
 
 
-def _figure(curves: Curves) -> Any:
+def _figure(curves: Curves, start_s: Fraction) -> "Figure":
     """Of the whole clip; each point is the largest value of its share of a long one."""
     step = math.ceil(len(curves) / _MOST_POINTS)
     largest = Curves(_largest(curves.gaps, step), _largest(curves.level_db, step))
-    title = f"Each point is the largest value in {step / MODEL_FPS:.2f} s." if step > 1 else ""
-    return sync_figure({"lips": largest}, title, fps=MODEL_FPS / step, most_s=math.inf)
+    began = f"The speech begins at {float(start_s):.2f} s of the video. " if start_s else ""
+    points = f"Each point is the largest value in {step / MODEL_FPS:.2f} s." if step > 1 else ""
+    return sync_figure({"lips": largest}, began + points, fps=MODEL_FPS / step, most_s=math.inf)
 
 
 def _largest(values: Float32Array, step: int) -> Float32Array:
-    padded = np.pad(values, (0, -len(values) % step), constant_values=np.nan).reshape(-1, step)
-    known = np.where(np.isnan(padded), -np.inf, padded).max(axis=1)
-    return np.where(np.isfinite(known), known, np.nan).astype(np.float32)
+    padded = np.pad(values, (0, -len(values) % step), constant_values=np.nan)
+    return np.asarray(np.fmax.reduce(padded.reshape(-1, step), axis=1), np.float32)
 
 
 def _facts(report: SyncReport, options: SyncOptions) -> list[tuple[str, str]]:

@@ -43,7 +43,7 @@ _LEAST_SPOKEN = MODEL_FPS
 """With less than a second of speech, lips that do not follow it agree with it by chance."""
 
 _LEAST_AGREEMENT = 0.35
-"""Lips that do not follow the speech stay below this at any delay."""
+"""Lips of another speech agree less at any delay: in the built-in clip against itself, shifted, up to 0.3."""
 
 _SILENT_DB = -100.0
 
@@ -57,6 +57,7 @@ class Quality:
     """
 
     def __init__(self, starts_s: Sequence[Fraction], *, pictures: bool = False) -> None:
+        self.starts_s = tuple(starts_s)
         self._lips = [_Lips(start_s) for start_s in starts_s]
         self._flicker: dict[int, _Flicker] = {}
         self._seams, self._own, self._new = array("d"), array("d"), array("d")
@@ -163,7 +164,7 @@ def _aligned(frame: Frame, target: Target, patch: Patch) -> tuple[Float32Array, 
     own = frame.picture[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width]
     matrix = shifted(rescaled(target.face, (_SIDE_PX, _SIDE_PX)), patch.x_px, patch.y_px)
     planes = np.dstack([_luma(own), _luma(patch.rgb) / np.float32(257), patch.weight])
-    source, painted, weight = np.moveaxis(_warped(planes, matrix), 2, 0)
+    source, painted, weight = (np.asarray(plane, np.float32) for plane in cv2.split(_warped(planes, matrix)))
     pasted = (weight >= _PASTED) & (mouth_mask(_SIDE_PX) == 0)
     pasted[_MOUTH] = False
     return source, source + weight * (painted - source), pasted

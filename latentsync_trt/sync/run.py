@@ -12,9 +12,6 @@ from time import perf_counter
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.choice import speakers_of
-from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.face.paste import Paster
-from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.c2pa import sign
 from latentsync_trt.media.parts import Work
 from latentsync_trt.media.playback import Playback
@@ -23,19 +20,20 @@ from latentsync_trt.media.soundtrack import LOSSLESS_WITH
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.sync.analysis import analyse
-from latentsync_trt.sync.compose import Composer
+from latentsync_trt.sync.compose import Composer, paster_of
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter
 from latentsync_trt.sync.inputs import check_inputs
-from latentsync_trt.sync.length import expected_frames, playback_of
-from latentsync_trt.sync.notices import notices_of_length, notices_of_mix, notices_of_model, notices_of_rate
+from latentsync_trt.sync.length import expected_frames
+from latentsync_trt.sync.notices import notices_of_model, notices_of_rate
 from latentsync_trt.sync.page import write_page
 from latentsync_trt.sync.paint import Painter
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.resume import made_of
-from latentsync_trt.sync.speakers import Span, heard, span_of
+from latentsync_trt.sync.speakers import Span, heard
 from latentsync_trt.sync.speech import OpenVoices
 from latentsync_trt.sync.threads import StageClock, in_background
+from latentsync_trt.sync.timeline import timeline_of
 from latentsync_trt.sync.windows import streams_at
 from latentsync_trt.types import (
     Enhancer,
@@ -91,7 +89,9 @@ class Run:
         """Runs all stages; encoding runs in this thread."""
         check_noise(self._manifest, helpers.noise)
         with closing(self._read_audio()) as speech:
-            span, playback = self._timeline(speech)
+            timeline = timeline_of(self._inputs, self._options, speech)
+            span, playback = timeline.span, timeline.playback
+            self._announce(timeline.notices)
             writer, finder = self._writer(span, playback), self._finder(helpers.detector, span, playback)
             self._announce(writer.notices)
             self._open_networks()
@@ -132,24 +132,10 @@ class Run:
         voices, networks = self._inputs.voices, self._networks
         rates = notices_of_rate(self._inputs.info, self._options)
         self._announce((*notices_of_model(self._manifest), *rates, *networks.selection.notices()))
-        self._announce(filter(None, (voices.notice,)))
+        self._announce(() if voices.notice is None else (voices.notice,))
         self._on_progress(Progress("reading audio", 0, None))
         with self._clock.measure("encode audio", frames=0):
             return OpenVoices(voices, networks.encode_mel, self._options.silence, self._quality.listen)
-
-    def _timeline(self, speech: OpenVoices) -> tuple[Span, Playback]:
-        """What is synced, and how the video is played."""
-        inputs, options = self._inputs, self._options
-        span = span_of(options, inputs.voices, inputs.video, speech.end_s)
-        self._announce(speech.notices)
-        ends_s = [speech.end_s]
-        if inputs.mix is not None:
-            mix_s = audio_duration_s(inputs.mix.path)
-            self._announce(notices_of_mix(inputs.mix.path, mix_s, speech.end_s - inputs.mix.at_s))
-            ends_s = [inputs.mix.at_s + mix_s]
-        ends_s += [] if span.end_s is None else [span.end_s]
-        self._announce(notices_of_length(inputs.info, min(ends_s), options))
-        return span, playback_of(options, inputs.info.duration_s, min(ends_s), inputs.picture_delay_s)
 
     def _open_networks(self) -> None:
         self._on_progress(Progress("opening networks", 0, None))
@@ -167,8 +153,10 @@ class Run:
         """Writes all frames; returns their number and when the last one ends."""
         done, end_s = writer.frames_done, Fraction(0)
         painter.skip(done)
+        paster = paster_of(helpers.mesher, self._manifest.resolution_px, self._options)
+        composer = Composer(paster, helpers.enhancer, self._quality, self._clock, done)
         count, total = done, expected_frames(playback, self._inputs.info)
-        with closing(self._composed(finder, painter, self._composer(helpers, done), playback)) as composed:
+        with closing(self._composed(finder, painter, composer, playback)) as composed:
             for frame, patches in composed:
                 with self._clock.measure("encode"):
                     writer.write(frame, patches)
@@ -233,17 +221,6 @@ class Run:
             at_once=self._windows_at_once,
             before=networks.between_windows,
         )
-
-    def _composer(self, helpers: Helpers, frames_done: int) -> Composer:
-        options = self._options
-        paster = Paster(
-            helpers.mesher,
-            mouth_mask(self._manifest.resolution_px),
-            paste=options.paste,
-            feather=options.feather,
-            color_match=options.color_match,
-        )
-        return Composer(paster, helpers.enhancer, self._quality, self._clock, frames_done)
 
     def _windows_at_once(self) -> int:
         return max(self._networks.windows_per_batch, _LOW_MEMORY_WINDOWS if self._networks.low_memory else 1)
