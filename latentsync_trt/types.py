@@ -337,8 +337,8 @@ class LipMeasure:
     """How the painted lips of one `speaker` follow the recording; rough on real faces.
 
     `frames`: 25ths of a second in which lips were measured. `follow`: correlation of their opening with the loudness,
-    in [−1, 1]; None with less than a second of speech. `late_ms`: delay of the lips at which both agree best; None
-    where they nowhere do. `shut_in_silence`: share of the silence in which the lips touch; None without silence.
+    in [−1, 1]; None where fewer than 25 of them have speech. `late_ms`: delay of the lips at which both agree best;
+    None where they nowhere do. `shut_in_silence`: share of the silence in which the lips touch; None without silence.
     """
 
     speaker: int

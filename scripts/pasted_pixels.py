@@ -1,9 +1,10 @@
 """What `sync` changes in real clips beside the faces, with the built-in model.
 
-Each clip is synced with the whole mask and with the face only. Of the changed pixels (8-bit RGB), `outside` is the share
-beside the outlines of the frame's own face and of the painted one, as FaceMesh finds them in that frame; `neck` the share
-that is outside but below a chin; `beside` the rest; `worst`: the frame with most of that. `reach`: how far the farthest
-of these pixels lies from the outlines, in percent of the face's height. `seam`: see `face.seam.seam_score`.
+The first seconds of each clip are synced with the whole mask and with the face only. `changed_px`: changed pixels of a
+frame, in 8-bit RGB. Of these lie outside the outlines that FaceMesh finds in that frame, in its own face and the painted
+one: the share `neck` below a chin, where the source's chin must go, and `beside` the rest; `worst`: that of the worst
+frame. `reach_percent`: distance of the farthest of the rest, in percent of the face's height. `seam`: see
+`face.seam.seam_score`.
 
     python scripts/pasted_pixels.py CLIP.mp4=SPEECH.wav ... --json benchmarks/pasted-pixels-demo.json
 """
@@ -13,6 +14,7 @@ import json
 import sys
 import tempfile
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,6 +30,8 @@ from latentsync_trt.face.paste import Pasted, Paster
 from latentsync_trt.sync import run
 from latentsync_trt.types import BoolArray, Float32Array, Picture
 from latentsync_trt.version import __version__
+
+_END_S = Fraction(4)
 
 _VISIBLE = 0.5
 """A smaller difference in levels leaves an 8-bit pixel as it is."""
@@ -45,6 +49,7 @@ class Count:
     seams: list[float] = field(default_factory=list)
 
     def add(self, picture: Picture, pasted: Pasted) -> None:
+        """Counts the pixels of a frame in which both faces were found."""
         if pasted.source_mesh is None or pasted.painted_mesh is None or not pasted.patch.weight.size:
             return
         changed, (left, top) = changes(picture, pasted)
@@ -63,13 +68,13 @@ class Count:
         self.seams.append(pasted.seam)
 
     def row(self) -> dict[str, Any]:
+        """The numbers of all frames."""
         return {
             "frames": len(self.seams),
             "changed_px": round(self.changed / max(len(self.seams), 1)),
-            "outside": round((self.neck + self.beside) / self.changed, 5),
             "neck": round(self.neck / self.changed, 5),
             "beside": round(self.beside / self.changed, 5),
-            "worst": round(self.worst, 5),
+            "worst": round(float(self.worst), 5),
             "reach_percent": round(self.reach_percent, 2),
             "seam": round(float(np.mean(self.seams)), 3),
         }
@@ -93,7 +98,7 @@ def under_jaw(meshes: list[Float32Array], shape: tuple[int, ...]) -> BoolArray:
     return np.asarray((x >= left) & (x <= right) & (y > mouth[1]))
 
 
-def measured(lip_sync: LipSync, video: Path, speech: Path, paste: Paste, folder: Path) -> dict[str, Any]:
+def measured(lip_sync: LipSync, video: Path, speech: Path, paste: Paste, output: Path) -> dict[str, Any]:
     count = Count()
 
     class Counting(Paster):
@@ -104,7 +109,7 @@ def measured(lip_sync: LipSync, video: Path, speech: Path, paste: Paste, folder:
 
     usual, run.Paster = run.Paster, Counting  # type: ignore[misc]
     try:
-        lip_sync.sync(video, speech, folder / "out.mp4", SyncOptions(paste=paste, encoder_preset="ultrafast"))
+        lip_sync.sync(video, speech, output, SyncOptions(preset="fast", paste=paste, end=_END_S))
     finally:
         run.Paster = usual  # type: ignore[misc]
     return {"clip": video.name, "paste": paste, **count.row()}
@@ -120,7 +125,7 @@ def main() -> None:
         for pair in arguments.clips:
             video, _, speech = pair.partition("=")
             for paste in get_args(Paste):
-                rows.append(measured(lip_sync, Path(video), Path(speech), paste, Path(folder)))
+                rows.append(measured(lip_sync, Path(video), Path(speech), paste, Path(folder) / "out.mp4"))
                 print(rows[-1], file=sys.stderr)
     arguments.json.write_text(json.dumps({"version": __version__, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 

@@ -1,6 +1,7 @@
 """People keep their numbers: crossing, leaving and coming back, across cuts; and who of them is chosen."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -92,9 +93,15 @@ def sighting(person: int, left: float, size: float = 100.0) -> Sighting:
 LEFT, RIGHT, LARGE = sighting(0, 50), sighting(1, 700), sighting(2, 300, 200)
 
 
-def chosen(choice: FaceChoice | Mapping[int, int], frames: list[Seen], patience: int = 2) -> list[dict[int, int]]:
-    chooser = Chooser(choice, patience)
-    return [{face.person: speaker for face, speaker in chooser.choose(seen)} for seen in frames]
+def chosen(choice: FaceChoice | Mapping[int, int], frames: list[Seen]) -> list[dict[int, int]]:
+    """Of two frames a second: speakers by person."""
+    chooser = Chooser(choice)
+    times_s = (Fraction(number, 2) for number in range(len(frames)))
+    return [dict(map(person_and_speaker, chooser.choose(*each))) for each in zip(frames, times_s, strict=True)]
+
+
+def person_and_speaker(chosen: tuple[Sighting, int]) -> tuple[int, int]:
+    return chosen[0].person, chosen[1]
 
 
 @pytest.mark.parametrize(
@@ -135,8 +142,8 @@ def test_a_number_that_does_not_exist_names_those_that_do() -> None:
 
 @pytest.mark.integration
 def test_times_of_the_others_are_reported(detector: MediaPipeDetector) -> None:
-    frames = together([250.0] * 30, [790.0] * 5 + [None] * 20 + [790.0] * 5)
+    frames = together([250.0] * 36, [790.0] * 5 + [None] * 20 + [790.0] * 11)
     finder = FaceFinder(detector, 64, StageClock(), choice=FaceChoice("right"))
     jobs = list(finder.find(frame_at(*numbered) for numbered in enumerate(frames)))
-    assert [len(job.targets) for job in jobs] == [1] * 5 + [0] * 20 + [1] * 5
+    assert [len(job.targets) for job in jobs] == [1] * 5 + [0] * 20 + [1] * 11
     assert finder.untouched == (Interval(0.2, 1.0, "other faces"),)

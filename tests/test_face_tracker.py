@@ -94,8 +94,8 @@ def test_each_track_is_aligned_from_its_own_start() -> None:
 
 
 def test_follows_and_searches_every_half_second() -> None:
-    detector = Following([[face_at(100 + index)] for index in range(SECOND_FRAMES + 1)])
-    assert ids(detector) == [0] * (SECOND_FRAMES + 1)
+    detector = Following([[face_at(100 + index)] for index in range(SECOND_FRAMES + 2)])
+    assert ids(detector) == [0] * (SECOND_FRAMES + 2)
     assert detector.detections == 3
 
 

@@ -53,7 +53,7 @@ def jobs_of(detector: MediaPipeDetector, clip: Path, playback: Playback, tracks:
     def frames() -> Generator[Frame, None, None]:
         yield from read_frames(clip, playback)
 
-    return list(FaceFinder(detector, 256, StageClock(), tracks=tracks, fps=FPS).find(frames()))
+    return list(FaceFinder(detector, 256, StageClock(), tracks=tracks).find(frames()))
 
 
 @pytest.mark.integration

@@ -118,23 +118,26 @@ def test_nothing_changes_beside_the_face_of_people(number: int, assets: Path, de
     random = np.random.default_rng(number)
     with av.open(str(assets / f"demo{number}_video.mp4")) as container:
         pictures = [picture.to_ndarray(format="rgb24") for picture in islice(container.decode(video=0), 0, 24, 4)]
-    whole, own = Paster(detector, MASK, paste="mask"), Paster(detector, MASK)
+    whole, own, beside = Paster(detector, MASK, paste="mask"), Paster(detector, MASK), []
     for index, picture in enumerate(pictures):
         noise = random.integers(0, 65536, (8, 8, 3), np.uint16)
         smears = cv2.resize(noise, (RESOLUTION, RESOLUTION), interpolation=cv2.INTER_CUBIC).astype(np.float32) / 257
         item = seen(picture, detector)
         painted, time_s = 0.5 * item[2].image + 0.5 * smears, Fraction(index, 25)
         assert outside(picture, paste(own, item, painted, 0, time_s)) == 0
-        assert outside(picture, paste(whole, item, painted, 0, time_s)) > 0
+        beside.append(outside(picture, paste(whole, item, painted, 0, time_s)))
+    assert max(beside) > LEAST_OUTSIDE_OF_MASK / 2
 
 
-def test_nothing_changes_beside_a_chin_that_moves(portrait, detector):
+def test_nothing_changes_beside_a_face_that_shrinks(portrait, detector):
     """The outline is a running mean, which trails behind."""
-    mesher = MovedChin(0.0)
-    paster = Paster(mesher, MASK, color_match=False)
-    for index, mesher.shift in enumerate((0.08, 0.08, 0.0, -0.04)):
-        painted = portrait[2].image.astype(float) + 40
-        assert outside(portrait[0], paste(paster, portrait, painted, 0, Fraction(index, 25))) == 0
+    frame, tracked, face = portrait
+    middle = tracked.landmarks.mean(axis=0)
+    wide = replace(tracked, landmarks=np.float32(middle + (tracked.landmarks - middle) * (1.2, 1)))
+    paster, painted = Paster(detector, MASK, color_match=False), face.image.astype(float) + 40
+    for index, each in enumerate((wide, tracked)):
+        pasted = paste(paster, (frame, each, face), painted, 0, Fraction(index, 25))
+        assert outside(frame, pasted) == 0
 
 
 @pytest.mark.parametrize("shift", [-0.08, 0.08])
@@ -213,7 +216,7 @@ def off_color(frame: UInt8Array, patch: Patch) -> float:
 
 
 def test_right_colors_stay(portrait, detector):
-    frame, _, face = portrait
+    face = portrait[2]
     painted = cv2.GaussianBlur(face.image, (0, 0), 1.5)
     on, off = (paste(Paster(detector, MASK, color_match=on), portrait, painted) for on in (True, False))
     assert on.seam <= off.seam + 0.01
@@ -222,7 +225,7 @@ def test_right_colors_stay(portrait, detector):
 
 def test_another_picture_is_not_made_skin(portrait, detector):
     """Colors that are far off are a different thing, and are moved by a limited amount."""
-    frame, _, face = portrait
+    face = portrait[2]
     painted = 0.3 * face.image
     on, off = (paste(Paster(detector, MASK, color_match=on), portrait, painted) for on in (True, False))
     moved = (on.patch.rgb.astype(float) - off.patch.rgb) / 257

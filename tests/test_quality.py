@@ -49,11 +49,12 @@ def add(
     seam: float = 0.5,
     track_id: int = 0,
     speaker: int = 0,
+    box: tuple[int, ...] = (20, 20, 85, 120),
 ) -> None:
     """A frame whose picture `own` becomes `new`."""
     time_s = Fraction(index, fps)
     frame = Frame(index, time_s, Fraction(1, fps), time_s, own, None)
-    face = Face(np.array([20, 20, 85, 120], np.float32), np.zeros((3, 2), np.float32))
+    face = Face(np.array(box, np.float32), np.zeros((3, 2), np.float32))
     matrix = np.eye(2, 3)
     target = Target(track_id, 0, speaker, face, matrix, AlignedFace(own, matrix, SIZE_PX))
     patch = Patch(0, 0, new.astype(np.uint16) * 257, np.ones(new.shape[:2], np.float32))
@@ -263,6 +264,15 @@ def test_the_moments_that_matter_are_kept() -> None:
     before, after = (np.asarray(Image.open(BytesIO(data))) for data in (found[0].before, found[0].after))
     assert before.shape == after.shape
     assert before.shape[0] == 240
+
+
+@pytest.mark.parametrize("box", [(-90, -90, -40, -40), (110, 150, 160, 200), (-50, -50, 200, 300)])
+def test_a_face_that_leaves_the_picture_costs_no_run(box: tuple[int, ...]) -> None:
+    quality = Quality([Fraction(0)], pictures=True)
+    add(quality, 0, own=picture(), new=picture(), box=box)
+    assert [moment.shows for moment in quality.moments()] == [
+        "first, widest open, shut, most visible seam, most flicker, last"
+    ]
 
 
 def test_a_moment_shows_the_face_and_what_is_around_it_before_and_after() -> None:

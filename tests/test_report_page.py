@@ -106,6 +106,13 @@ def test_a_run_without_a_painted_face(tmp_path: Path) -> None:
     assert not {"img", "svg"} & set(page.tags)
 
 
+def test_the_figure_of_a_part_says_where_its_speech_begins(tmp_path: Path) -> None:
+    found = Quality([Fraction(60)])
+    add(found, 25 * 61, own=picture(), new=picture())
+    page = written(tmp_path / "r.html", found)
+    assert "The speech begins at 60.00 s of the video." in page.text
+
+
 def test_a_film_makes_no_larger_page(tmp_path: Path) -> None:
     written(tmp_path / "r.html", quality(seconds=7200))
     assert (tmp_path / "r.html").stat().st_size < MOST_BYTES

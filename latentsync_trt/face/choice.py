@@ -2,9 +2,11 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
+from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.align import align
 from latentsync_trt.face.tracker import FaceTracker, Seen, Sighting, area
@@ -12,6 +14,7 @@ from latentsync_trt.types import Face, FaceDetector, Float64Array, Picture, UInt
 from latentsync_trt.values import FaceChoice
 
 LARGEST = FaceChoice("largest")
+_PATIENCE_S = 1
 
 
 def speakers_of(choice: FaceChoice | Mapping[int, int]) -> Mapping[int, int] | None:
@@ -33,17 +36,17 @@ class Chooser:
     """Follows a choice through a clip.
 
     The largest, leftmost or rightmost face of a shot's first frame with faces stays chosen in that shot; while its
-    person is away for longer than `patience_frames`, another is chosen in the same way. The one at a place is chosen
+    person is away for longer than a second, another is chosen in the same way. The one at a place is chosen
     once, and kept in all shots.
     """
 
-    def __init__(self, choice: FaceChoice | Mapping[int, int], patience_frames: int) -> None:
-        self._speakers, self._patience_frames = speakers_of(choice), patience_frames
+    def __init__(self, choice: FaceChoice | Mapping[int, int]) -> None:
+        self._speakers = speakers_of(choice)
         self._choice = choice if isinstance(choice, FaceChoice) else LARGEST
         self._chosen: list[int] = []
-        self._shot, self._away_frames = -1, 0
+        self._shot, self._present_s = -1, Fraction(0)
 
-    def choose(self, seen: Seen) -> list[tuple[Sighting, int]]:
+    def choose(self, seen: Seen, time_s: Fraction) -> list[tuple[Sighting, int]]:
         """The chosen faces of the next frame, each with the number of its speaker."""
         if self._speakers is not None:
             return [(face, self._speakers[face.person]) for face in seen.faces if face.person in self._speakers]
@@ -51,16 +54,15 @@ class Chooser:
             self._chosen, self._shot = [], seen.shot
         visible = {face.person: face for face in seen.faces}
         present = [person for person in self._chosen if person in visible]
-        self._away_frames = 0 if present else self._away_frames + 1
-        if not present and (not self._chosen or self._may_replace()):
+        is_lasting = self._choice.kind == "at" or time_s - self._present_s <= _PATIENCE_S
+        if not present and not (self._chosen and is_lasting):
             best = self._best(seen.faces)
             if best is not None:
                 self._chosen.append(best.person)
-                present, self._away_frames = [best.person], 0
+                present = [best.person]
+        if present:
+            self._present_s = time_s
         return [(visible[person], 0) for person in present[:1]]
-
-    def _may_replace(self) -> bool:
-        return self._choice.kind != "at" and self._away_frames > self._patience_frames
 
     def _best(self, faces: Iterable[Sighting]) -> Sighting | None:
         if self._choice.kind == "at":
@@ -114,12 +116,13 @@ class MainFace:
 
     def __init__(self, detector: FaceDetector, resolution_px: int = 256) -> None:
         self._tracker = FaceTracker(detector)
-        self._chooser = Chooser(LARGEST, self._tracker.second_frames)
+        self._chooser, self._frames = Chooser(LARGEST), 0
         self._runs = Runs(resolution_px)
 
     def update(self, frame: Picture, luma: UInt8Array | None = None) -> TrackedFace | None:
         """The face in the next frame, uint8 `(H, W, 3)` RGB of square pixels, or None."""
-        chosen = self._chooser.choose(self._tracker.update(frame, luma))
+        self._frames += 1
+        chosen = self._chooser.choose(self._tracker.update(frame, luma), Fraction(self._frames, MODEL_FPS))
         placed = self._runs.advance({one.track_id: one.face for one, _ in chosen})
         for one, _ in chosen:
             return TrackedFace(one.face, *placed[one.track_id])

@@ -53,22 +53,17 @@ class People:
         self._looks: list[list[Float32Array]] = []
         self._boxes: list[Float32Array] = []
 
-    def number_of(self, face: Face, look: Float32Array | None, visible: Collection[int]) -> int:
-        """Whose face this is: someone who was seen and is not `visible` now, or someone new."""
-        likely = self._likely(face, look, visible)
-        if not likely:
-            self._looks.append([])
-            self._boxes.append(face.box)
-            likely = [len(self._looks) - 1]
-        return min(likely, key=lambda person: self.distance(person, look))
+    def find(self, face: Face, look: Float32Array | None, visible: Collection[int]) -> int | None:
+        """Who has this face, among those who were seen and are not `visible` now; None if nobody."""
+        absent = (person for person in range(len(self._looks)) if person not in visible)
+        likely = (person for person in absent if self.is_likely(person, face, look))
+        return min(likely, key=lambda person: self.distance(person, look), default=None)
 
-    def knows(self, face: Face, look: Float32Array | None, visible: Collection[int]) -> bool:
-        """Whether `face` can be that of someone who was seen and is not `visible` now."""
-        return bool(self._likely(face, look, visible))
-
-    def _likely(self, face: Face, look: Float32Array | None, visible: Collection[int]) -> list[int]:
-        absent = [person for person in range(len(self._looks)) if person not in visible]
-        return [person for person in absent if self.is_likely(person, face, look)]
+    def add(self, face: Face) -> int:
+        """The number of someone new."""
+        self._looks.append([])
+        self._boxes.append(face.box)
+        return len(self._boxes) - 1
 
     def is_likely(self, person: int, face: Face, look: Float32Array | None) -> bool:
         """Whether `face` can be that of `person`; where neither has a look, the place decides."""

@@ -2,13 +2,14 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from latentsync_trt.face.blaze import iou
-from latentsync_trt.face.tracker import FaceTracker, Seen, Sighting
+from latentsync_trt.face.tracker import HALF_S, FaceTracker, Seen, Sighting
 from latentsync_trt.types import Face, Float32Array, Picture
 
 T = TypeVar("T")
@@ -20,6 +21,7 @@ _COVERED_IOU = 0.1
 @dataclass(slots=True, eq=False)
 class _Held(Generic[T]):
     item: T
+    time_s: Fraction
     picture: Picture
     seen: Seen
     faces: dict[int, Sighting]
@@ -40,32 +42,32 @@ class LookAhead(Generic[T]):
         self._tracker = tracker
         self._held: deque[_Held[T]] = deque()
 
-    def push(self, item: T, picture: Picture, seen: Seen) -> list[tuple[T, Seen]]:
+    def push(self, item: T, time_s: Fraction, picture: Picture, seen: Seen) -> list[tuple[T, Seen]]:
         """Adds the next frame; returns those that need not wait any longer."""
-        now = _Held(item, picture, seen, {})
+        now = _Held(item, time_s, picture, seen, {})
         for sighting in seen.faces:
-            self._fill(sighting, seen.shot)
+            self._fill(now, sighting)
             now.faces[sighting.track_id] = sighting
         self._held.append(now)
-        return self._leave(self._tracker.patience_frames + 1)
+        return self._leave(before_s=time_s - HALF_S)
 
     def finish(self) -> list[tuple[T, Seen]]:
         """All frames that still wait."""
-        return self._leave(0)
+        return self._leave(before_s=None)
 
-    def _fill(self, sighting: Sighting, shot: int) -> None:
+    def _fill(self, now: _Held[T], sighting: Sighting) -> None:
         gap: list[_Held[T]] = []
         for held in reversed(self._held):
-            before = held.faces.get(sighting.track_id)
-            if before is not None:
-                self._bridge(before, gap[::-1], sighting)
+            if sighting.track_id in held.faces:
+                self._bridge(held, gap, now, sighting)
                 return
             gap.append(held)
-        self._follow_back(sighting, [held for held in gap if held.seen.shot == shot])
+        self._follow_back(sighting, [held for held in gap if held.seen.shot == now.seen.shot])
 
-    def _bridge(self, before: Sighting, gap: Sequence[_Held[T]], after: Sighting) -> None:
-        for number, held in enumerate(gap, 1):
-            face = _between(before.face, after.face, number / (len(gap) + 1))
+    def _bridge(self, last: _Held[T], gap: Sequence[_Held[T]], now: _Held[T], after: Sighting) -> None:
+        before = last.faces[after.track_id]
+        for held in gap:
+            face = _between(before.face, after.face, float((held.time_s - last.time_s) / (now.time_s - last.time_s)))
             if not held.covers(face) and self._tracker.is_seen(held.picture, face, after.person):
                 held.faces[after.track_id] = Sighting(after.track_id, after.person, face)
 
@@ -76,11 +78,11 @@ class LookAhead(Generic[T]):
                 return
             held.faces[found.track_id] = sighting = found
 
-    def _leave(self, keep: int) -> list[tuple[T, Seen]]:
+    def _leave(self, before_s: Fraction | None) -> list[tuple[T, Seen]]:
         left = []
-        while len(self._held) > keep:
+        while self._held and (before_s is None or self._held[0].time_s < before_s):
             held = self._held.popleft()
-            left.append((held.item, Seen(held.seen.shot, tuple(held.faces.values()), held.seen.why_none)))
+            left.append((held.item, replace(held.seen, faces=tuple(held.faces.values()))))
         return left
 
 

@@ -16,18 +16,18 @@ OVAL = (
 LIPS = (*(61, 185, 40, 39, 37, 0, 267, 269, 270, 409), *(291, 375, 321, 405, 314, 17, 84, 181, 91, 146))
 """FaceMesh's points on the outer edge of the lips, clockwise from the left corner in the image."""
 
-_SIDE, _BELOW = 0.5, 0.8
+_SIDE, _BELOW = 0.6, 0.85
 """Vertical components of directions, as seen from the center: from the one to the other, jaws become chins."""
 
-_EXTENSION = 2.0
-"""How far a chin that must go is extended, relative to its distance from the painted one: with less, it shines through
-where the patch fades."""
+_FROM, _TO = 0.25, 0.6
+"""Distances between the chins, as parts of the reach: below the one the patch's soft edge hides the lower chin; above
+the other all of the reach is needed. Less would leave a part of the lower chin, as a line."""
 
 _SUBPIXEL_BITS = 4
 
 
 def covering(source: Float32Array, painted: Float32Array, reach_px: float) -> tuple[Float32Array, Float32Array]:
-    """Both outlines `(n, 2)`, the source's extended below its chin where the painted chin is higher.
+    """Both outlines `(n, 2)`, the source's extended below its chin where the painted chin is clearly higher.
 
     What is pasted fades out before the edge of the outlines' union, so the source's chin would remain as a second one.
     It is extended over the neck by at most `reach_px`, not over what is beside the face.
@@ -36,7 +36,7 @@ def covering(source: Float32Array, painted: Float32Array, reach_px: float) -> tu
     away = source - painted.mean(axis=0)
     away /= np.maximum(np.linalg.norm(away, axis=1, keepdims=True), 1e-6)
     below = np.clip((away[:, 1] - _SIDE) / (_BELOW - _SIDE), 0, 1)
-    extension = below * np.clip(_EXTENSION * outside, 0, reach_px)
+    extension = below * reach_px * np.clip((outside / reach_px - _FROM) / (_TO - _FROM), 0, 1)
     return np.asarray(source + away * extension[:, None], np.float32), painted
 
 

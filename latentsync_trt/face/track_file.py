@@ -10,9 +10,10 @@ import gzip
 import json
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ _LARGE_BYTES = 20_000_000
 _SAME_TIME_S = 0.002
 """Times are saved in microseconds, and pictures are never nearer than this to each other."""
 _SAME_DURATION_S = 0.5
+_LARGEST = 1e6
+"""Seconds or pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Span:
         return Face(values[1:5], values[5:].reshape(3, 2))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Tracks:
     """Who is seen where and when in a clip. `shots_s`: when its shots begin. `spans`: by their first time."""
 
@@ -76,14 +79,20 @@ class Tracks:
 
     def at(self, source_s: Fraction) -> Seen:
         """The faces in the picture at a time of the source; `Sighting.track_id` is the number of the span."""
-        time_s, faces = float(source_s), []
-        for number, span in enumerate(self.spans):
-            if span.rows[0, 0] - _SAME_TIME_S <= time_s <= span.rows[-1, 0] + _SAME_TIME_S:
-                row = int(np.searchsorted(span.rows[:, 0], time_s - _SAME_TIME_S))
-                if row < len(span.rows) and span.rows[row, 0] <= time_s + _SAME_TIME_S:
-                    faces.append(Sighting(number, span.person, span.face(row), row))
-        shot = bisect_left(self.shots_s, time_s + _SAME_TIME_S) - 1
-        return Seen(shot, tuple(faces))
+        earliest_s, latest_s = float(source_s) - _SAME_TIME_S, float(source_s) + _SAME_TIME_S
+        starts_s, ends_s = self._times_s
+        faces = []
+        for number in np.flatnonzero((starts_s <= latest_s) & (ends_s >= earliest_s)).tolist():
+            span = self.spans[number]
+            row = int(np.searchsorted(span.rows[:, 0], earliest_s))
+            if span.rows[row, 0] <= latest_s:
+                faces.append(Sighting(number, span.person, span.face(row), row))
+        return Seen(bisect_left(self.shots_s, latest_s) - 1, tuple(faces))
+
+    @cached_property
+    def _times_s(self) -> Float64Array:
+        """`(2, n)`: when each span begins and ends."""
+        return np.array([(span.rows[0, 0], span.rows[-1, 0]) for span in self.spans]).reshape(-1, 2).T
 
     def matrices(self, resolution_px: int) -> dict[int, "SpanMatrices"]:
         """How the faces of each span are aligned, by its number."""
@@ -135,10 +144,10 @@ def read_tracks(path: Path) -> Tracks:
     """
     try:
         data = path.read_bytes()
-        content = json.loads(gzip.decompress(data) if data.startswith(_GZIP) else data)
+        content = json.loads(gzip.decompress(data) if data.startswith(_GZIP) else data, object_hook=_compact)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}; write it with latentsync-trt faces") from error
-    except (ValueError, EOFError, zlib.error) as error:
+    except (ValueError, EOFError, RecursionError, zlib.error) as error:
         raise InputError(f"{path}: is no file of face tracks: {error}") from error
     try:
         return _checked(parsed(content, _File))
@@ -167,11 +176,23 @@ class _File:
     people: tuple[_Person, ...]
 
 
+def _compact(item: dict[str, Any]) -> dict[str, Any]:
+    """Makes an array of a span's rows as soon as they are read: as lists they take five times the memory."""
+    if isinstance(item.get("frames"), list):
+        with suppress(ValueError, OverflowError):
+            rows = np.array(item["frames"])
+            if rows.dtype.kind in "fi" and rows.ndim == 2:
+                item["frames"] = rows
+    return item
+
+
 def _checked(file: _File) -> Tracks:
     """Raises ValueError that begins with the place in the file."""
     if file.format != _FORMAT:
         raise ValueError(f"format: {file.format!r} is not {_FORMAT!r}; write it again with latentsync-trt faces")
-    if any(later <= earlier for earlier, later in pairwise(file.shots_s)):
+    if not abs(file.clip.duration_s) <= _LARGEST:
+        raise ValueError(f"clip.duration_s: {file.clip.duration_s} is no time")
+    if not all(earlier < later for earlier, later in pairwise((-_LARGEST, *file.shots_s, _LARGEST))):
         raise ValueError("shots_s: the times do not ascend")
     named: list[tuple[str, Span]] = []
     for place, person in enumerate(file.people):
@@ -180,10 +201,13 @@ def _checked(file: _File) -> Tracks:
         for number, span in enumerate(person.spans):
             where = f"people.{place}.spans.{number}"
             rows = _rows(span.frames, f"{where}.frames")
-            used = rows[(rows[:, 0] >= span.from_s - _SAME_TIME_S) & (rows[:, 0] <= span.to_s + _SAME_TIME_S)]
+            from_s, to_s = (min(max(time_s, -_LARGEST), _LARGEST) for time_s in (span.from_s, span.to_s))
+            used = rows[(rows[:, 0] >= from_s - _SAME_TIME_S) & (rows[:, 0] <= to_s + _SAME_TIME_S)]
             if not len(used):
                 raise ValueError(f"{where}: has no frame between from_s and to_s")
             named.append((where, Span(person.person, used)))
+    if not named:
+        raise ValueError("people: nobody is left")
     named.sort(key=lambda one: float(one[1].rows[0, 0]))
     for number, spans in groupby(sorted(named, key=lambda one: one[1].person), key=lambda one: one[1].person):
         for (_, before), (where, after) in pairwise(spans):
@@ -193,15 +217,13 @@ def _checked(file: _File) -> Tracks:
 
 
 def _rows(frames: Any, where: str) -> Float64Array:
-    try:
-        rows = np.array(frames, np.float64)
-    except (ValueError, TypeError):
-        rows = np.empty(0)
-    if rows.ndim != 2 or rows.shape[1] != COLUMNS or not len(rows) or not np.isfinite(rows).all():
-        for number, row in enumerate(frames if isinstance(frames, list) else []):
+    if not (isinstance(frames, np.ndarray) and frames.shape[1] == COLUMNS and (np.abs(frames) <= _LARGEST).all()):
+        listed = frames.tolist() if isinstance(frames, np.ndarray) else frames
+        for number, row in enumerate(listed if isinstance(listed, list) else []):
             if not (isinstance(row, list) and len(row) == COLUMNS and all(map(_is_number, row))):
-                raise ValueError(f"{where}.{number}: is not {COLUMNS} numbers")
+                raise ValueError(f"{where}.{number}: is not {COLUMNS} numbers of at most {_LARGEST:.0f}")
         raise ValueError(f"{where}: is not a list of rows of {COLUMNS} numbers")
+    rows = frames.astype(np.float64)
     for problem, wrong in (
         ("the box is not left, top, right, bottom", (rows[:, 3:5] < rows[:, 1:3]).any(axis=1)),
         ("the time is not after that of the row before", np.diff(rows[:, 0], prepend=-np.inf) <= 0),
@@ -213,37 +235,24 @@ def _rows(frames: Any, where: str) -> Float64Array:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 def _text(tracks: Tracks) -> str:
     """JSON with a line for each frame."""
-    people: Mapping[int, list[Span]] = {person: [] for person in tracks.people}
-    for span in tracks.spans:
-        people[span.person].append(span)
-    blocks = [
-        f'{{"person": {person}, "spans": [\n' + ",\n".join("".join(_span_text(span)) for span in spans) + "\n]}"
-        for person, spans in people.items()
-    ]
-    head = {"format": _FORMAT, "clip": asdict(tracks.clip), "shots_s": list(tracks.shots_s)}
-    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items())
-    return f"{{\n{lines},\n" + '"people": [\n' + ",\n".join(blocks) + "\n]\n}\n"
+    head = json.dumps({"format": _FORMAT, "clip": asdict(tracks.clip), "shots_s": list(tracks.shots_s)})
+    people = []
+    for person in tracks.people:
+        spans = ",\n".join(_span_text(span) for span in tracks.spans if span.person == person)
+        people.append(f'{{"person": {person}, "spans": [\n{spans}\n]}}')
+    return f'{head[:-1]},\n"people": [\n{",".join(people)}\n]}}\n'
 
 
-def _span_text(span: Span) -> Iterator[str]:
-    times_s = span.rows[:, 0]
-    yield f'{{"from_s": {_short(times_s[0])}, "to_s": {_short(times_s[-1])}, "frames": [\n'
-    yield ",\n".join(_row_text(row) for row in span.rows)
-    yield "\n]}"
-
-
-def _row_text(row: Float64Array) -> str:
-    """The shortest numbers that are the same in float32; so alignment is the same to the last bit."""
-    return f"[{_short(row[0])}, {', '.join(str(value) for value in row[1:].astype(np.float32))}]"
-
-
-def _short(time_s: float) -> str:
-    return repr(round(float(time_s), 6))
+def _span_text(span: Span) -> str:
+    """Its coordinates are the shortest numbers that are the same in float32, so alignment is the same."""
+    rows = [[round(float(row[0]), 6), *map(float, map(str, row[1:].astype(np.float32)))] for row in span.rows]
+    text = json.dumps({"from_s": rows[0][0], "to_s": rows[-1][0], "frames": rows})
+    return text.replace("[[", "[\n[").replace("], [", "],\n[")
 
 
 def _described(clip: ClipMark) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,6 +19,8 @@ _CONTINUES_IOU = 0.3
 """Least overlap with the box of the previous frame."""
 _SAME_FACE_IOU = 0.4
 """Two tracks that overlap more show the same face."""
+HALF_S = Fraction(1, 2)
+"""So long a lost face can continue its track, and after so long others are searched."""
 _FARTHEST = 1.0
 """How far a face moves at most while it is lost, in its own size."""
 _MOST_FACES = 12
@@ -80,24 +82,14 @@ class _Track:
     face: Face
     cuts: CutDetector = field(default_factory=CutDetector)
     before: Face | None = None
-    lost_frames: int = 0
+    lost_s: Fraction | None = None
 
     def predicted(self) -> Face:
         """Where the face should be in the next frame."""
-        if self.before is None or self.lost_frames:
+        if self.before is None:
             return self.face
         box = self.face.box + np.float32(_MOTION) * (self.face.box - self.before.box)
         return Face(box, self.face.points + np.float32(_MOTION) * (self.face.points - self.before.points))
-
-    def move(self, face: Face) -> None:
-        self.before, self.face, self.lost_frames = None if self.lost_frames else self.face, face, 0
-
-
-class _New(NamedTuple):
-    """A face that was found, and its look."""
-
-    face: Face
-    look: Float32Array | None
 
 
 class _View:
@@ -105,6 +97,7 @@ class _View:
 
     def __init__(self, picture: Picture, luma: UInt8Array | None, overview: Callable[[], UInt8Array] | None) -> None:
         self.picture, self._luma, self._overview = picture, luma, overview
+        self._looks: dict[Face, Float32Array | None] = {}
 
     @cached_property
     def luma(self) -> UInt8Array:
@@ -118,6 +111,11 @@ class _View:
     def overview(self) -> UInt8Array:
         return np.asarray(self.picture) if self._overview is None else self._overview()
 
+    def look(self, face: Face) -> Float32Array | None:
+        if face not in self._looks:
+            self._looks[face] = look_of(self.picture, face)
+        return self._looks[face]
+
 
 class FaceTracker:
     """Follows every usable face; searches for others every half second, and where one was lost or the shot changed.
@@ -127,18 +125,16 @@ class FaceTracker:
     on its side or upside down.
 
     Args:
-        frames_per_s: of the video; None = the model's rate.
+        small: whether each search looks for small faces, too; else only those do that have no other face to follow.
     """
 
-    def __init__(self, detector: FaceDetector, frames_per_s: Fraction | int | None = None) -> None:
-        self._detector = detector
+    def __init__(self, detector: FaceDetector, *, small: bool = False) -> None:
+        self._detector, self._small = detector, small
         self._follower = detector if isinstance(detector, FollowingDetector) else None
-        self.second_frames = max(2, round(frames_per_s or MODEL_FPS))
-        self.patience_frames = self.second_frames // 2
         self._people = People()
         self._tracks: list[_Track] = []
-        self._next_id, self._shot, self._frame = 0, -1, 0
-        self._searched = self._searched_small = -self.patience_frames
+        self._next_id, self._shot, self._now_s = 0, -1, Fraction(0)
+        self._searched_s = self._searched_small_s = -HALF_S
         self._scene: Float32Array | None = None
         self._in_shot: set[int] = set()
         self._why_none = "no face"
@@ -153,33 +149,40 @@ class FaceTracker:
         picture: Picture,
         luma: UInt8Array | None = None,
         overview: Callable[[], UInt8Array] | None = None,
+        time_s: Fraction | None = None,
     ) -> Seen:
         """The faces in the next frame, uint8 `(H, W, 3)` RGB of square pixels.
 
         Args:
             luma: uint8 `(h, w)` of the same picture, of any size; None = computed from `picture`.
             overview: gives the picture as uint8 `(h, w, 3)` RGB of at least 192 px, for the search; None = `picture`.
+            time_s: of the frame, ascending; None = one period of the model's rate after the last one.
 
         Raises:
             InputError: the detector returned something else than faces.
         """
         view = _View(picture, luma, overview)
-        self._frame += 1
-        live = [track for track in self._tracks if not track.lost_frames]
+        self._now_s = self._now_s + Fraction(1, MODEL_FPS) if time_s is None else time_s
+        self._tracks = [one for one in self._tracks if one.lost_s is None or self._now_s - one.lost_s <= HALF_S]
+        live = [track for track in self._tracks if track.lost_s is None]
         found = None if self._follower is not None else self._usable(view, ())
         kept, changes = self._continued(view, live, found)
         elsewhere = self._scene is None or is_elsewhere(self._scene, view.scene)
-        is_cut = (elsewhere or Change.SCENE in changes) if not kept else (elsewhere and Change.SCENE in changes)
+        is_cut = sum((elsewhere, Change.SCENE in changes, not kept)) >= 2
         if is_cut:  # a face that is like one before and at its place is a coincidence
             self._begin_shot()
             kept = []
         if found is None:
-            found = self._searched_for(view, kept, changes, small=not kept)
-        new = [_New(face, look_of(view.picture, face)) for face in found if all(face is not t.face for t in kept)]
-        if new and live and not kept and not is_cut and not any(self._lost(one, kept) for one in new):
+            lost = not kept or changes or len(self._tracks) > len(kept)
+            due = lost or self._now_s - self._searched_s >= HALF_S
+            found = self._usable(view, [track.face for track in kept], small=not kept) if due else []
+        new = [face for face in found if all(face is not track.face for track in kept)]
+        if new and live and not kept and not is_cut and not any(self._lost(view, face, kept) for face in new):
             self._begin_shot()  # all faces are others
         self._admit(view, new, kept)
-        self._forget(kept)
+        for track in self._tracks:
+            if track not in kept and track.lost_s is None:
+                track.before, track.lost_s = None, self._now_s
         self._scene = view.scene
         self.turned_frames += not kept and self._why_none == "on its side"
         order = sorted(kept, key=lambda track: track.track_id)
@@ -201,12 +204,6 @@ class FaceTracker:
         """Whether the picture looks like `person` at the place of `face`, so nothing covers it."""
         return self._people.is_likely(person, face, look_of(picture, face))
 
-    def _searched_for(self, view: _View, kept: list[_Track], changes: list[Change], *, small: bool) -> list[Face]:
-        """New faces, where it is time for a search."""
-        lost = not kept or changes or len(self._tracks) > len(kept)
-        due = lost or self._frame - self._searched >= self.patience_frames
-        return self._usable(view, [track.face for track in kept], small=small) if due else []
-
     def _continued(
         self, view: _View, live: list[_Track], found: list[Face] | None
     ) -> tuple[list[_Track], list[Change]]:
@@ -214,10 +211,9 @@ class FaceTracker:
         kept: list[_Track] = []
         changes: list[Change] = []
         for track, face in self._at_their_places(view, live, found):
-            look = look_at(view.luma, face, view.picture.shape, view.scene)
-            change = track.cuts.compare(look)
+            change = track.cuts.compare(look_at(view.luma, face, view.picture.shape, view.scene))
             if change is Change.NONE:
-                track.move(face)
+                track.before, track.face = track.face, face
                 kept.append(track)
             else:
                 changes.append(change)
@@ -244,8 +240,7 @@ class FaceTracker:
         """Whether two tracks show one face, and it looks more like the other's: someone passed in front."""
         if _overlap(track.face, other.face) <= _SAME_FACE_IOU:
             return False
-        look = look_of(view.picture, other.face)
-        mine, its = (self._people.distance(one.person, look) for one in (track, other))
+        mine, its = (self._people.distance(one.person, view.look(other.face)) for one in (track, other))
         return (mine, track.track_id) > (its, other.track_id)
 
     def _near(self, picture: Picture, face: Face) -> Face | None:
@@ -258,11 +253,12 @@ class FaceTracker:
 
     def _usable(self, view: _View, known: Sequence[Face], *, small: bool = False) -> list[Face]:
         """Usable faces of a search, largest first; `small`: look for small ones, too, if that was not just done."""
-        self._searched = self._frame
+        self._searched_s = self._now_s
         if isinstance(self._detector, SearchingDetector):
-            small = small and (self._scene is None or self._frame - self._searched_small >= self.patience_frames)
+            is_recent = self._scene is not None and self._now_s - self._searched_small_s < HALF_S
+            small = (small or self._small) and not is_recent
             if small:
-                self._searched_small = self._frame
+                self._searched_small_s = self._now_s
             found = self._detector.search(view.picture, view.overview, known, small=small)
             faces = checked(found, self._detector, "search")
         else:
@@ -275,53 +271,45 @@ class FaceTracker:
             self._why_none = "on its side" if on_its_side else "too small" if faces else missing
         return sorted(fine, key=area, reverse=True)[: max(0, _MOST_FACES - len(known))]
 
-    def _admit(self, view: _View, new: list[_New], kept: list[_Track]) -> None:
+    def _admit(self, view: _View, new: list[Face], kept: list[_Track]) -> None:
         """Continues lost tracks or begins new ones; where a search was made, learns how the others look."""
-        if self._searched == self._frame:
+        if self._searched_s == self._now_s:
             for known in kept:
-                self._people.learn(known.person, known.face, look_of(view.picture, known.face))
-        for one in new:
-            track = self._lost(one, kept)
+                self._people.learn(known.person, known.face, view.look(known.face))
+        for face in new:
+            track = self._lost(view, face, kept) or self._begun(view, face, kept)
             if track is None:
-                visible = {other.person for other in kept}
-                if self._is_half_hidden(one, kept, visible):
-                    continue
-                track = self._begun(one, visible)
-            track.move(one.face)
-            track.cuts.restart(look_at(view.luma, one.face, view.picture.shape, view.scene))
+                continue
+            track.face, track.lost_s = face, None
+            track.cuts.restart(look_at(view.luma, face, view.picture.shape, view.scene))
             self._in_shot.add(track.person)
-            self._people.learn(track.person, one.face, one.look)
+            self._people.learn(track.person, face, view.look(face))
             kept.append(track)
 
-    def _lost(self, new: _New, kept: list[_Track]) -> _Track | None:
+    def _lost(self, view: _View, face: Face, kept: list[_Track]) -> _Track | None:
         """The lost track that a face continues."""
+        look = view.look(face)
         near = [
             track
             for track in self._tracks
-            if track not in kept and _moved(track.face, new.face) <= _FARTHEST
-            if self._people.is_likely(track.person, new.face, new.look)
+            if track not in kept and _moved(track.face, face) <= _FARTHEST
+            if self._people.is_likely(track.person, face, look)
         ]
-        return min(near, key=lambda track: self._people.distance(track.person, new.look), default=None)
+        return min(near, key=lambda track: self._people.distance(track.person, look), default=None)
 
-    def _is_half_hidden(self, new: _New, kept: list[_Track], visible: set[int]) -> bool:
-        """Whether an unknown face beside a known one may be someone of this shot who is missing, and half hidden."""
-        return (
-            bool(self._in_shot - visible)
-            and any(_touches(new.face, other.face) for other in kept)
-            and not self._people.knows(new.face, new.look, visible)
-        )
-
-    def _begun(self, new: _New, visible: set[int]) -> _Track:
-        track = _Track(self._next_id, self._people.number_of(new.face, new.look, visible), new.face, lost_frames=1)
+    def _begun(self, view: _View, face: Face, kept: list[_Track]) -> _Track | None:
+        """A new track; None for an unknown face beside a known one: someone of this shot who is missing may be half
+        hidden there."""
+        visible = {other.person for other in kept}
+        person = self._people.find(face, view.look(face), visible)
+        if person is None:
+            if self._in_shot - visible and any(_touches(face, other.face) for other in kept):
+                return None
+            person = self._people.add(face)
+        track = _Track(self._next_id, person, face)
         self._next_id += 1
-        self._tracks = [*(other for other in self._tracks if other.person != track.person), track]
+        self._tracks = [*(other for other in self._tracks if other.person != person), track]
         return track
-
-    def _forget(self, kept: list[_Track]) -> None:
-        """Ends tracks that were lost for too long."""
-        for track in self._tracks:
-            track.lost_frames = 0 if track in kept else track.lost_frames + 1
-        self._tracks = [track for track in self._tracks if track.lost_frames <= self.patience_frames]
 
 
 def _overlap(one: Face, other: Face) -> float:

@@ -67,7 +67,7 @@ def analyse_with_portraits(
     """
     info, recorder, portraits = probe(video), _Recorder(), _Portraits()
     aspect, rate = info.sample_aspect_ratio, info.frames_per_s
-    finder = FaceFinder(detector, PORTRAIT_PX, StageClock(), pixel_aspect=aspect, fps=rate)
+    finder = FaceFinder(detector, PORTRAIT_PX, StageClock(), pixel_aspect=aspect, small=True)
     expected = 0 if rate is None or info.duration_s is None else round(rate * info.duration_s)
     frames = in_background((frame for frame in read_frames(video)), depth=_QUEUE_DEPTH, name="decode")
     count = 0

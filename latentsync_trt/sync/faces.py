@@ -7,10 +7,9 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
-from typing import cast
 
-import cv2
 import numpy as np
 
 from latentsync_trt.errors import InputError, NoFaceError
@@ -25,7 +24,7 @@ from latentsync_trt.face.tracker import FaceTracker, Seen
 from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.sync.jobs import Job, Target
 from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.types import FaceDetector, Frame, Interval, Picture, UInt8Array, YuvPlanes
+from latentsync_trt.types import FaceDetector, Frame, Interval, UInt8Array
 from latentsync_trt.values import FaceChoice
 
 _TURN = "ffmpeg -display_rotation ANGLE -i in.mp4 -c copy out.mp4"
@@ -34,11 +33,8 @@ _WRONG_TAG = f"its rotation tag is wrong; set it to 0, 90, 180 or 270: {_TURN}"
 _MOST_STRETCH = 8
 """Real pixels are at most twice as wide as high; the picture shown to the detector grows with this ratio."""
 
-_OVERVIEW_PX = 384
-"""Longer side of the picture in which large faces are searched: twice that of the network, which averages."""
-
-_JUMP_S = Fraction(1, 4)
-"""A source that is played on or backwards steps by less, unless a picture was held for so long."""
+_OVERVIEW_PX = 768
+"""Longer side, or more, of the picture in which large faces are searched: the network averages it."""
 
 _LUMA_PX = 256
 
@@ -54,7 +50,7 @@ class FaceFinder:
         tracks: where the faces are, instead of searching.
         wanted: whether faces are painted at this time of the output; at others, none is searched.
         pixel_aspect: width / height of a pixel; faces are detected and aligned in square pixels.
-        fps: pictures per second, None if unknown.
+        small: whether every search looks for small faces, too; see `FaceTracker`.
         on_notice: called at the first frame that shows several faces, if nobody has chosen one.
 
     Raises:
@@ -71,7 +67,7 @@ class FaceFinder:
         tracks: Tracks | None = None,
         wanted: Callable[[Fraction], bool] = lambda _: True,
         pixel_aspect: Fraction = Fraction(1),
-        fps: Fraction | int | None = None,
+        small: bool = False,
         on_notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         if not 1 <= _MOST_STRETCH * pixel_aspect <= _MOST_STRETCH**2:
@@ -82,12 +78,13 @@ class FaceFinder:
             )
         if tracks is not None:
             check_people(speakers_of(choice) or (), tracks.people, tracks.clip.name)
-        self._tracker, self._tracks = FaceTracker(detector, fps), tracks
-        self._choice, self._chooser = choice, Chooser(choice, self._tracker.second_frames)
+        self._tracker, self._tracks = FaceTracker(detector, small=small), tracks
+        self._choice, self._chooser = choice, Chooser(choice)
         self._runs, self._rows = Runs(resolution_px), {} if tracks is None else tracks.matrices(resolution_px)
         self._resolution_px, self._clock, self._pixel_aspect = resolution_px, clock, pixel_aspect
         self._wanted, self._on_notice = wanted, on_notice
-        self._source_s, self._jumps = Fraction(0), 0
+        self._source_s = self._longest_step_s = Fraction(0)
+        self._jumps = 0
         self._untouched: list[Interval] = []
         self._most_faces = self.frames_with_face = 0
 
@@ -129,6 +126,7 @@ class FaceFinder:
     def find(self, frames: Generator[Frame, None, None]) -> Generator[Job, None, None]:
         """A job for every frame, in order."""
         for frame, seen in self.see(frames):
+            self._note_jump(frame.source_s)
             with self._clock.measure("face"):
                 job = Job(frame) if seen is None else self._job(frame, seen)
             self.frames_with_face += bool(job.targets)
@@ -147,16 +145,15 @@ class FaceFinder:
                         ready = [(frame, self._tracks.at(frame.source_s))]
                     else:
                         shown = square(frame.picture, self._pixel_aspect)
-                        seen = self._tracker.update(shown, _luma(frame), lambda: _overview(frame, shown))  # noqa: B023
-                        ready = [*ahead.push(frame, shown, seen)]
+                        overview = partial(_overview, frame, self._pixel_aspect)
+                        seen = self._tracker.update(shown, _luma(frame), overview, frame.time_s)
+                        ready = [*ahead.push(frame, frame.time_s, shown, seen)]
                 yield from ready
         yield from ahead.finish()
 
     def _job(self, frame: Frame, seen: Seen) -> Job:
         self._note_several(frame, len(seen.faces))
-        chosen = self._chooser.choose(seen)
-        self._jumps += abs(frame.source_s - self._source_s) > _JUMP_S
-        self._source_s = frame.source_s
+        chosen = self._chooser.choose(seen, frame.time_s)
         placed = self._runs.advance({(one.track_id, self._jumps): one.face for one, _ in chosen})
         if not chosen:
             self._note_untouched(frame, "other faces" if seen.faces else seen.why_none)
@@ -171,6 +168,12 @@ class FaceFinder:
             face = face_of_stored(one.face, frame.picture, shown)
             targets.append(Target(run, one.person, speaker, face, of_stored(matrix, frame.picture, shown)))
         return Job(frame, tuple(targets))
+
+    def _note_jump(self, source_s: Fraction) -> None:
+        """Counts the starts from the beginning; played backwards, a source takes the steps that it took forwards."""
+        step_s = source_s - self._source_s
+        self._jumps += -step_s > self._longest_step_s
+        self._longest_step_s, self._source_s = max(self._longest_step_s, step_s), source_s
 
     def _note_several(self, frame: Frame, count: int) -> None:
         if self._most_faces < 2 <= count and self._choice == LARGEST:
@@ -213,22 +216,11 @@ def _luma(frame: Frame) -> UInt8Array:
     return (luma[::step, ::step] >> (frame.planes.bits - 8)).astype(np.uint8)
 
 
-def _overview(frame: Frame, shown: Picture) -> UInt8Array:
-    """All of the picture with square pixels, at a size at which it is converted fast."""
-    height, width = shown.shape[:2]
-    shrink = max(1, max(height, width) // _OVERVIEW_PX)
-    size = max(2, width // shrink), max(2, height // shrink)
-    picture = np.asarray(shown) if frame.planes is None else np.asarray(LazyRgb(_reduced(frame.planes, shrink)))
-    return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA), np.uint8)
-
-
-def _reduced(planes: YuvPlanes, shrink: int) -> YuvPlanes:
-    height, width = (max(2, side // shrink // 2 * 2) for side in planes.y.shape)
-    steps = [round(side / small) for side, small in zip(planes.y.shape, planes.u.shape, strict=True)]
-    chroma = max(1, width // max(1, steps[1])), max(1, height // max(1, steps[0]))
-    sizes = (width, height), chroma, chroma
-    y, u, v = (
-        cast(UInt8Array, cv2.resize(plane, size, interpolation=cv2.INTER_AREA))
-        for plane, size in zip((planes.y, planes.u, planes.v), sizes, strict=True)
-    )
-    return replace(planes, y=y, u=u, v=v)
+def _overview(frame: Frame, pixel_aspect: Fraction) -> UInt8Array:
+    """All of the picture with square pixels; of a large one, every n-th pixel."""
+    picture, planes = frame.picture, frame.planes
+    if planes is not None:
+        step = max(1, max(planes.y.shape) // _OVERVIEW_PX)
+        y, u, v = (plane[::step, ::step] for plane in (planes.y, planes.u, planes.v))
+        picture = LazyRgb(replace(planes, y=y, u=u, v=v))
+    return np.asarray(square(picture, pixel_aspect))

@@ -71,9 +71,9 @@ def _part(frame: Frame, target: Target) -> tuple[int, int, int, int]:
     box = target.tracked.box.astype(np.float64)
     margin = _AROUND * max(box[2] - box[0], box[3] - box[1])
     height, width = frame.picture.shape[:2]
-    left, right = np.clip((box[0] - margin, box[2] + margin), 0, width).astype(int).tolist()
-    top, bottom = np.clip((box[1] - margin, box[3] + margin), 0, height).astype(int).tolist()
-    return left, top, max(right, left + 1), max(bottom, top + 1)
+    left, top = np.clip(box[:2] - margin, 0, (width - 1, height - 1)).astype(int).tolist()
+    right, bottom = np.clip(box[2:] + margin, (left + 1, top + 1), (width, height)).astype(int).tolist()
+    return left, top, right, bottom
 
 
 def _jpeg(rgb: UInt8Array) -> bytes:

@@ -164,35 +164,29 @@ class Loudness:
     """The loudness of a recording, measured while its blocks pass."""
 
     def __init__(self) -> None:
-        self._halves: list[Float64Array] = []
-        self._complete = False
+        self._halves: Float64Array = np.zeros(0)
 
     def passing(self, blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
-        """The same blocks: consecutive float32 `(samples,)`, mono at `SPEECH_RATE_HZ`.
-
-        Measured the first time that a recording passes as a whole.
-        """
+        """The same blocks: consecutive float32 `(samples,)`, mono at `SPEECH_RATE_HZ`; measured once all have passed."""
         halves, rest = list[Float64Array](), np.zeros(0, np.float32)
         for block in blocks:
             yield block
-            if self._complete:
-                continue
             samples = np.concatenate([rest, block])
-            count = len(samples) // _SAMPLES_PER_HALF
-            whole, rest = np.split(samples, [count * _SAMPLES_PER_HALF])
-            halves.append(np.square(whole.reshape(count, _SAMPLES_PER_HALF)).mean(axis=1, dtype=np.float64))
-        if not self._complete:
-            ends = [np.square(rest).mean(keepdims=True, dtype=np.float64)] if rest.size else []
-            self._halves, self._complete = [*halves, *ends], True
+            whole, rest = np.split(samples, [len(samples) - len(samples) % _SAMPLES_PER_HALF])
+            halves.append(_powers(whole.reshape(-1, _SAMPLES_PER_HALF)))
+        self._halves = np.concatenate([np.zeros(0), *halves, _powers(rest[None]) if rest.size else np.zeros(0)])
 
     def level_db(self) -> Float32Array:
         """The loudness of the 40 ms around the time of each frame, in dB below the loudest, float32 `(n,)`, at least
         −100; of no frame where no recording passed."""
-        halves = np.concatenate([*self._halves, np.zeros(0)])
-        after, before = halves[::2], np.concatenate([halves[:1], halves[1::2]])
+        after, before = self._halves[::2], np.concatenate([self._halves[:1], self._halves[1::2]])
         means = (after + before[: len(after)]) / 2
         peak = float(means.max(initial=0.0)) or 1.0
         return np.asarray(10 * np.log10(np.maximum(means / peak, 1e-10)), np.float32)
+
+
+def _powers(samples: Float32Array) -> Float64Array:
+    return np.square(samples).mean(axis=1, dtype=np.float64)
 
 
 def loudness(blocks: Iterable[Float32Array]) -> Float32Array:

@@ -1,31 +1,20 @@
 """The page of a finished run: its measures, the lips over time, and pictures before and after."""
 
-import math
 from base64 import b64encode
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from latentsync_trt.config import MODEL_FPS, SyncOptions, command_line
+from latentsync_trt.config import SyncOptions, command_line
 from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.paths import check_file_to_write, local_path
 from latentsync_trt.privacy import without_paths
 from latentsync_trt.sync.html import svg, write_html
 from latentsync_trt.sync.lip_figure import sync_figure
-from latentsync_trt.sync.lips import Curves
 from latentsync_trt.sync.quality import Quality
-from latentsync_trt.types import Float32Array, SyncReport
+from latentsync_trt.types import SyncReport
 from latentsync_trt.version import __version__
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 _SUFFIXES = (".html", ".htm")
-
-_MOST_POINTS = 1500
-"""More could not be told apart in the figure's width."""
 
 _FILES = ("c2pa_cert", "c2pa_key", "faces", "mix", "report", "speaker", "turns")
 """Options that name files: a page may be passed on."""
@@ -48,7 +37,7 @@ def write_page(path: Path, source: Path, report: SyncReport, quality: Quality, o
         "source": source.name,
         "report": report,
         "figures": [
-            (f"Speaker {speaker}: lips and speech", svg(_figure(curves, start_s)))
+            (f"Speaker {speaker}: lips and speech", svg(sync_figure({"lips": curves}, _began(start_s))))
             for speaker, (start_s, curves) in enumerate(spoken)
             if curves is not None
         ],
@@ -64,18 +53,8 @@ def write_page(path: Path, source: Path, report: SyncReport, quality: Quality, o
         raise OutputError(f"{error}; the video is complete: {report.output}") from error
 
 
-def _figure(curves: Curves, start_s: Fraction) -> "Figure":
-    """Of the whole clip; each point is the largest value of its share of a long one."""
-    step = math.ceil(len(curves) / _MOST_POINTS)
-    largest = Curves(_largest(curves.gaps, step), _largest(curves.level_db, step))
-    began = f"The speech begins at {float(start_s):.2f} s of the video. " if start_s else ""
-    points = f"Each point is the largest value in {step / MODEL_FPS:.2f} s." if step > 1 else ""
-    return sync_figure({"lips": largest}, began + points, fps=MODEL_FPS / step, most_s=math.inf)
-
-
-def _largest(values: Float32Array, step: int) -> Float32Array:
-    padded = np.pad(values, (0, -len(values) % step), constant_values=np.nan)
-    return np.asarray(np.fmax.reduce(padded.reshape(-1, step), axis=1), np.float32)
+def _began(start_s: Fraction) -> str:
+    return f"The speech begins at {float(start_s):.2f} s of the video." if start_s else ""
 
 
 def _facts(report: SyncReport, options: SyncOptions) -> list[tuple[str, str]]:

@@ -92,7 +92,7 @@ class Run:
             timeline = timeline_of(self._inputs, self._options, speech)
             span, playback = timeline.span, timeline.playback
             self._announce(timeline.notices)
-            writer, finder = self._writer(span, playback), self._finder(helpers.detector, span, playback)
+            writer, finder = self._writer(span, playback), self._finder(helpers.detector, span)
             self._announce(writer.notices)
             self._open_networks()
             startup_s = perf_counter() - self._start_s
@@ -184,7 +184,7 @@ class Run:
         painted = in_background(painter.paint(gathered), depth=ahead, name="paint")
         return in_background(composer.compose(painted), depth=_QUEUE_DEPTH, name="compose")
 
-    def _finder(self, detector: FaceDetector, span: Span, playback: Playback) -> FaceFinder:
+    def _finder(self, detector: FaceDetector, span: Span) -> FaceFinder:
         voices, tracks = self._inputs.voices, self._inputs.tracks
         choice = parse_face(self._options.face) if voices.faces is None else voices.speaker_of
         if tracks is None and speakers_of(choice) is not None:
@@ -196,7 +196,6 @@ class Run:
             choice=choice,
             tracks=tracks,
             wanted=span.__contains__,
-            fps=playback.fps or self._inputs.info.frames_per_s,
             pixel_aspect=self._inputs.info.sample_aspect_ratio,
             on_notice=self._networks.notice,
         )
