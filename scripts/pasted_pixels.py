@@ -1,7 +1,7 @@
 """What `sync` changes in real clips beside the faces, with the built-in model.
 
 The first seconds of each clip are synced with the whole mask and with the face only. `changed_px`: changed pixels of a
-frame, in 8-bit RGB. Of these lie outside the outlines that FaceMesh finds in that frame, in its own face and the painted
+frame, in 8-bit RGB. Of these lie outside the outlines that FaceMesh finds in the frame's own face and in the painted
 one: the share `neck` below a chin, where the source's chin must go, and `beside` the rest; `worst`: that of the worst
 frame. `reach_percent`: distance of the farthest of the rest, in percent of the face's height. `seam`: see
 `face.seam.seam_score`.
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import patch
 
 import cv2
 import numpy as np
@@ -27,7 +28,6 @@ from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.config import Paste
 from latentsync_trt.face.outline import OVAL, filled
 from latentsync_trt.face.paste import Pasted, Paster
-from latentsync_trt.sync import run
 from latentsync_trt.types import BoolArray, Float32Array, Picture
 from latentsync_trt.version import __version__
 
@@ -82,11 +82,11 @@ class Count:
 
 def changes(picture: Picture, pasted: Pasted) -> tuple[BoolArray, tuple[int, int]]:
     """Where 8-bit pixels change, in a part of the frame with the whole patch, and its corner (x, y)."""
-    patch = pasted.patch
-    height, width = patch.weight.shape
-    place = slice(patch.y_px, patch.y_px + height), slice(patch.x_px, patch.x_px + width)
-    apart = np.abs(patch.rgb / np.float32(257) - picture[place]).max(axis=-1)
-    return apart * patch.weight >= _VISIBLE, (patch.x_px, patch.y_px)
+    new = pasted.patch
+    height, width = new.weight.shape
+    place = slice(new.y_px, new.y_px + height), slice(new.x_px, new.x_px + width)
+    apart = np.abs(new.rgb / np.float32(257) - picture[place]).max(axis=-1)
+    return apart * new.weight >= _VISIBLE, (new.x_px, new.y_px)
 
 
 def under_jaw(meshes: list[Float32Array], shape: tuple[int, ...]) -> BoolArray:
@@ -99,19 +99,15 @@ def under_jaw(meshes: list[Float32Array], shape: tuple[int, ...]) -> BoolArray:
 
 
 def measured(lip_sync: LipSync, video: Path, speech: Path, paste: Paste, output: Path) -> dict[str, Any]:
-    count = Count()
+    count, usual = Count(), Paster.paste
 
-    class Counting(Paster):
-        def paste(self, picture: Picture, *args: Any, **names: Any) -> Pasted:
-            pasted = super().paste(picture, *args, **names)
-            count.add(picture, pasted)
-            return pasted
+    def counting(self: Paster, picture: Picture, *others: Any, **named: Any) -> Pasted:
+        pasted = usual(self, picture, *others, **named)
+        count.add(picture, pasted)
+        return pasted
 
-    usual, run.Paster = run.Paster, Counting  # type: ignore[misc]
-    try:
+    with patch.object(Paster, "paste", counting):
         lip_sync.sync(video, speech, output, SyncOptions(preset="fast", paste=paste, end=_END_S))
-    finally:
-        run.Paster = usual  # type: ignore[misc]
     return {"clip": video.name, "paste": paste, **count.row()}
 
 

@@ -104,6 +104,16 @@ def test_the_longest_name(source: Path, tmp_path: Path) -> None:
     assert stored(path)["validation_state"] == "Valid"
 
 
+def test_a_source_that_only_players_can_read_costs_no_run(source: Path, tmp_path: Path) -> None:
+    """FFmpeg ignores what follows the last box; the package does not."""
+    source.write_bytes(source.read_bytes() + b"more than a box")
+    path = write_video(tmp_path / "out.mp4", numbered(2))
+    (notice,) = sign(path, source, credentials_of(write_pair(tmp_path, p256())))
+    assert f"{source}: earlier content credentials, if any, are not kept" in notice
+    assert stored(path)["validation_state"] == "Valid"
+    assert actions_of(path)[0]["action"] == "c2pa.opened"
+
+
 @pytest.mark.parametrize("name", ["source.mkv", "damaged.mp4", "frames-%05d.png"])
 def test_sources_without_room_for_credentials(name: str, tmp_path: Path) -> None:
     """A sequence of pictures is no file: the record then says that the video was made."""
@@ -168,9 +178,18 @@ def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_files_that_are_missing_or_no_pem(tmp_path: Path) -> None:
     files = write_pair(tmp_path, p256())
     missing = tmp_path / "missing.pem"
-    assert refused(Files(missing, files.key)) == f"{missing}: cannot be read: No such file or directory"
+    for pair in (Files(missing, files.key), Files(files.cert, missing)):
+        assert refused(pair) == f"{missing}: cannot be read: No such file or directory"
     assert f"{files.key}: is no certificate in PEM format" in refused(Files(files.key, files.key))
     assert f"{files.cert}: is no private key in PEM format" in refused(Files(files.cert, files.cert))
+
+
+def test_notes_in_a_chain_may_be_in_any_encoding(source: Path, tmp_path: Path) -> None:
+    files = write_pair(tmp_path, p256())
+    files.cert.write_bytes(b"friendlyName: J\xf6rg\n" + files.cert.read_bytes())
+    path = write_video(tmp_path / "out.mp4", numbered(2))
+    sign(path, source, credentials_of(files))
+    assert stored(path)["validation_state"] == "Valid"
 
 
 def test_a_key_with_a_password(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Short gaps in a track are bridged, long ones are left alone and reported; new faces are followed back."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
 
 import cv2
 import numpy as np
@@ -80,6 +82,36 @@ def test_a_longer_gap_stays_and_is_reported() -> None:
 def test_the_reason_is_told(last: Face, during: list[Face], reason: str) -> None:
     _, finder = jobs_of([[last], *([during] * 20)])
     assert [interval.reason for interval in finder.untouched][:1] == [reason]
+
+
+def at_times(times_s: list[Fraction], faces: list[list[Face]]) -> tuple[list[Job], FaceFinder]:
+    ends_s = [*times_s[1:], times_s[-1] + Fraction(1, 25)]
+    frames = (
+        replace(frame, time_s=start_s, source_s=start_s, duration_s=end_s - start_s)
+        for frame, start_s, end_s in zip(numbered(len(times_s)), times_s, ends_s, strict=True)
+    )
+    finder = FaceFinder(Scripted(faces), 64, StageClock())
+    return list(finder.find(frame for frame in frames)), finder
+
+
+def test_a_gap_is_measured_and_interpolated_by_time() -> None:
+    times_s = [Fraction(milliseconds, 1000) for milliseconds in (0, 40, 100, 400, 500)]
+    jobs, _ = at_times(times_s, [[face_at(100)], [], [], [], [face_at(150)]])
+    assert [float(job.targets[0].tracked.box[0]) for job in jobs] == pytest.approx([100, 104, 110, 140, 150], abs=1e-3)
+    jobs, finder = at_times([Fraction(second) for second in range(3)], [[face_at(100)], [], [face_at(100)]])
+    assert [len(job.targets) for job in jobs] == [1, 0, 1]
+    assert finder.untouched == (Interval(1.0, 2.0, "no face"),)
+
+
+def test_few_frames_per_second_are_one_run_and_a_start_anew_is_another() -> None:
+    jobs, _ = at_times([Fraction(second) for second in range(4)], [[face_at(100)]] * 4)
+    assert [job.targets[0].track_id for job in jobs] == [0] * 4
+    loop = [replace(frame, source_s=Fraction(frame.index % 4)) for frame in numbered(8)]
+    jobs = list(FaceFinder(Scripted([[face_at(100)]] * 8), 64, StageClock()).find(frame for frame in loop))
+    assert [job.targets[0].track_id for job in jobs] == [0] * 4 + [1] * 4
+    both_ways = [replace(frame, source_s=Fraction(3 - abs(3 - frame.index))) for frame in numbered(7)]
+    jobs = list(FaceFinder(Scripted([[face_at(100)]] * 7), 64, StageClock()).find(frame for frame in both_ways))
+    assert {job.targets[0].track_id for job in jobs} == {0}
 
 
 def test_a_face_that_a_later_search_finds_is_followed_back() -> None:

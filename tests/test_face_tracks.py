@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 from collections.abc import Callable, Generator, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -160,7 +161,14 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda f: f["people"][1].update(person=0),
         "people.1.spans.0: person 0 is at two places after 0.00 s",
     ),
+    "nobody": (lambda f: f.update(people=[]), "people: nobody is left"),
     "shots": (lambda f: f.update(shots_s=[1, 0]), "shots_s: the times do not ascend"),
+    "no time": (lambda f: f.update(shots_s=[0, float("nan")]), "shots_s: the times do not ascend"),
+    "no duration": (lambda f: f["clip"].update(duration_s=float("nan")), "clip.duration_s: is no time"),
+    "NaN": (lambda f: _row(f, 2).__setitem__(5, float("nan")), "spans.0.frames.2: is not 11 numbers"),
+    "far away": (lambda f: _row(f, 2).__setitem__(5, 1e30), "spans.0.frames.2: is not 11 numbers"),
+    "no float": (lambda f: _row(f, 4).__setitem__(5, 10**400), "spans.0.frames.4: is not 11 numbers"),
+    "no list": (lambda f: f["people"][0]["spans"][0].update(frames={}), "spans.0.frames: is not a list"),
     "typo": (lambda f: f["clip"].update(nmae="x"), "clip.nmae: is no known field"),
 }
 
@@ -178,7 +186,16 @@ def test_what_is_wrong_in_a_file_is_named_with_its_place(edited: Callable[..., P
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"{", b"\x1f\x8b\x08", b"\xff\xfe", gzip.compress(b"[]", mtime=0)[:-4], b"[1]", b"\x1f\x8b\x08" + bytes(20)],
+    [
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b"\x1f\x8b\x08",
+        b"\xff\xfe",
+        gzip.compress(b"[]", mtime=0)[:-4],
+        b"[1]",
+        b"\x1f\x8b\x08" + bytes(20),
+    ],
 )
 def test_what_is_no_file_of_tracks_is_an_error(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "t.json"
@@ -198,6 +215,18 @@ def test_a_large_file_is_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert packed.name == "t.json.gz"
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
     assert np.array_equal(read_tracks(packed).spans[0].rows, read_tracks(plain).spans[0].rows)
+
+
+def test_reading_takes_little_more_memory_than_the_tracks(tmp_path: Path) -> None:
+    spans = tuple(span(0, 10.0 * number, 250) for number in range(30))
+    path = save_tracks(Tracks(CLIP, (0.0,), spans), tmp_path / "t.json")
+    tracemalloc.start()
+    try:
+        tracks = read_tracks(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < sum(one.rows.nbytes for one in tracks.spans) + 3 * path.stat().st_size
 
 
 def test_tracks_of_another_clip_are_refused(clip: Path, saved: Path, tmp_path: Path) -> None:

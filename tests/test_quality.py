@@ -270,9 +270,7 @@ def test_the_moments_that_matter_are_kept() -> None:
 def test_a_face_that_leaves_the_picture_costs_no_run(box: tuple[int, ...]) -> None:
     quality = Quality([Fraction(0)], pictures=True)
     add(quality, 0, own=picture(), new=picture(), box=box)
-    assert [moment.shows for moment in quality.moments()] == [
-        "first, widest open, shut, most visible seam, most flicker, last"
-    ]
+    assert len(quality.moments()) == 1
 
 
 def test_a_moment_shows_the_face_and_what_is_around_it_before_and_after() -> None:

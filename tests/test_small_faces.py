@@ -10,7 +10,9 @@ import skimage.data
 from latentsync_trt.face.checks import usable
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.tiles import SIDE_PX, tiles
+from latentsync_trt.face.tracker import FaceTracker
 from latentsync_trt.types import UInt8Array
+from tests.people import first_person
 
 SIZES = [(1920, 1080), (3840, 2160)]
 
@@ -42,6 +44,18 @@ def test_a_small_face_is_found(detector: MediaPipeDetector, size: tuple[int, int
     expected = (face.points + 0.5) * scale - 0.5 + (left, top)
     assert np.abs(found.points - expected).max() < 0.05 * height_px
     assert usable(found)
+
+
+@pytest.mark.integration
+def test_a_small_face_is_found_beside_a_large_one(detector: MediaPipeDetector) -> None:
+    frame = busy("coffee", (1280, 720))
+    frame[100:580, :480] = first_person(1)[0]
+    entered = frame.copy()
+    entered[300:480, 900:1080] = cv2.resize(np.asarray(skimage.data.astronaut()[0:330, 60:390]), (180, 180))
+    tracker = FaceTracker(detector, small=True)
+    counts = [len(tracker.update(shown).faces) for shown in [frame, *([entered] * 14)]]
+    assert counts[0] == 1
+    assert counts[-1] == 2
 
 
 @pytest.mark.integration

@@ -13,9 +13,10 @@ from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.track_file import save_tracks
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.sync.analysis import analyse
-from latentsync_trt.types import Float32Array, SyncReport
+from latentsync_trt.types import Face, Float32Array, SyncReport, UInt8Array
 from tests.clips import click_times, decoded, write_sound
 from tests.people import first_person, second_person
 from tests.small import small_bundle
@@ -200,6 +201,22 @@ def test_more_speakers_than_faces(lip_sync: LipSync, folder: Path, tmp_path: Pat
         two(lip_sync, folder, tmp_path / "out.mkv", None, speaker=speakers)
     assert caught.value.usage
     assert list(tmp_path.iterdir()) == []
+
+
+def test_saved_tracks_are_used_instead_of_a_search(lip_sync: LipSync, folder: Path, tmp_path: Path) -> None:
+    class Blind:
+        def detect(self, frame: UInt8Array) -> list[Face]:
+            raise AssertionError("a face was searched")
+
+    two(lip_sync, folder, tmp_path / "a.mkv", folder / "voice.wav", face="index:1")
+    with MediaPipeDetector() as detector:
+        saved = save_tracks(analyse(folder / "two.mkv", detector), tmp_path / "tracks.json")
+    options = replace(QUICK, face="index:1", faces=saved)
+    lip_sync.sync(folder / "two.mkv", folder / "voice.wav", tmp_path / "b.mkv", options, detector=Blind())
+    assert np.array_equal(np.stack(decoded(tmp_path / "a.mkv")), np.stack(decoded(tmp_path / "b.mkv")))
+    with pytest.raises(InputError, match=r"tracks\.json: has the tracks of two\.mkv") as caught:
+        run(lip_sync, folder, tmp_path / "c.mkv", faces=saved)
+    assert caught.value.usage
 
 
 def test_the_command_takes_them(folder: Path, tmp_path: Path) -> None:

@@ -52,37 +52,37 @@ class ProgressLines:
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock = say, clock
-        self._began_s = self._said_s = clock()
-        self._last: Progress | None = None
-        self._stage_began: tuple[float, int] = self._began_s, 0
+        self._began_s = clock()
+        self._stage: str | None = None
+        self._entered = self._said = self._began_s, 0  # seconds, steps done
 
     def __call__(self, progress: Progress) -> None:
         """Reports `progress`, if it is time for a line."""
-        now_s, last = self._clock(), self._last
-        begins = last is None or last.stage != progress.stage
-        if last is not None and not begins and not self._is_due(last, progress, now_s - self._said_s):
+        now_s, steps = self._clock(), ""
+        if progress.stage != self._stage:
+            self._stage, self._entered = progress.stage, (now_s, progress.done)
+        elif self._is_due(progress, now_s):
+            steps = f": {progress.done}{self._rest(progress, now_s)}"
+        else:
             return
-        if begins:
-            self._stage_began = now_s, progress.done
-        steps = "" if begins else f": {progress.done}{self._rest(progress, now_s)}"
         self._say(f"[{now_s - self._began_s:.0f} s] {progress.stage}{steps}")
-        self._last, self._said_s = progress, now_s
+        self._said = now_s, progress.done
 
     def _rest(self, progress: Progress, now_s: float) -> str:
         """The steps in all, and the time left at the rate of this stage so far."""
         if progress.total is None:
             return ""
-        began_s, done_before = self._stage_began
-        steps = progress.done - done_before
-        left_s = (progress.total - progress.done) * (now_s - began_s) / steps if steps > 0 else None
-        left = "" if left_s is None else f", about {timedelta(seconds=round(left_s))} left"
-        return f" of {progress.total}{left}"
+        entered_s, done_before = self._entered
+        of, steps = f" of {progress.total}", progress.done - done_before
+        if steps <= 0:
+            return of
+        left_s = (progress.total - progress.done) * (now_s - entered_s) / steps
+        return f"{of}, about {timedelta(seconds=round(left_s))} left"
 
-    def _is_due(self, last: Progress, progress: Progress, since_s: float) -> bool:
-        if since_s >= _LINE_EVERY_S:
-            return True
-        tenth = progress.total is not None and (progress.done - last.done) * _LINES_PER_STAGE >= progress.total
-        return tenth and since_s >= _LEAST_BETWEEN_LINES_S
+    def _is_due(self, progress: Progress, now_s: float) -> bool:
+        said_s, said_done = self._said
+        tenth = progress.total is not None and (progress.done - said_done) * _LINES_PER_STAGE >= progress.total
+        return now_s - said_s >= (_LEAST_BETWEEN_LINES_S if tenth else _LINE_EVERY_S)
 
 
 @contextmanager

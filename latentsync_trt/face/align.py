@@ -5,7 +5,7 @@ import numpy as np
 from PIL import Image
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, Picture
+from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, Picture, UInt8Array
 
 # Left brow, right brow and nose in a 75×100 face, which is scaled by 2.8 · resolution / 256.
 _TEMPLATE = np.array([[17.0, 20.0], [58.0, 20.0], [37.5, 40.0]])
@@ -65,20 +65,17 @@ def crop(frame: Picture, matrix: Float64Array, resolution: int) -> AlignedFace:
         resolution: the network's H = W in pixels.
     """
     size = crop_size_px(resolution)
-    left, top, right, bottom = frame_rectangle(matrix, size, frame.shape[:2], _SAMPLE_MARGIN_PX)
-    if left >= right or top >= bottom:
-        upright = np.full((size[1], size[0], 3), OUTSIDE, np.uint8)
-    else:
-        upright = cv2.warpAffine(
-            frame[top:bottom, left:right],
-            shifted(matrix, left, top),
-            size,
-            flags=cv2.INTER_LINEAR,
-            borderMode=cv2.BORDER_CONSTANT,
-            borderValue=(OUTSIDE, OUTSIDE, OUTSIDE),
-        ).astype(np.uint8, copy=False)
-    image = cv2.resize(upright, (resolution, resolution), interpolation=cv2.INTER_LANCZOS4)
+    image = cv2.resize(cut(frame, matrix, size, OUTSIDE), (resolution, resolution), interpolation=cv2.INTER_LANCZOS4)
     return AlignedFace(image.astype(np.uint8, copy=False), matrix, size)
+
+
+def cut(frame: Picture, matrix: Float64Array, size_px: tuple[int, int], outside: int) -> UInt8Array:
+    """A picture of `size_px` (width, height); `matrix`: frame → its pixels; `outside`: level beyond the frame."""
+    left, top, right, bottom = frame_rectangle(matrix, size_px, frame.shape, _SAMPLE_MARGIN_PX)
+    if left >= right or top >= bottom:
+        return np.full((size_px[1], size_px[0], 3), outside, np.uint8)
+    part, place = frame[top:bottom, left:right], shifted(matrix, left, top)
+    return cv2.warpAffine(part, place, size_px, borderValue=(outside,) * 3).astype(np.uint8, copy=False)
 
 
 def inverse(matrix: Float64Array) -> Float64Array:

@@ -1,6 +1,6 @@
 """Pastes painted faces into the frames of a clip; state per track keeps what is pasted steady."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
@@ -14,15 +14,7 @@ from latentsync_trt.face.mesh import POINTS
 from latentsync_trt.face.outline import OVAL, covering
 from latentsync_trt.face.scene import CROP_PX, Scene, moved_into, scene_of
 from latentsync_trt.face.seam import seam_score
-from latentsync_trt.types import (
-    AlignedFace,
-    Face,
-    Float32Array,
-    Mesher,
-    Patch,
-    Picture,
-    UInt16Array,
-)
+from latentsync_trt.types import AlignedFace, Face, Float32Array, Mesher, Patch, Picture, UInt16Array
 
 _CHIN_PERCENT = 2.0
 """How far a chin may reach below its outline, in percent of the crop's side: beards do."""
@@ -104,20 +96,21 @@ class Paster:
             time_s: of the frame, not before that of the last one.
         """
         scene = scene_of(picture, face, painted, self._mask)
-        meshes = self._meshes(scene, tracked)
-        self._tracks = {key: each for key, each in self._tracks.items() if time_s - each.time_s <= _MEMORY_S}
-        state = self._updated(self._tracks.get(track_id, _State(time_s)), time_s, scene, *meshes)
-        self._tracks[track_id] = state
-        to_frame = inverse(scene.matrix)
-        own = (None if mesh is None else mesh[list(OVAL)] for mesh in meshes)
+        source_mesh, painted_mesh = self._meshes(scene, tracked)
+        color = None
+        if self._color_match and source_mesh is not None and painted_mesh is not None:
+            color = correction(scene, source_mesh, painted_mesh)
+        source, new = (None if mesh is None else mesh[list(OVAL)] for mesh in (source_mesh, painted_mesh))
+        state = self._remembered(track_id, time_s, source, new, color)
+        back = inverse(scene.matrix)
         steady, within = (
-            tuple(moved(outline, to_frame) for outline in self._outlines(*outlines))
-            for outlines in ((state.source, state.painted), own)
+            tuple(moved(outline, back) for outline in self._outlines(*outlines))
+            for outlines in ((state.source, state.painted), (source, new))
         )
         finish = Finish(self._feather, steady, within, state.color)
         patch = composite(picture, face, painted, self._mask, finish)
-        source_mesh, painted_mesh = (None if mesh is None else moved(mesh, to_frame) for mesh in meshes)
-        return Pasted(patch, source_mesh, painted_mesh, seam_score(picture, patch))
+        in_frame = (None if mesh is None else moved(mesh, back) for mesh in (source_mesh, painted_mesh))
+        return Pasted(patch, *in_frame, seam_score(picture, patch))
 
     def restart(self) -> None:
         """Forgets all tracks, so that what follows does not depend on what came before."""
@@ -132,26 +125,23 @@ class Paster:
             own = self._mesher.mesh(scene.source, around)
         return own, self._mesher.mesh(scene.painted, around)
 
-    def _updated(
+    def _remembered(
         self,
-        state: _State,
+        track_id: int,
         time_s: Fraction,
-        scene: Scene,
-        source_mesh: Float32Array | None,
-        painted_mesh: Float32Array | None,
+        source: Float32Array | None,
+        painted: Float32Array | None,
+        color: Float32Array | None,
     ) -> _State:
-        oval, passed_s = list(OVAL), float(time_s - state.time_s)
-        state = replace(state, time_s=time_s)
-        if source_mesh is not None:
-            state = replace(state, source=_mean(state.source, source_mesh[oval], passed_s / _SHAPE_HALF_LIFE_S))
-        if painted_mesh is not None:
-            state = replace(state, painted=_mean(state.painted, painted_mesh[oval], passed_s / _SHAPE_HALF_LIFE_S))
-        if not self._color_match or source_mesh is None or painted_mesh is None:
-            return state
-        color = correction(scene, source_mesh, painted_mesh)
-        return (
-            state if color is None else replace(state, color=_mean(state.color, color, passed_s / _COLOR_HALF_LIFE_S))
+        """The running means of a track with those of a new frame; None = not found in it."""
+        self._tracks = {key: each for key, each in self._tracks.items() if time_s - each.time_s <= _MEMORY_S}
+        old = self._tracks.get(track_id, _State(time_s))
+        passed_s = float(time_s - old.time_s)
+        shape, light = 0.5 ** (passed_s / _SHAPE_HALF_LIFE_S), 0.5 ** (passed_s / _COLOR_HALF_LIFE_S)
+        state = self._tracks[track_id] = _State(
+            time_s, _mean(old.source, source, shape), _mean(old.painted, painted, shape), _mean(old.color, color, light)
         )
+        return state
 
     def _outlines(self, source: Float32Array | None, painted: Float32Array | None) -> tuple[Float32Array, ...]:
         """What to paste, in scene pixels; empty for the whole mask, or if unknown."""
@@ -162,5 +152,7 @@ class Paster:
         return covering(source, source if painted is None else painted, reach_px)
 
 
-def _mean(before: Float32Array | None, new: Float32Array, half_lives: float) -> Float32Array:
-    return new if before is None else np.asarray(new + 0.5**half_lives * (before - new), np.float32)
+def _mean(old: Float32Array | None, new: Float32Array | None, kept: float) -> Float32Array | None:
+    if old is None or new is None:
+        return new if old is None else old
+    return np.asarray(new + kept * (old - new), np.float32)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from latentsync_trt.face.align import frame_rectangle, moved, rescaled, shifted
+from latentsync_trt.face.align import cut, moved, rescaled
 from latentsync_trt.types import (
     AlignedFace,
     BoolArray,
@@ -22,9 +22,6 @@ SIDE_PX = 224
 CROP_PX = (120, 160)
 _LEFT_PX, _TOP_PX = 50, 42
 """Size and place of the crop: around it the whole head is seen, at about the size that the mesh network takes."""
-
-_MARGIN_PX = 2
-"""A bilinear sample needs one more pixel on each side; the second covers rounding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +46,7 @@ def scene_of(picture: Picture, face: AlignedFace, painted: UInt16Array, mask: Fl
     """
     matrix = rescaled(face, CROP_PX)
     matrix[:, 2] += _LEFT_PX, _TOP_PX
-    source = _cut(picture, matrix)
+    source = cut(picture, matrix, (SIDE_PX, SIDE_PX), outside=0)
     crop = slice(_TOP_PX, _TOP_PX + CROP_PX[1]), slice(_LEFT_PX, _LEFT_PX + CROP_PX[0])
     generated = np.zeros((SIDE_PX, SIDE_PX), np.bool_)
     generated[crop] = cv2.resize(mask, CROP_PX, interpolation=cv2.INTER_AREA) < 0.5
@@ -64,13 +61,3 @@ def moved_into(face: Face, matrix: Float64Array) -> Face:
     corners = moved(face.box[[0, 1, 2, 1, 0, 3, 2, 3]].reshape(4, 2), matrix)
     box = np.concatenate([corners.min(axis=0), corners.max(axis=0)])
     return Face(box, moved(face.points, matrix), face.score)
-
-
-def _cut(picture: Picture, matrix: Float64Array) -> UInt8Array:
-    size = (SIDE_PX, SIDE_PX)
-    left, top, right, bottom = frame_rectangle(matrix, size, picture.shape, _MARGIN_PX)
-    if left >= right or top >= bottom:
-        return np.zeros((SIDE_PX, SIDE_PX, 3), np.uint8)
-    return cv2.warpAffine(picture[top:bottom, left:right], shifted(matrix, left, top), size).astype(
-        np.uint8, copy=False
-    )

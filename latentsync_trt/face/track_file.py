@@ -191,7 +191,7 @@ def _checked(file: _File) -> Tracks:
     if file.format != _FORMAT:
         raise ValueError(f"format: {file.format!r} is not {_FORMAT!r}; write it again with latentsync-trt faces")
     if not abs(file.clip.duration_s) <= _LARGEST:
-        raise ValueError(f"clip.duration_s: {file.clip.duration_s} is no time")
+        raise ValueError("clip.duration_s: is no time")
     if not all(earlier < later for earlier, later in pairwise((-_LARGEST, *file.shots_s, _LARGEST))):
         raise ValueError("shots_s: the times do not ascend")
     named: list[tuple[str, Span]] = []

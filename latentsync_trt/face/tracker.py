@@ -133,7 +133,7 @@ class FaceTracker:
         self._follower = detector if isinstance(detector, FollowingDetector) else None
         self._people = People()
         self._tracks: list[_Track] = []
-        self._next_id, self._shot, self._now_s = 0, -1, Fraction(0)
+        self._next_id, self._shot, self.now_s = 0, -1, Fraction(0)
         self._searched_s = self._searched_small_s = -HALF_S
         self._scene: Float32Array | None = None
         self._in_shot: set[int] = set()
@@ -162,8 +162,8 @@ class FaceTracker:
             InputError: the detector returned something else than faces.
         """
         view = _View(picture, luma, overview)
-        self._now_s = self._now_s + Fraction(1, MODEL_FPS) if time_s is None else time_s
-        self._tracks = [one for one in self._tracks if one.lost_s is None or self._now_s - one.lost_s <= HALF_S]
+        self.now_s = self.now_s + Fraction(1, MODEL_FPS) if time_s is None else time_s
+        self._tracks = [one for one in self._tracks if one.lost_s is None or self.now_s - one.lost_s <= HALF_S]
         live = [track for track in self._tracks if track.lost_s is None]
         found = None if self._follower is not None else self._usable(view, ())
         kept, changes = self._continued(view, live, found)
@@ -174,7 +174,7 @@ class FaceTracker:
             kept = []
         if found is None:
             lost = not kept or changes or len(self._tracks) > len(kept)
-            due = lost or self._now_s - self._searched_s >= HALF_S
+            due = lost or self.now_s - self._searched_s >= HALF_S
             found = self._usable(view, [track.face for track in kept], small=not kept) if due else []
         new = [face for face in found if all(face is not track.face for track in kept)]
         if new and live and not kept and not is_cut and not any(self._lost(view, face, kept) for face in new):
@@ -182,7 +182,7 @@ class FaceTracker:
         self._admit(view, new, kept)
         for track in self._tracks:
             if track not in kept and track.lost_s is None:
-                track.before, track.lost_s = None, self._now_s
+                track.before, track.lost_s = None, self.now_s
         self._scene = view.scene
         self.turned_frames += not kept and self._why_none == "on its side"
         order = sorted(kept, key=lambda track: track.track_id)
@@ -253,12 +253,12 @@ class FaceTracker:
 
     def _usable(self, view: _View, known: Sequence[Face], *, small: bool = False) -> list[Face]:
         """Usable faces of a search, largest first; `small`: look for small ones, too, if that was not just done."""
-        self._searched_s = self._now_s
+        self._searched_s = self.now_s
         if isinstance(self._detector, SearchingDetector):
-            is_recent = self._scene is not None and self._now_s - self._searched_small_s < HALF_S
+            is_recent = self._scene is not None and self.now_s - self._searched_small_s < HALF_S
             small = (small or self._small) and not is_recent
             if small:
-                self._searched_small_s = self._now_s
+                self._searched_small_s = self.now_s
             found = self._detector.search(view.picture, view.overview, known, small=small)
             faces = checked(found, self._detector, "search")
         else:
@@ -273,7 +273,7 @@ class FaceTracker:
 
     def _admit(self, view: _View, new: list[Face], kept: list[_Track]) -> None:
         """Continues lost tracks or begins new ones; where a search was made, learns how the others look."""
-        if self._searched_s == self._now_s:
+        if self._searched_s == self.now_s:
             for known in kept:
                 self._people.learn(known.person, known.face, view.look(known.face))
         for face in new:

@@ -76,13 +76,14 @@ def read_credentials(cert: Path | None, key: Path | None, output: Path) -> Crede
     return credentials
 
 
-def sign(path: Path, source: Path, credentials: Credentials) -> None:
-    """Replaces a finished video by the same with credentials, and verifies them.
+def sign(path: Path, source: Path, credentials: Credentials, title: str = "") -> tuple[str, ...]:
+    """Replaces a finished video by the same with credentials, and verifies them; returns what these do not say.
 
     Takes half a gigabyte of memory at most, and for a moment twice the disk space.
 
     Args:
         path: .mp4 or .mov; a file named "signed" is written beside it. source: what was changed.
+        title: the video's name, if not that of `path`.
 
     Raises:
         OutputError: the file cannot be written, or what was written does not verify.
@@ -91,9 +92,10 @@ def sign(path: Path, source: Path, credentials: Credentials) -> None:
     own = source if source.is_file() else None  # the pictures of a sequence are many files
     with writing(path):
         with path.open("rb") as unsigned, signed.open("w+b") as target:
-            _signed(credentials, mime, unsigned, target, path.name, own)
+            notices = _signed(credentials, mime, unsigned, target, title or path.name, own)
         _verify(signed, mime)
         signed.replace(path)
+    return notices
 
 
 def _manifest(title: str, source: Path | None) -> dict[str, Any]:
@@ -117,8 +119,8 @@ def _signed(
     target: Any,
     title: str,
     source: Path | None,
-) -> None:
-    """Writes what `unsigned` reads, with its credentials, to `target`; both binary files."""
+) -> tuple[str, ...]:
+    """Writes what `unsigned` reads, with its credentials, to `target`, both binary files; returns notices."""
     import c2pa
 
     info = c2pa.C2paSignerInfo(credentials.algorithm, credentials.chain.encode(), credentials.key.encode(), None)
@@ -128,13 +130,26 @@ def _signed(
             c2pa.Context.from_dict(_SETTINGS) as context,
             c2pa.Builder.from_json(json.dumps(_manifest(title, source)), context) as builder,
         ):
-            if source is not None:
-                ingredient = {"title": source.name, "relationship": "parentOf", "instance_id": _SOURCE}
-                with source.open("rb") as file:
-                    builder.add_ingredient(ingredient, _format_of(source), file)
+            notices = () if source is None else _add_source(builder, source)
             builder.sign(signer, mime, unsigned, target)
+            return notices
     except c2pa.C2paError as error:
         raise OutputError(f"content credentials cannot be signed: {error}") from error
+
+
+def _add_source(builder: Any, source: Path) -> tuple[str, ...]:
+    """Adds the ingredient; one that players read, but the package does not, without its earlier credentials."""
+    import c2pa
+
+    ingredient = {"title": source.name, "relationship": "parentOf", "instance_id": _SOURCE}
+    with source.open("rb") as file:
+        try:
+            builder.add_ingredient(ingredient, _format_of(source), file)
+        except c2pa.C2paError as error:
+            file.seek(0)
+            builder.add_ingredient(ingredient, _OTHER_FORMAT, file)
+            return (f"{source}: earlier content credentials, if any, are not kept, since they cannot be read: {error}",)
+    return ()
 
 
 def _verify(path: Path, mime: str) -> None:
@@ -162,18 +177,19 @@ def _checked_pair(cert: Path, key: Path) -> Credentials:
         load_pem_private_key,
     )
 
-    chain = _content(cert)
+    cert_pem, key_pem = _content(cert), _content(key)
     try:
-        leaf = x509.load_pem_x509_certificates(chain)[0]
+        chain = x509.load_pem_x509_certificates(cert_pem)
     except ValueError as error:
         raise InputError(f"{cert}: is no certificate in PEM format; give the chain, the signer's first") from error
     try:
-        private = load_pem_private_key(_content(key), password=None)
+        private = load_pem_private_key(key_pem, password=None)
     except TypeError as error:
         cure = f"to write it without: openssl pkey -in {key.name} -out open.pem"
         raise InputError(f"{key}: is protected by a password; {cure}") from error
     except ValueError as error:
         raise InputError(f"{key}: is no private key in PEM format") from error
+    leaf = chain[0]
     public = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     if private.public_key().public_bytes(*public) != leaf.public_key().public_bytes(*public):
         raise InputError(f"{key}: is not the key of the first certificate in {cert}; give a pair")
@@ -182,7 +198,8 @@ def _checked_pair(cert: Path, key: Path) -> Credentials:
         when = f"expired on {ends:%Y-%m-%d}" if now > ends else f"is valid from {begins:%Y-%m-%d} on"
         raise InputError(f"{cert}: {when}; give another certificate", usage=False)
     pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return Credentials(chain.decode(), pem.decode(), _algorithm(private, cert))
+    certificates = b"".join(certificate.public_bytes(Encoding.PEM) for certificate in chain)
+    return Credentials(certificates.decode(), pem.decode(), _algorithm(private, cert))
 
 
 def _algorithm(private: "PrivateKeyTypes", cert: Path) -> str:

@@ -85,7 +85,7 @@ class VideoWriter:
         sound: what is heard; None for silence.
         others: file whose other audio tracks, subtitles, chapters and tags are kept, usually the source. Its first
             picture is shown at `others_delay_s`.
-        mark: say in the file that AI changed the picture. sign: called with the complete file before it appears.
+        mark: say in the file that AI changed the picture. sign: called with the complete file before it appears; returns notices.
 
     Raises:
         InputError: what is to be gone on with was made from other files or with other options.
@@ -104,7 +104,7 @@ class VideoWriter:
         others_delay_s: Fraction = Fraction(0),
         work: Work | None = None,
         mark: bool = False,
-        sign: Callable[[Path], None] | None = None,
+        sign: Callable[[Path], tuple[str, ...]] | None = None,
     ) -> None:
         suffix = output.suffix.lower()
         source = None if others is None else Source(others, (info.start_s or Fraction(0)) - others_delay_s)
@@ -125,18 +125,20 @@ class VideoWriter:
             self.notices += notices
         self.frames_done = self._finished.frames
         """Frames that an interrupted run has finished: `write` ignores those of a lower index."""
-        self._cleanup = contextlib.ExitStack()
+        self.end_s = self._finished.end_s
+        """When the last frame ends."""
         self._part: PartWriter | None = None
-        self._number, self._last, self._end_s = -1, self._finished.last, self._finished.end_s
+        self._number, self._last = -1, self._finished.last
 
     def __enter__(self) -> Self:
-        with writing(self._output):
+        with contextlib.ExitStack() as opened, writing(self._output):
             make = temporary_folder(self._output.parent, self._add_notice)
             if self._work is not None:
                 make = work_folder(self._output, self._add_notice)
-            self._folder = self._cleanup.enter_context(make)
+            self._folder = opened.enter_context(make)
             if self.frames_done:
                 self._finished.write(self._folder)  # without files that this run has no use for
+            self._cleanup = opened.pop_all()
         return self
 
     def write(self, frame: Frame, patches: Iterable[Patch] = ()) -> None:
@@ -156,7 +158,7 @@ class VideoWriter:
             picture = self._maker.frame(frame, patches)
             self._part = self._part or PartWriter(self._folder, self._add_video, stamp)
             self._part.write(picture, stamp)
-        self._number, self._last, self._end_s = number, stamp, frame.time_s + frame.duration_s
+        self._number, self._last, self.end_s = number, stamp, frame.time_s + frame.duration_s
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -168,7 +170,7 @@ class VideoWriter:
         try:
             if self._part is not None:
                 self._part.abandon()
-            if isinstance(error, NoFaceError):  # nothing to go on with
+            if isinstance(error, NoFaceError) and self._finished.parts:  # nothing to go on with
                 (self._folder / KEPT_NAME).unlink(missing_ok=True)
         finally:
             self._cleanup.__exit__(kind, error, trace)
@@ -195,17 +197,17 @@ class VideoWriter:
 
     def _finish(self) -> None:
         with writing(self._output):
-            self._close_part(max(self._stamp(self._end_s), self._last + 1))
+            self._close_part(max(self._stamp(self.end_s), self._last + 1))
             if not self._finished.parts:
                 raise OutputError(f"{self._output}: no frame was written")
             if len(self._finished.parts) > 1:  # a short clip has nothing to go on with
                 self._record()
-            whole = self._folder / self._output.name
+            whole = self._folder / f"whole{self._output.suffix}"  # short, as Windows limits paths to 259 characters
             self.notices += assemble(whole, self._folder, self._finished, self._contents)
             if self._contents.mark:
                 add_mark(whole)
             if self._sign is not None:
-                self._sign(whole)
+                self.notices += self._sign(whole)
             whole.replace(self._output)
             (self._folder / KEPT_NAME).unlink(missing_ok=True)
 

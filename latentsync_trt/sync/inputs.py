@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import read_audio_blocks
-from latentsync_trt.media.c2pa import Credentials, read_credentials
 from latentsync_trt.media.codecs import VideoEncoder, check_encoder
 from latentsync_trt.media.delays import Delays, are_one, delays_of
 from latentsync_trt.media.files import check_file, open_input
@@ -24,6 +23,7 @@ from latentsync_trt.types import VideoInfo
 
 if TYPE_CHECKING:
     from latentsync_trt.face.track_file import Tracks
+    from latentsync_trt.media.c2pa import Credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Inputs:
     own: SoundPiece | None
     mix: SoundPiece | None
     tracks: "Tracks | None"
-    credentials: Credentials | None
+    credentials: "Credentials | None"
     page: Path | None
 
 
@@ -104,7 +104,11 @@ def _tracks(video: Path, info: VideoInfo, options: SyncOptions) -> "Tracks | Non
     return tracks
 
 
-def _credentials(output: Path, options: SyncOptions) -> Credentials | None:
+def _credentials(output: Path, options: SyncOptions) -> "Credentials | None":
+    if options.c2pa_cert is None and options.c2pa_key is None:
+        return None
+    from latentsync_trt.media.c2pa import read_credentials  # loads OpenCV
+
     given = {"--c2pa-cert": options.c2pa_cert, "--c2pa-key": options.c2pa_key}
     cert, key = (None if path is None else path_argument(path, name) for name, path in given.items())
     return read_credentials(cert, key, output)

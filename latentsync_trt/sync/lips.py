@@ -167,7 +167,7 @@ class Loudness:
         self._halves: Float64Array = np.zeros(0)
 
     def passing(self, blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
-        """The same blocks: consecutive float32 `(samples,)`, mono at `SPEECH_RATE_HZ`; measured once all have passed."""
+        """The same blocks: consecutive float32 `(samples,)`, mono at `SPEECH_RATE_HZ`; measured when all passed."""
         halves, rest = list[Float64Array](), np.zeros(0, np.float32)
         for block in blocks:
             yield block

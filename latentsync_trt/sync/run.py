@@ -92,21 +92,21 @@ class Run:
             timeline = timeline_of(self._inputs, self._options, speech)
             span, playback = timeline.span, timeline.playback
             self._announce(timeline.notices)
-            writer, finder = self._writer(span, playback), self._finder(helpers.detector, span)
+            writer, finder = self._writer(span, playback, helpers), self._finder(helpers.detector, span)
             self._announce(writer.notices)
             self._open_networks()
             startup_s = perf_counter() - self._start_s
             painter = self._painter(speech, playback, helpers.noise)
             with writer:
-                count, end_s = self._write(writer, finder, painter, helpers, playback)
+                count = self._write(writer, finder, painter, helpers, playback)
         self._announce((*writer.notices, *finder.notices()))
-        report = self._report(count, end_s, finder, painter, startup_s)
+        report = self._report(writer, count, finder, painter, startup_s)
         if self._inputs.page is not None:
             write_page(self._inputs.page, self._inputs.video, report, self._quality, self._options)
         return report
 
     def _report(
-        self, count: int, end_s: Fraction, finder: FaceFinder, painter: Painter, startup_s: float
+        self, writer: VideoWriter, count: int, finder: FaceFinder, painter: Painter, startup_s: float
     ) -> SyncReport:
         wall_s = perf_counter() - self._start_s
         return SyncReport(
@@ -116,10 +116,10 @@ class Run:
             frames=count,
             frames_with_face=finder.frames_with_face,
             windows=painter.windows,
-            duration_s=float(end_s),
+            duration_s=float(writer.end_s),
             wall_s=wall_s,
             startup_s=startup_s,
-            frames_per_s=count / (wall_s - startup_s),
+            frames_per_s=(count - writer.frames_done) / (wall_s - startup_s),
             stages=self._clock.times(),
             engines=self._networks.times(),
             notices=self._networks.take_notices(),
@@ -149,9 +149,9 @@ class Run:
 
     def _write(
         self, writer: VideoWriter, finder: FaceFinder, painter: Painter, helpers: Helpers, playback: Playback
-    ) -> tuple[int, Fraction]:
-        """Writes all frames; returns their number and when the last one ends."""
-        done, end_s = writer.frames_done, Fraction(0)
+    ) -> int:
+        """Writes all frames; returns their number."""
+        done = writer.frames_done
         painter.skip(done)
         paster = paster_of(helpers.mesher, self._manifest.resolution_px, self._options)
         composer = Composer(paster, helpers.enhancer, self._quality, self._clock, done)
@@ -162,12 +162,12 @@ class Run:
                     writer.write(frame, patches)
                 if count == done:
                     self._announce(writer.notices)
-                count, end_s = frame.index + 1, frame.time_s + frame.duration_s
+                count = frame.index + 1
                 self._on_progress(Progress("lip-sync", count, None if total is None else max(count, total)))
         if not finder.frames_with_face:
             raise finder.no_face(self._inputs.video, count)
         self._on_progress(Progress("finishing", count, count))
-        return count, end_s
+        return count
 
     def _composed(
         self, finder: FaceFinder, painter: Painter, composer: Composer, playback: Playback
@@ -224,7 +224,7 @@ class Run:
     def _windows_at_once(self) -> int:
         return max(self._networks.windows_per_batch, _LOW_MEMORY_WINDOWS if self._networks.low_memory else 1)
 
-    def _writer(self, span: Span, playback: Playback) -> VideoWriter:
+    def _writer(self, span: Span, playback: Playback, helpers: Helpers) -> VideoWriter:
         inputs = self._inputs
         sound = heard(inputs.voices, inputs.mix, inputs.own, span)
         if sound is not None:
@@ -232,7 +232,8 @@ class Run:
         credentials, info, fps = inputs.credentials, inputs.info, playback.fps
         if fps is not None:
             info = replace(info, frames_per_s=Fraction(fps), time_base=1 / Fraction(fps))
-        made = made_of(inputs, self._options, self._networks.bundle.folder, self._networks.selection.name)
+        brought = {"detector": helpers.detector, "enhancer": helpers.enhancer, "noise": helpers.noise}
+        made = made_of(inputs, self._options, self._networks.bundle.folder, self._networks.selection.name, brought)
         return VideoWriter(
             inputs.output,
             info,
@@ -242,5 +243,5 @@ class Run:
             others_delay_s=inputs.picture_delay_s,
             work=Work(made, self._options.resume),
             mark=self._options.mark,
-            sign=None if credentials is None else lambda path: sign(path, inputs.video, credentials),
+            sign=None if credentials is None else lambda path: sign(path, inputs.video, credentials, inputs.output.name),
         )
