@@ -140,7 +140,7 @@ def told_apart(scene: Scene, one: Heads, other: Heads, detector: MediaPipeDetect
 
 
 def recall(
-    people: list[Heads], detector: MediaPipeDetector, size: tuple[int, int], height_px: int, tiles: bool
+    people: list[Heads], detector: MediaPipeDetector, size: tuple[int, int], height_px: int, *, small: bool
 ) -> float:
     """Share of faces of this height that are found in pictures of this size."""
     random, hits = np.random.default_rng(1), []
@@ -152,7 +152,7 @@ def recall(
             frame[top : top + side, left : left + side] = cv2.resize(head, (side, side), interpolation=cv2.INTER_AREA)
             (face,) = detector.detect(head)[:1]
             true = (face.box * (side / _SIDE_PX) + (left, top, left, top)).astype(np.float32)
-            found = [one.box for one in detector.search(frame, frame, (), small=tiles) if usable(one) or height_px < 40]
+            found = [one.box for one in detector.search(frame, frame, (), small=small) if usable(one) or height_px < 40]
             hits.append(any(iou(true, box[None])[0] > 0.5 for box in found))
     return round(float(np.mean(hits)), 2)
 
@@ -183,8 +183,8 @@ def main() -> None:
                 {
                     "frame": f"{size[0]}x{size[1]}",
                     "height_px": _HEIGHTS_PX,
-                    "whole_frame": [recall(people, detector, size, height, False) for height in _HEIGHTS_PX],
-                    "with_tiles": [recall(people, detector, size, height, True) for height in _HEIGHTS_PX],
+                    "whole_frame": [recall(people, detector, size, height, small=False) for height in _HEIGHTS_PX],
+                    "with_tiles": [recall(people, detector, size, height, small=True) for height in _HEIGHTS_PX],
                 }
                 for size in sizes
             ],

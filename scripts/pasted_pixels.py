@@ -53,7 +53,7 @@ class Count:
         if pasted.source_mesh is None or pasted.painted_mesh is None or not pasted.patch.weight.size:
             return
         changed, (left, top) = changes(picture, pasted)
-        meshes = [mesh - np.float32((left, top)) for mesh in (pasted.source_mesh, pasted.painted_mesh)]
+        meshes = [mesh - np.array((left, top), np.float32) for mesh in (pasted.source_mesh, pasted.painted_mesh)]
         face = filled([mesh[list(OVAL)] for mesh in meshes], changed.shape[::-1]) > 0
         outside = changed & ~face
         below = np.logical_or.accumulate(face, axis=0) & outside & under_jaw(meshes, changed.shape)

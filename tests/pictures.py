@@ -1,6 +1,7 @@
 """Pictures of every format that `YuvPlanes` holds: random ones for properties, and their RGB by the equations."""
 
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -10,13 +11,18 @@ from hypothesis.extra.numpy import arrays
 
 from latentsync_trt.media.color import coding_of
 from latentsync_trt.media.patching import pixels_per_sample
-from latentsync_trt.types import ColorTags, Float64Array, Patch, SampleArray, YuvPlanes
+from latentsync_trt.types import ColorTags, Float64Array, HdrMetadata, Patch, SampleArray, YuvPlanes
 
 LARGEST_SIDE_PX = 13
 """Odd and even, with room for patches that touch no edge, one, or all."""
 
 SAMPLINGS = {"420": (2, 2), "422": (1, 2), "440": (2, 1), "444": (1, 1)}
 """Rows and columns of pixels for each chroma sample."""
+
+HDR10 = HdrMetadata(
+    tuple(map(Fraction, ("0.68", "0.32", "0.265", "0.69", "0.15", "0.06", "0.3127", "0.329", "0.005", "1000"))),
+    (800, 300),
+)
 
 COLORS = st.builds(
     ColorTags, st.just(1), st.sampled_from([1, 16, 18]), st.sampled_from([0, 1, 2, 5, 9]), st.sampled_from([None, True])

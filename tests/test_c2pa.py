@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +94,6 @@ def test_credentials_of_the_source_are_kept(source: Path, tmp_path: Path) -> Non
     path = write_video(tmp_path / "out.mp4", numbered(2))
     sign(path, source, credentials)
     assert len(stored(path)["manifests"]) == 2
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="whole paths are limited there, not names")
-def test_the_longest_name(source: Path, tmp_path: Path) -> None:
-    path = write_video(tmp_path / f"{'o' * 251}.mp4", numbered(2))
-    sign(path, source, credentials_of(write_pair(tmp_path, p256())))
-    assert stored(path)["validation_state"] == "Valid"
 
 
 def test_a_source_that_only_players_can_read_costs_no_run(source: Path, tmp_path: Path) -> None:

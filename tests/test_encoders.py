@@ -21,19 +21,13 @@ from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.sync.inputs import check_inputs
-from latentsync_trt.types import ColorTags, HdrMetadata, VideoInfo, YuvPlanes
+from latentsync_trt.types import ColorTags, VideoInfo, YuvPlanes
 from tests.clips import frame_at, numbered, open_writer, write_face, write_sound, write_video
-from tests.pictures import noise
+from tests.pictures import HDR10, noise
 from tests.small import small_bundle
 
 SIZE = 320, 240
 SDR = picture_info(*SIZE, rgb=False)
-HDR10 = HdrMetadata(
-    tuple(
-        Fraction(text) for text in ["0.68", "0.32", "0.265", "0.69", "0.15", "0.06", "0.3127", "0.329", "0.005", "1000"]
-    ),
-    (800, 300),
-)
 PQ = ColorTags(9, 16, 9, full_range=False)
 
 

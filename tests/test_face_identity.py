@@ -41,7 +41,7 @@ def at(seen: Seen, x: float | None) -> int | None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("first_in_front", [False, True])
+@pytest.mark.parametrize("first_in_front", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_people_who_swap_places_keep_their_numbers(detector: MediaPipeDetector, first_in_front: bool) -> None:
     first, second = [250 + 9 * i for i in range(60)], [790 - 9 * i for i in range(60)]
     seen = seen_in(detector, together(first, second, first_in_front=first_in_front))
@@ -55,6 +55,7 @@ def test_people_who_swap_places_keep_their_numbers(detector: MediaPipeDetector, 
     assert {face.person for frame in seen for face in frame.faces} == {0, 1}
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_who_leaves_and_comes_back_keeps_the_number(detector: MediaPipeDetector) -> None:
     away = [790.0] * 8 + [790 + 30.0 * i for i in range(1, 16)]
@@ -146,4 +147,5 @@ def test_times_of_the_others_are_reported(detector: MediaPipeDetector) -> None:
     finder = FaceFinder(detector, 64, StageClock(), choice=FaceChoice("right"))
     jobs = list(finder.find(frame_at(*numbered) for numbered in enumerate(frames)))
     assert [len(job.targets) for job in jobs] == [1] * 5 + [0] * 20 + [1] * 11
+    assert len({target.person for job in jobs for target in job.targets}) == 1
     assert finder.untouched == (Interval(0.2, 1.0, "other faces"),)

@@ -1,7 +1,5 @@
 """Tracking one face through lost frames, cuts and other faces."""
 
-from collections.abc import Iterator
-
 import cv2
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ from latentsync_trt.face.checks import usable
 from latentsync_trt.face.choice import MainFace, TrackedFace
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.types import Face, UInt8Array
-from tests.people import first_person, second_person
+from tests.people import first_person
 
 SECOND_FRAMES = 25
 
@@ -135,32 +133,6 @@ def test_waits_for_a_covered_face() -> None:
     tracked = [tracker.update(frame) for frame in (both, both, covered, covered, both, both)]
     assert [None if face is None else face.track_id for face in tracked] == [0, 0, None, None, 1, 1]
     assert all(face.face.box[2] < 420 for face in tracked if face is not None)
-
-
-def crossing(count: int) -> Iterator[UInt8Array]:
-    """A smaller face passes in front of the other one, from right to left."""
-    y, x = np.mgrid[0:400, 0:400]
-    inside = np.hypot((x - 200) / 87, (y - 172) / 125) < 1
-    for index, (behind, front) in enumerate(zip(first_person(count), second_person(count), strict=True)):
-        picture = np.full((480, 1200, 3), 90, np.uint8)
-        picture[:, 100:580] = behind
-        left = 700 - 14 * index
-        shown = slice(max(0, -left), 400)
-        place = picture[40:440, max(0, left) : left + 400]
-        place[inside[:, shown]] = cv2.resize(front, (400, 400))[:, shown][inside[:, shown]]
-        yield picture
-
-
-@pytest.mark.integration
-def test_no_track_mixes_two_people_who_cross() -> None:
-    with MediaPipeDetector() as detector:
-        tracker = MainFace(detector)
-        tracked = [tracker.update(picture) for picture in crossing(60)]
-    before, covered, after = tracked[20], tracked[42], tracked[59]
-    assert covered is None
-    assert before is not None and after is not None
-    assert before.track_id < after.track_id
-    assert abs(float(before.face.box[0] - after.face.box[0])) < 30, "the one who was covered is tracked again"
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 3000), (40, 2), (4320, 7680)])

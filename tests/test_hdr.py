@@ -22,13 +22,8 @@ from latentsync_trt.media.patching import apply_patch
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import ColorTags, HdrMetadata, Patch, UInt8Array, VideoInfo, YuvPlanes
 from tests.clips import frame_at, open_writer, write_sound
-from tests.pictures import decoded_planes
+from tests.pictures import HDR10, decoded_planes
 from tests.small import small_bundle
-
-HDR10 = HdrMetadata(
-    tuple(map(Fraction, ("0.68", "0.32", "0.265", "0.69", "0.15", "0.06", "0.3127", "0.329", "0.005", "1000"))),
-    (800, 300),
-)
 
 
 def level_of(curve: HdrCurve, signal: float) -> int:

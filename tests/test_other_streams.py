@@ -6,8 +6,10 @@ from fractions import Fraction
 from pathlib import Path
 
 import av
+import cv2
 import numpy as np
 import pytest
+from av.stream import Disposition
 
 from latentsync_trt import SyncOptions
 from latentsync_trt.media.codecs import choose_encoder
@@ -134,10 +136,13 @@ def test_what_belongs_to_a_film_is_kept(tmp_path: Path, source: str, suffix: str
         ]
         assert all(1.5 < end < 1.56 for end in ends)
         kept_fonts = [stream.data for stream in container.streams if isinstance(stream, av.stream.AttachmentStream)]
+        container.seek(0)
+        first_ms = round(1000 * float(next(frame.time for frame in container.decode(video=0))))
     (first, second), start = shown_in(output), 200
     if suffix == ".mkv" and not source.endswith("mkv"):
         start = first[1]  # Matroska has no time before 0, and copied AAC begins with its encoder's delay
         assert 200 <= start <= 222
+    assert start == 200 + first_ms
     assert (first, second) == (("Hello world", start, 500), ("Second", start + 1000, 320))
     if source.endswith("mkv"):
         assert kept_fonts == ([b"font data"] if suffix == ".mkv" else [])
@@ -189,8 +194,56 @@ def test_audio_tracks_that_do_not_fit_are_named(tmp_path: Path, second: str, suf
         assert lost == []
     else:
         codec = second.removeprefix("lib")
-        cure = "which is left out; an output in .mkv keeps it"
-        assert lost == [f"{suffix} cannot hold the audio track 2 ({codec}, fra), {cure}"]
+        assert lost == [f"the audio track 2 ({codec}, fra) is left out: {suffix} cannot hold it, .mkv can"]
+
+
+def write_silent(path: Path, cover: bytes = b"", timecode: str = "", extra: bool = False) -> Path:
+    """A clip with a cover picture, a time code or a second video track."""
+    with av.open(str(path), "w") as container:
+        tracks = [container.add_stream("libx264", rate=25, options={"preset": "ultrafast"}) for _ in range(1 + extra)]
+        tracks[0].metadata.update({"timecode": timecode} if timecode else {})
+        if cover:
+            container.add_attachment("cover.jpg", "image/jpeg", cover)
+        for video in tracks:
+            video.width, video.height, video.pix_fmt = 96, 64, "yuv420p"
+        for video in tracks:
+            for index in range(50):
+                frame = av.VideoFrame(96, 64, "yuv420p")
+                frame.pts, frame.time_base = index, Fraction(1, 25)
+                container.mux(video.encode(frame))
+            container.mux(video.encode(None))
+    return path
+
+
+def keep_silent(source: Path, output: Path) -> list[str]:
+    """Writes `source` again with all that belongs to it; returns what is left out."""
+    info = probe(source)
+    with VideoWriter(output, info, choose_encoder(SyncOptions(), info), None, source) as writer:
+        for frame in read_frames(source):
+            writer.write(frame)
+    return [notice for notice in writer.notices if "left out" in notice]
+
+
+def test_cover_pictures_are_kept(tmp_path: Path) -> None:
+    """From container to container, except into .mov, which has no place for them that FFmpeg knows."""
+    cover = cv2.imencode(".jpg", np.full((48, 32, 3), 90, np.uint8))[1].tobytes()
+    source = write_silent(tmp_path / "a.mkv", cover)
+    for name in ("b.mp4", "c.mp4", "d.mkv", "e.mkv"):
+        assert keep_silent(source, tmp_path / name) == []
+        source = tmp_path / name
+        with av.open(str(source)) as container:
+            picture, shown = container.streams.video
+            assert (picture.codec_context.name, shown.disposition) == ("h264", Disposition.attached_pic)
+            assert [bytes(packet) for packet in container.demux(shown) if packet.size] == [cover]
+    (told,) = keep_silent(source, tmp_path / "f.mov")
+    assert told == "the cover picture 1 (mjpeg) is left out: .mov cannot hold it, .mkv can"
+
+
+def test_tracks_of_other_kinds_are_named(tmp_path: Path) -> None:
+    timed = write_silent(tmp_path / "a.mov", timecode="01:00:00:00")
+    assert keep_silent(timed, tmp_path / "b.mov") == ["the data track 1 (TimeCodeHandler) is left out"]
+    double = write_silent(tmp_path / "c.mkv", extra=True)
+    assert keep_silent(double, tmp_path / "d.mkv") == ["the video track 1 (h264) is left out"]
 
 
 def test_subtitles_that_are_pictures_are_named(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from latentsync_trt import SyncOptions
-from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.errors import InputError, NoFaceError, OutputError
 from latentsync_trt.media import parts
 from latentsync_trt.media.codecs import choose_encoder
 from latentsync_trt.media.parts import Finished, Part, Work
@@ -216,6 +216,46 @@ def test_what_is_damaged_is_made_anew(tmp_path: Path, damage: str) -> None:
     assert names(tmp_path) == [".mkv"]
 
 
+def test_a_start_that_fails_frees_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "out.mkv"
+    interrupted(output)
+    with monkeypatch.context() as patch:
+        patch.setattr(Finished, "write", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+        with (
+            pytest.raises(OutputError, match="disk full") as error,
+            writer_of(output, Fraction(1, 50), replace(WORK, resume=True), codec="ffv1"),
+        ):
+            pass
+    assert error.value.__notes__ == [GO_ON]
+    with writer_of(output, Fraction(1, 50), replace(WORK, resume=True), codec="ffv1") as writer:
+        assert writer.frames_done == 25
+
+
+def test_another_clip_without_faces_does_not_cost_the_parts(tmp_path: Path) -> None:
+    output = tmp_path / "out.mkv"
+    folder = interrupted(output)
+    with pytest.raises(NoFaceError), writer_of(output, Fraction(1, 50), Work({"b.mp4": "7 bytes"})) as writer:
+        writer.write(next(frames([0, 1], Fraction(1, 50))))
+        raise NoFaceError("no face")
+    assert (folder / KEPT_NAME).exists()
+
+
+def test_an_open_part_goes_where_open_files_cannot_be_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows."""
+    unlink, refused = Path.unlink, set[Path]()
+
+    def unlink_closed(path: Path, **options: Any) -> None:
+        if path.suffix == ".mkv" and path not in refused:
+            refused.add(path)
+            raise PermissionError("in use")
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", unlink_closed)
+    folder = interrupted(tmp_path / "out.mkv")
+    assert len(refused) == 1
+    assert names(folder) == [".in-use", ".json", ".mkv"]
+
+
 def test_two_runs_cannot_write_one_output(tmp_path: Path) -> None:
     output = tmp_path / "out.mkv"
     with (
@@ -243,10 +283,11 @@ def test_a_failure_while_joining_keeps_all_parts(tmp_path: Path) -> None:
 def test_a_file_is_signed_before_it_appears(tmp_path: Path) -> None:
     output, seen = tmp_path / "out.mp4", list[tuple[int, bool]]()
 
-    def sign(path: Path) -> None:
+    def sign(path: Path) -> tuple[str, ...]:
         seen.append((len(content(path)), output.exists()))
         if len(seen) == 1:
             raise OutputError("the certificate has expired")
+        return ()
 
     for attempt in range(2):
         info = picture_info(96, 64, rgb=False)

@@ -22,10 +22,12 @@ from click.testing import CliRunner
 
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.cli import doctor, main
-from latentsync_trt.errors import InputError, NoFaceError
+from latentsync_trt.errors import InputError, NoFaceError, OutputError
 from latentsync_trt.media import parts
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.parts import Finished
+from latentsync_trt.sync.inputs import check_inputs
+from latentsync_trt.sync.resume import made_of
 from latentsync_trt.temporary import KEPT_NAME, kept_work, work_folder_of
 from latentsync_trt.types import Progress
 from tests.clips import numbered, write_clip, write_sound, write_video
@@ -129,6 +131,7 @@ def test_a_run_gone_on_with_has_the_same_frames(tmp_path: Path, monkeypatch: pyt
             *clip, tmp_path / "out.mkv", going_on, on_progress=lambda progress: seen.append(progress.done)
         )
     assert report.frames == 40
+    assert round(report.frames_per_s * (report.wall_s - report.startup_s)) == 40 - 20
     assert next(done for done in seen if done) == 21
     assert content(tmp_path / "out.mkv") == content(tmp_path / "whole.mkv")
 
@@ -140,6 +143,44 @@ def test_what_cannot_get_better_is_not_kept(tmp_path: Path, monkeypatch: pytest.
     with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, pytest.raises(NoFaceError):
         lip_sync.sync(clip, sound, tmp_path / "out.mkv", OPTIONS)
     assert not work_folder_of(tmp_path / "out.mkv").exists()
+
+
+@pytest.mark.integration
+def test_a_run_that_failed_while_joining_only_joins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART_S", Fraction(2, 5))
+    clip, output = write_clip(tmp_path, 20), tmp_path / "out.mkv"
+
+    def spoil(progress: Progress) -> None:
+        if progress.stage == "finishing":
+            output.mkdir()
+
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
+        with pytest.raises(OutputError):
+            lip_sync.sync(*clip, output, OPTIONS, on_progress=spoil)
+        output.rmdir()
+        report = lip_sync.sync(*clip, output, SyncOptions(steps=1, codec="ffv1", resume=True))
+    assert (report.frames, report.windows, report.duration_s, report.frames_per_s) == (20, 0, 0.8, 0)
+    assert len(content(output)) == 20
+
+
+def test_a_run_goes_on_after_its_folder_has_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by other names of the same files, but not with other noise, or another detector."""
+    (tmp_path / "a").mkdir()
+    write_clip(tmp_path / "a", 3)
+    write_sound(tmp_path / "a" / "mix.wav", 1)
+
+    def fingerprint(folder: Path, **brought: object) -> dict[str, str]:
+        options = SyncOptions(mix=folder / "mix.wav")
+        inputs = check_inputs(folder / "face.mp4", folder / "speech.wav", folder / "out.mp4", options)
+        return made_of(inputs, options, small_bundle(), "cpu", brought)
+
+    before = fingerprint(tmp_path / "a", noise=np.zeros(4), detector=OPTIONS)
+    (tmp_path / "a").rename(tmp_path / "b")
+    monkeypatch.chdir(tmp_path / "b")
+    assert fingerprint(Path(), noise=np.zeros(4), detector=OPTIONS) == before
+    assert before["--mix"].startswith("mix.wav, ")
+    for other in ({}, {"noise": np.ones(4), "detector": OPTIONS}, {"noise": np.zeros(4), "detector": 5}):
+        assert fingerprint(Path(), **other) != before
 
 
 @pytest.mark.integration
@@ -159,7 +200,7 @@ def test_changed_files_are_noticed_before_networks_open(tmp_path: Path, monkeypa
         os.utime(clip[0], (1e9, 1e9))
         stages.clear()
         going_on = SyncOptions(steps=1, codec="ffv1", resume=True)
-        with pytest.raises(InputError, match=r"face\.mp4 \(.* → .*2001-09-09T01:46:40"):
+        with pytest.raises(InputError, match=r"--video \(face\.mp4, .* → .*2001-09-09T01:46:40"):
             lip_sync.sync(*clip, output, going_on, on_progress=stop)
     assert "opening networks" not in stages
 

@@ -58,9 +58,13 @@ class Speech:
         points, gains = self._envelope()
         at = 0
         for block in blocks:
-            times_s = (at + np.arange(len(block))) / SAMPLE_RATE_HZ
+            edges = np.searchsorted(points, (at / SAMPLE_RATE_HZ, (at + len(block)) / SAMPLE_RATE_HZ))
+            if edges[0] == edges[1] and gains[edges[0] - 1] == gains[min(edges[0], len(gains) - 1)]:  # as most are
+                yield block if gains[edges[0] - 1] else np.zeros_like(block)
+            else:
+                times_s = (at + np.arange(len(block))) / SAMPLE_RATE_HZ
+                yield block * np.interp(times_s, points, gains).astype(np.float32)
             at += len(block)
-            yield block * np.interp(times_s, points, gains).astype(np.float32)
 
     def _envelope(self) -> tuple[list[float], list[float]]:
         points, gains = [-1.0], [0.0]

@@ -109,8 +109,10 @@ class Paster:
         )
         finish = Finish(self._feather, steady, within, state.color)
         patch = composite(picture, face, painted, self._mask, finish)
-        in_frame = (None if mesh is None else moved(mesh, back) for mesh in (source_mesh, painted_mesh))
-        return Pasted(patch, *in_frame, seam_score(picture, patch))
+        source_mesh, painted_mesh = (
+            None if mesh is None else moved(mesh, back) for mesh in (source_mesh, painted_mesh)
+        )
+        return Pasted(patch, source_mesh, painted_mesh, seam_score(picture, patch))
 
     def restart(self) -> None:
         """Forgets all tracks, so that what follows does not depend on what came before."""

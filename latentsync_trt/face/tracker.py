@@ -1,6 +1,6 @@
 """Follows all faces of a video from frame to frame, and tells who each is."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -298,12 +298,12 @@ class FaceTracker:
         return min(near, key=lambda track: self._people.distance(track.person, look), default=None)
 
     def _begun(self, view: _View, face: Face, kept: list[_Track]) -> _Track | None:
-        """A new track; None for an unknown face beside a known one: someone of this shot who is missing may be half
-        hidden there."""
+        """A new track; None for an unknown face that may be half of someone of this shot who is missing."""
         visible = {other.person for other in kept}
         person = self._people.find(face, view.look(face), visible)
         if person is None:
-            if self._in_shot - visible and any(_touches(face, other.face) for other in kept):
+            if self._in_shot - visible and _is_half_hidden(face, [one.face for one in kept], view.picture.shape[1]):
+                self._searched_s = self.now_s - HALF_S  # looks again in the next frame
                 return None
             person = self._people.add(face)
         track = _Track(self._next_id, person, face)
@@ -320,10 +320,12 @@ def _continues(last: Face, face: Face) -> bool:
     return _overlap(last, face) >= _CONTINUES_IOU
 
 
-def _touches(one: Face, other: Face) -> bool:
-    """Whether two boxes are so near that heads and hair overlap."""
-    margin = (other.box[2:] - other.box[:2]) / 4
-    return bool((one.box[:2] < other.box[2:] + margin).all() and (one.box[2:] > other.box[:2] - margin).all())
+def _is_half_hidden(face: Face, others: Iterable[Face], width_px: int) -> bool:
+    """Whether hair and ears reach beyond a side of the picture or the box of another face."""
+    margin = (face.box[2:] - face.box[:2]) / 4
+    low, high = face.box[:2] - margin, face.box[2:] + margin
+    beyond = low[0] < 0 or high[0] > width_px
+    return bool(beyond) or any((low < one.box[2:]).all() and (high > one.box[:2]).all() for one in others)
 
 
 def _moved(last: Face, face: Face) -> float:

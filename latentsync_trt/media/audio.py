@@ -72,30 +72,40 @@ def read_audio_blocks(
     """
     with open_input(path) as container:
         frames = decoded_audio(path, container, audio_stream(path, container), delay_s)
-        for samples in checked(path, sound_blocks(path, frames, "mono", rate_hz), rate_hz):
+        samples = None
+        for samples in sound_blocks(path, frames, "mono", rate_hz):
             yield samples.reshape(-1)
-
-
-def checked(path: Path, blocks: Iterable[Float32Array], rate_hz: int) -> Iterator[Float32Array]:
-    """Blocks `(n, channels)` unchanged; raises `InputError` at a sample that is not a finite number."""
-    position = 0
-    for block in blocks:
-        finite = np.isfinite(block).all(axis=1)
-        if not finite.all():
-            time_s = (position + int(finite.argmin())) / rate_hz
-            raise InputError(f"{path}: has samples that are NaN or infinite, the first after {time_s:.3f} s")
-        position += len(block)
-        yield block
+        if samples is None:
+            raise MediaError(f"{path}: its audio is shorter than 1/{rate_hz} s")
 
 
 def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, rate_hz: int) -> Iterator[Float32Array]:
     """All samples from time 0 to the end of the last frame, `(n, channels)` float32, so that each has its frame's time.
 
-    Gaps become silence, which comes in blocks of a second; samples of a time that was given already are dropped.
+    Gaps become silence; samples of a time that was given already are dropped. Blocks have about a second, so that they
+    cost little each.
 
     Raises:
-        MediaError: a format cannot be converted.
+        MediaError: a format cannot be converted. InputError: a sample is not a finite number; the message gives the
+        time.
     """
+    held, length, position = list[Float32Array](), 0, 0
+    for block in chain(_placed(path, frames, layout, rate_hz), [None]):
+        if block is not None:
+            held.append(block)
+            length += len(block)
+        if length >= rate_hz or (block is None and length):
+            joined = np.concatenate(held)
+            finite = np.isfinite(joined).all(axis=1)
+            if not finite.all():
+                time_s = (position + int(finite.argmin())) / rate_hz
+                raise InputError(f"{path}: has samples that are NaN or infinite, the first after {time_s:.3f} s")
+            yield joined
+            held, length, position = [], 0, position + length
+
+
+def _placed(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, rate_hz: int) -> Iterator[Float32Array]:
+    """The samples of `sound_blocks` in blocks of any lengths."""
     channels, given = AudioLayout(layout).nb_channels, 0
     for run in _runs(frames):
         resampler = AudioResampler("flt", layout, rate_hz, options=_MIX_OPTIONS)
@@ -188,15 +198,15 @@ def decoded_audio(
 def _frames(path: Path, container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
     """Decoded frames with samples, at least one; errors as `decoded_audio`."""
     frames = container.decode(stream)
-    decoded_s = Fraction(0)
+    decoded_s = 0.0
     while True:
-        with reading(path, f"its audio breaks off after {float(decoded_s):.2f} s; repair or re-encode it"):
+        with reading(path, f"its audio breaks off after {decoded_s:.2f} s; repair or re-encode it"):
             frame = next(frames, None)
         if frame is None:
             break
         if frame.samples:
             _check_rate(path, frame.sample_rate)  # codecs may state another one in each frame
-            decoded_s += Fraction(frame.samples, frame.sample_rate)
+            decoded_s += frame.samples / frame.sample_rate
             yield frame
     if not decoded_s:
         raise MediaError(f"{path}: its audio stream has no samples")

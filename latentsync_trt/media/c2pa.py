@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from io import BytesIO
+from mimetypes import MimeTypes
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,6 @@ if TYPE_CHECKING:
 
 FORMATS = {".mp4": "video/mp4", ".mov": "video/quicktime"}
 
-# What the package can look into for earlier credentials, by the file's first bytes.
-_SIGNED_BEFORE = {
-    (4, b"ftyp"): "video/mp4",
-    (0, b"\x89PNG"): "image/png",
-    (0, b"\xff\xd8\xff"): "image/jpeg",
-    (0, b"GIF8"): "image/gif",
-}
 _OTHER_FORMAT = "application/octet-stream"
 
 _CURVES = {"secp256r1": "es256", "secp384r1": "es384", "secp521r1": "es512"}
@@ -142,9 +136,11 @@ def _add_source(builder: Any, source: Path) -> tuple[str, ...]:
     import c2pa
 
     ingredient = {"title": source.name, "relationship": "parentOf", "instance_id": _SOURCE}
+    mime, _ = MimeTypes().guess_type(source.name)
+    known = mime in c2pa.Reader.get_supported_mime_types()
     with source.open("rb") as file:
         try:
-            builder.add_ingredient(ingredient, _format_of(source), file)
+            builder.add_ingredient(ingredient, mime if known else _OTHER_FORMAT, file)
         except c2pa.C2paError as error:
             file.seek(0)
             builder.add_ingredient(ingredient, _OTHER_FORMAT, file)
@@ -222,10 +218,3 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {reason_of(error)}") from error
-
-
-def _format_of(source: Path) -> str:
-    with source.open("rb") as file:
-        start = file.read(8)
-    found = (mime for (at, magic), mime in _SIGNED_BEFORE.items() if start[at:].startswith(magic))
-    return next(found, _OTHER_FORMAT)

@@ -13,7 +13,7 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.color import RGB_IDENTITY, Coding, coding_of, unsupported_matrix
+from latentsync_trt.media.color import RGB_IDENTITY, UNSPECIFIED, Coding, coding_of, unsupported_matrix
 from latentsync_trt.media.patching import pixels_per_sample
 from latentsync_trt.types import ColorTags, SampleArray, YuvPlanes
 
@@ -164,9 +164,11 @@ def planes_tags(frame: VideoFrame) -> ColorTags:
     color = tags_of(frame)
     if has_rgb_channels(frame):
         return replace(color, matrix=RGB_IDENTITY, full_range=True)
-    if color.matrix == RGB_IDENTITY:
+    if color.matrix != RGB_IDENTITY:
+        return color
+    if not _is_gray(frame):
         raise unsupported_matrix(color.matrix)
-    return color
+    return replace(color, matrix=UNSPECIFIED)  # PNG in gray has the tag of RGB
 
 
 def _is_planar(form: VideoFormat, name: str) -> bool:

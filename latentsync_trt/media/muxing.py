@@ -10,6 +10,7 @@ from av.container import OutputContainer
 from av.video.stream import VideoStream
 
 from latentsync_trt.media.codecs import VideoEncoder, track_tag
+from latentsync_trt.media.delays import are_one
 from latentsync_trt.media.files import ffmpeg_name, open_input
 from latentsync_trt.media.mark import marked
 from latentsync_trt.media.other_streams import OtherStreams, Source, copy_stream_tags, copy_tags, open_others
@@ -22,6 +23,9 @@ _LEAST_TIMESCALE = 600
 """QuickTime's own. FFmpeg multiplies a smaller number of ticks per second, which keeps stamps exact."""
 
 _MOST_PER_S = 100_000
+
+_MOST_HELD_US = "1000000"
+"""Microseconds for which FFmpeg holds packets until each stream has one; by default 10 s, gigabytes of lossless 4K."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +75,12 @@ def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -
 
 
 def _options(suffix: str, time_base: Fraction) -> dict[str, str]:
-    if suffix == ".mkv":
-        return {}
-    timescale = time_base.denominator
-    exact = {"video_track_timescale": str(timescale)} if timescale >= _LEAST_TIMESCALE else {}
-    return {"movflags": "+faststart", **exact}
+    options = {"max_interleave_delta": _MOST_HELD_US}
+    if suffix != ".mkv":
+        options["movflags"] = "+faststart"
+        if (timescale := time_base.denominator) >= _LEAST_TIMESCALE:
+            options["video_track_timescale"] = str(timescale)
+    return options
 
 
 def _add_video(
@@ -112,8 +117,7 @@ def _copy_tags(container: OutputContainer, source: Source, sound: SoundPlan | No
     with open_input(source.path) as original:
         copy_tags(source, original, container, end_s)
         copy_stream_tags(video_stream(source.path, original), container.streams.video[0])
-        heard = {piece.path for piece in sound.pieces} if sound is not None else set()
-        if heard == {source.path}:
+        if sound is not None and all(are_one(piece.path, source.path) for piece in sound.pieces):
             copy_stream_tags(original.streams.audio[0], container.streams.audio[0])
 
 

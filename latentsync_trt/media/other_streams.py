@@ -1,4 +1,4 @@
-"""What an output keeps of its source besides picture and sound: more audio tracks, subtitles, chapters, fonts and tags.
+"""What an output keeps of its source besides picture and sound: audio tracks, subtitles, chapters, covers, fonts, tags.
 
 Stamps of the source become those of the output, and what comes before its first or after its last picture is cut off.
 """
@@ -16,11 +16,13 @@ from typing import Any, cast
 from av.audio.stream import AudioStream
 from av.container import InputContainer, OutputContainer
 from av.packet import Packet
-from av.stream import AttachmentStream, Stream
+from av.stream import AttachmentStream, DataStream, Discard, Disposition, Stream
 from av.subtitles.stream import SubtitleStream
+from av.video.stream import VideoStream
 
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.files import open_input
+from latentsync_trt.media.files import open_input, reading
+from latentsync_trt.media.passes import video_stream
 from latentsync_trt.media.sound_streams import CopiedSound
 from latentsync_trt.media.soundtrack import COPIED_CODECS
 from latentsync_trt.media.subtitles import SubtitleTrack, fits
@@ -29,6 +31,9 @@ from latentsync_trt.media.timing import nearest
 _MKV = ".mkv"
 _MORE_AUDIO = {".mp4": ("opus", "flac", "dts")}
 """Besides `COPIED_CODECS`, what a container takes, although fewer players do: a track is better kept than left out."""
+
+_COVERS = {"mjpeg": "jpeg", "png": "png"}
+_WITH_COVER = (".mp4", _MKV)
 
 _OF_THE_FILE = ("major_brand", "minor_version", "compatible_brands", "encoder", "duration", "timecode")
 """Tags that describe the source's file, and a time code, which FFmpeg refuses for unusual frame rates."""
@@ -45,9 +50,11 @@ class Source:
 def losses(source: Source, suffix: str) -> tuple[str, ...]:
     """A sentence about each stream of `source` that an output with this suffix cannot hold; raises `MediaError`."""
     with open_input(source.path) as container:
-        lost = [_name(stream) for stream in _others(container) if not _fits(stream, suffix)]
-    cure = "" if suffix == _MKV else f"; an output in {_MKV} keeps it"
-    return tuple(f"{suffix} cannot hold {name}, which is left out{cure}" for name in lost)
+        return tuple(
+            f"{_name(stream)} is left out" + (f": {suffix} cannot hold it, {_MKV} can" if _fits(stream, _MKV) else "")
+            for stream in _others(source.path, container)
+            if not _fits(stream, suffix)
+        )
 
 
 def copy_tags(source: Source, container: InputContainer, output: OutputContainer, end_s: Fraction) -> None:
@@ -71,13 +78,27 @@ def copy_stream_tags(source: Stream, output: Stream) -> None:
     output.disposition = source.disposition
 
 
+class _Cover:
+    """A cover picture, in a container that has it as a stream of one packet."""
+
+    def __init__(self, packet: Packet[Any], output: OutputContainer) -> None:
+        source, self._packets = packet.stream, [packet]
+        packet.stream = output.add_stream_from_template(source, opaque=True)
+        packet.stream.disposition = source.disposition
+        packet.pts = packet.dts = 0
+
+    def packets(self, _: Fraction) -> Iterator[Packet[Any]]:
+        while self._packets:
+            yield self._packets.pop()
+
+
 class OtherStreams:
-    """Audio tracks after the first, subtitles and fonts of a source; see `open_others`.
+    """Audio tracks after the first, subtitles, covers and fonts of a source; see `open_others`.
 
     `notices`: which of them broke off.
     """
 
-    def __init__(self, tracks: list[CopiedSound | SubtitleTrack]) -> None:
+    def __init__(self, tracks: list[CopiedSound | SubtitleTrack | _Cover]) -> None:
         self._tracks = tracks
         self.notices: list[str] = []
 
@@ -103,9 +124,20 @@ def open_others(source: Source, output: OutputContainer, suffix: str, end_s: Fra
         MediaError: the file cannot be read.
     """
     with ExitStack() as opened, open_input(source.path) as container:
-        tracks: list[CopiedSound | SubtitleTrack] = []
-        for listed in _others(container):
+        tracks: list[CopiedSound | SubtitleTrack | _Cover] = []
+        for listed in _others(source.path, container):
             if not _fits(listed, suffix):
+                continue
+            if isinstance(listed, VideoStream):
+                with reading(source.path, "its cover picture cannot be read"):
+                    packet = next(packet for packet in container.demux(listed) if packet.size)
+                if suffix == _MKV:
+                    kind = _COVERS[_codec(listed)]
+                    output.add_attachment(
+                        listed.metadata.get("filename") or f"cover.{kind}", f"image/{kind}", bytes(packet)
+                    )
+                else:
+                    tracks.append(_Cover(packet, output))
                 continue
             if isinstance(listed, AttachmentStream):
                 output.add_attachment(listed.name or "file", listed.mimetype or "application/octet-stream", listed.data)
@@ -121,13 +153,11 @@ def open_others(source: Source, output: OutputContainer, suffix: str, end_s: Fra
         yield OtherStreams(tracks)
 
 
-def _others(container: InputContainer) -> Iterator[Stream]:
-    """All but pictures, the first sound, and data, such as the chapters' own track in MP4."""
+def _others(path: Path, container: InputContainer) -> Iterator[Stream]:
+    """All but the picture, the first sound, and the chapters' own track in MP4."""
+    taken = [video_stream(path, container), *container.streams.audio[:1]]
     for stream in container.streams:
-        if isinstance(stream, AudioStream):
-            if stream is not container.streams.audio[0]:
-                yield stream
-        elif isinstance(stream, SubtitleStream | AttachmentStream):
+        if stream not in taken and stream.discard != Discard.all:
             yield stream
 
 
@@ -136,7 +166,10 @@ def _fits(stream: Stream, suffix: str) -> bool:
         return _codec(stream) in (*COPIED_CODECS[suffix], *_MORE_AUDIO.get(suffix, ()))
     if isinstance(stream, SubtitleStream):
         return fits(_codec(stream), suffix)
-    return suffix == _MKV
+    if isinstance(stream, VideoStream):
+        is_cover = stream.disposition & Disposition.attached_pic and _codec(stream) in _COVERS
+        return bool(is_cover) and suffix in _WITH_COVER
+    return isinstance(stream, AttachmentStream) and suffix == _MKV
 
 
 def _codec(stream: Stream) -> str:
@@ -147,6 +180,11 @@ def _codec(stream: Stream) -> str:
 def _name(stream: Stream) -> str:
     if isinstance(stream, AttachmentStream):
         return f"the attached file {stream.name}"
+    if isinstance(stream, VideoStream):
+        kind = "the cover picture" if stream.disposition & Disposition.attached_pic else "the video track"
+        return f"{kind} {stream.index} ({_codec(stream)})"
+    if isinstance(stream, DataStream):  # time codes, positions, motion
+        return f"the data track {stream.index} ({stream.metadata.get('handler_name') or stream.name})"
     kind = "the audio track" if isinstance(stream, AudioStream) else "the subtitles"
     language = "" if stream.language in (None, "und") else f", {stream.language}"
     return f"{kind} {stream.index} ({_codec(stream)}{language})"

@@ -17,7 +17,7 @@ from av.container import OutputContainer
 
 from latentsync_trt.config import Codec
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.audio import audio_stream, checked, decoded_audio, format_of, sound_blocks
+from latentsync_trt.media.audio import audio_stream, decoded_audio, format_of, sound_blocks
 from latentsync_trt.media.files import check_file, open_input, reading
 from latentsync_trt.media.mixing import Track, cut_out, lead_in, mixed
 from latentsync_trt.media.sound_streams import CopiedSound, EncodedSound
@@ -221,7 +221,7 @@ def _samples(piece: SoundPiece, rate_hz: int, layout: str) -> Generator[Float32A
         doubled = layout == "stereo" and stream.codec_context.channels == 1
         frames = decoded_audio(piece.path, container, stream)
         blocks = sound_blocks(piece.path, frames, "mono" if doubled else layout, rate_hz)
-        for block in cut_out(checked(piece.path, blocks, rate_hz), piece.from_s, piece.to_s, rate_hz):
+        for block in cut_out(blocks, piece.from_s, piece.to_s, rate_hz):
             yield np.repeat(block, 2, axis=1) if doubled else block
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from math import floor, lcm
+from math import lcm
 from typing import Generic, TypeVar, cast
 
 import av
@@ -111,6 +111,8 @@ class Clock:
         if self._origin_s is None:
             self._origin_s = self._first_origin_s = stamp_s - self._next_s
         time_s = stamp_s - self._origin_s
+        if time_s == self._next_s:  # as nearly all do
+            return time_s
         if self._is_reset(time_s, stamp_s):
             self.resets += 1
             self._origin_s = self._origin_after(stamp_s - self._end_s)
@@ -236,7 +238,9 @@ def at_constant_rate(pictures: Iterable[Timed[T]], fps: Fraction | int) -> Itera
 
 def nearest(time_s: Fraction, per_s: Fraction | int) -> int:
     """The picture or sample whose time is nearest, the later of two equally near."""
-    return floor(time_s * per_s + Fraction(1, 2))
+    # In integers: ten times as fast, for some hundred thousand packets.
+    above, below = time_s.numerator * per_s.numerator, time_s.denominator * per_s.denominator
+    return (2 * above + below) // (2 * below)
 
 
 def frames_in(duration_s: Fraction | None, fps: Fraction | int) -> int | None:

@@ -85,7 +85,8 @@ class VideoWriter:
         sound: what is heard; None for silence.
         others: file whose other audio tracks, subtitles, chapters and tags are kept, usually the source. Its first
             picture is shown at `others_delay_s`.
-        mark: say in the file that AI changed the picture. sign: called with the complete file before it appears; returns notices.
+        mark: say in the file that AI changed the picture. sign: called with the complete file before it appears;
+            returns notices.
 
     Raises:
         InputError: what is to be gone on with was made from other files or with other options.

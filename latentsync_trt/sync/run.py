@@ -229,7 +229,7 @@ class Run:
         sound = heard(inputs.voices, inputs.mix, inputs.own, span)
         if sound is not None:
             sound = replace(sound, lossless=inputs.encoder.codec in LOSSLESS_WITH)
-        credentials, info, fps = inputs.credentials, inputs.info, playback.fps
+        credentials, name, info, fps = inputs.credentials, inputs.output.name, inputs.info, playback.fps
         if fps is not None:
             info = replace(info, frames_per_s=Fraction(fps), time_base=1 / Fraction(fps))
         brought = {"detector": helpers.detector, "enhancer": helpers.enhancer, "noise": helpers.noise}
@@ -243,5 +243,5 @@ class Run:
             others_delay_s=inputs.picture_delay_s,
             work=Work(made, self._options.resume),
             mark=self._options.mark,
-            sign=None if credentials is None else lambda path: sign(path, inputs.video, credentials, inputs.output.name),
+            sign=None if credentials is None else lambda path: sign(path, inputs.video, credentials, name),
         )
