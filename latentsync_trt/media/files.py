@@ -74,14 +74,13 @@ def ffmpeg_name(path: Path) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Raises `MediaError` if there is no file at `path`, it may not be read, or it is empty; opens nothing.
-
-    Of a sequence, the names are checked.
-    """
+    """Raises `MediaError` if there is no file or sequence at `path`, it may not be read, or is empty; opens nothing."""
     sequence = ImageSequence.at(path)
-    if sequence is not None:
-        sequence.options()
-        return
+    for file in sequence.files() if sequence else [path]:
+        _check_one(file)
+
+
+def _check_one(path: Path) -> None:
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError) as error:

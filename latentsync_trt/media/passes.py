@@ -29,7 +29,7 @@ MOST_PIXELS = 139_264 * 16 * 16
 """Of a picture: the most in H.264 (level 6.2), 8192×4352. Beyond, a damaged header could ask for gigabytes."""
 
 _CHUNK_BYTES = 128 * 2**20
-_LEAST_CHUNK = 16
+_LEAST_CHUNK = 4
 """Pictures that are held to play them backwards. FFmpeg frees them together, so two chunks are in memory at times."""
 
 _SEEK_BACK = (0, 64, 512)

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import islice
-from math import floor
+from itertools import islice, takewhile
 from typing import Any, Protocol, TypeVar
 
 from latentsync_trt.config import MODEL_FPS, Extend
@@ -12,15 +11,15 @@ from latentsync_trt.media.timing import Timed, at_constant_rate, is_held
 
 T = TypeVar("T")
 
-_LONGEST_PERIOD_S = Fraction(1, 10)
-"""A video with longer periods, such as a slide show, is held at the model's rate: lips must move."""
+LONGEST_PERIOD_S = Fraction(1, 10)
+"""A picture that lasts longer, as in a slide show, is repeated: lips must move."""
 
 
 @dataclass(frozen=True, slots=True)
 class Playback:
     """How a video becomes frames.
 
-    `fps`: frames per second; None = the source's own frames at its own times. `duration_s`: frames begin before this;
+    `fps`: frames per second; None = the source's own frames at its own times, long ones repeated. `duration_s`: frames begin before this;
     None = at the end of the video. `extend`: what follows the end of the video, without end: "pingpong" plays it
     backwards and forwards, "loop" from the start, "hold" repeats the last picture; None stops. `delay_s`: time of the
     first picture, which is also shown before.
@@ -53,16 +52,15 @@ def played(source: Passes[T], playback: Playback) -> Iterator[Timed[Timed[T]]]:
     """The output's pictures, each with its time in the source: `Timed(time in the output, …, Timed(source's …))`.
 
     A constant rate is made as by `timing.at_constant_rate`. With times of the source, a picture that is shown before
-    its time or held after the end of the video is repeated with the source's period.
+    its time, held after the end of the video, or lasts longer than `LONGEST_PERIOD_S` is repeated with the source's
+    period.
     """
-    shown = _extended(source, playback)
-    if playback.fps is not None:
-        period_s = 1 / playback.fps
-        regular = enumerate(at_constant_rate(shown, playback.fps))
-        shown = (Timed(index * period_s, period_s, item) for index, item in regular)
-    else:
-        shown = _filled(shown, source)
-    return shown if playback.duration_s is None else _cut(shown, playback.duration_s, source)
+    shown, fps, duration_s = _extended(source, playback), playback.fps, playback.duration_s
+    if fps is None:
+        repeated = _repeated(shown, source)
+        return repeated if duration_s is None else _cut(repeated, duration_s, source)
+    regular = (Timed(index / fps, 1 / fps, item) for index, item in enumerate(at_constant_rate(shown, fps)))
+    return regular if duration_s is None else takewhile(lambda picture: picture.time_s < duration_s, regular)
 
 
 def lasting(pictures: Iterable[Timed[T]]) -> Iterator[Timed[T]]:
@@ -98,27 +96,40 @@ def _extended(source: Passes[T], playback: Playback) -> Iterator[Timed[Timed[T]]
         at_s += period_s
 
 
-def _filled(shown: Iterator[Timed[T]], source: Passes[Any]) -> Iterator[Timed[T]]:
-    """Repeats the first picture from time 0 to its own time."""
-    first = next(shown, None)
-    if first is None:
-        return
-    period_s = _hold_period_s(source)
-    count = floor(first.time_s / period_s + Fraction(1, 2))
-    starts_s = [Fraction(0), *(first.time_s - left * period_s for left in reversed(range(count)))]
-    for start_s, end_s in zip(starts_s, [*starts_s[1:], first.end_s], strict=True):
-        yield Timed(start_s, end_s - start_s, first.item)
-    yield from shown
+def _repeated(shown: Iterator[Timed[T]], source: Passes[Any]) -> Iterator[Timed[T]]:
+    """Repeats the first picture from time 0 to its own time, and every picture that lasts long."""
+    at_s = Fraction(0)
+    for picture in shown:
+        period_s = _hold_period_s(source)
+        if at_s < picture.time_s or picture.duration_s > LONGEST_PERIOD_S:
+            while picture.end_s - at_s >= 2 * period_s:
+                yield Timed(at_s, period_s, picture.item)
+                at_s += period_s
+        yield Timed(at_s, picture.end_s - at_s, picture.item)
+        at_s = picture.end_s
 
 
 def _cut(shown: Iterator[Timed[T]], duration_s: Fraction, source: Passes[Any]) -> Iterator[Timed[T]]:
-    """The pictures that begin before `duration_s`; a held one ends there, or after one period."""
-    for picture in shown:
-        if picture.time_s >= duration_s:
-            return
-        longest_s = max(duration_s - picture.time_s, _hold_period_s(source))
-        yield picture if picture.duration_s <= longest_s else replace(picture, duration_s=longest_s)
+    """The pictures that begin before `duration_s`; the last one ends there, or after one period.
+
+    One that is shown already is not repeated for less than a period: sound that is a few samples longer than the
+    picture must not add a frame.
+    """
+    current: Timed[T] | None = None
+    for following in shown:
+        left_s = duration_s - following.time_s
+        if left_s <= 0:
+            break
+        if current is not None:
+            if following.item is current.item and left_s < _hold_period_s(source):
+                current = replace(current, duration_s=current.duration_s + left_s)
+                break
+            yield current
+        current = following
+    if current is not None:
+        longest_s = max(duration_s - current.time_s, _hold_period_s(source))
+        yield replace(current, duration_s=min(current.duration_s, longest_s))
 
 
 def _hold_period_s(source: Passes[Any]) -> Fraction:
-    return source.period_s if source.period_s <= _LONGEST_PERIOD_S else Fraction(1, MODEL_FPS)
+    return source.period_s if source.period_s <= LONGEST_PERIOD_S else Fraction(1, MODEL_FPS)

@@ -38,7 +38,8 @@ def probe(path: Path) -> VideoInfo:
     """
     with open_input(path) as container:
         stream = video_stream(path, container)
-        with reading(path, "its video stream cannot be decoded"):
+        animated = "; if it is animated, convert it to GIF" if stream.codec_context.name == "webp" else ""
+        with reading(path, f"its video stream cannot be decoded{animated}"):
             frame = next(container.decode(stream), None)
             if frame is None:
                 raise InputError("it has no picture")

@@ -32,19 +32,18 @@ class ImageSequence:
         """The pattern as FFmpeg reads it, which takes every % in the names of folders for a number, too."""
         return str(self.path.parent / "x").replace("%", "%%")[:-1] + self.path.name
 
-    def options(self) -> dict[str, str]:
-        """FFmpeg's options to read the files, at the model's rate.
-
-        Raises:
-            MediaError: no file matches, or a number is missing between the first and the last.
-        """
+    def files(self) -> list[Path]:
+        """The files in order; raises `MediaError` if there are none, or a number between two others is missing."""
         numbers = self._numbers()
-        first, last = min(numbers), max(numbers)
-        missing = next((number for number in range(first, last) if number not in numbers), None)
+        missing = next((number for number in range(min(numbers), max(numbers)) if number not in numbers), None)
         if missing is not None:
             following = self._name(min(number for number in numbers if number > missing))
             raise MediaError(f"{self.path.parent / self._name(missing)}: is missing, but {following} exists; add it")
-        return {"start_number": str(first), "start_number_range": "1", "framerate": str(MODEL_FPS)}
+        return [self.path.parent / self._name(number) for number in sorted(numbers)]
+
+    def options(self) -> dict[str, str]:
+        """FFmpeg's options to read the files, at the model's rate."""
+        return {"start_number": str(min(self._numbers())), "start_number_range": "1", "framerate": str(MODEL_FPS)}
 
     def _numbers(self) -> set[int]:
         """The numbers of the files; raises `MediaError` if there are none."""

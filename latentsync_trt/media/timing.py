@@ -21,10 +21,12 @@ from av.container import InputContainer
 from av.format import Flags
 from av.video.stream import VideoStream
 
+from latentsync_trt.config import MODEL_FPS
+
 T = TypeVar("T")
 
 # PyAV's types have the flags themselves as values.
-_RESETS = cast(int, Flags.ts_discont.value)
+_RESETS, _NO_STAMPS = cast(int, Flags.ts_discont.value), cast(int, Flags.no_timestamps.value)
 
 BACK_S = Fraction(1)
 """A clock that goes back by this or more was reset; less means pictures out of order or overlapping sound."""
@@ -160,8 +162,12 @@ def stated_end_s(container: InputContainer) -> Fraction | None:
 
 
 def frames_per_s(stream: VideoStream) -> Fraction | None:
-    """The mean rate: where containers with coarse stamps give 59.9401, the usual rate that is meant."""
-    rate = stream.average_rate or stream.guessed_rate or stream.base_rate
+    """The mean rate, the model's of a single picture; for 59.9401 of coarse stamps, the usual rate that is meant."""
+    if stream.frames == 1:
+        return Fraction(MODEL_FPS)
+    rate = stream.guessed_rate or stream.base_rate
+    if not stream.container.format.flags & _NO_STAMPS:  # with raw H.264, FFmpeg has an average of 25 for any rate
+        rate = stream.average_rate or rate
     if not rate:
         return None
     usual = (Fraction(round(rate)), Fraction(1000 * round(rate * Fraction(1001, 1000)), 1001))

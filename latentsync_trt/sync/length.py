@@ -3,9 +3,9 @@
 from fractions import Fraction
 from math import ceil
 
-from latentsync_trt.config import Length, SyncOptions
+from latentsync_trt.config import MODEL_FPS, Length, SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.playback import Playback
+from latentsync_trt.media.playback import LONGEST_PERIOD_S, Playback
 from latentsync_trt.types import VideoInfo
 
 
@@ -43,6 +43,8 @@ def playback_of(
 def expected_frames(playback: Playback, info: VideoInfo) -> int | None:
     """About how many frames that gives; None where the file does not state enough."""
     fps = playback.fps or info.frames_per_s
+    if fps is not None and fps * LONGEST_PERIOD_S < 1:
+        fps = Fraction(MODEL_FPS)
     ends_s = (playback.duration_s, info.duration_s if playback.extend is None else None)
     known_s = [end_s for end_s in ends_s if end_s is not None]
     return ceil(min(known_s) * fps) if known_s and fps else None

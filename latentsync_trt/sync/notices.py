@@ -6,6 +6,7 @@ from pathlib import Path
 from latentsync_trt.audio.vad import Speech
 from latentsync_trt.bundle.manifest import DEMO_NAME, Manifest
 from latentsync_trt.config import MODEL_FPS, Extend, SyncOptions
+from latentsync_trt.media.playback import LONGEST_PERIOD_S
 from latentsync_trt.media.timing import is_held
 from latentsync_trt.sync.length import length_of
 from latentsync_trt.types import VideoInfo
@@ -34,6 +35,8 @@ def notices_of_rate(info: VideoInfo, options: SyncOptions) -> list[str]:
         return [f"the video has {_short(rate)} frames/s, the output {options.fps} (--fps)"]
     if rate >= _SLOW_FPS:
         return []
+    if rate * LONGEST_PERIOD_S < 1:
+        return [f"the video has {_short(rate)} frames/s: its pictures are repeated, so that lips move"]
     return [f"the video has {_short(rate)} frames/s, so lips move in steps; --fps {MODEL_FPS} repeats its pictures"]
 
 
@@ -44,7 +47,7 @@ def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) 
         info: of the video, with the delay of the picture. audio_s: when the sound ends.
     """
     video_s, length = info.duration_s, length_of(options)
-    if video_s is None or video_s * (info.frames_per_s or 0) == 1 or is_held(abs(video_s - audio_s)):
+    if video_s is None or video_s * (info.frames_per_s or 0) <= 1 or is_held(abs(video_s - audio_s)):
         return []  # unknown, a still picture, or as good as equal
     part = options.start is not None or options.end is not None
     if length == "shortest" or (part and audio_s < video_s):
