@@ -149,14 +149,16 @@ def remove_all() -> None:
             _delete(folder, lock if os.name == "nt" else None)  # elsewhere, the end of the process frees the lock
 
 
-def leftovers(parent: Path) -> list[Leftover]:
-    """Temporary folders in `parent` whose process has ended; empty if `parent` cannot be read."""
-    return _unlocked(_abandoned(parent, kept=False))
+def leftovers(parent: Path, *, kept: bool = False) -> list[Leftover]:
+    """Temporary folders in `parent` whose process has ended, without or (`kept`) with `KEPT_NAME`.
 
-
-def kept_work(parent: Path) -> list[Leftover]:
-    """Folders in `parent` with finished parts of runs that have ended before their output was complete."""
-    return _unlocked(_abandoned(parent, kept=True))
+    Empty if `parent` cannot be read.
+    """
+    found = []
+    for leftover, lock in _abandoned(parent, kept=kept):
+        lock.release()
+        found.append(leftover)
+    return found
 
 
 def remove_leftovers(parent: Path) -> list[Leftover]:
@@ -175,14 +177,6 @@ def _clean(parent: Path, on_notice: Notice) -> None:
         size_mb = sum(leftover.size_bytes for leftover in removed) / 1e6
         count = "a temporary folder" if len(removed) == 1 else f"{len(removed)} temporary folders"
         on_notice(f"{parent}: removed {count} of runs that were killed ({size_mb:.1f} MB)")
-
-
-def _unlocked(found: Iterator[tuple[Leftover, FileLock]]) -> list[Leftover]:
-    leftovers = []
-    for leftover, lock in found:
-        lock.release()
-        leftovers.append(leftover)
-    return leftovers
 
 
 def _new_folder(parent: Path) -> Path:
@@ -204,7 +198,7 @@ def _new_folder(parent: Path) -> Path:
 
 def _take(folder: Path) -> FileLock:
     """The lock of `folder`, which may exist, held and registered."""
-    for _ in range(_TRIES):  # who looks for leftovers holds a lock for a moment, and may remove the folder
+    for _ in range(0 if folder in _made else _TRIES):  # who looks for leftovers locks it for a moment, or removes it
         lock = _lock_in(folder)
         folder.mkdir(_MODE, exist_ok=True)
         if _mark(folder, lock):
@@ -213,7 +207,7 @@ def _take(folder: Path) -> FileLock:
             return lock
         lock.release(force=True)
         time.sleep(_PAUSE_S)
-    raise OSError(errno.EBUSY, "another process is writing it; wait for it, or choose another name")
+    raise OSError(errno.EBUSY, "another run is writing it; wait for it, or choose another name")
 
 
 def _lock_in(folder: Path) -> FileLock:

@@ -43,11 +43,11 @@ def at(seen: Seen, x: float | None) -> int | None:
 @pytest.mark.integration
 @pytest.mark.parametrize("first_in_front", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_people_who_swap_places_keep_their_numbers(detector: MediaPipeDetector, first_in_front: bool) -> None:
-    first, second = [250 + 9 * i for i in range(60)], [790 - 9 * i for i in range(60)]
+    first, second = [350.0 + 9 * i for i in range(40)], [690.0 - 9 * i for i in range(40)]
     seen = seen_in(detector, together(first, second, first_in_front=first_in_front))
     one, other = at(seen[0], first[0]), at(seen[0], second[0])
     assert {one, other} == {0, 1}
-    apart = [i for i in range(60) if abs(first[i] - second[i]) > 130]
+    apart = [i for i in range(40) if abs(first[i] - second[i]) > 130]
     assert all(at(seen[i], first[i]) in (one, None) for i in apart)
     assert all(at(seen[i], second[i]) in (other, None) for i in apart)
     assert at(seen[-1], first[-1]) == one

@@ -47,7 +47,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def saved(clip: Path, detector: MediaPipeDetector) -> Path:
-    return save_tracks(analyse(clip, detector), clip.with_suffix(".json"))
+    return save_tracks(analyse(clip, detector)[0], clip.with_suffix(".json"))
 
 
 def jobs_of(detector: MediaPipeDetector, clip: Path, playback: Playback, tracks: Tracks | None) -> list[Job]:
@@ -81,9 +81,9 @@ def test_tracks_follow_the_time_of_the_source(
     detector: MediaPipeDetector, clip: Path, saved: Path, playback: Playback
 ) -> None:
     tracks = read_tracks(saved)
-    wanted = {job.frame.source_s: job.targets[0].matrix for job in jobs_of(detector, clip, Playback(), tracks)}
+    wanted = {job.frame.source_s: job.targets[0].tracked for job in jobs_of(detector, clip, Playback(), tracks)}
     jobs = jobs_of(detector, clip, playback, tracks)
-    assert all(np.array_equal(job.targets[0].matrix, wanted[job.frame.source_s]) for job in jobs)
+    assert all(np.array_equal(job.targets[0].tracked.points, wanted[job.frame.source_s].points) for job in jobs)
     runs = [job.targets[0].track_id for job in jobs]
     assert len(set(runs)) == (4 if playback.extend == "loop" else 1), "each pass of a loop is a run of its own"
 

@@ -259,7 +259,7 @@ def test_an_open_part_goes_where_open_files_cannot_be_deleted(tmp_path: Path, mo
 def test_two_runs_cannot_write_one_output(tmp_path: Path) -> None:
     output = tmp_path / "out.mkv"
     with (
-        pytest.raises(OutputError, match="another process is writing it; wait for it, or choose another name"),
+        pytest.raises(OutputError, match="another run is writing it; wait for it, or choose another name"),
         writer_of(output, Fraction(1, 50), WORK),
         writer_of(output, Fraction(1, 50), WORK),
     ):

@@ -28,7 +28,7 @@ from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.parts import Finished
 from latentsync_trt.sync.inputs import check_inputs
 from latentsync_trt.sync.resume import made_of
-from latentsync_trt.temporary import KEPT_NAME, kept_work, work_folder_of
+from latentsync_trt.temporary import KEPT_NAME, leftovers, work_folder_of
 from latentsync_trt.types import Progress
 from tests.clips import numbered, write_clip, write_sound, write_video
 from tests.small import small_bundle
@@ -97,12 +97,12 @@ def test_a_stopped_run_says_how_to_go_on_and_does(tmp_path: Path) -> None:
         going_on = "what is done is kept: the same command with --resume goes on there"
         assert err.endswith(f"error: interrupted; unfinished files were removed; {going_on}\n")
     assert not output.exists()
-    (work,) = kept_work(tmp_path)
+    (work,) = leftovers(tmp_path, kept=True)
     other = subprocess.run(command(tmp_path, "--resume", "--seed", 5), capture_output=True, text=True)
     assert other.returncode == 2
     assert other.stderr.splitlines()[-1].startswith(f"error: {output}: cannot go on with the interrupted run, since")
     assert "--seed (not given → 5)" in other.stderr
-    assert kept_work(tmp_path) == [work]
+    assert leftovers(tmp_path, kept=True) == [work]
     resumed = subprocess.run(command(tmp_path, "--resume"), capture_output=True, text=True)
     assert resumed.returncode == 0, resumed.stderr
     assert f"{output}: goes on after 0:00:0" in resumed.stderr
@@ -248,7 +248,7 @@ def test_twenty_minutes_in_little_memory_and_killed(tmp_path: Path) -> None:
         until_parts_are_closed(process, output, chance.randrange(1, 2 * MINUTES - 1), 600)
         time.sleep(chance.uniform(0, whole_s / (2 * MINUTES)))
         process.kill()
-    assert kept_work(tmp_path)
+    assert leftovers(tmp_path, kept=True)
     result = subprocess.run(command(tmp_path, "--resume", part_s=30), capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert f"{output}: goes on after" in result.stderr

@@ -165,7 +165,7 @@ def test_faces_are_painted_in_their_turns(lip_sync: LipSync, folder: Path, tmp_p
     report = two(lip_sync, folder, tmp_path / "out.mkv", folder / "own.wav", turns=turns)
     assert any("face 0 = ann, face 1 = ben" in notice for notice in report.notices)
     with MediaPipeDetector() as detector:
-        spans = analyse(folder / "two.mkv", detector).spans
+        spans = analyse(folder / "two.mkv", detector)[0].spans
     ann, ben = (LEFT, RIGHT) if next(span.person for span in spans if span.rows[0, 1] < 480) == 0 else (RIGHT, LEFT)
     # Each turn has a margin of 0.2 s.
     assert painted(folder / "two.mkv", tmp_path / "out.mkv", ann) == list(range(8))
@@ -210,7 +210,7 @@ def test_saved_tracks_are_used_instead_of_a_search(lip_sync: LipSync, folder: Pa
 
     two(lip_sync, folder, tmp_path / "a.mkv", folder / "voice.wav", face="index:1")
     with MediaPipeDetector() as detector:
-        saved = save_tracks(analyse(folder / "two.mkv", detector), tmp_path / "tracks.json")
+        saved = save_tracks(analyse(folder / "two.mkv", detector)[0], tmp_path / "tracks.json")
     options = replace(QUICK, face="index:1", faces=saved)
     lip_sync.sync(folder / "two.mkv", folder / "voice.wav", tmp_path / "b.mkv", options, detector=Blind())
     assert np.array_equal(np.stack(decoded(tmp_path / "a.mkv")), np.stack(decoded(tmp_path / "b.mkv")))

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,6 @@ from latentsync_trt.temporary import (
     PREFIX,
     Leftover,
     keeps_work,
-    kept_work,
     leftovers,
     remove_all,
     remove_leftovers,
@@ -129,6 +128,14 @@ def test_a_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
         (folder / "part").touch()
         assert leftovers(tmp_path) == remove_leftovers(tmp_path) == []
     assert names(tmp_path) == []
+    output = tmp_path / "out.mp4"
+    with suppress(ZeroDivisionError), work_folder(output) as folder:
+        (folder / KEPT_NAME).touch()
+        with pytest.raises(OSError, match="another run is writing it"), work_folder(output):
+            pass
+        _ = 1 / 0
+    with work_folder(output) as folder:
+        assert names(folder) == [KEPT_NAME]
 
 
 def test_many_processes_make_and_remove_folders_at_once(tmp_path: Path) -> None:
@@ -181,12 +188,12 @@ def test_finished_parts_stay_whoever_ends(tmp_path: Path, monkeypatch: pytest.Mo
         remove_all()
         assert names(folder) == [LOCK_NAME, "part.mkv", KEPT_NAME]
         assert keeps_work()
-        assert kept_work(tmp_path) == []  # it is in use
+        assert leftovers(tmp_path, kept=True) == []  # it is in use
         raise KeyboardInterrupt
     assert error.value.__notes__ == [GO_ON]
     assert keeps_work()
     with temporary_folder(tmp_path):
-        assert kept_work(tmp_path) == [Leftover(folder, 0)]
+        assert leftovers(tmp_path, kept=True) == [Leftover(folder, 0)]
     assert leftovers(tmp_path) == remove_leftovers(tmp_path) == []
     with pytest.raises(KeyboardInterrupt) as error, work_folder(output) as again:
         assert again == folder

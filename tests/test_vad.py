@@ -23,11 +23,12 @@ from latentsync_trt.audio.vad import (
     LEAST_PAUSE_S,
     NETWORK,
     STEP,
+    STEP_S,
     Speech,
     _spans,
     _steps,
+    examined,
     find_speech,
-    probabilities,
 )
 from latentsync_trt.config import MODEL_FPS, Silence
 from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
@@ -39,7 +40,6 @@ from tests.clips import read_audio
 from tests.sounds import write_samples
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-STEP_S = STEP / SAMPLE_RATE_HZ
 
 
 @cache
@@ -97,9 +97,9 @@ def test_blocks_of_any_lengths_become_the_same_steps(sizes: list[int]) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 7])
 def test_what_the_network_remembers_goes_on_from_run_to_run(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    whole = np.concatenate([*probabilities([sentence()])])
+    whole = np.concatenate([chances for chances, _ in examined([sentence()])])
     monkeypatch.setattr(vad, "_STEPS_AT_ONCE", at_once)
-    parts = list(probabilities([sentence()]))
+    parts = [chances for chances, _ in examined([sentence()])]
     assert len(parts) == -(-len(whole) // at_once)
     assert np.allclose(np.concatenate(parts), whole, atol=1e-5)
 
@@ -170,7 +170,7 @@ class Louder:
 def test_where_nobody_speaks_the_model_gets_silence(tmp_path: Path, silence: Silence) -> None:
     """The same windows as beyond the recording's end, though music goes on; where somebody speaks, both are heard."""
     speech = np.pad(sentence(), 2 * SAMPLE_RATE_HZ)
-    path = write_samples(tmp_path / "music.wav", 0.5 * (speech + hum(len(speech), 0.05)), SAMPLE_RATE_HZ)
+    path = write_samples(tmp_path / "music.wav", 0.5 * (speech + hum(len(speech), 0.02)), SAMPLE_RATE_HZ)
     with closing(OpenVoices(Voices((SoundPiece(path),)), Louder(), silence)) as voices:
         times_s = [Fraction(0.5), Fraction(3), Fraction(len(speech) / SAMPLE_RATE_HZ - 1), Fraction(1000)]
         frames = [Frame(0, time_s, Fraction(1, 25), time_s, np.zeros((1, 1, 3), np.uint8), None) for time_s in times_s]
@@ -185,3 +185,21 @@ def test_a_recording_without_speech_is_named(tmp_path: Path) -> None:
     with closing(OpenVoices(Voices((SoundPiece(path),)), Louder(), "closed")) as voices:
         (notice,) = voices.notices
     assert notice == f"{path}: no speech found, so the mouth stays shut; with --silence model it follows any sound"
+
+
+def test_where_it_is_as_loud_as_speech_without_any_is_named(tmp_path: Path) -> None:
+    """A song, for example; music that is softer, and short sounds, are not named."""
+    second, level = SAMPLE_RATE_HZ, float(sentence().std())
+    song, jingle, soft = (
+        hum(round(part_s * second), part * level) for part_s, part in ((4, 0.5), (1.2, 0.5), (4, 0.1))
+    )
+    samples = np.concatenate([sentence(), song, sentence(), jingle, sentence(), soft])
+    path = write_samples(tmp_path / "song.wav", samples, SAMPLE_RATE_HZ)
+    with closing(OpenVoices(Voices((SoundPiece(path),)), Louder(), "closed")) as voices:
+        (notice,) = voices.notices
+    start_s = len(sentence()) / SAMPLE_RATE_HZ
+    ((found_s, until_s),) = find_speech([samples]).loud_s
+    assert start_s <= found_s < start_s + 1.2 < start_s + 2.8 < until_s < start_s + 4.1
+    shown = f"at {found_s:.0f}-{until_s:.0f} s: the mouth stays shut; if somebody sings or whispers there"
+    assert notice.startswith(f"{path}: loud, but not taken for speech, {shown}")
+    assert not find_speech([sentence(), soft]).loud_s

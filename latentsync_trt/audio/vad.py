@@ -20,6 +20,8 @@ NETWORK = Path(__file__).resolve().parents[1] / "assets" / "voice" / "silero_vad
 STEP = 512
 """Samples per probability: 32 ms."""
 
+STEP_S = STEP / SAMPLE_RATE_HZ
+
 _CONTEXT, _STATE = 64, 128
 _STEPS_AT_ONCE = 512
 """16 s per run: 1 MB of samples."""
@@ -40,12 +42,23 @@ BEFORE_S, AFTER_S = 0.05, 0.05
 FADE_S = 0.03
 """How long sound fades in before speech and out after it: an abrupt end is the sound of a stop (p, t)."""
 
+_LOUD = 0.25
+"""Power of sound without speech, in that of the speech, from which on it may be a voice that the network does not know,
+as in singing and whispering. Music and noise under speech are mostly softer by far more than these 6 dB."""
+
+_LOUD_STEPS = 32
+"""It is measured in stretches of a second, and named from two of them on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """When somebody speaks: `(start, end)` in seconds of the recording, ascending, apart, with margins."""
+    """When somebody speaks: `(start, end)` in seconds of the recording, ascending, apart, with margins.
+
+    `loud_s`: when the sound is as loud as speech for at least two seconds, but none is found.
+    """
 
     spans_s: tuple[tuple[float, float], ...]
+    loud_s: tuple[tuple[float, float], ...] = ()
 
     def at(self, times_s: Iterable[SupportsFloat]) -> BoolArray:
         """Whether somebody speaks at each of these times, `(n,)`."""
@@ -85,11 +98,19 @@ def find_speech(blocks: Iterable[Float32Array]) -> Speech:
     Raises:
         InferenceError: the network fails.
     """
-    return Speech(_spans(np.concatenate([np.zeros(0, np.float32), *probabilities(blocks)])))
+    chances, powers = [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
+    for chance, power in examined(blocks):
+        chances.append(chance)
+        powers.append(power)
+    spans = _spans(np.concatenate(chances))
+    return Speech(spans, _loud(Speech(spans), np.concatenate(powers)))
 
 
-def probabilities(blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
-    """The probability of speech in each `STEP` of the recording, in parts `(n,)`; arguments and errors as above."""
+def examined(blocks: Iterable[Float32Array]) -> Iterator[tuple[Float32Array, Float32Array]]:
+    """The probability of speech in each `STEP` of the recording, and the mean power there, in parts `(n,)` each.
+
+    Arguments and errors as above.
+    """
     session = Session(NETWORK, intra_op_threads=1)
     hidden = cell = np.zeros((1, 1, _STATE), np.float32)
     context = np.zeros(_CONTEXT, np.float32)
@@ -98,7 +119,7 @@ def probabilities(blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
             before = np.concatenate([context[None], steps[:-1, -_CONTEXT:]])
             context = steps[-1, -_CONTEXT:].copy()
             found, hidden, cell = session.run({"input": np.hstack([before, steps]), "h": hidden, "c": cell})
-            yield found
+            yield found, np.square(steps).mean(axis=1)
     finally:
         session.close()
 
@@ -120,7 +141,7 @@ def _spans(chances: Float32Array) -> tuple[tuple[float, float], ...]:
     certain = np.flatnonzero((chances >= ENTER) | (chances < LEAVE))
     latest = np.searchsorted(certain, np.arange(len(chances)), side="right") - 1
     known = np.concatenate([chances[certain] >= ENTER, [False]])  # before the first certain step: no speech
-    edges = np.flatnonzero(np.diff(known[latest].astype(np.int8), prepend=0, append=0)) * STEP / SAMPLE_RATE_HZ
+    edges = np.flatnonzero(np.diff(known[latest].astype(np.int8), prepend=0, append=0)) * STEP_S
     spans: list[tuple[float, float]] = []
     for start_s, end_s in edges.reshape(-1, 2).tolist():
         if spans and start_s - spans[-1][1] < LEAST_PAUSE_S:
@@ -128,3 +149,17 @@ def _spans(chances: Float32Array) -> tuple[tuple[float, float], ...]:
         else:
             spans.append((start_s, end_s))
     return tuple((start_s - BEFORE_S, end_s + AFTER_S) for start_s, end_s in spans if end_s - start_s >= LEAST_SPEECH_S)
+
+
+def _loud(speech: Speech, powers: Float32Array) -> tuple[tuple[float, float], ...]:
+    """`Speech.loud_s`, from the power in each step `(n,)`."""
+    spoken = speech.at((np.arange(len(powers)) + 0.5) * STEP_S)
+    if not spoken.any():
+        return ()
+    whole = len(powers) - len(powers) % _LOUD_STEPS
+    rows, voiced = powers[:whole].reshape(-1, _LOUD_STEPS), spoken[:whole].reshape(-1, _LOUD_STEPS)
+    loud = (rows.mean(axis=1) >= _LOUD * powers[spoken].mean()) & ~voiced.any(axis=1)
+    edges = np.flatnonzero(np.diff(loud.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
+    return tuple(
+        (start * _LOUD_STEPS * STEP_S, end * _LOUD_STEPS * STEP_S) for start, end in edges.tolist() if end - start > 1
+    )

@@ -221,7 +221,7 @@ def _gb(size_bytes: int) -> str:
 def _leftovers() -> Iterator[Finding]:
     from latentsync_trt.bundle.find import checkpoints_folder
     from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
-    from latentsync_trt.temporary import kept_work, leftovers
+    from latentsync_trt.temporary import leftovers
 
     wanted = Path(), checkpoints_folder(), cache_folder(), Path(tempfile.gettempdir())
     places = dict.fromkeys(place.absolute() for place in wanted)
@@ -229,7 +229,7 @@ def _leftovers() -> Iterator[Finding]:
     for leftover in found:
         text = f"{leftover.path}: a run that was killed left {_gb(leftover.size_bytes)}"
         yield Finding("missing", text, "delete it, as the next run that writes there does")
-    kept = [work for place in places for work in kept_work(place)]
+    kept = [work for place in places for work in leftovers(place, kept=True)]
     for work in kept:
         text = f"{work.path}: an interrupted run keeps {_gb(work.size_bytes)} of finished parts"
         yield Finding("missing", text, "run the same command with --resume, or delete the folder")

@@ -31,14 +31,14 @@ def command(video: Path, output: Path | None, as_json: bool) -> None:
     from latentsync_trt.face.track_file import save_tracks
     from latentsync_trt.media.files import check_file
     from latentsync_trt.paths import check_folder_to_write
-    from latentsync_trt.sync.analysis import analyse_with_portraits, summaries
+    from latentsync_trt.sync.analysis import analyse, summaries
     from latentsync_trt.sync.contact_sheet import describe, time_text, write_contact_sheet
 
     check_file(video)
     base = video.with_name(f"{video.stem}-faces") if output is None else output
     check_folder_to_write(base.parent, "--output")
     with MediaPipeDetector() as detector, progress_bar(hidden=as_json) as show:
-        tracks, portraits = analyse_with_portraits(video, detector, show)
+        tracks, portraits = analyse(video, detector, show)
     sheet = base.with_name(f"{base.name}.png")
     write_contact_sheet(sheet, tracks, portraits)
     saved = save_tracks(tracks, base.with_name(f"{base.name}.json"))

@@ -22,7 +22,6 @@ import numpy as np
 
 from latentsync_trt.bundle.checks import parsed
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.align import align
 from latentsync_trt.face.tracker import Seen, Sighting
 from latentsync_trt.temporary import whole_file
 from latentsync_trt.types import Face, Float64Array
@@ -86,7 +85,7 @@ class Tracks:
             span = self.spans[number]
             row = int(np.searchsorted(span.rows[:, 0], earliest_s))
             if span.rows[row, 0] <= latest_s:
-                faces.append(Sighting(number, span.person, span.face(row), row))
+                faces.append(Sighting(number, span.person, span.face(row)))
         return Seen(bisect_left(self.shots_s, latest_s) - 1, tuple(faces))
 
     @cached_property
@@ -94,32 +93,11 @@ class Tracks:
         """`(2, n)`: when each span begins and ends."""
         return np.array([(span.rows[0, 0], span.rows[-1, 0]) for span in self.spans]).reshape(-1, 2).T
 
-    def matrices(self, resolution_px: int) -> dict[int, "SpanMatrices"]:
-        """How the faces of each span are aligned, by its number."""
-        return {number: SpanMatrices(span, resolution_px) for number, span in enumerate(self.spans)}
-
     def check_clip(self, clip: ClipMark, path: Path) -> None:
         """Raises `InputError` unless these are the tracks of `clip`, whose `frames` and `name` do not count."""
         same = replace(self.clip, frames=clip.frames, name=clip.name, duration_s=clip.duration_s) == clip
         if not same or abs(self.clip.duration_s - clip.duration_s) > _SAME_DURATION_S:
             raise InputError(f"{path}: has the tracks of {_described(self.clip)}, but the video is {_described(clip)}")
-
-
-class SpanMatrices:
-    """Aligns the faces of a span as they were when it was followed, in whatever order they are shown."""
-
-    def __init__(self, span: Span, resolution_px: int) -> None:
-        self._span, self._resolution_px = span, resolution_px
-        self._matrices: list[Float64Array] = []
-        self._bias: Float64Array | None = None
-
-    def matrix(self, row: int) -> Float64Array:
-        """`(2, 3)`: pixels → crop pixels."""
-        while len(self._matrices) <= row:
-            points = self._span.face(len(self._matrices)).points
-            matrix, self._bias = align(points, self._bias, self._resolution_px)
-            self._matrices.append(matrix)
-        return self._matrices[row]
 
 
 def save_tracks(tracks: Tracks, path: Path) -> Path:

@@ -55,15 +55,11 @@ class SearchingDetector(FollowingDetector, Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sighting:
-    """A face in one frame. `track_id`: of its run in one shot; `person`: whose it is.
-
-    `row`: where it is in a saved track; None if it was found in the picture.
-    """
+    """A face in one frame. `track_id`: of its run in one shot; `person`: whose it is."""
 
     track_id: int
     person: int
     face: Face
-    row: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -111,10 +111,6 @@ class OtherStreams:
                 self._tracks.remove(track)
                 self.notices.append(f"{error}; the rest of this stream is left out")
 
-    def flush(self) -> Iterator[Packet[Any]]:
-        """Nothing, as all packets are written already."""
-        return iter(())
-
 
 @contextmanager
 def open_others(source: Source, output: OutputContainer, suffix: str, end_s: Fraction) -> Iterator[OtherStreams]:

@@ -1,4 +1,4 @@
-"""Two stages: find the faces in every frame, then crop them; and `analyse`, which saves what it finds.
+"""Two stages: find the faces in every frame, then crop them.
 
 A face is searched near its last position, so finding is sequential; cropping runs in another thread.
 """
@@ -40,7 +40,7 @@ _LUMA_PX = 256
 
 
 class FaceFinder:
-    """Finds and crops the faces of every frame of a clip; counts frames with a face, and with a turned one instead.
+    """Finds and crops the faces of every frame of a clip, and counts the frames with one.
 
     Holds back half a second of frames, to bridge gaps.
 
@@ -80,18 +80,13 @@ class FaceFinder:
             check_people(speakers_of(choice) or (), tracks.people, tracks.clip.name)
         self._tracker, self._tracks = FaceTracker(detector, small=small), tracks
         self._choice, self._chooser = choice, Chooser(choice)
-        self._runs, self._rows = Runs(resolution_px), {} if tracks is None else tracks.matrices(resolution_px)
-        self._resolution_px, self._clock, self._pixel_aspect = resolution_px, clock, pixel_aspect
+        self._runs, self._resolution_px = Runs(resolution_px), resolution_px
+        self._clock, self._pixel_aspect = clock, pixel_aspect
         self._wanted, self._on_notice = wanted, on_notice
         self._source_s = self._longest_step_s = Fraction(0)
         self._jumps = 0
         self._untouched: list[Interval] = []
         self._most_faces = self.frames_with_face = 0
-
-    @property
-    def frames_with_turned_face(self) -> int:
-        """Frames without a usable face that show one on its side or upside down."""
-        return self._tracker.turned_frames
 
     @property
     def untouched(self) -> tuple[Interval, ...]:
@@ -100,7 +95,7 @@ class FaceFinder:
 
     def notices(self) -> list[str]:
         """What the user should know about the frames so far."""
-        count = self.frames_with_turned_face
+        count = self._tracker.turned_frames
         if not count:
             return []
         frames = "1 frame shows" if count == 1 else f"{count} frames show"
@@ -113,7 +108,7 @@ class FaceFinder:
         """The error for a `video` of so many `frames`, none of which shows a usable face that was chosen."""
         if self._most_faces:
             return NoFaceError(f"{video}: shows faces, but never the chosen one; latentsync-trt faces shows them all")
-        if count := self.frames_with_turned_face:
+        if count := self._tracker.turned_frames:
             return NoFaceError(
                 f"{video}: no upright face in any of its {frames} frames, but {count} with one on its side or upside "
                 f"down; probably {_WRONG_TAG}"
@@ -163,8 +158,6 @@ class FaceFinder:
         targets = []
         for one, speaker in chosen:
             run, matrix = placed[one.track_id, self._jumps]
-            if one.row is not None:
-                matrix = self._rows[one.track_id].matrix(one.row)
             face = face_of_stored(one.face, frame.picture, shown)
             targets.append(Target(run, one.person, speaker, face, of_stored(matrix, frame.picture, shown)))
         return Job(frame, tuple(targets))

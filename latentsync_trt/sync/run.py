@@ -188,7 +188,7 @@ class Run:
         voices, tracks = self._inputs.voices, self._inputs.tracks
         choice = parse_face(self._options.face) if voices.faces is None else voices.speaker_of
         if tracks is None and speakers_of(choice) is not None:
-            tracks = analyse(self._inputs.video, detector, self._on_progress)
+            tracks, _ = analyse(self._inputs.video, detector, self._on_progress)
         return FaceFinder(
             detector,
             self._manifest.resolution_px,
