@@ -1,10 +1,14 @@
 """Option objects. Each field declares its help, default, limits and group once; the command line reads them here."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import partial
+from math import inf
 from numbers import Integral, Real
+from os import PathLike
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, get_args, get_type_hints
 
 from latentsync_trt.errors import InputError
@@ -39,6 +43,15 @@ PresetName = Literal["quality", "balanced", "fast"]
 PROVIDER_CHOICES = ("auto", "tensorrt", "rtx", "cuda", "cpu")
 """Values of `--provider`; after auto, the fastest first."""
 
+_KINDS: tuple[tuple[type, Any, str], ...] = (
+    (bool, bool, "True or False"),
+    (float, Real, "a number"),  # also NumPy's
+    (int, Integral, "a whole number"),
+    (Path, str | PathLike, "a path; give a str or a pathlib.Path"),
+    (str, str, "text"),
+)
+"""A field's type, what its values may be, and how messages call that."""
+
 FILES, FACES, TIME, SOUND, QUALITY, OUTPUT_FILE, HARDWARE = (
     *("Input and output", "Faces", "Time", "Sound"),
     *("Quality and speed", "Encoding", "Hardware"),
@@ -63,25 +76,30 @@ _engine_option = partial(option, group=HARDWARE, advanced=True)
 
 
 def check_limits(options: Any) -> None:
-    """Raises `InputError` if a field of the dataclass instance `options` is no number, or outside its limits."""
+    """Raises `InputError` if a field of the dataclass instance `options` has a wrong type or is outside its limits."""
     hints = get_type_hints(type(options))
     for spec in fields(options):
-        value, limits = getattr(options, spec.name), spec.metadata
-        if value is None:
-            continue
-        name = flag_name(spec.name)
-        if "choices" in limits and value not in limits["choices"]:
+        _check_field(flag_name(spec.name), getattr(options, spec.name), hints[spec.name], spec.metadata)
+
+
+def _check_field(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> None:
+    kinds = {hint, *get_args(hint)}
+    if (value is None and NoneType in kinds) or "parse" in limits:  # those have checks of their own
+        return
+    if "choices" in limits:
+        if not isinstance(value, str) or value not in limits["choices"]:
             raise InputError(f"{name} {value}: not one of {', '.join(limits['choices'])}")
-        low, high = limits.get("minimum"), limits.get("maximum")
-        if low is None and high is None:
-            continue
-        whole = float not in {hints[spec.name], *get_args(hints[spec.name])}
-        if not isinstance(value, Integral if whole else Real):  # also NumPy's
-            raise InputError(f"{name} {value!r}: not a {'whole ' if whole else ''}number")
-        # Negated, so that NaN is outside.
-        if (low is not None and not value >= low) or (high is not None and not value <= high):
-            bounds = f"{'-∞' if low is None else low} to {'∞' if high is None else high}"
-            raise InputError(f"{name} {value}: outside {bounds}")
+        return
+    for kind, accepted, words in _KINDS:
+        if kind in kinds:
+            if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+                raise InputError(f"{name} {value!r}: not {words}")
+            break
+    low, high = limits.get("minimum", -inf), limits.get("maximum", inf)
+    # Negated, so that NaN is outside.
+    if ("minimum" in limits or "maximum" in limits) and not low <= value <= high:
+        bounds = f"{low} to {high}".replace("inf", "∞")
+        raise InputError(f"{name} {value}: outside {bounds}")
 
 
 def flag_name(field_name: str) -> str:

@@ -146,6 +146,9 @@ def remove_all() -> None:
         if not left:
             return
         for folder, lock in left:
+            # Under another name, no thread finds it to write on. Windows renames no folder with open files.
+            with suppress(OSError):
+                folder = folder if lock is None else folder.rename(folder.with_name(PREFIX + secrets.token_hex(4)))
             _delete(folder, lock if os.name == "nt" else None)  # elsewhere, the end of the process frees the lock
 
 

@@ -83,7 +83,9 @@ def as_time(value: Any, name: str) -> Fraction:
         except InputError as error:
             raise InputError(f"{name} {error}") from None
     number = None
-    if isinstance(value, Rational):
+    if isinstance(value, bool):
+        pass
+    elif isinstance(value, Rational):
         number = Fraction(value)
     elif isinstance(value, Real) and math.isfinite(value):
         number = Fraction(repr(float(value)))  # 0.1 is a tenth
@@ -122,16 +124,17 @@ def parse_guidance_interval(text: str) -> tuple[float, float]:
 
 def check_full_steps(full_steps: Sequence[int], steps: int) -> None:
     """Raises `InputError` unless `full_steps` start with 0, ascend, and are among the first `steps` steps."""
+    if not isinstance(full_steps, list | tuple) or not all(isinstance(step, Integral) for step in full_steps):
+        raise InputError(f"--full-steps {full_steps}: not whole numbers")
     shown = f"--full-steps {','.join(map(str, full_steps))}"
-    if not all(isinstance(step, Integral) for step in full_steps):
-        raise InputError(f"{shown}: not whole numbers")
     if 0 not in list(full_steps) or list(full_steps) != sorted(set(full_steps) & set(range(steps))):
         raise InputError(f"{shown}: must begin with 0, as nothing can be reused yet, and ascend to at most {steps - 1}")
 
 
 def check_guidance_interval(interval: tuple[float, float]) -> None:
     """Raises `InputError` unless `interval` ascends, within 0 to 1."""
-    if len(interval) != 2 or not all(isinstance(end, Real) for end in interval):
+    is_pair = isinstance(interval, list | tuple) and len(interval) == 2
+    if not is_pair or not all(isinstance(end, Real) for end in interval):
         raise InputError(f"--guidance-interval {interval}: not two numbers")
     start, end = interval
     if not 0.0 <= start < end <= 1.0:

@@ -4,8 +4,8 @@
 
 Each clip shows one person. `recall`: their faces, scaled to a height, at random places of busy pictures; a face is
 found if its box overlaps the true one by half. `identity`: pairs of them in one picture who cross, leave and return, or
-are shown in other shots, each pair as filmed and changed (mirrored, smaller, in other light); `wrong` counts faces with
-a number that is not their person's, `new_numbers` those beyond one a person. `cpu_ms_per_frame`: of the tracker.
+are shown in other shots, each pair as filmed and changed (mirrored, smaller, in other light); `confused` counts faces
+with the other person's number, `split` those with a third one. `cpu_ms_per_frame`: of the tracker.
 """
 
 import argparse
@@ -108,9 +108,9 @@ class Told:
 
     scene: str
     faces: int
-    wrong: int
+    confused: int
+    split: int
     missing: int
-    new_numbers: int
 
 
 def told_apart(scene: Scene, one: Heads, other: Heads, detector: MediaPipeDetector) -> Told:
@@ -132,11 +132,10 @@ def told_apart(scene: Scene, one: Heads, other: Heads, detector: MediaPipeDetect
             near = [s for s in shown.faces if abs(float(s.face.box[0] + s.face.box[2]) / 2 - place[0]) < _NEAR_PX]
             numbers[person].update(sighting.person for sighting in near)
             missing += not near
-    likely = [count.most_common(1)[0][0] if count else -1 for count in numbers]
-    faces = sum(map(Counter.total, numbers))
-    right = sum(count[number] for count, number in zip(numbers, likely, strict=True))
-    wrong = faces - (right if likely[0] != likely[1] else max(map(Counter.total, numbers)))
-    return Told(scene.name, faces, wrong, missing, max(0, len(numbers[0] | numbers[1]) - 2))
+    first, second = (max(count, key=lambda number: count[number], default=-1) for count in numbers)
+    both = numbers[0] + numbers[1]
+    confused = numbers[0][second] + numbers[1][first] if first != second else both[first]
+    return Told(scene.name, both.total(), confused, both.total() - sum(both[n] for n in {first, second}), missing)
 
 
 def recall(
@@ -147,7 +146,8 @@ def recall(
     for head in (person[0] for person in people):
         for name in _BUSY:
             side = 2 * height_px
-            frame = cv2.resize(np.asarray(getattr(skimage.data, name)()), size, interpolation=cv2.INTER_CUBIC)
+            busy = cv2.resize(np.asarray(getattr(skimage.data, name)()), size, interpolation=cv2.INTER_CUBIC)
+            frame = np.asarray(busy, np.uint8)
             left, top = (int(random.integers(0, length - side)) for length in size)
             frame[top : top + side, left : left + side] = cv2.resize(head, (side, side), interpolation=cv2.INTER_AREA)
             (face,) = detector.detect(head)[:1]
@@ -177,8 +177,8 @@ def main() -> None:
         people = [heads(path, detector, _FRAMES) for path in given.clips]
         sizes = (1920, 1080), (3840, 2160)
         rows = {
-            "what": "faces found and told apart: python -m scripts.measure_faces "
-            + " ".join(p.name for p in given.clips),
+            "what": " ".join(["python -m scripts.measure_faces", *(path.name for path in given.clips)]),
+            "measured_at": time.strftime("%Y-%m-%d"),
             "recall": [
                 {
                     "frame": f"{size[0]}x{size[1]}",
@@ -195,8 +195,12 @@ def main() -> None:
             ],
             "cpu_ms_per_frame": {path.name: cpu_ms_per_frame(path, detector) for path in given.clips},
         }
-    text = json.dumps(rows, indent=1)
-    print(text) if given.json is None else given.json.write_text(text + "\n", "utf-8")
+    lines = (f"{json.dumps(key)}: {json.dumps(value)}".replace("}, {", "},\n {") for key, value in rows.items())
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    if given.json is None:
+        print(text)
+    else:
+        given.json.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def test_weights_of_every_face_add_up_to_one(
 
 
 def test_streams_have_a_rate_near_that_of_training() -> None:
-    wanted = {None: 1, 10: 1, 25: 1, 30: 1, 48: 2, 50: 2, 60: 2, 90: 3, 120: 4}
+    wanted = {None: 1, 10: 1, 25: 1, 30: 1, 40: 1, 48: 2, 50: 2, 60: 2, 90: 3, 120: 4, 240: 9}
     assert {rate: streams_at(None if rate is None else Fraction(rate)) for rate in wanted} == wanted
     assert streams_at(Fraction(60000, 1001)) == streams_at(Fraction(60)) == 2
 

@@ -62,6 +62,8 @@ def test_frame_rates(rate: Fraction | None, shown: str) -> None:
 def test_few_frames_are_told() -> None:
     (found,) = notices_of_rate(video(frames_per_s=Fraction(10)), SyncOptions())
     assert found == "the video has 10 frames/s, so lips move in steps; --fps 25 repeats its pictures"
+    (found,) = notices_of_rate(video(frames_per_s=Fraction(1)), SyncOptions())
+    assert found == "the video has 1 frames/s: its pictures are repeated, so that lips move"
 
 
 def test_a_still_picture_and_a_part_need_no_notice() -> None:

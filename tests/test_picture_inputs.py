@@ -15,7 +15,7 @@ from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import Frame
 from tests.clips import number_of, numbered
 
-DELAYS_MS = [40, 100, 40, 300, 50]
+DELAYS_MS = [40, 100, 40, 90, 50]
 
 
 def pictures(count: int) -> list[Image.Image]:
@@ -45,6 +45,36 @@ def test_a_still_picture_is_held_at_the_models_rate(tmp_path: Path, name: str, e
     assert [frame.time_s for frame in frames] == [Fraction(index, 25) for index in range(50)]
     assert len({id(frame.planes) for frame in frames}) == 1
     assert probe(tmp_path / name).frames_per_s == 25
+
+
+def test_a_gif_of_one_picture_is_a_still_picture(tmp_path: Path) -> None:
+    pictures(1)[0].save(tmp_path / "still.gif")
+    frames = read(tmp_path / "still.gif", 1)
+    assert probe(tmp_path / "still.gif").frames_per_s == 25
+    assert {frame.duration_s for frame in read(tmp_path / "still.gif", 1, "hold")[1:-1]} == {Fraction(1, 25)}
+    assert len(frames) == 1
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "I;16", "1", "P"])
+def test_a_picture_without_color_or_with_a_palette_is_read(tmp_path: Path, mode: str) -> None:
+    picture = pictures(6)[5]
+    if mode == "I;16":
+        gray = Image.fromarray(257 * np.asarray(picture.convert("L"), np.uint16))
+    else:
+        gray = picture.convert(mode)
+    gray.save(tmp_path / "1.png")
+    picture.save(tmp_path / "2.png")
+    assert numbers(read(tmp_path / "1.png")) == [5]
+    assert numbers(read(tmp_path / "%d.png")) == [5, 5]
+    (tmp_path / "2.png").rename(tmp_path / "0.png")
+    assert numbers(read(tmp_path / "%d.png")) == [5, 5]
+
+
+def test_an_animated_webp_is_refused_with_the_cure(tmp_path: Path) -> None:
+    first, *others = pictures(3)
+    first.save(tmp_path / "clip.webp", save_all=True, append_images=others)
+    with pytest.raises(MediaError, match=r"clip\.webp: its video .* if it is animated, convert it to GIF"):
+        probe(tmp_path / "clip.webp")
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -99,6 +129,13 @@ def test_what_a_sequence_lacks_is_told(tmp_path: Path, names: list[str], message
         assert raised.value.usage == usage
 
 
+def test_an_empty_file_in_a_sequence_does_not_end_it(tmp_path: Path) -> None:
+    write_sequence(tmp_path, ["1.png", "2.png", "3.png"])
+    (tmp_path / "2.png").write_bytes(b"")
+    with pytest.raises(MediaError, match=r"2\.png: is empty \(0 bytes\)"):
+        read(tmp_path / "%d.png")
+
+
 def test_a_missing_folder_of_a_sequence_is_told(tmp_path: Path) -> None:
     with pytest.raises(MediaError, match=r"%05d\.png: its folder cannot be read: No such file") as raised:
         check_file(tmp_path / "frames" / "%05d.png")
@@ -117,6 +154,6 @@ def test_a_gif_keeps_its_delays(tmp_path: Path, extend: Extend) -> None:
     first, *others = pictures(5)
     first.save(tmp_path / "clip.gif", save_all=True, append_images=others, duration=DELAYS_MS)
     order = [0, 1, 2, 3, 4, 3, 2, 1, 0, 1, 2, 3, 4] if extend == "pingpong" else [*range(5)] * 3
-    frames = read(tmp_path / "clip.gif", 3, extend)[: len(order)]
+    frames = read(tmp_path / "clip.gif", 2, extend)[: len(order)]
     assert numbers(frames) == order
     assert [frame.duration_s * 1000 for frame in frames] == [DELAYS_MS[number] for number in order]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from latentsync_trt.config import Extend
 from latentsync_trt.media import passes
-from latentsync_trt.media.playback import Playback, played
+from latentsync_trt.media.playback import LONGEST_PERIOD_S, Playback, played
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.timing import HELD_S, Timed
 from latentsync_trt.types import Frame
 from tests.clips import number_of, numbered, write_video
 
 NTSC = Fraction(30000, 1001)
-VARIABLE_MS = [0, 40, 80, 500, 510, 520, 530, 900, 1000, 1040]
+VARIABLE_MS = [0, 40, 80, 180, 190, 200, 210, 300, 400, 440]
 
 durations = st.lists(st.fractions(Fraction(1, 100), 1, max_denominator=100), min_size=1, max_size=8)
 
@@ -44,8 +44,8 @@ class Film:
         yield from [*self.forward()][-2::-1]
 
 
-def expected(film: Film, extend: Extend, duration_s: Fraction, delay_s: Fraction) -> list[tuple[Fraction, int]]:
-    """When each picture begins, picture by picture."""
+def shown_once(film: Film, extend: Extend, duration_s: Fraction, delay_s: Fraction) -> list[tuple[Fraction, int]]:
+    """When each picture begins, picture by picture; a held one every period."""
     count, shown, at_s, step = len(film.durations_s), list[tuple[Fraction, int]](), delay_s, 0
     while at_s < duration_s:
         if extend == "pingpong":
@@ -64,16 +64,29 @@ def expected(film: Film, extend: Extend, duration_s: Fraction, delay_s: Fraction
     return shown
 
 
-@given(durations, st.sampled_from(["pingpong", "loop", "hold"]), st.fractions(0, 9, max_denominator=50))
-def test_every_end_is_extended_as_told(durations_s: list[Fraction], extend: Extend, duration_s: Fraction) -> None:
+@given(
+    durations,
+    st.sampled_from(["pingpong", "loop", "hold"]),
+    st.fractions(0, 9, max_denominator=50),
+    st.fractions(0, 2, max_denominator=100),
+)
+def test_every_end_is_extended_as_told(
+    durations_s: list[Fraction], extend: Extend, duration_s: Fraction, delay_s: Fraction
+) -> None:
     film = Film(durations_s)
-    frames = list(played(film, Playback(None, duration_s, extend)))
-    assert [(frame.time_s, frame.item.item) for frame in frames] == expected(film, extend, duration_s, Fraction(0))
+    frames = list(played(film, Playback(None, duration_s, extend, delay_s)))
     assert all(one.end_s == following.time_s for one, following in pairwise(frames))
     starts_s = {picture.item: picture.time_s for picture in film.forward()}
     assert all(frame.item.time_s == starts_s[frame.item.item] for frame in frames)
-    if frames:
-        assert duration_s <= frames[-1].end_s < duration_s + max(*durations_s, film.period_s)
+    if not duration_s:
+        assert frames == []
+        return
+    changes = [list(same) for _, same in groupby(frames, lambda frame: frame.item.item)]
+    expected = [next(same) for _, same in groupby(shown_once(film, extend, duration_s, delay_s), lambda one: one[1])]
+    assert [(same[0].time_s, same[0].item.item) for same in changes] == [(0, 0), *expected[1:]]
+    assert all(frame.duration_s <= LONGEST_PERIOD_S + 2 * film.period_s for frame in frames)
+    assert duration_s <= frames[-1].end_s <= duration_s + film.period_s
+    assert all(frame.duration_s >= film.period_s for same in changes for frame in same[1:])
 
 
 @given(durations, st.fractions(0, 2, max_denominator=100), st.fractions(1, 9, max_denominator=50))
@@ -83,25 +96,10 @@ def test_a_constant_rate_shows_what_is_on_screen(
     film = Film(durations_s)
     frames = list(played(film, Playback(Fraction(25), duration_s, "pingpong", delay_s)))
     assert [frame.time_s for frame in frames] == [Fraction(k, 25) for k in range(-(-duration_s * 25 // 1))]
-    shown = expected(film, "pingpong", duration_s + 1, delay_s)
+    shown = shown_once(film, "pingpong", duration_s + 1, delay_s)
     for frame in frames[:-13]:  # whether the last ones are held depends on the duration
         middle_s = frame.time_s + Fraction(1, 50)
         assert frame.item.item == next((number for start_s, number in reversed(shown) if start_s < middle_s), 0)
-
-
-@given(durations, st.fractions(0, 2, max_denominator=100))
-def test_a_late_picture_is_repeated_before_its_time(durations_s: list[Fraction], delay_s: Fraction) -> None:
-    film = Film(durations_s)
-    frames = list(played(film, Playback(delay_s=delay_s)))
-    before = len(frames) - len(durations_s)
-    assert frames[0].time_s == 0
-    assert all(one.end_s == following.time_s for one, following in pairwise(frames))
-    assert [frame.item.item for frame in frames] == [0] * before + [*range(len(durations_s))]
-    if before:
-        assert frames[before].time_s == delay_s
-        assert all(frame.duration_s == film.period_s for frame in frames[1:before])
-    else:
-        assert delay_s < film.period_s / 2
 
 
 def read(path: Path, duration_s: Fraction | int | None = None, extend: Extend | None = None) -> list[Frame]:
@@ -136,18 +134,32 @@ def test_a_variable_rate_keeps_its_stamps(tmp_path: Path, suffix: str) -> None:
     frames = read(write_video(tmp_path / f"clip.{suffix}", numbered(10), 25, times=VARIABLE_MS))
     assert [frame.time_s * 1000 for frame in frames] == VARIABLE_MS
     assert frames[-1].duration_s == Fraction(1, 25)
-    back = read(tmp_path / f"clip.{suffix}", 3, "pingpong")
-    starts_ms = [*VARIABLE_MS, 1080]
+    back = read(tmp_path / f"clip.{suffix}", Fraction("1.45"), "pingpong")
+    starts_ms = [*VARIABLE_MS, 480]
     steps_ms = [b - a for a, b in pairwise(starts_ms)]
     there_and_back = [*range(10), *range(8, -1, -1), *range(1, 10)]
-    assert numbers(back) == there_and_back[: len(back)]
-    assert [frame.duration_s * 1000 for frame in back[:-1]] == [steps_ms[number] for number in numbers(back)[:-1]]
+    assert numbers(back)[: len(there_and_back)] == there_and_back
+    played = zip(back, there_and_back, strict=False)
+    assert all(frame.duration_s * 1000 == steps_ms[number] for frame, number in played)
     assert [frame.source_s * 1000 for frame in back] == [VARIABLE_MS[number] for number in numbers(back)]
 
 
-def test_a_held_picture_ends_with_the_output(tmp_path: Path) -> None:
-    clip = write_video(tmp_path / "clip.mkv", numbered(3), 25, times=[0, 40, 9000])
-    assert [frame.duration_s for frame in read(clip, 2)] == [Fraction(1, 25), Fraction(49, 25)]
+def test_a_picture_that_lasts_long_is_repeated_so_that_lips_move(tmp_path: Path) -> None:
+    clip = write_video(tmp_path / "clip.mkv", numbered(3), 25, times=[0, 40, 1050])
+    frames = read(clip)
+    assert numbers(frames) == [0, *[1] * 25, 2]
+    assert [frame.time_s for frame in frames[:-1]] == [Fraction(k, 25) for k in range(26)]
+    assert frames[-1].time_s == Fraction("1.05")
+    assert [frame.source_s for frame in frames] == [0, *[Fraction(1, 25)] * 25, Fraction("1.05")]
+
+
+@pytest.mark.parametrize("extra_ms", [1, 20, 33])
+def test_sound_that_is_hardly_longer_adds_no_frame(tmp_path: Path, extra_ms: int) -> None:
+    clip = write_video(tmp_path / "clip.mp4", numbered(30), 30)
+    frames = read(clip, 1 + Fraction(extra_ms, 1000), "pingpong")
+    assert [frame.time_s for frame in frames] == [Fraction(k, 30) for k in range(30)]
+    assert frames[-1].time_s + frames[-1].duration_s == 1 + Fraction(extra_ms, 1000)
+    assert len(read(clip, Fraction(31, 30), "pingpong")) == 31
 
 
 @pytest.mark.parametrize(
@@ -166,8 +178,9 @@ def test_any_file_is_played_backwards(
 ) -> None:
     monkeypatch.setattr(passes, "_LEAST_CHUNK", 1)
     monkeypatch.setattr(passes, "_CHUNK_BYTES", 9 * 96 * 64 * 3 // 2)
-    clip = write_video(tmp_path / name, numbered(60), 25, options={"preset": "veryfast", "crf": "8", **options})
-    frames = read(clip, 5, "pingpong")
+    clip = write_video(tmp_path / name, numbered(60), 30, options={"preset": "veryfast", "crf": "8", **options})
+    assert probe(clip).frames_per_s == 30
+    frames = read(clip, Fraction(125, 30), "pingpong")
     assert numbers(frames) == [*range(60), *range(58, -1, -1), *[0] * 6]
     for number, frame in zip(numbers(frames), frames, strict=True):
         assert (frame.rgb == frames[number].rgb).all()

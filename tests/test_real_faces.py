@@ -8,8 +8,8 @@ import pytest
 from latentsync_trt.face.detector import MediaPipeDetector
 from scripts.measure_faces import heads, scenes, told_apart
 
-MOST_WRONG = 0.01
-"""Measured: 10 of 1,587 faces, those of someone who returns mirrored and in other light, turned aside."""
+MOST_SPLIT, MOST_MISSING = 0.04, 0.01
+"""Measured: 0.028, those of two people who come back mirrored, smaller and in other light; and 0.004."""
 
 
 @pytest.mark.slow
@@ -19,6 +19,6 @@ def test_filmed_people_keep_their_numbers(assets: Path) -> None:
         people = [heads(assets / f"demo{number}_video.mp4", detector, 75) for number in (1, 2, 3)]
         told = [told_apart(scene, *pair, detector) for pair in combinations(people, 2) for scene in scenes()]
     faces = sum(one.faces for one in told)
-    assert sum(one.wrong for one in told) <= MOST_WRONG * faces
-    assert sum(one.missing for one in told) <= MOST_WRONG * faces
-    assert sum(one.new_numbers for one in told) <= 1
+    assert sum(one.confused for one in told) == 0
+    assert sum(one.split for one in told) <= MOST_SPLIT * faces
+    assert sum(one.missing for one in told) <= MOST_MISSING * faces

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentsync_trt.audio.vad import Speech
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.mixing import FADE_S, Track, cut_out, lead_in, mixed
 from latentsync_trt.media.soundtrack import (
@@ -22,9 +21,9 @@ from latentsync_trt.media.soundtrack import (
     why_encoded,
 )
 from latentsync_trt.media.timing import nearest
-from latentsync_trt.sync.notices import notices_of_mix, notices_of_speech
+from latentsync_trt.sync.notices import notices_of_mix
 from latentsync_trt.types import Float32Array
-from tests.clips import numbered, write_sound, write_video
+from tests.clips import numbered, read_audio, write_sound, write_video
 from tests.sounds import write_samples
 
 RATE_HZ = 48000
@@ -270,12 +269,10 @@ def test_any_pieces_are_summed_at_their_places(parts: list[tuple[Fraction, Fract
     assert not expected[5000 + len(samples) :].any()
 
 
-def test_a_mix_of_another_length_and_a_recording_without_speech_are_named() -> None:
+def test_a_mix_of_another_length_is_named() -> None:
     mix = Path("mix.wav")
     assert notices_of_mix(mix, Fraction(2), Fraction(23, 10)) == []
     assert "mix.wav: lasts 2 s, the voice 3 s" in notices_of_mix(mix, Fraction(2), Fraction(3))[0]
-    assert "--silence model" in notices_of_speech(Path("a.wav"), Speech(()))[0]
-    assert notices_of_speech(Path("a.wav"), Speech(((0.0, 1.0),))) == notices_of_speech(Path("a.wav"), None) == []
 
 
 def test_bad_sound_is_one_line(tmp_path: Path) -> None:
@@ -284,6 +281,8 @@ def test_bad_sound_is_one_line(tmp_path: Path) -> None:
     for plan in (SoundPlan((silent,)), SoundPlan((good, silent)), SoundPlan((silent, good))):
         with pytest.raises(MediaError, match=r"silent\.mp4: has no audio stream$"):
             why_encoded(plan, ".mp4")
+    with pytest.raises(MediaError, match=r"a\.wav: its audio is shorter than 1/16000 s"):
+        read_audio(write_samples(tmp_path / "a.wav", np.ones(1, np.float32), RATE_HZ))
     with pytest.raises(MediaError, match="no such file"):
         why_encoded(SoundPlan((SoundPiece(tmp_path / "missing.wav"),)), ".mp4")
     broken = write_sound(tmp_path / "nan.wav", 1, codec="pcm_f32le")

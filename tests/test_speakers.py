@@ -36,11 +36,17 @@ def test_turns_of_every_speaker_in_the_order_of_the_first(tmp_path: Path) -> Non
     turns = read_turns(written(tmp_path, ANN_AND_BEN))
     assert list(turns) == ["ann", "ben"]
     # With their margins, the first two turns of ann meet.
-    assert turns["ann"].starts_s == (1 - MARGIN_S, 9 - MARGIN_S)
-    assert turns["ann"].ends_s == (Fraction(37, 10) + MARGIN_S, 10 + MARGIN_S)
+    ends_s = Fraction(37, 10) + MARGIN_S, 10 + MARGIN_S
+    assert turns["ann"].spans_s == ((1 - MARGIN_S, ends_s[0]), (9 - MARGIN_S, ends_s[1]))
     assert Fraction(39, 10) not in turns["ann"]
     assert Fraction(389, 100) in turns["ann"]
     assert Fraction(0) not in turns["ann"]
+
+
+def test_a_byte_order_mark_hides_no_turn(tmp_path: Path) -> None:
+    path = tmp_path / "talk.rttm"
+    path.write_text("SPEAKER talk 1 1.0 2.0 <NA> <NA> ann <NA> <NA>\n", encoding="utf-8-sig")
+    assert Fraction(2) in read_turns(path)["ann"]
 
 
 @pytest.mark.parametrize(
@@ -141,8 +147,18 @@ def test_speech_that_begins_inside_the_clip_also_ends_there() -> None:
     assert span_of(SyncOptions(), voices, video, Fraction(5)) == Span()
     for offset, end_s in ((-2500.0, 2), (9000.0, 12)):
         moved = Voices((SoundPiece(Path("a.wav"), Fraction(3) + Fraction(int(offset), 1000)),))
-        with pytest.raises(InputError, match=f"--offset {offset:g}: moves all speech out of the part"):
+        with pytest.raises(
+            InputError, match=rf"no speech in the part .* to {end_s}\.00 s of the output; change --start"
+        ):
             span_of(SyncOptions(start=3, end=9, offset=offset), moved, video, Fraction(end_s))
+
+
+def test_turns_of_another_recording_are_refused(tmp_path: Path) -> None:
+    turns, video = written(tmp_path, ANN_AND_BEN), Path("clip.mp4")
+    voices = of(tmp_path, "talk.wav", lambda _: Fraction(0), turns=turns)
+    assert span_of(SyncOptions(end=2, turns=turns), voices, video, Fraction(8)).end_s == 2
+    with pytest.raises(InputError, match=r"talk\.rttm: nobody speaks from 0\.00 to 0\.50 s of the output"):
+        span_of(SyncOptions(turns=turns), voices, video, Fraction(1, 2))
 
 
 def test_outside_the_part_the_clip_is_heard() -> None:

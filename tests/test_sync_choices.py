@@ -179,7 +179,7 @@ def test_faces_are_painted_in_their_turns(lip_sync: LipSync, folder: Path, tmp_p
         ({"start": 9}, r"--start 9: .*two\.mkv lasts 0\.80 s"),
         ({"start": 0, "end": 5}, r"--end 5: .*two\.mkv lasts 0\.80 s"),
         ({"enhancer": "none"}, "--enhancer none: not installed"),
-        ({"offset": -500.0}, "--offset -500: moves all speech out of the part"),
+        ({"offset": -500.0}, "the speech goes from -0.50 to -0.26 s of the output; change --start"),
         ({"overlap": 8, "turns": "gone.rttm"}, "gone.rttm: no such file"),
         ({"mix": "gone.wav"}, "gone.wav: no such file"),
         ({"report": "page.pdf"}, "--report page.pdf: is not the name of a page"),

@@ -76,7 +76,7 @@ def read_audio_blocks(
         for samples in sound_blocks(path, frames, "mono", rate_hz):
             yield samples.reshape(-1)
         if samples is None:
-            raise MediaError(f"{path}: its audio is shorter than 1/{rate_hz} s")
+            raise MediaError(f"{path}: its audio is shorter than 1/{rate_hz} s; give a longer recording")
 
 
 def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, rate_hz: int) -> Iterator[Float32Array]:

@@ -166,9 +166,9 @@ def planes_tags(frame: VideoFrame) -> ColorTags:
         return replace(color, matrix=RGB_IDENTITY, full_range=True)
     if color.matrix != RGB_IDENTITY:
         return color
-    if not _is_gray(frame):
+    if len(frame.format.components) > 2:
         raise unsupported_matrix(color.matrix)
-    return replace(color, matrix=UNSPECIFIED)  # PNG in gray has the tag of RGB
+    return replace(color, matrix=UNSPECIFIED)  # PNG in gray or black and white has the tag of RGB
 
 
 def _is_planar(form: VideoFormat, name: str) -> bool:

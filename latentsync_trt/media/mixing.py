@@ -1,6 +1,6 @@
 """Pieces of sound on one timeline: cut to the sample, joined without clicks, summed where they overlap. Pure."""
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from fractions import Fraction
@@ -67,12 +67,12 @@ def mixed(tracks: Sequence[Track], channels: int, rate_hz: int) -> Generator[Flo
     A track is open only while it is heard.
     """
     waiting = sorted(tracks, key=lambda track: track.at, reverse=True)
-    playing: list[_Player] = []
+    playing: list[Samples] = []
     now, block = min([0, *(track.at for track in waiting)]), nearest(_BLOCK_S, rate_hz)
     with ExitStack() as opened:
         while waiting or playing:
             while waiting and waiting[-1].at <= now:
-                playing.append(_Player(opened.enter_context(closing(waiting.pop().open()))))
+                playing.append(Samples(opened.enter_context(closing(waiting.pop().open()))))
             end = min([now + block, *(track.at for track in waiting[-1:]), *([0] if now < 0 else [])])
             parts = [player.take(end - now) for player in playing]
             playing = [player for player, part in zip(playing, parts, strict=True) if len(part) == end - now]
@@ -85,10 +85,10 @@ def mixed(tracks: Sequence[Track], channels: int, rate_hz: int) -> Generator[Flo
             now = end
 
 
-class _Player:
-    """Gives the samples of a track in parts of any length."""
+class Samples:
+    """Blocks `(n, channels)` of a sound, given in parts of other lengths."""
 
-    def __init__(self, blocks: Generator[Float32Array, None, None]) -> None:
+    def __init__(self, blocks: Iterator[Float32Array]) -> None:
         self._blocks = blocks
         self._held: list[Float32Array] = []
 

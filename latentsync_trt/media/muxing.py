@@ -1,5 +1,6 @@
 """The finished file: the parts of the picture as one stream, its sound, and what is kept of the source."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
@@ -54,19 +55,19 @@ def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -
     try:
         with ExitStack() as opened:
             video = _add_video(container, suffix, folder, finished, contents)
-            tracks: list[Soundtrack | OtherStreams] = []
+            sound = others = None
             if contents.sound is not None:
-                tracks.append(opened.enter_context(open_soundtrack(contents.sound, container)))
-            others = None
+                sound = opened.enter_context(open_soundtrack(contents.sound, container))
             if contents.source is not None:
                 _copy_tags(container, contents.source, contents.sound, finished.end_s)
                 others = opened.enter_context(open_others(contents.source, container, suffix, finished.end_s))
-                tracks.append(others)
             if contents.mark:
                 tags = marked(container.metadata, suffix)
                 container.metadata.clear()
                 container.metadata.update(tags)
-            _mux(container, video, folder, finished, tracks)
+            _mux(container, video, folder, finished, [track for track in (sound, others) if track is not None])
+            if sound is not None:
+                container.mux(list(sound.flush()))
             container.close()
             return () if others is None else tuple(others.notices)
     except BaseException:
@@ -126,7 +127,7 @@ def _mux(
     video: VideoStream,
     folder: Path,
     finished: Finished,
-    tracks: list[Soundtrack | OtherStreams],
+    tracks: Sequence[Soundtrack | OtherStreams],
 ) -> None:
     for packet in joined(folder, finished.parts, finished.time_base):
         packet.stream = video
@@ -136,4 +137,3 @@ def _mux(
             container.mux(list(track.packets(until_s)))
     for track in tracks:
         container.mux(list(track.packets(finished.end_s)))
-        container.mux(list(track.flush()))

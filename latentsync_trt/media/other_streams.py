@@ -128,10 +128,8 @@ def open_others(source: Source, output: OutputContainer, suffix: str, end_s: Fra
                 with reading(source.path, "its cover picture cannot be read"):
                     packet = next(packet for packet in container.demux(listed) if packet.size)
                 if suffix == _MKV:
-                    kind = _COVERS[_codec(listed)]
-                    output.add_attachment(
-                        listed.metadata.get("filename") or f"cover.{kind}", f"image/{kind}", bytes(packet)
-                    )
+                    form = _COVERS[_codec(listed)]
+                    output.add_attachment(f"cover.{form}", f"image/{form}", bytes(packet))
                 else:
                     tracks.append(_Cover(packet, output))
                 continue

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 from av.audio.frame import AudioFrame
 from av.audio.layout import AudioLayout
 from av.audio.stream import AudioStream
@@ -19,6 +18,7 @@ from av.packet import Packet
 from latentsync_trt.media.audio import first_sample_s
 from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.joints import origins_of
+from latentsync_trt.media.mixing import Samples
 from latentsync_trt.media.timing import clock_of, nearest
 from latentsync_trt.types import Float32Array
 
@@ -108,34 +108,20 @@ class EncodedSound:
     """
 
     def __init__(
-        self,
-        blocks: Iterator[Float32Array],
-        output: OutputContainer,
-        codec: str,
-        rate_hz: int,
-        layout: str,
+        self, blocks: Iterator[Float32Array], output: OutputContainer, codec: str, rate_hz: int, layout: str
     ) -> None:
-        self._blocks, self._rate_hz, self._layout = blocks, rate_hz, layout
-        channels = AudioLayout(layout).nb_channels
+        self._samples, self._rate_hz, self._layout = Samples(blocks), rate_hz, layout
         # PyAV's types know only some encoders by name.
         self._stream = cast(AudioStream, output.add_stream(codec, rate=rate_hz, layout=layout))
         if codec == "flac":
             self._stream.codec_context.format = "s32"  # 24 bits; else 16
         if codec == "aac":
-            self._stream.bit_rate = AAC_BITS_PER_S * -(-channels // 2)
-        self._waiting = np.zeros((0, channels), np.float32)
+            self._stream.bit_rate = AAC_BITS_PER_S * -(-AudioLayout(layout).nb_channels // 2)
         self._position = 0
 
     def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
         """The next packets, from samples before output time `until_s`."""
-        wanted = int(until_s * self._rate_hz) - self._position
-        held = [self._waiting]
-        missing = wanted - len(self._waiting)
-        while missing > 0 and (block := next(self._blocks, None)) is not None:
-            held.append(block)
-            missing -= len(block)
-        samples = np.concatenate(held)
-        part, self._waiting = samples[: max(wanted, 0)], samples[max(wanted, 0) :]
+        part = self._samples.take(max(int(until_s * self._rate_hz) - self._position, 0))
         if len(part):
             yield from self._stream.encode(self._frame(part))
 

@@ -3,6 +3,7 @@
 from array import array
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import cv2
@@ -64,7 +65,8 @@ def analyse(
     aspect, rate = info.sample_aspect_ratio, info.frames_per_s
     finder = FaceFinder(detector, PORTRAIT_PX, StageClock(), pixel_aspect=aspect, small=True)
     expected = 0 if rate is None or info.duration_s is None else round(rate * info.duration_s)
-    frames = in_background((frame for frame in read_frames(video)), depth=_QUEUE_DEPTH, name="decode")
+    pictures = groupby(read_frames(video), lambda frame: frame.source_s)
+    frames = in_background((next(repeated) for _, repeated in pictures), depth=_QUEUE_DEPTH, name="decode")
     count = 0
     with closing(finder.see(frames)) as seen_frames:
         for count, (frame, seen) in enumerate(seen_frames, 1):

@@ -2,12 +2,17 @@
 
 from collections.abc import Generator
 from contextlib import closing
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import Paster
 from latentsync_trt.media.parts import part_of
 from latentsync_trt.sync.enhance import enhanced
+from latentsync_trt.sync.fades import faded
 from latentsync_trt.sync.jobs import Job, Target
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.threads import StageClock
@@ -30,13 +35,14 @@ class Composer:
 
     def compose(self, jobs: Generator[Job, None, None]) -> Generator[tuple[Frame, tuple[Patch, ...]], None, None]:
         """Frames in order, with the new pixels of each face."""
-        with closing(jobs):
-            for job in jobs:
+        with closing(faded(jobs)) as shown:
+            for job, shares in shown:
                 if job.frame.index < self._frames_done:
                     continue
                 with self._clock.measure("compose", frames=int(bool(job.targets))):
                     self._begin_part(job.frame)
-                    patches = [patch for target in job.targets if (patch := self._patch(job.frame, target))]
+                    targets = ((target, shares[target.person]) for target in job.targets)
+                    patches = [patch for each in targets if (patch := self._patch(job.frame, *each))]
                 yield job.frame, tuple(patches)
 
     def _begin_part(self, frame: Frame) -> None:
@@ -45,13 +51,13 @@ class Composer:
             self._paster.restart()
             self._quality.restart(frame.time_s)
 
-    def _patch(self, frame: Frame, target: Target) -> Patch | None:
+    def _patch(self, frame: Frame, target: Target, share: Fraction) -> Patch | None:
         if target.face is None or target.painted is None:
             return None
         painted = target.painted if self._enhancer is None else enhanced(target.painted, self._enhancer)
         pasted = self._paster.paste(frame.picture, target.face, painted, target.tracked, target.track_id, frame.time_s)
         self._quality.add(frame, target, pasted)
-        return pasted.patch
+        return replace(pasted.patch, weight=pasted.patch.weight * np.float32(share))
 
 
 def paster_of(mesher: Mesher, resolution_px: int, options: SyncOptions) -> Paster:

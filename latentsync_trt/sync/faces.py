@@ -153,14 +153,15 @@ class FaceFinder:
         if not chosen:
             self._note_untouched(frame, "other faces" if seen.faces else seen.why_none)
             # A search may have converted the whole picture; a frame that waits to be encoded needs its planes only.
-            return Job(frame if frame.planes is None else replace(frame, picture=LazyRgb(frame.planes)))
+            frame = frame if frame.planes is None else replace(frame, picture=LazyRgb(frame.planes))
+            return Job(frame, shot=seen.shot)
         shown = square(frame.picture, self._pixel_aspect)
         targets = []
         for one, speaker in chosen:
             run, matrix = placed[one.track_id, self._jumps]
             face = face_of_stored(one.face, frame.picture, shown)
             targets.append(Target(run, one.person, speaker, face, of_stored(matrix, frame.picture, shown)))
-        return Job(frame, tuple(targets))
+        return Job(frame, tuple(targets), seen.shot)
 
     def _note_jump(self, source_s: Fraction) -> None:
         """Counts the starts from the beginning; played backwards, a source takes the steps that it took forwards."""

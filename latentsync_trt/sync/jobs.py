@@ -26,7 +26,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """A frame on its way through the stages; it leaves unchanged where it has no targets."""
+    """A frame on its way through the stages; it leaves unchanged where it has no targets.
+
+    `shot`: number of the shot that it is part of; None where no face was searched.
+    """
 
     frame: Frame
     targets: tuple[Target, ...] = ()
+    shot: int | None = None

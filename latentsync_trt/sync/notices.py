@@ -49,9 +49,10 @@ def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) 
     Args:
         info: of the video, with the delay of the picture. audio_s: when the sound ends.
     """
-    video_s, length = info.duration_s, length_of(options)
-    if video_s is None or video_s * (info.frames_per_s or 0) <= 1 or is_held(abs(video_s - audio_s)):
-        return []  # unknown, a still picture, or as good as equal
+    video_s, length, rate = info.duration_s, length_of(options), info.frames_per_s
+    still = video_s is not None and rate is not None and video_s * rate <= 1
+    if video_s is None or still or is_held(abs(video_s - audio_s)):
+        return []
     part = options.start is not None or options.end is not None
     if length == "shortest" or (part and audio_s < video_s):
         return []

@@ -34,7 +34,7 @@ from latentsync_trt.sync.speakers import Span, heard
 from latentsync_trt.sync.speech import OpenVoices
 from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.sync.timeline import timeline_of
-from latentsync_trt.sync.windows import streams_at
+from latentsync_trt.sync.windows import check_overlap, streams_at
 from latentsync_trt.types import (
     Enhancer,
     FaceDetector,
@@ -81,6 +81,7 @@ class Run:
         self._start_s = perf_counter()
         self._inputs = check_inputs(video, audio, output, options)
         self._networks, self._manifest = networks, networks.bundle.manifest
+        check_overlap(self._manifest.frames, options.overlap)
         self._options, self._on_progress = options, on_progress
         self._clock = StageClock(networks.on_span)
         self._quality = Quality(self._inputs.voices.starts_s, pictures=options.report is not None)

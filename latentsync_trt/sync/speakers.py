@@ -96,13 +96,13 @@ def voices_of(audio: Path | None, at_s: Callable[[Path], Fraction], options: Syn
 
 
 def _by_turns(recording: SoundPiece, path: Path, options: SyncOptions) -> Voices:
-    turns = {name: _moved(each, recording.at_s) for name, each in read_turns(path).items()}
+    turns = {name: each.later(recording.at_s) for name, each in read_turns(path).items()}
     if options.speaker:
         unknown = [speaker.voice for speaker in options.speaker if speaker.voice not in turns]
         if unknown:
             raise InputError(f"--speaker …={unknown[0]}: {path} has no such speaker; it has {', '.join(turns)}")
-        faces = {speaker.voice: speaker.face for speaker in options.speaker}
-        return Voices((recording,), tuple(faces.values()), tuple(turns[name] for name in faces))
+        faces = tuple(speaker.face for speaker in options.speaker)
+        return Voices((recording,), faces, tuple(turns[speaker.voice] for speaker in options.speaker))
     if len(turns) == 1:
         return Voices((recording,), None, tuple(turns.values()))
     if options.face != "largest":
@@ -110,10 +110,6 @@ def _by_turns(recording: SoundPiece, path: Path, options: SyncOptions) -> Voices
     assumed = ", ".join(f"face {face} = {name}" for face, name in enumerate(turns))
     notice = f"{path}: in the order in which they first speak, {assumed}; to change that, give --speaker N=NAME"
     return Voices((recording,), tuple(range(len(turns))), tuple(turns.values()), notice)
-
-
-def _moved(turns: Turns, by_s: Fraction) -> Turns:
-    return Turns(tuple(time + by_s for time in turns.starts_s), tuple(time + by_s for time in turns.ends_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +127,20 @@ def span_of(options: SyncOptions, voices: Voices, video: Path, speech_end_s: Fra
     """What `options` say; speech from another file that begins inside the clip also ends there.
 
     Raises:
-        InputError: no speech is left.
+        InputError: no speech, or no turn of a speaker, is in it.
     """
     end_s = options.end
     if end_s is None and options.start is not None and not any(are_one(each.path, video) for each in voices.recordings):
         end_s = speech_end_s
     span = Span(options.start or Fraction(0), end_s)
-    if speech_end_s <= span.start_s or min(piece.at_s for piece in voices.recordings) >= (end_s or speech_end_s):
-        raise InputError(f"--offset {options.offset:g}: moves all speech out of the part that is synced; give less")
+    starts_s = min(piece.at_s for piece in voices.recordings)
+    from_s, to_s = max(span.start_s, starts_s), speech_end_s if end_s is None else min(end_s, speech_end_s)
+    if to_s <= from_s:
+        spoken = f"the speech goes from {float(starts_s):.2f} to {float(speech_end_s):.2f} s of the output"
+        raise InputError(f"no speech in the part that is synced: {spoken}; change --start, --end or --offset")
+    if voices.turns is not None and not any(turns.meet(from_s, to_s) for turns in voices.turns):
+        part = f"from {float(from_s):.2f} to {float(to_s):.2f} s of the output"
+        raise InputError(f"--turns {options.turns}: nobody speaks {part}; is it for this recording?")
     return span
 
 

@@ -35,19 +35,15 @@ class OpenVoices:
         self._voices = voices
         self.notices: list[str] = []
         self._streams: list[SpeechStream] = []
-        self._opened = ExitStack()
-        with ExitStack() as undo:
-            undo.callback(self.close)
+        with ExitStack() as opened:
             for number, recording in enumerate(voices.recordings):
                 speech = find_speech(read_audio_blocks(recording.path)) if silence == "closed" else None
                 self.notices += notices_of_speech(recording.path, speech)
                 opener = _opener(voices, number, speech, listen)
-                self._streams.append(self._opened.enter_context(closing(SpeechStream(opener, encode_mel))))
-            undo.pop_all()
-        ends_s = (
-            piece.at_s + stream.duration_s for piece, stream in zip(voices.recordings, self._streams, strict=True)
-        )
-        self.end_s = max(ends_s)
+                self._streams.append(opened.enter_context(closing(SpeechStream(opener, encode_mel))))
+            self._opened = opened.pop_all()
+        lasting = zip(voices.recordings, self._streams, strict=True)
+        self.end_s = max(piece.at_s + stream.duration_s for piece, stream in lasting)
         """When the last recording ends in the output."""
 
     def close(self) -> None:

@@ -4,7 +4,9 @@ from bisect import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import itemgetter
 from pathlib import Path
+from typing import Self
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.files import check_file, reading
@@ -18,14 +20,21 @@ _LEAST_FIELDS = 8
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """When one speaker is painted: `starts_s` and `ends_s`, ascending, in time of the recording."""
+    """When one speaker is painted: starts and ends, ascending and apart."""
 
-    starts_s: tuple[Fraction, ...]
-    ends_s: tuple[Fraction, ...]
+    spans_s: tuple[tuple[Fraction, Fraction], ...]
 
     def __contains__(self, time_s: Fraction) -> bool:
-        position = bisect(self.starts_s, time_s) - 1
-        return position >= 0 and time_s < self.ends_s[position]
+        position = bisect(self.spans_s, time_s, key=itemgetter(0)) - 1
+        return position >= 0 and time_s < self.spans_s[position][1]
+
+    def meet(self, start_s: Fraction, end_s: Fraction) -> bool:
+        """Whether any of them is between these times, in part."""
+        return any(turn_s < end_s and start_s < turn_end_s for turn_s, turn_end_s in self.spans_s)
+
+    def later(self, by_s: Fraction) -> Self:
+        """The same turns, `by_s` later."""
+        return type(self)(tuple((start_s + by_s, end_s + by_s) for start_s, end_s in self.spans_s))
 
 
 def read_turns(path: Path) -> dict[str, Turns]:
@@ -39,7 +48,7 @@ def read_turns(path: Path) -> dict[str, Turns]:
     """
     check_file(path)
     with reading(path):
-        lines = path.read_bytes().decode(errors="replace").splitlines()
+        lines = path.read_bytes().decode("utf-8-sig", errors="replace").splitlines()
     turns, recordings = dict[str, list[tuple[Fraction, Fraction]]](), dict[str, None]()
     for recording, name, start_s, end_s in _spoken(path, lines):
         recordings[recording] = None
@@ -82,6 +91,7 @@ def _merged(turns: Iterable[tuple[Fraction, Fraction]]) -> Turns:
     for turn_start_s, turn_end_s in sorted(turns):
         start_s, end_s = turn_start_s - MARGIN_S, turn_end_s + MARGIN_S
         if merged and start_s <= merged[-1][1]:
-            start_s, end_s = merged[-1][0], max(end_s, merged.pop()[1])
-        merged.append((start_s, end_s))
-    return Turns(tuple(start for start, _ in merged), tuple(end for _, end in merged))
+            merged[-1] = merged[-1][0], max(end_s, merged[-1][1])
+        else:
+            merged.append((start_s, end_s))
+    return Turns(tuple(merged))

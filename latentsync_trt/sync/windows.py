@@ -3,23 +3,30 @@
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
 from typing import Generic, TypeVar
 
 from latentsync_trt.errors import InputError
 
 T = TypeVar("T")
 
-_MOST_STREAM_FPS = Fraction(61, 2)
-"""Fastest stream that the model, trained at 25 frames/s, paints in one piece."""
-
+_STREAM_FPS = Fraction(55, 2)
+"""About what one stream has: the model was trained at 25 frames/s, and 30 and 40 in one stream measure better than in
+two of 15 and 20 (scripts/frame_rates.py)."""
 
 _NONE, _WHOLE = Fraction(0), Fraction(1)
 
 
 def streams_at(frames_per_s: Fraction | None) -> int:
-    """Into how many interleaved streams a track is split, so that each has a rate near the model's: 1 up to 30/s."""
-    return 1 if frames_per_s is None else max(1, ceil(frames_per_s / _MOST_STREAM_FPS))
+    """Into how many interleaved streams a track is split, so that each has a rate near the model's: 1 up to 41/s."""
+    return 1 if frames_per_s is None else max(1, round(frames_per_s / _STREAM_FPS))
+
+
+def check_overlap(frames: int, overlap: int) -> None:
+    """Raises `InputError` if windows of `frames` frames are impossible, or cannot share `overlap` of them."""
+    if frames < 1:
+        raise InputError(f"a window of {frames} frames: it needs at least 1")
+    if 2 * overlap > frames:
+        raise InputError(f"--overlap {overlap}: windows of this bundle have {frames} frames; at most half can overlap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +61,8 @@ class WindowPlanner(Generic[T]):
     """
 
     def __init__(self, frames: int, *, streams: int = 1, overlap: int = 0) -> None:
-        """`frames`: F, the length of a window. Raises `InputError` below 1, or if `overlap` is more than F/2."""
-        if frames < 1:
-            raise InputError(f"a window of {frames} frames: it needs at least 1")
-        if 2 * overlap > frames:
-            raise InputError(
-                f"--overlap {overlap}: windows of this bundle have {frames} frames; at most half can overlap"
-            )
+        """`frames`: F, the length of a window. Raises `InputError` as `check_overlap`."""
+        check_overlap(frames, overlap)
         self._frames, self._streams, self._overlap = frames, streams, overlap
         self._tracks: dict[Hashable, _Track[T]] = {}
 
