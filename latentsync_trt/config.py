@@ -1,17 +1,24 @@
-"""Option objects. Each field declares its help, default, limits and group once; the command line reads them here."""
+"""Options of `sync` and of engines. Each field declares its help, default, limits and group, once."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from math import inf
-from numbers import Integral, Real
-from os import PathLike
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Literal
 
 from latentsync_trt.errors import InputError
+from latentsync_trt.option_fields import (
+    FACES,
+    FILES,
+    HARDWARE,
+    OUTPUT_FILE,
+    QUALITY,
+    SOUND,
+    TIME,
+    check_limits,
+    flag_name,
+    option,
+)
 from latentsync_trt.values import (
     Speaker,
     as_speakers,
@@ -43,84 +50,8 @@ PresetName = Literal["quality", "balanced", "fast"]
 PROVIDER_CHOICES = ("auto", "tensorrt", "rtx", "cuda", "cpu")
 """Values of `--provider`; after auto, the fastest first."""
 
-_KINDS: tuple[tuple[type, Any, str], ...] = (
-    (bool, bool, "True or False"),
-    (float, Real, "a number"),  # also NumPy's
-    (int, Integral, "a whole number"),
-    (Path, str | PathLike, "a path; give a str or a pathlib.Path"),
-    (str, str, "text"),
-)
-"""A field's type, what its values may be, and how messages call that."""
-
-FILES, FACES, TIME, SOUND, QUALITY, OUTPUT_FILE, HARDWARE = (
-    *("Input and output", "Faces", "Time", "Sound"),
-    *("Quality and speed", "Encoding", "Hardware"),
-)
-"""Groups of options in the help texts."""
-
-
-def option(default: Any, help_text: str, *, group: str | None = None, advanced: bool = False, **limits: Any) -> Any:
-    """A dataclass field that is also a command-line option.
-
-    Args:
-        group: heading in the help text. advanced: shown by `--help-all` only.
-        limits: `minimum`, `maximum`, `choices`; `off` is the flag that sets False; `parse` converts text to the value,
-            shown as `metavar`, and raises `InputError`, `show` converts it back; `folder` marks the path of a folder to
-            write.
-    """
-    return field(default=default, metadata={"help": help_text, "group": group, "advanced": advanced, **limits})
-
-
 _sampling_option = partial(option, group=QUALITY, advanced=True)
 _engine_option = partial(option, group=HARDWARE, advanced=True)
-
-
-def check_limits(options: Any) -> None:
-    """Raises `InputError` if a field of the dataclass instance `options` has a wrong type or is outside its limits."""
-    hints = get_type_hints(type(options))
-    for spec in fields(options):
-        _check_field(flag_name(spec.name), getattr(options, spec.name), hints[spec.name], spec.metadata)
-
-
-def _check_field(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> None:
-    kinds = {hint, *get_args(hint)}
-    if (value is None and NoneType in kinds) or "parse" in limits:  # those have checks of their own
-        return
-    if "choices" in limits:
-        if not isinstance(value, str) or value not in limits["choices"]:
-            raise InputError(f"{name} {value}: not one of {', '.join(limits['choices'])}")
-        return
-    for kind, accepted, words in _KINDS:
-        if kind in kinds:
-            if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-                raise InputError(f"{name} {value!r}: not {words}")
-            break
-    low, high = limits.get("minimum", -inf), limits.get("maximum", inf)
-    # Negated, so that NaN is outside.
-    if ("minimum" in limits or "maximum" in limits) and not low <= value <= high:
-        bounds = f"{low} to {high}".replace("inf", "∞")
-        raise InputError(f"{name} {value}: outside {bounds}")
-
-
-def flag_name(field_name: str) -> str:
-    """The command-line name of an option: "low_memory" → "--low-memory"."""
-    return "--" + field_name.replace("_", "-")
-
-
-def command_line(options: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]:
-    """The flags that reproduce the dataclass instance `options`, without those at their defaults."""
-    words: list[str] = []
-    for spec in fields(options):
-        value = getattr(options, spec.name)
-        if spec.name in leave_out or value == spec.default:
-            continue
-        if isinstance(value, tuple) and spec.default == ():  # may be given several times
-            words += [word for item in value for word in (flag_name(spec.name), str(item))]
-        elif isinstance(value, bool):
-            words.append(flag_name(spec.name) if value else spec.metadata["off"])
-        else:
-            words += [flag_name(spec.name), spec.metadata.get("show", str)(value)]
-    return words
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +64,7 @@ class Sampling:
     full_steps: tuple[int, ...] | None = None
 
 
-PRESETS: dict[str, Sampling] = {
+PRESETS: dict[PresetName, Sampling] = {
     "quality": Sampling(20, "ddim", 1),
     "balanced": Sampling(20, "ddim", 3),
     "fast": Sampling(8, "dpmpp", 3, full_steps=(0, 3, 7)),
@@ -153,11 +84,10 @@ class SyncOptions:
         "Steps, solver, and which steps run the whole network: quality = 20, ddim, all; balanced = 20, ddim, every "
         "3rd; fast = 8, dpmpp, steps 0, 3 and 7. --steps, --solver, --cache-interval and --full-steps override it.",
         group=QUALITY,
-        choices=tuple(PRESETS),
     )
     steps: int | None = _sampling_option(None, "Denoising steps.  [default: from --preset]", minimum=1, maximum=999)
     solver: Solver | None = _sampling_option(
-        None, "DDIM, or DPM-Solver++(2M), which needs fewer steps.  [default: from --preset]", choices=("ddim", "dpmpp")
+        None, "DDIM, or DPM-Solver++(2M), which needs fewer steps.  [default: from --preset]"
     )
     guidance: float = option(
         1.5,
@@ -198,7 +128,8 @@ class SyncOptions:
     )
     face: str = option(
         "largest",
-        "Whose mouth: largest, left, right, index:N as numbered by `latentsync-trt faces`, or at:X,Y in pixels.",
+        "Whose mouth: largest, left, right, index:N as numbered by `latentsync-trt faces`, or at:X,Y in pixels. A "
+        "number takes a search of the whole video first, or --faces.",
         group=FACES,
         parse=checked_face,
         metavar="FACE",
@@ -224,7 +155,6 @@ class SyncOptions:
         "face",
         "What replaces the picture: the painted face within its outline, or all of the mask around the mouth.",
         group=FACES,
-        choices=("face", "mask"),
         advanced=True,
     )
     feather: float = option(
@@ -248,21 +178,17 @@ class SyncOptions:
         group=FACES,
         metavar="NAME",
     )
-    fps: Fps = option(
-        "source", "Frame rate: the video's own, or 25, as in training.", group=TIME, choices=("source", "25")
-    )
+    fps: Fps = option("source", "Frame rate: the video's own, or 25, as in training.", group=TIME)
     length: Length | None = option(
         None,
         "Length of the output: that of the audio, the video, the longer or the shorter one.  "
         "[default: audio; video with --start or --end]",
         group=TIME,
-        choices=("audio", "video", "longest", "shortest"),
     )
     extend: Extend = option(
         "pingpong",
         "If the video ends before the output: play it back and forth, start it again, or hold its last frame.",
         group=TIME,
-        choices=("pingpong", "loop", "hold"),
     )
     start: Fraction | None = option(
         None,
@@ -296,20 +222,17 @@ class SyncOptions:
         "closed",
         "Where nobody speaks, also over noise and music: closed shuts the mouth, model leaves it to the model.",
         group=SOUND,
-        choices=("closed", "model"),
     )
     codec: Codec | None = option(
         None,
         "Codec of the picture.  [default: h264; hevc for more than 8 bits or HDR]",
         group=OUTPUT_FILE,
-        choices=("h264", "hevc", "av1", "prores", "ffv1"),
     )
     encoder: Encoder | None = option(
         None,
         "Encoder: of the codec on the CPU (x264, x265, svtav1), nvenc on the GPU, or auto: nvenc if it is available.  "
         "[default: the codec's on the CPU]",
         group=OUTPUT_FILE,
-        choices=("x264", "x265", "svtav1", "nvenc", "auto"),
     )
     crf: int | None = option(
         None,
@@ -415,12 +338,10 @@ class RuntimeOptions:
         "auto",
         "Form of the graphs: auto = the CUDA form with provider cuda if the bundle has it, else portable; cuda = that "
         "form or an error; portable = bit-for-bit repeatable, and slower on CUDA.",
-        choices=("auto", "portable", "cuda"),
     )
     build: Build = _engine_option(
         "now",
         "Missing engines: build them first, or in the background while the next provider runs.",
-        choices=("now", "background"),
     )
     low_memory: bool = option(False, "Keep one network at a time on the GPU.", group=HARDWARE)
     engine_cache: str | Path | None = _engine_option(

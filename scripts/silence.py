@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,27 +75,6 @@ SOUNDS: dict[str, tuple[Background, float] | None] = {
 """What is under the speech, and by how much it is softer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Means over all clips; see `SyncScore`."""
-
-    sound: str
-    silence: str
-    opening: float
-    closures: float
-    shut_in_silence: float
-
-
-@dataclass(frozen=True, slots=True)
-class DetectorRow:
-    """Shares of frames: silent ones that are taken for speech, open mouths that are silenced; and processor time."""
-
-    sound: str
-    silent_taken_for_speech: float
-    open_silenced: float
-    cpu_s_per_minute: float
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clips", type=int, default=4)
@@ -109,11 +87,11 @@ def main() -> None:
         "command": f"python -m scripts.silence {shlex.join(sys.argv[1:])}",
         "onnxruntime": onnxruntime.__version__,
         "python": platform.python_version(),
-        "detector": [asdict(_detected(clips, sound)) for sound in arguments.sounds],
+        "detector": [_detected(clips, sound) for sound in arguments.sounds],
     }
     for row in result["detector"]:
         print(row, flush=True)
-    result["lips"] = [asdict(row) for sound in arguments.sounds for row in _lips(clips, sound, arguments.preset)]
+    result["lips"] = [row for sound in arguments.sounds for row in _lips(clips, sound, arguments.preset)]
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
@@ -155,7 +133,8 @@ def _rms(samples: Float32Array) -> float:
     return float(np.sqrt(np.square(samples, dtype=np.float64).mean()))
 
 
-def _detected(clips: list[Case], sound: str) -> DetectorRow:
+def _detected(clips: list[Case], sound: str) -> dict[str, Any]:
+    """Shares of frames: silent ones that are taken for speech, open mouths that are silenced; and processor time."""
     found, silent, opened, seconds, cpu_s = [], [], [], 0.0, 0.0
     for case in clips:
         samples, track = _sound(case, sound), case.recording.track
@@ -167,15 +146,16 @@ def _detected(clips: list[Case], sound: str) -> DetectorRow:
         silent.append(track.silent)
         opened.append(track.opening > _OPEN)
     spoken: BoolArray = np.concatenate(found)
-    return DetectorRow(
-        sound,
-        round(float(spoken[np.concatenate(silent)].mean()), 3),
-        round(float(1 - spoken[np.concatenate(opened)].mean()), 3),
-        round(60 * cpu_s / seconds, 3),
-    )
+    return {
+        "sound": sound,
+        "silent_taken_for_speech": round(float(spoken[np.concatenate(silent)].mean()), 3),
+        "open_silenced": round(float(1 - spoken[np.concatenate(opened)].mean()), 3),
+        "cpu_s_per_minute": round(60 * cpu_s / seconds, 3),
+    }
 
 
-def _lips(clips: list[Case], sound: str, preset: str) -> list[Row]:
+def _lips(clips: list[Case], sound: str, preset: str) -> list[dict[str, Any]]:
+    """Means over all clips for both choices of `--silence`; see `SyncScore`."""
     scores: dict[str, list[tuple[float, float, float]]] = {"model": [], "closed": []}
     renderer, detector = PortraitRenderer(), MediaPipeDetector()
     with tempfile.TemporaryDirectory() as name, LipSync.from_bundle("demo", "cpu") as lip_sync:
@@ -188,10 +168,15 @@ def _lips(clips: list[Case], sound: str, preset: str) -> list[Row]:
                 found, _ = lip_scores(dub(lip_sync, (video, audio), out, options, len(case)), case, detector)
                 rows.append((found.opening, found.closures, found.silence))
                 print(sound, silence, found, flush=True)
-    means = {
-        silence: [round(float(value), 3) for value in np.nanmean(rows, axis=0)] for silence, rows in scores.items()
-    }
-    return [Row(sound, silence, opening, shut, rest) for silence, (opening, shut, rest) in means.items()]
+    names = "opening", "closures", "shut_in_silence"
+    return [
+        {
+            "sound": sound,
+            "silence": silence,
+            **dict(zip(names, np.nanmean(rows, axis=0).round(3).tolist(), strict=True)),
+        }
+        for silence, rows in scores.items()
+    ]
 
 
 if __name__ == "__main__":

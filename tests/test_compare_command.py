@@ -184,7 +184,7 @@ def test_an_unusable_clip_fails_with_one_line_and_leaves_no_files(tmp_path: Path
     silence = write_samples(tmp_path / "silence.wav", np.zeros(16_000, np.float32), 16_000)
     out = tmp_path / "out" / "x.html"
     for clip, audio, reason in (
-        (blank, speech, "blank.mp4: no face in any of its 4 frames"),
+        (blank, speech, "blank.mp4: no face in any of the 4 frames searched"),
         (face, silence, "silence.wav: silent"),
         (face, face, "name the speech with --audio"),
         (face, write_sound(tmp_path / "short.wav", 0.08), "face.mp4: 2 frames, of which too few show a face"),

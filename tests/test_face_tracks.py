@@ -270,7 +270,7 @@ def test_the_command_writes_a_sheet_and_tracks(tmp_path: Path) -> None:
 
 def test_a_clip_without_faces_is_an_error(tmp_path: Path, detector: MediaPipeDetector) -> None:
     video = write_video(tmp_path / "in.mp4", numbered(3))
-    with pytest.raises(NoFaceError, match="no face in any of its 3 frames"):
+    with pytest.raises(NoFaceError, match="no face in any of the 3 frames searched"):
         analyse(video, detector)
     code, _, err = run("faces", video)
     assert code == 1

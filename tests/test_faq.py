@@ -3,7 +3,8 @@
 import re
 from dataclasses import fields
 
-from latentsync_trt.config import RuntimeOptions, SyncOptions, flag_name
+from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.option_fields import flag_name
 from tests.conftest import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "faq.md").read_text(encoding="utf-8")

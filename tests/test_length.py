@@ -24,7 +24,7 @@ SHORT, LONG = Fraction(2), Fraction("4.01")
         ("video", None, LONG, None, False),
         ("longest", SHORT, LONG, LONG, True),
         ("longest", LONG, SHORT, LONG, True),
-        ("shortest", SHORT, LONG, SHORT, False),
+        ("shortest", SHORT, LONG, LONG, False),  # ends with the video, however long that is
         ("shortest", LONG, SHORT, SHORT, False),
         ("shortest", None, LONG, LONG, False),
     ],

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt import RuntimeOptions, SyncOptions
-from latentsync_trt.config import flag_name
 from latentsync_trt.errors import InputError
+from latentsync_trt.option_fields import flag_name
 
 ANY = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=3)

@@ -44,7 +44,8 @@ def test_a_still_picture_is_held_at_the_models_rate(tmp_path: Path, name: str, e
     assert numbers(frames) == [5] * 50
     assert [frame.time_s for frame in frames] == [Fraction(index, 25) for index in range(50)]
     assert len({id(frame.planes) for frame in frames}) == 1
-    assert probe(tmp_path / name).frames_per_s == 25
+    info = probe(tmp_path / name)
+    assert (info.frames_per_s, info.duration_s) == (25, Fraction(1, 25))
 
 
 def test_a_gif_of_one_picture_is_a_still_picture(tmp_path: Path) -> None:

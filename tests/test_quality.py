@@ -10,10 +10,11 @@ import pytest
 from PIL import Image
 
 from latentsync_trt.face.paste import Pasted
+from latentsync_trt.measures import Measures
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
 from latentsync_trt.sync.jobs import Target
 from latentsync_trt.sync.quality import Quality
-from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, Measures, Patch, UInt8Array
+from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, Patch, UInt8Array
 
 SIZE_PX = (105, 140)
 """Of the pictures: the upright crop of a face at 128 px, so that both have the same pixels."""

@@ -13,8 +13,9 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.cli.build import command as build_click
 from latentsync_trt.cli.options import build, options_from
-from latentsync_trt.config import PROVIDER_CHOICES, RuntimeOptions, command_line
+from latentsync_trt.config import PROVIDER_CHOICES, RuntimeOptions
 from latentsync_trt.errors import InputError
+from latentsync_trt.option_fields import command_line
 from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.compiler.profiles import dimension_ranges
 from latentsync_trt.runtime.networks.background import build_command

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from latentsync_trt.cli import show
 from latentsync_trt.cli.show import Notices, ProgressLines, progress_bar, show_report
-from latentsync_trt.types import LipMeasure, Measures, Progress, StageTime, SyncReport
+from latentsync_trt.measures import LipMeasure, Measures
+from latentsync_trt.types import Progress, StageTime, SyncReport
 
 REPORT = SyncReport(
     output="out.mp4",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.mixing import FADE_S, Track, cut_out, lead_in, mixed
+from latentsync_trt.media.mixing import FADE_S, Samples, Track, cut_out, lead_in, mixed
 from latentsync_trt.media.soundtrack import (
     SoundPiece,
     SoundPlan,
@@ -298,3 +298,10 @@ def test_a_voice_shorter_than_a_frame_is_heard(tmp_path: Path) -> None:
     samples = heard(tmp_path, lossless(SoundPiece(source), SoundPiece(source, Fraction(1))), 2)[0]
     assert np.allclose(samples[:480, 0], tone(0.01), rtol=0, atol=STEP_16)
     assert len(samples) == RATE_HZ + 480
+
+
+def test_nothing_taken_at_first_leaves_all_channels() -> None:
+    samples = Samples(iter([np.ones((4, 6), np.float32)]))
+    assert len(samples.take(0)) == 0
+    assert samples.take(3).shape == (3, 6)
+    assert samples.take(3).shape == (1, 6)

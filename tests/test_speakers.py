@@ -109,6 +109,9 @@ def test_faces_of_speakers_can_be_named(tmp_path: Path) -> None:
     voices = of(tmp_path, "talk.wav", turns=written(tmp_path, ANN_AND_BEN), speaker="5=ben")
     assert (voices.faces, voices.notice) == ((5,), None)
     assert voices.speaks(0, Fraction(7))
+    voices = of(tmp_path, "talk.wav", turns=written(tmp_path, ANN_AND_BEN), speaker=("5=ben", "2=ben"))
+    assert voices.speaker_of == {5: 0, 2: 1}
+    assert voices.speaks(0, Fraction(7)) and voices.speaks(1, Fraction(7))
 
 
 def test_the_only_speaker_is_the_chosen_face(tmp_path: Path) -> None:

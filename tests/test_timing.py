@@ -18,8 +18,6 @@ from tests.clips import number_of, numbered, write_video
 from tests.fps_filter import TICKS_PER_S, shown_of_file, shown_of_stamps
 
 PERIOD_S = Fraction(1, MODEL_FPS)
-HALF_A_SECOND = MODEL_FPS // 2
-LOOPED = 30  # pictures in the clip that is extended
 
 ticks = st.integers(1, 40_000)
 stamps_s = st.none() | st.fractions(-5, 30, max_denominator=1000)
@@ -140,36 +138,6 @@ def test_a_delayed_video_shows_its_first_picture_before(tmp_path: Path) -> None:
     assert numbers(clip, delay_s=Fraction(2, 5)) == [*[0] * 10, 0, 1, 2, 3, 4]
     looped = numbers(clip, delay_s=Fraction(1, 5), extend="loop", frame_count=25)
     assert looped == [*[0] * 5, *range(5), *range(5), *[4] * 10]
-
-
-@pytest.fixture(scope="module")
-def short_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_video(tmp_path_factory.mktemp("short") / "clip.mp4", numbered(LOOPED))
-
-
-@pytest.mark.integration
-@given(st.integers(1, 4 * LOOPED))
-def test_a_looped_video_never_starts_again_just_before_the_end(short_clip: Path, frame_count: int) -> None:
-    found = numbers(short_clip, frame_count=frame_count, extend="loop")
-    passes, rest = divmod(frame_count, LOOPED)
-    if passes and rest <= HALF_A_SECOND:
-        expected = [*range(LOOPED)] * passes + [LOOPED - 1] * rest
-    else:
-        expected = [*range(LOOPED)] * passes + [*range(rest)]
-    assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("extend", "expected"),
-    [
-        ("loop", [*range(LOOPED), *range(20)]),
-        ("hold", [*range(LOOPED), *[LOOPED - 1] * 20]),
-        (None, [*range(LOOPED)]),
-    ],
-)
-def test_a_short_video_is_looped_or_held(short_clip: Path, extend: str | None, expected: list[int]) -> None:
-    assert numbers(short_clip, frame_count=LOOPED + 20, extend=extend) == expected
-    assert numbers(short_clip, frame_count=3, extend=extend) == expected[:3]
 
 
 def test_a_reset_needs_a_second() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
 from latentsync_trt.runtime.sessions.session import Session
-from latentsync_trt.types import BoolArray, Float32Array
+from latentsync_trt.types import BoolArray, Float32Array, Float64Array
 
 NETWORK = Path(__file__).resolve().parents[1] / "assets" / "voice" / "silero_vad.onnx"
 
@@ -71,20 +71,19 @@ class Speech:
         points, gains = self._envelope()
         at = 0
         for block in blocks:
-            edges = np.searchsorted(points, (at / SAMPLE_RATE_HZ, (at + len(block)) / SAMPLE_RATE_HZ))
-            if edges[0] == edges[1] and gains[edges[0] - 1] == gains[min(edges[0], len(gains) - 1)]:  # as most are
-                yield block if gains[edges[0] - 1] else np.zeros_like(block)
+            first, last = np.searchsorted(points, (at / SAMPLE_RATE_HZ, (at + len(block)) / SAMPLE_RATE_HZ))
+            if first == last and gains[first - 1] == gains[first]:  # nothing changes, as in most blocks
+                yield block if gains[first] else np.zeros_like(block)
             else:
                 times_s = (at + np.arange(len(block))) / SAMPLE_RATE_HZ
                 yield block * np.interp(times_s, points, gains).astype(np.float32)
             at += len(block)
 
-    def _envelope(self) -> tuple[list[float], list[float]]:
-        points, gains = [-1.0], [0.0]
-        for start_s, end_s in self.spans_s:
-            points += [start_s - FADE_S, start_s, end_s, end_s + FADE_S]
-            gains += [0.0, 1.0, 1.0, 0.0]
-        return points, gains
+    def _envelope(self) -> tuple[Float64Array, Float64Array]:
+        """Times and gains, from before the recording to after it; linear between."""
+        fades = [(start_s - FADE_S, start_s, end_s, end_s + FADE_S) for start_s, end_s in self.spans_s]
+        points = np.concatenate([[-1.0], *fades, [np.finfo(np.float64).max]])
+        return points, np.concatenate([[0.0], np.tile([0.0, 1.0, 1.0, 0.0], len(fades)), [0.0]])
 
 
 def find_speech(blocks: Iterable[Float32Array]) -> Speech:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from latentsync_trt.config import PRESETS, PROVIDER_CHOICES, check_limits, option
+from latentsync_trt.config import PRESETS, PROVIDER_CHOICES
 from latentsync_trt.errors import InputError
+from latentsync_trt.option_fields import check_limits, option
 
 REPETITIONS = {"graph": (20, 3), "loop": (5, 1), "stage": (3, 1), "end-to-end": (3, 1)}
 """Timed runs and warm-up runs per scenario."""

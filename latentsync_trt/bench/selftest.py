@@ -19,8 +19,9 @@ from latentsync_trt.bench.pictures import decibels
 from latentsync_trt.bench.rows import BundleFacts
 from latentsync_trt.bench.selftest_worker import Order
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.config import RuntimeOptions, command_line
+from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.option_fields import command_line
 from latentsync_trt.privacy import redacted
 from latentsync_trt.runtime.compiler.child import Event, run_child
 from latentsync_trt.runtime.providers.diagnose import ORT_NAMES

@@ -33,7 +33,6 @@ GraphForm = Literal["portable", "cuda"]
 """For every provider, or fastest on ONNX Runtime's CUDA provider; inputs, outputs and weights file are the same."""
 
 AttentionForm = Literal["fused", "matmul"]
-ATTENTION_FORMS: tuple[AttentionForm, ...] = get_args(AttentionForm)
 """In portable graphs: one `Attention` operator where TensorRT supports it, or MatMul, Softmax, MatMul everywhere."""
 
 AUDIO_ENCODER, VAE_ENCODER, VAE_DECODER = "audio_encoder", "vae_encoder", "vae_decoder"

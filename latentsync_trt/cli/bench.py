@@ -10,7 +10,8 @@ import rich_click as click
 
 from latentsync_trt.bench.options import BenchOptions
 from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from
-from latentsync_trt.config import QUALITY, RuntimeOptions, SyncOptions
+from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.option_fields import QUALITY
 
 if TYPE_CHECKING:
     from latentsync_trt.bench.rows import Results

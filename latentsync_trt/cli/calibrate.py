@@ -13,8 +13,8 @@ from latentsync_trt.bundle.tools import tool_versions
 from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from
 from latentsync_trt.cli.show import progress_bar, say
 from latentsync_trt.cli.use import note_on_default
-from latentsync_trt.config import FILES, HARDWARE
 from latentsync_trt.errors import ProviderUnavailable
+from latentsync_trt.option_fields import FILES, HARDWARE
 from latentsync_trt.quantize.options import CalibrateOptions
 from latentsync_trt.stopping import interruption
 

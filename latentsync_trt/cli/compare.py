@@ -8,7 +8,8 @@ from typing import Any
 import rich_click as click
 
 from latentsync_trt.cli.options import LocalPath, build, options_from, provider_option
-from latentsync_trt.config import QUALITY, RuntimeOptions, SyncOptions
+from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.option_fields import QUALITY
 
 _NOT_OF_RUNTIME = ("build", "profile")
 

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import rich_click as click
 from click.types import FuncParamType
 
-from latentsync_trt.config import HARDWARE, PROVIDER_CHOICES, QUALITY, flag_name
+from latentsync_trt.config import PROVIDER_CHOICES
 from latentsync_trt.errors import InputError
+from latentsync_trt.option_fields import HARDWARE, QUALITY, choices_of, flag_name
 from latentsync_trt.paths import check_folder_to_write, local_path
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -153,8 +154,8 @@ def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
 def _click_type(hint: Any, metadata: typing.Mapping[str, Any]) -> click.ParamType[Any]:
     if "parse" in metadata:
         return FuncParamType(_reporting(metadata["parse"]))
-    if "choices" in metadata:
-        return click.Choice([str(choice) for choice in metadata["choices"]])
+    if choices := choices_of(hint):
+        return click.Choice(choices)
     kinds = {hint, *typing.get_args(hint)}
     limits = metadata.get("minimum"), metadata.get("maximum")
     if float in kinds:

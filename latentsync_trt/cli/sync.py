@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from, provider_option
-from latentsync_trt.config import FILES, RuntimeOptions, SyncOptions
+from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.option_fields import FILES
 from latentsync_trt.stopping import interruption
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from latentsync_trt.bundle.find import checkpoints_folder
-from latentsync_trt.bundle.manifest import ATTENTION_FORMS, AttentionForm
-from latentsync_trt.config import FILES, check_limits, option
+from latentsync_trt.bundle.manifest import AttentionForm
 from latentsync_trt.errors import CheckpointError, InputError
+from latentsync_trt.option_fields import FILES, check_limits, option
 from latentsync_trt.paths import exists, why_missing
 
 Model = Literal["1.6", "1.5"]
@@ -37,7 +37,7 @@ _file_option, _model_option, _graph_option = (partial(option, group=group) for g
 class ExportOptions:
     """What `export` makes. Raises `InputError` on a value outside its limits."""
 
-    model: Model = _model_option("1.6", "Published model: 1.6 is made for 512 px, 1.5 for 256.", choices=("1.6", "1.5"))
+    model: Model = _model_option("1.6", "Published model: 1.6 is made for 512 px, 1.5 for 256.")
     unet: str | Path | None = _file_option(
         None, "latentsync_unet.pt.  [default: checkpoints/latentsync-<model>/latentsync_unet.pt]"
     )
@@ -61,7 +61,6 @@ class ExportOptions:
     precision: Literal["fp32", "fp16"] = _model_option(
         "fp32",
         "Weights and arithmetic inside the graphs; for INT8 and FP8 see `calibrate`.",
-        choices=("fp32", "fp16"),
     )
     dynamic: bool = _graph_option(
         False, "Numbers of windows and frames may vary from run to run, or are fixed (fastest).", off="--static"
@@ -75,7 +74,6 @@ class ExportOptions:
         "matmul = MatMul, Softmax and MatMul, for providers without that operator; can be slower and need 9 GB more "
         "at 512 px.",
         advanced=True,
-        choices=ATTENTION_FORMS,
     )
     cuda_form: bool = _graph_option(
         True,

@@ -18,6 +18,7 @@ from av.container import InputContainer
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.joints import origins_of
+from latentsync_trt.media.mixing import Samples
 from latentsync_trt.media.timing import JITTER_S, Timed, clock_of, nearest
 from latentsync_trt.types import Float32Array
 
@@ -72,36 +73,30 @@ def read_audio_blocks(
     """
     with open_input(path) as container:
         frames = decoded_audio(path, container, audio_stream(path, container), delay_s)
-        samples = None
-        for samples in sound_blocks(path, frames, "mono", rate_hz):
-            yield samples.reshape(-1)
-        if samples is None:
+        block = None
+        for block in sound_blocks(path, frames, "mono", rate_hz):
+            yield block.reshape(-1)
+        if block is None:
             raise MediaError(f"{path}: its audio is shorter than 1/{rate_hz} s; give a longer recording")
 
 
 def sound_blocks(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, rate_hz: int) -> Iterator[Float32Array]:
     """All samples from time 0 to the end of the last frame, `(n, channels)` float32, so that each has its frame's time.
 
-    Gaps become silence; samples of a time that was given already are dropped. Blocks have about a second, so that they
-    cost little each.
+    Gaps become silence; samples of a time that was given already are dropped. Blocks of a second cost little each.
 
     Raises:
         MediaError: a format cannot be converted. InputError: a sample is not a finite number; the message gives the
         time.
     """
-    held, length, position = list[Float32Array](), 0, 0
-    for block in chain(_placed(path, frames, layout, rate_hz), [None]):
-        if block is not None:
-            held.append(block)
-            length += len(block)
-        if length >= rate_hz or (block is None and length):
-            joined = np.concatenate(held)
-            finite = np.isfinite(joined).all(axis=1)
-            if not finite.all():
-                time_s = (position + int(finite.argmin())) / rate_hz
-                raise InputError(f"{path}: has samples that are NaN or infinite, the first after {time_s:.3f} s")
-            yield joined
-            held, length, position = [], 0, position + length
+    samples, position = Samples(_placed(path, frames, layout, rate_hz)), 0
+    while len(block := samples.take(rate_hz)):
+        finite = np.isfinite(block).all(axis=1)
+        if not finite.all():
+            time_s = (position + int(finite.argmin())) / rate_hz
+            raise InputError(f"{path}: has samples that are NaN or infinite, the first after {time_s:.3f} s")
+        position += len(block)
+        yield block
 
 
 def _placed(path: Path, frames: Iterable[Timed[AudioFrame]], layout: str, rate_hz: int) -> Iterator[Float32Array]:

@@ -99,5 +99,5 @@ class Samples:
             held.append(block)
             length += len(block)
         joined = np.concatenate(held) if held else np.zeros((0, 1), np.float32)
-        self._held = [joined[count:]]
+        self._held = [joined[count:]] if len(joined) > count else []
         return joined[:count]

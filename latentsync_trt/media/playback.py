@@ -19,10 +19,10 @@ LONGEST_PERIOD_S = Fraction(1, 10)
 class Playback:
     """How a video becomes frames.
 
-    `fps`: frames per second; None = the source's own frames at its own times, long ones repeated. `duration_s`: frames begin before this;
-    None = at the end of the video. `extend`: what follows the end of the video, without end: "pingpong" plays it
-    backwards and forwards, "loop" from the start, "hold" repeats the last picture; None stops. `delay_s`: time of the
-    first picture, which is also shown before.
+    `fps`: frames per second; None = the source's own frames at its own times, long ones repeated. `duration_s`: frames
+    begin before this; None = at the end of the video. `extend`: what follows the end of the video, without end:
+    "pingpong" plays it backwards and forwards, "loop" from the start, "hold" repeats the last picture; None stops.
+    `delay_s`: time of the first picture, which is also shown before.
     """
 
     fps: Fraction | None = None

@@ -17,7 +17,7 @@ from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.media.passes import VideoPasses, stamp_of, video_stream
 from latentsync_trt.media.playback import Playback, played
 from latentsync_trt.media.refusals import check_picture, check_stream
-from latentsync_trt.media.timing import frames_per_s, stated_end_s, time_base_of
+from latentsync_trt.media.timing import frames_per_s, period_s, stated_end_s, time_base_of
 from latentsync_trt.types import Frame, Picture, VideoInfo, YuvPlanes
 
 _AS_IT_IS = Playback()
@@ -96,6 +96,8 @@ def _convert(path: Path, converter: FrameConverter, frame: VideoFrame) -> _Conve
 
 
 def _duration_s(container: InputContainer, stream: VideoStream, start_s: Fraction | None) -> Fraction | None:
+    if container.format.name.endswith("_pipe"):  # FFmpeg's name for a still picture
+        return period_s(stream)
     if stream.duration is not None and stream.time_base is not None:
         return stream.duration * stream.time_base
     end_s = _tagged_end_s(stream) or stated_end_s(container)

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS
-from latentsync_trt.config import QUALITY, check_limits, option
+from latentsync_trt.option_fields import QUALITY, check_limits, option
 
 EightBit = Literal["int8", "fp8"]
 
@@ -30,7 +29,7 @@ class CalibrateOptions:
     Only `samples`, `steps` and `guidance` affect what is observed; changing others needs no new calibration.
     """
 
-    precision: EightBit = _option("int8", "Precision of most layers of the U-Net.", choices=EIGHT_BIT_PRECISIONS)
+    precision: EightBit = _option("int8", "Precision of most layers of the U-Net.")
     samples: int = _option(
         32, "Windows to calibrate on, spread evenly over the clips; more take longer.", minimum=1, maximum=4096
     )

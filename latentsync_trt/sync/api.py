@@ -106,7 +106,7 @@ class LipSync:
         return self._networks.wait_for_build()
 
     def encode_audio(self, path: str | Path) -> AudioFeatures:
-        """The encoded speech of a whole recording.
+        """The encoded speech of a whole recording, also of its silence, as with `--silence model`.
 
         Raises:
             MediaError: the file has no readable audio. InputError: `path` is none, or samples are not finite numbers.

@@ -86,7 +86,7 @@ class FaceFinder:
         self._source_s = self._longest_step_s = Fraction(0)
         self._jumps = 0
         self._untouched: list[Interval] = []
-        self._most_faces = self.frames_with_face = 0
+        self._most_faces = self._searched = self.frames_with_face = 0
 
     @property
     def untouched(self) -> tuple[Interval, ...]:
@@ -106,15 +106,21 @@ class FaceFinder:
 
     def no_face(self, video: Path, frames: int) -> NoFaceError:
         """The error for a `video` of so many `frames`, none of which shows a usable face that was chosen."""
+        if not self._searched:
+            return NoFaceError(
+                f"{video}: none of its {frames} frames is in the part that is synced; give another --start or --end",
+                usage=True,
+            )
+        frames = self._searched
         if self._most_faces:
             return NoFaceError(f"{video}: shows faces, but never the chosen one; latentsync-trt faces shows them all")
         if count := self._tracker.turned_frames:
             return NoFaceError(
-                f"{video}: no upright face in any of its {frames} frames, but {count} with one on its side or upside "
-                f"down; probably {_WRONG_TAG}"
+                f"{video}: no upright face in any of the {frames} frames searched, but {count} with one on its side or "
+                f"upside down; probably {_WRONG_TAG}"
             )
         return NoFaceError(
-            f"{video}: no face in any of its {frames} frames; a face must look at the camera, and be at least "
+            f"{video}: no face in any of the {frames} frames searched; a face must look at the camera, and be at least "
             f"{LEAST_WIDTH_PX} px wide and {LEAST_HEIGHT_PX} px high"
         )
 
@@ -132,8 +138,10 @@ class FaceFinder:
         ahead: LookAhead[Frame] = LookAhead(self._tracker)
         with closing(frames):
             for frame in frames:
+                is_wanted = self._wanted(frame.time_s)
+                self._searched += is_wanted
                 with self._clock.measure("face"):
-                    if not self._wanted(frame.time_s):
+                    if not is_wanted:
                         self._tracker.restart()
                         ready: list[tuple[Frame, Seen | None]] = [*ahead.finish(), (frame, None)]
                     elif self._tracks is not None:

@@ -32,7 +32,7 @@ def playback_of(
     if length == "video":
         return Playback(fps, delay_s=delay_s)
     if length == "shortest":
-        return Playback(fps, audio_s if video_s is None else min(video_s, audio_s), delay_s=delay_s)
+        return Playback(fps, audio_s, delay_s=delay_s)
     if length == "longest" and video_s is None:
         cure = "use --length audio or video, or write the file anew: ffmpeg -i VIDEO -c copy NEW.mp4"
         raise InputError(f"--length longest: the video's file does not state how long it is; {cure}", usage=False)

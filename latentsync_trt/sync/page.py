@@ -4,8 +4,9 @@ from base64 import b64encode
 from fractions import Fraction
 from pathlib import Path
 
-from latentsync_trt.config import SyncOptions, command_line
+from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.option_fields import command_line
 from latentsync_trt.paths import check_file_to_write, local_path
 from latentsync_trt.privacy import without_paths
 from latentsync_trt.sync.html import svg, write_html

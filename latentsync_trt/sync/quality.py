@@ -14,6 +14,7 @@ from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.align import rescaled, shifted
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import Pasted
+from latentsync_trt.measures import LipMeasure, Measures
 from latentsync_trt.sync.filmstrip import Filmstrip, Moment
 from latentsync_trt.sync.jobs import Target
 from latentsync_trt.sync.lips import QUIET_DB, Curves, Loudness, agreement, closed_rate, gap_of
@@ -22,8 +23,6 @@ from latentsync_trt.types import (
     Float32Array,
     Float64Array,
     Frame,
-    LipMeasure,
-    Measures,
     Patch,
     UInt8Array,
     UInt16Array,

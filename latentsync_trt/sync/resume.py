@@ -11,9 +11,10 @@ import numpy as np
 
 from latentsync_trt import __version__
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
-from latentsync_trt.config import SyncOptions, flag_name
+from latentsync_trt.config import SyncOptions
 from latentsync_trt.media.codecs import library_versions
 from latentsync_trt.media.files import reading
+from latentsync_trt.option_fields import flag_name
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.version import distribution_version
 

@@ -175,6 +175,7 @@ class Run:
     ) -> Generator[tuple[Frame, tuple[Patch, ...]], None, None]:
         """Every frame of the output, with the new pixels of each face."""
         # The networks finish a batch of windows at once; meanwhile, the stages around them must be able to continue.
+        # So at most about three times this many frames wait in all: in both queues, and in the Painter.
         ahead = (self._windows_at_once() + painter.streams) * self._manifest.frames
         read = read_frames(self._inputs.video, playback)
         frames = in_background(self._clock.measured("decode", read), depth=_QUEUE_DEPTH, name="decode")

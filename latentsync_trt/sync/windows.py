@@ -10,8 +10,8 @@ from latentsync_trt.errors import InputError
 T = TypeVar("T")
 
 _STREAM_FPS = Fraction(55, 2)
-"""About what one stream has: the model was trained at 25 frames/s, and 30 and 40 in one stream measure better than in
-two of 15 and 20 (scripts/frame_rates.py)."""
+"""About what one stream has: the model was trained at 25 frames/s. It paints 33, 36 and 40 better in one stream than in
+two: lips follow more closely, and flicker less."""
 
 _NONE, _WHOLE = Fraction(0), Fraction(1)
 

@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-from latentsync_trt.config import NOT_FOR_BUILDS, command_line
+from latentsync_trt.config import NOT_FOR_BUILDS
+from latentsync_trt.option_fields import command_line
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.stopping import ENDS_WITH_STDIN
 
