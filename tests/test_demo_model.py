@@ -90,9 +90,7 @@ def dub(model: LipSync, audio: Path, mouth: SpokenMouth, folder: Path, options: 
     count = len(mouth.opening)
     source = write_video(folder / "source.mkv", camera_frames(Fraction(count, MODEL_FPS)), codec="ffv1")
     model.sync(source, audio, folder / "out.mkv", options)
-    before, after = (
-        np.stack([frame.rgb for frame in read_frames(path)]) for path in (source, folder / "out.mkv")
-    )
+    before, after = (np.stack([frame.rgb for frame in read_frames(path)]) for path in (source, folder / "out.mkv"))
     assert len(before) == len(after) == count
     gaps = mouth_gaps(after)
     return Dubbed(before, after, Curves(gaps, np.zeros_like(gaps), mouth))

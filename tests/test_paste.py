@@ -85,7 +85,8 @@ def paste(
     paster: Paster, seen_face: Seen, painted: np.ndarray, track: int = 0, time_s: Fraction = Fraction(0)
 ) -> Pasted:
     frame, tracked, face = seen_face
-    return paster.paste(frame, face, as_painted(painted), tracked, track, time_s)
+    examined = paster.examine(frame, face, as_painted(painted), tracked)
+    return paster.paste(frame, face, as_painted(painted), examined, track, time_s)
 
 
 def outside(frame: UInt8Array, pasted: Pasted) -> float:

@@ -86,7 +86,7 @@ def test_stages_and_engines_share_one_time_line(folder: Path) -> None:
         assert event["dur"] >= 0
         assert event["pid"] in names
     spans = [event for event in timed if names[event["pid"]] == "stages"]
-    stages = {"open", "encode audio", "decode", "face", "align", "gather", "paint", "compose", "encode"}
+    stages = {"open", "encode audio", "decode", "face", "align", "gather", "paint", "examine", "compose", "encode"}
     assert {event["name"] for event in spans} == stages
     painting = [(event["ts"], event["ts"] + event["dur"]) for event in spans if event["name"] == "paint"]
     runs = [event for event in timed if event["name"] == "model_run"]

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +23,10 @@ from latentsync_trt.media.codecs import choose_encoder, default_suffix
 from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
+from latentsync_trt.sync.compose import Composer
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.jobs import Job
+from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.types import Frame, Patch
 
@@ -46,13 +50,13 @@ def measure_stages(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
         fresh = (replace(frame, picture=LazyRgb(frame.planes)) if frame.planes else frame for frame in frames)
         return list(aligned_faces(clip.video, fresh, resolution_px))
 
-    def compose() -> list[tuple[Frame, list[Patch]]]:
-        return list(_pasted(jobs, resolution_px))
+    def compose() -> list[tuple[Frame, tuple[Patch, ...]]]:
+        return list(_composed(iter(jobs), resolution_px, lambda source, **_: source))
 
     patched, info = compose(), probe(clip.video)
     encoder = choose_encoder(setting.sync, info)
 
-    def write(patched: Iterable[tuple[Frame, list[Patch]]]) -> None:
+    def write(patched: Iterable[tuple[Frame, tuple[Patch, ...]]]) -> None:
         target = folder / f"stage{default_suffix(setting.sync)}"
         with VideoWriter(target, info, encoder) as writer:
             for frame, patches in patched:
@@ -81,26 +85,30 @@ def _jobs_with_faces(clip: Clip, resolution_px: int) -> list[Job]:
     return found
 
 
-def _all_stages(clip: Clip, count: int, resolution_px: int) -> Generator[tuple[Frame, list[Patch]], None, None]:
+def _all_stages(clip: Clip, count: int, resolution_px: int) -> Generator[tuple[Frame, tuple[Patch, ...]], None, None]:
     """The first frames with their patches; every stage runs in its own thread, as in `sync`."""
     background = partial(in_background, depth=_QUEUE_DEPTH)
     aspect = probe(clip.video).sample_aspect_ratio
     finder = FaceFinder(MediaPipeDetector(), resolution_px, StageClock(), pixel_aspect=aspect)
     frames = background((frame for frame in islice(read_frames(clip.video), count)), name="decode")
     jobs = background(finder.cut_out(background(finder.find(frames), name="face")), name="align")
-    with closing(background(_pasted(jobs, resolution_px), name="compose")) as composed:
+    with closing(_composed(jobs, resolution_px, background)) as composed:
         yield from composed
 
 
-def _pasted(jobs: Iterable[Job], resolution_px: int) -> Generator[tuple[Frame, list[Patch]], None, None]:
-    """Pastes the source's own faces, which takes as long as painted ones."""
-    with MediaPipeDetector() as detector:
-        paster = Paster(detector, mouth_mask(resolution_px))
-        for job in jobs:
-            patches = []
-            for target in job.targets:
-                if target.face is not None:
-                    painted = target.face.image * np.uint16(257)
-                    frame, own = job.frame, (target.face, painted, target.tracked, target.track_id)
-                    patches.append(paster.paste(frame.picture, *own, frame.time_s).patch)
-            yield job.frame, patches
+def _composed(
+    jobs: Iterable[Job], resolution_px: int, background: Callable[..., Any]
+) -> Generator[tuple[Frame, tuple[Patch, ...]], None, None]:
+    with MediaPipeDetector() as mesher:
+        composer = Composer(Paster(mesher, mouth_mask(resolution_px)), None, Quality([Fraction(0)]), StageClock())
+        examined = background(composer.examine(_as_painted(jobs)), name="examine")
+        yield from background(composer.compose(examined), name="compose")
+
+
+def _as_painted(jobs: Iterable[Job]) -> Generator[Job, None, None]:
+    """The source's own faces as painted ones, which take as long."""
+    for job in jobs:
+        faces = [(target, target.face) for target in job.targets if target.face is not None]
+        yield replace(
+            job, targets=tuple(replace(target, painted=face.image * np.uint16(257)) for target, face in faces)
+        )

@@ -41,6 +41,16 @@ class Pasted:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Examined:
+    """What a frame alone tells of a painted face: its `scene`, points `(468, 2)` in it, and color correction."""
+
+    scene: Scene
+    source_mesh: Float32Array | None
+    painted_mesh: Float32Array | None
+    color: Float32Array | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _State:
     """Running means of a track: outlines `(36, 2)` in scene pixels, color correction `(2, 3)`; None = not yet."""
 
@@ -74,12 +84,21 @@ class Paster:
         self._feather, self._color_match = feather, color_match
         self._tracks: dict[int, _State] = {}
 
+    def examine(self, picture: Picture, face: AlignedFace, painted: UInt16Array, tracked: Face) -> Examined:
+        """What `paste` needs of the frame, with the same arguments; more than half of the work, for another thread."""
+        scene = scene_of(picture, face, painted, self._mask)
+        source_mesh, painted_mesh = self._meshes(scene, tracked)
+        color = None
+        if self._color_match and source_mesh is not None and painted_mesh is not None:
+            color = correction(scene, source_mesh, painted_mesh)
+        return Examined(scene, source_mesh, painted_mesh, color)
+
     def paste(
         self,
         picture: Picture,
         face: AlignedFace,
         painted: UInt16Array,
-        tracked: Face,
+        examined: Examined,
         track_id: int,
         time_s: Fraction,
     ) -> Pasted:
@@ -91,27 +110,21 @@ class Paster:
             picture: uint8 `(H, W, 3)` RGB.
             face: the aligned face that was painted.
             painted: uint16 `(r, r, 3)` RGB, 257 × the 8-bit level; r ≥ R, as an enhancer may enlarge it.
-            tracked: the face in the frame, in its pixels.
+            examined: what `examine` found.
             track_id: frames of one track share their state.
             time_s: of the frame, not before that of the last one.
         """
-        scene = scene_of(picture, face, painted, self._mask)
-        source_mesh, painted_mesh = self._meshes(scene, tracked)
-        color = None
-        if self._color_match and source_mesh is not None and painted_mesh is not None:
-            color = correction(scene, source_mesh, painted_mesh)
-        source, new = (None if mesh is None else mesh[list(OVAL)] for mesh in (source_mesh, painted_mesh))
-        state = self._remembered(track_id, time_s, source, new, color)
-        back = inverse(scene.matrix)
+        meshes = examined.source_mesh, examined.painted_mesh
+        source, new = (None if mesh is None else mesh[list(OVAL)] for mesh in meshes)
+        state = self._remembered(track_id, time_s, source, new, examined.color)
+        back = inverse(examined.scene.matrix)
         steady, within = (
             tuple(moved(outline, back) for outline in self._outlines(*outlines))
             for outlines in ((state.source, state.painted), (source, new))
         )
         finish = Finish(self._feather, steady, within, state.color)
         patch = composite(picture, face, painted, self._mask, finish)
-        source_mesh, painted_mesh = (
-            None if mesh is None else moved(mesh, back) for mesh in (source_mesh, painted_mesh)
-        )
+        source_mesh, painted_mesh = (None if mesh is None else moved(mesh, back) for mesh in meshes)
         return Pasted(patch, source_mesh, painted_mesh, seam_score(picture, patch))
 
     def restart(self) -> None:

@@ -1,22 +1,33 @@
-"""The stage after painting: painted faces become patches of their frames."""
+"""The stages after painting: painted faces are examined, and become patches of their frames."""
 
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.face.paste import Paster
+from latentsync_trt.face.paste import Examined, Paster
 from latentsync_trt.media.parts import part_of
 from latentsync_trt.sync.enhance import enhanced
 from latentsync_trt.sync.fades import faded
 from latentsync_trt.sync.jobs import Job, Target
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.threads import StageClock
-from latentsync_trt.types import Enhancer, Frame, Mesher, Patch
+from latentsync_trt.types import AlignedFace, Enhancer, Frame, Mesher, Patch, UInt16Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ready:
+    """A painted face, perhaps enhanced, that can be pasted; `share`: how much of it shows."""
+
+    target: Target
+    face: AlignedFace
+    painted: UInt16Array
+    examined: Examined
+    share: Fraction
 
 
 class Composer:
@@ -33,17 +44,27 @@ class Composer:
         self._clock, self._frames_done = clock, frames_done
         self._part = -1
 
-    def compose(self, jobs: Generator[Job, None, None]) -> Generator[tuple[Frame, tuple[Patch, ...]], None, None]:
-        """Frames in order, with the new pixels of each face."""
+    def examine(self, jobs: Generator[Job, None, None]) -> Generator[tuple[Frame, tuple[Ready, ...]], None, None]:
+        """Frames in order, with what can be known of each face without the frames before."""
         with closing(faded(jobs)) as shown:
             for job, shares in shown:
                 if job.frame.index < self._frames_done:
                     continue
-                with self._clock.measure("compose", frames=int(bool(job.targets))):
-                    self._begin_part(job.frame)
+                with self._clock.measure("examine", frames=int(bool(job.targets))):
                     targets = ((target, shares[target.person]) for target in job.targets)
-                    patches = [patch for each in targets if (patch := self._patch(job.frame, *each))]
-                yield job.frame, tuple(patches)
+                    ready = [found for each in targets if (found := self._ready(job.frame, *each))]
+                yield job.frame, tuple(ready)
+
+    def compose(
+        self, examined: Generator[tuple[Frame, tuple[Ready, ...]], None, None]
+    ) -> Generator[tuple[Frame, tuple[Patch, ...]], None, None]:
+        """Frames in order, with the new pixels of each face."""
+        with closing(examined):
+            for frame, faces in examined:
+                with self._clock.measure("compose", frames=int(bool(faces))):
+                    self._begin_part(frame)
+                    patches = tuple(self._patch(frame, ready) for ready in faces)
+                yield frame, patches
 
     def _begin_part(self, frame: Frame) -> None:
         if (part := part_of(frame.time_s)) != self._part:
@@ -51,13 +72,18 @@ class Composer:
             self._paster.restart()
             self._quality.restart(frame.time_s)
 
-    def _patch(self, frame: Frame, target: Target, share: Fraction) -> Patch | None:
+    def _ready(self, frame: Frame, target: Target, share: Fraction) -> Ready | None:
         if target.face is None or target.painted is None:
             return None
         painted = target.painted if self._enhancer is None else enhanced(target.painted, self._enhancer)
-        pasted = self._paster.paste(frame.picture, target.face, painted, target.tracked, target.track_id, frame.time_s)
-        self._quality.add(frame, target, pasted)
-        return replace(pasted.patch, weight=pasted.patch.weight * np.float32(share))
+        examined = self._paster.examine(frame.picture, target.face, painted, target.tracked)
+        return Ready(target, target.face, painted, examined, share)
+
+    def _patch(self, frame: Frame, ready: Ready) -> Patch:
+        track_id = ready.target.track_id
+        pasted = self._paster.paste(frame.picture, ready.face, ready.painted, ready.examined, track_id, frame.time_s)
+        self._quality.add(frame, ready.target, pasted)
+        return replace(pasted.patch, weight=pasted.patch.weight * np.float32(ready.share))
 
 
 def paster_of(mesher: Mesher, resolution_px: int, options: SyncOptions) -> Paster:

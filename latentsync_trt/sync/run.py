@@ -184,7 +184,8 @@ class Run:
         jobs = in_background(finder.cut_out(spoken), depth=_QUEUE_DEPTH, name="align")
         gathered = in_background(painter.gather(jobs), depth=ahead, name="gather")
         painted = in_background(painter.paint(gathered), depth=ahead, name="paint")
-        return in_background(composer.compose(painted), depth=_QUEUE_DEPTH, name="compose")
+        examined = in_background(composer.examine(painted), depth=_QUEUE_DEPTH, name="examine")
+        return in_background(composer.compose(examined), depth=_QUEUE_DEPTH, name="compose")
 
     def _finder(self, detector: FaceDetector, span: Span) -> FaceFinder:
         voices, tracks = self._inputs.voices, self._inputs.tracks
