@@ -69,6 +69,7 @@ def command(
     silent, notices = quiet or as_json, Notices()
     if bundle is None and not silent:
         say(describe_choice(folder, why))
+    _tune_process()
     with LipSync.from_bundle(folder, provider, runtime, on_notice=None if silent else notices) as lip_sync:
         with progress_bar(hidden=silent) as on_progress:
             report = lip_sync.sync(video, audio, target, options, on_progress=on_progress)
@@ -80,6 +81,12 @@ def command(
         for path in lip_sync.close():
             if not silent:
                 say(f"profile: {path}")
+
+
+def _tune_process() -> None:
+    from latentsync_trt.sync.threads import tune_process  # imports OpenCV
+
+    tune_process()
 
 
 def _wait_for_build(lip_sync: "LipSync", *, silent: bool) -> None:
