@@ -19,7 +19,7 @@ T = TypeVar("T")
 _POLL_S = 0.1
 
 
-# After each call into a library a stage waits for Python's lock, by default for up to 5 ms: longer than most calls take.
+# After a call into a library, a stage waits for Python's lock, by default up to 5 ms: longer than most calls take.
 _SWITCH_INTERVAL_S = 0.0005
 
 
