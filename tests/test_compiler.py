@@ -24,6 +24,8 @@ from latentsync_trt.runtime.compiler import child
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel, run_compiler
 from tests.cache_worker import until
 
+pytestmark = pytest.mark.integration
+
 ROOT = str(Path(__file__).resolve().parents[1])
 FAKE = Path(__file__).with_name("fake_tensorrt.py")
 ENDED_S = 20.0

@@ -19,6 +19,8 @@ from latentsync_trt.types import Face, UInt8Array
 from tests.clips import write_video
 from tests.people import first_person, second_person
 
+pytestmark = pytest.mark.integration
+
 RESOLUTION = 256
 CENTER = (240.0, 216.0)
 """The face in the frames of both people."""

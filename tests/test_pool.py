@@ -27,6 +27,8 @@ from tests.clips import write_sound
 from tests.compiling import COMPILING, CopyBuilder, compiling_provider
 from tests.device import GRAPHS, DemoNetworks, Device, by_graph, denoised
 
+pytestmark = pytest.mark.integration
+
 GPU = Gpu(0, "RTX", "8.9", 2**34, "0000:01:00.0")
 VAE = ("vae_encoder", "vae_decoder")
 

@@ -28,6 +28,8 @@ from tests.clips import click_times, number_of, numbered, open_writer, read_audi
 from tests.small import small_bundle
 from tests.sounds import sound_packets, spoken, write_parts
 
+pytestmark = pytest.mark.integration
+
 IN_TIME_S = 0.011
 """AAC smears a click over a quarter of its blocks of 21 ms; a lost delay of its encoder would cost 21 ms."""
 

@@ -22,6 +22,8 @@ from tests.build_worker import HANG
 from tests.clips import write_face, write_sound
 from tests.small import small_bundle
 
+pytestmark = pytest.mark.integration
+
 if os.name == "nt":
     pytest.skip("Windows delivers Ctrl-C to whole process groups only", allow_module_level=True)
 

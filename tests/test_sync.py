@@ -31,6 +31,8 @@ from latentsync_trt.types import AlignedFace, Face, Progress, SyncReport, UInt8A
 from tests.clips import click_times, decoded, numbered, write_face, write_sound, write_video
 from tests.small import small_bundle
 
+pytestmark = pytest.mark.integration
+
 QUICK = SyncOptions(steps=2, cache_interval=2)
 UNTOUCHED_DB = 38.0
 """PSNR of unchanged pixels after one encode at crf 16; a second encode or a color shift costs more."""
