@@ -301,6 +301,12 @@ class SyncOptions:
             full_steps=full_steps,
         )
 
+    @property
+    def output_length(self) -> Length:
+        """`length`, or its default."""
+        part_only = self.start is not None or self.end is not None
+        return self.length or ("video" if part_only else "audio")
+
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:

@@ -8,7 +8,7 @@ from latentsync_trt import SyncOptions
 from latentsync_trt.config import Length
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.playback import Playback
-from latentsync_trt.sync.length import expected_frames, playback_of
+from latentsync_trt.sync.timeline import expected_frames, playback_of
 from latentsync_trt.types import VideoInfo
 
 SHORT, LONG = Fraction(2), Fraction("4.01")

@@ -8,7 +8,6 @@ from latentsync_trt.bundle.manifest import DEMO_NAME, Manifest
 from latentsync_trt.config import MODEL_FPS, Extend, SyncOptions
 from latentsync_trt.media.playback import LONGEST_PERIOD_S
 from latentsync_trt.media.timing import is_held
-from latentsync_trt.sync.length import length_of
 from latentsync_trt.types import VideoInfo
 
 _EXTENDED: dict[Extend, str] = {
@@ -49,7 +48,7 @@ def notices_of_length(info: VideoInfo, audio_s: Fraction, options: SyncOptions) 
     Args:
         info: of the video, with the delay of the picture. audio_s: when the sound ends.
     """
-    video_s, length, rate = info.duration_s, length_of(options), info.frames_per_s
+    video_s, length, rate = info.duration_s, options.output_length, info.frames_per_s
     still = video_s is not None and rate is not None and video_s * rate <= 1
     if video_s is None or still or is_held(abs(video_s - audio_s)):
         return []

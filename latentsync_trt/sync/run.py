@@ -24,7 +24,6 @@ from latentsync_trt.sync.compose import Composer, paster_of
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter
 from latentsync_trt.sync.inputs import check_inputs
-from latentsync_trt.sync.length import expected_frames
 from latentsync_trt.sync.notices import notices_of_model, notices_of_rate
 from latentsync_trt.sync.page import write_page
 from latentsync_trt.sync.paint import Painter
@@ -33,7 +32,7 @@ from latentsync_trt.sync.resume import made_of
 from latentsync_trt.sync.speakers import Span, heard
 from latentsync_trt.sync.speech import OpenVoices
 from latentsync_trt.sync.threads import StageClock, in_background
-from latentsync_trt.sync.timeline import timeline_of
+from latentsync_trt.sync.timeline import expected_frames, timeline_of
 from latentsync_trt.sync.windows import check_overlap, streams_at
 from latentsync_trt.types import (
     Enhancer,
