@@ -220,7 +220,7 @@ class SyncOptions:
     )
     silence: Silence = option(
         "closed",
-        "Where nobody speaks, also over noise and music: closed shuts the mouth, model leaves it to the model.",
+        "Where no one speaks, also over noise and music: closed shuts the mouth, model leaves it to the model.",
         group=SOUND,
     )
     codec: Codec | None = option(

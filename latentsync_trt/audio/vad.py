@@ -67,7 +67,7 @@ class Speech:
         return np.asarray(np.searchsorted(edges, times, side="right") % 2 == 1, np.bool_)
 
     def gated(self, blocks: Iterable[Float32Array]) -> Iterator[Float32Array]:
-        """The recording's blocks `(n,)` at 16 kHz, digitally silent where nobody speaks, with soft borders."""
+        """The recording's blocks `(n,)` at 16 kHz, digitally silent where no one speaks, with soft borders."""
         points, gains = self._envelope()
         at = 0
         for block in blocks:

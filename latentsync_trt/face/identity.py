@@ -54,7 +54,7 @@ class People:
         self._boxes: list[Float32Array] = []
 
     def find(self, face: Face, look: Float32Array | None, visible: Collection[int]) -> int | None:
-        """Who has this face, among those who were seen and are not `visible` now; None if nobody."""
+        """Who has this face, among those who were seen and are not `visible` now; None if no one."""
         absent = (person for person in range(len(self._looks)) if person not in visible)
         likely = (person for person in absent if self.is_likely(person, face, look))
         return min(likely, key=lambda person: self.distance(person, look), default=None)

@@ -51,7 +51,7 @@ class FaceFinder:
         wanted: whether faces are painted at this time of the output; at others, none is searched.
         pixel_aspect: width / height of a pixel; faces are detected and aligned in square pixels.
         small: whether every search looks for small faces, too; see `FaceTracker`.
-        on_notice: called at the first frame that shows several faces, if nobody has chosen one.
+        on_notice: called at the first frame that shows several faces, if no one has chosen one.
 
     Raises:
         InputError: no real picture has such pixels, or `choice` names a person who is not in `tracks`.

@@ -73,7 +73,7 @@ def notices_of_mix(mix: Path, mix_s: Fraction, voice_s: Fraction) -> list[str]:
 
 
 def notices_of_speech(recording: Path, speech: Speech | None) -> list[str]:
-    """That nobody was found to speak, at all or where it is loud; `speech`: None if it was not searched."""
+    """That no one was found to speak, at all or where it is loud; `speech`: None if it was not searched."""
     if speech is None or (speech.spans_s and not speech.loud_s):
         return []
     if not speech.spans_s:
