@@ -21,15 +21,18 @@ from latentsync_trt.option_fields import (
 )
 from latentsync_trt.values import (
     Speaker,
+    as_device,
     as_speakers,
     as_time,
     check_full_steps,
     check_guidance_interval,
     checked_face,
+    parse_device,
     parse_full_steps,
     parse_guidance_interval,
     parse_speaker,
     parse_time,
+    show_device,
 )
 
 MODEL_FPS = 25
@@ -264,7 +267,7 @@ class SyncOptions:
     c2pa_key: str | Path | None = option(None, "Private key (.pem) of --c2pa-cert.", group=OUTPUT_FILE, advanced=True)
     resume: bool = option(False, "Go on with an interrupted run of the same command.", group=FILES)
     report: str | Path | None = option(
-        None, "Page (.html) to write with measures and pictures of the result.", group=FILES
+        None, "Page (.html) to write with measures and pictures of the result.", group=FILES, written=True
     )
 
     def __post_init__(self) -> None:
@@ -312,7 +315,9 @@ class SyncOptions:
 class RuntimeOptions:
     """How engines are built, cached and run. Raises `InputError` for values outside their limits.
 
-    `dynamic`, `workspace_gb`, `optimization_level` and `graph_form` are part of an engine's key in the cache.
+    `dynamic`, `workspace_gb`, `optimization_level` and `graph_form` are part of an engine's key in the cache. `device`
+    may be given as a number, several numbers, text as on the command line, or "all"; it becomes an int for one GPU, a
+    tuple for several, or "all".
     """
 
     dynamic: bool | None = _engine_option(
@@ -327,7 +332,13 @@ class RuntimeOptions:
         minimum=1,
         maximum=64,
     )
-    device: int = _engine_option(0, "GPU, by its number in CUDA.", minimum=0, maximum=63)
+    device: int | str | tuple[int, ...] = _engine_option(
+        0,
+        "GPU, by its number in CUDA; several that share the clip, as in 0,1; or all.",
+        parse=parse_device,
+        show=show_device,
+        metavar="N,N,...|all",
+    )
     workspace_gb: float | None = _engine_option(
         None,
         "Limit of GPU memory for an engine's temporary data in TensorRT.  [default: no limit]",
@@ -358,7 +369,15 @@ class RuntimeOptions:
     profile: str | Path | None = _engine_option(None, "Write a table of times and a Chrome trace here.", folder=True)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "device", as_device(self.device))
         check_limits(self)
+
+    @property
+    def one_device(self) -> int:
+        """`device` for what uses one GPU; raises `InputError` if it names several."""
+        if not isinstance(self.device, int):
+            raise InputError(f"--device {show_device(self.device)}: only one GPU can be used here; give its number")
+        return self.device
 
 
 NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "profile", "windows_per_batch")

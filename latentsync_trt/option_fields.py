@@ -2,14 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import field, fields
+from difflib import get_close_matches
+from fractions import Fraction
 from math import inf
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from latentsync_trt.errors import InputError
+
+T = TypeVar("T")
+
+_BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 _KINDS: tuple[tuple[type, Any, str], ...] = (
     (bool, bool, "True or False"),
@@ -34,7 +40,7 @@ def option(default: Any, help_text: str, *, group: str | None = None, advanced: 
         group: heading in the help text. advanced: shown by `--help-all` only.
         limits: `minimum`, `maximum`; `off` is the flag that sets False; `parse` converts text to the value,
             shown as `metavar`, and raises `InputError`, `show` converts it back; `folder` marks the path of a folder to
-            write.
+            write, `written` that of a file.
     """
     return field(default=default, metadata={"help": help_text, "group": group, "advanced": advanced, **limits})
 
@@ -76,6 +82,11 @@ def flag_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
+def field_name(given: str) -> str:
+    """The field of an option, which may be written as its flag: "--low-memory" → "low_memory"."""
+    return given.strip().lstrip("-").replace("-", "_").casefold()
+
+
 def command_line(options: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]:
     """The flags that reproduce the dataclass instance `options`, without those at their defaults."""
     words: list[str] = []
@@ -90,3 +101,84 @@ def command_line(options: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]:
         else:
             words += [flag_name(spec.name), spec.metadata.get("show", str)(value)]
     return words
+
+
+def file_fields(cls: type[Any]) -> dict[str, bool]:
+    """Names of the fields that hold the path of a file, each with whether it is written."""
+    hints = get_type_hints(cls)
+    return {
+        spec.name: spec.metadata.get("written", False)
+        for spec in fields(cls)
+        if Path in get_args(hints[spec.name]) and not spec.metadata.get("folder")
+    }
+
+
+def to_texts(options: Any) -> dict[str, Any]:
+    """The fields of the dataclass instance `options` that are not at their defaults, as `from_texts` takes them.
+
+    Values are plain JSON: numbers, bools, texts and lists of these.
+    """
+    changed = {spec.name: getattr(options, spec.name) for spec in fields(options)}
+    return {spec.name: _plain(changed[spec.name]) for spec in fields(options) if changed[spec.name] != spec.default}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, bool | str) or value is None:
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    # A Fraction may have no exact float; a Path and a Speaker are texts.
+    return float(value) if isinstance(value, Real) and not isinstance(value, Fraction) else str(value)
+
+
+def from_texts(cls: type[T], values: Mapping[str, Any]) -> T:
+    """An instance of the options dataclass `cls` from texts, as in a table or form, or from JSON values.
+
+    Names may be written as flags; None and empty texts mean the default. An option that may be given several times
+    takes a list, or one text with ";" between its values.
+
+    Raises:
+        InputError: there is no such option, or its value cannot be used.
+    """
+    specs, hints = {spec.name: spec for spec in fields(cls)}, get_type_hints(cls)  # type: ignore[arg-type]
+    found: dict[str, Any] = {}
+    for given, value in values.items():
+        name = field_name(given)
+        if name not in specs:
+            similar = get_close_matches(name, specs, n=1)
+            raise InputError(f"{given}: no such option" + (f"; did you mean {similar[0]}?" if similar else ""))
+        if name in found:
+            raise InputError(f"{given}: is given twice")
+        if value is not None and not (isinstance(value, str) and not value.strip()):
+            found[name] = _from_text(specs[name], hints[name], value)
+    return cls(**found)
+
+
+def _from_text(spec: Any, hint: Any, value: Any) -> Any:
+    """The value of one field; what is not text is left to the checks of the dataclass."""
+    kinds, text = {hint, *get_args(hint)}, value
+    if isinstance(value, str):
+        text = value.strip()
+    elif isinstance(value, list):
+        return tuple(value)
+    elif isinstance(value, int | float) and not isinstance(value, bool) and not kinds & {bool, int, float, Fraction}:
+        return str(value)  # as in "fps": 25
+    if not isinstance(text, str):
+        return text
+    try:
+        if spec.default == ():
+            return tuple(part.strip() for part in text.split(";") if part.strip())
+        if Fraction in kinds and "/" in text:
+            return Fraction(text)
+        if "parse" in spec.metadata:
+            return spec.metadata["parse"](text)
+        if bool in kinds:
+            return _BOOLS[text.casefold()]
+        return int(text) if int in kinds else float(text) if float in kinds else text
+    except (KeyError, ValueError, ZeroDivisionError) as error:
+        if isinstance(error, InputError):
+            raise
+        words = next(words for kind, _, words in (*_KINDS, (Fraction, None, "a time")) if kind in kinds)
+        raise InputError(f"{flag_name(spec.name)} {text}: not {words}") from None

@@ -292,7 +292,7 @@ class EngineTime:
     `node_share`: share of the graph's nodes that run on `provider`. `build_s`: duration of the build, in this run
     (`built`) or earlier, for the cache. `open_s`: sum over all openings, without building. `first_ms`, `mean_ms`: the
     first run, and the mean of all others (the first, if there are none). `opened`: number of openings, more than 1
-    where only one network at a time is on the device.
+    where only one network at a time is on the device. `device`: the GPU's number, None on the CPU.
     """
 
     graph: str
@@ -305,6 +305,7 @@ class EngineTime:
     first_ms: float
     mean_ms: float
     opened: int = 1
+    device: int | None = None
 
     def merged(self, later: Self) -> Self:
         """These times combined with those after the engine was closed and opened again."""
@@ -320,6 +321,17 @@ class EngineTime:
             mean_ms=total_ms / (before + after) if before + after else first.mean_ms,
             opened=self.opened + later.opened,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """What one device painted: `windows`, in `busy_s` seconds. `error`: why it was left out; empty if it was not."""
+
+    name: str
+    provider: str
+    windows: int
+    busy_s: float
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +361,8 @@ class SyncReport:
 
     `duration_s`: of the output. `wall_s`: from the start of this call, after waiting for others, to the finished file;
     its part `startup_s` ends when all networks are open and the recording has been read, before the first picture.
-    `frames_per_s`: frames written per second after that. `stages`: seconds that each stage was busy; they overlap.
+    `frames_per_s`: frames written per second after that. `stages`: seconds that each stage was busy; they overlap, and
+    several `devices` paint at the same time.
     """
 
     output: str
@@ -367,3 +380,4 @@ class SyncReport:
     notices: tuple[str, ...]
     untouched: tuple[Interval, ...] = ()
     quality: Measures | None = None
+    devices: tuple[DeviceTime, ...] = ()

@@ -1,5 +1,6 @@
-"""What a command prints about an unexpected exception: one line, and a log file for a bug report."""
+"""What a command prints about an exception: one line, and for an unexpected one a log file for a bug report."""
 
+import errno
 import os
 import platform
 import shlex
@@ -11,11 +12,23 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.privacy import without_names, without_paths, without_places
 from latentsync_trt.version import __version__
 
 _NAME = "latentsync-trt"
 _LONGEST = 200
+
+
+def one_line(error: Exception, arguments: Sequence[str]) -> tuple[str, bool]:
+    """The line to print about `error`, and whether the call was wrong; arguments as those of `explain`."""
+    if isinstance(error, LatentSyncError):
+        return " ".join(str(error).split()), error.usage
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"{error.filename or 'output'}: {error.strerror}; free some space, or write elsewhere", False
+    if isinstance(error, MemoryError):
+        return "out of memory; close other programs or use a bundle of lower resolution", False
+    return explain(error, arguments), False
 
 
 def explain(error: BaseException, arguments: Sequence[str]) -> str:

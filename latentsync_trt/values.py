@@ -10,6 +10,9 @@ from typing import Any
 
 from latentsync_trt.errors import InputError
 
+ALL_DEVICES = "all"
+"""`--device` for every GPU."""
+
 _TIME = re.compile(r"(?:(?:(\d+):)?([0-5]?\d):)?(\d+(?:\.\d*)?|\.\d+)")
 
 
@@ -103,6 +106,35 @@ def as_speakers(value: Any) -> tuple[Speaker, ...]:
     if isinstance(value, list | tuple):
         return tuple(speaker for each in value for speaker in as_speakers(each))
     raise InputError(f"--speaker {value!r}: is not the number of a face and a file, as in 0=a.wav")
+
+
+_MOST_DEVICE = 63
+
+
+def parse_device(text: str) -> int | str | tuple[int, ...]:
+    """ "1" → 1, "0,1" → (0, 1), "all" → "all"; raises `InputError` for anything else."""
+    if text.strip() == ALL_DEVICES:
+        return ALL_DEVICES
+    numbers = [int(part) if part.strip().isdecimal() else -1 for part in text.split(",")]
+    if not all(0 <= number <= _MOST_DEVICE for number in numbers):
+        raise InputError(f"--device {text}: not numbers of GPUs from 0 to {_MOST_DEVICE}, as in 1 or 0,1, nor all")
+    if len(set(numbers)) < len(numbers):
+        raise InputError(f"--device {text}: names a GPU twice")
+    return numbers[0] if len(numbers) == 1 else tuple(numbers)
+
+
+def show_device(device: int | str | tuple[int, ...]) -> str:
+    """The text that `parse_device` reads."""
+    return ",".join(map(str, device)) if isinstance(device, tuple) else str(device)
+
+
+def as_device(value: Any) -> int | str | tuple[int, ...]:
+    """One or several numbers of GPUs, or text for `parse_device`; raises `InputError` for anything else."""
+    if isinstance(value, list | tuple):
+        value = ",".join("" if isinstance(number, bool) else str(number) for number in value)
+    elif isinstance(value, bool) or not isinstance(value, str | Integral):
+        raise InputError(f"--device {value!r}: not a whole number, as in 1, several, as in 0,1, or all")
+    return parse_device(str(value))
 
 
 def parse_full_steps(text: str) -> tuple[int, ...]:

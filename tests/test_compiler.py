@@ -20,7 +20,6 @@ import psutil
 import pytest
 
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
-from latentsync_trt.runtime.compiler import child
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel, run_compiler
 from tests.cache_worker import until
 

@@ -136,7 +136,7 @@ def test_tensorrt_where_it_does_not_run(report: Report) -> None:
 CRASHING = """
 import os, signal, sys
 from latentsync_trt.bench import selftest_worker
-from latentsync_trt.runtime.compiler.child import serve
+from latentsync_trt.child import serve
 from latentsync_trt.runtime.sessions.engines import Engines
 
 open_engine = Engines.open

@@ -19,11 +19,11 @@ from latentsync_trt.bench.pictures import decibels
 from latentsync_trt.bench.rows import BundleFacts
 from latentsync_trt.bench.selftest_worker import Order
 from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.child import Event, run_child
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.privacy import redacted
-from latentsync_trt.runtime.compiler.child import Event, run_child
 from latentsync_trt.runtime.providers.diagnose import ORT_NAMES
 from latentsync_trt.runtime.sessions.engines import COMPILING_PROVIDERS
 from latentsync_trt.runtime.sessions.session import Array
@@ -168,7 +168,7 @@ def self_test(
             return run_part(order, lambda text: say(f"{part}: {redacted(text, given)}"))
 
         tested = replace(options, engine_cache=options.engine_cache or f"{folder / 'engines'}")
-        other = RuntimeOptions(device=options.device, engine_cache=f"{folder / 'other engines'}")
+        other = RuntimeOptions(device=options.one_device, engine_cache=f"{folder / 'other engines'}")
         first, second, theirs = run(_FIRST, provider, tested, bundle.manifest.graphs), Part(), Part()
         usable = [graph for graph, row in first.rows().items() if not row.error]
         if usable:

@@ -14,10 +14,10 @@ import numpy as np
 from latentsync_trt.bench.machine import gpu_facts, library_versions
 from latentsync_trt.bench.material import choose_clip, first_window, generated_part, random_inputs
 from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.child import Emit, serve
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
-from latentsync_trt.runtime.compiler.child import Emit, serve
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import gpus
 from latentsync_trt.runtime.providers.libraries import UNKNOWN, rtx_version
@@ -54,10 +54,10 @@ def carry_out(fields: Mapping[str, Any], emit: Emit) -> None:
     order = Order(**fields)
     options = RuntimeOptions(**order.options)
     emit(doing="reading the versions of libraries")
-    emit(environment=_machine(options.device))
+    emit(environment=_machine(options.one_device))
     emit(doing=f"loading provider {order.provider}")
     try:
-        selection = select_provider(order.provider, options.device)
+        selection = select_provider(order.provider, options.one_device)
         emit(provider=selection.name, notices=selection.notices())
         bundle = Bundle.load(Path(order.bundle), verify=False)
         Path(order.folder).mkdir()

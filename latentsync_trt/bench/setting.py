@@ -87,7 +87,7 @@ def settings_for(
     """
     settings: dict[str, Setting] = {}
     for name in options.provider:
-        chosen = select_provider(name, runtime.device)
+        chosen = select_provider(name, runtime.one_device)
         for text in chosen.notices():
             say(text)
         free_bytes = None if chosen.gpu is None else free_memory_bytes(chosen.gpu.index)

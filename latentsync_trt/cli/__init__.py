@@ -3,7 +3,6 @@
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130, 143 and 129 stopped by Ctrl-C, SIGTERM and SIGHUP.
 """
 
-import errno
 import importlib
 import io
 import json
@@ -17,8 +16,7 @@ import rich_click as click
 
 from latentsync_trt import __version__, stopping
 from latentsync_trt.cli.options import add_help_all
-from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.unexpected import explain
+from latentsync_trt.unexpected import one_line
 
 PANELS = {
     "Lip-sync": ["demo", "sync", "faces", "export", "use"],
@@ -83,17 +81,12 @@ def _explained(error: Exception, arguments: Sequence[str]) -> tuple[str, int]:
         return str(error), stopping.INTERRUPTED_CODE
     if stopping.requested():  # a failure while a command leaves its blocks is caused by that
         return stopping.interrupted_message(), stopping.INTERRUPTED_CODE
-    if isinstance(error, LatentSyncError):
-        return " ".join(str(error).split()), 2 if error.usage else 1
     if isinstance(error, click.ClickException):
         return error.format_message(), error.exit_code
     if isinstance(error, click.Abort):
         return "aborted", 1
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return f"{error.filename or 'output'}: {error.strerror}; free some space, or write elsewhere", 1
-    if isinstance(error, MemoryError):
-        return "out of memory; close other programs or use a bundle of lower resolution", 1
-    return explain(error, arguments), 1
+    message, usage = one_line(error, arguments)
+    return message, 2 if usage else 1
 
 
 def _print_no_more() -> None:

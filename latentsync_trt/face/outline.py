@@ -32,12 +32,15 @@ def covering(source: Float32Array, painted: Float32Array, reach_px: float) -> tu
     What is pasted fades out before the edge of the outlines' union, so the source's chin would remain as a second one.
     It is extended over the neck by at most `reach_px`, not over what is beside the face.
     """
-    outside = np.array([-cv2.pointPolygonTest(painted, point, True) for point in source.tolist()])
     away = source - painted.mean(axis=0)
     away /= np.maximum(np.linalg.norm(away, axis=1, keepdims=True), 1e-6)
     below = np.clip((away[:, 1] - _SIDE) / (_BELOW - _SIDE), 0, 1)
-    extension = below * reach_px * np.clip((outside / reach_px - _FROM) / (_TO - _FROM), 0, 1)
-    return np.asarray(source + away * extension[:, None], np.float32), painted
+    chin = np.flatnonzero(below)
+    outside = np.array([-cv2.pointPolygonTest(painted, point, True) for point in source[chin].tolist()])
+    extension = below[chin] * reach_px * np.clip((outside / reach_px - _FROM) / (_TO - _FROM), 0, 1)
+    extended = source.copy()
+    extended[chin] = source[chin] + away[chin] * extension[:, None]
+    return extended, painted
 
 
 def filled(outlines: Sequence[Float32Array], size: tuple[int, int]) -> Float32Array:

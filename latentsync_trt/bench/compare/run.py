@@ -111,7 +111,7 @@ def compare_videos(a: Path, b: Path, clip: Clip, plan: Plan) -> Comparison:
 def _dub(bundle: Bundle, video: Path, clip: Clip, plan: Plan) -> tuple[Selection, tuple[str, ...]]:
     """Writes the clip as `bundle` paints it, lossless; what it ran on, and notices."""
     plan.say(f"{bundle.manifest.name} from {bundle.folder}")
-    selection = select_provider(plan.provider, plan.runtime.device)
+    selection = select_provider(plan.provider, plan.runtime.one_device)
     networks = Networks(bundle, selection, plan.runtime, may_fall_back=plan.provider == "auto", on_notice=plan.say)
     with LipSync(networks) as lip_sync:
         options = replace(plan.sync, lossless=True)

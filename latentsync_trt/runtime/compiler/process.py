@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from latentsync_trt.child import Event, run_child
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
-from latentsync_trt.runtime.compiler.child import Event, run_child
 from latentsync_trt.runtime.compiler.failures import is_out_of_memory
 
 Compiler = Literal["tensorrt", "tensorrt_rtx"]

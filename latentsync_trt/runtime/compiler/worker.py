@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from latentsync_trt.runtime.compiler.child import serve
+from latentsync_trt.child import serve
 from latentsync_trt.runtime.compiler.failures import is_out_of_memory
 
 # The parser's conditions for an operation that it knows but does not support, and for an unknown one.

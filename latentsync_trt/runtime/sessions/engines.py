@@ -271,7 +271,7 @@ class Engines:
         if self.selection.name == "rtx":
             plugin_options = rtx_options(input_shapes(entry, self.ranges), options.workspace_gb)
             version = rtx_version()
-            return RtxBuilder(plugin_options, tuple(rtx_devices(options.device)), version, self._shared(version))
+            return RtxBuilder(plugin_options, tuple(rtx_devices(self._gpu.index)), version, self._shared(version))
         return TensorRTBuilder(
             entry,
             self.ranges,

@@ -1,0 +1,52 @@
+# Run-time image: `docker build -t latentsync-trt .`; docs/cluster.md says how to run it.
+# Plain Debian, whose own Python runs the package: scripts/fresh_debian.py can then run every line below without Docker.
+FROM debian:trixie-slim AS system
+# wget: health checks, of compose.yaml and of KubeRay before 1.6.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends ca-certificates python3 wget \
+    && rm -rf /var/lib/apt/lists/*
+
+# The libraries, gigabytes with TensorRT: this layer changes only with pyproject.toml, whatever changes in the code.
+FROM system AS libraries
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends python3-venv \
+    && python3 -m venv /opt/pip \
+    && python3 -m venv --without-pip /opt/latentsync-trt
+# `serve` or `cluster,serve` for machines without a GPU; `cuda` instead of `tensorrt` is 4 GB smaller.
+ARG EXTRAS=tensorrt,cluster,serve
+WORKDIR /requirements
+COPY pyproject.toml ./
+# An empty package brings the requirements of the real one.
+RUN mkdir latentsync_trt \
+    && touch README.md latentsync_trt/__init__.py \
+    && /opt/pip/bin/pip --python /opt/latentsync-trt/bin/python install --no-cache-dir ".[${EXTRAS}]" \
+    && /opt/pip/bin/pip --python /opt/latentsync-trt/bin/python uninstall --yes latentsync-trt
+
+FROM libraries AS package
+WORKDIR /source
+COPY pyproject.toml README.md LICENSE NOTICE ./
+COPY latentsync_trt latentsync_trt
+RUN /opt/pip/bin/pip --python /opt/latentsync-trt/bin/python install --no-cache-dir --no-deps --root /package .
+
+FROM system
+# Folders that any user may write, so that `--user` works, too. Login shells, as KubeRay's, set their own PATH.
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /cache latentsync \
+    && mkdir -m 1777 /cache /data \
+    && mkdir /checkpoints \
+    && echo 'PATH=/opt/latentsync-trt/bin:$PATH' > /etc/profile.d/latentsync-trt.sh
+COPY --from=libraries /opt/latentsync-trt /opt/latentsync-trt
+COPY --from=package /package /
+# HOME: where CUDA, matplotlib and numba keep what they compile. video: the GPU's encoder.
+ENV PATH=/opt/latentsync-trt/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    HOME=/cache \
+    LATENTSYNC_TRT_CACHE_DIR=/cache/engines \
+    LATENTSYNC_TRT_CHECKPOINTS=/checkpoints \
+    PYTHONUNBUFFERED=1 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,video,utility
+VOLUME ["/cache", "/data"]
+WORKDIR /data
+USER 10001
+EXPOSE 8000
+ENTRYPOINT ["latentsync-trt"]
+CMD ["--help"]

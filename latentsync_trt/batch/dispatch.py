@@ -1,0 +1,213 @@
+"""Gives waiting tasks to workers: one thread per worker, and a task of a worker that is lost runs again."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from latentsync_trt.batch.tasks import (
+    Cancelled,
+    CancelledEvent,
+    Done,
+    Event,
+    Failed,
+    Finished,
+    Moved,
+    Started,
+    Task,
+    WorkerHandle,
+    WorkerLost,
+    WorkerState,
+)
+from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.types import Progress
+
+# Windows delivers Ctrl-C only between waits.
+_POLL_S = 0.2
+_LEAVE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    task: Task
+    number: int
+
+
+class Dispatcher:
+    """Runs tasks on workers, in the order in which they were submitted; all methods are thread-safe.
+
+    Workers start at once. A task that its worker fails is failed; a lost worker starts again, and its task is the next
+    to run, until it has had `attempts`. A worker is given up when it is lost so many times in a row while it starts, or
+    when its settings cannot work.
+    """
+
+    def __init__(
+        self, handles: Sequence[WorkerHandle], on_event: Callable[[Event], None], *, attempts: int = 3
+    ) -> None:
+        """`on_event`: called from several threads, one at a time. What it raises for `Started` fails the task."""
+        self._handles, self._on_event, self._attempts = tuple(handles), on_event, attempts
+        self._changed, self._telling = threading.Condition(), threading.RLock()
+        self._waiting: deque[_Attempt] = deque()
+        self._running: dict[str, WorkerHandle] = {}
+        self._to_cancel: set[str] = set()
+        self._pending, self._workers, self._closing = 0, len(self._handles), False
+        self._error: BaseException | None = None
+        self._threads = [
+            threading.Thread(target=self._serve, args=(handle,), name=handle.name, daemon=True)
+            for handle in self._handles
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, task: Task, *, attempts_before: int = 0) -> None:
+        """Adds a task to the end of the queue."""
+        with self._changed:
+            self._waiting.append(_Attempt(task, attempts_before + 1))
+            self._pending += 1
+            self._changed.notify_all()
+
+    def cancel(self, task_id: str) -> bool:
+        """Removes a waiting task, or asks the worker of a running one to stop; False if it is neither."""
+        with self._changed:
+            waiting = next((attempt for attempt in self._waiting if attempt.task.id == task_id), None)
+            handle = self._running.get(task_id)
+            if waiting is not None:
+                self._waiting.remove(waiting)
+            elif handle is not None:
+                self._to_cancel.add(task_id)
+        if waiting is not None:
+            self._end(CancelledEvent(task_id))
+        elif handle is not None:
+            handle.cancel(task_id)
+        return waiting is not None or handle is not None
+
+    def wait(self) -> None:
+        """Returns when every submitted task has ended; raises the last worker's error if no worker is left."""
+        with self._changed:
+            while self._pending and self._workers and not self._closing:
+                self._changed.wait(_POLL_S)
+            if self._pending and not self._workers and self._error is not None:
+                raise self._error
+
+    def close(self) -> None:
+        """Ends all workers. Tasks that wait or run get no further event."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._handles:
+            with ThreadPoolExecutor(len(self._handles)) as pool:
+                list(pool.map(lambda handle: handle.close(), self._handles))
+        end_s = time.monotonic() + _LEAVE_S
+        for thread in self._threads:
+            thread.join(max(end_s - time.monotonic(), 0))
+
+    def _serve(self, handle: WorkerHandle) -> None:
+        """The life of a worker, in a thread of its own."""
+        try:
+            while self._start(handle):
+                lost = False
+                while not lost and (attempt := self._next(handle)) is not None:
+                    lost = self._try(handle, attempt)
+        except BaseException as error:  # noqa: BLE001 -- of `on_event` or a bug: `wait` raises it
+            with self._changed:
+                self._error, self._workers = error, 0
+        finally:
+            with self._changed:
+                self._workers = max(self._workers - 1, 0)
+                self._changed.notify_all()
+
+    def _start(self, handle: WorkerHandle) -> bool:
+        """Starts a worker; False if it cannot work, or the dispatcher closes."""
+        for number in range(1, self._attempts + 1):
+            if self._closing:
+                break
+            self._say(WorkerState(handle.name, "starting"))
+            try:
+                handle.start()
+            except LatentSyncError as error:
+                if self._closing:
+                    break
+                self._error = error
+                self._say(WorkerState(handle.name, "lost", str(error)))
+                if not isinstance(error, WorkerLost) or number == self._attempts:
+                    break
+            else:
+                self._say(WorkerState(handle.name, "ready"))
+                return True
+        self._say(WorkerState(handle.name, "closed"))
+        return False
+
+    def _next(self, handle: WorkerHandle) -> _Attempt | None:
+        """Waits for a task; None when the dispatcher closes."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            if self._closing:
+                return None
+            attempt = self._waiting.popleft()
+            self._running[attempt.task.id] = handle
+            return attempt
+
+    def _try(self, handle: WorkerHandle, attempt: _Attempt) -> bool:
+        """Runs a task; returns whether the worker was lost."""
+        task_id = attempt.task.id
+        try:
+            self._say(Started(task_id, handle.name, attempt.number))
+            done = self._run(handle, attempt.task)
+        except WorkerLost as error:
+            if not self._closing:
+                self._say(WorkerState(handle.name, "lost", str(error)))
+                self._lost(handle, attempt, error)
+            return True
+        except Cancelled:
+            if not self._closing:
+                self._end(CancelledEvent(task_id))
+        except LatentSyncError as error:
+            self._end(Failed(task_id, handle.name, str(error), error.usage, again=False))
+        else:
+            self._end(Finished(task_id, handle.name, done))
+        self._say(WorkerState(handle.name, "ready"))
+        return False
+
+    def _run(self, handle: WorkerHandle, task: Task) -> Done:
+        if task.id in self._to_cancel:
+            raise Cancelled(f"{task.id}: canceled")
+        self._say(WorkerState(handle.name, "running", task.id))
+
+        def moved(progress: Progress) -> None:
+            self._say(Moved(task.id, handle.name, progress))
+            if task.id in self._to_cancel:  # it was canceled before the worker had it
+                handle.cancel(task.id)
+
+        return handle.run(task, moved)
+
+    def _lost(self, handle: WorkerHandle, attempt: _Attempt, error: WorkerLost) -> None:
+        """Queues the task of a lost worker again, before all others, if it has attempts left."""
+        task_id = attempt.task.id
+        if task_id in self._to_cancel:
+            self._end(CancelledEvent(task_id))
+            return
+        again = attempt.number < self._attempts
+        failed = Failed(task_id, handle.name, str(error), error.usage, again)
+        if not again:
+            self._end(failed)
+            return
+        self._say(failed)
+        with self._changed:
+            self._running.pop(task_id)
+            self._waiting.appendleft(_Attempt(attempt.task, attempt.number + 1))
+            self._changed.notify_all()
+
+    def _end(self, event: CancelledEvent | Failed | Finished) -> None:
+        """Tells a task's last event."""
+        self._say(event)
+        with self._changed:
+            self._running.pop(event.task_id, None)
+            self._to_cancel.discard(event.task_id)
+            self._pending -= 1
+            self._changed.notify_all()
+
+    def _say(self, event: Event) -> None:
+        with self._telling:
+            self._on_event(event)

@@ -1,0 +1,273 @@
+"""Reads a job file or a folder of clips into tasks, and finds all rows that cannot work before the first one starts."""
+
+import csv
+import io
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from latentsync_trt.batch.store import is_url
+from latentsync_trt.batch.tasks import Task
+from latentsync_trt.config import SyncOptions
+from latentsync_trt.diffusion.plan import plan_for
+from latentsync_trt.errors import InputError, LatentSyncError
+from latentsync_trt.option_fields import field_name, from_texts, to_texts
+from latentsync_trt.paths import exists, why_missing
+
+_FILES = ("video", "audio", "output")
+_DELIMITERS = (",", ";", "\t")
+_THREADS = min(16, 4 * (os.cpu_count() or 1))
+_CACHED_STEP = 0.2
+"""Time of a step that reuses features, of that of a full one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a row cannot work; `where`: "row 3", or the job file."""
+
+    where: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A row. `length_s`: of its output, where that is known; `cost`: what a second of it costs, 1 = a full step."""
+
+    where: str
+    task: Task
+    length_s: float | None = None
+
+    @property
+    def cost(self) -> float:
+        """Expected work, in seconds of video times denoising steps; 0 where the length is unknown."""
+        guided = 2.0 if self.task.options.guidance > 1.0 else 1.0
+        steps = plan_for(self.task.options)
+        return (self.length_s or 0.0) * sum(
+            (1.0 if step.full else _CACHED_STEP) * (guided if step.guided else 1.0) for step in steps
+        )
+
+
+def read_jobs(source: Path, defaults: SyncOptions, out: str | None = None) -> tuple[list[Job], list[Problem]]:
+    """The rows of a .csv or .jsonl file, or the clips of a folder that have a recording of the same name.
+
+    Args:
+        defaults: options of rows that don't say otherwise; their files relative to the current folder, those of a job
+            file relative to it. out: folder or URL of outputs that a row doesn't name; by default the video's.
+
+    Raises:
+        InputError: the file cannot be read, or it has no rows.
+    """
+    jobs: list[Job] = []
+    problems: list[Problem] = []
+    base = source if source.is_dir() else source.parent
+    absolute = Task("", "", None, "", defaults).with_files(lambda file, _: _joined(Path.cwd(), file) if file else file)
+    given = to_texts(absolute.options)
+    for where, row in _rows_of(source):
+        try:
+            jobs.append(Job(where, _task(row, base, given, out)))
+        except InputError as error:
+            problems.append(Problem(where, str(error)))
+    if not jobs and not problems:
+        raise InputError(f"{source}: has no rows; add a row for each clip")
+    return jobs, problems + _conflicts(jobs)
+
+
+def check_jobs(jobs: Sequence[Job], on_checked: Callable[[int], None]) -> tuple[list[Job], list[Problem]]:
+    """Opens what all rows need: those that can work, with their lengths, and why the others cannot.
+
+    `on_checked` is called with the number of checked rows after each.
+    """
+    good: list[Job] = []
+    problems: list[Problem] = []
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for count, found in enumerate(pool.map(_checked, jobs), 1):
+            if isinstance(found, Job):
+                good.append(found)
+            else:
+                problems.append(found)
+            on_checked(count)
+    return good, problems
+
+
+def _rows_of(source: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each row with its place; raises `InputError`, also while it reads."""
+    if source.is_dir():
+        yield from _folder_rows(source)
+        return
+    readers = {".csv": _csv_rows, ".jsonl": _json_rows, ".ndjson": _json_rows}
+    if source.suffix.lower() not in readers:
+        raise InputError(f"{source}: is no job file; give a .csv or .jsonl file, or a folder of clips")
+    if not exists(source):
+        raise InputError(why_missing(source))
+    try:
+        text = source.read_text("utf-8-sig")
+    except UnicodeError as error:
+        raise InputError(f"{source}: is not UTF-8; save it as “CSV UTF-8”") from error
+    except OSError as error:
+        raise InputError(f"{source}: cannot be read: {error.strerror}") from error
+    yield from readers[source.suffix.lower()](source, text)
+
+
+def _folder_rows(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    from latentsync_trt.quantize.clips import clips_in
+
+    pairs = [clip for clip in clips_in(folder) if clip.audio != clip.video]
+    if not pairs:
+        raise InputError(f"{folder}: no video has a recording of the same name, as a.mp4 and a.wav; name them so")
+    for clip in pairs:
+        yield clip.video.name, {"video": clip.video.name, "audio": clip.audio.name}
+
+
+def _csv_rows(source: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    header = text.lstrip().partition("\n")[0]
+    delimiter = max(_DELIMITERS, key=header.count)  # Excel writes ";" where "," is the decimal point
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    names: list[str] = []
+    try:
+        for number, cells in enumerate(lines, 1):
+            if not any(cell.strip() for cell in cells):
+                continue
+            if not names:
+                names = _checked_names(source, cells)
+                continue
+            if len(cells) > len(names):
+                more = f"has {len(cells)} cells, the header {len(names)}; put text with {delimiter!r} in quotes"
+                raise InputError(f"{source}: row {number} {more}")
+            yield f"row {number}", dict(zip(names, cells, strict=False))
+    except csv.Error as error:
+        raise InputError(f"{source}: line {lines.line_num} is not CSV: {error}") from error
+
+
+def _checked_names(source: Path, cells: Sequence[str]) -> list[str]:
+    """The columns; raises `InputError` for those that are unknown, missing or there twice."""
+    names = [field_name(cell) for cell in cells]
+    known = {spec: None for spec in (*_FILES, *SyncOptions.__dataclass_fields__)}
+    for cell, name in zip(cells, names, strict=True):
+        if name not in known:
+            raise InputError(f"{source}: column {cell!r}: no such option; see latentsync-trt sync --help-all")
+        if names.count(name) > 1:
+            raise InputError(f"{source}: column {cell!r} is there twice; remove one")
+    if "video" not in names:
+        raise InputError(f"{source}: has no column video; its first row names the columns, as in video,audio,output")
+    return names
+
+
+def _json_rows(source: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{source}: line {number} is not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise InputError(f"{source}: line {number} is not an object, as in {{\"video\": \"a.mp4\", …}}")
+        yield f"line {number}", {field_name(name): value for name, value in row.items()}
+
+
+def _task(row: Mapping[str, Any], base: Path, defaults: Mapping[str, Any], out: str | None) -> Task:
+    """The task of a row, with absolute paths; raises `InputError`."""
+    texts = {name: _text(name, row.get(name)) for name in _FILES}
+    own = {name: value for name, value in row.items() if name not in _FILES and value not in (None, "")}
+    options = from_texts(SyncOptions, {**defaults, **own})
+    if not texts["video"]:
+        raise InputError("no video; name a file")
+    output = texts["output"] or _default_output(texts["video"], options, out)
+    named = Task("-", texts["video"], texts["audio"] or None, output, options)
+    content = named.with_files(lambda file, _: _relative(base, file)).to_json()
+    task_id = sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    return replace(named.with_files(lambda file, _: _joined(base, file)), id=task_id)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str | None):
+        raise InputError(f"{name} {value!r}: is not text; name a file")
+    return (value or "").strip()
+
+
+def _default_output(video: str, options: SyncOptions, out: str | None) -> str:
+    from latentsync_trt.media.codecs import default_suffix
+
+    name = f"{Path(video).stem}-synced{default_suffix(options)}"
+    if out is not None:
+        return f"{out.rstrip('/')}/{name}" if is_url(out) else str(Path(out).absolute() / name)
+    if is_url(video):
+        raise InputError(f"{video}: no output; name one in the row, or a folder for all with --out")
+    return str(Path(video).with_name(name))
+
+
+def _joined(base: Path, file: str) -> str:
+    return file if is_url(file) else str((base / file).absolute())
+
+
+def _relative(base: Path, file: str) -> str:
+    """As in the job file, so that a batch stays the same one where its folder is moved."""
+    if is_url(file):
+        return file
+    path, folder = Path(_joined(base, file)), base.absolute()
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+
+
+def _conflicts(jobs: Sequence[Job]) -> list[Problem]:
+    """Rows that would write the same file, or one that another row reads."""
+    problems: list[Problem] = []
+    files = [(job, file, written, _identity(file)) for job in jobs for file, written in job.task.files()]
+    first: dict[object, Job] = {}
+    reading: dict[object, Job] = {}
+    for job, _, written, key in files:
+        if not written:
+            reading.setdefault(key, job)
+    for job, file, written, key in files:
+        if not written:
+            continue
+        if key in first:
+            problems.append(Problem(job.where, f"{file}: {first[key].where} writes it, too; choose another name"))
+        elif key in reading:
+            other = "the row itself" if reading[key] is job else reading[key].where
+            problems.append(Problem(job.where, f"{file}: is an input of {other}; choose another name for the output"))
+        first.setdefault(key, job)
+    return problems
+
+
+def _identity(file: str) -> object:
+    """The same for all names of one file."""
+    if is_url(file):
+        return file
+    try:
+        path = Path(file).resolve()
+        status = path.stat()
+    except OSError:
+        return os.path.normcase(path)
+    return (status.st_dev, status.st_ino) if status.st_ino else os.path.normcase(path)
+
+
+def _checked(job: Job) -> Job | Problem:
+    """The row with its length, or why it cannot work."""
+    from latentsync_trt.batch.store import exists as is_there
+    from latentsync_trt.media.files import check_file
+    from latentsync_trt.sync.inputs import check_inputs
+
+    task = job.task
+    try:
+        remote = [file for file, _ in task.files() if is_url(file)]
+        if not remote:
+            inputs = check_inputs(task.video, task.audio, task.output, task.options)
+            return replace(job, length_s=_length_s(inputs.info.duration_s, inputs.voices.recordings, task.options))
+        for file, written in task.files():
+            if not written and not is_url(file):
+                check_file(Path(file))
+            elif not written and not is_there(file):
+                return Problem(job.where, f"{file}: there is no such file; correct the address")
+    except LatentSyncError as error:
+        return Problem(job.where, str(error))
+    return job

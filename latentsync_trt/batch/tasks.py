@@ -1,0 +1,196 @@
+"""What a driver and its workers exchange: clips to sync, results, events, and what a worker is to the driver."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Protocol, Self
+
+from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.errors import InputError, LatentSyncError
+from latentsync_trt.option_fields import file_fields, from_texts, to_texts
+from latentsync_trt.types import Progress
+from latentsync_trt.values import Speaker
+
+ChangeFile = Callable[[str, bool], str]
+"""Takes a path or URL and whether it is written; returns what replaces it."""
+
+
+class TaskError(LatentSyncError):
+    """The clip failed; message and `usage` are those of the error in the worker."""
+
+
+class WorkerLost(LatentSyncError):
+    """The worker died while it started or ran a task; the task may run again."""
+
+
+class Cancelled(LatentSyncError):
+    """`WorkerHandle.cancel` stopped the task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A clip to sync. Files, also those in `options`, are paths or URLs. `id` is unique within a ledger."""
+
+    id: str
+    video: str
+    audio: str | None
+    output: str
+    options: SyncOptions = field(default_factory=SyncOptions)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON; only options that differ from their defaults."""
+        plain = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        return {**plain, "options": to_texts(self.options)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The task that `to_json` wrote; raises `InputError` for anything else."""
+        names = {spec.name for spec in fields(cls)}
+        texts = {name: data.get(name) for name in ("id", "video", "output")}
+        audio, options = data.get("audio"), data.get("options", {})
+        if set(data) - names or not all(isinstance(text, str) and text for text in texts.values()):
+            raise InputError(f"task {data!r}: does not have the fields {', '.join(sorted(names))}")
+        if not isinstance(audio, str | None) or not isinstance(options, Mapping):
+            raise InputError(f"task {texts['id']}: audio is not text, or options are not an object")
+        return cls(audio=audio, options=from_texts(SyncOptions, options), **texts)  # type: ignore[arg-type]
+
+    def with_files(self, change: ChangeFile) -> Self:
+        """This task with every file replaced by what `change` returns for it; outputs come last."""
+        video, audio = change(self.video, False), None if self.audio is None else change(self.audio, False)
+        options = self.options
+        if options.turns is None:  # else they name speakers in the turns
+            speakers = tuple(Speaker(each.face, change(each.voice, False)) for each in options.speaker)
+            options = replace(options, speaker=speakers)
+        for name, written in sorted(file_fields(SyncOptions).items(), key=lambda item: item[1]):
+            if (file := getattr(options, name)) is not None:
+                options = replace(options, **{name: change(str(file), written)})
+        return replace(self, video=video, audio=audio, output=change(self.output, True), options=options)
+
+    def files(self) -> list[tuple[str, bool]]:
+        """Every file, with whether it is written."""
+        found: list[tuple[str, bool]] = []
+
+        def note(file: str, written: bool) -> str:
+            found.append((file, written))
+            return file
+
+        self.with_files(note)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A finished task. `seconds`: of the worker, fetching and delivery included.
+
+    `report`: `asdict` of its `SyncReport`, with the task's own output.
+    """
+
+    seconds: float
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What a worker opens: a bundle (path, name, "demo" or the URL of a folder) on one device.
+
+    `scratch`: folder for fetched files, by default the system's temporary folder. `threads`: of the CPU.
+    """
+
+    bundle: str
+    provider: str = "auto"
+    runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
+    scratch: str | None = None
+    threads: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        plain = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        return {**plain, "runtime": to_texts(self.runtime)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The settings that `to_json` wrote."""
+        return cls(**{**data, "runtime": from_texts(RuntimeOptions, data["runtime"])})
+
+
+class WorkerHandle(Protocol):
+    """The driver's side of a worker. One thread calls `start` and `run`; the others may come from any."""
+
+    name: str
+    """For people, as in "gpu 0", "cpu", "ray 3"."""
+
+    def start(self) -> None:
+        """Returns when the bundle is open; starts a worker that was lost again.
+
+        Raises:
+            WorkerLost: the worker died. LatentSyncError: the settings cannot work.
+        """
+        ...
+
+    def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
+        """Syncs a clip; raises `TaskError`, `WorkerLost` or `Cancelled`."""
+        ...
+
+    def cancel(self, task_id: str) -> None:
+        """Stops the task if it runs here; from any thread."""
+        ...
+
+    def close(self) -> None:
+        """Ends the worker, also within a task, which then raises; from any thread, any number of times."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """A worker begins something else; `detail` is the task's id where it runs one, or why it was lost."""
+
+    worker: str
+    state: Literal["starting", "ready", "running", "lost", "closed"]
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A worker is about to get a task, for the `attempt`-th time, counted from 1."""
+
+    task_id: str
+    worker: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A running task got further."""
+
+    task_id: str
+    worker: str
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The task's output is complete."""
+
+    task_id: str
+    worker: str
+    done: Done
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A task failed; `again`: its worker was lost, and it will run once more."""
+
+    task_id: str
+    worker: str
+    message: str
+    usage: bool
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CancelledEvent:
+    """A task was canceled, waiting or running."""
+
+    task_id: str
+
+
+Event = WorkerState | Started | Moved | Finished | Failed | CancelledEvent
