@@ -12,7 +12,7 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends python3-venv \
     && python3 -m venv /opt/pip \
     && python3 -m venv --without-pip /opt/latentsync-trt
-# `serve` or `cluster,serve` for machines without a GPU; `cuda` instead of `tensorrt` is 4 GB smaller.
+# Without TensorRT: `cuda,cluster,serve`. Without a GPU: `cluster,serve`, or less.
 ARG EXTRAS=tensorrt,cluster,serve
 WORKDIR /requirements
 COPY pyproject.toml ./

@@ -366,6 +366,12 @@ class RuntimeOptions:
         "Folder of built engines.  [default: $LATENTSYNC_TRT_CACHE_DIR, else ./engine_cache, else the user's cache]",
         folder=True,
     )
+    engine_store: str | None = _engine_option(
+        None,
+        "URL (s3://, gs://, ...) or folder that machines share: missing engines are fetched from there, and built ones "
+        "uploaded.",
+        metavar="URL",
+    )
     profile: str | Path | None = _engine_option(None, "Write a table of times and a Chrome trace here.", folder=True)
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@
 
 `build` runs the Dockerfile's own instructions, one folder below ROOTS for each stage, and prints the size and time of
 each; `run` starts a command in the last one, with its user, variables and folder. Needs Linux, root, the network and
-mmdebstrap, whose root stands for the base image. `PIP_*` variables reach `build` only, with the folders of --bind.
+mmdebstrap, whose root stands for the base image. `PIP_*` variables reach `build` only.
 """
 
 import argparse
@@ -20,6 +20,14 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MIRROR = "http://deb.debian.org/debian"
+
+# What the official slim image leaves out, too, else sizes differ.
+SLIM = [
+    "--variant=minbase",
+    '--aptopt=Dir::Cache { pkgcache ""; srcpkgcache ""; };',
+    '--aptopt=DPkg::Post-Invoke { "rm -f /var/cache/apt/archives/*.deb"; };',
+    *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "info", "locale", "man")),
+]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # Mounts end with the process, whose namespace they are in.
@@ -73,7 +81,7 @@ class Image:
             subprocess.run(["cp", "-a", "--reflink=auto", self.roots / base, self.root], check=True)
         elif self.build:
             suite = base.removeprefix("debian:").removesuffix("-slim")
-            subprocess.run(["mmdebstrap", "--quiet", "--variant=minbase", suite, self.root, MIRROR], check=True)
+            subprocess.run(["mmdebstrap", "--quiet", *SLIM, suite, self.root, MIRROR], check=True)
 
     def copy(self, words: list[str]) -> None:
         """Files of the repository, or of another stage."""
@@ -110,6 +118,8 @@ def main() -> None:
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--bind", action="append", default=[], metavar="FOLDER", help="seen inside, too, read-only")
     options = parser.parse_args()
+    if (options.what == "build") == options.roots.exists():
+        sys.exit(f"{options.roots}: {'exists; name a new folder' if options.what == 'build' else 'build it first'}")
     options.roots.mkdir(parents=True, exist_ok=True)
     arguments = dict(argument.split("=", 1) for argument in options.build_arg)
     image = Image(options.roots.resolve(), arguments, options.bind, build=options.what == "build")

@@ -36,7 +36,7 @@ from latentsync_trt.runtime.providers.select import select_provider
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.inpaint import Inpainter, graphs_for, make_inpainter
 from latentsync_trt.sync.jobs import Job
-from latentsync_trt.sync.paint import Painter
+from latentsync_trt.sync.paint import PaintDevice, Painter
 from latentsync_trt.sync.speakers import Voices
 from latentsync_trt.sync.speech import OpenVoices
 from latentsync_trt.sync.threads import StageClock
@@ -156,7 +156,9 @@ def main() -> None:
         for overlap in OVERLAPS:
             for phase in PHASES:
                 speech = OpenVoices(Voices((SoundPiece(SPEECH),)), networks.encode_mel, options.silence)
-                painter = Painter(cast(Inpainter, inpainter), frames, speech.windows, StageClock(), overlap=overlap)
+                painter = Painter(
+                    [PaintDevice(cast(Inpainter, inpainter))], frames, speech.windows, StageClock(), overlap=overlap
+                )
                 runs[start_s, overlap, phase] = painted(jobs, phase, painter, part)
                 print(start_s, overlap, phase, file=sys.stderr)
     rows = [measure(runs, overlap, frames) for overlap in OVERLAPS]

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from latentsync_trt import child
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel, run_compiler
 from tests.cache_worker import until

@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections.abc import Generator
+from itertools import product
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from latentsync_trt.types import ColorTags, Face, Frame, UInt8Array, YuvPlanes
 from tests.clips import frame_at
 from tests.pictures import noise
 
-SIZES = [(TILE_PX, 2 * TILE_PX), (2 * TILE_PX + 3, TILE_PX + 65), (1, 1), (70, 2 * TILE_PX - 1)]
+SIZES = [(TILE_PX, 2 * TILE_PX), (2 * TILE_PX + 3, TILE_PX + 65), (17 * TILE_PX, 3), (1, 1), (70, 2 * TILE_PX - 1)]
 FORMATS = [
     ("420", 8, ColorTags(matrix=1)),
     ("420", 8, ColorTags(matrix=5, full_range=True)),
@@ -67,18 +68,18 @@ def test_only_accessed_tiles_are_converted_and_once(monkeypatch: pytest.MonkeyPa
     converted: list[tuple[int, int]] = []
     convert = LazyRgb._convert
 
-    def counted(picture: LazyRgb, row: int, first: int, end: int) -> None:
-        converted.extend((row, column) for column in range(first, end))
-        convert(picture, row, first, end)
+    def counted(picture: LazyRgb, top: int, bottom: int, left: int, right: int) -> None:
+        converted.extend(product(range(top, bottom), range(left, right)))
+        convert(picture, top, bottom, left, right)
 
     monkeypatch.setattr(LazyRgb, "_convert", counted)
-    picture = LazyRgb(planes(3 * TILE_PX, 4 * TILE_PX))
+    picture = LazyRgb(planes(20 * TILE_PX, 4 * TILE_PX))
     part = slice(TILE_PX - 1, TILE_PX + 1), slice(2 * TILE_PX, 2 * TILE_PX + 9)
     picture[part]
     picture[part]
     assert converted == [(0, 2), (1, 2)]
     np.asarray(picture)
-    assert len(converted) == len(set(converted)) == 12
+    assert len(converted) == len(set(converted)) == 80
 
 
 def test_parts_are_read_only() -> None:

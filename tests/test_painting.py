@@ -18,7 +18,7 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.jobs import Job, Target
-from latentsync_trt.sync.paint import Gathered, Painter
+from latentsync_trt.sync.paint import Gathered, PaintDevice, Painter
 from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Frame, UInt8Array, UInt16Array, WindowBatch
 from tests.clips import frame_at
@@ -100,7 +100,9 @@ def own_mouth(index: int, track: int) -> float:
 
 
 def painter(denoiser: AddsAudio, at_once: int, **how: int) -> Painter:
-    return Painter(inpainter(denoiser, at_once), FRAMES, audio_windows, StageClock(), at_once=lambda: at_once, **how)
+    return Painter(
+        [PaintDevice(inpainter(denoiser, at_once))], FRAMES, audio_windows, StageClock(), at_once=lambda: at_once, **how
+    )
 
 
 def assert_own_mouths(found: list[Job], tracks: Sequence[set[int]], frames_done: int = 0) -> None:

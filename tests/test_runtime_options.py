@@ -106,7 +106,11 @@ def test_a_build_process_makes_the_same_engines(demo: Bundle, tmp_path: Path) ->
     ("fields", "words"),
     [
         ({"windows_per_batch": 0}, "--windows-per-batch 0: outside 1 to 64"),
-        ({"device": -1}, "--device -1: outside 0 to 63"),
+        ({"device": -1}, "--device -1: not numbers of GPUs from 0 to 63, as in 1 or 0,1, nor all"),
+        ({"device": (0, 64)}, "--device 0,64: not numbers of GPUs"),
+        ({"device": "0,1,0"}, "--device 0,1,0: names a GPU twice"),
+        ({"device": "every"}, "--device every: not numbers of GPUs"),
+        ({"device": 1.0}, "--device 1.0: not a whole number"),
         ({"workspace_gb": 0.01}, "--workspace-gb 0.01: outside"),
         ({"workspace_gb": float("nan")}, "--workspace-gb nan: outside"),
         ({"optimization_level": 6}, "--optimization-level 6: outside 0 to 5"),

@@ -138,6 +138,6 @@ def test_a_notice_from_another_thread_is_a_callback_too(tmp_path: Path) -> None:
             errors.append(error)
 
     made = LipSync.from_bundle(small_bundle(), "cpu", on_notice=close)
-    assert Background(lambda: made._networks.notice("from a thread")).join()
+    assert Background(lambda: made._devices.notice("from a thread")).join()
     assert len(errors) == 1
     made.close()

@@ -11,15 +11,22 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from latentsync_trt.batch.store import is_url
+from latentsync_trt.batch.store import check_target, is_url, shown
 from latentsync_trt.batch.tasks import Task
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion.plan import plan_for
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import field_name, from_texts, to_texts
 from latentsync_trt.paths import exists, why_missing
+
+if TYPE_CHECKING:
+    from latentsync_trt.media.soundtrack import SoundPiece
+    from latentsync_trt.sync.inputs import Inputs
+
+_Row = tuple[str, Mapping[str, Any] | str]
+"""Where a row is, and its cells by field, or why it cannot be read."""
 
 _FILES = ("video", "audio", "output")
 _DELIMITERS = (",", ";", "\t")
@@ -99,7 +106,7 @@ def check_jobs(jobs: Sequence[Job], on_checked: Callable[[int], None]) -> tuple[
     return good, problems
 
 
-def _rows_of(source: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _rows_of(source: Path) -> Iterator[_Row]:
     """Each row with its place; raises `InputError`, also while it reads."""
     if source.is_dir():
         yield from _folder_rows(source)
@@ -118,7 +125,7 @@ def _rows_of(source: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield from readers[source.suffix.lower()](source, text)
 
 
-def _folder_rows(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _folder_rows(folder: Path) -> Iterator[_Row]:
     from latentsync_trt.quantize.clips import clips_in
 
     pairs = [clip for clip in clips_in(folder) if clip.audio != clip.video]
@@ -128,7 +135,7 @@ def _folder_rows(folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield clip.video.name, {"video": clip.video.name, "audio": clip.audio.name}
 
 
-def _csv_rows(source: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _csv_rows(source: Path, text: str) -> Iterator[_Row]:
     header = text.lstrip().partition("\n")[0]
     delimiter = max(_DELIMITERS, key=header.count)  # Excel writes ";" where "," is the decimal point
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -140,43 +147,50 @@ def _csv_rows(source: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]
             if not names:
                 names = _checked_names(source, cells)
                 continue
-            if len(cells) > len(names):
-                more = f"has {len(cells)} cells, the header {len(names)}; put text with {delimiter!r} in quotes"
-                raise InputError(f"{source}: row {number} {more}")
-            yield f"row {number}", dict(zip(names, cells, strict=False))
+            if len(cells) <= len(names):
+                yield f"row {number}", dict(zip(names, cells, strict=False))
+            else:
+                cure = f"put text with {delimiter!r} in quotes"
+                yield f"row {number}", f"has {len(cells)} cells, the header {len(names)}; {cure}"
     except csv.Error as error:
         raise InputError(f"{source}: line {lines.line_num} is not CSV: {error}") from error
 
 
 def _checked_names(source: Path, cells: Sequence[str]) -> list[str]:
     """The columns; raises `InputError` for those that are unknown, missing or there twice."""
-    names = [field_name(cell) for cell in cells]
-    known = {spec: None for spec in (*_FILES, *SyncOptions.__dataclass_fields__)}
+    names, problems = [field_name(cell) for cell in cells], list[str]()
     for cell, name in zip(cells, names, strict=True):
-        if name not in known:
-            raise InputError(f"{source}: column {cell!r}: no such option; see latentsync-trt sync --help-all")
-        if names.count(name) > 1:
-            raise InputError(f"{source}: column {cell!r} is there twice; remove one")
+        if name not in _FILES:
+            try:
+                from_texts(SyncOptions, {cell: None})
+            except InputError as error:
+                problems.append(f"column {error}")
+    problems += [f"column {name} is there twice; remove one" for name, count in Counter(names).items() if count > 1]
+    if problems:
+        raise InputError(f"{source}: {'; '.join(problems)}")
     if "video" not in names:
         raise InputError(f"{source}: has no column video; its first row names the columns, as in video,audio,output")
     return names
 
 
-def _json_rows(source: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _json_rows(_: Path, text: str) -> Iterator[_Row]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
+        row: Mapping[str, Any] | str
         try:
-            row = json.loads(line)
+            row = {field_name(name): value for name, value in json.loads(line).items()}
         except ValueError as error:
-            raise InputError(f"{source}: line {number} is not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise InputError(f"{source}: line {number} is not an object, as in {{\"video\": \"a.mp4\", …}}")
-        yield f"line {number}", {field_name(name): value for name, value in row.items()}
+            row = f"is not JSON: {error}"
+        except AttributeError:
+            row = 'is not an object, as in {"video": "a.mp4", "audio": "a.wav", "output": "b.mp4"}'
+        yield f"line {number}", row
 
 
-def _task(row: Mapping[str, Any], base: Path, defaults: Mapping[str, Any], out: str | None) -> Task:
+def _task(row: Mapping[str, Any] | str, base: Path, defaults: Mapping[str, Any], out: str | None) -> Task:
     """The task of a row, with absolute paths; raises `InputError`."""
+    if isinstance(row, str):
+        raise InputError(row)
     texts = {name: _text(name, row.get(name)) for name in _FILES}
     own = {name: value for name, value in row.items() if name not in _FILES and value not in (None, "")}
     options = from_texts(SyncOptions, {**defaults, **own})
@@ -232,9 +246,9 @@ def _conflicts(jobs: Sequence[Job]) -> list[Problem]:
             continue
         if key in first:
             problems.append(Problem(job.where, f"{file}: {first[key].where} writes it, too; choose another name"))
-        elif key in reading:
-            other = "the row itself" if reading[key] is job else reading[key].where
-            problems.append(Problem(job.where, f"{file}: is an input of {other}; choose another name for the output"))
+        elif key in reading and reading[key] is not job:  # its own inputs are checked with them
+            where = reading[key].where
+            problems.append(Problem(job.where, f"{file}: is an input of {where}; choose another name for the output"))
         first.setdefault(key, job)
     return problems
 
@@ -257,17 +271,41 @@ def _checked(job: Job) -> Job | Problem:
     from latentsync_trt.media.files import check_file
     from latentsync_trt.sync.inputs import check_inputs
 
-    task = job.task
+    task, files = job.task, job.task.files()
     try:
-        remote = [file for file, _ in task.files() if is_url(file)]
-        if not remote:
-            inputs = check_inputs(task.video, task.audio, task.output, task.options)
-            return replace(job, length_s=_length_s(inputs.info.duration_s, inputs.voices.recordings, task.options))
-        for file, written in task.files():
-            if not written and not is_url(file):
+        if not any(is_url(file) for file, _ in files):
+            return replace(
+                job, length_s=_length_s(check_inputs(task.video, task.audio, task.output, task.options), task)
+            )
+        for file, written in files:
+            if written:
+                check_target(file)
+            elif not is_url(file):
                 check_file(Path(file))
-            elif not written and not is_there(file):
-                return Problem(job.where, f"{file}: there is no such file; correct the address")
+            elif not is_there(file):
+                return Problem(job.where, f"{shown(file)}: no such file; correct the address")
     except LatentSyncError as error:
         return Problem(job.where, str(error))
     return job
+
+
+def _length_s(inputs: "Inputs", task: Task) -> float | None:
+    """About the seconds of an output, from what its inputs state."""
+    from latentsync_trt.media.files import open_input
+    from latentsync_trt.media.timing import stated_end_s
+
+    def end_s(piece: "SoundPiece") -> Fraction:
+        with open_input(piece.path) as container:
+            return piece.at_s + (stated_end_s(container) or Fraction(0))
+
+    video_s, sound_s = inputs.info.duration_s, max(map(end_s, inputs.voices.recordings))
+    match task.options.output_length:
+        case "audio":
+            length_s: Fraction | None = sound_s
+        case "video":
+            length_s = video_s
+        case "longest":
+            length_s = max(video_s or sound_s, sound_s)
+        case "shortest":
+            length_s = min(video_s or sound_s, sound_s)
+    return float(length_s) if length_s else None

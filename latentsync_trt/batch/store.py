@@ -34,7 +34,7 @@ _READ_ONLY = ("http", "https")
 _WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "r2"})
 
 _EXTRA = 'pip install "latentsync-trt[cluster]"'
-_LONGEST_NAME = 120
+_LONGEST_NAME = 60  # in UTF-8 at most 240 bytes
 # The default of aiohttp ends a download after five minutes.
 _CONNECT_S, _READ_S = 30, 60
 _LOCK_POLL_S = 0.2
@@ -104,8 +104,10 @@ def check_target(target: str) -> None:
             _open(target)
 
 
-def fetch(text: str, folder: Path, check: Check = lambda: None) -> Path:
+def fetch(text: str, folder: Path, check: Check = lambda: None, *, get_client: Any = None) -> Path:
     """The local file of a path or URL; a URL is downloaded into `folder`, which must exist, under its own name.
+
+    `get_client`: makes the session for http and https, as fsspec's argument of that name.
 
     Raises:
         MediaError: it cannot be read, or not all of it arrived. InputError: nothing knows such URLs.
@@ -115,7 +117,7 @@ def fetch(text: str, folder: Path, check: Check = lambda: None) -> Path:
         return path
     target = folder / name_of(text)
     with _reading(text, folder):
-        system, remote = _open(text)
+        system, remote = _open(text, get_client)
         # HTTP servers may send it compressed, and aiohttp compares what arrives with the announced size.
         size_bytes = None if _protocol(text) in _READ_ONLY else system.size(remote)
         try:
@@ -209,7 +211,7 @@ def _protocol(url: str) -> str:
     return url.partition("://")[0].lower()
 
 
-def _open(url: str) -> tuple[Any, str]:
+def _open(url: str, get_client: Any = None) -> tuple[Any, str]:
     """The file system of a URL, without what it remembers of earlier calls, and the file's name there."""
     import fsspec
 
@@ -218,7 +220,7 @@ def _open(url: str) -> tuple[Any, str]:
         import aiohttp
 
         times = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
-        options = {"client_kwargs": {"timeout": times}}
+        options = {"client_kwargs": {"timeout": times}, **({"get_client": get_client} if get_client else {})}
     system, remote = fsspec.core.url_to_fs(url, **options)
     system.invalidate_cache()
     return system, remote

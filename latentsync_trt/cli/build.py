@@ -1,9 +1,10 @@
 """`latentsync-trt build`: builds engines ahead of time, so that the first `sync` does not wait for them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
@@ -14,6 +15,7 @@ from latentsync_trt.config import NOT_FOR_BUILDS, RuntimeOptions
 from latentsync_trt.errors import EngineBuildError
 
 if TYPE_CHECKING:
+    from latentsync_trt.runtime.providers.select import Selection
     from latentsync_trt.runtime.sessions.engines import Engines
 
 
@@ -60,7 +62,7 @@ def command(
     as_json: bool,
     **fields: Any,
 ) -> None:
-    """Build a bundle's engines into the engine cache.
+    """Build a bundle's engines into the engine cache, for several GPUs once for each kind.
 
     Only providers tensorrt and rtx need engines.
     """
@@ -71,7 +73,7 @@ def command(
     from latentsync_trt.cli.show import STDERR, say
     from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
     from latentsync_trt.runtime.compiler.profiles import check_graphs
-    from latentsync_trt.runtime.providers.select import select_provider
+    from latentsync_trt.runtime.providers.select import select_devices
     from latentsync_trt.runtime.sessions.engines import Engines
 
     options = build_options(RuntimeOptions, fields)
@@ -80,25 +82,39 @@ def command(
     silent = quiet or as_json
     notice = (lambda _: None) if silent else say
     check_graphs(loaded.manifest, graphs)
-    cache = EngineCache(cache_folder(options.engine_cache), notice)
-    engines = Engines(loaded, select_provider(provider, options.device), options, cache, notice)
-    name = engines.selection.name
-    for text in (*engines.selection.notices(), f"{describe_choice(folder, why)}, provider {name}"):
+    cache = EngineCache(cache_folder(options.engine_cache), notice, options.engine_store)
+    selected, left_out = select_devices(provider, options.device)
+    kinds = [
+        Engines(loaded, selection, replace(options, device=selection.device_id), cache, notice)
+        for selection in _one_of_each_kind(selected)
+    ]
+    name = kinds[0].selection.name
+    for text in (*left_out, *kinds[0].selection.notices(), f"{describe_choice(folder, why)}, provider {name}"):
         notice(text)
-    wanted = (graphs or tuple(loaded.manifest.graphs)) if engines.compiled else ()
-    building = _build_all(engines, wanted, force=force, jobs=jobs)
+    compiled = [engines for engines in kinds if engines.compiled]
+    wanted = graphs or tuple(loaded.manifest.graphs)
+    building = chain.from_iterable(_build_all(engines, wanted, force=force, jobs=jobs) for engines in compiled)
+    count = len(wanted) * len(compiled)
     rows = []
-    for row in track(building, "building engines", len(wanted), console=STDERR, transient=True, disable=silent):
+    for row in track(building, "building engines", count, console=STDERR, transient=True, disable=silent):
         notice(str(row))
         rows.append(row)
     if as_json:
         click.echo(json.dumps({"provider": name, "engines": [asdict(row) for row in rows]}))
-    elif not engines.compiled and not quiet:
+    elif not compiled and not quiet:
         click.echo(f"provider {name} needs no engines: it opens the bundle's graphs directly")
     elif not quiet:
         total_s, count = sum(row.build_s for row in rows if row.built), sum(row.built for row in rows)
         size = f"{sum(row.bytes for row in rows) / 1e6:.1f} MB"
         click.echo(f"{cache.folder}: {count} of {len(rows)} engines built in {total_s:.1f} s, {size}")
+
+
+def _one_of_each_kind(selected: "Iterable[Selection]") -> "list[Selection]":
+    """Engines fit all GPUs of a name and compute capability."""
+    kinds: dict[object, Selection] = {}
+    for each in selected:
+        kinds.setdefault((each.name, each.gpu and (each.gpu.name, each.gpu.capability)), each)
+    return list(kinds.values())
 
 
 def _build_all(engines: "Engines", graphs: tuple[str, ...], *, force: bool, jobs: int) -> Iterator[Built]:

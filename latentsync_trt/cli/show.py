@@ -107,6 +107,12 @@ def progress_bar(*, hidden: bool) -> Iterator[ProgressCallback]:
         yield move
 
 
+def _devices(report: SyncReport) -> str:
+    """ " (2 GPUs: 24 + 23 windows)", of those that painted; empty for one."""
+    painted = [str(device.windows) for device in report.devices if device.windows]
+    return f" ({len(painted)} GPUs: {' + '.join(painted)} windows)" if len(painted) > 1 else ""
+
+
 def process_age_s() -> float:
     """Seconds since this process was started."""
     created_s: float = psutil.Process().create_time()
@@ -126,7 +132,7 @@ def show_report(report: SyncReport, notices: Notices, total_s: float | None = No
     running_s = report.wall_s - report.startup_s
     click.echo(
         f"{report.output}: {report.frames} frames ({report.duration_s:.2f} s), face in {report.frames_with_face}, "
-        f"with {report.bundle} on {report.provider}"
+        f"with {report.bundle} on {report.provider}{_devices(report)}"
     )
     click.echo(
         f"time: {running_s:.1f} s + {total_s - running_s:.1f} s start-up = {total_s:.1f} s; "

@@ -5,7 +5,7 @@ import numpy as np
 from PIL import Image
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, Picture, UInt8Array
+from latentsync_trt.types import AlignedFace, Float32Array, Float64Array, Picture, UInt8Array, UInt16Array
 
 # Left brow, right brow and nose in a 75×100 face, which is scaled by 2.8 · resolution / 256.
 _TEMPLATE = np.array([[17.0, 20.0], [58.0, 20.0], [37.5, 40.0]])
@@ -130,12 +130,15 @@ def frame_rectangle(
 
 
 def resize_antialiased(
-    image: Float32Array, size_px: tuple[int, int], part: tuple[slice, slice] | None = None
+    image: Float32Array | UInt16Array,
+    size_px: tuple[int, int],
+    part: tuple[slice, slice] | None = None,
+    unit: float = 1.0,
 ) -> Float32Array:
     """Bicubic resize (a = −0.5) with antialiasing, as PyTorch's `interpolate(antialias=True)`.
 
     Args:
-        image: float32 `(H, W, C)`. size_px: width and height of the result.
+        image: `(H, W, C)`, multiplied by `unit`. size_px: width and height of the result.
         part: rows and columns of the result to compute; the others are 0. None = all.
 
     Returns:
@@ -148,7 +151,7 @@ def resize_antialiased(
     box = (columns.start * scale_x, rows.start * scale_y, columns.stop * scale_x, rows.stop * scale_y)
     size = (columns.stop - columns.start, rows.stop - rows.start)
     for channel in range(image.shape[2]):
-        plane = Image.fromarray(np.ascontiguousarray(image[..., channel]))
+        plane = Image.fromarray(image[..., channel] * np.float32(unit))
         result[rows, columns, channel] = np.asarray(plane.resize(size, Image.Resampling.BICUBIC, box))
     return result
 

@@ -3,15 +3,20 @@
 import cv2
 import numpy as np
 
-from latentsync_trt.face.outline import LIPS, OVAL, filled
+from latentsync_trt.face.outline import LIPS, OVAL, drawn
 from latentsync_trt.face.scene import SIDE_PX, Scene
 from latentsync_trt.types import BoolArray, Float32Array
+
+_OVAL, _LIPS = np.array(OVAL), np.array(LIPS)
 
 _SHRINK = 2
 """Faces are compared at half the scene's size: textures, which a network blurs, do not count as contrast."""
 
 _WIDTH_PX = 6
 """Width of the ring in which they are compared: a tenth of the crop."""
+
+_HALF = 128
+"""Of 255: pixels that are covered by half."""
 
 _LEAST_PX = 40
 """Fewer pixels of skin say nothing."""
@@ -35,31 +40,36 @@ def correction(scene: Scene, source_mesh: Float32Array, painted_mesh: Float32Arr
     Args:
         source_mesh, painted_mesh: FaceMesh's points of both, float32 `(468, 2)` in scene pixels.
     """
-    ring = _ring(scene.generated, (source_mesh, painted_mesh))
-    if ring.sum() < _LEAST_PX:
+    ring = np.flatnonzero(_ring(scene.generated, (source_mesh, painted_mesh)))
+    if ring.size < _LEAST_PX:
         return None
-    there, here = (_shrunk(picture)[ring].astype(np.float32) for picture in (scene.source, scene.painted))
-    strange = np.abs(there - here - np.median(there - here, axis=0)).sum(axis=1)
-    same = strange <= np.quantile(strange, _SAME_SHARE)
-    there, here = there[same], here[same]
-    middle, apart = here.mean(axis=0), (there - here).mean(axis=0)
-    contrast, own = ((values - values.mean(axis=0)).var(axis=0) for values in (there, here))
-    alike = ((there - there.mean(axis=0)) * (here - middle)).mean(axis=0) / (np.sqrt(contrast * own) + _RIDGE)
+    there, here = (_shrunk(each).reshape(-1, 3)[ring].astype(np.float32) for each in (scene.source, scene.painted))
+    apart = there - here
+    order = np.sort(apart, axis=0)
+    middle = (order[(ring.size - 1) // 2] + order[ring.size // 2]) / 2
+    strange = np.abs(apart - middle).sum(axis=1)
+    same = strange <= np.sort(strange)[int(_SAME_SHARE * (ring.size - 1))]
+    both = np.stack([there[same], here[same]])
+    means = both.mean(axis=1)
+    both -= means[:, None]
+    contrast, own = both.var(axis=1)
+    alike = both.prod(axis=0).mean(axis=0) / (np.sqrt(contrast * own) + _RIDGE)
     gain = 1 + np.clip(alike, 0, 1) * (np.sqrt((contrast + _RIDGE) / (own + _RIDGE)) - 1)
     gain = np.clip(gain, 1 / _MOST_GAIN, _MOST_GAIN)
-    shift = np.clip(apart, -_MOST_SHIFT, _MOST_SHIFT)
-    return np.stack([gain, shift + (1 - gain) * middle]).astype(np.float32)
+    shift = np.clip(apart[same].mean(axis=0), -_MOST_SHIFT, _MOST_SHIFT)
+    return np.stack([gain, shift + (1 - gain) * means[1]]).astype(np.float32)
 
 
 def _ring(generated: BoolArray, meshes: tuple[Float32Array, Float32Array]) -> BoolArray:
     size = (SIDE_PX // _SHRINK,) * 2
     shrink = np.float32(_SHRINK)
-    faces = [filled((mesh[list(OVAL)] / shrink,), size) for mesh in meshes]
-    lips = filled([mesh[list(LIPS)] / shrink for mesh in meshes], size)
-    pasted = np.minimum(_shrunk(generated.astype(np.float32)), np.maximum(*faces)) >= 0.5
-    skin = cv2.erode(np.minimum(*faces), np.ones((3, 3), np.uint8)) - cv2.dilate(lips, np.ones((5, 5), np.uint8)) > 0.5
-    inner = cv2.erode(pasted.astype(np.uint8), np.ones((2 * _WIDTH_PX + 1,) * 2, np.uint8)) > 0
-    return np.asarray(pasted & skin & ~inner, np.bool_)
+    faces = [drawn((mesh[_OVAL] / shrink,), size) for mesh in meshes]
+    lips = drawn([mesh[_LIPS] / shrink for mesh in meshes], size)
+    pasted = np.minimum(_shrunk(generated.view(np.uint8) * np.uint8(255)), np.maximum(*faces)) >= _HALF
+    inner = cv2.erode(pasted.view(np.uint8), np.ones((2 * _WIDTH_PX + 1,) * 2, np.uint8))
+    skin = cv2.erode(np.minimum(*faces), np.ones((3, 3), np.uint8))
+    skin = cv2.subtract(skin, cv2.dilate(lips, np.ones((5, 5), np.uint8))) >= _HALF
+    return np.asarray((pasted & skin) > inner, np.bool_)
 
 
 def _shrunk(image: np.ndarray) -> np.ndarray:

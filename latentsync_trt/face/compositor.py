@@ -62,7 +62,7 @@ def composite(
     """
     size = _unaliased_size(face, painted.shape[0] / mask.shape[0])
     generated = np.clip(resize_antialiased(1 - mask[..., None], size)[..., 0], 0, 1)
-    levels = resize_antialiased(painted * np.float32(1 / 257), size, _around(generated, _WARP_MARGIN_PX))
+    levels = resize_antialiased(painted, size, _around(generated, _WARP_MARGIN_PX), unit=1 / 257)
     return paste(frame, levels, rescaled(face, size), generated, finish)
 
 
@@ -96,7 +96,9 @@ def paste(
     if finish.gain_and_offset is not None:
         gain, offset = finish.gain_and_offset
         warped = np.asarray(cv2.transform(warped, np.column_stack([np.diag(gain), offset])), np.float32)
-    rgb = np.rint(257 * np.clip(warped, 0, 255)).astype(np.uint16)
+    np.clip(warped, 0, 255, out=warped)
+    warped *= 257
+    rgb = np.rint(warped, out=warped).astype(np.uint16)
     return Patch(left + columns.start, top + rows.start, rgb, weight)
 
 
@@ -116,12 +118,12 @@ def _weight(
     if opacity is not None:
         shown = _warp(opacity, place, size)
         if finish.outlines:
-            shown = np.minimum(shown, filled([outline - corner for outline in finish.outlines], size))
+            np.minimum(shown, filled([outline - corner for outline in finish.outlines], size), out=shown)
         weight *= _feathered(shown, sides, finish.feather_percent)
     if finish.within:
-        weight = np.minimum(weight, filled([outline - corner for outline in finish.within], size))
-    weight[weight < _VISIBLE] = 0
-    return np.minimum(weight, np.float32(1))
+        np.minimum(weight, filled([outline - corner for outline in finish.within], size), out=weight)
+    weight *= weight >= _VISIBLE
+    return np.minimum(weight, np.float32(1), out=weight)
 
 
 def _warp(image: Float32Array, matrix: Float64Array, size: tuple[int, int]) -> Float32Array:
@@ -177,6 +179,6 @@ def _unaliased_size(face: AlignedFace, enlarged: float = 1.0) -> tuple[int, int]
 
 def _around(values: Float32Array, margin_px: int = 0) -> tuple[slice, slice]:
     """Rows and columns of all nonzero `values (H, W)` plus `margin_px`, clipped."""
-    left, top, width, height = cv2.boundingRect((values != 0).astype(np.uint8))
+    left, top, width, height = cv2.boundingRect((values != 0).view(np.uint8))
     bottom, right = min(top + height + margin_px, values.shape[0]), min(left + width + margin_px, values.shape[1])
     return slice(max(top - margin_px, 0), bottom), slice(max(left - margin_px, 0), right)

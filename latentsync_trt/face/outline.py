@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 
-from latentsync_trt.types import Float32Array
+from latentsync_trt.types import Float32Array, UInt8Array
 
 OVAL = (
     *(10, 338, 297, 332, 284, 251, 389, 356, 454, 323, 361, 288, 397, 365, 379, 378, 400, 377),
@@ -45,8 +45,13 @@ def covering(source: Float32Array, painted: Float32Array, reach_px: float) -> tu
 
 def filled(outlines: Sequence[Float32Array], size: tuple[int, int]) -> Float32Array:
     """The union of outlines `(n, 2)` (x, y) as a picture of `size` (width, height): float32 in [0, 1]."""
+    return drawn(outlines, size) / np.float32(255)
+
+
+def drawn(outlines: Sequence[Float32Array], size: tuple[int, int]) -> UInt8Array:
+    """`filled`, as uint8 from 0 to 255."""
     union = np.zeros(size[::-1], np.uint8)
     for outline in outlines:
         points = np.rint(outline * (1 << _SUBPIXEL_BITS)).astype(np.int32)
         cv2.fillPoly(union, [points], 255, cv2.LINE_AA, _SUBPIXEL_BITS)
-    return union.astype(np.float32) / np.float32(255)
+    return union

@@ -12,7 +12,7 @@ from latentsync_trt.face.color_match import correction
 from latentsync_trt.face.compositor import FEATHER_PERCENT, Finish, composite
 from latentsync_trt.face.mesh import POINTS
 from latentsync_trt.face.outline import OVAL, covering
-from latentsync_trt.face.scene import CROP_PX, Scene, moved_into, scene_of
+from latentsync_trt.face.scene import CROP_PX, Scene, generated_of, moved_into, scene_of
 from latentsync_trt.face.seam import seam_score
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Mesher, Patch, Picture, UInt16Array
 
@@ -81,12 +81,13 @@ class Paster:
         color_match: bool = True,
     ) -> None:
         self._mesher, self._mask, self._whole = mesher, mask, paste == "mask"
+        self._generated = generated_of(mask)
         self._feather, self._color_match = feather, color_match
         self._tracks: dict[int, _State] = {}
 
     def examine(self, picture: Picture, face: AlignedFace, painted: UInt16Array, tracked: Face) -> Examined:
         """What `paste` needs of the frame, with the same arguments; more than half of the work, for another thread."""
-        scene = scene_of(picture, face, painted, self._mask)
+        scene = scene_of(picture, face, painted, self._generated)
         source_mesh, painted_mesh = self._meshes(scene, tracked)
         color = None
         if self._color_match and source_mesh is not None and painted_mesh is not None:

@@ -22,6 +22,7 @@ SIDE_PX = 224
 CROP_PX = (120, 160)
 _LEFT_PX, _TOP_PX = 50, 42
 """Size and place of the crop: around it the whole head is seen, at about the size that the mesh network takes."""
+_CROP = slice(_TOP_PX, _TOP_PX + CROP_PX[1]), slice(_LEFT_PX, _LEFT_PX + CROP_PX[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +30,7 @@ class Scene:
     """A head as it is in the frame, and as it was painted.
 
     `matrix (2, 3)`: frame pixels → scene pixels. `source`, `painted`: uint8 `(224, 224, 3)` RGB, black outside the
-    frame. `generated (224, 224)` bool: where they differ.
+    frame. `generated`: where they differ, as of `generated_of`.
     """
 
     matrix: Float64Array
@@ -38,21 +39,25 @@ class Scene:
     generated: BoolArray
 
 
-def scene_of(picture: Picture, face: AlignedFace, painted: UInt16Array, mask: Float32Array) -> Scene:
+def generated_of(mask: Float32Array) -> BoolArray:
+    """Where a scene differs after painting: `(224, 224)`; `mask (R, R)` float32 of an aligned face, 1 = kept."""
+    generated = np.zeros((SIDE_PX, SIDE_PX), np.bool_)
+    generated[_CROP] = cv2.resize(mask, CROP_PX, interpolation=cv2.INTER_AREA) < 0.5
+    return generated
+
+
+def scene_of(picture: Picture, face: AlignedFace, painted: UInt16Array, generated: BoolArray) -> Scene:
     """The scene around an aligned `face`.
 
     Args:
-        picture: uint8 `(H, W, 3)` RGB. painted: uint16 `(r, r, 3)` RGB, 257 × level. mask: float32, 1 = kept.
+        picture: uint8 `(H, W, 3)` RGB. painted: uint16 `(r, r, 3)` RGB, 257 × level. generated: by `generated_of`.
     """
     matrix = rescaled(face, CROP_PX)
     matrix[:, 2] += _LEFT_PX, _TOP_PX
     source = cut(picture, matrix, (SIDE_PX, SIDE_PX), outside=0)
-    crop = slice(_TOP_PX, _TOP_PX + CROP_PX[1]), slice(_LEFT_PX, _LEFT_PX + CROP_PX[0])
-    generated = np.zeros((SIDE_PX, SIDE_PX), np.bool_)
-    generated[crop] = cv2.resize(mask, CROP_PX, interpolation=cv2.INTER_AREA) < 0.5
-    small = cv2.resize(painted, CROP_PX, interpolation=cv2.INTER_AREA)
+    small = cv2.resize(painted, CROP_PX, interpolation=cv2.INTER_AREA) / np.float32(257)
     result = source.copy()
-    np.copyto(result[crop], np.rint(small / np.float32(257)).astype(np.uint8), where=generated[crop][..., None])
+    np.copyto(result[_CROP], np.rint(small, out=small), where=generated[_CROP][..., None], casting="unsafe")
     return Scene(matrix, source, result, generated)
 
 

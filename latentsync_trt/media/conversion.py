@@ -1,7 +1,7 @@
 """Converts FFmpeg's frames to arrays and back: planes, RGB, and the rotation that makes a picture upright."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,8 +14,8 @@ from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import RGB_IDENTITY, UNSPECIFIED, Coding, coding_of, unsupported_matrix
-from latentsync_trt.media.patching import pixels_per_sample
-from latentsync_trt.types import ColorTags, SampleArray, YuvPlanes
+from latentsync_trt.media.patching import mix, pixels_per_sample
+from latentsync_trt.types import ColorTags, Patch, SampleArray, YuvPlanes
 
 COLOR_RANGES = {None: int(ColorRange.UNSPECIFIED), False: int(ColorRange.MPEG), True: int(ColorRange.JPEG)}
 """FFmpeg's number for each value of `ColorTags.full_range`."""
@@ -212,13 +212,21 @@ def format_of(planes: YuvPlanes) -> str:
     return f"yuv{ {(1, 1): 444, (1, 2): 422, (2, 1): 440, (2, 2): 420}[rows, columns] }p{depth}"
 
 
-def frame_of(planes: YuvPlanes, width_px: int, height_px: int) -> VideoFrame:
-    """A frame of that size, at least that of `planes`, with a copy of them, padded by repeating their edge."""
+def frame_of(planes: YuvPlanes, width_px: int, height_px: int, patches: Iterable[Patch] = ()) -> VideoFrame:
+    """A frame of that size, at least that of `planes`, with a copy of them and `patches` mixed into it.
+
+    It is padded by repeating the edge. Raises `InputError` as `mix`.
+    """
     frame = VideoFrame(width_px, height_px, format_of(planes))
-    for view, plane in zip(views(frame), (planes.y, planes.u, planes.v), strict=True):
+    own, copies = (planes.y, planes.u, planes.v), views(frame)
+    y, u, v = (view[: plane.shape[0], : plane.shape[1]] for view, plane in zip(copies, own, strict=True))
+    for copy, plane in zip((y, u, v), own, strict=True):
+        copy[:] = plane
+    mix(replace(planes, y=y, u=u, v=v), patches)
+    for view, plane in zip(copies, own, strict=True):
         rows, columns = plane.shape
-        view[:rows, :columns] = plane
-        view[:rows, columns:] = plane[:, -1:]
+        if columns < view.shape[1]:
+            view[:rows, columns:] = view[:rows, columns - 1 : columns]
         view[rows:] = view[rows - 1]
     return frame
 

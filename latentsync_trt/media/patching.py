@@ -4,15 +4,29 @@ A chroma sample belongs to the center of the pixels it covers: conversion to RGB
 conversion back takes their mean. The two cancel out, so softly blended pixels do not drift.
 """
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import cv2
 import numpy as np
 
 from latentsync_trt.media.color import RGB_IDENTITY, codes_of, coding_of
 from latentsync_trt.media.hdr import hdr_of
 from latentsync_trt.types import ColorTags, Float32Array, Patch, SampleArray, UInt8Array, YuvPlanes
 
+_DEPTHS = {1: cv2.CV_8U, 2: cv2.CV_16U}
+"""OpenCV's name of a sample's type, by its bytes."""
+
 
 def apply_patch(planes: YuvPlanes, *patches: Patch) -> YuvPlanes:
-    """A copy of `planes` with `patches` on it, one over the other, in the depth, matrix and range of the planes.
+    """A copy of `planes` with `patches` on it, see `mix`."""
+    mixed = replace(planes, y=planes.y.copy(), u=planes.u.copy(), v=planes.v.copy())
+    mix(mixed, patches)
+    return mixed
+
+
+def mix(planes: YuvPlanes, patches: Iterable[Patch]) -> None:
+    """Mixes patches into `planes`, one over the other, in their depth, matrix and range.
 
     Each sample is mixed by the patch's weight; a chroma sample by the mean over its pixels. Samples without weight keep
     their value. In HDR, the patch passes the inverse of the curve that made `Frame.picture`.
@@ -21,16 +35,15 @@ def apply_patch(planes: YuvPlanes, *patches: Patch) -> YuvPlanes:
         InputError: the matrix is unknown.
     """
     height_px, width_px = planes.y.shape
-    coding = coding_of(planes.color, width_px, height_px, planes.bits)
     hdr = hdr_of(planes.color.transfer)
-    y, u, v = planes.y.copy(), planes.u.copy(), planes.v.copy()
     for patch in patches:
         if not patch.weight.size:
             continue
+        coding = coding_of(planes.color, width_px, height_px, planes.bits)
         rgb = hdr.signal(patch.rgb) if hdr else patch.rgb * np.float32(1 / 65535)
-        for plane, codes in zip((y, u, v), codes_of(rgb, coding), strict=True):
-            _mix(plane, codes, patch, (height_px, width_px), planes.bits)
-    return YuvPlanes(y, u, v, planes.color, planes.bits)
+        y, u, v = codes_of(rgb, coding)
+        _mix((planes.y,), (y,), patch, (height_px, width_px), planes.bits)
+        _mix((planes.u, planes.v), (u, v), patch, (height_px, width_px), planes.bits)
 
 
 def planes_of(rgb: UInt8Array, color: ColorTags) -> YuvPlanes:
@@ -50,31 +63,35 @@ def pixels_per_sample(planes: YuvPlanes) -> tuple[int, int]:
     return rows, columns
 
 
-def _mix(plane: SampleArray, codes: Float32Array, patch: Patch, size: tuple[int, int], bits: int) -> None:
-    """Mixes per-pixel `codes (h, w)` of the patch into a plane of a picture of `size` (H, W), in place."""
-    spans, weights, values = [], patch.weight, patch.weight * codes
-    corner = (patch.y_px, patch.x_px)
-    for axis, (first, length, samples) in enumerate(zip(corner, size, plane.shape, strict=True)):
-        step = 1 if samples == length else 2
-        weights, values = (_mean(array, axis, first, length, step) for array in (weights, values))
-        spans.append(slice(first // step, first // step + weights.shape[axis]))
-    target = plane[tuple(spans)]
-    mixed = np.rint(target * (1 - weights) + values)
-    np.copyto(target, np.clip(mixed, 0, 2**bits - 1).astype(plane.dtype), where=weights > 0)
+def _mix(
+    planes: Sequence[SampleArray], codes: Sequence[Float32Array], patch: Patch, size: tuple[int, int], bits: int
+) -> None:
+    """Mixes per-pixel `codes (h, w)` of the patch into planes of one shape of a picture of `size` (H, W), in place."""
+    steps = [1 if samples == length else 2 for samples, length in zip(planes[0].shape, size, strict=True)]
+    firsts, ends = (patch.y_px, patch.x_px), (patch.y_px + patch.weight.shape[0], patch.x_px + patch.weight.shape[1])
+    rows, columns = (slice(a // step, -(-b // step)) for a, b, step in zip(firsts, ends, steps, strict=True))
+    # The weights and each plane's weighted codes, with what is missing of samples at the edge of the patch: none.
+    down, across = steps
+    shape = (rows.stop - rows.start) * down, (columns.stop - columns.start) * across
+    sums = np.zeros((1 + len(planes), *shape), np.float32)
+    inside = sums[:, firsts[0] % down :, firsts[1] % across :][:, : patch.weight.shape[0], : patch.weight.shape[1]]
+    inside[0] = patch.weight
+    for place, code in zip(inside[1:], codes, strict=True):
+        np.multiply(patch.weight, code, out=place)
+    if down == 2:
+        sums = sums[:, 0::2] + sums[:, 1::2]
+    if across == 2:
+        sums = sums[:, :, 0::2] + sums[:, :, 1::2]
+    if down * across > 1:
+        high, wide = (_pixels(*given) for given in zip((rows, columns), steps, size, strict=True))
+        sums /= high[:, None] * wide
+    kept = 1 - sums[0]
+    for plane, values in zip(planes, sums[1:], strict=True):
+        target = plane[rows, columns]
+        mixed = np.asarray(cv2.add(target * kept, values, dtype=_DEPTHS[plane.dtype.itemsize]))  # rounds, too
+        np.minimum(mixed, 2**bits - 1, out=target)
 
 
-def _mean(array: Float32Array, axis: int, first: int, length: int, step: int) -> Float32Array:
-    """Means over `step` pixels along an axis that begins at pixel `first` of `length`; pixels outside count as 0.
-
-    The last sample of an odd side covers one pixel.
-    """
-    if step == 1:
-        return array
-    end = first + array.shape[axis]
-    margin = [(0, 0), (0, 0)]
-    margin[axis] = first % 2, end % 2
-    pairs = np.pad(array, margin)
-    sums = pairs[0::2] + pairs[1::2] if axis == 0 else pairs[:, 0::2] + pairs[:, 1::2]
-    starts = 2 * np.arange(first // 2, first // 2 + sums.shape[axis])
-    pixels = np.minimum(2, length - starts).astype(np.float32)
-    return sums / (pixels[:, None] if axis == 0 else pixels)
+def _pixels(samples: slice, step: int, length: int) -> Float32Array:
+    """How many of `length` pixels each of the samples covers: `step`, the last one of an odd side one less."""
+    return np.minimum(step, length - step * np.arange(samples.start, samples.stop)).astype(np.float32)

@@ -9,7 +9,7 @@ from av.video.reformatter import VideoReformatter
 from latentsync_trt.media.codecs import VideoEncoder
 from latentsync_trt.media.color import BT709, RGB_IDENTITY, coding_of
 from latentsync_trt.media.conversion import COLOR_RANGES, converted, frame_of
-from latentsync_trt.media.patching import apply_patch, planes_of
+from latentsync_trt.media.patching import planes_of
 from latentsync_trt.types import ColorTags, Frame, Patch, VideoInfo
 
 
@@ -36,9 +36,7 @@ class PictureMaker:
         """The picture to encode; later patches cover earlier ones. It has no time stamp."""
         encoder = self._encoder
         planes = planes_of(frame.rgb, self._info.color) if frame.planes is None else frame.planes
-        patches = tuple(patches)
-        planes = apply_patch(planes, *patches) if patches else planes
-        picture = frame_of(planes, encoder.width_px, encoder.height_px)
+        picture = frame_of(planes, encoder.width_px, encoder.height_px, patches)
         if picture.format.name != encoder.pixel_format:
             own, wanted = (coding_of(tags, picture.width, picture.height) for tags in (planes.color, encoder.color))
             picture = converted(self._reformatter, picture, encoder.pixel_format, own, wanted)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.option_fields import file_fields, from_texts
 from latentsync_trt.serve.form import SPEAKER, Form
 from latentsync_trt.serve.limits import Limits
+from latentsync_trt.serve.urls import fetch_url
 from latentsync_trt.values import Speaker
 
 OUTPUT, PAGE, INPUTS = "output", "report.html", "inputs"
@@ -22,14 +24,20 @@ _PLAYLISTS = {"concat", "dash", "ffmetadata", "hls", "imf", "rtp", "rtsp", "sap"
 
 
 def admit(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
-    """The task of a form whose files are in `folder`; opens all of them.
+    """The task of a form whose files are in `folder`; fetches those named by URL, and opens all of them.
 
     Raises:
         MediaError: a file cannot be read. InputError: options or files cannot be used, or are longer than allowed.
+        TooLarge: a file named by URL is.
     """
     from latentsync_trt.media.codecs import default_suffix
     from latentsync_trt.sync.inputs import check_inputs
 
+    for name in ("video", "audio"):
+        if url := form.texts.get(f"{name}_url", "").strip():
+            if name in form.files:
+                raise InputError(f"{name}_url: the file {name} was sent, too; send one of them")
+            form.files[name] = fetch_url(name, url, folder / INPUTS, limits)
     if "video" not in form.files:
         raise InputError("video: is missing; send the file in the field video" + _or_url("video", limits))
     options = _options(form, folder)
@@ -66,7 +74,7 @@ def _object(text: str) -> dict[str, Any]:
     try:
         values = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
-        raise InputError(f"options: is not JSON ({error}); send an object, as in {{\"preset\": \"fast\"}}") from error
+        raise InputError(f'options: is not JSON ({error}); send an object, as in {{"preset": "fast"}}') from error
     if not isinstance(values, Mapping):
         raise InputError('options: is not an object; send one, as in {"preset": "fast"}')
     return dict(values)
@@ -80,7 +88,7 @@ def _check_media(name: str, path: Path, limits: Limits) -> None:
     """Refuses playlists, and clips longer than allowed by the stamps of their packets, whatever their header says."""
     from latentsync_trt.media.files import open_input, reading
 
-    first_s, last_s = float("inf"), 0.0
+    first_s, last_s = inf, -inf
     with open_input(path) as container:
         if _PLAYLISTS & set(container.format.name.split(",")):
             raise MediaError(f"{name}: is a list of other files ({container.format.name}); send the media file itself")
@@ -90,6 +98,8 @@ def _check_media(name: str, path: Path, limits: Limits) -> None:
                 if packet.pts is not None:
                     first_s = min(first_s, float(packet.pts * packet.time_base))
                     last_s = max(last_s, float((packet.pts + (packet.duration or 0)) * packet.time_base))
-                    if last_s - first_s > limits.max_clip_s:
-                        cure = "send a shorter one, or raise --max-clip-s of the service"
-                        raise InputError(f"{name}: lasts longer than {limits.max_clip_s:g} s, the most here; {cure}")
+                if last_s - first_s > limits.max_clip_s:
+                    break
+    if last_s - first_s > limits.max_clip_s:
+        cure = "send a shorter one, or raise --max-clip-s of the service"
+        raise InputError(f"{name}: lasts longer than {limits.max_clip_s:g} s, the most here; {cure}")

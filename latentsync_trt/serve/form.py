@@ -14,7 +14,7 @@ from latentsync_trt.serve.limits import Limits, check_size
 
 FILE_FIELDS = ("video", "audio", "mix", "turns", "faces", "c2pa_cert", "c2pa_key")
 TEXT_FIELDS = ("options", "video_url", "audio_url")
-SPEAKER = re.compile(r"speaker_(\d{1,3})")
+SPEAKER = re.compile(r"speaker_(0|[1-9][0-9]{0,2})")
 """A file field with the recording of a face, by its number."""
 
 _SUFFIX = re.compile(r"\.[a-z0-9]{1,5}")
@@ -67,10 +67,9 @@ class _Parts:
     def __init__(self, folder: Path) -> None:
         self.form, self.complete = Form(), False
         self._folder, self._count = folder, 0
-        self._name, self._file, self._text = "", None, bytearray()
+        self._file: BinaryIO | None = None
+        self._name, self._text, self._skip = "", bytearray(), False
         self._header, self._value, self._disposition = b"", b"", b""
-        self._file: BinaryIO | None
-        self._skip = False
 
     def callbacks(self) -> dict[str, Callable[..., None]]:
         """By the parser's names."""

@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,8 @@ from latentsync_trt.batch.tasks import (
     WorkerHandle,
     WorkerState,
 )
-from latentsync_trt.serve.admission import INPUTS, OUTPUT, PAGE, admit
+from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.serve.admission import INPUTS, PAGE, admit
 from latentsync_trt.serve.form import Form
 from latentsync_trt.serve.limits import Limits, NotNow, QueueFull, UnknownJob
 from latentsync_trt.types import Progress
@@ -101,12 +102,12 @@ class Service:
         Raises:
             InputError: another service uses the folder. OutputError, OSError: it cannot be written.
         """
-        self._jobs = folder / "jobs"
+        self._jobs = folder.absolute() / "jobs"
         self._jobs.mkdir(0o700, parents=True, exist_ok=True)
         self._ledger = Ledger.open(folder / "ledger.sqlite")
         self.limits, self.figures = limits, Figures()
-        self._handles, self._dispatcher = tuple(handles), None
-        self._dispatcher: Dispatcher | None
+        self._handles = tuple(handles)
+        self._dispatcher: Dispatcher | None = None
         self._lock, self._stopped = threading.RLock(), threading.Event()
         self._running: dict[str, _Running] = {}
         self._receiving: set[str] = set()
@@ -169,12 +170,15 @@ class Service:
 
     def submit(self, job_id: str, form: Form) -> Job:
         """Checks the files of a job that is being received, and queues it. Raises as `admit`."""
-        task = admit(job_id, form, self._jobs / job_id, self.limits)
-        with self._lock:
-            if self._dispatcher is None or self._stopped.is_set():
-                raise NotNow("service: stops; send the job again later")
-            self._ledger.add([task])
-            self._dispatcher.submit(task)
+        try:
+            task = admit(job_id, form, self._jobs / job_id, self.limits)
+        except LatentSyncError as error:
+            error.args = (self._hide(str(error)),)
+            raise
+        if self._dispatcher is None or self._stopped.is_set():
+            raise NotNow("service: stops; send the job again later")
+        self._ledger.add([task])
+        self._dispatcher.submit(task)
         return self.job(job_id)
 
     def job(self, job_id: str) -> Job:
@@ -197,9 +201,9 @@ class Service:
     def delete(self, job_id: str) -> None:
         """Forgets a job, cancels it if it waits or runs, and deletes its files; raises `UnknownJob`."""
         self._row(job_id)
-        with self._lock:
-            self._ledger.remove([job_id])
-            still = self._dispatcher is not None and self._dispatcher.cancel(job_id)
+        self._ledger.remove([job_id])
+        # Not within our lock: events come from threads that hold the dispatcher's.
+        still = self._dispatcher is not None and self._dispatcher.cancel(job_id)
         if not still:  # else when its worker has stopped
             shutil.rmtree(self._jobs / job_id, ignore_errors=True)
 

@@ -24,12 +24,15 @@ class LipSync:
     To stop a running `sync`, raise in `on_progress`.
     """
 
-    def __init__(self, networks: "Networks") -> None:
-        self._networks = networks
+    def __init__(self, *networks: "Networks") -> None:
+        """`networks`: one, or those of several devices that share each clip."""
+        from latentsync_trt.runtime.networks.devices import Devices
+
+        self._devices = devices = Devices(networks)
         self._own_detector: MediaPipeDetector | None = None
         self._turns = Turns("LipSync")
-        if networks.on_notice is not None:
-            networks.on_notice = self._turns.callback(networks.on_notice)
+        if devices.on_notice is not None:
+            devices.on_notice = self._turns.callback(devices.on_notice)
 
     @classmethod
     def from_bundle(
@@ -46,7 +49,7 @@ class LipSync:
             path: its folder, its name below `checkpoints/`, or "demo" for the built-in one.
             provider: "auto" takes the fastest that can run the bundle; naming "tensorrt", "rtx", "cuda" or "cpu"
                 disables fallback.
-            options: how engines are built, cached and run.
+            options: how engines are built, cached and run. Several GPUs in `options.device` share each clip.
             on_notice: called from any thread with each of the report's notices as it occurs: what decides whether a
                 clip is worth its run before the run, builds when they begin.
 
@@ -57,16 +60,21 @@ class LipSync:
         """
         from latentsync_trt.bundle.find import find_bundle
         from latentsync_trt.bundle.manifest import Bundle, read_manifest
-        from latentsync_trt.runtime.networks.networks import Networks
-        from latentsync_trt.runtime.providers.select import select_provider
+        from latentsync_trt.runtime.networks.devices import networks_on
+        from latentsync_trt.runtime.providers.select import select_devices
         from latentsync_trt.sync.inputs import path_argument
 
         options = options or RuntimeOptions()
         folder, _ = find_bundle(str(path_argument(path, "bundle")))
         read_manifest(folder)  # a damaged one is reported before the seconds that a trial of providers takes
-        selection = select_provider(provider, options.device)
-        bundle = Bundle.load(folder)
-        return cls(Networks(bundle, selection, options, may_fall_back=provider == "auto", on_notice=on_notice))
+        selected, left_out = select_devices(provider, options.device)
+        opened, refused = networks_on(
+            selected, Bundle.load(folder), options, may_fall_back=provider == "auto", on_notice=on_notice
+        )
+        lip_sync = cls(*opened)
+        for text in (*left_out, *refused):
+            lip_sync._devices.notice(text)
+        return lip_sync
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +93,7 @@ class LipSync:
         with self._turns.take("close", last=True):
             if self._own_detector is not None:
                 self._own_detector.close()
-            return self._networks.close()
+            return self._devices.close()
 
     def warm_up(self, options: SyncOptions | None = None) -> None:
         """Builds and opens the engines for `options`, and runs each network once. Raises as `sync`."""
@@ -93,17 +101,17 @@ class LipSync:
 
         graphs = graphs_for(options or SyncOptions())
         with self._turns.take("warm_up"):
-            self._networks.prepare(graphs)
-            self._networks.warm_up(graphs)
+            self._devices.prepare(graphs)
+            self._devices.warm_up(graphs)
 
     @property
     def building(self) -> bool:
         """Whether engines are being built in the background."""
-        return self._networks.building
+        return self._devices.building
 
     def wait_for_build(self) -> str:
         """Waits for a background build, which `close` stops; returns its error, empty if none. Takes no turn."""
-        return self._networks.wait_for_build()
+        return self._devices.wait_for_build()
 
     def encode_audio(self, path: str | Path) -> AudioFeatures:
         """The encoded speech of a whole recording, also of its silence, as with `--silence model`.
@@ -120,8 +128,8 @@ class LipSync:
         recording = path_argument(path, "audio")
 
         def encode_mel(mel: Float32Array) -> Float32Array:
-            self._networks.open((AUDIO_ENCODER,))  # not before the recording has been read
-            return self._networks.encode_mel(mel)
+            self._devices.open_audio(AUDIO_ENCODER)  # not before the recording has been read
+            return self._devices.encode_mel(mel)
 
         with self._turns.take("encode_audio"):
             return encode_audio(lambda: read_audio_blocks(recording), encode_mel)
@@ -158,13 +166,13 @@ class LipSync:
         options = options or SyncOptions()
         with self._turns.take("sync"):
             try:
-                run = Run(self._networks, video, audio, output, options, on_progress or (lambda _: None))
+                run = Run(self._devices, video, audio, output, options, on_progress or (lambda _: None))
                 if enhancer is None and options.enhancer is not None:
                     enhancer = load_enhancer(options.enhancer)
                 mesher = self._detector()
                 return run.execute(Helpers(detector or mesher, mesher, enhancer, noise))
             except BaseException:
-                self._networks.take_notices()  # they are not the next clip's
+                self._devices.take_notices()  # they are not the next clip's
                 raise
 
     def _detector(self) -> "MediaPipeDetector":

@@ -7,6 +7,7 @@ if there is one, else with the loudness of the sound. All curves have one value 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
@@ -27,9 +28,9 @@ _MOST_LAG_FRAMES = 8
 _LEAST_FRAMES = 3
 """With fewer frames every correlation is 1 or −1."""
 
-# Pairs of points on the inner edges of the upper and the lower lip, and the outer corners of the eyes.
-_LIPS = ((82, 87), (312, 317), (81, 178), (311, 402), (80, 88), (310, 318))
-_EYES = (33, 263)
+# Opposite points on the inner edges of the upper and the lower lip, and the outer corners of the eyes.
+_UPPER_LIP, _LOWER_LIP = [82, 312, 81, 311, 80, 310], [87, 317, 178, 402, 88, 318]
+_EYES = [33, 263]
 
 _SAMPLES_PER_HALF = SPEECH_RATE_HZ // MODEL_FPS // 2
 """Of 20 ms: a frame's loudness is that of the halves before and after its time."""
@@ -117,9 +118,9 @@ def score(curves: Curves) -> SyncScore:
 
 def gap_of(mesh: Float32Array) -> float:
     """The gap between the lips of `mesh (468, 2 or 3)`, in distances between the outer corners of the eyes."""
-    points = mesh[:, :2].astype(np.float64)
-    gaps = [np.linalg.norm(points[lower] - points[upper]) for upper, lower in _LIPS]
-    return float(np.mean(gaps) / np.linalg.norm(points[_EYES[1]] - points[_EYES[0]]))
+    (left, right), upper, lower = mesh[_EYES, :2], mesh[_UPPER_LIP, :2], mesh[_LOWER_LIP, :2]
+    gaps = map(math.dist, upper.tolist(), lower.tolist())
+    return fmean(gaps) / math.dist(left.tolist(), right.tolist())
 
 
 def agreement(measured: Float32Array, target: Float32Array, most_lag_frames: int = _MOST_LAG_FRAMES) -> Agreement:

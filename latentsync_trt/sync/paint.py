@@ -1,18 +1,22 @@
 """Two stages: gather faces into windows, then run the networks on them.
 
-The networks have their own thread, so that a GPU never waits for a picture to be converted or encoded.
+The networks have their own thread, so that a GPU never waits for a picture to be converted or encoded; several devices
+have one each.
 """
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
+from time import perf_counter
 
 import numpy as np
 
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.jobs import Job, Target
+from latentsync_trt.sync.spread import spread
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.sync.windows import Window, WindowPlanner
 from latentsync_trt.types import Float32Array, Frame, UInt8Array, UInt16Array
@@ -20,8 +24,14 @@ from latentsync_trt.types import Float32Array, Frame, UInt8Array, UInt16Array
 Sight = tuple[Frame, Target]
 """A face in one frame."""
 
+Batch = tuple[Sequence[Window[Sight]], Sequence[Float32Array]]
+"""Windows to paint together, and the audio features of each, float32 `(F, S, D)`."""
+
 AudioWindows = Callable[[int, Sequence[Frame]], Float32Array]
 """Audio features `(n, S, D)` float32 of a speaker, by number, at these frames."""
+
+# For each of several devices: the batch that it paints, and one that waits, while the oldest is still being painted.
+_BATCHES_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,21 +42,36 @@ class Gathered:
     windows: Sequence[Window[Sight]] = ()
 
 
+@dataclass(slots=True, eq=False)
+class PaintDevice:
+    """A device that paints, and what it has painted so far.
+
+    `inpainter`: runs its networks on windows; `before`: called before that; both while `turn` is held.
+    """
+
+    inpainter: Inpainter
+    before: Callable[[], None] = lambda: None
+    turn: AbstractContextManager[object] = nullcontext()
+    windows: int = 0
+    busy_s: float = 0.0
+
+
 class Painter:
     """Paints the mouths of a clip.
 
     Args:
-        inpainter: runs the networks on windows.
+        devices: each takes the next windows when it is free.
         frames: F, the length of a window.
-        audio_windows: runs a network, so it is called in the painting thread.
+        audio_windows: runs a network, so it is called in one thread.
         streams, overlap: see `WindowPlanner`.
         at_once: how many windows to paint together; called for every frame.
-        before: called before windows are painted.
+        failures: errors that leave a device out and give its windows to others, except for the last device.
+        on_failure: called with the position of such a device and its error, in a thread of its own.
     """
 
     def __init__(
         self,
-        inpainter: Inpainter,
+        devices: Sequence[PaintDevice],
         frames: int,
         audio_windows: AudioWindows,
         clock: StageClock,
@@ -54,12 +79,18 @@ class Painter:
         streams: int = 1,
         overlap: int = 0,
         at_once: Callable[[], int] = lambda: 1,
-        before: Callable[[], None] = lambda: None,
+        failures: tuple[type[Exception], ...] = (),
+        on_failure: Callable[[int, Exception], object] = lambda *_: None,
     ) -> None:
-        self._inpainter, self._frames, self._audio_windows = inpainter, frames, audio_windows
+        self.devices, self._frames, self._audio_windows = tuple(devices), frames, audio_windows
         self.streams, self._overlap, self._frames_done = streams, overlap, 0
-        self._clock, self._at_once, self._before = clock, at_once, before
-        self.windows = 0
+        self._clock, self._at_once = clock, at_once
+        self._failures, self._on_failure = failures, on_failure
+
+    @property
+    def windows(self) -> int:
+        """How many windows were painted."""
+        return sum(device.windows for device in self.devices)
 
     def skip(self, frames_done: int) -> None:
         """Leaves out the frames before this one, which have been written already. Their windows are cut as usual."""
@@ -96,28 +127,58 @@ class Painter:
         ]
 
     def paint(self, gathered: Generator[Gathered, None, None]) -> Generator[Job, None, None]:
-        """Every job in order, with its painted faces, as soon as their windows are done."""
+        """Every job in order, with its painted faces, as soon as their windows are done.
+
+        Frames in memory: with one device, those that `gather` holds back. Several devices need windows to choose from,
+        and finish them out of order: for each of them, up to 2·`at_once`·F frames more wait.
+        """
         queue: deque[Job] = deque()
         painted = _Painted()
-        with closing(gathered):
-            for item in gathered:
+        results = spread(
+            gathered,
+            self._batches,
+            [partial(self._paint, device) for device in self.devices],
+            ahead=lambda: _BATCHES_AHEAD * len(self.devices) * self._at_once() * self._frames,
+            failures=self._failures,
+            on_failure=self._on_failure,
+        )
+        with closing(results):
+            for item, batches in results:
                 if item.job is not None:
                     queue.append(item.job)
-                for start in range(0, len(item.windows), at_once := self._at_once()):
-                    self._paint(item.windows[start : start + at_once], painted)
+                for windows, faces in batches:
+                    self._add(windows, faces, painted)
                 while queue and (queue[0].frame.index < self._frames_done or painted.holds(queue[0])):
                     yield painted.take(queue.popleft())
 
-    def _paint(self, windows: Sequence[Window[Sight]], painted: "_Painted") -> None:
-        self._before()
-        # Here, not where windows are gathered: a track of one frame makes a window of F faces, and as many windows may
-        # wait in the queue as frames.
-        with self._clock.measure("gather", frames=sum(window.count_used for window in windows)):
-            stacked = [_faces(window) for window in windows]
-        with self._clock.measure("paint", frames=sum(window.count_used for window in windows)):
-            audio = [self._audio(window) for window in windows]
-            results = self._inpainter.paint(list(zip(stacked, audio, strict=True)))
-        self.windows += len(windows)
+    def _batches(self, item: Gathered) -> list[Batch]:
+        if not item.windows:
+            return []
+        with self._clock.measure("encode audio", frames=0):
+            audio = [self._audio(window) for window in item.windows]
+        size = self._at_once()
+        starts = range(0, len(item.windows), size)
+        return [(item.windows[start : start + size], audio[start : start + size]) for start in starts]
+
+    def _paint(self, device: PaintDevice, batch: Batch) -> tuple[Sequence[Window[Sight]], list[Sequence[UInt16Array]]]:
+        windows, audio = batch
+        count = sum(window.count_used for window in windows)
+        with device.turn:
+            device.before()
+            # Here, not where windows are gathered: a track of one frame makes a window of F faces, and as many windows
+            # may wait in the queue as frames.
+            with self._clock.measure("gather", frames=count):
+                stacked = [_faces(window) for window in windows]
+            start_s = perf_counter()
+            with self._clock.measure("paint", frames=count):
+                results = device.inpainter.paint(list(zip(stacked, audio, strict=True)))
+        device.windows += len(windows)
+        device.busy_s += perf_counter() - start_s
+        return windows, results
+
+    def _add(
+        self, windows: Sequence[Window[Sight]], results: Sequence[Sequence[UInt16Array]], painted: "_Painted"
+    ) -> None:
         for window, faces in zip(windows, results, strict=True):
             partial = window.count_used < self._frames
             for position, sight, weight in window.used:

@@ -4,11 +4,13 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
+from functools import cache
 from math import isnan, sqrt
 from statistics import fmean
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.face.align import rescaled, shifted
@@ -136,7 +138,7 @@ class _Flicker:
 
     def __init__(self) -> None:
         self.index = -1
-        self._last: deque[tuple[Float32Array, Float32Array, BoolArray]] = deque(maxlen=3)
+        self._last: deque[tuple[Float32Array, BoolArray]] = deque(maxlen=3)
 
     def add(self, frame: Frame, target: Target, patch: Patch) -> tuple[float, float] | None:
         """The mean of the source's and of the new picture, beside the mouth; None before the third frame."""
@@ -146,27 +148,36 @@ class _Flicker:
         self._last.append(_aligned(frame, target, patch))
         if len(self._last) < 3:
             return None
-        pasted = np.logical_and.reduce([where for _, _, where in self._last])
-        if pasted.sum() < _LEAST_PIXELS:
+        (first, _), (middle, _), (last, _) = self._last
+        pasted = np.logical_and.reduce([where for _, where in self._last])
+        if np.count_nonzero(pasted) < _LEAST_PIXELS:
             return None
-        first, middle, last = (np.stack([own, new]) for own, new, _ in self._last)
-        own, new = np.square(first - 2 * middle + last)[:, pasted].mean(axis=1, dtype=np.float64).tolist()
+        change = (first - 2 * middle + last)[:, pasted]
+        own, new = np.square(change, out=change).mean(axis=1, dtype=np.float64).tolist()
         return own, new
 
 
-def _aligned(frame: Frame, target: Target, patch: Patch) -> tuple[Float32Array, Float32Array, BoolArray]:
-    """Brightness of the source and of the new picture in the network's pose, and where the latter was pasted."""
+@cache
+def _beside_mouth() -> NDArray[np.intp]:
+    """Places in flat pictures in the network's pose where faces are painted, but no lips move."""
+    painted = mouth_mask(_SIDE_PX) == 0
+    painted[_MOUTH] = False
+    return np.flatnonzero(painted)
+
+
+def _aligned(frame: Frame, target: Target, patch: Patch) -> tuple[Float32Array, BoolArray]:
+    """Beside the mouth in the network's pose: brightness of the source and of the new picture, `(2, n)`, and where the
+    latter was pasted, `(n,)`."""
     height, width = patch.weight.shape
     if not (height and width and target.face is not None):
-        nothing: Float32Array = np.zeros((_SIDE_PX, _SIDE_PX), np.float32)
-        return nothing, nothing, nothing > 0
+        nothing: Float32Array = np.zeros((2, _beside_mouth().size), np.float32)
+        return nothing, nothing[0] > 0
     own = frame.picture[patch.y_px : patch.y_px + height, patch.x_px : patch.x_px + width]
     matrix = shifted(rescaled(target.face, (_SIDE_PX, _SIDE_PX)), patch.x_px, patch.y_px)
-    planes = np.dstack([_luma(own), _luma(patch.rgb) / np.float32(257), patch.weight])
-    source, painted, weight = (np.asarray(plane, np.float32) for plane in cv2.split(_warped(planes, matrix)))
-    pasted = (weight >= _PASTED) & (mouth_mask(_SIDE_PX) == 0)
-    pasted[_MOUTH] = False
-    return source, source + weight * (painted - source), pasted
+    planes = cv2.merge([_luma(own), _luma(patch.rgb) / np.float32(257), patch.weight])
+    values = _warped(np.asarray(planes, np.float32), matrix).reshape(-1, 3)[_beside_mouth()]
+    source, painted, weight = values.T.copy()
+    return np.stack([source, source + weight * (painted - source)]), weight >= _PASTED
 
 
 def _luma(rgb: UInt8Array | UInt16Array) -> Float32Array:

@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from time import perf_counter
 
 from latentsync_trt.config import SyncOptions
@@ -18,7 +19,7 @@ from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.soundtrack import LOSSLESS_WITH
 from latentsync_trt.media.writer import VideoWriter
-from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.networks.devices import DEVICE_FAILURES, Devices
 from latentsync_trt.sync.analysis import analyse
 from latentsync_trt.sync.compose import Composer, paster_of
 from latentsync_trt.sync.faces import FaceFinder
@@ -26,7 +27,7 @@ from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter
 from latentsync_trt.sync.inputs import check_inputs
 from latentsync_trt.sync.notices import notices_of_model, notices_of_rate
 from latentsync_trt.sync.page import write_page
-from latentsync_trt.sync.paint import Painter
+from latentsync_trt.sync.paint import PaintDevice, Painter
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.resume import made_of
 from latentsync_trt.sync.speakers import Span, heard
@@ -35,6 +36,7 @@ from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.sync.timeline import expected_frames, timeline_of
 from latentsync_trt.sync.windows import check_overlap, streams_at
 from latentsync_trt.types import (
+    DeviceTime,
     Enhancer,
     FaceDetector,
     Float32Array,
@@ -70,7 +72,7 @@ class Run:
 
     def __init__(
         self,
-        networks: Networks,
+        devices: Devices,
         video: object,
         audio: object,
         output: object,
@@ -79,10 +81,10 @@ class Run:
     ) -> None:
         self._start_s = perf_counter()
         self._inputs = check_inputs(video, audio, output, options)
-        self._networks, self._manifest = networks, networks.bundle.manifest
+        self._devices, self._manifest = devices, devices.bundle.manifest
         check_overlap(self._manifest.frames, options.overlap)
         self._options, self._on_progress = options, on_progress
-        self._clock = StageClock(networks.on_span)
+        self._clock = StageClock(devices.on_span)
         self._quality = Quality(self._inputs.voices.starts_s, pictures=options.report is not None)
 
     def execute(self, helpers: Helpers) -> SyncReport:
@@ -112,7 +114,7 @@ class Run:
         return SyncReport(
             output=str(self._inputs.output),
             bundle=self._manifest.name,
-            provider=self._networks.selection.name,
+            provider=self._devices.selection.name,
             frames=count,
             frames_with_face=finder.frames_with_face,
             windows=painter.windows,
@@ -121,31 +123,35 @@ class Run:
             startup_s=startup_s,
             frames_per_s=(count - writer.frames_done) / (wall_s - startup_s),
             stages=self._clock.times(),
-            engines=self._networks.times(),
-            notices=self._networks.take_notices(),
+            engines=self._devices.times(),
+            notices=self._devices.take_notices(),
             untouched=finder.untouched,
             quality=self._quality.result(),
+            devices=tuple(
+                DeviceTime(own.name, own.networks.selection.name, used.windows, used.busy_s, own.error)
+                for own, used in zip(self._devices.all, painter.devices, strict=True)
+            ),
         )
 
     def _read_audio(self) -> OpenVoices:
         """The recordings come first, since an engine may take minutes to build."""
-        voices, networks = self._inputs.voices, self._networks
+        voices, devices = self._inputs.voices, self._devices
         rates = notices_of_rate(self._inputs.info, self._options)
-        self._announce((*notices_of_model(self._manifest), *rates, *networks.selection.notices()))
+        self._announce((*notices_of_model(self._manifest), *rates, *devices.selection.notices()))
         self._announce(() if voices.notice is None else (voices.notice,))
         self._on_progress(Progress("reading audio", 0, None))
         with self._clock.measure("encode audio", frames=0):
-            return OpenVoices(voices, networks.encode_mel, self._options.silence, self._quality.listen)
+            return OpenVoices(voices, devices.encode_mel, self._options.silence, self._quality.listen)
 
     def _open_networks(self) -> None:
         self._on_progress(Progress("opening networks", 0, None))
         with self._clock.measure("open", frames=0):
-            self._networks.prepare(graphs_for(self._options))
-        self._announce(self._networks.selection.notices())  # of a provider that it fell back to
+            self._devices.prepare(graphs_for(self._options))
+        self._announce(self._devices.selection.notices())  # of a provider that it fell back to
 
     def _announce(self, notices: Iterable[str]) -> None:
         for text in notices:
-            self._networks.notice(text)
+            self._devices.notice(text)
 
     def _write(
         self, writer: VideoWriter, finder: FaceFinder, painter: Painter, helpers: Helpers, playback: Playback
@@ -174,7 +180,8 @@ class Run:
     ) -> Generator[tuple[Frame, tuple[Patch, ...]], None, None]:
         """Every frame of the output, with the new pixels of each face."""
         # The networks finish a batch of windows at once; meanwhile, the stages around them must be able to continue.
-        # So at most about three times this many frames wait in all: in both queues, and in the Painter.
+        # So at most about three times this many frames wait in all: in both queues, and in the Painter, which holds
+        # more for several devices.
         ahead = (self._windows_at_once() + painter.streams) * self._manifest.frames
         read = read_frames(self._inputs.video, playback)
         frames = in_background(self._clock.measured("decode", read), depth=_QUEUE_DEPTH, name="decode")
@@ -199,32 +206,31 @@ class Run:
             tracks=tracks,
             wanted=span.__contains__,
             pixel_aspect=self._inputs.info.sample_aspect_ratio,
-            on_notice=self._networks.notice,
+            on_notice=self._devices.notice,
         )
 
     def _painter(self, speech: OpenVoices, playback: Playback, noise: Float32Array | None) -> Painter:
-        networks, options = self._networks, self._options
-        inpainter = make_inpainter(
-            self._manifest,
-            options,
-            networks.codec,
-            networks.denoiser,
-            noise=noise,
-            windows_per_batch=networks.windows_per_batch,
+        devices, options = self._devices, self._options
+        make = partial(
+            make_inpainter, self._manifest, options, noise=noise, windows_per_batch=devices.windows_per_batch
         )
         return Painter(
-            inpainter,
+            [
+                PaintDevice(make(own.networks.codec, own.networks.denoiser), own.between_windows, own.turn)
+                for own in devices.all
+            ],
             self._manifest.frames,
             speech.windows,
             self._clock,
             streams=streams_at(playback.fps or self._inputs.info.frames_per_s),
             overlap=options.overlap,
             at_once=self._windows_at_once,
-            before=networks.between_windows,
+            failures=DEVICE_FAILURES,
+            on_failure=lambda position, error: devices.leave_out(devices.all[position], error),
         )
 
     def _windows_at_once(self) -> int:
-        return max(self._networks.windows_per_batch, _LOW_MEMORY_WINDOWS if self._networks.low_memory else 1)
+        return max(self._devices.windows_per_batch, _LOW_MEMORY_WINDOWS if self._devices.low_memory else 1)
 
     def _writer(self, span: Span, playback: Playback, helpers: Helpers) -> VideoWriter:
         inputs = self._inputs
@@ -235,7 +241,7 @@ class Run:
         if fps is not None:
             info = replace(info, frames_per_s=Fraction(fps), time_base=1 / Fraction(fps))
         brought = {"detector": helpers.detector, "enhancer": helpers.enhancer, "noise": helpers.noise}
-        made = made_of(inputs, self._options, self._networks.bundle.folder, self._networks.selection.name, brought)
+        made = made_of(inputs, self._options, self._devices.bundle.folder, self._devices.selection.name, brought)
         return VideoWriter(
             inputs.output,
             info,

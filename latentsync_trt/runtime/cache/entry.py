@@ -65,8 +65,11 @@ def write_record(folder: Path, key: EngineKey, build_s: float) -> None:
     (folder / RECORD_NAME).write_text(sealed_text(content), encoding="utf-8")
 
 
-def examine(folder: Path, *, hashes: bool) -> Entry:
-    """Checks the entry in `folder` (named by its digest): record and file sizes, with `hashes` the contents, too."""
+def examine(folder: Path, *, hashes: bool, digest: str | None = None) -> Entry:
+    """Checks the entry in `folder`: record and file sizes, with `hashes` the contents, too.
+
+    `digest`: of its key; by default the folder's name.
+    """
     key, build_s, built_at = None, None, None
     try:
         content = opened(json.loads((folder / RECORD_NAME).read_text(encoding="utf-8")))
@@ -76,7 +79,7 @@ def examine(folder: Path, *, hashes: bool) -> Entry:
             key, build_s = EngineKey.from_json(content["key"]), float(content["build_s"])
             built_at = datetime.fromisoformat(content["built_at"])
             problem = _problem_of_files(folder, content["files"], hashes=hashes)
-            if key.digest != folder.name:
+            if key.digest != (digest or folder.name):
                 problem = f"{RECORD_NAME} belongs to another engine"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         problem = f"{RECORD_NAME} is cut short or not a record"

@@ -29,6 +29,7 @@ from latentsync_trt.errors import EngineBuildError, LatentSyncError, OutputError
 from latentsync_trt.paths import below_home
 from latentsync_trt.runtime.cache.entry import RECORD_NAME, Entry, examine, write_record
 from latentsync_trt.runtime.cache.key import DIGEST_LENGTH, EngineKey
+from latentsync_trt.runtime.cache.remote import EngineStore
 from latentsync_trt.temporary import removed_with_the_process
 
 CACHE_VARIABLE = "LATENTSYNC_TRT_CACHE_DIR"
@@ -69,12 +70,14 @@ def cache_folder(given: str | Path | None = None) -> Path:
 class EngineCache:
     """Finds, builds and keeps engines below `folder`, which need not exist yet. Process- and thread-safe.
 
-    `on_notice` receives a sentence about waiting, damaged engines and the like.
+    `on_notice` receives a sentence about waiting, damaged engines and the like. `store`: URL where engines are looked
+    for before they are built, and uploaded to; raises as `EngineStore`.
     """
 
-    def __init__(self, folder: Path, on_notice: Notice = _log.warning) -> None:
+    def __init__(self, folder: Path, on_notice: Notice = _log.warning, store: str | None = None) -> None:
         self.folder = folder.absolute()
         self._notice = on_notice
+        self._store = EngineStore(store, on_notice) if store else None
         self._verified: dict[str, datetime | None] = {}
         self._built: set[str] = set()
 
@@ -93,9 +96,11 @@ class EngineCache:
         return entry
 
     def obtain(self, key: EngineKey, build: Build, *, other_than: datetime | None = None) -> Entry:
-        """Finds the engine for `key`, or builds it: `build` writes its files into the empty folder that it receives.
+        """Finds the engine for `key`, fetches it from the store, or builds it: `build` writes its files into the empty
+        folder that it receives.
 
-        While another process builds it, this one waits. `other_than`: does not accept the build of that time.
+        While another process builds it, this one waits. `other_than`: does not accept the build of that time, nor what
+        the store has.
 
         Raises:
             EngineBuildError: `build` wrote nothing.
@@ -114,9 +119,13 @@ class EngineCache:
                 self._notice(f"engine cache: {key.label} is being built by another process; waiting for it")
                 lock.acquire(poll_interval=_POLL_S)
         try:
-            return self.find(key, other_than=other_than) or self._build(key, build)
+            found = self.find(key, other_than=other_than) or (None if other_than else self._fetch(key))
+            entry = found or self._build(key, build)
         finally:
             lock.release()
+        if entry.built and self._store is not None:
+            self._store.put(entry)
+        return entry
 
     def load(self, key: EngineKey, build: Build, load: Callable[[Path], T]) -> tuple[Entry, T]:
         """`obtain`, then `load` on the engine's folder.
@@ -193,21 +202,41 @@ class EngineCache:
         problem = self._examined(key).problem
         if problem and target.exists():
             self._notice(f"engine cache: {key.label} in {target}: {problem}; building it again")
+        with self._new_folder(target) as aside:
+            start_s = time.monotonic()
+            self._run(build, aside)
+            write_record(aside, key, round(time.monotonic() - start_s, 3))
+            _put(aside, target)
+        self._built.add(key.digest)
+        return replace(self._verify(target), built=True)
+
+    def _fetch(self, key: EngineKey) -> Entry | None:
+        """Fetches the engine from the store, if it has one. The caller holds the digest's lock."""
+        if self._store is None:
+            return None
+        target = self.folder / key.digest
+        with self._new_folder(target) as aside:
+            if not self._store.fetch(key, aside):
+                return None
+            _put(aside, target)
+        return self._verify(target)
+
+    def _verify(self, target: Path) -> Entry:
+        """The entry that was just made; its hashes need no check."""
+        entry = examine(target, hashes=False)
+        self._verified[target.name] = entry.built_at
+        return entry
+
+    @contextmanager
+    def _new_folder(self, target: Path) -> Iterator[Path]:
+        """An empty folder beside `target`, removed at the end of the block unless it was renamed."""
         aside = _aside(target)
         try:
             with self._explained(), removed_with_the_process(aside):
                 aside.mkdir()
-                start_s = time.monotonic()
-                self._run(build, aside)
-                write_record(aside, key, round(time.monotonic() - start_s, 3))
-                _put(aside, target)
-        except BaseException:
+                yield aside
+        finally:
             shutil.rmtree(aside, ignore_errors=True)
-            raise
-        entry = examine(target, hashes=False)
-        self._verified[key.digest] = entry.built_at
-        self._built.add(key.digest)
-        return replace(entry, built=True)
 
     def _run(self, build: Build, aside: Path) -> None:
         """Calls `build`; checks the disk before and after: on a full one, providers raise unclear errors, or none."""

@@ -46,13 +46,16 @@ def window_bytes(manifest: Manifest) -> int:
     return int(_FEATURES_AT_ONCE * _HALVES * features * _VALUE_BYTES[manifest.arithmetic])
 
 
+def weight_bytes(manifest: Manifest) -> int:
+    """Size of all networks' weights."""
+    return sum(manifest.files[name].bytes for name in {entry.weights for entry in manifest.graphs.values()})
+
+
 def needed_bytes(manifest: Manifest, *, provider: str, form: GraphForm) -> int:
     """Free memory that a GPU needs for a run with all networks open and one window at a time.
 
     Args:
         provider: "tensorrt", "rtx" or "cuda". form: of the graphs on `cuda`.
     """
-    weights = {entry.weights for entry in manifest.graphs.values()}
-    weight_bytes = sum(manifest.files[name].bytes for name in weights)
     features = _FEATURES[form if provider == "cuda" else "cuda"]
-    return int(_MARGIN * (weight_bytes + _FIXED_BYTES + features * window_bytes(manifest)))
+    return int(_MARGIN * (weight_bytes(manifest) + _FIXED_BYTES + features * window_bytes(manifest)))

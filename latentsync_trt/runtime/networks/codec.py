@@ -105,8 +105,9 @@ class VaeCodec:
         _run(session, {"latent": latent}, {"image": image})
         self._faces_out.free_memory = session.free_memory
         _run(self._faces_out, {"image": image}, {"painted": painted})
-        # A copy: on the CPU `numpy` is a view of the buffer, which the next batch overwrites.
-        return np.array(session.retrying(painted.numpy), np.uint16)
+        found: UInt16Array = session.retrying(painted.numpy)
+        # On the CPU it is a view of the buffer, which the next batch overwrites.
+        return found.copy() if painted.device_name() == "cpu" else found
 
 
 def _latents(session: Session, image: Any) -> Float32Array:

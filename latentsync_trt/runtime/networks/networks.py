@@ -1,6 +1,5 @@
 """The networks of one bundle on one provider: audio encoder, image codec and denoiser."""
 
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -15,12 +14,13 @@ from latentsync_trt.runtime.networks.background import BackgroundBuild
 from latentsync_trt.runtime.networks.batching import needed_bytes, windows_that_fit
 from latentsync_trt.runtime.networks.codec import VaeCodec
 from latentsync_trt.runtime.networks.denoiser import PooledDenoiser
+from latentsync_trt.runtime.networks.notices import Notices
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, next_provider
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.pool import SessionPool
 from latentsync_trt.runtime.sessions.session import Array, Session
-from latentsync_trt.runtime.sessions.trace import profile_folder, write_profile
+from latentsync_trt.runtime.sessions.trace import Trace, profile_folder, write_profile
 from latentsync_trt.types import EngineTime, Float32Array, Span, WindowBatch
 
 
@@ -48,11 +48,9 @@ class Networks:
     ) -> None:
         self.bundle = bundle
         self.options = options or RuntimeOptions()
-        self.on_notice = on_notice
-        self._notices: list[str] = []
-        self._notices_lock = threading.Lock()
+        self.notices = Notices(on_notice)
         self._may_fall_back = may_fall_back
-        self._cache = EngineCache(cache_folder(self.options.engine_cache), self.notice)
+        self._cache = EngineCache(cache_folder(self.options.engine_cache), self.notice, self.options.engine_store)
         self._needed: tuple[str, ...] = ()
         self._build: BackgroundBuild | None = None
         self._build_wanted = self.options.build == "background"
@@ -98,18 +96,11 @@ class Networks:
 
     def take_notices(self) -> tuple[str, ...]:
         """The notices since the last call."""
-        with self._notices_lock:
-            notices, self._notices = self._notices, []
-        return tuple(notices)
+        return self.notices.take()
 
     def notice(self, text: str) -> None:
-        """Adds a notice, unless there is the same one since `take_notices`, and calls `on_notice`. Thread-safe."""
-        with self._notices_lock:
-            if text in self._notices:  # a network that is reopened has the same problem each time
-                return
-            self._notices.append(text)
-        if self.on_notice is not None:
-            self.on_notice(text)
+        """As `Notices.add`."""
+        self.notices.add(text)
 
     def session(self, graph: str) -> Session:
         """The session of a graph, opened at the first call; valid until another network is used."""
@@ -118,6 +109,10 @@ class Networks:
     def encode_mel(self, mel: Float32Array) -> Float32Array:
         """Log mel spectrogram `(1, 80, 3000)` → features `(1, 1500, L, D)`."""
         return self.session(AUDIO_ENCODER).run({"mel": mel})[0]
+
+    def builds(self, graphs: tuple[str, ...]) -> bool:
+        """Whether `prepare` would build engines before it returns."""
+        return not self._build_wanted and bool(self._pool.missing(graphs))
 
     def prepare(self, graphs: Iterable[str]) -> None:
         """Builds and opens what a run needs, before it begins.
@@ -210,13 +205,20 @@ class Networks:
         Raises:
             OutputError: the profile cannot be written.
         """
+        return self.write_profile(*self.end())
+
+    def end(self) -> tuple[Iterable[EngineTime], Iterable[Trace]]:
+        """As `close`, without writing the profile; returns what it is made of."""
         if self._build is not None:
             self._build.stop()
             self._build = None
         self.codec.release()
         self.denoiser.close()
         self._pool.close()
-        times, traces = self._pool.take_profile()
+        return self._pool.take_profile()
+
+    def write_profile(self, times: Iterable[EngineTime], traces: Iterable[Trace]) -> tuple[Path, ...]:
+        """Writes the profile, if one is wanted, with the stages' times so far; returns its files, raises as `close`."""
         if self._profile is None or not traces:
             return ()
         spans, self._spans = self._spans, []

@@ -10,6 +10,7 @@ from latentsync_trt.runtime.providers import messages
 from latentsync_trt.runtime.providers.diagnose import ProviderName, examine
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.hardware import has_nvidia_gpu
+from latentsync_trt.values import ALL_DEVICES
 
 PREFERENCE: tuple[ProviderName, ...] = ("tensorrt", "rtx", "cuda", "cpu")
 
@@ -69,6 +70,43 @@ def select_provider(request: str = "auto", device: int = 0) -> Selection:
     if reason is not None:
         raise ProviderUnavailable(f"{request}: {reason}")
     return Selection(name, (), _gpu_of(name, device))
+
+
+def device_numbers(device: int | str | tuple[int, ...]) -> tuple[int, ...]:
+    """The GPUs that `RuntimeOptions.device` names; (0,) for "all" on a machine without one."""
+    if device == ALL_DEVICES:
+        return tuple(gpu.index for gpu in driver.gpus()) or (0,)
+    return device if isinstance(device, tuple) else (int(device),)
+
+
+def select_devices(request: str, device: int | str | tuple[int, ...]) -> tuple[tuple[Selection, ...], tuple[str, ...]]:
+    """`select_provider` for every GPU that `RuntimeOptions.device` names; the CPU is selected once at most.
+
+    Returns also a notice for each GPU that is left out, as only others can run the provider. Raises as
+    `select_provider`, where none can.
+    """
+    numbers = device_numbers(device)
+    if len(numbers) == 1 or request == "cpu":
+        return (select_provider(request, numbers[0]),), ()
+    for number in numbers:
+        _check_device(number)
+    found: list[Selection] = []
+    errors: list[ProviderUnavailable] = []
+    left_out: list[str] = []
+    for number in numbers:
+        try:
+            selection = select_provider(request, number)
+        except ProviderUnavailable as error:
+            errors.append(error)
+            left_out.append(f"GPU {number} is left out: {error}")
+            continue
+        found.append(selection)
+        if selection.gpu is None:
+            left_out.append(f"GPU {number} is left out: {'; '.join(selection.notices())}")
+    if not found:
+        raise errors[0]
+    on_gpus = tuple(selection for selection in found if selection.gpu is not None)
+    return (on_gpus, tuple(left_out)) if on_gpus else (tuple(found[:1]), ())
 
 
 def next_provider(selection: Selection, *, at_once: bool = True) -> Selection:

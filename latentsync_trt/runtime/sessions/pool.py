@@ -24,6 +24,9 @@ _OPENERS = 3
 
 _RAN_OUT = "it ran out"
 
+# Of all pools, as several may write traces to one folder.
+_numbers = itertools.count()
+
 
 class SessionPool:
     """Sessions of the graphs of `engines`' bundle.
@@ -57,7 +60,6 @@ class SessionPool:
         self._opening = {graph: threading.Lock() for graph in engines.bundle.manifest.graphs}
         self._past: dict[tuple[str, str], EngineTime] = {}
         self._traces: list[Trace] = []
-        self._numbers = itertools.count()
 
     def session(self, graph: str) -> Session:
         """The session of a graph; the first call opens it, and builds its engine if there is none.
@@ -173,7 +175,7 @@ class SessionPool:
                 self._open(graph)
 
     def _open(self, graph: str) -> OpenedEngine:
-        prefix = None if self._trace_folder is None else self._trace_folder / f"{graph}-{next(self._numbers)}"
+        prefix = None if self._trace_folder is None else self._trace_folder / f"{graph}-{next(_numbers)}"
         opened = self.engines.open(graph, profile_prefix=prefix)
         opened.session.free_memory = lambda: self._make_room(graph)
         with self._lock:

@@ -1,0 +1,115 @@
+"""A worker of this machine: a child process, which may crash or be killed and be started again."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from latentsync_trt import errors
+from latentsync_trt.batch.tasks import Cancelled, Done, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.child import Child, Event
+from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.stopping import requested
+from latentsync_trt.types import Progress
+
+_MODULE = "latentsync_trt.batch.child"
+# The child removes unfinished files meanwhile.
+_PATIENCE_S = 2.0
+
+
+class LocalWorker:
+    """A `WorkerHandle`. The child ends with this process, however that ends."""
+
+    def __init__(self, name: str, settings: WorkerSettings) -> None:
+        self.name = name
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._child: Child | None = None
+        self._closed = False
+        self._number, self._running = 0, ""
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process number; None before `start`."""
+        return None if self._child is None else self._child.pid
+
+    def start(self) -> None:
+        """See `WorkerHandle.start`."""
+        self._end()
+        threads = self._settings.threads
+        with self._lock:
+            if self._closed or requested():
+                raise WorkerLost(f"{self.name}: is closed")
+            try:
+                self._child = Child(_MODULE, {} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+            except OSError as error:
+                raise WorkerLost(f"{self.name}: its process cannot be started ({error})") from error
+        self._child.send({"settings": self._settings.to_json()})
+        for event in self._child.events():
+            if "ready" in event:
+                return
+            if "refused" in event:
+                kind = getattr(errors, event["kind"], LatentSyncError)
+                raise kind(event["refused"], usage=event["usage"])
+            if "lost" in event:
+                raise _error_of(self.name, event)
+        raise self._lost()
+
+    def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
+        """See `WorkerHandle.run`."""
+        with self._order(task) as (child, number):
+            for event in child.events():
+                if event.get("run") != number:  # of an earlier task, which the caller left
+                    continue
+                if "progress" in event:
+                    on_progress(Progress(**event["progress"]))
+                elif "done" in event:
+                    return Done(**event["done"])
+                else:
+                    raise _error_of(self.name, event)
+            raise self._lost()
+
+    def cancel(self, task_id: str) -> None:
+        """See `WorkerHandle.cancel`."""
+        with self._lock:
+            if self._child is not None and self._running == task_id:
+                self._child.send({"cancel": self._number})
+
+    def close(self) -> None:
+        """See `WorkerHandle.close`."""
+        with self._lock:
+            self._closed = True
+        self._end()
+
+    def _end(self) -> None:
+        if self._child is not None:
+            self._child.end(_PATIENCE_S)
+
+    @contextmanager
+    def _order(self, task: Task) -> Iterator[tuple[Child, int]]:
+        """Sends a task; an error of the caller cancels it."""
+        with self._lock:
+            if self._child is None:
+                raise WorkerLost(f"{self.name}: is not started")
+            self._number, self._running = self._number + 1, task.id
+            self._child.send({"run": self._number, "task": task.to_json()})
+        try:
+            yield self._child, self._number
+        except BaseException:
+            self.cancel(task.id)  # does nothing where it has ended
+            raise
+        finally:
+            self._running = ""
+
+    def _lost(self) -> WorkerLost:
+        if self._closed or self._child is None:
+            return WorkerLost(f"{self.name}: was closed")
+        ended = self._child.wait()
+        return WorkerLost(f"{self.name}: its process ended with {ended}: {ended.last_error_line or 'no message'}")
+
+
+def _error_of(name: str, event: Event) -> LatentSyncError:
+    if "failed" in event:
+        return TaskError(event["failed"], usage=event["usage"])
+    if "canceled" in event:
+        return Cancelled(event["canceled"])
+    return WorkerLost(f"{name}: {event['lost']}")

@@ -1,0 +1,176 @@
+"""A worker: holds one open `LipSync`, and syncs one task at a time: fetch, sync, deliver."""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from latentsync_trt.batch import store
+from latentsync_trt.batch.tasks import Cancelled, Done, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.errors import InferenceError, InputError, MediaError, NoFaceError
+from latentsync_trt.option_fields import command_line
+from latentsync_trt.paths import check_folder_to_write
+from latentsync_trt.temporary import KEPT_NAME, leftovers, remove_leftovers, temporary_folder, work_folder_of
+from latentsync_trt.types import Progress, SyncReport
+from latentsync_trt.unexpected import one_line
+
+if TYPE_CHECKING:
+    from latentsync_trt.sync.api import LipSync
+
+BUNDLES_FOLDER = "bundles"
+"""In the cache of engines: bundles that were given by URL."""
+
+
+class Worker:
+    """Runs tasks in this process, after `open`. Only `run`'s `cancelled` may be used by other threads.
+
+    `on_notice`: called from any thread with each notice as it occurs.
+    """
+
+    def __init__(self, settings: WorkerSettings, on_notice: Callable[[str], None] = lambda _: None) -> None:
+        self._settings, self._notice = settings, on_notice
+        self._scratch = None if settings.scratch is None else Path(settings.scratch)
+        self._lip_sync: LipSync | None = None
+
+    def open(self) -> None:
+        """Opens the bundle and runs each network once, so that the first clip is as fast as the others.
+
+        Raises:
+            WorkerLost: the provider failed, as in `run`. LatentSyncError: the settings cannot work here.
+        """
+        from latentsync_trt.sync.api import LipSync
+
+        settings = self._settings
+        if self._scratch is not None:
+            check_folder_to_write(self._scratch, "--scratch")
+            self._scratch.mkdir(parents=True, exist_ok=True)
+        opened = LipSync.from_bundle(self._bundle(), settings.provider, settings.runtime, on_notice=self._notice)
+        try:
+            opened.warm_up()
+        except BaseException as error:
+            opened.close()
+            if isinstance(error, InferenceError):
+                raise WorkerLost(str(error)) from error
+            raise
+        self._lip_sync = opened
+
+    def run(self, task: Task, on_progress: Callable[[Progress], None], cancelled: threading.Event) -> Done:
+        """Syncs a clip. `cancelled` stops it at the next progress; nothing is left behind then, nor after an error.
+
+        Raises:
+            TaskError: the clip failed; the worker can go on. Cancelled: `cancelled` was set.
+            WorkerLost: the provider failed, after which a GPU may be unusable in this process: start another.
+        """
+        started_s = perf_counter()
+
+        def report(progress: Progress) -> None:
+            if cancelled.is_set():
+                raise Cancelled(f"{task.id}: canceled")
+            on_progress(progress)
+
+        files = _Files(report)
+        try:
+            store.check_target(task.output)
+            with temporary_folder(self._scratch, self._notice) as files.folder:
+                made = self._sync(task.with_files(files.local), report)
+                files.deliver()
+        except InferenceError as error:
+            raise WorkerLost(files.named(str(error))) from error
+        except Exception as error:  # whatever is wrong with a clip must not end the worker
+            _forget(task.output)
+            if isinstance(error, Cancelled):
+                raise
+            message, usage = one_line(error, _command(task))
+            raise TaskError(files.named(message), usage=usage) from error
+        done = replace(made, output=task.output, notices=tuple(map(files.named, made.notices)))
+        return Done(perf_counter() - started_s, asdict(done))
+
+    def close(self) -> None:
+        """Frees the networks."""
+        if self._lip_sync is not None:
+            self._lip_sync.close()
+            self._lip_sync = None
+
+    def _bundle(self) -> str | Path:
+        bundle = self._settings.bundle
+        if (path := store.local_of(bundle)) is not None:
+            return path if store.is_url(bundle) else bundle
+        from latentsync_trt.runtime.cache.store import cache_folder
+
+        cache = cache_folder(self._settings.runtime.engine_cache) / BUNDLES_FOLDER
+        return store.fetch_folder(bundle, cache.absolute())
+
+    def _sync(self, task: Task, report: Callable[[Progress], None]) -> SyncReport:
+        """Syncs local files; goes on where a worker was killed, if it kept finished parts of the same clip."""
+        if self._lip_sync is None:
+            raise InputError("Worker.run: it is not open; call open first")
+        if not task.options.resume and (work_folder_of(Path(task.output)) / KEPT_NAME).exists():
+            try:
+                return self._sync(replace(task, options=replace(task.options, resume=True)), report)
+            except (MediaError, NoFaceError):
+                raise
+            except InputError:  # it kept those of another clip; any other reason is found again
+                pass
+        return self._lip_sync.sync(task.video, task.audio, task.output, task.options, on_progress=report)
+
+
+class _Files:
+    """The local files of a task: those with a URL lie in `folder`, which exists before `local` is called."""
+
+    def __init__(self, report: Callable[[Progress], None]) -> None:
+        self.folder = Path()
+        self._report = report
+        self._fetched: dict[str, Path] = {}
+        self._written: list[tuple[Path, str]] = []
+
+    def local(self, file: str, written: bool) -> str:
+        """The local path of a file, which is fetched unless it is `written`."""
+        if (path := store.local_of(file)) is not None:
+            return str(path)
+        if not written and file in self._fetched:
+            return str(self._fetched[file])
+        place = self.folder / str(len(self._fetched) + len(self._written))  # of its own, as names may be equal
+        place.mkdir()
+        if written:
+            self._written.append((place / store.name_of(file), file))
+            return str(self._written[-1][0])
+        self._report(Progress("fetching", 0, None))
+        self._fetched[file] = store.fetch(file, place, self._check("fetching"))
+        return str(self._fetched[file])
+
+    def deliver(self) -> None:
+        """Delivers what was written, the clip last."""
+        for path, url in self._written:
+            self._report(Progress("delivering", 0, None))
+            store.deliver(path, url, self._check("delivering"))
+
+    def named(self, text: str) -> str:
+        """A message with URLs instead of the local paths of their files."""
+        for path, url in [*((path, url) for url, path in self._fetched.items()), *self._written]:
+            text = text.replace(str(path), store.shown(url))
+        return text
+
+    def _check(self, stage: str) -> Callable[[], None]:
+        return lambda: self._report(Progress(stage, 0, None))
+
+
+def _forget(output: str) -> None:
+    """Removes the finished parts of a clip that failed or was canceled, unless another process works on them."""
+    path = store.local_of(output)
+    if path is None:  # they were in the scratch folder
+        return
+    folder = work_folder_of(path)
+    if any(leftover.path == folder for leftover in leftovers(folder.parent, kept=True)):
+        with suppress(OSError):
+            (folder / KEPT_NAME).unlink()
+        remove_leftovers(folder.parent)
+
+
+def _command(task: Task) -> list[str]:
+    """The command that does the same, for the log of an unexpected error."""
+    files = {"--video": task.video, "--audio": task.audio, "--output": task.output}
+    words = [word for flag, file in files.items() if file is not None for word in (flag, file)]
+    return [store.shown(word) for word in ("sync", *words, *command_line(task.options))]

@@ -1,0 +1,66 @@
+"""Which workers a batch or a service gets: processes for the GPUs of this machine, or actors of a Ray cluster."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+from latentsync_trt.batch.tasks import WorkerHandle, WorkerSettings
+
+
+def make_workers(
+    settings: WorkerSettings,
+    count: int | None = None,
+    *,
+    most: int | None = None,
+    ray: str | None = None,
+    gpus_per_worker: float | None = None,
+    on_notice: Callable[[str], None] = lambda _: None,
+) -> list[WorkerHandle]:
+    """Workers that are not started yet; those of this machine share its GPUs and its cores evenly.
+
+    Args:
+        settings: their bundle is found here, so that a wrong name is told at once; with `ray`, they name no device.
+        count: by default one for each GPU that the settings name, or for the CPU; on a cluster for each GPU it has.
+            most: no more than these. ray: address of a cluster, or "auto".
+
+    Raises:
+        LatentSyncError: the bundle or a device does not exist, or the cluster cannot be reached.
+    """
+    from latentsync_trt.batch.store import is_url
+
+    if not is_url(settings.bundle) and settings.bundle != "demo":
+        from latentsync_trt.bundle.find import find_bundle
+
+        settings = replace(settings, bundle=str(find_bundle(settings.bundle)[0].absolute()))
+    if ray is not None:
+        from latentsync_trt.batch.ray_workers import ray_workers
+
+        return list(ray_workers(ray, settings, count, gpus_per_worker))[:most]
+    from latentsync_trt.batch.local import LocalWorker
+
+    devices = _devices(settings, on_notice)
+    count = count or len(devices)
+    count = count if most is None else min(count, most)
+    threads = settings.threads or (max((os.cpu_count() or 1) // count, 1) if count > 1 else None)
+    made: list[WorkerHandle] = []
+    for index in range(count):
+        device, kind = devices[index % len(devices)]
+        alone = index + len(devices) >= count and index < len(devices)
+        name = kind if alone else f"{kind}.{index // len(devices) + 1}"
+        runtime = replace(settings.runtime, device=device)
+        made.append(LocalWorker(name, replace(settings, runtime=runtime, threads=threads)))
+    return made
+
+
+def _devices(settings: WorkerSettings, on_notice: Callable[[str], None]) -> list[tuple[int, str]]:
+    """The GPUs to use, by number and name; a single CPU where there is none to use."""
+    from latentsync_trt.runtime.providers.gpu import gpus
+    from latentsync_trt.runtime.providers.select import device_numbers, select_devices
+
+    numbers = device_numbers(settings.runtime.device)
+    if len(numbers) == 1 or settings.provider == "cpu":  # the worker itself finds out whether it works
+        return [(numbers[0], f"gpu {numbers[0]}" if settings.provider != "cpu" and gpus() else "cpu")]
+    selections, notices = select_devices(settings.provider, settings.runtime.device)
+    for notice in notices:
+        on_notice(notice)
+    return [(each.device_id, f"gpu {each.device_id}" if each.gpu else "cpu") for each in selections]

@@ -1,0 +1,212 @@
+"""`latentsync-trt batch`: many clips, on all GPUs of this machine or on a Ray cluster."""
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from latentsync_trt.cli.options import LocalPath, Number, build, bundle_option, options_from, provider_option
+from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.errors import InputError
+from latentsync_trt.option_fields import FILES, HARDWARE
+from latentsync_trt.stopping import interruption
+
+if TYPE_CHECKING:
+    from latentsync_trt.batch.job_file import Job, Problem
+    from latentsync_trt.batch.ledger import Ledger
+    from latentsync_trt.batch.tasks import Event, WorkerHandle
+    from latentsync_trt.cli.board import Figures
+
+_LEDGER = ".ledger.sqlite"
+
+
+@click.command("batch")
+@click.argument("jobs", type=LocalPath())
+@click.option(
+    "--out",
+    panel=FILES,
+    metavar="FOLDER",
+    help="Folder, or URL of one, for outputs that a row does not name.  [default: that of the video]",
+)
+@click.option("--resume", is_flag=True, panel=FILES, help="Go on with this batch: run what is not done.")
+@click.option("--retry-failed", is_flag=True, panel=FILES, help="As --resume, and run failed rows once more.")
+@bundle_option
+@options_from(SyncOptions, leave_out=("resume",))
+@provider_option
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 4096),
+    metavar="INTEGER",
+    panel=HARDWARE,
+    help="Clips that run at the same time.  [default: one for each GPU]",
+)
+@click.option(
+    "--ray",
+    metavar="ADDRESS",
+    panel=HARDWARE,
+    help="Run on a Ray cluster instead: its address, or auto for that of this machine; needs the extra cluster.",
+)
+@click.option(
+    "--gpus-per-worker",
+    type=Number(0.0, 16.0),
+    metavar="NUMBER",
+    panel=HARDWARE,
+    help="With --ray: GPUs to reserve for a worker, also a fraction; 0 = the CPU.  [default: 1 where there are any]",
+)
+@click.option(
+    "--scratch", type=LocalPath(folder=True), panel=HARDWARE, help="Folder of each worker for files from URLs."
+)
+@options_from(RuntimeOptions)
+@click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
+@click.option("--json", "as_json", is_flag=True, help="Print each event to stdout as a line of JSON; a summary last.")
+def command(
+    jobs: Path,
+    bundle: str | None,
+    quiet: bool,
+    as_json: bool,
+    out: str | None,
+    resume: bool,
+    retry_failed: bool,
+    **fields: Any,
+) -> None:
+    """Lip-sync many clips; models are loaded once per GPU.
+
+    JOBS is a .csv file whose first row names its columns (video, audio, output, and any option of `sync`), a .jsonl
+    file with such objects, or a folder of videos with recordings of the same name. Options given here apply to all rows
+    that don't say otherwise. What is done is kept in a ledger beside JOBS. Exit code 1: some clips failed; 2: rows
+    cannot work, and none was started.
+    """
+    from latentsync_trt.batch.job_file import read_jobs
+    from latentsync_trt.batch.ledger import Ledger
+    from latentsync_trt.cli.board import Figures, show_failures, show_summary
+
+    options, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
+    found, problems = read_jobs(jobs, options, out)
+    path = jobs / f"batch{_LEDGER}" if jobs.is_dir() else jobs.with_name(jobs.name + _LEDGER)
+    silent = quiet or as_json
+    with ExitStack() as stack:
+        ledger = stack.enter_context(Ledger.open(path)) if path.exists() else None
+        settled = _settled(ledger, path, found, resume=resume or retry_failed, retry_failed=retry_failed)
+        todo = [job for job in found if job.task.id not in settled]
+        ready = _check(todo, problems, len(found), quiet=silent, as_json=as_json)
+        figures = Figures({job.task.id: job for job in ready}, list(settled.values()).count("done"))
+        if ready:
+            handles = _workers(bundle, runtime, len(ready), fields, silent=silent)
+            ledger = ledger or stack.enter_context(Ledger.open(path))
+            _run(ready, handles, ledger, figures, quiet=quiet, as_json=as_json)
+        failed_before = {row.task.id: row.error or "" for row in ledger.rows("failed")} if ledger else {}
+    for job in found:  # those that --resume leaves as they are
+        if job.task.id in failed_before and job.task.id in settled:
+            figures.jobs[job.task.id], figures.failed[job.task.id] = job, failed_before[job.task.id]
+    if figures.failed and not as_json:
+        show_failures(figures)
+    if not quiet:
+        show_summary(figures, as_json=as_json)
+    if figures.failed:
+        raise SystemExit(1)
+
+
+def _settled(
+    ledger: "Ledger | None", path: Path, jobs: "Sequence[Job]", *, resume: bool, retry_failed: bool
+) -> dict[str, str]:
+    """The tasks that do not run, each with its state.
+
+    Raises:
+        InputError: there is an unfinished batch, and `resume` is not set.
+    """
+    if ledger is None:
+        return {}
+    if not resume:
+        left = sum(count for state, count in ledger.counts().items() if state != "done")
+        if left:
+            cure = "--resume goes on, --retry-failed also runs failed rows again; to begin anew, delete it"
+            raise InputError(f"{path}: rows of an earlier run are not done ({left}); {cure}")
+        ledger.remove(task.id for task in ledger.tasks())
+        return {}
+    ledger.reclaim()
+    if retry_failed:
+        ledger.again("failed")
+    wanted = {job.task.id for job in jobs}
+    states = {row.task.id: row.state for row in ledger.rows()}
+    return {key: state for key, state in states.items() if key in wanted and state != "waiting"}
+
+
+def _check(
+    jobs: "Sequence[Job]", problems: "Sequence[Problem]", rows: int, *, quiet: bool, as_json: bool
+) -> "list[Job]":
+    """The rows in the order in which they run: longest first, so that workers end together.
+
+    Raises:
+        InputError: some cannot work; says why for each.
+    """
+    from latentsync_trt.batch.job_file import check_jobs
+    from latentsync_trt.cli.board import show_problems
+    from latentsync_trt.cli.show import progress_bar
+    from latentsync_trt.types import Progress
+
+    with progress_bar(hidden=quiet) as show:
+        good, more = check_jobs(jobs, lambda count: show(Progress("checking rows", count, len(jobs))))
+    if problems := sorted([*problems, *more], key=lambda problem: (len(problem.where), problem.where)):
+        show_problems(problems, as_json=as_json)
+        count = len({problem.where for problem in problems})
+        raise InputError(f"{count} of {rows} rows cannot work, and none was started; correct or remove them")
+    unknown = float("inf")  # begins early, as it may be the longest
+    return sorted(good, key=lambda job: -(job.cost or unknown))
+
+
+def _workers(
+    bundle: str | None, runtime: RuntimeOptions, most: int, fields: dict[str, Any], *, silent: bool
+) -> "list[WorkerHandle]":
+    from latentsync_trt.batch.tasks import WorkerSettings
+    from latentsync_trt.batch.workers import make_workers
+    from latentsync_trt.bundle.find import describe_choice, find_bundle
+    from latentsync_trt.cli.show import say
+
+    if bundle is None:
+        folder, why = find_bundle(None)
+        bundle = str(folder)
+        if not silent:
+            say(describe_choice(folder, why))
+    scratch = fields["scratch"]
+    return make_workers(
+        WorkerSettings(bundle, fields["provider"], runtime, None if scratch is None else os.fspath(scratch)),
+        fields["workers"],
+        most=most,
+        ray=fields["ray"],
+        gpus_per_worker=fields["gpus_per_worker"],
+        on_notice=lambda text: None if silent else say(f"note: {text}"),
+    )
+
+
+def _run(
+    jobs: "Sequence[Job]",
+    handles: "Sequence[WorkerHandle]",
+    ledger: "Ledger",
+    figures: "Figures",
+    *,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Runs all jobs; figures are complete at the end. Raises if no worker can work."""
+    from latentsync_trt.batch.dispatch import Dispatcher
+    from latentsync_trt.cli.board import shown
+
+    ledger.add(job.task for job in jobs)
+    with shown(figures, as_json=as_json, quiet=quiet) as show:
+
+        def on_event(event: "Event") -> None:
+            ledger.record(event)
+            show(event)
+
+        dispatcher = Dispatcher(handles, on_event)
+        with interruption("interrupted; the same command with --resume goes on"):
+            try:
+                for job in jobs:
+                    dispatcher.submit(job.task)
+                dispatcher.wait()
+            finally:
+                dispatcher.close()
+                ledger.reclaim()

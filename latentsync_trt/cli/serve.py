@@ -1,0 +1,111 @@
+"""`latentsync-trt serve`: lip-sync as an HTTP service."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from, provider_option
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.errors import InputError, MissingDependency
+from latentsync_trt.option_fields import HARDWARE
+from latentsync_trt.serve.limits import Limits
+from latentsync_trt.stopping import interruption
+
+KEY = "LATENTSYNC_TRT_API_KEY"
+_STOPPED = "stopped; jobs that have not ended go on when it is started again"
+_ADDRESS = "Service"
+
+
+@click.command("serve")
+@click.option("--host", default="127.0.0.1", show_default=True, panel=_ADDRESS, help="Address to listen at.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, panel=_ADDRESS, help="0 takes a free one."
+)
+@click.option("--no-key", is_flag=True, panel=_ADDRESS, help=f"Let other machines in without a key (${KEY}).")
+@click.option(
+    "--folder",
+    type=LocalPath(folder=True),
+    panel=_ADDRESS,
+    help="Folder of jobs; with --ray, one that all machines share.  [default: in the user's data folder]",
+)
+@options_from(Limits)
+@bundle_option
+@provider_option
+@options_from(RuntimeOptions)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 256),
+    panel=HARDWARE,
+    help="Jobs that run at once.  [default: one for each GPU of --device]",
+)
+@click.option("--ray", metavar="ADDRESS", panel=HARDWARE, help="Run on a Ray cluster: its address, or auto.")
+@click.option(
+    "--gpus-per-worker", type=click.FloatRange(0), panel=HARDWARE, help="With --ray: GPUs of each, as 1, 0.5 or 0."
+)
+def command(
+    host: str,
+    port: int,
+    no_key: bool,
+    folder: Path | None,
+    bundle: str | None,
+    provider: str,
+    workers: int | None,
+    ray: str | None,
+    gpus_per_worker: float | None,
+    **fields: Any,
+) -> None:
+    """Lip-sync as an HTTP service: send video and speech, follow the job, fetch the result.
+
+    /docs of the service describes its requests. Clients send the key of $LATENTSYNC_TRT_API_KEY, if it is set.
+    """
+    from latentsync_trt.batch.store import is_url
+    from latentsync_trt.batch.tasks import WorkerSettings
+    from latentsync_trt.batch.workers import make_workers
+    from latentsync_trt.bundle.find import find_bundle
+    from latentsync_trt.cli.show import say
+
+    try:
+        from latentsync_trt.serve import server
+        from latentsync_trt.serve.service import Service
+    except ImportError as error:
+        raise MissingDependency(f'serve: needs its extra; pip install "latentsync-trt[serve]" ({error})') from error
+    key = _key(host, no_key, loopback=server.is_loopback(host))
+    limits, place = build(Limits, fields), folder or _default_folder()
+    name = bundle if bundle is not None and is_url(bundle) else str(find_bundle(bundle)[0])
+    settings = WorkerSettings(name, provider, build(RuntimeOptions, fields))
+    handles = make_workers(settings, workers, ray=ray, gpus_per_worker=gpus_per_worker)
+    url = f"http://{f'[{host}]' if ':' in host else host}"
+    with interruption(_STOPPED):
+        if ray is not None:
+            from latentsync_trt.serve import on_ray
+
+            on_ray.run(
+                lambda: make_workers(settings, len(handles), ray="auto", gpus_per_worker=gpus_per_worker),
+                place.absolute(),
+                limits,
+                key,
+                (host, port),
+                lambda: say(f"{url}:{port}/docs: ready; jobs are kept in {place}"),
+            )
+        else:
+            listener = server.listen(host, port)
+            service = Service(place, handles, limits)
+            say(f"{url}:{listener.getsockname()[1]}/docs: listening; jobs are kept in {place}")
+            server.run(service, key, listener)
+
+
+def _key(host: str, no_key: bool, *, loopback: bool) -> str | None:
+    key = os.environ.get(KEY) or None
+    if key is not None and no_key:
+        raise InputError(f"--no-key: ${KEY} is set; unset it, or leave --no-key out")
+    if key is None and not loopback and not no_key:
+        raise InputError(f"--host {host}: other machines reach it; set ${KEY}, or let all in with --no-key")
+    return key
+
+
+def _default_folder() -> Path:
+    import platformdirs
+
+    return platformdirs.user_data_path("latentsync-trt", appauthor=False) / "serve"

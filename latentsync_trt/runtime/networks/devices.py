@@ -1,0 +1,258 @@
+"""The networks of one bundle on all GPUs that share a clip, or on the only one."""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, LatentSyncError, OutOfMemory
+from latentsync_trt.runtime.cache.store import Notice
+from latentsync_trt.runtime.networks.batching import weight_bytes
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.networks.notices import Notices
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.types import EngineTime, Float32Array, Span
+
+DEVICE_FAILURES = (EngineBuildError, InferenceError, OutOfMemory)
+"""Errors after which a device is left out while others work."""
+
+# Opening may hold a network's weights in host memory twice: as read, and as the provider converts them.
+_COPIES_WHILE_OPENING = 2
+
+
+class Turn:
+    """A lock whose holder cannot take it again before a thread that waits for it."""
+
+    def __init__(self) -> None:
+        self._next, self._busy = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._next:
+            self._busy.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._busy.release()
+
+
+class Device:
+    """One device with its networks.
+
+    `turn` must be held by the thread that uses them while a clip is painted. `error`: why it is left out of this run;
+    empty while it is not.
+    """
+
+    def __init__(self, networks: Networks, position: int) -> None:
+        gpu = networks.selection.gpu
+        self.name = f"CPU {position}" if gpu is None else f"GPU {gpu.index}"
+        self.networks, self.turn, self.error = networks, Turn(), ""
+        self.on_gpu = gpu is not None
+
+    def between_windows(self) -> None:
+        """As `Networks.between_windows`; raises `InferenceError` if the device is left out."""
+        if self.error:
+            raise InferenceError(self.error)
+        self.networks.between_windows()
+
+
+class Devices:
+    """The networks of one bundle on one or several devices, used like those of one.
+
+    `all`: every device. With several, notices about one begin with its name.
+    """
+
+    def __init__(self, networks: Sequence[Networks]) -> None:
+        self.all = tuple(Device(each, position) for position, each in enumerate(networks))
+        self.bundle, self._first = networks[0].bundle, networks[0]
+        self._lock = threading.Lock()
+        self._notices = self._first.notices
+        if len(self.all) > 1:
+            self._notices = Notices()
+            for text in self._first.take_notices():  # told already
+                self._notices.add(text)
+            self._notices.on_notice = self._first.notices.on_notice
+            for device in self.all:
+                device.networks.notices.on_notice = partial(self._notice_from, device)
+
+    @property
+    def in_use(self) -> tuple[Device, ...]:
+        """Those that are not left out; never empty."""
+        return tuple(device for device in self.all if not device.error)
+
+    @property
+    def selection(self) -> Selection:
+        """The current provider, on the first device in use."""
+        return self.in_use[0].networks.selection
+
+    @property
+    def windows_per_batch(self) -> int:
+        """Windows that every denoiser takes at once, so that frames do not depend on who paints them."""
+        return min(device.networks.windows_per_batch for device in self.in_use)
+
+    @property
+    def low_memory(self) -> bool:
+        """Whether a device keeps one network at a time."""
+        return any(device.networks.low_memory for device in self.in_use)
+
+    @property
+    def on_span(self) -> Callable[[Span], None] | None:
+        """As `Networks.on_span`."""
+        return self._first.on_span
+
+    @property
+    def on_notice(self) -> Notice | None:
+        """Called with each notice, from any thread."""
+        return self._notices.on_notice
+
+    @on_notice.setter
+    def on_notice(self, on_notice: Notice | None) -> None:
+        self._notices.on_notice = on_notice
+
+    def notice(self, text: str) -> None:
+        """Adds a notice about the whole run. Thread-safe."""
+        self._notices.add(text)
+
+    def take_notices(self) -> tuple[str, ...]:
+        """The notices since the last call."""
+        for device in self.all if len(self.all) > 1 else ():
+            device.networks.take_notices()
+        return self._notices.take()
+
+    def times(self) -> tuple[EngineTime, ...]:
+        """Time spent on each engine of each device."""
+        return tuple(
+            replace(time, device=None if (gpu := device.networks.selection.gpu) is None else gpu.index)
+            for device in self.all
+            for time in device.networks.times()
+        )
+
+    def leave_out(self, device: Device, error: Exception) -> bool:
+        """Leaves a device that failed out of this run, with a notice; False if it is the last one in use."""
+        with self._lock:
+            if device.error:
+                return True
+            if len(self.in_use) == 1:
+                return False
+            device.error = str(error)
+        self.notice(f"{device.name} is left out of this run, others go on: {error}")
+        return True
+
+    def encode_mel(self, mel: Float32Array) -> Float32Array:
+        """As `Networks.encode_mel`, on the first device that can."""
+        while True:
+            device = self.in_use[0]
+            try:
+                with device.turn:
+                    return device.networks.encode_mel(mel)
+            except DEVICE_FAILURES as error:
+                if not self.leave_out(device, error):
+                    raise
+
+    def prepare(self, graphs: Iterable[str]) -> None:
+        """As `Networks.prepare`, on every device, also those left out before; one that fails is left out."""
+        graphs = tuple(graphs)
+        for device in self.all:
+            device.error = ""
+        ready = []
+        for device in self.all if len(self.all) > 1 else ():
+            # Built in this thread, which Ctrl-C reaches, and for the first GPU of a kind; others find the engines.
+            if not device.networks.builds(graphs):
+                ready.append(device)
+            else:
+                self._each((device,), lambda networks: networks.prepare(graphs))
+        self._each(ready or self.all, lambda networks: networks.prepare(graphs))
+        self._leave_out_slow()
+
+    def open_audio(self, graph: str) -> None:
+        """Opens the audio encoder alone, on the first device. Raises as `Networks.open`."""
+        self.in_use[0].networks.open((graph,))
+
+    def warm_up(self, graphs: Iterable[str]) -> None:
+        """As `Networks.warm_up`, on every device; one that fails is left out."""
+        graphs = tuple(graphs)
+        self._each(self.in_use, lambda networks: networks.warm_up(graphs))
+
+    @property
+    def building(self) -> bool:
+        """Whether engines are being built in the background."""
+        return any(device.networks.building for device in self.all)
+
+    def wait_for_build(self) -> str:
+        """As `Networks.wait_for_build`; of several errors, the first."""
+        errors = [device.networks.wait_for_build() for device in self.all]
+        return next(filter(None, errors), "")
+
+    def close(self) -> tuple[Path, ...]:
+        """As `Networks.close`; the profile is one for all devices."""
+        if len(self.all) == 1:
+            return self._first.close()
+        times, traces = [], []
+        for device in self.all:
+            own_times, own_traces = device.networks.end()
+            times += [replace(time, graph=f"{time.graph} on {device.name}") for time in own_times]
+            traces += [replace(trace, graph=f"{trace.graph} on {device.name}") for trace in own_traces]
+        return self._first.write_profile(times, traces)
+
+    def _each(self, devices: Sequence[Device], action: Callable[[Networks], None]) -> None:
+        """`action` on the networks of each device, at the same time; raises the error of the last one in use."""
+        if len(devices) == 1:
+            found: Iterable[LatentSyncError | None] = (_failure(action, devices[0]),)
+        else:
+            with ThreadPoolExecutor(self._opened_at_once(), thread_name_prefix="device") as threads:
+                found = list(threads.map(partial(_failure, action), devices))
+        for device, error in zip(devices, found, strict=True):
+            if error is not None and not self.leave_out(device, error):
+                raise error
+
+    def _opened_at_once(self) -> int:
+        free_bytes = psutil.virtual_memory().available
+        return max(1, min(len(self.all), free_bytes // (_COPIES_WHILE_OPENING * weight_bytes(self.bundle.manifest))))
+
+    def _leave_out_slow(self) -> None:
+        """Leaves out GPUs whose networks fell back to the CPU, which the others' painting needs."""
+        for device in self.in_use:
+            if device.on_gpu and device.networks.selection.gpu is None and not device.networks.building:
+                self.leave_out(device, EngineBuildError("only the CPU can run the bundle there"))
+
+    def _notice_from(self, device: Device, text: str) -> None:
+        self.notice(f"{device.name}: {text}")
+
+
+def networks_on(
+    selected: Sequence[Selection],
+    bundle: Bundle,
+    options: RuntimeOptions,
+    *,
+    may_fall_back: bool,
+    on_notice: Notice | None,
+) -> tuple[list[Networks], list[str]]:
+    """Networks on each selected device, and a notice for each that cannot run the bundle while others can.
+
+    Raises:
+        InputError: bundle or provider do not support `options`. OutputError: the profile folder is not writable.
+    """
+    made: list[Networks] = []
+    errors: list[InputError] = []
+    for selection in selected:
+        own = options if selection.gpu is None else replace(options, device=selection.device_id)
+        told = None if made else on_notice  # what the others tell is the same
+        try:
+            made.append(Networks(bundle, selection, own, may_fall_back=may_fall_back, on_notice=told))
+        except InputError as error:
+            errors.append(error)
+    if not made:
+        raise errors[0]
+    return made, [f"a GPU is left out: {error}" for error in errors]
+
+
+def _failure(action: Callable[[Networks], None], device: Device) -> LatentSyncError | None:
+    try:
+        action(device.networks)
+    except DEVICE_FAILURES as error:
+        return error
+    return None

@@ -1,0 +1,212 @@
+"""The service over HTTP: a FastAPI application around a `Service`."""
+
+import errno
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from latentsync_trt import __version__
+from latentsync_trt.errors import InputError, LatentSyncError, MediaError
+from latentsync_trt.serve.form import FILE_FIELDS, TEXT_FIELDS, receive
+from latentsync_trt.serve.limits import NotNow, QueueFull, TooLarge, UnknownJob, check_size
+from latentsync_trt.serve.metrics import registry_of
+from latentsync_trt.serve.service import Job, Service
+
+_TYPES = {".mp4": "video/mp4", ".mov": "video/quicktime", ".mkv": "video/x-matroska"}
+_STATUS: tuple[tuple[type[Exception], int], ...] = (
+    (UnknownJob, 404),
+    (NotNow, 409),
+    (QueueFull, 429),
+    (TooLarge, 413),
+    (MediaError, 415),
+    (InputError, 422),
+)
+_FORM = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        **{name: {"type": "string", "format": "binary"} for name in (*FILE_FIELDS, "speaker_0")},
+                        **{name: {"type": "string"} for name in TEXT_FIELDS},
+                    },
+                }
+            }
+        },
+    }
+}
+_FORM_HELP = """Send `video` and `audio` as files, or `speaker_0`, `speaker_1`, … in place of `audio`. `options` is a
+JSON object with any option of `latentsync-trt sync`, as `{"preset": "fast", "report": true}`; options that name files
+(`mix`, `turns`, `faces`, `c2pa_cert`, `c2pa_key`) are sent as files in fields of these names."""
+
+_OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
+
+_log = logging.getLogger(__name__)
+_key_header = APIKeyHeader(name="X-API-Key", auto_error=False)
+_bearer = HTTPBearer(auto_error=False)
+
+
+def create_app(service: Service, key: str | None, *, own_hosts: bool = False) -> FastAPI:
+    """The application of a service that was started, which it closes when it ends.
+
+    `key`: what clients must send, if any. `own_hosts`: requests without one must name this machine as their host.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(service.close)
+
+    app = FastAPI(
+        title="latentsync-trt",
+        summary="Lip-syncs videos to speech recordings.",
+        version=__version__,
+        lifespan=lifespan,
+        exception_handlers={
+            LatentSyncError: _on_error,
+            OSError: _on_error,
+            Exception: _on_error,
+            StarletteHTTPException: _on_http_error,
+            RequestValidationError: _on_wrong_parameter,
+        },
+    )
+    allowed = [Depends(_guard(key, own_hosts))]
+    app.include_router(_jobs(service), prefix="/v1", dependencies=allowed)
+    app.include_router(_signs(service, allowed))
+    return app
+
+
+def _guard(key: str | None, own_hosts: bool) -> Callable[..., None]:
+    def check(
+        request: Request,
+        header: Annotated[str | None, Depends(_key_header)],
+        bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+    ) -> None:
+        if key is None:
+            _check_origin(request, own_hosts)
+            return
+        given = header or (bearer.credentials if bearer is not None else "")
+        if not secrets.compare_digest(given.encode("latin-1"), key.encode()):  # as headers are decoded
+            cure = "send it as Authorization: Bearer KEY, or as X-API-Key"
+            raise HTTPException(
+                401, f"key: is {'wrong' if given else 'missing'}; {cure}", {"WWW-Authenticate": "Bearer"}
+            )
+
+    return check
+
+
+def _check_origin(request: Request, own_hosts: bool) -> None:
+    """Without a key, any web page that the user opens could send requests, also by a name that leads here."""
+    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    if own_hosts and urlsplit(f"//{host}").hostname not in _OWN_HOSTS:
+        raise HTTPException(403, f"host {host}: is not this machine; send requests to 127.0.0.1 or localhost")
+    if origin is not None and urlsplit(origin).netloc != host:
+        raise HTTPException(403, f"origin {origin}: is another site; send requests from this one, or set a key")
+
+
+def _jobs(service: Service) -> APIRouter:
+    router = APIRouter(tags=["jobs"])
+
+    @router.post("/jobs", status_code=201, openapi_extra=_FORM, description=_FORM_HELP)
+    async def submit(request: Request, response: Response) -> Job:
+        check_size(int(request.headers.get("content-length", "0")), service.limits)
+        with service.receiving() as (job_id, folder):
+            content_type = request.headers.get("content-type")
+            form = await receive(request.stream(), content_type, folder, service.limits, run_in_threadpool)
+            job = await run_in_threadpool(service.submit, job_id, form)
+        response.headers["Location"] = str(request.url_for("state", job_id=job.id))
+        return job
+
+    @router.get("/jobs")
+    def newest(limit: Annotated[int, Query(ge=1, le=1000)] = 100, offset: Annotated[int, Query(ge=0)] = 0) -> list[Job]:
+        """The newest jobs first, without their reports."""
+        return service.jobs(limit, offset)
+
+    @router.get("/jobs/{job_id}")
+    def state(job_id: str) -> Job:
+        """State and progress of a job; at its end, its report or its error."""
+        return service.job(job_id)
+
+    @router.post("/jobs/{job_id}/cancel", status_code=202)
+    def cancel(job_id: str) -> Job:
+        """Cancels a job that waits or runs."""
+        return service.cancel(job_id)
+
+    @router.delete("/jobs/{job_id}", status_code=204)
+    def delete(job_id: str) -> None:
+        """Cancels a job that has not ended, and deletes its files."""
+        service.delete(job_id)
+
+    @router.get("/jobs/{job_id}/result", response_class=FileResponse)
+    def result(job_id: str) -> FileResponse:
+        """The video, or parts of it by Range requests."""
+        path = service.result(job_id)
+        name = f"latentsync-{job_id[:8]}{path.suffix}"
+        return FileResponse(path, media_type=_TYPES.get(path.suffix), filename=name)
+
+    @router.get("/jobs/{job_id}/report", response_class=FileResponse)
+    def report(job_id: str) -> FileResponse:
+        """The page with measures and pictures of the result, if `report` was true in the options."""
+        return FileResponse(
+            service.page(job_id), media_type="text/html", headers={"Content-Security-Policy": "sandbox"}
+        )
+
+    return router
+
+
+def _signs(service: Service, allowed: list[Any]) -> APIRouter:
+    router, registry = APIRouter(tags=["service"]), registry_of(service)
+
+    @router.get("/healthz")
+    def health() -> JSONResponse:
+        """200 when a worker is ready or at work, else 503 with the reason; needs no key."""
+        problem = service.problem()
+        return JSONResponse({"error": problem}, 503) if problem else JSONResponse({"status": "ready"})
+
+    @router.get("/metrics", dependencies=allowed)
+    def metrics() -> Response:
+        """Figures for Prometheus."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+async def _on_error(request: Request, error: Exception) -> JSONResponse:
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    message = str(error)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        status, message = 507, "service: its disk is full; try again later"
+    elif status == 500:
+        _log.error("request failed", exc_info=error)
+        message = message if isinstance(error, LatentSyncError) else "service: internal error; its log says more"
+    return _refusal(
+        request, message, status, {"Retry-After": str(error.retry_s)} if isinstance(error, QueueFull) else {}
+    )
+
+
+async def _on_http_error(request: Request, error: StarletteHTTPException) -> JSONResponse:
+    return _refusal(request, error.detail, error.status_code, error.headers or {})
+
+
+async def _on_wrong_parameter(request: Request, error: RequestValidationError) -> JSONResponse:
+    first = error.errors()[0]
+    return _refusal(request, f"{first['loc'][-1]}: {first['msg']}; see /docs", 422, {})
+
+
+def _refusal(request: Request, message: str, status: int, headers: Mapping[str, str]) -> JSONResponse:
+    # Else the rest of an upload would be read, to use the connection again.
+    closes = {"Connection": "close"} if request.method == "POST" else {}
+    return JSONResponse({"error": message}, status, {**headers, **closes})

@@ -1,0 +1,64 @@
+"""Runs the service as a Ray Serve deployment, whose workers are actors of the cluster.
+
+One replica answers, on the machine where the command runs, since the jobs' folder and ledger are there. Workers on
+other machines reach the files of jobs only if that folder is one which all machines share.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from latentsync_trt.batch.tasks import WorkerHandle
+from latentsync_trt.errors import MissingDependency
+from latentsync_trt.serve.limits import Limits
+
+NAME = "latentsync-trt"
+_MOST_REQUESTS = 200
+_POLL_S = 1.0
+
+
+def run(
+    make_handles: Callable[[], Sequence[WorkerHandle]],
+    folder: Path,
+    limits: Limits,
+    key: str | None,
+    address: tuple[str, int],
+    on_ready: Callable[[], None],
+) -> None:
+    """Deploys the service on the cluster that this process is connected to, until a signal raises KeyboardInterrupt.
+
+    `make_handles` is called in the replica. `address`: where Ray Serve listens, if it does not yet.
+    """
+    try:
+        import ray
+        from ray import serve
+    except ImportError as error:
+        message = f'serve --ray: needs the extra cluster; pip install "latentsync-trt[cluster]" ({error})'
+        raise MissingDependency(message) from error
+
+    def build() -> Any:
+        from latentsync_trt.serve.app import create_app
+        from latentsync_trt.serve.service import Service
+
+        service = Service(folder, make_handles(), limits)
+        service.start()
+        return create_app(service, key)
+
+    node = ray.get_runtime_context().get_node_id()
+    here = next(each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node)
+    deployment = serve.deployment(
+        serve.ingress(build)(),
+        name="service",
+        num_replicas=1,
+        max_ongoing_requests=_MOST_REQUESTS,
+        ray_actor_options={"num_cpus": 0, "resources": {f"node:{here}": 0.001}},
+    )
+    serve.start(http_options={"host": address[0], "port": address[1]})
+    serve.run(deployment.bind(), name=NAME, route_prefix="/")
+    try:
+        on_ready()
+        while True:
+            time.sleep(_POLL_S)
+    finally:
+        serve.delete(NAME)

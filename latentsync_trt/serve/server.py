@@ -1,0 +1,52 @@
+"""Runs the service in this process, with uvicorn, until the command is stopped."""
+
+import ipaddress
+import socket
+import threading
+
+import uvicorn
+
+from latentsync_trt.errors import InputError
+from latentsync_trt.serve.app import create_app
+from latentsync_trt.serve.service import Service
+
+_POLL_S = 0.5
+_LEAVE_S = 1
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; raises `InputError` if the address or port cannot be used."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=128)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"--host {host} --port {port}: cannot be used ({reason}); choose another") from error
+
+
+def run(service: Service, key: str | None, listener: socket.socket) -> None:
+    """Answers requests until a signal raises KeyboardInterrupt here; closes the service."""
+    app = create_app(service, key, own_hosts=is_loopback(listener.getsockname()[0]))
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=_LEAVE_S
+    )
+    server = uvicorn.Server(config)
+    # In another thread than the main one it leaves signals alone, which are ours.
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
+    try:
+        service.start()
+        thread.start()
+        while thread.is_alive():  # on Windows, an endless wait cannot be interrupted
+            thread.join(_POLL_S)
+    finally:
+        server.should_exit = True
+        service.close()
+        listener.close()

@@ -1,0 +1,103 @@
+"""A service over real HTTP on this machine, with workers that only pretend."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from latentsync_trt.batch.tasks import Cancelled, Done, Task, TaskError, WorkerLost
+from latentsync_trt.serve.app import create_app
+from latentsync_trt.serve.limits import Limits
+from latentsync_trt.serve.server import listen
+from latentsync_trt.serve.service import Service
+from latentsync_trt.types import Progress
+
+PATIENCE_S = 60.0
+FRAMES = 20
+RESULT = bytes(range(256)) * 40
+
+
+class PretendedWorker:
+    """Writes `RESULT`; holds each task at half its frames until `go` is set. `broken`: what `start` or `run` raises."""
+
+    def __init__(self, name: str = "pretended") -> None:
+        self.name, self.go = name, threading.Event()
+        self.tasks: list[Task] = []
+        self.start_error: WorkerLost | None = None
+        self.run_error: TaskError | None = None
+        self._cancelled, self._closed = "", False
+
+    def start(self) -> None:
+        if self.start_error is not None:
+            raise self.start_error
+
+    def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
+        self.tasks.append(task)
+        for done in range(1, FRAMES + 1):
+            on_progress(Progress("lip-sync", done, FRAMES))
+            while done == FRAMES // 2 and not self.go.wait(0.01):
+                if self._closed:
+                    raise WorkerLost("closed")
+                if self._cancelled == task.id:
+                    raise Cancelled("canceled")
+        if self.run_error is not None:
+            raise self.run_error
+        Path(task.output).write_bytes(RESULT)
+        if task.options.report is not None:
+            Path(task.options.report).write_text("<p>page</p>")
+        times = {"wall_s": 3.0, "startup_s": 1.0, "frames_per_s": 10.0}
+        return Done(3.0, {"output": task.output, "frames": FRAMES, "windows": 2, **times})
+
+    def cancel(self, task_id: str) -> None:
+        self._cancelled = task_id
+
+    def close(self) -> None:
+        self._closed = True
+
+
+@contextmanager
+def serving(
+    folder: Path, worker: PretendedWorker, key: str | None = None, **limits: Any
+) -> Iterator[tuple[httpx.Client, Service]]:
+    """A client, without a key, and the service."""
+    service = Service(folder, [worker], Limits(**limits))
+    service.start()
+    listener = listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(create_app(service, key, own_hosts=True), log_config=None))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with httpx.Client(base_url=address, timeout=PATIENCE_S, trust_env=False) as client:
+            until(lambda: server.started)
+            yield client, service
+    finally:
+        server.should_exit = True
+        thread.join()
+        service.close()
+        listener.close()
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Waits for a true value of `condition()`, and returns it."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not (value := condition()):
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    return value
+
+
+def ended(client: httpx.Client, job_id: str) -> dict[str, Any]:
+    """The job, when it has ended."""
+
+    def state() -> dict[str, Any] | None:
+        job: dict[str, Any] = client.get(f"/v1/jobs/{job_id}").raise_for_status().json()
+        return job if job["state"] not in ("waiting", "running") else None
+
+    found: dict[str, Any] = until(state)
+    return found

@@ -1,0 +1,203 @@
+"""A worker in a child process: how it is started, stopped, killed and started again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from latentsync_trt import SyncOptions
+from latentsync_trt.batch import local
+from latentsync_trt.batch.local import LocalWorker
+from latentsync_trt.batch.tasks import Cancelled, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.errors import BundleError, InputError, ProviderUnavailable
+from latentsync_trt.runtime.providers.select import why_unavailable
+from latentsync_trt.types import Progress
+from tests.clips import decoded, synced, write_clip
+from tests.small import small_bundle
+
+pytestmark = pytest.mark.integration
+
+FAST = SyncOptions(preset="fast")
+FRAMES = 40
+SOON_S = 20.0
+"""Long enough for a busy machine."""
+
+posix = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_clip(tmp_path_factory.mktemp("clip"), FRAMES)
+
+
+@pytest.fixture(scope="module")
+def settings() -> WorkerSettings:
+    return WorkerSettings(str(small_bundle()), "cpu", threads=1)
+
+
+@pytest.fixture(scope="module")
+def worker(settings: WorkerSettings) -> Iterator[LocalWorker]:
+    worker = LocalWorker("cpu", settings)
+    worker.start()
+    yield worker
+    worker.close()
+
+
+@pytest.fixture
+def task(clip: tuple[Path, Path], tmp_path: Path) -> Task:
+    return Task("one", str(clip[0]), str(clip[1]), str(tmp_path / "a.mp4"), FAST)
+
+
+def quiet(_: Progress) -> None:
+    """Takes progress."""
+
+
+def at_first_frame(action: Callable[[], object]) -> Callable[[Progress], None]:
+    """Calls `action` once, while the clip is being written."""
+    left = [action]
+
+    def report(progress: Progress) -> None:
+        if progress.stage == "lip-sync" and left:
+            left.pop()()
+
+    return report
+
+
+def ended(pid: int, within_s: float = SOON_S) -> bool:
+    deadline_s = time.monotonic() + within_s
+    while psutil.pid_exists(pid) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return not psutil.pid_exists(pid)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_killed_worker_starts_again(worker: LocalWorker, task: Task, clip: tuple[Path, Path], tmp_path: Path) -> None:
+    pid = worker.pid
+    assert pid is not None
+    assert psutil.Process(pid).environ()["OMP_NUM_THREADS"] == "1"
+    with pytest.raises(
+        WorkerLost, match=r"^cpu: its process ended with (signal 9 \(SIGKILL\)|exit code \d+): no message$"
+    ):
+        worker.run(task, at_first_frame(psutil.Process(pid).kill))
+    assert not Path(task.output).exists()
+    with pytest.raises(WorkerLost):
+        worker.run(task, quiet)
+    worker.start()
+    seen: list[Progress] = []
+    done = worker.run(task, seen.append)
+    assert (done.report["output"], done.report["frames"]) == (task.output, FRAMES)
+    assert {"reading audio", "lip-sync", "finishing"} <= {progress.stage for progress in seen}
+    assert names(tmp_path) == ["a.mp4"]
+    np.testing.assert_array_equal(decoded(tmp_path / "a.mp4"), synced(clip, tmp_path / "b.mp4", FAST))
+
+
+def test_canceled_and_failed_clips_leave_the_worker_usable(worker: LocalWorker, task: Task, tmp_path: Path) -> None:
+    pid = worker.pid
+    worker.cancel(task.id)  # has no effect before it runs
+    with pytest.raises(Cancelled):
+        worker.run(task, at_first_frame(lambda: worker.cancel(task.id)))
+    with pytest.raises(TaskError, match="no such file") as failed:
+        worker.run(Task("two", str(tmp_path / "none.mp4"), task.audio, task.output), quiet)
+    assert failed.value.usage
+    assert names(tmp_path) == []
+
+    def fail() -> None:
+        raise InputError("of the caller")
+
+    with pytest.raises(InputError, match="of the caller"):
+        worker.run(task, at_first_frame(fail))
+    assert worker.run(task, quiet).report["frames"] == FRAMES
+    assert (worker.pid, names(tmp_path)) == (pid, ["a.mp4"])
+
+
+def test_closing_ends_a_running_clip(settings: WorkerSettings, task: Task, tmp_path: Path) -> None:
+    worker = LocalWorker("cpu", settings)
+    worker.start()
+    pid = worker.pid
+    closing = threading.Thread(target=worker.close)
+    with pytest.raises(WorkerLost, match=r"^cpu: was closed$"):
+        worker.run(task, at_first_frame(closing.start))
+    closing.join()
+    assert not psutil.pid_exists(pid or 0)
+    assert names(tmp_path) == []
+    worker.close()
+    with pytest.raises(WorkerLost, match="is closed"):
+        worker.start()
+
+
+@posix
+def test_a_terminated_worker_removes_its_files(settings: WorkerSettings, task: Task, tmp_path: Path) -> None:
+    worker = LocalWorker("cpu", settings)
+    worker.start()
+
+    def stop() -> None:
+        os.kill(worker.pid or 0, signal.SIGINT)  # is up to the parent
+        os.kill(worker.pid or 0, signal.SIGTERM)
+
+    with pytest.raises(WorkerLost, match="exit code 143"):
+        worker.run(task, at_first_frame(stop))
+    assert names(tmp_path) == []
+    worker.close()
+
+
+PARENT = """
+import json, sys
+from latentsync_trt.batch.local import LocalWorker
+from latentsync_trt.batch.tasks import Task, WorkerSettings
+
+worker = LocalWorker("cpu", WorkerSettings.from_json(json.loads(sys.argv[1])))
+worker.start()
+worker.run(Task.from_json(json.loads(sys.argv[2])), lambda progress: print(worker.pid, progress.stage, flush=True))
+"""
+
+
+def test_a_worker_ends_with_its_parent(settings: WorkerSettings, task: Task, tmp_path: Path) -> None:
+
+    arguments = [sys.executable, "-c", PARENT, json.dumps(settings.to_json()), json.dumps(task.to_json())]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = next(int(line.split()[0]) for line in parent.stdout if "lip-sync" in line)
+        assert names(tmp_path) == [".latentsync-a.mp4"]
+        parent.kill()
+        assert ended(pid)
+    assert names(tmp_path) == []
+
+
+def test_settings_that_cannot_work(settings: WorkerSettings) -> None:
+    worker = LocalWorker("cpu", WorkerSettings("nope", "cpu"))
+    with pytest.raises(BundleError, match=r"^nope: no bundle there") as missing:
+        worker.start()
+    assert missing.value.usage
+    worker.close()
+
+
+@pytest.mark.skipif(why_unavailable("tensorrt") is None, reason="here TensorRT runs")
+def test_a_provider_that_does_not_run_here(settings: WorkerSettings) -> None:
+    worker = LocalWorker("gpu 0", WorkerSettings(settings.bundle, "tensorrt"))
+    with pytest.raises(ProviderUnavailable, match=r"^tensorrt: "):
+        worker.start()
+    worker.close()
+
+
+def test_a_worker_that_dies_while_it_starts(
+    settings: WorkerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dying.py").write_text("import sys; print('no event'); sys.exit('no such driver')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(local, "_MODULE", "dying")
+    worker = LocalWorker("cpu", settings)
+    with pytest.raises(WorkerLost, match=r"^cpu: its process ended with exit code 1: no such driver$"):
+        worker.start()
+    worker.close()

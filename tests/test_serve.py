@@ -1,0 +1,330 @@
+"""The HTTP service, over real HTTP, with workers that pretend."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openapi_spec_validator import validate
+from prometheus_client.parser import text_string_to_metric_families
+
+from latentsync_trt.batch.tasks import TaskError, WorkerLost
+from latentsync_trt.serve import urls
+from latentsync_trt.serve.service import Service
+from tests.clips import write_face, write_sound
+from tests.serving import FRAMES, RESULT, PretendedWorker, ended, serving, until
+
+MOST_READ_BYTES = 16_000_000
+"""Of a refused upload: what the service read, and the buffers of both sockets, of 4 to 6 MB on Linux."""
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A video and a recording of 0.2 s, which pass all checks."""
+    folder = tmp_path_factory.mktemp("clip")
+    video, audio = write_face(folder / "face.mp4", 5), write_sound(folder / "speech.wav", 0.2)
+    return {"video": video.read_bytes(), "audio": audio.read_bytes()}
+
+
+@pytest.fixture
+def worker() -> PretendedWorker:
+    return PretendedWorker()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "service"
+
+
+@pytest.fixture
+def client(folder: Path, worker: PretendedWorker) -> Iterator[httpx.Client]:
+    with serving(folder, worker, max_upload_mb=5, max_queue=3) as (opened, _):
+        yield opened
+
+
+def send(client: httpx.Client, clip: dict[str, bytes], **form: Any) -> httpx.Response:
+    """Submits a job; `form`: options, as a dict, and more texts and files, which are tuples."""
+    files = {"video": ("in.mp4", clip["video"]), "audio": ("speech.wav", clip["audio"])}
+    files |= {name: value for name, value in form.items() if isinstance(value, tuple)}
+    texts = {
+        name: json.dumps(value) if isinstance(value, dict) else value
+        for name, value in form.items()
+        if not isinstance(value, tuple)
+    }
+    return client.post("/v1/jobs", data=texts, files=files)
+
+
+def job_files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder / "jobs").as_posix() for path in (folder / "jobs").rglob("*"))
+
+
+def test_from_upload_to_result(
+    client: httpx.Client, clip: dict[str, bytes], worker: PretendedWorker, folder: Path
+) -> None:
+    sent = send(client, clip, options={"preset": "fast", "report": True, "start": 0.04})
+    assert sent.status_code == 201, sent.text
+    job = sent.json()
+    path = f"/v1/jobs/{job['id']}"
+    assert sent.headers["Location"] == str(client.base_url.join(path))
+    half = until(lambda: (found := client.get(path).json())["done"] == FRAMES // 2 and found)
+    assert (half["state"], half["total"], half["stage"], half["worker"]) == ("running", FRAMES, "lip-sync", worker.name)
+    assert half["frames_per_s"] > 0 and half["seconds_left"] > 0
+    assert client.get(f"{path}/result").status_code == 409
+    worker.go.set()
+    done = ended(client, job["id"])
+    assert (done["state"], done["error"], done["done"]) == ("done", None, FRAMES)
+    assert done["report"]["output"] == "output.mp4"
+    result = client.get(f"{path}/result")
+    assert result.content == RESULT and result.headers["Content-Type"] == "video/mp4"
+    assert f'filename="latentsync-{job["id"][:8]}.mp4"' in result.headers["Content-Disposition"]
+    part = client.get(f"{path}/result", headers={"Range": "bytes=5-9"})
+    assert (part.status_code, part.content) == (206, RESULT[5:10])
+    assert client.get(f"{path}/report").text == "<p>page</p>"
+    assert worker.tasks[0].options.preset == "fast"
+    assert job_files(folder) == [job["id"], f"{job['id']}/output.mp4", f"{job['id']}/report.html"]
+    assert client.delete(path).status_code == 204
+    assert client.get(path).status_code == client.get(f"{path}/result").status_code == 404
+    assert job_files(folder) == [] and client.get("/v1/jobs").json() == []
+
+
+def test_newest_first_with_positions(client: httpx.Client, clip: dict[str, bytes], worker: PretendedWorker) -> None:
+    first = send(client, clip).json()["id"]
+    until(lambda: worker.tasks)
+    waiting = [send(client, clip).json()["id"] for _ in range(3)]
+    listed = client.get("/v1/jobs").json()
+    assert [job["id"] for job in listed] == [*reversed(waiting), first]
+    assert [job["position"] for job in listed] == [3, 2, 1, None]
+    assert [job["id"] for job in client.get("/v1/jobs?limit=1&offset=1").json()] == [waiting[1]]
+    full = send(client, clip)
+    assert full.status_code == 429 and int(full.headers["Retry-After"]) > 0
+    assert full.json()["error"].startswith("queue: 3 jobs wait already; try again")
+    assert client.get("/v1/jobs?limit=0").status_code == 422
+
+
+def test_cancel_and_delete_at_any_time(
+    client: httpx.Client, clip: dict[str, bytes], worker: PretendedWorker, folder: Path
+) -> None:
+    running, waiting, deleted = (send(client, clip).json()["id"] for _ in range(3))
+    until(lambda: client.get(f"/v1/jobs/{running}").json()["done"] == FRAMES // 2)
+    assert client.post(f"/v1/jobs/{waiting}/cancel").json()["state"] == "cancelled"
+    assert client.delete(f"/v1/jobs/{deleted}").status_code == 204
+    assert client.post(f"/v1/jobs/{running}/cancel").status_code == 202
+    assert ended(client, running)["state"] == "cancelled"
+    assert client.post(f"/v1/jobs/{running}/cancel").status_code == 409
+    assert client.get(f"/v1/jobs/{running}/result").status_code == 409
+    assert len(worker.tasks) == 1
+    until(lambda: job_files(folder) == sorted([running, waiting]))
+    running = send(client, clip).json()["id"]
+    until(lambda: client.get(f"/v1/jobs/{running}").json()["done"] == FRAMES // 2)
+    assert client.delete(f"/v1/jobs/{running}").status_code == 204
+    until(lambda: running not in job_files(folder))
+
+
+def test_key(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> None:
+    worker.go.set()
+    with serving(folder, worker, key="sécret") as (client, _):
+        for path in ("/v1/jobs", f"/v1/jobs/{32 * '0'}", "/metrics"):
+            missing, wrong = client.get(path), client.get(path, headers={"X-API-Key": "secre"})
+            assert missing.status_code == wrong.status_code == 401
+            assert missing.json()["error"] == "key: is missing; send it as Authorization: Bearer KEY, or as X-API-Key"
+        until(lambda: client.get("/healthz").status_code == 200)
+        assert send(client, clip).status_code == 401 and job_files(folder) == []
+        for name, value in (("Authorization", "Bearer sécret"), ("X-API-Key", "sécret")):
+            assert client.get("/v1/jobs", headers={name: value.encode()}).status_code == 200
+        client.headers["X-API-Key"] = "sécret".encode()  # type: ignore[assignment]
+        assert ended(client, send(client, clip).json()["id"])["state"] == "done"
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Host": "evil.example"}])
+def test_other_sites_are_refused_without_a_key(client: httpx.Client, headers: dict[str, str]) -> None:
+    refused = client.get("/v1/jobs", headers=headers)
+    assert refused.status_code == 403 and "evil.example" in refused.json()["error"]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_upload_of_2_gb_is_refused_early(client: httpx.Client, folder: Path, chunked: bool) -> None:
+    total_bytes, sent_bytes = 2_000_000_000, 0
+
+    def body() -> Iterator[bytes]:
+        nonlocal sent_bytes
+        yield b'--x\r\nContent-Disposition: form-data; name="video"; filename="a.mp4"\r\n\r\n'
+        while sent_bytes < total_bytes:
+            sent_bytes += 65536
+            yield bytes(65536)
+
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    if not chunked:
+        headers["Content-Length"] = str(total_bytes)
+    refused = client.post("/v1/jobs", content=body(), headers=headers)
+    assert refused.status_code == 413 and "more than 5 MB" in refused.json()["error"]
+    assert sent_bytes < MOST_READ_BYTES
+    until(lambda: not job_files(folder))
+
+
+def test_names_of_clients_are_never_used(
+    client: httpx.Client, clip: dict[str, bytes], worker: PretendedWorker, folder: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "evil.mp4"
+    names = ["../../../evil.mp4", str(outside), "C:\\evil.mp4", "evil.mp4/../../x", "..", "a.\0mp4", "%2e%2e/e.mp4"]
+    for number, name in enumerate(names):
+        sent = send(client, clip, video=(name, clip["video"]))
+        if number >= 4:
+            continue
+        assert sent.status_code in (201, 429), sent.text
+    worker.go.set()
+    inside = folder / "jobs"
+    assert until(lambda: client.get("/v1/jobs").json())
+    for job in client.get("/v1/jobs").json():
+        assert ended(client, job["id"])["state"] == "done"
+    assert all(inside in Path(task.video).parents and Path(task.video).stem == "video" for task in worker.tasks)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["service"]
+    for job_id in ("..", "%2e%2e", "..%2f..%2fetc", 32 * "Z", f"{32 * '0'}%2fx", "ledger.sqlite"):
+        for path in ("", "/result", "/report"):
+            assert client.get(f"/v1/jobs/{job_id}{path}").status_code in (404, 405, 307, 200 if job_id == ".." else 404)
+        assert client.delete(f"/v1/jobs/{job_id}").status_code in (404, 405, 307)
+    assert (folder / "ledger.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"mix": "/etc/passwd"}, "mix"),
+        ({"--MIX": "/etc/passwd"}, "mix"),
+        ({"faces": "x.json"}, "faces"),
+        ({"turns": "x.rttm", "speaker": ["0=ann"]}, "turns"),
+        ({"c2pa_key": "/etc/key.pem"}, "c2pa_key"),
+        ({"speaker": ["0=/etc/passwd"]}, "speaker"),
+        ({"report": "/tmp/x.html"}, "report"),
+        ({"--report": "/tmp/x.html"}, "report"),
+        ({"guidance": 50}, "guidance"),
+        ({"preset": "best"}, "preset"),
+        ({"presett": "fast"}, "presett"),
+        ({"start": 9}, "start"),
+        ({"codec": "prores", "encoder": "x265"}, "encoder"),
+    ],
+)
+def test_options_that_cannot_be_used(
+    client: httpx.Client, clip: dict[str, bytes], folder: Path, options: dict[str, Any], named: str
+) -> None:
+    refused = send(client, clip, options=options)
+    assert refused.status_code == 422, refused.text
+    error = refused.json()["error"]
+    assert named in error.replace("-", "_") and str(folder) not in error
+    assert job_files(folder) == [] and client.get("/v1/jobs").json() == []
+
+
+def test_files_of_options_are_uploads(client: httpx.Client, clip: dict[str, bytes], worker: PretendedWorker) -> None:
+    worker.go.set()
+    files = {"mix": ("m.wav", clip["audio"]), "speaker_1": ("s.WAV", clip["audio"])}
+    wrong = send(client, clip, **files)
+    assert wrong.status_code == 422 and "--audio" in wrong.json()["error"]
+    video = {"video": ("in.mp4", clip["video"])}
+    sent = client.post("/v1/jobs", files={**video, **files}, data={"options": "{}"})
+    assert ended(client, sent.json()["id"])["state"] == "done"
+    options = worker.tasks[0].options
+    assert Path(str(options.mix)).name == "mix.wav" and worker.tasks[0].audio is None
+    assert [(each.face, Path(each.voice).name) for each in options.speaker] == [(1, "speaker_1.wav")]
+
+
+def test_media_that_cannot_be_used(client: httpx.Client, clip: dict[str, bytes], folder: Path, tmp_path: Path) -> None:
+    secret = write_sound(tmp_path / "secret.wav", 1.0)
+    playlist = f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{secret}\n#EXT-X-ENDLIST\n".encode()
+    concat = f"ffconcat version 1.0\nfile '{secret}'\n".encode()
+    for name, content in (("a.mp4", b"no video at all"), ("a.mp4", b""), ("a.m3u8", playlist), ("a.mp4", concat)):
+        refused = send(client, clip, video=(name, content))
+        assert refused.status_code == 415, refused.text
+        assert str(folder) not in refused.text and str(secret) not in refused.text
+    assert job_files(folder) == []
+
+
+def test_clips_that_are_too_long(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> None:
+    with serving(folder, worker, max_clip_s=0.15) as (client, _):
+        refused = send(client, clip)
+    assert refused.status_code == 422 and "lasts longer than 0.15 s" in refused.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"", "ends too early"),
+        (b'--x\r\nContent-Disposition: form-data; name="video"; filename="a.mp4"\r\n\r\nabc', "ends too early"),
+        (b"no form", "not a valid form"),
+        (b'--x\r\nContent-Disposition: form-data; name="evil"; filename="a"\r\n\r\nabc\r\n--x--', "no file field"),
+        (b'--x\r\nContent-Disposition: form-data; name="video"\r\n\r\nabc\r\n--x--', "send it as a file"),
+        (b'--x\r\nContent-Disposition: form-data; name="options"\r\n\r\n{}\r\n--x--', "video: is missing"),
+        (b'--x\r\nContent-Disposition: form-data; name="options"\r\n\r\n' + 70000 * b"{" + b"\r\n--x--", "of text"),
+        (b"--x\r\n\r\nabc\r\n--x--", "no text field"),
+    ],
+)
+def test_forms_that_cannot_be_used(client: httpx.Client, folder: Path, body: bytes, problem: str) -> None:
+    refused = client.post("/v1/jobs", content=body, headers={"Content-Type": "multipart/form-data; boundary=x"})
+    assert refused.status_code == 422 and problem in refused.json()["error"]
+    assert client.post("/v1/jobs", json={"video": "x"}).status_code == 422
+    assert job_files(folder) == []
+
+
+def test_metrics_health_and_description(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> None:
+    worker.go.set()
+    with serving(folder, worker) as (client, _):
+        until(lambda: client.get("/healthz").status_code == 200)
+        assert ended(client, send(client, clip).json()["id"])["state"] == "done"
+        worker.run_error = TaskError("no face in it", usage=True)
+        assert ended(client, send(client, clip).json()["id"])["error"] == "no face in it"
+        samples = {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(client.get("/metrics").text)
+            for sample in family.samples
+        }
+        validate(client.get("/openapi.json").json())
+        assert client.get("/docs").status_code == 200
+        assert client.get("/nothing").json() == {"error": "Not Found"}
+    expected = {
+        ("latentsync_queue_jobs",): 0,
+        ("latentsync_jobs", "done"): 1,
+        ("latentsync_jobs", "failed"): 1,
+        ("latentsync_jobs_ended_total", "done"): 1,
+        ("latentsync_failures_total", "input"): 1,
+        ("latentsync_failures_total", "worker"): 0,
+        ("latentsync_frames_total",): 2 * FRAMES,
+        ("latentsync_window_seconds_count",): 2,
+        ("latentsync_window_seconds_sum",): 2.0,
+        ("latentsync_workers", "ready"): 1,
+    }
+    assert {name: samples[name] for name in expected} == expected
+
+
+def test_health_says_why_no_worker_is_ready(folder: Path, worker: PretendedWorker) -> None:
+    worker.start_error = WorkerLost("the GPU is gone")
+    with serving(folder, worker) as (client, _):
+        sick = until(lambda: (found := client.get("/healthz")).json()["error"].endswith("gone") and found)
+    assert (sick.status_code, sick.json()["error"]) == (503, "pretended: lost the GPU is gone")
+
+
+def test_jobs_go_on_after_a_restart(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> None:
+    with serving(folder, worker) as (client, _):
+        jobs = [send(client, clip).json()["id"] for _ in range(2)]
+        until(lambda: client.get(f"/v1/jobs/{jobs[0]}").json()["done"])
+    left = folder / "jobs" / (32 * "a")  # as an upload that was interrupted leaves it
+    left.mkdir()
+    again = PretendedWorker()
+    again.go.set()
+    with serving(folder, again) as (client, _):
+        assert [ended(client, job)["state"] for job in jobs] == ["done", "done"]
+        assert [task.id for task in again.tasks] == jobs and not left.exists()
+
+
+def test_finished_jobs_are_deleted_in_time(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> None:
+    worker.go.set()
+    with serving(folder, worker, keep_hours=1.0) as (client, service):
+        job = ended(client, send(client, clip).json()["id"])
+        service.sweep(job["ended_s"] + 3500)
+        assert client.get(f"/v1/jobs/{job['id']}/result").status_code == 200
+        service.sweep(job["ended_s"] + 3700)
+        assert client.get(f"/v1/jobs/{job['id']}/result").status_code == 404 and job_files(folder) == []
+
+
+def test_two_services_never_share_a_folder(client: httpx.Client, folder: Path) -> None:
+    with pytest.raises(Exception, match="another process runs these jobs"):
+        Service(folder, [], urls.Limits())

@@ -1,0 +1,437 @@
+"""One clip on several devices: the same frames as on one, whatever happens to one of them."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from latentsync_trt.bench.options import BenchOptions
+from latentsync_trt.bench.setting import settings_for
+from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.cli import main
+from latentsync_trt.cli.show import Notices, show_report
+from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, OutOfMemory, ProviderUnavailable
+from latentsync_trt.runtime.networks.devices import Turn
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.providers import select
+from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.select import Selection, device_numbers, select_devices
+from latentsync_trt.sync.api import LipSync
+from latentsync_trt.sync.inpaint import Inpainter, graphs_for
+from latentsync_trt.types import DeviceTime, Progress, SyncReport, UInt8Array
+from tests.clips import decoded, write_clip
+from tests.device import DemoNetworks
+from tests.small import small_bundle
+
+FRAMES, WINDOW, TIMEOUT_S = 88, 16, 20.0
+WINDOWS = 6
+OPTIONS = SyncOptions(steps=1, lossless=True)
+
+GPUS = (
+    Gpu(0, "NVIDIA H200", "9.0", 1, "0000:01:00.0"),
+    Gpu(1, "NVIDIA H200", "9.0", 1, "0000:41:00.0"),
+    Gpu(2, "NVIDIA L4", "8.9", 1, "0000:81:00.0"),
+)
+
+Paint = Callable[[Inpainter, Sequence[Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_clip(tmp_path_factory.mktemp("clip"), FRAMES)
+
+
+@pytest.fixture(scope="module")
+def expected(clip: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> UInt8Array:
+    """The frames of a run on one device."""
+    target = tmp_path_factory.mktemp("expected") / "out.mkv"
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
+        lip_sync.sync(*clip, target, OPTIONS)
+    return np.stack(decoded(target))
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "results" / "out.mkv"
+
+
+def run(
+    make: DemoNetworks,
+    clip: tuple[Path, Path],
+    out: Path,
+    count: int = 2,
+    options: SyncOptions = OPTIONS,
+    **runtime: Any,
+) -> SyncReport:
+    out.parent.mkdir(exist_ok=True)
+    with LipSync(*(make(**runtime) for _ in range(count))) as lip_sync:
+        return lip_sync.sync(*clip, out, options)
+
+
+def assert_frames(out: Path, expected: UInt8Array) -> None:
+    assert np.array_equal(np.stack(decoded(out)), expected)
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+
+
+class Failing:
+    """Replaces `Inpainter.paint`: raises `error` from the call of this number on, on devices in the order they paint.
+
+    `after[n]`: how many batches the device number n paints before it fails, None = never. `delays_s[n]`: before each.
+    """
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        after: Sequence[int | None] = (),
+        error: Callable[[str], Exception] = InferenceError,
+        delays_s: Sequence[float] = (),
+    ) -> None:
+        self.painted: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
+        lock, usual = threading.Lock(), Inpainter.paint
+
+        def paint(inpainter: Inpainter, windows: Sequence[Any]) -> Any:
+            with lock:
+                number = self._numbers.setdefault(id(inpainter.denoiser), len(self._numbers))
+                done = self.painted[number] = self.painted.get(number, 0) + 1
+            time.sleep(delays_s[number] if delays_s else 0)
+            limit = after[number] if after else None
+            if limit is not None and done > limit:
+                raise error(f"denoise_step on CPUExecutionProvider: broken {number}")
+            return usual(inpainter, windows)
+
+        monkeypatch.setattr(Inpainter, "paint", paint)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("count", [2, 3])
+def test_frames_are_those_of_one_device(
+    make: DemoNetworks, clip: tuple[Path, Path], expected: UInt8Array, out: Path, count: int
+) -> None:
+    report = run(make, clip, out, count)
+    assert_frames(out, expected)
+    assert [device.name for device in report.devices] == [f"CPU {number}" for number in range(count)]
+    assert sum(device.windows for device in report.devices) == report.windows == WINDOWS
+    assert sum(bool(device.windows) for device in report.devices) == count
+    assert all(device.busy_s > 0 and not device.error for device in report.devices)
+    paint = next(stage for stage in report.stages if stage.stage == "paint")
+    assert paint.busy_s == pytest.approx(sum(device.busy_s for device in report.devices), rel=0.1, abs=0.05)
+    steps = [time.runs for time in report.engines if time.graph == "denoise_step"]
+    assert sorted(steps) == sorted(device.windows for device in report.devices)
+    assert threads() == []
+
+
+@pytest.mark.integration
+def test_a_slow_device_paints_less_and_nothing_changes(
+    make: DemoNetworks, clip: tuple[Path, Path], expected: UInt8Array, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Failing(monkeypatch, delays_s=(1.5, 0.0))
+    report = run(make, clip, out)
+    assert_frames(out, expected)
+    assert sorted(device.windows for device in report.devices) <= [2, 4]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("error", [InferenceError, OutOfMemory, EngineBuildError])
+@pytest.mark.parametrize("after", [0, 1])
+def test_others_paint_the_windows_of_a_device_that_fails(
+    make: DemoNetworks,
+    clip: tuple[Path, Path],
+    expected: UInt8Array,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[Exception],
+    after: int,
+) -> None:
+    Failing(monkeypatch, (None, after), error)
+    report = run(make, clip, out)
+    assert_frames(out, expected)
+    (failed,) = (device for device in report.devices if device.error)
+    (notice,) = (text for text in report.notices if "left out" in text)
+    assert notice == f"{failed.name} is left out of this run, others go on: {failed.error}"
+    assert failed.error == "denoise_step on CPUExecutionProvider: broken 1"
+    assert failed.windows == after
+    assert notice in make.notices
+
+
+@pytest.mark.integration
+def test_the_error_of_the_last_device_is_raised_and_nothing_left(
+    make: DemoNetworks, clip: tuple[Path, Path], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = Failing(monkeypatch, (1, 1, 0))
+    with pytest.raises(InferenceError, match="broken"):
+        run(make, clip, out, 3)
+    assert sum(failing.painted.values()) == 5
+    assert list(out.parent.iterdir()) == []
+    assert threads() == []
+
+
+@pytest.mark.integration
+def test_a_device_that_was_left_out_is_used_again_in_the_next_run(
+    make: DemoNetworks, clip: tuple[Path, Path], expected: UInt8Array, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out.parent.mkdir()
+    with LipSync(make(), make()) as lip_sync:
+        with monkeypatch.context() as patch:
+            Failing(patch, (None, 0))
+            assert sum(bool(device.error) for device in lip_sync.sync(*clip, out, OPTIONS).devices) == 1
+        report = lip_sync.sync(*clip, out, OPTIONS)
+    assert_frames(out, expected)
+    assert all(device.windows and not device.error for device in report.devices)
+    assert not any("left out" in text for text in report.notices)
+
+
+@pytest.mark.integration
+def test_a_device_whose_networks_do_not_open_is_left_out(
+    make: DemoNetworks, clip: tuple[Path, Path], expected: UInt8Array, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out.parent.mkdir()
+    broken, usual = make(), make()
+
+    def no_room(graphs: Any) -> None:
+        raise OutOfMemory("vae_encoder: out of memory for 2.00 GB more")
+
+    monkeypatch.setattr(broken, "prepare", no_room)
+    with LipSync(broken, usual) as lip_sync:
+        lip_sync.warm_up(OPTIONS)
+        assert (
+            "CPU 0 is left out of this run, others go on: vae_encoder: out of memory for 2.00 GB more" in make.notices
+        )
+        report = lip_sync.sync(*clip, out, OPTIONS)
+        assert [bool(device.windows) for device in report.devices] == [False, True]
+        monkeypatch.setattr(usual, "prepare", no_room)
+        with pytest.raises(OutOfMemory, match="2.00 GB more"):
+            lip_sync.sync(*clip, out.with_name("other.mkv"), OPTIONS)
+    assert_frames(out, expected)
+
+
+@pytest.mark.integration
+def test_another_device_encodes_the_audio_if_the_first_cannot(
+    make: DemoNetworks, clip: tuple[Path, Path], expected: UInt8Array, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out.parent.mkdir()
+    deaf, usual = make(), make()
+
+    def encode_mel(mel: Any) -> Any:
+        raise InferenceError("audio_encoder on CUDAExecutionProvider: CUDA failure 719")
+
+    monkeypatch.setattr(deaf, "encode_mel", encode_mel)
+    with LipSync(deaf, usual) as lip_sync:
+        report = lip_sync.sync(*clip, out, OPTIONS)
+    assert_frames(out, expected)
+    assert [device.windows for device in report.devices] == [0, WINDOWS]
+    assert report.devices[0].error == "audio_encoder on CUDAExecutionProvider: CUDA failure 719"
+
+
+@pytest.mark.integration
+def test_stopping_in_the_middle_ends_all_threads(make: DemoNetworks, clip: tuple[Path, Path], out: Path) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.stage == "lip-sync" and progress.done == WINDOW + 1:
+            raise KeyboardInterrupt
+
+    out.parent.mkdir()
+    with LipSync(make(), make()) as lip_sync:
+        with pytest.raises(KeyboardInterrupt):
+            lip_sync.sync(*clip, out, OPTIONS, on_progress=stop)
+        assert threads() == []
+        assert list(out.parent.iterdir()) == []
+        assert lip_sync.sync(*clip, out, OPTIONS).frames == FRAMES
+    assert threads() == []
+
+
+@pytest.mark.integration
+def test_one_network_at_a_time_on_several_devices(
+    make: DemoNetworks, clip: tuple[Path, Path], expected: UInt8Array, out: Path
+) -> None:
+    report = run(make, clip, out, low_memory=True)
+    assert_frames(out, expected)
+    assert sorted(device.windows for device in report.devices) == [2, 4]
+
+
+@pytest.mark.integration
+def test_the_profile_shows_all_devices(make: DemoNetworks, clip: tuple[Path, Path], out: Path, tmp_path: Path) -> None:
+    run(make, clip, out, profile=tmp_path / "profile")
+    table = (tmp_path / "profile" / "profile.md").read_text(encoding="utf-8")
+    events = json.loads((tmp_path / "profile" / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    rows = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    for number in (0, 1):
+        assert f"| denoise_step on CPU {number} | cpu |" in table
+        assert {f"denoise_step on CPU {number}", f"paint {number}"} <= rows
+    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["profile.md", "trace.json"]
+
+
+@pytest.mark.integration
+def test_frames_in_memory_are_bounded_while_one_device_hangs(
+    make: DemoNetworks, clip: tuple[Path, Path], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first window waits until the other device has nothing more that it may paint."""
+    usual, painted, first = Inpainter.paint, [0], threading.Event()
+    idle = threading.Event()
+
+    def paint(inpainter: Inpainter, windows: Sequence[Any]) -> Any:
+        if not first.is_set():
+            first.set()
+            idle.wait(2.0)
+            painted.append(painted[0])
+            return usual(inpainter, windows)
+        painted[0] += 1
+        return usual(inpainter, windows)
+
+    monkeypatch.setattr(Inpainter, "paint", paint)
+    report = run(make, clip, out)
+    assert report.frames == FRAMES
+    assert painted[1] == 4 - 1 or painted[1] == 4  # the windows of 2·2·16 frames after the first one's
+
+
+def test_a_thread_that_waits_for_its_turn_gets_it_next() -> None:
+    turn, order = Turn(), list[str]()
+    waits = threading.Event()
+
+    def waiting() -> None:
+        waits.set()
+        with turn:
+            order.append("waiting")
+
+    with turn:
+        thread = threading.Thread(target=waiting)
+        thread.start()
+        assert waits.wait(TIMEOUT_S)
+        time.sleep(0.05)
+    for _ in range(100):
+        with turn:
+            order.append("again")
+    thread.join()
+    assert order.index("waiting") <= 1
+
+
+# Choosing devices
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], str]:
+    """A machine with `GPUS`, on which cuda and the CPU run; add what does not run, by provider and GPU, with why."""
+    obstacles: dict[tuple[str, int], str] = {}
+
+    def why_unavailable(name: str, device: int = 0) -> str | None:
+        return obstacles.get((name, device), "not installed" if name in ("tensorrt", "rtx") else None)
+
+    monkeypatch.setattr(select.driver, "gpus", lambda: GPUS)
+    monkeypatch.setattr(select, "why_unavailable", why_unavailable)
+    return obstacles
+
+
+def test_all_are_all_gpus_of_the_machine(machine: dict[tuple[str, int], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for request in ("auto", "cuda"):
+        selected, left_out = select_devices(request, "all")
+        assert [(each.name, each.gpu) for each in selected] == [("cuda", gpu) for gpu in GPUS]
+        assert left_out == ()
+    assert [each.device_id for each in select_devices("cuda", (2, 0))[0]] == [2, 0]
+    assert select_devices("cpu", "all") == ((Selection("cpu"),), ())
+    monkeypatch.setattr(select.driver, "gpus", lambda: ())
+    assert device_numbers("all") == (0,)
+    assert [each.name for each in select_devices("auto", "all")[0]] == ["cpu"]
+
+
+def test_a_gpu_that_does_not_exist_is_refused(machine: dict[tuple[str, int], str]) -> None:
+    with pytest.raises(InputError, match=r"--device 3: no such GPU; available: GPU 0 \(NVIDIA H200"):
+        select_devices("auto", (0, 3))
+
+
+def test_a_gpu_without_the_provider_is_left_out_with_a_notice(machine: dict[tuple[str, int], str]) -> None:
+    machine["cuda", 1] = "CUDA 13 does not support it"
+    for request in ("auto", "cuda"):
+        selected, (notice,) = select_devices(request, "all")
+        assert [each.device_id for each in selected] == [0, 2]
+        assert notice.startswith("GPU 1 is left out: ")
+        assert "CUDA 13 does not support it" in notice
+    machine.update({("cuda", number): "broken driver" for number in (0, 2)})
+    assert [each.name for each in select_devices("auto", "all")[0]] == ["cpu"]
+    with pytest.raises(ProviderUnavailable, match="cuda: broken driver"):
+        select_devices("cuda", "all")
+
+
+def test_a_bundle_opens_on_every_gpu(machine: dict[tuple[str, int], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, int | str | tuple[int, ...], bool]] = []
+    usual = Networks.__init__
+
+    def init(self: Networks, bundle: Bundle, selection: Selection, options: RuntimeOptions, **more: Any) -> None:
+        made.append((selection.device_id, options.device, more["on_notice"] is not None))
+        if selection.device_id == 2:
+            raise InputError("bundle b is in fp8, which GPU 2 does not support")
+        usual(self, bundle, replace(selection, name="cpu"), options, **more)
+
+    monkeypatch.setattr(Networks, "__init__", init)
+    notices: list[str] = []
+    LipSync.from_bundle(small_bundle(), "cuda", RuntimeOptions(device="all"), on_notice=notices.append).close()
+    assert made == [(0, 0, True), (1, 1, False), (2, 2, False)]
+    assert notices == ["a GPU is left out: bundle b is in fp8, which GPU 2 does not support"]
+
+
+def test_commands_for_one_gpu_refuse_several(tmp_path: Path) -> None:
+    words = "--device 0,1: only one GPU can be used here; give its number"
+    with pytest.raises(InputError, match=words):
+        settings_for(
+            Bundle.load(small_bundle(), verify=False),
+            RuntimeOptions(device=(0, 1)),
+            SyncOptions(),
+            BenchOptions(provider=("cpu",)),
+            lambda text: None,
+        )
+    bundle = str(small_bundle())
+    for command in (
+        ["selftest", "--bundle", bundle, "--provider", "cpu"],
+        ["compare", bundle, bundle, "--provider", "cpu", "--out", str(tmp_path / "compare.html")],
+    ):
+        result = CliRunner().invoke(main, [*command, "--device", "0,1"])
+        assert result.exit_code == 2
+        assert words in result.stderr
+
+
+@pytest.mark.integration
+def test_build_makes_the_engines_of_each_kind_of_gpu_once(
+    machine: dict[tuple[str, int], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds: list[int] = []
+
+    def build_all(engines: Any, graphs: Sequence[str], **_: Any) -> list[Any]:
+        kinds.append(engines.selection.device_id)
+        assert engines.options.device == engines.selection.device_id
+        return []
+
+    machine.update({("tensorrt", number): None for number in range(3)})  # type: ignore[misc]
+    monkeypatch.setattr("latentsync_trt.cli.build._build_all", build_all)
+    options = ["--bundle", str(small_bundle()), "--provider", "tensorrt", "--engine-cache", str(tmp_path)]
+    result = CliRunner().invoke(main, ["build", *options, "--device", "all"])
+    assert result.exit_code == 0, result.output
+    assert kinds == [0, 2]
+
+
+def test_the_summary_says_how_many_gpus_painted(capsys: pytest.CaptureFixture[str]) -> None:
+    used = tuple(DeviceTime(f"GPU {number}", "cuda", windows, 1.0) for number, windows in enumerate((24, 23, 0)))
+    report = SyncReport("o.mp4", "b", "cuda", 750, 750, 47, 30.0, 40.0, 9.0, 24.0, (), (), ())
+    for devices, words in (((), "on cuda"), (used[:1], "on cuda"), (used, "on cuda (2 GPUs: 24 + 23 windows)")):
+        show_report(replace(report, devices=devices), Notices())
+        assert capsys.readouterr().out.splitlines()[0].endswith(f"with b {words}")
+
+
+def test_graphs_are_prepared_on_every_device_at_the_same_time(
+    make: DemoNetworks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2, timeout=TIMEOUT_S)
+    opened = [make(), make()]
+    for networks in opened:
+        monkeypatch.setattr(networks, "prepare", lambda graphs, usual=networks.prepare: (both.wait(), usual(graphs)))
+    with LipSync(*opened) as lip_sync:
+        lip_sync.warm_up(OPTIONS)
+    assert graphs_for(OPTIONS)

@@ -1,0 +1,173 @@
+"""Work spread over several threads: in order, within its bound, and whole although workers fail."""
+
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latentsync_trt.sync.spread import spread
+
+TIMEOUT_S = 10.0
+
+
+class Fault(Exception):
+    """What a worker may fail with."""
+
+
+class Line:
+    """Items, each with some tasks; counts those taken and not returned."""
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        self.counts, self.taken, self.most_held = counts, 0, 0
+        self.failed: list[int] = []
+        self.closed = False
+
+    def items(self) -> Generator[int, None, None]:
+        try:
+            for number in range(len(self.counts)):
+                self.taken += 1
+                yield number
+        finally:
+            self.closed = True
+
+    def tasks(self, number: int) -> list[tuple[int, int]]:
+        return [(number, task) for task in range(self.counts[number])]
+
+    def run(self, workers: Sequence[Callable[[tuple[int, int]], object]], ahead: int) -> list[tuple[int, list[object]]]:
+        found: list[tuple[int, list[object]]] = []
+        made = spread(
+            self.items(),
+            self.tasks,
+            workers,
+            ahead=lambda: ahead,
+            failures=(Fault,),
+            on_failure=lambda position, error: self.failed.append(position),
+        )
+        for item, results in made:
+            self.most_held = max(self.most_held, self.taken - len(found))
+            found.append((item, results))
+        return found
+
+    def whole(self) -> list[tuple[int, list[object]]]:
+        return [(number, list(self.tasks(number))) for number in range(len(self.counts))]
+
+
+def worker(delays_s: Sequence[float] = (), fails_at: int | None = None) -> Callable[[tuple[int, int]], object]:
+    """Returns its task after the next of these delays; fails at its task of this number."""
+    done = 0
+
+    def work(task: tuple[int, int]) -> tuple[int, int]:
+        nonlocal done
+        done += 1
+        if delays_s:
+            time.sleep(delays_s[done % len(delays_s)])
+        if fails_at is not None and done > fails_at:
+            raise Fault(f"at task {task}")
+        return task
+
+    return work
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("paint")]
+
+
+delays = st.lists(st.sampled_from([0.0, 0.0, 0.0005, 0.002]), max_size=3)
+workers_of = st.lists(st.tuples(delays, st.none() | st.integers(0, 8)), min_size=1, max_size=4)
+
+
+@given(counts=st.lists(st.integers(0, 3), max_size=25), kinds=workers_of, ahead=st.integers(0, 12))
+def test_whatever_workers_do_results_are_whole_and_in_order(
+    counts: list[int], kinds: list[tuple[list[float], int | None]], ahead: int
+) -> None:
+    line = Line(counts)
+    crew = [worker(*kind) for kind in kinds]
+    survivors = [fails_at for _, fails_at in kinds if fails_at is None]
+    try:
+        found = line.run(crew, ahead)
+    except Fault:
+        assert not survivors
+        assert sum(fails_at or 0 for _, fails_at in kinds) < sum(counts)
+        assert len(line.failed) == len(set(line.failed)) == len(kinds) - 1
+    else:
+        assert found == line.whole()
+        assert len(line.failed) < len(kinds)
+    assert line.most_held <= ahead + 1
+    assert line.closed
+    assert not threads()
+
+
+def test_a_slow_worker_does_not_hold_back_a_fast_one_within_the_bound() -> None:
+    slow, count = threading.Event(), 12
+    taken_by_fast = 0
+
+    def waits(task: tuple[int, int]) -> object:
+        assert slow.wait(TIMEOUT_S)
+        return task
+
+    def counts(task: tuple[int, int]) -> object:
+        nonlocal taken_by_fast
+        taken_by_fast += 1
+        if taken_by_fast == 5:
+            slow.set()
+        return task
+
+    line = Line([1] * count)
+    assert line.run([waits, counts], ahead=8) == line.whole()
+    assert taken_by_fast >= 5
+
+
+def test_any_other_error_ends_the_work_at_once() -> None:
+    def wrong(task: tuple[int, int]) -> object:
+        raise KeyError("a mistake")
+
+    with pytest.raises(KeyError, match="a mistake"):
+        Line([1] * 5).run([wrong, worker([0.01])], ahead=3)
+    assert not threads()
+
+
+def test_an_error_where_a_failure_is_told_is_not_lost() -> None:
+    def stops(position: int, error: Exception) -> None:
+        raise KeyboardInterrupt
+
+    line = Line([1] * 5)
+    made = spread(
+        line.items(), line.tasks, [worker(fails_at=0)] * 2, ahead=lambda: 3, failures=(Fault,), on_failure=stops
+    )
+    with pytest.raises(KeyboardInterrupt):
+        list(made)
+    assert not threads()
+
+
+def test_closing_waits_for_what_runs_and_ends_all_threads() -> None:
+    running = 0
+
+    def work(task: tuple[int, int]) -> object:
+        nonlocal running
+        running += 1
+        time.sleep(0.02)
+        running -= 1
+        return task
+
+    line = Line([1] * 50)
+    made = spread(line.items(), line.tasks, [work] * 3, ahead=lambda: 6)
+    next(made)
+    made.close()
+    assert (running, line.closed, threads()) == (0, True, [])
+    assert line.taken <= 8
+
+
+def test_one_worker_runs_in_the_callers_thread() -> None:
+    used: set[int] = set()
+
+    def work(task: tuple[int, int]) -> object:
+        used.add(threading.get_ident())
+        return task
+
+    line = Line([1, 0, 2])
+    assert line.run([work], ahead=0) == line.whole()
+    assert used == {threading.get_ident()}
+    assert line.most_held == 1

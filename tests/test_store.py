@@ -1,0 +1,363 @@
+"""Files by path and URL: a real S3 server and a real HTTP server, both on loopback."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from latentsync_trt.batch import store
+from latentsync_trt.bundle.find import demo_folder
+from latentsync_trt.errors import BundleError, InputError, MediaError, MissingDependency, OutputError
+from tests.s3 import BUCKET, s3_server
+
+pytestmark = pytest.mark.integration
+
+CONTENT = bytes(range(256)) * 400
+SECRET = "X-Signature=geheim"
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Any]:
+    """A file system of an S3 server; its address is in the environment."""
+    with s3_server() as system:
+        yield system
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves CONTENT in ways that the path names."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        what = self.path.partition("?")[0].rpartition("/")[2].partition(".")[0]
+        status = {"missing": 404, "forbidden": 403, "broken": 500}.get(what, 200)
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(CONTENT)))
+        if what != "plain":
+            self.send_header("ETag", '"one"')
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(CONTENT[: 1000 if what == "cut" else None])
+            self.close_connection = what == "cut"
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing on the console."""
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients may leave early
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "path"),
+    [
+        ("clip.mp4", False, Path("clip.mp4")),
+        ("C:/clips/a.mp4", False, Path("C:/clips/a.mp4")),
+        ("s3://bucket/a.mp4", True, None),
+        ("HTTPS://host/a.mp4", True, None),
+        ("file:///clips/a%20b.mp4", True, Path("/clips/a b.mp4")),
+    ],
+)
+def test_what_is_a_url(text: str, url: bool, path: Path | None) -> None:
+    assert (store.is_url(text), store.local_of(text)) == (url, path)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://host/a/My%20clip.mp4?sig=/x.wav", "My clip.mp4"),
+        ("s3://bucket/a/what?.mp4", "what_.mp4"),
+        ("https://host/..%2F..%2Fetc", "_.._etc"),
+        ("https://host/..", "file"),
+        ("https://host/", "file"),
+        ("s3://bucket/" + "ä" * 300 + ".mp4", "ä" * 56 + ".mp4"),
+    ],
+)
+def test_names_of_fetched_files(url: str, name: str) -> None:
+    assert store.name_of(url) == name
+
+
+def test_messages_show_no_secrets() -> None:
+    text = store.shown("error 403 for 'https://ann:geheim@host/a.mp4?sig=geheim#x' and s3://bucket/b.mp4")
+    assert text == "error 403 for 'https://host/a.mp4' and s3://bucket/b.mp4"
+
+
+# Local paths
+
+
+def test_local_files_stay_where_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "a b.txt"
+    assert (store.exists(str(path)), store.fingerprint(str(path))) == (False, None)
+    path.write_text("one")
+    first = store.fingerprint(str(path))
+    assert store.exists(path.as_uri())
+    assert store.fetch(path.as_uri(), tmp_path / "none") == store.fetch(str(path), tmp_path / "none") == path
+    store.deliver(path, (tmp_path / "c.txt").as_uri())
+    assert (tmp_path / "c.txt").read_text() == "one"
+    path.unlink()
+    path.write_text("two")
+    assert store.fingerprint(str(path)) not in (None, first)
+
+
+# S3
+
+
+def test_s3_there_and_back(s3: Any, tmp_path: Path) -> None:
+    url, path = f"s3://{BUCKET}/there/clip.mp4", tmp_path / "made.mp4"
+    assert (store.exists(url), store.fingerprint(url)) == (False, None)
+    path.write_bytes(CONTENT)
+    store.deliver(path, url)
+    assert store.exists(url)
+    fetched = store.fetch(url, tmp_path)
+    assert (fetched, fetched.read_bytes()) == (tmp_path / "clip.mp4", CONTENT)
+    first = store.fingerprint(url)
+    assert first == store.fingerprint(url) != None  # noqa: E711
+    path.write_bytes(CONTENT[::-1])
+    store.deliver(path, url)
+    assert store.fingerprint(url) not in (None, first)
+    assert s3.ls(f"{BUCKET}/there", refresh=True) == [f"{BUCKET}/there/clip.mp4"]
+
+
+def test_s3_says_what_is_missing(s3: Any, tmp_path: Path) -> None:
+    with pytest.raises(MediaError, match=rf"^s3://{BUCKET}/none.mp4: no such file or bucket; check the URL$") as caught:
+        store.fetch(f"s3://{BUCKET}/none.mp4", tmp_path)
+    assert caught.value.usage
+    path = tmp_path / "made.mp4"
+    path.write_bytes(CONTENT)
+    with pytest.raises(OutputError, match=r"^s3://no-such-bucket/a.mp4: no such file or bucket; check the URL$"):
+        store.deliver(path, "s3://no-such-bucket/a.mp4")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_s3_without_permission(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "made.mp4"
+    path.write_bytes(CONTENT)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(s3), "_call_s3", _denied)
+        with pytest.raises(OutputError, match=r"cannot be written: no permission .*Access Denied.*credentials$"):
+            store.deliver(path, f"s3://{BUCKET}/denied.mp4")
+        with pytest.raises(MediaError, match=r"cannot be read: no permission .*Access Denied.*credentials$"):
+            store.fetch(f"s3://{BUCKET}/denied.mp4", tmp_path)
+
+
+async def _denied(*_: Any, **__: Any) -> None:
+    raise PermissionError("Access Denied")
+
+
+def test_s3_is_not_reachable(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = {"endpoint_url": f"http://127.0.0.1:{port}", "config_kwargs": {"retries": {"max_attempts": 0}}}
+    monkeypatch.setitem(fsspec.config.conf, "s3", options)
+    monkeypatch.setattr(type(s3), "retries", 1)
+    with pytest.raises(
+        MediaError, match=r"^s3://b/a.mp4: cannot be read \(.*127.0.0.1.*\); check the connection and t"
+    ):
+        store.fetch("s3://b/a.mp4", tmp_path)
+
+
+UPLOAD = """
+import sys, time
+from latentsync_trt.batch import store
+from pathlib import Path
+
+def check():
+    print("a part has arrived", flush=True)
+    time.sleep(60)
+
+store.deliver(Path(sys.argv[1]), sys.argv[2], check)
+"""
+
+
+def test_an_upload_that_is_killed_leaves_no_object(s3: Any, tmp_path: Path) -> None:
+    path, url = tmp_path / "large.mkv", f"s3://{BUCKET}/killed/large.mkv"
+    with path.open("wb") as file:
+        file.truncate(110 * 2**20)  # three parts
+    arguments = [sys.executable, "-c", UPLOAD, str(path), url]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as uploading:
+        assert uploading.stdout is not None
+        assert uploading.stdout.readline() == "a part has arrived\n"
+        uploading.kill()
+    assert _uploads(s3)
+    assert not store.exists(url)
+    for upload in _uploads(s3):
+        s3.call_s3("abort_multipart_upload", Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
+
+
+def test_a_stopped_upload_is_aborted(s3: Any, tmp_path: Path) -> None:
+    path, url = tmp_path / "large.mkv", f"s3://{BUCKET}/stopped/large.mkv"
+    with path.open("wb") as file:
+        file.truncate(110 * 2**20)
+
+    def stop() -> None:
+        raise InputError("stopped")
+
+    with pytest.raises(InputError, match=r"^stopped$"):
+        store.deliver(path, url, stop)
+    assert not store.exists(url)
+    assert not _uploads(s3)
+
+
+def _uploads(s3: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = s3.call_s3("list_multipart_uploads", Bucket=BUCKET).get("Uploads", [])
+    return found
+
+
+def test_a_stopped_download_leaves_nothing(s3: Any, tmp_path: Path) -> None:
+    s3.pipe(f"{BUCKET}/a.mp4", CONTENT)
+
+    def stop() -> None:
+        raise InputError("stopped")
+
+    with pytest.raises(InputError, match=r"^stopped$"):
+        store.fetch(f"s3://{BUCKET}/a.mp4", tmp_path, stop)
+    assert not list(tmp_path.iterdir())
+
+
+# HTTP
+
+
+def test_http_is_read(http: str, tmp_path: Path) -> None:
+    url = f"{http}/clips/a%20clip.mp4?{SECRET}"
+    fetched = store.fetch(url, tmp_path)
+    assert (fetched.name, fetched.read_bytes()) == ("a clip.mp4", CONTENT)
+    assert store.exists(url)
+    assert store.fingerprint(url) == f'{len(CONTENT)} "one"'
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("missing", "no such file or bucket; check the URL"),
+        ("forbidden", "cannot be read .*403.*; check the connection and try again"),
+        ("broken", "cannot be read .*500.*; check the connection and try again"),
+        ("cut", "cannot be read .*; check the connection and try again"),
+    ],
+)
+def test_http_says_what_failed_without_secrets(http: str, tmp_path: Path, name: str, reason: str) -> None:
+    with pytest.raises(MediaError, match=rf"^{http}/{name}.mp4: {reason}$") as caught:
+        store.fetch(f"{http}/{name}.mp4?{SECRET}", tmp_path)
+    assert "geheim" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_http_cannot_be_written(http: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"out.mp4: https can only be read; give a path, or a URL as s3:// or gs://$"):
+        store.check_target(f"{http}/out.mp4?{SECRET}")
+
+
+# Other stores
+
+
+def test_a_store_without_whole_writes_gets_a_rename(tmp_path: Path) -> None:
+    path = tmp_path / "made.mp4"
+    path.write_bytes(CONTENT)
+    memory = fsspec.filesystem("memory")
+    store.deliver(path, "memory://out/clip.mp4")
+    assert memory.cat("/out/clip.mp4") == CONTENT
+
+    def stop() -> None:
+        raise InputError("stopped")
+
+    with pytest.raises(InputError, match=r"^stopped$"):
+        store.deliver(path, "memory://out/other.mp4", stop)
+    assert memory.find("/out") == ["/out/clip.mp4"]
+
+
+def test_unknown_kinds_of_urls(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^nope://a/b.mp4: no known kind of URL"):
+        store.fetch("nope://a/b.mp4", tmp_path)
+
+
+def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(MissingDependency, match=r's3://b/a.mp4: needs the extra cluster; pip install "latentsync'):
+        store.fetch("s3://b/a.mp4", tmp_path)
+
+
+@pytest.mark.skipif(os.name == "nt" or not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_full_disk(tmp_path: Path) -> None:
+    fsspec.filesystem("memory").pipe("/full/a.mp4", CONTENT)
+    (tmp_path / "a.mp4").symlink_to("/dev/full")
+    with pytest.raises(OutputError, match=r"no space for memory://full/a.mp4; free some, or choose another folder$"):
+        store.fetch("memory://full/a.mp4", tmp_path)
+
+
+# Bundles
+
+
+@pytest.fixture
+def uploaded() -> str:
+    memory = fsspec.filesystem("memory")
+    memory.put(str(demo_folder()), "/bundles/", recursive=True)
+    return f"memory://bundles/{demo_folder().name}"
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The URLs that were fetched."""
+    urls: list[str] = []
+    fetch = store.fetch
+
+    def counted(url: str, *rest: Any) -> Path:
+        urls.append(url)
+        return fetch(url, *rest)
+
+    monkeypatch.setattr(store, "fetch", counted)
+    return urls
+
+
+def test_a_bundle_is_downloaded_once(uploaded: str, tmp_path: Path, fetched: list[str]) -> None:
+    folder = store.fetch_folder(uploaded, tmp_path)
+    assert {path.name for path in folder.iterdir()} == {path.name for path in demo_folder().iterdir()}
+    fetched.clear()
+    assert store.fetch_folder(uploaded, tmp_path) == folder
+    assert fetched == [f"{uploaded}/manifest.json"]
+    weights = next(folder.glob("*.weights"))
+    weights.write_bytes(b"damaged")
+    assert store.fetch_folder(uploaded, tmp_path) == folder
+    assert weights.stat().st_size > 100
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [folder.name]
+
+
+def test_several_workers_download_a_bundle_once(uploaded: str, tmp_path: Path, fetched: list[str]) -> None:
+    threads = [threading.Thread(target=store.fetch_folder, args=(uploaded, tmp_path)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    manifests = [url for url in fetched if url.endswith("manifest.json")]
+    assert len(manifests) == 3
+    assert len(set(fetched)) == len(fetched) - 2
+
+
+def test_a_damaged_bundle_is_refused(uploaded: str, tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    weights = next(name for name in memory.find("/bundles") if name.endswith(".weights"))
+    content = memory.cat(weights)
+    memory.pipe(weights, content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(BundleError, match=rf"^{uploaded}: .*\(SHA-256 differs\).*; upload the bundle again$"):
+        store.fetch_folder(uploaded, tmp_path)
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+    with pytest.raises(BundleError, match=r"^memory://bundles/none/manifest.json: no such file"):
+        store.fetch_folder("memory://bundles/none", tmp_path)

@@ -1,0 +1,210 @@
+"""A worker in this process: paths and URLs, clips that fail, and clips that are stopped."""
+
+import threading
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latentsync_trt import SyncOptions
+from latentsync_trt.batch.tasks import Cancelled, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.batch.worker import Worker
+from latentsync_trt.bundle.find import demo_folder
+from latentsync_trt.errors import BundleError, InferenceError
+from latentsync_trt.media import parts
+from latentsync_trt.runtime.networks.codec import VaeCodec
+from latentsync_trt.types import Progress
+from tests.clips import decoded, write_clip, write_sound
+from tests.s3 import BUCKET, s3_server
+from tests.small import small_bundle
+
+pytestmark = pytest.mark.integration
+
+FAST = SyncOptions(preset="fast")
+FRAMES = 20
+GO_ON = threading.Event()
+"""Never set."""
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scratch")
+
+
+@pytest.fixture(scope="module")
+def worker(scratch: Path) -> Iterator[Worker]:
+    worker = Worker(WorkerSettings(str(small_bundle()), "cpu", scratch=str(scratch)))
+    worker.open()
+    yield worker
+    worker.close()
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_clip(tmp_path_factory.mktemp("clip"), FRAMES)
+
+
+def task(clip: tuple[Path, Path], output: Path | str, options: SyncOptions = FAST) -> Task:
+    return Task("one", str(clip[0]), str(clip[1]), str(output), options)
+
+
+def quiet(_: Progress) -> None:
+    """Takes progress."""
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def stopped_at(frame: int, error: BaseException | None = None) -> tuple[threading.Event, Callable[[Progress], None]]:
+    """An event that is set, or an error that is raised, when that frame is written."""
+    event = threading.Event()
+
+    def report(progress: Progress) -> None:
+        assert not event.is_set()
+        if progress.stage == "lip-sync" and progress.done == frame:
+            if error is not None:
+                raise error
+            event.set()
+
+    return event, report
+
+
+def test_a_clip_that_fails_does_not_change_the_next(worker: Worker, clip: tuple[Path, Path], tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    done = worker.run(task(clip, tmp_path / "a.mp4"), seen.append, GO_ON)
+    assert (done.report["output"], done.report["frames"]) == (str(tmp_path / "a.mp4"), FRAMES)
+    assert done.seconds >= done.report["wall_s"] > 0
+    assert Progress("lip-sync", FRAMES, FRAMES) in seen
+    with pytest.raises(TaskError, match=r"^.*none.mp4: no such file") as missing:
+        worker.run(task((tmp_path / "none.mp4", clip[1]), tmp_path / "b.mp4"), quiet, GO_ON)
+    with pytest.raises(TaskError, match=r"^.*speech.wav: has no video stream$") as damaged:
+        worker.run(task((clip[1], clip[1]), tmp_path / "b.mp4"), quiet, GO_ON)
+    assert (missing.value.usage, damaged.value.usage) == (True, False)
+    assert names(tmp_path) == ["a.mp4"]
+    worker.run(task(clip, tmp_path / "b.mp4"), quiet, GO_ON)
+    np.testing.assert_array_equal(decoded(tmp_path / "a.mp4"), decoded(tmp_path / "b.mp4"))
+
+
+def test_an_unexpected_error_is_one_line(
+    worker: Worker, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    _, report = stopped_at(1, KeyError("what\nis that"))
+    with pytest.raises(TaskError, match=r"^unexpected KeyError: [^\n]*; details in .*\.log; please report it[^\n]*$"):
+        worker.run(task(clip, tmp_path / "a.mp4"), report, GO_ON)
+    assert names(tmp_path) in ([], ["state"])  # Windows keeps logs elsewhere
+
+
+def test_a_canceled_clip_leaves_nothing(
+    worker: Worker, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "PART_S", Fraction(4, 25))  # some are closed before the clip is canceled
+    canceled, report = stopped_at(10)
+    with pytest.raises(Cancelled):
+        worker.run(task(clip, tmp_path / "a.mp4"), report, canceled)
+    assert names(tmp_path) == []
+
+
+def test_a_clip_goes_on_where_its_worker_was_killed(
+    worker: Worker, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "PART_S", Fraction(8, 25))
+
+    def killed() -> None:
+        with pytest.raises(SystemExit):
+            worker.run(task(clip, tmp_path / "a.mp4"), stopped_at(12, SystemExit())[1], GO_ON)
+        assert names(tmp_path) == [".latentsync-a.mp4"]
+
+    killed()
+    done = worker.run(task(clip, tmp_path / "a.mp4"), quiet, GO_ON)
+    assert "goes on after" in " ".join(done.report["notices"])
+    assert len(decoded(tmp_path / "a.mp4")) == FRAMES
+    (tmp_path / "a.mp4").unlink()
+    killed()
+    other = SyncOptions(preset="fast", seed=5)
+    done = worker.run(task(clip, tmp_path / "a.mp4", other), quiet, GO_ON)
+    assert "goes on after" not in " ".join(done.report["notices"])
+    assert names(tmp_path) == ["a.mp4"]
+
+
+def test_a_provider_that_fails_ends_the_worker(
+    worker: Worker, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise InferenceError("vae_encoder on cuda: illegal memory access")
+
+    monkeypatch.setattr(VaeCodec, "encode_faces", fail)
+    with pytest.raises(WorkerLost, match="illegal memory access"):
+        worker.run(task(clip, tmp_path / "a.mp4"), quiet, GO_ON)
+    assert names(tmp_path) == []
+
+
+def test_settings_that_cannot_work() -> None:
+    with pytest.raises(BundleError, match=r"^nope: no bundle there"):
+        Worker(WorkerSettings("nope", "cpu")).open()
+
+
+# URLs
+
+
+@pytest.fixture(scope="module")
+def s3(clip: tuple[Path, Path]) -> Iterator[Any]:
+    with s3_server() as system:
+        for path in clip:
+            system.put_file(str(path), f"{BUCKET}/in/{path.name}")
+        yield system
+
+
+def test_all_files_by_url(worker: Worker, s3: Any, scratch: Path, tmp_path: Path) -> None:
+    music, bucket = write_sound(tmp_path / "speech.wav", FRAMES / 25, clicks_s=(0.5,)), f"s3://{BUCKET}"
+    s3.put_file(str(music), f"{BUCKET}/music/speech.wav")  # of the same name as the speech
+    options = SyncOptions(preset="fast", mix=f"{bucket}/music/speech.wav", report=f"{bucket}/out/page.html")
+    made = worker.run(
+        Task("s3", f"{bucket}/in/face.mp4", f"{bucket}/in/speech.wav", f"{bucket}/out/a.mkv", options), quiet, GO_ON
+    )
+    assert made.report["output"] == f"{bucket}/out/a.mkv"
+    assert s3.ls(f"{BUCKET}/out", refresh=True) == [f"{BUCKET}/out/a.mkv", f"{BUCKET}/out/page.html"]
+    s3.get_file(f"{BUCKET}/out/a.mkv", str(tmp_path / "a.mkv"))
+    assert len(decoded(tmp_path / "a.mkv")) == FRAMES
+    assert b"<html" in s3.cat(f"{BUCKET}/out/page.html")
+    assert names(scratch) == []
+
+
+def test_messages_name_the_url(worker: Worker, s3: Any, scratch: Path) -> None:
+    sound = f"s3://{BUCKET}/in/speech.wav"
+    with pytest.raises(TaskError, match=rf"^{sound}: has no video stream$"):
+        worker.run(Task("s3", sound, sound, f"s3://{BUCKET}/failed/a.mp4"), quiet, GO_ON)
+    with pytest.raises(
+        TaskError, match=rf"^s3://{BUCKET}/in/none.mp4: no such file or bucket; check the URL$"
+    ) as missing:
+        worker.run(Task("s3", f"s3://{BUCKET}/in/none.mp4", sound, f"s3://{BUCKET}/failed/a.mp4"), quiet, GO_ON)
+    assert missing.value.usage
+    with pytest.raises(TaskError, match="can only be read"):
+        worker.run(Task("s3", sound, sound, "https://host/a.mp4?sig=geheim"), quiet, GO_ON)
+    assert not s3.exists(f"{BUCKET}/failed")
+    assert names(scratch) == []
+
+
+def test_a_canceled_delivery_leaves_nothing(worker: Worker, s3: Any, clip: tuple[Path, Path], scratch: Path) -> None:
+    canceled = threading.Event()
+
+    def report(progress: Progress) -> None:
+        if progress.stage == "finishing":
+            canceled.set()
+
+    with pytest.raises(Cancelled):
+        worker.run(task(clip, f"s3://{BUCKET}/canceled/a.mp4"), report, canceled)
+    assert not s3.exists(f"{BUCKET}/canceled")
+    assert names(scratch) == []
+
+
+def test_a_bundle_by_url(s3: Any, engine_cache: Path) -> None:
+    s3.put(str(demo_folder()), f"{BUCKET}/bundles/", recursive=True)
+    worker = Worker(WorkerSettings(f"s3://{BUCKET}/bundles/{demo_folder().name}", "cpu"))
+    worker.open()
+    worker.close()
+    assert len(list((engine_cache / "bundles").glob("demo_bundle-*/manifest.json"))) == 1
