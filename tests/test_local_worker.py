@@ -26,7 +26,7 @@ from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
 
-FAST = SyncOptions(preset="fast")
+FAST = SyncOptions(preset="fast", steps=2)
 FRAMES = 40
 SOON_S = 20.0
 """Long enough for a busy machine."""

@@ -246,6 +246,66 @@ def test_frames_are_gathered_while_networks_run() -> None:
     assert prepared.is_set()
 
 
+# Several devices
+
+
+class Slow(AddsAudio):
+    """Takes a while for each batch."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
+        time.sleep(self._seconds)
+
+
+class Several(Counted):
+    """Several devices of these speeds paint."""
+
+    def __init__(self, tracks: Sequence[set[int]], at_once: int, seconds: Sequence[float], **how: int) -> None:
+        super().__init__(tracks, at_once, **how)
+        self.denoisers = [Slow(each) for each in seconds]
+
+    def run(self, frames_done: int = 0) -> list[Job]:
+        devices = [PaintDevice(inpainter(denoiser, self.at_once)) for denoiser in self.denoisers]
+        made = Painter(devices, FRAMES, audio_windows, StageClock(), at_once=lambda: self.at_once, **self.how)
+        made.skip(frames_done)
+        found: list[Job] = []
+        for job in made.paint(made.gather(self.jobs())):
+            self.most_held = max(self.most_held, self.taken - len(found))
+            found.append(job)
+        assert made.windows == sum(device.windows for device in devices)
+        return found
+
+
+@given(
+    pattern=st.lists(runs, max_size=8),
+    at_once=st.sampled_from([1, 2, 3]),
+    seconds=st.lists(st.sampled_from([0.0, 0.0, 0.001]), min_size=2, max_size=4),
+    streams=st.integers(1, 2),
+    overlap=st.integers(0, FRAMES // 2),
+)
+def test_several_devices_keep_the_order_and_hold_a_bounded_number_of_frames(
+    pattern: list[tuple[set[int], int]], at_once: int, seconds: list[float], streams: int, overlap: int
+) -> None:
+    tracks = list(chain.from_iterable([shown] * length for shown, length in pattern))
+    clip = Several(tracks, at_once, seconds, streams=streams, overlap=overlap)
+    assert_own_mouths(clip.run(), tracks)
+    for_one = (at_once + streams) * FRAMES + (streams if overlap else 0)
+    assert clip.most_held <= for_one + 2 * len(seconds) * at_once * FRAMES
+
+
+def test_a_slow_device_paints_less() -> None:
+    tracks = [{0}] * 40 * FRAMES
+    clip = Several(tracks, 1, (0.03, 0.0))
+    assert_own_mouths(clip.run(), tracks)
+    slow, fast = (len(denoiser.batches) for denoiser in clip.denoisers)
+    assert slow + fast == 40
+    assert 2 * slow <= fast
+    assert clip.most_held <= (2 + 2 * 2) * FRAMES
+
+
 def test_fixed_shapes_take_one_window_at_a_time() -> None:
     with pytest.raises(InputError, match="2 windows: the engines take 1; build or export for a wider range"):
         LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(windows_per_batch=2))

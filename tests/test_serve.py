@@ -11,8 +11,7 @@ from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 
 from latentsync_trt.batch.tasks import TaskError, WorkerLost
-from latentsync_trt.serve import urls
-from latentsync_trt.serve.service import Service
+from latentsync_trt.errors import LatentSyncError
 from tests.clips import write_face, write_sound
 from tests.serving import FRAMES, RESULT, PretendedWorker, ended, serving, until
 
@@ -133,7 +132,7 @@ def test_key(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> N
         assert send(client, clip).status_code == 401 and job_files(folder) == []
         for name, value in (("Authorization", "Bearer sécret"), ("X-API-Key", "sécret")):
             assert client.get("/v1/jobs", headers={name: value.encode()}).status_code == 200
-        client.headers["X-API-Key"] = "sécret".encode()  # type: ignore[assignment]
+        client.headers = httpx.Headers({"X-API-Key": "sécret".encode()})  # type: ignore[dict-item]
         assert ended(client, send(client, clip).json()["id"])["state"] == "done"
 
 
@@ -267,11 +266,12 @@ def test_forms_that_cannot_be_used(client: httpx.Client, folder: Path, body: byt
 
 def test_metrics_health_and_description(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> None:
     worker.go.set()
-    with serving(folder, worker) as (client, _):
+    with serving(folder, worker) as (client, service):
         until(lambda: client.get("/healthz").status_code == 200)
         assert ended(client, send(client, clip).json()["id"])["state"] == "done"
         worker.run_error = TaskError("no face in it", usage=True)
         assert ended(client, send(client, clip).json()["id"])["error"] == "no face in it"
+        until(lambda: service.workers()[0].state == "ready")
         samples = {
             (sample.name, *sample.labels.values()): sample.value
             for family in text_string_to_metric_families(client.get("/metrics").text)
@@ -297,9 +297,12 @@ def test_metrics_health_and_description(folder: Path, worker: PretendedWorker, c
 
 def test_health_says_why_no_worker_is_ready(folder: Path, worker: PretendedWorker) -> None:
     worker.start_error = WorkerLost("the GPU is gone")
-    with serving(folder, worker) as (client, _):
-        sick = until(lambda: (found := client.get("/healthz")).json()["error"].endswith("gone") and found)
-    assert (sick.status_code, sick.json()["error"]) == (503, "pretended: lost the GPU is gone")
+    with serving(folder, worker) as (client, service):
+        until(lambda: service.workers()[0].state == "closed")
+        sick = client.get("/healthz")
+        assert (sick.status_code, sick.json()["error"]) == (503, "pretended: closed the GPU is gone")
+        with pytest.raises(LatentSyncError, match=r"no worker is left .*the GPU is gone"):
+            service.check_workers()
 
 
 def test_jobs_go_on_after_a_restart(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> None:
@@ -323,8 +326,3 @@ def test_finished_jobs_are_deleted_in_time(folder: Path, worker: PretendedWorker
         assert client.get(f"/v1/jobs/{job['id']}/result").status_code == 200
         service.sweep(job["ended_s"] + 3700)
         assert client.get(f"/v1/jobs/{job['id']}/result").status_code == 404 and job_files(folder) == []
-
-
-def test_two_services_never_share_a_folder(client: httpx.Client, folder: Path) -> None:
-    with pytest.raises(Exception, match="another process runs these jobs"):
-        Service(folder, [], urls.Limits())

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import pytest
 from latentsync_trt import SyncOptions
 from latentsync_trt.batch.tasks import Cancelled, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.batch.worker import Worker
-from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.errors import BundleError, InferenceError
 from latentsync_trt.media import parts
 from latentsync_trt.runtime.networks.codec import VaeCodec
@@ -23,7 +23,7 @@ from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
 
-FAST = SyncOptions(preset="fast")
+FAST = SyncOptions(preset="fast", steps=2)
 FRAMES = 20
 GO_ON = threading.Event()
 """Never set."""
@@ -125,7 +125,7 @@ def test_a_clip_goes_on_where_its_worker_was_killed(
     assert len(decoded(tmp_path / "a.mp4")) == FRAMES
     (tmp_path / "a.mp4").unlink()
     killed()
-    other = SyncOptions(preset="fast", seed=5)
+    other = replace(FAST, seed=5)
     done = worker.run(task(clip, tmp_path / "a.mp4", other), quiet, GO_ON)
     assert "goes on after" not in " ".join(done.report["notices"])
     assert names(tmp_path) == ["a.mp4"]
@@ -162,7 +162,7 @@ def s3(clip: tuple[Path, Path]) -> Iterator[Any]:
 def test_all_files_by_url(worker: Worker, s3: Any, scratch: Path, tmp_path: Path) -> None:
     music, bucket = write_sound(tmp_path / "speech.wav", FRAMES / 25, clicks_s=(0.5,)), f"s3://{BUCKET}"
     s3.put_file(str(music), f"{BUCKET}/music/speech.wav")  # of the same name as the speech
-    options = SyncOptions(preset="fast", mix=f"{bucket}/music/speech.wav", report=f"{bucket}/out/page.html")
+    options = replace(FAST, mix=f"{bucket}/music/speech.wav", report=f"{bucket}/out/page.html")
     made = worker.run(
         Task("s3", f"{bucket}/in/face.mp4", f"{bucket}/in/speech.wav", f"{bucket}/out/a.mkv", options), quiet, GO_ON
     )
@@ -203,8 +203,8 @@ def test_a_canceled_delivery_leaves_nothing(worker: Worker, s3: Any, clip: tuple
 
 
 def test_a_bundle_by_url(s3: Any, engine_cache: Path) -> None:
-    s3.put(str(demo_folder()), f"{BUCKET}/bundles/", recursive=True)
-    worker = Worker(WorkerSettings(f"s3://{BUCKET}/bundles/{demo_folder().name}", "cpu"))
+    s3.put(str(small_bundle()), f"{BUCKET}/bundles/", recursive=True)
+    worker = Worker(WorkerSettings(f"s3://{BUCKET}/bundles/{small_bundle().name}", "cpu"))
     worker.open()
     worker.close()
-    assert len(list((engine_cache / "bundles").glob("demo_bundle-*/manifest.json"))) == 1
+    assert len(list((engine_cache / "bundles").glob("small_bundle-*/manifest.json"))) == 1

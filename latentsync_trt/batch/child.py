@@ -71,9 +71,7 @@ def opened(worker: Worker) -> Event:
     return {}
 
 
-def outcome(
-    worker: Worker, task: Task, on_progress: Callable[[Progress], None], cancelled: threading.Event
-) -> Event:
+def outcome(worker: Worker, task: Task, on_progress: Callable[[Progress], None], cancelled: threading.Event) -> Event:
     """Runs a task; returns its last event."""
     try:
         return {"done": asdict(worker.run(task, on_progress, cancelled))}

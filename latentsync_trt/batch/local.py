@@ -47,11 +47,8 @@ class LocalWorker:
         for event in self._child.events():
             if "ready" in event:
                 return
-            if "refused" in event:
-                kind = getattr(errors, event["kind"], LatentSyncError)
-                raise kind(event["refused"], usage=event["usage"])
-            if "lost" in event:
-                raise _error_of(self.name, event)
+            if "refused" in event or "lost" in event:
+                raise error_of(self.name, event)
         raise self._lost()
 
     def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
@@ -65,7 +62,7 @@ class LocalWorker:
                 elif "done" in event:
                     return Done(**event["done"])
                 else:
-                    raise _error_of(self.name, event)
+                    raise error_of(self.name, event)
             raise self._lost()
 
     def cancel(self, task_id: str) -> None:
@@ -107,7 +104,11 @@ class LocalWorker:
         return WorkerLost(f"{self.name}: its process ended with {ended}: {ended.last_error_line or 'no message'}")
 
 
-def _error_of(name: str, event: Event) -> LatentSyncError:
+def error_of(name: str, event: Event) -> LatentSyncError:
+    """The error of a worker that an event of `child` tells."""
+    if "refused" in event:
+        kind: type[LatentSyncError] = getattr(errors, event["kind"], LatentSyncError)
+        return kind(event["refused"], usage=event["usage"])
     if "failed" in event:
         return TaskError(event["failed"], usage=event["usage"])
     if "canceled" in event:

@@ -10,15 +10,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import ceil
-from pathlib import Path
 from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
-from latentsync_trt.batch import store
-from latentsync_trt.batch.local import error_of, refusal
+from latentsync_trt.batch.actor import Actor
+from latentsync_trt.batch.local import error_of
 from latentsync_trt.batch.tasks import Done, Task, WorkerLost, WorkerSettings
 from latentsync_trt.errors import InputError, LatentSyncError, MissingDependency
 from latentsync_trt.types import Progress
@@ -142,7 +141,9 @@ class RayWorker:
             raise InputError(f"node {self.node}: has latentsync-trt {versions}; install the same version on both")
         answer = self._wait(actor.open.remote(self._settings.to_json()), self._looking(actor, lambda _: None))
         if "refused" in answer:
-            raise refusal(answer, f"node {self.node}: ")
+            answer["refused"] = f"node {self.node}: {answer['refused']}"
+        if answer:
+            raise error_of(self.name, answer)
 
     def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
         """See `WorkerHandle.run`."""
@@ -152,7 +153,9 @@ class RayWorker:
             actor, self._number, self._running = self._actor, self._number + 1, task.id
         try:
             event = self._wait(actor.run.remote(self._number, task.to_json()), self._looking(actor, on_progress))
-        except LatentSyncError:
+        except _ClusterLost as error:  # the task may run again; `start` ends this worker
+            raise WorkerLost(str(error)) from error
+        except WorkerLost:
             raise
         except BaseException:  # of the caller
             self.cancel(task.id)
@@ -223,6 +226,10 @@ class RayWorker:
             yield
 
 
+class _ClusterLost(LatentSyncError):
+    """The cluster does not answer any more."""
+
+
 class _Cluster:
     """This process' connection to a Ray cluster, shared by its workers."""
 
@@ -269,7 +276,7 @@ class _Cluster:
         """A new actor, which waits until a node has what it needs."""
         with self.translated(f"--ray {self._name}"):
             options = {"num_cpus": needs.cpus, "num_gpus": needs.gpus, "max_restarts": 0, "max_task_retries": 0}
-            return self.ray.remote(concurrency_groups={_SIDE: 1}, **options)(_Actor).remote()
+            return self.ray.remote(concurrency_groups={_SIDE: 1}, **options)(Actor).remote()
 
     def end(self, actor: Any, *, politely: bool) -> None:
         """Ends an actor; `politely`: it may remove its unfinished files first."""
@@ -279,15 +286,14 @@ class _Cluster:
             self.ray.kill(actor)
 
     def check(self) -> None:
-        """Raises `LatentSyncError` if the cluster has not answered for `_LOST_AFTER_S`."""
+        """Raises `_ClusterLost` if the cluster has not answered for `_LOST_AFTER_S`."""
         with self._lock:
             now_s = monotonic()
-            if self._gcs is None or now_s < self._checked_s + min(_CHECK_S, _LOST_AFTER_S):
-                return
-            self._checked_s = now_s
-            with suppress(OSError):
-                socket.create_connection(self._gcs, _CHECK_S).close()
-                self._answered_s = self._checked_s
+            if self._gcs is not None and now_s >= self._checked_s + _CHECK_S:
+                self._checked_s = now_s
+                with suppress(OSError):
+                    socket.create_connection(self._gcs, _CHECK_S).close()
+                    self._answered_s = self._checked_s
             if self._gone_s() > _LOST_AFTER_S:
                 raise self._lost()
 
@@ -301,7 +307,7 @@ class _Cluster:
 
     @contextmanager
     def translated(self, what: str) -> Iterator[None]:
-        """Turns errors of Ray into `WorkerLost`, or those of a lost connection into a `LatentSyncError`."""
+        """Turns errors of Ray into `WorkerLost`, and those of a lost connection into `_ClusterLost`."""
         try:
             yield
         except LatentSyncError:
@@ -311,71 +317,15 @@ class _Cluster:
                 cure = f"install latentsync-trt {__version__} with the extra cluster there"
                 raise InputError(f"{what}: the node cannot load latentsync_trt; {cure}") from error
             raise WorkerLost(f"{what}: {_one_line(str(error))}") from error
-        except (ConnectionError, self.ray.exceptions.RaySystemError) as error:
+        except ConnectionError as error:  # of `ray://`
             raise self._lost() from error
 
     def _gone_s(self) -> float:
         return self._checked_s - self._answered_s
 
-    def _lost(self) -> LatentSyncError:
+    def _lost(self) -> _ClusterLost:
         cure = "what is done is kept: look after the cluster, and run the same command with --resume"
-        return LatentSyncError(f"--ray {self._name}: the Ray cluster does not answer any more; {cure}")
-
-
-class _Actor:
-    """On a node: a `Worker`, whose methods answer with plain values, as those of the driver's version may differ."""
-
-    def __init__(self) -> None:
-        self._worker: Any = None
-        self._progress: Event | None = None
-        self._notice = ""
-        self._number, self._cancelled_number = 0, 0
-        self._cancelled = threading.Event()
-
-    def place(self) -> Event:
-        return {"node": socket.gethostname(), "version": __version__}
-
-    def open(self, settings: Event) -> Event:
-        from latentsync_trt.batch.child import opened
-        from latentsync_trt.sync.threads import tune_process
-
-        tune_process()
-        self._worker, refused = opened(WorkerSettings.from_json(settings), self._note)
-        return refused
-
-    def run(self, number: int, task_json: Event) -> Event:
-        from latentsync_trt.batch.child import outcome
-
-        self._progress, self._number = None, number
-        self._cancelled = threading.Event()
-        if number <= self._cancelled_number:  # the other thread was faster
-            self._cancelled.set()
-        task = Task.from_json(task_json)
-        for file, written in task.files():
-            path = store.local_of(file)
-            if path is not None and not (path.parent if written else path).exists():
-                where = f"is not on node {socket.gethostname()}, where this ran"
-                return {"failed": f"{path}: {where}; use a folder that all nodes share, or a URL", "usage": True}
-        return outcome(self._worker, task, self._show, self._cancelled)
-
-    def cancel(self, number: int) -> None:
-        self._cancelled_number = number
-        if number == self._number:
-            self._cancelled.set()
-
-    def look(self) -> Event:
-        return {"progress": self._progress, "notice": self._notice}
-
-    def leave(self) -> None:
-        from latentsync_trt.child import end_process
-
-        end_process(0)
-
-    def _show(self, progress: Progress) -> None:
-        self._progress = asdict(progress)
-
-    def _note(self, text: str) -> None:
-        self._notice = text
+        return _ClusterLost(f"--ray {self._name}: the Ray cluster does not answer any more; {cure}")
 
 
 @contextmanager

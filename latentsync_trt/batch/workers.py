@@ -35,7 +35,7 @@ def make_workers(
     if ray is not None:
         from latentsync_trt.batch.ray_workers import ray_workers
 
-        return list(ray_workers(ray, settings, count, gpus_per_worker))[:most]
+        return list(ray_workers(ray, settings, count, gpus_per_worker, most=most, on_notice=on_notice))
     from latentsync_trt.batch.local import LocalWorker
 
     devices = _devices(settings, on_notice)

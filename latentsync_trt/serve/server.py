@@ -33,7 +33,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def run(service: Service, key: str | None, listener: socket.socket) -> None:
-    """Answers requests until a signal raises KeyboardInterrupt here; closes the service."""
+    """Answers requests until a signal raises KeyboardInterrupt here; closes the service.
+
+    Raises:
+        LatentSyncError: no worker is left.
+    """
     app = create_app(service, key, own_hosts=is_loopback(listener.getsockname()[0]))
     config = uvicorn.Config(
         app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=_LEAVE_S
@@ -46,6 +50,7 @@ def run(service: Service, key: str | None, listener: socket.socket) -> None:
         thread.start()
         while thread.is_alive():  # on Windows, an endless wait cannot be interrupted
             thread.join(_POLL_S)
+            service.check_workers()
     finally:
         server.should_exit = True
         service.close()

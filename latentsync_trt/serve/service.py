@@ -9,7 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,11 @@ class Service:
         if self._stopped.is_set() or any(each.state in ("ready", "running") for each in states):
             return "the service stops" if self._stopped.is_set() else ""
         return "; ".join(f"{each.worker}: {each.state} {each.detail}".rstrip() for each in states) or "no workers"
+
+    def check_workers(self) -> None:
+        """Raises `LatentSyncError` if every worker was given up."""
+        if self._workers and all(each.state == "closed" for each in self.workers()) and not self._stopped.is_set():
+            raise LatentSyncError(f"no worker is left ({self.problem()}); jobs wait for the next start")
 
     @contextmanager
     def receiving(self) -> Iterator[tuple[str, Path]]:
@@ -302,7 +307,9 @@ class Service:
             return  # what a stop breaks off goes on later
         if isinstance(event, WorkerState):
             with self._lock:
-                self._workers[event.worker] = event
+                before = self._workers[event.worker]
+                given_up = event.state == "closed" and not event.detail
+                self._workers[event.worker] = replace(event, detail=before.detail) if given_up else event
             if event.state == "lost":
                 _log.warning("%s: lost: %s", event.worker, event.detail)
             return

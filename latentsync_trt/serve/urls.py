@@ -27,7 +27,7 @@ def fetch_url(field: str, url: str, folder: Path, limits: Limits) -> Path:
     if scheme not in (*_WEB, *_STORES) or not urlsplit(url).netloc or "::" in url:
         raise InputError(f"{field}_url: {shown(url)[:200]}: is no address that begins with http, https, s3 or gs")
     arriving = folder / "arriving"
-    arriving.mkdir()
+    arriving.mkdir(exist_ok=True)
 
     def check() -> None:
         check_size(sum(path.stat().st_size for path in arriving.iterdir()), limits)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
+from urllib.parse import urlsplit
 
 from latentsync_trt.bundle.sealed import opened
 from latentsync_trt.errors import InputError, MissingDependency
@@ -37,6 +38,7 @@ class EngineStore:
 
     def __init__(self, url: str, on_notice: Callable[[str], None] = _log.warning) -> None:
         self._shown = _SECRETS.sub(r"\1", url).rstrip("/")
+        self._login = urlsplit(url).netloc.rpartition("@")[0]
         self._notice = on_notice
         self._unusable = False
         self._seen: dict[str, bytes | None] = {}
@@ -46,7 +48,9 @@ class EngineStore:
             self._system, self._root = url_to_fs(url.rstrip("/"))
         except ImportError as error:
             cure = 'pip install "latentsync-trt[cluster]"'
-            raise MissingDependency(f"--engine-store {self._shown}: needs the extra cluster; {cure} ({error})") from error
+            raise MissingDependency(
+                f"--engine-store {self._shown}: needs the extra cluster; {cure} ({error})"
+            ) from error
         except ValueError as error:
             raise InputError(f"--engine-store {self._shown}: no known kind of URL ({error})") from error
 
@@ -105,7 +109,8 @@ class EngineStore:
     def _give_up(self, problem: str, error: Exception) -> None:
         """Leaves the store alone from here on: each attempt can take a minute."""
         if not self._unusable:
-            reason = " ".join(_SECRETS.sub(r"\1", str(error)).split()) or type(error).__name__
+            said = " ".join(_SECRETS.sub(r"\1", str(error)).split())
+            reason = (said.replace(self._login, "…") if self._login else said) or type(error).__name__
             self._notice(f"engine store {self._shown}: {problem} ({reason}); continuing without it")
         self._unusable = True
 

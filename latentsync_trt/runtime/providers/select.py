@@ -102,7 +102,8 @@ def select_devices(request: str, device: int | str | tuple[int, ...]) -> tuple[t
             continue
         found.append(selection)
         if selection.gpu is None:
-            left_out.append(f"GPU {number} is left out: {'; '.join(selection.notices())}")
+            reasons = dict.fromkeys(reason for _, reason in selection.skipped_providers)
+            left_out.append(f"GPU {number} is left out: {'; '.join(reasons)}")
     if not found:
         raise errors[0]
     on_gpus = tuple(selection for selection in found if selection.gpu is not None)

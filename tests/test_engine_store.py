@@ -1,0 +1,214 @@
+"""Engines that machines share: fetched instead of built, uploaded whole, refused if damaged, and never in the way."""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from latentsync_trt.bundle.sealed import sealed_text
+from latentsync_trt.errors import EngineBuildError, InputError, MissingDependency
+from latentsync_trt.runtime.cache.entry import RECORD_NAME
+from latentsync_trt.runtime.cache.store import EngineCache
+from tests.cache_worker import KEY, engine_key, never, write_engine
+from tests.s3 import BUCKET, s3_server
+
+
+class Machines:
+    """Machines with a cache each and one store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.store = folder, folder / "store"
+        self.notices: list[str] = []
+
+    def cache(self, name: str) -> EngineCache:
+        return EngineCache(self.folder / name, self.notices.append, str(self.store))
+
+    @property
+    def entry(self) -> Path:
+        return self.store / KEY.digest
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Machines:
+    return Machines(tmp_path)
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_engine_that_one_machine_built_is_fetched_by_another(machines: Machines) -> None:
+    built = machines.cache("one").obtain(KEY, write_engine)
+    assert built.built
+    fetched = machines.cache("two").obtain(KEY, never)
+    assert not fetched.built
+    assert fetched == replace(
+        built, folder=fetched.folder, built=False, last_used_at=fetched.last_used_at, size_bytes=fetched.size_bytes
+    )
+    assert content_of(fetched.folder) == content_of(built.folder)
+    assert machines.notices == [f"{KEY.label}: fetched from the engine store {machines.store}"]
+    assert sorted(path.name for path in (machines.folder / "two").iterdir()) == [".locks", KEY.digest]
+    machines.store.rename(machines.folder / "gone")  # it lies in the cache like any other
+    assert EngineCache(machines.folder / "two").obtain(KEY, never).folder == fetched.folder
+
+
+@pytest.mark.parametrize("changes", [{"gpu": "another"}, {"versions": {"tensorrt": "10.15"}}, {"graph_sha256": "0"}])
+def test_engines_of_other_machines_are_not_taken(machines: Machines, changes: dict[str, object]) -> None:
+    machines.cache("one").obtain(KEY, write_engine)
+    assert machines.cache("two").obtain(engine_key(**changes), write_engine).built
+    assert machines.notices == []
+
+
+def replace_by_another_engine(entry: Path) -> None:
+    other = engine_key(gpu="another")
+    EngineCache(entry.parent / "cache", store=str(entry.parent)).obtain(other, write_engine)
+    for path in (entry.parent / other.digest).iterdir():
+        path.replace(entry / path.name)
+
+
+def name_a_file_outside(entry: Path, name: str) -> None:
+    record = json.loads((entry / RECORD_NAME).read_text())
+    del record["sha256"]
+    record["files"] = {name: record["files"]["engine.bin"]}
+    (entry / RECORD_NAME).write_text(sealed_text(record))
+
+
+def file_of(entry: Path, name: str) -> Path:
+    return entry / str(json.loads((entry / RECORD_NAME).read_text())["files"][name]["sha256"])
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "SHA-256 differs": lambda entry: file_of(entry, "engine.bin").write_bytes(b"Engine"),
+    "3 bytes instead of": lambda entry: file_of(entry, "engine.bin").write_bytes(b"cut"),
+    "context/timing.bin is missing": lambda entry: file_of(entry, "context/timing.bin").unlink(),
+    "cut short": lambda entry: os.truncate(entry / RECORD_NAME, 100),
+    "not a record": lambda entry: (entry / RECORD_NAME).write_text("[]"),
+    "edited or damaged": lambda entry: (entry / RECORD_NAME).write_text(
+        (entry / RECORD_NAME).read_text().replace("4090", "4080")
+    ),
+    "belongs to another engine": replace_by_another_engine,
+    "no file of an engine": lambda entry: name_a_file_outside(entry, "../../outside"),
+    "which is no file": lambda entry: name_a_file_outside(entry, "C:outside"),
+    "names '/outside'": lambda entry: name_a_file_outside(entry, "/outside"),
+}
+
+
+@pytest.mark.parametrize("words", DAMAGES)
+def test_a_damaged_engine_in_the_store_is_refused_and_replaced(machines: Machines, words: str) -> None:
+    machines.cache("one").obtain(KEY, write_engine)
+    DAMAGES[words](machines.entry)
+    machines.notices.clear()
+    assert machines.cache("two").obtain(KEY, write_engine).built
+    assert len(machines.notices) == 1
+    assert words in machines.notices[0]
+    assert machines.notices[0].endswith("; not used, building it again")
+    assert not list(machines.folder.rglob("outside"))
+    assert not machines.cache("three").obtain(KEY, never).built
+
+
+def test_a_half_uploaded_engine_is_not_used(machines: Machines) -> None:
+    """The record is written last."""
+    machines.cache("one").obtain(KEY, write_engine)
+    (machines.entry / RECORD_NAME).unlink()
+    assert machines.cache("two").obtain(KEY, write_engine).built
+    assert machines.notices == []
+    assert not machines.cache("three").obtain(KEY, never).built
+
+
+def test_machines_that_build_at_once_upload_an_engine_that_fits_together(machines: Machines) -> None:
+    barrier = threading.Barrier(4)
+
+    def obtain(number: int) -> None:
+        def build(folder: Path) -> None:
+            barrier.wait()  # all have looked into the store
+            write_engine(folder, bytes([number]) * (number + 1))
+
+        machines.cache(f"{number}").obtain(KEY, build)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(obtain, range(4)))
+    assert not machines.cache("another").obtain(KEY, never).built
+    assert machines.notices == [f"{KEY.label}: fetched from the engine store {machines.store}"]
+
+
+def test_a_fetched_engine_that_does_not_open_is_built_and_uploaded(machines: Machines) -> None:
+    machines.cache("one").obtain(KEY, write_engine)
+
+    def load(folder: Path) -> bytes:
+        content = (folder / "engine.bin").read_bytes()
+        if content == b"engine":
+            raise EngineBuildError("built by another driver")
+        return content
+
+    entry, _ = machines.cache("two").load(KEY, lambda folder: write_engine(folder, b"newer"), load)
+    assert entry.built
+    assert (machines.cache("three").obtain(KEY, never).folder / "engine.bin").read_bytes() == b"newer"
+
+
+def test_a_forced_build_does_not_ask_the_store(machines: Machines) -> None:
+    old = machines.cache("one").obtain(KEY, write_engine)
+    again = machines.cache("one").obtain(KEY, lambda folder: write_engine(folder, b"n"), other_than=old.built_at)
+    assert again.built
+    assert (machines.cache("two").obtain(KEY, never).folder / "engine.bin").read_bytes() == b"n"
+
+
+@pytest.fixture
+def closed_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """An address of an S3 server that does not answer."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "geheim")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+        yield taken.getsockname()[1]
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("closed_port")
+@pytest.mark.parametrize("login", ["", "someone:geheim@"])
+def test_a_store_that_does_not_answer_is_said_once_and_left_alone(tmp_path: Path, login: str) -> None:
+    notices: list[str] = []
+    cache = EngineCache(tmp_path / "cache", notices.append, f"s3://{login}bucket/engines")
+    for graph in ("vae_encoder", "vae_decoder"):
+        assert cache.obtain(engine_key(graph=graph), write_engine).built
+    assert len(notices) == 1
+    assert notices[0].startswith("engine store s3://bucket/engines: cannot be read (")
+    assert notices[0].endswith("; continuing without it")
+    assert "geheim" not in notices[0]
+
+
+def test_a_store_that_cannot_be_written_is_said(machines: Machines) -> None:
+    machines.store.write_text("a file")
+    assert machines.cache("one").obtain(KEY, write_engine).built
+    assert len(machines.notices) == 1
+    assert machines.notices[0].startswith(f"engine store {machines.store}: ")
+
+
+@pytest.mark.integration
+def test_a_store_on_s3(tmp_path: Path) -> None:
+    url = f"s3://{BUCKET}/engines/"
+    with s3_server():
+        EngineCache(tmp_path / "one", store=url).obtain(KEY, write_engine)
+        fetched = EngineCache(tmp_path / "two", lambda _: None, url).obtain(KEY, never)
+    assert content_of(fetched.folder) == content_of(tmp_path / "one" / KEY.digest)
+
+
+def test_a_url_that_nothing_knows_is_wrong_usage(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--engine-store gopher://host/x: no known kind of URL"):
+        EngineCache(tmp_path, store="gopher://host/x")
+
+
+def test_the_extra_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
+    with pytest.raises(MissingDependency, match=r"needs the extra cluster: pip install"):
+        EngineCache(tmp_path, store=str(tmp_path / "store"))

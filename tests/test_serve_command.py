@@ -1,0 +1,140 @@
+"""The command `serve`, as a process, with the built-in model on the CPU."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.clips import decoded, write_face, write_sound
+from tests.serving import PATIENCE_S, ended, until
+
+KEY = "a-key"
+MOST_STOP_S = 5.0
+
+
+class Command:
+    """A running service of the command line, and a client with its key."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        # No pipe for stdout: a child that outlives the service would keep it open.
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "latentsync_trt", "serve", "--port", "0", "--folder", str(folder), *words],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "LATENTSYNC_TRT_API_KEY": KEY},
+        )
+        assert self.process.stderr is not None
+        self.lines = [self.process.stderr.readline()]
+        address = re.match(r"(http://\S+)/docs: ", self.lines[0])
+        assert address, self.process.communicate()
+        self._reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr or ()))
+        self._reader.start()
+        headers = {"X-API-Key": KEY}
+        self.client = httpx.Client(base_url=address[1], headers=headers, timeout=PATIENCE_S, trust_env=False)
+
+    def end(self, number: int) -> tuple[int, list[str]]:
+        """Sends a signal; returns the exit code and all lines of stderr."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.send_signal(number)
+        code = self.process.wait(PATIENCE_S)
+        self.client.close()
+        assert not psutil.wait_procs(children, PATIENCE_S)[1]
+        self._reader.join()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+        return code, self.lines
+
+
+@pytest.fixture
+def started() -> Iterator[list[Command]]:
+    """For commands, which are killed after the test."""
+    commands: list[Command] = []
+    yield commands
+    for command in commands:
+        if command.process.poll() is None:
+            command.end(signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
+
+
+def send(client: httpx.Client, folder: Path, seconds: float) -> str:
+    """Submits a clip of so many seconds."""
+    video = write_face(folder / "face.mp4", round(25 * seconds))
+    files = {"video": video.read_bytes(), "audio": write_sound(folder / "speech.wav", seconds).read_bytes()}
+    job: dict[str, Any] = client.post("/v1/jobs", files=files).raise_for_status().json()
+    return str(job["id"])
+
+
+def running(client: httpx.Client, job_id: str) -> bool:
+    return bool(client.get(f"/v1/jobs/{job_id}").json()["state"] == "running")
+
+
+@pytest.mark.integration
+def test_a_job_with_the_real_model(tmp_path: Path, started: list[Command]) -> None:
+    command = Command(tmp_path / "service", "--bundle", "demo", "--provider", "cpu")
+    started.append(command)
+    client = command.client
+    until(lambda: client.get("/healthz").status_code == 200)
+    job = send(client, tmp_path, 1.0)
+    done = ended(client, job)
+    assert (done["state"], done["report"]["frames"], done["report"]["provider"]) == ("done", 25, "cpu")
+    (tmp_path / "result.mp4").write_bytes(client.get(f"/v1/jobs/{job}/result").content)
+    assert len(decoded(tmp_path / "result.mp4")) == 25
+    assert "latentsync_frames_total 25.0" in client.get("/metrics").text
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(os.name == "nt", reason="Windows delivers Ctrl-C to whole process groups only")
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM"])
+def test_a_service_that_was_killed_goes_on(tmp_path: Path, started: list[Command], number: str) -> None:
+    folder = tmp_path / "service"
+    started.append(Command(folder, "--bundle", "demo", "--provider", "cpu"))
+    client = started[0].client
+    jobs = [send(client, tmp_path, 2.0), send(client, tmp_path, 0.5)]
+    until(lambda: client.get(f"/v1/jobs/{jobs[0]}").json()["done"])
+    start_s = time.monotonic()
+    code, lines = started[0].end(getattr(signal, number))
+    assert time.monotonic() - start_s < MOST_STOP_S
+    if number == "SIGTERM":
+        assert code == 143
+        assert lines[1:] == ["stopping…\n", "error: stopped; jobs that have not ended go on when it is started again\n"]
+    started.append(Command(folder, "--bundle", "demo", "--provider", "cpu"))
+    again = started[1].client
+    assert running(again, jobs[0]) or again.get(f"/v1/jobs/{jobs[0]}").json()["state"] == "waiting"
+    for job in jobs:
+        assert ended(again, job)["state"] == "done"
+        assert again.get(f"/v1/jobs/{job}/result").status_code == 200
+
+
+def refused(folder: Path, *words: str, key: str = "") -> str:
+    """The error of a service that does not start."""
+    result = subprocess.run(
+        [sys.executable, "-m", "latentsync_trt", "serve", "--bundle", "demo", "--folder", str(folder), *words],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env={**os.environ, "LATENTSYNC_TRT_API_KEY": key},
+    )
+    assert result.returncode == 2, result
+    assert result.stdout == "" and result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_services_that_cannot_start(tmp_path: Path) -> None:
+    opened = refused(tmp_path, "--host", "0.0.0.0")
+    assert "set $LATENTSYNC_TRT_API_KEY, or let all in with --no-key" in opened
+    assert "leave --no-key out" in refused(tmp_path, "--no-key", key="x")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "choose another" in refused(tmp_path, "--port", str(taken.getsockname()[1]))
+    (tmp_path / "file").touch()
+    assert "is a file" in refused(tmp_path / "file")
+    assert not (tmp_path / "jobs").exists()

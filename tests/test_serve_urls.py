@@ -1,0 +1,117 @@
+"""Jobs of the HTTP service whose files are named by URL."""
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from latentsync_trt.serve import urls
+from tests.clips import write_face, write_sound
+from tests.serving import PretendedWorker, ended, serving
+
+pytest.importorskip("fsspec")
+pytest.importorskip("aiohttp")
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Files of a folder; /to/PLACE redirects to the same server at the address PLACE."""
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/to/"):
+            self.send_response(302)
+            self.send_header("Location", f"http://{self.path[4:]}:{self.server.server_address[1]}/face.mp4")
+            self.end_headers()
+        else:
+            super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Silence."""
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A server of a clip, at all addresses of this machine."""
+    folder = tmp_path_factory.mktemp("web")
+    write_face(folder / "face.mp4", 5)
+    write_sound(folder / "speech.wav", 0.2)
+    (folder / "large.wav").write_bytes(bytes(3_000_000))
+    with ThreadingHTTPServer(("", 0), partial(Handler, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def worker() -> PretendedWorker:
+    made = PretendedWorker()
+    made.go.set()
+    return made
+
+
+def job_folders(folder: Path) -> list[Path]:
+    return list((folder / "jobs").iterdir())
+
+
+def test_files_by_url(tmp_path: Path, worker: PretendedWorker, port: int) -> None:
+    web = f"http://127.0.0.1:{port}"
+    with serving(tmp_path, worker, allow_urls=True, allow_private_urls=True, max_upload_mb=2) as (client, _):
+        form = {"video_url": f"{web}/face.mp4?token=secret", "audio_url": f"{web}/speech.wav"}
+        sent = client.post("/v1/jobs", files={name: (None, text) for name, text in form.items()})
+        assert sent.status_code == 201, sent.text
+        assert ended(client, sent.json()["id"])["state"] == "done"
+        assert [Path(worker.tasks[0].video).name, Path(worker.tasks[0].audio or "").name] == ["video.mp4", "audio.wav"]
+        form["audio_url"] = f"{web}/large.wav"
+        refused = client.post("/v1/jobs", files={name: (None, text) for name, text in form.items()})
+        assert refused.status_code == 413 and "more than 2 MB" in refused.json()["error"]
+        form["audio_url"] = f"{web}/missing.wav"
+        refused = client.post("/v1/jobs", files={name: (None, text) for name, text in form.items()})
+        assert refused.status_code == 415 and "no such file" in refused.json()["error"]
+        assert "secret" not in refused.text
+    assert len(job_folders(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:{port}/face.mp4",
+        "http://localhost:{port}/face.mp4",
+        "http://[::ffff:127.0.0.1]:{port}/face.mp4",
+        "http://0.0.0.0:{port}/face.mp4",
+        "http://10.0.0.1:{port}/face.mp4",
+        "http://169.254.169.254/latest/meta-data",
+        "file:///etc/passwd",
+        "/etc/passwd",
+        "ftp://example.com/a.mp4",
+        "s3:///a.mp4",
+        "simplecache::file:///etc/passwd",
+        "https://example.com/a.mp4::file:///etc/passwd",
+    ],
+)
+def test_addresses_that_are_refused(tmp_path: Path, worker: PretendedWorker, port: int, url: str) -> None:
+    with serving(tmp_path, worker, allow_urls=True) as (client, _):
+        refused = client.post("/v1/jobs", files={"video_url": (None, url.format(port=port))})
+    assert refused.status_code == 422, refused.text
+    assert "not on the public Internet" in refused.text or "is no address that begins with" in refused.text
+    assert job_folders(tmp_path) == []
+
+
+def test_a_redirect_leads_no_further(
+    tmp_path: Path, worker: PretendedWorker, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(urls, "_is_public", lambda host: host == "127.0.0.1")
+    with serving(tmp_path, worker, allow_urls=True) as (client, _):
+        for place, error in (("127.0.0.1", "no speech"), ("127.0.0.2", "not on the public Internet")):
+            form = {"video_url": (None, f"http://127.0.0.1:{port}/to/{place}")}
+            assert error in client.post("/v1/jobs", files=form).json()["error"]
+
+
+def test_urls_are_off_by_default(tmp_path: Path, worker: PretendedWorker, port: int) -> None:
+    with serving(tmp_path, worker) as (client, _):
+        refused = client.post("/v1/jobs", files={"video_url": (None, f"http://127.0.0.1:{port}/face.mp4")})
+    assert refused.status_code == 422
+    assert refused.json()["error"] == "video_url: addresses are not allowed here; send the file in the field video"
