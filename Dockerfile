@@ -30,17 +30,20 @@ RUN /opt/pip/bin/pip --python /opt/latentsync-trt/bin/python install --no-cache-
 
 FROM system
 # Folders that any user may write, so that `--user` works, too. Login shells, as KubeRay's, set their own PATH.
-RUN useradd --uid 10001 --user-group --no-create-home --home-dir /cache latentsync \
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp latentsync \
     && mkdir -m 1777 /cache /data \
     && mkdir /checkpoints \
     && echo 'PATH=/opt/latentsync-trt/bin:$PATH' > /etc/profile.d/latentsync-trt.sh
 COPY --from=libraries /opt/latentsync-trt /opt/latentsync-trt
 COPY --from=package /package /
-# HOME: where CUDA, matplotlib and numba keep what they compile. video: the GPU's encoder.
+# HOME: of the container alone, since numba and others fail in the home of another user. ORT_DISABLE_TELEMETRY: ONNX
+# Runtime would report its runs to Microsoft. video: the GPU's encoder.
 ENV PATH=/opt/latentsync-trt/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-    HOME=/cache \
+    HOME=/tmp \
+    CUDA_CACHE_PATH=/cache/cuda \
     LATENTSYNC_TRT_CACHE_DIR=/cache/engines \
     LATENTSYNC_TRT_CHECKPOINTS=/checkpoints \
+    ORT_DISABLE_TELEMETRY=1 \
     PYTHONUNBUFFERED=1 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,video,utility

@@ -57,12 +57,13 @@ class Child:
 
     Args:
         environment: variables in addition to those of this process.
+        binary: leaves what is exchanged to the caller, through `pipes`, instead of `send` and `events`.
 
     Raises:
         OSError: the process cannot be started.
     """
 
-    def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, module: str, environment: Mapping[str, str] | None = None, *, binary: bool = False) -> None:
         # Import this installation of the package, and nothing from the current folder (`-P`).
         paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
         own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUTF8": "1"}
@@ -73,18 +74,29 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
-                encoding="utf-8",
-                errors="replace",
+                encoding=None if binary else "utf-8",
+                errors=None if binary else "replace",
                 env={**os.environ, **own, **(environment or {})},
             )
         except BaseException:
             self._stderr.close()
             raise
-        self.pid = self._process.pid
+        self.pid, self._binary = self._process.pid, binary
         self._lock = threading.Lock()
         self._ended: Ended | None = None
         self._lines: Queue[str | None] = Queue()
-        threading.Thread(target=self._pump, daemon=True).start()
+        if not binary:
+            threading.Thread(target=self._pump, daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    @property
+    def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        """The child's stdin and stdout."""
+        return cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
 
     def __enter__(self) -> Self:
         return self
@@ -123,6 +135,8 @@ class Child:
                 self._stderr.close()
                 with suppress(OSError):  # the child did not read the last order
                     cast(IO[str], self._process.stdin).close()
+                if self._binary:  # else `_pump` closes it
+                    self.pipes[1].close()
                 self._ended = Ended(code, next((line.strip() for line in reversed(lines) if line.strip()), ""))
         return self._ended
 

@@ -176,7 +176,9 @@ def _from_text(spec: Any, hint: Any, value: Any) -> Any:
             return spec.metadata["parse"](text)
         if bool in kinds:
             return _BOOLS[text.casefold()]
-        return int(text) if int in kinds else float(text) if float in kinds else text
+        if kinds & {int, float}:
+            return int(text) if int in kinds else float(text)
+        return text if choices_of(hint) else value  # a name may begin or end with a space
     except (KeyError, ValueError, ZeroDivisionError) as error:
         if isinstance(error, InputError):
             raise

@@ -276,7 +276,7 @@ class StageTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StageSpan:
     """One time that a stage was busy; `start_s` on `time.perf_counter`'s scale."""
 
     stage: str

@@ -68,10 +68,10 @@ def write_sources(folder: Path) -> list[Path]:
 
 def soak(settings: WorkerSettings, count: int, clips: int, options: SyncOptions, folder: Path) -> dict[str, Any]:
     """Runs `clips` clips on `count` workers; returns a row."""
+    sources = write_sources(folder)
     workers = make_workers(settings, count)
     watch = Watch([worker for worker in workers if isinstance(worker, LocalWorker)])
     dispatcher = Dispatcher(workers, watch.take)
-    sources = write_sources(folder)
     for index in range(clips):
         output = folder / f"out-{index}.mp4"
         dispatcher.submit(Task(str(index), str(sources[index % _SOURCES]), str(SPEECH), str(output), options))

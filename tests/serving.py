@@ -17,7 +17,7 @@ from latentsync_trt.serve.server import listen
 from latentsync_trt.serve.service import Service
 from latentsync_trt.types import Progress
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 FRAMES = 20
 RESULT = bytes(range(256)) * 40
 
@@ -85,10 +85,11 @@ def serving(
 
 def until(condition: Callable[[], Any]) -> Any:
     """Waits for a true value of `condition()`, and returns it."""
-    end_s = time.monotonic() + PATIENCE_S
+    end_s, pause_s = time.monotonic() + PATIENCE_S, 0.01
     while not (value := condition()):
         assert time.monotonic() < end_s
-        time.sleep(0.01)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, 0.2)
     return value
 
 

@@ -8,9 +8,8 @@ import cv2
 import numpy as np
 import pytest
 
-from latentsync_trt.bench.clip_figures import face_grid
 from latentsync_trt.bench.files import png
-from latentsync_trt.bench.moments import SHOWN_PX, choose_moments, face_views, masked
+from latentsync_trt.bench.moments import SHOWN_PX, choose_moments, face_grid, face_views, masked
 from latentsync_trt.bench.sync_measure import measure_clip
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import InputError, OutputError
@@ -199,7 +198,7 @@ def test_a_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_matplotlib_is_loaded_only_when_something_is_drawn() -> None:
-    modules = "latentsync_trt.cli, latentsync_trt.bench.clip_figures, latentsync_trt.sync.lip_figure"
+    modules = "latentsync_trt.cli, latentsync_trt.bench.moments, latentsync_trt.sync.lip_figure"
     code = f"import sys, {modules}; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "False", done.stderr

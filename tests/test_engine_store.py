@@ -210,5 +210,5 @@ def test_a_url_that_nothing_knows_is_wrong_usage(tmp_path: Path) -> None:
 
 def test_the_extra_is_named_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
-    with pytest.raises(MissingDependency, match=r"needs the extra cluster: pip install"):
+    with pytest.raises(MissingDependency, match=r"needs the extra cluster; pip install"):
         EngineCache(tmp_path, store=str(tmp_path / "store"))

@@ -17,7 +17,7 @@ from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face import track_file
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.face.track_file import ClipMark, Span, Tracks, read_tracks, save_tracks
+from latentsync_trt.face.track_file import ClipMark, FaceSpan, Tracks, read_tracks, save_tracks
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.sync.analysis import analyse, mark_of
@@ -101,10 +101,10 @@ def test_a_person_who_is_not_there_is_named(detector: MediaPipeDetector, saved: 
         FaceFinder(detector, 256, StageClock(), choice=FaceChoice("index", 1), tracks=read_tracks(saved))
 
 
-def span(person: int, start_s: float, count: int = 5) -> Span:
+def span(person: int, start_s: float, count: int = 5) -> FaceSpan:
     times_s = start_s + np.arange(count) / 25
     face = [100.5, 100, 200, 230, 120, 120, 180, 121, 150, 170]
-    return Span(person, np.column_stack([times_s, np.tile(face, (count, 1))]))
+    return FaceSpan(person, np.column_stack([times_s, np.tile(face, (count, 1))]))
 
 
 def content(path: Path) -> dict[str, Any]:

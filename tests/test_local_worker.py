@@ -201,3 +201,29 @@ def test_a_worker_that_dies_while_it_starts(
     with pytest.raises(WorkerLost, match=r"^cpu: its process ended with exit code 1: no such driver$"):
         worker.start()
     worker.close()
+
+
+NOTING = """
+from latentsync_trt.child import converse
+
+def work(orders, emit):
+    next(orders)
+    emit(notice="building engines")
+    emit(ready=1)
+    next(orders)
+
+converse(work)
+"""
+
+
+def test_what_takes_long_at_the_start_is_said(
+    settings: WorkerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "noting.py").write_text(NOTING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(local, "_MODULE", "noting")
+    notices: list[str] = []
+    worker = LocalWorker("gpu 1", settings, notices.append)
+    worker.start()
+    worker.close()
+    assert notices == ["gpu 1: building engines"]

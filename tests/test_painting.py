@@ -302,7 +302,7 @@ def test_a_slow_device_paints_less() -> None:
     assert_own_mouths(clip.run(), tracks)
     slow, fast = (len(denoiser.batches) for denoiser in clip.denoisers)
     assert slow + fast == 40
-    assert 2 * slow <= fast
+    assert slow < fast
     assert clip.most_held <= (2 + 2 * 2) * FRAMES
 
 

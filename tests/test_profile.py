@@ -18,7 +18,7 @@ from latentsync_trt.errors import OutputError
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.trace import TABLE_NAME, TRACE_NAME, Trace, write_profile
-from latentsync_trt.types import EngineTime, Span
+from latentsync_trt.types import EngineTime, StageSpan
 from tests.clips import write_clip
 from tests.device import GRAPHS
 from tests.small import small_bundle
@@ -186,7 +186,7 @@ def test_times_are_brought_to_one_clock(tmp_path: Path) -> None:
     operator = {"op_name": "Conv", "provider": "CPUExecutionProvider", "thread_scheduling_stats": "long"}
     node = {"cat": "Node", "pid": 7, "tid": 8, "dur": 1500, "ts": 20, "ph": "X", "name": "conv_kernel_time"}
     path.write_text(json.dumps([node | {"args": operator}, {"ph": "B", "name": "other"}]))
-    spans = [Span("paint", "paint", 4.0, 0.5), Span("encode", "MainThread", 4.25, 0.25)]
+    spans = [StageSpan("paint", "paint", 4.0, 0.5), StageSpan("encode", "MainThread", 4.25, 0.25)]
     table, trace = write_profile(tmp_path, [TIME, TIME], [Trace("vae_encoder", path, 3.0)], spans)
     assert not path.exists()
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]

@@ -1,6 +1,7 @@
 """The HTTP service, over real HTTP, with workers that pretend."""
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 
+from latentsync_trt.batch.ledger import Ledger
 from latentsync_trt.batch.tasks import TaskError, WorkerLost
-from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.errors import LatentSyncError, OutputError
+from latentsync_trt.serve import form
 from tests.clips import write_face, write_sound
 from tests.serving import FRAMES, RESULT, PretendedWorker, ended, serving, until
 
@@ -264,6 +267,44 @@ def test_forms_that_cannot_be_used(client: httpx.Client, folder: Path, body: byt
     assert job_files(folder) == []
 
 
+def test_uploads_that_break_off(
+    client: httpx.Client, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(form, "_STALL_S", 0.2)
+    head = (
+        b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+        b'Content-Length: 999\r\n\r\n--x\r\nContent-Disposition: form-data; name="video"; filename="a.mp4"\r\n\r\nabc'
+    )
+    address = client.base_url.host, client.base_url.port
+    with socket.create_connection(address) as stalled:
+        stalled.sendall(head)
+        until(lambda: job_files(folder))
+        assert b"nothing arrived for 0.2 seconds" in stalled.makefile("rb").read()
+    monkeypatch.setattr(form, "_STALL_S", 60)
+    with socket.create_connection(address) as gone:
+        gone.sendall(head)
+        until(lambda: job_files(folder))
+    until(lambda: not job_files(folder))
+    assert not caplog.records
+
+
+def test_a_full_disk_ends_the_service(
+    folder: Path, worker: PretendedWorker, clip: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(folder, worker) as (client, service):
+        send(client, clip)
+        until(lambda: worker.tasks)
+
+        def full(*_: object) -> None:
+            raise OutputError("ledger: disk full")
+
+        monkeypatch.setattr(Ledger, "done", full)
+        worker.go.set()
+        until(lambda: client.get("/healthz").status_code == 503)
+        with pytest.raises(LatentSyncError, match="disk full; jobs wait for the next start"):
+            service.check()
+
+
 def test_metrics_health_and_description(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> None:
     worker.go.set()
     with serving(folder, worker) as (client, service):
@@ -301,8 +342,8 @@ def test_health_says_why_no_worker_is_ready(folder: Path, worker: PretendedWorke
         until(lambda: service.workers()[0].state == "closed")
         sick = client.get("/healthz")
         assert (sick.status_code, sick.json()["error"]) == (503, "pretended: closed the GPU is gone")
-        with pytest.raises(LatentSyncError, match=r"no worker is left .*the GPU is gone"):
-            service.check_workers()
+        with pytest.raises(LatentSyncError, match="cannot work any more: pretended: closed the GPU is gone; jobs wait"):
+            service.check()
 
 
 def test_jobs_go_on_after_a_restart(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> None:

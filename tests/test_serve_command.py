@@ -18,6 +18,7 @@ import pytest
 
 from tests.clips import decoded, write_face, write_sound
 from tests.serving import PATIENCE_S, ended, until
+from tests.small import small_bundle
 
 KEY = "a-key"
 MOST_STOP_S = 5.0
@@ -26,10 +27,10 @@ MOST_STOP_S = 5.0
 class Command:
     """A running service of the command line, and a client with its key."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, port: int = 0) -> None:
         # No pipe for stdout: a child that outlives the service would keep it open.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "latentsync_trt", "serve", "--port", "0", "--folder", str(folder), *words],
+            [sys.executable, "-m", "latentsync_trt", "serve", "--port", str(port), "--folder", str(folder), *words],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "LATENTSYNC_TRT_API_KEY": KEY},
@@ -74,10 +75,6 @@ def send(client: httpx.Client, folder: Path, seconds: float) -> str:
     return str(job["id"])
 
 
-def running(client: httpx.Client, job_id: str) -> bool:
-    return bool(client.get(f"/v1/jobs/{job_id}").json()["state"] == "running")
-
-
 @pytest.mark.integration
 def test_a_job_with_the_real_model(tmp_path: Path, started: list[Command]) -> None:
     command = Command(tmp_path / "service", "--bundle", "demo", "--provider", "cpu")
@@ -92,27 +89,55 @@ def test_a_job_with_the_real_model(tmp_path: Path, started: list[Command]) -> No
     assert "latentsync_frames_total 25.0" in client.get("/metrics").text
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.skipif(os.name == "nt", reason="Windows delivers Ctrl-C to whole process groups only")
-@pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM"])
-def test_a_service_that_was_killed_goes_on(tmp_path: Path, started: list[Command], number: str) -> None:
-    folder = tmp_path / "service"
-    started.append(Command(folder, "--bundle", "demo", "--provider", "cpu"))
-    client = started[0].client
-    jobs = [send(client, tmp_path, 2.0), send(client, tmp_path, 0.5)]
-    until(lambda: client.get(f"/v1/jobs/{jobs[0]}").json()["done"])
-    start_s = time.monotonic()
-    code, lines = started[0].end(getattr(signal, number))
-    assert time.monotonic() - start_s < MOST_STOP_S
-    if number == "SIGTERM":
-        assert code == 143
-        assert lines[1:] == ["stopping…\n", "error: stopped; jobs that have not ended go on when it is started again\n"]
-    started.append(Command(folder, "--bundle", "demo", "--provider", "cpu"))
-    again = started[1].client
-    assert running(again, jobs[0]) or again.get(f"/v1/jobs/{jobs[0]}").json()["state"] == "waiting"
+def test_a_service_that_was_killed_goes_on(tmp_path: Path, started: list[Command]) -> None:
+    words = "--bundle", str(small_bundle()), "--provider", "cpu"
+    started.append(Command(tmp_path / "service", *words))
+    jobs = [send(started[0].client, tmp_path, seconds) for seconds in (3.0, 0.5)]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        client = started[-1].client
+        until(lambda client=client: client.get(f"/v1/jobs/{jobs[0]}").json()["done"])
+        start_s = time.monotonic()
+        code, lines = started[-1].end(number)
+        assert time.monotonic() - start_s < MOST_STOP_S
+        if number == signal.SIGTERM:
+            stopped = "error: stopped; jobs that have not ended go on when it is started again\n"
+            assert (code, lines[1:]) == (143, ["stopping…\n", stopped])
+        started.append(Command(tmp_path / "service", *words))
+        assert started[-1].client.get(f"/v1/jobs/{jobs[1]}").json()["state"] == "waiting"
     for job in jobs:
-        assert ended(again, job)["state"] == "done"
-        assert again.get(f"/v1/jobs/{job}/result").status_code == 200
+        assert ended(started[-1].client, job)["state"] == "done"
+        assert started[-1].client.get(f"/v1/jobs/{job}/result").status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.skipif(os.name == "nt", reason="Windows delivers Ctrl-C to whole process groups only")
+def test_on_ray(tmp_path: Path, started: list[Command]) -> None:
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    words = "--bundle", str(small_bundle()), "--provider", "cpu", "--ray", cluster.address
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    try:
+        started.append(Command(tmp_path / "service", *words, port=port))
+        client = started[0].client
+        assert client.get("/v1/jobs", headers={"X-API-Key": "wrong"}).status_code == 401
+        jobs = [send(client, tmp_path, seconds) for seconds in (3.0, 0.5)]
+        until(lambda: client.get(f"/v1/jobs/{jobs[0]}").json()["done"])
+        started[0].end(signal.SIGKILL)
+        started.append(Command(tmp_path / "service", *words, port=port))
+        for job in jobs:
+            assert ended(started[1].client, job)["state"] == "done"
+            assert started[1].client.get(f"/v1/jobs/{job}/result", headers={"Range": "bytes=0-9"}).status_code == 206
+        assert started[1].end(signal.SIGTERM)[0] == 143
+    finally:
+        cluster.shutdown()
 
 
 def refused(folder: Path, *words: str, key: str = "") -> str:
@@ -132,6 +157,7 @@ def refused(folder: Path, *words: str, key: str = "") -> str:
 def test_services_that_cannot_start(tmp_path: Path) -> None:
     opened = refused(tmp_path, "--host", "0.0.0.0")
     assert "set $LATENTSYNC_TRT_API_KEY, or let all in with --no-key" in opened
+    assert "give a number" in refused(tmp_path, "--ray", "auto", "--port", "0")
     assert "leave --no-key out" in refused(tmp_path, "--no-key", key="x")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "choose another" in refused(tmp_path, "--port", str(taken.getsockname()[1]))

@@ -1,5 +1,6 @@
 """What runs on a node of a Ray cluster."""
 
+import os
 import socket
 import threading
 from dataclasses import asdict
@@ -28,7 +29,7 @@ class Actor:
 
     def place(self) -> Event:
         """Where this is, and what is installed there."""
-        return {"node": socket.gethostname(), "version": __version__}
+        return {"node": socket.gethostname(), "pid": os.getpid(), "version": __version__}
 
     def open(self, settings: Event) -> Event:
         """Opens the bundle; returns an event of `child.opened`."""

@@ -2,7 +2,7 @@
 
 Orders: first `{"settings": …}`, then `{"run": number, "task": …}` and `{"cancel": number}`. Events: `ready`, or
 `refused` if the settings cannot work; then for each run, with its number, `progress` and one of `done`, `failed`,
-`canceled` and `lost`, after which the process ends.
+`canceled` and `lost`, after which the process ends. At any time, `notice`.
 """
 
 import os
@@ -37,7 +37,7 @@ def work(orders: Iterator[Event], emit: Emit) -> None:
 
     def run_tasks() -> None:
         try:
-            _run_tasks(Worker(settings), tasks, cancelled, emit)
+            _run_tasks(Worker(settings, lambda text: emit(notice=text)), tasks, cancelled, emit)
         except BaseException:  # noqa: BLE001 -- a parent would wait forever
             traceback.print_exc()
         end_process(1)

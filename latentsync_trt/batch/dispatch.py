@@ -52,7 +52,8 @@ class Dispatcher:
         self._waiting: deque[_Attempt] = deque()
         self._running: dict[str, WorkerHandle] = {}
         self._to_cancel: set[str] = set()
-        self._pending, self._workers, self._closing = 0, len(self._handles), False
+        self._pending, self._workers = 0, len(self._handles)
+        self._closing = threading.Event()
         self._error: BaseException | None = None
         self._threads = [
             threading.Thread(target=self._serve, args=(handle,), name=handle.name, daemon=True)
@@ -86,7 +87,7 @@ class Dispatcher:
     def wait(self) -> None:
         """Returns when every submitted task has ended; raises the last worker's error if no worker is left."""
         with self._changed:
-            while self._pending and self._workers and not self._closing:
+            while self._pending and self._workers and not self._closing.is_set():
                 self._changed.wait(_POLL_S)
             if self._pending and not self._workers and self._error is not None:
                 raise self._error
@@ -94,7 +95,7 @@ class Dispatcher:
     def close(self) -> None:
         """Ends all workers. Tasks that wait or run get no further event."""
         with self._changed:
-            self._closing = True
+            self._closing.set()
             self._changed.notify_all()
         if self._handles:
             with ThreadPoolExecutor(len(self._handles)) as pool:
@@ -121,13 +122,13 @@ class Dispatcher:
     def _start(self, handle: WorkerHandle) -> bool:
         """Starts a worker; False if it cannot work, or the dispatcher closes."""
         for number in range(1, self._attempts + 1):
-            if self._closing:
+            if self._closing.is_set():
                 break
             self._say(WorkerState(handle.name, "starting"))
             try:
                 handle.start()
             except LatentSyncError as error:
-                if self._closing:
+                if self._closing.is_set():
                     break
                 self._error = error
                 self._say(WorkerState(handle.name, "lost", str(error)))
@@ -142,8 +143,8 @@ class Dispatcher:
     def _next(self, handle: WorkerHandle) -> _Attempt | None:
         """Waits for a task; None when the dispatcher closes."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing)
-            if self._closing:
+            self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
+            if self._closing.is_set():
                 return None
             attempt = self._waiting.popleft()
             self._running[attempt.task.id] = handle
@@ -156,12 +157,12 @@ class Dispatcher:
             self._say(Started(task_id, handle.name, attempt.number))
             done = self._run(handle, attempt.task)
         except WorkerLost as error:
-            if not self._closing:
+            if not self._closing.is_set():
                 self._say(WorkerState(handle.name, "lost", str(error)))
                 self._lost(handle, attempt, error)
             return True
         except Cancelled:
-            if not self._closing:
+            if not self._closing.is_set():
                 self._end(CancelledEvent(task_id))
         except LatentSyncError as error:
             self._end(Failed(task_id, handle.name, str(error), error.usage, again=False))

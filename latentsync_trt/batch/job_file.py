@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentsync_trt.batch.store import check_target, is_url, shown
+from latentsync_trt.batch.store import check_target, is_url, name_of, shown
 from latentsync_trt.batch.tasks import Task
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion.plan import plan_for
@@ -148,7 +148,7 @@ def _csv_rows(source: Path, text: str) -> Iterator[_Row]:
                 names = _checked_names(source, cells)
                 continue
             if len(cells) <= len(names):
-                yield f"row {number}", dict(zip(names, cells, strict=False))
+                yield f"row {number}", dict(zip(names, map(str.strip, cells), strict=False))
             else:
                 cure = f"put text with {delimiter!r} in quotes"
                 yield f"row {number}", f"has {len(cells)} cells, the header {len(names)}; {cure}"
@@ -212,7 +212,7 @@ def _text(name: str, value: Any) -> str:
 def _default_output(video: str, options: SyncOptions, out: str | None) -> str:
     from latentsync_trt.media.codecs import default_suffix
 
-    name = f"{Path(video).stem}-synced{default_suffix(options)}"
+    name = f"{Path(name_of(video) if is_url(video) else video).stem}-synced{default_suffix(options)}"
     if out is not None:
         return f"{out.rstrip('/')}/{name}" if is_url(out) else str(Path(out).absolute() / name)
     if is_url(video):
@@ -245,10 +245,12 @@ def _conflicts(jobs: Sequence[Job]) -> list[Problem]:
         if not written:
             continue
         if key in first:
-            problems.append(Problem(job.where, f"{file}: {first[key].where} writes it, too; choose another name"))
+            problems.append(
+                Problem(job.where, f"{shown(file)}: {first[key].where} writes it, too; choose another name")
+            )
         elif key in reading and reading[key] is not job:  # its own inputs are checked with them
             where = reading[key].where
-            problems.append(Problem(job.where, f"{file}: is an input of {where}; choose another name for the output"))
+            problems.append(Problem(job.where, f"{shown(file)}: is an input of {where}; choose another name"))
         first.setdefault(key, job)
     return problems
 

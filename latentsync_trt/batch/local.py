@@ -17,11 +17,14 @@ _PATIENCE_S = 2.0
 
 
 class LocalWorker:
-    """A `WorkerHandle`. The child ends with this process, however that ends."""
+    """A `WorkerHandle`. The child ends with this process, however that ends.
 
-    def __init__(self, name: str, settings: WorkerSettings) -> None:
+    `on_notice`: called within `start` with a sentence about what takes long there; those of a clip are in its report.
+    """
+
+    def __init__(self, name: str, settings: WorkerSettings, on_notice: Callable[[str], None] = lambda _: None) -> None:
         self.name = name
-        self._settings = settings
+        self._settings, self._on_notice = settings, on_notice
         self._lock = threading.Lock()
         self._child: Child | None = None
         self._closed = False
@@ -47,7 +50,9 @@ class LocalWorker:
         for event in self._child.events():
             if "ready" in event:
                 return
-            if "refused" in event or "lost" in event:
+            if "notice" in event:
+                self._on_notice(f"{self.name}: {event['notice']}")
+            else:
                 raise error_of(self.name, event)
         raise self._lost()
 

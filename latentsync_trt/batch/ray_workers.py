@@ -27,9 +27,7 @@ Event = dict[str, Any]
 Notice = Callable[[str], None]
 
 _NAMESPACE = "latentsync-trt"
-_SIDE = "side"
-"""Methods that are answered while a clip runs."""
-
+_THREADS = 4
 _POLL_S = 0.5
 _CONNECT_S = 10.0
 # Ray kills a driver whose cluster is gone for 60 s.
@@ -79,7 +77,7 @@ def plan(
     places = [int(node.get("GPU", 0) / gpus + 1e-6) if gpus else 1 for node in usable]
     count = min(count or max(sum(places), 1), most)
     if not gpus:
-        places = [ceil(count / len(usable))] * len(usable)
+        places = [ceil(count / len(usable)) for _ in usable]
     share = min((int(node.get("CPU", 0) // here) for node, here in zip(usable, places, strict=True)), default=1)
     return count, Needs(gpus, max(settings.threads or (share // 2 if gpus else share), 1))
 
@@ -115,11 +113,14 @@ def ray_workers(
 
 
 class RayWorker:
-    """A `WorkerHandle`: an actor, which may be lost with its node and be started again elsewhere."""
+    """A `WorkerHandle`: an actor, which may be lost with its node and be started again elsewhere.
+
+    `node`, `pid`: where it runs; empty before.
+    """
 
     def __init__(self, name: str, cluster: "_Cluster", settings: WorkerSettings, needs: Needs) -> None:
         self.name = name
-        self.node = ""
+        self.node, self.pid = "", 0
         self._cluster, self._settings, self._needs = cluster, settings, needs
         self._lock = threading.Lock()
         self._actor: Any = None
@@ -135,11 +136,11 @@ class RayWorker:
                 raise WorkerLost(f"{self.name}: was closed")
             self._actor = actor = self._cluster.create(self._needs)
         placed = self._wait(actor.place.remote(), self._waiting())
-        self.node = placed["node"]
+        self.node, self.pid = placed["node"], placed["pid"]
         if placed["version"] != __version__:
             versions = f"{placed['version']}, and here is {__version__}"
             raise InputError(f"node {self.node}: has latentsync-trt {versions}; install the same version on both")
-        answer = self._wait(actor.open.remote(self._settings.to_json()), self._looking(actor, lambda _: None))
+        answer = self._wait(actor.open.remote(self._settings.to_json()), self._looking(actor))
         if "refused" in answer:
             answer["refused"] = f"node {self.node}: {answer['refused']}"
         if answer:
@@ -170,7 +171,7 @@ class RayWorker:
         """See `WorkerHandle.cancel`."""
         with self._lock:
             if self._actor is not None and self._running == task_id:
-                self._actor.cancel.options(concurrency_group=_SIDE).remote(self._number)
+                self._actor.cancel.remote(self._number)
 
     def close(self) -> None:
         """See `WorkerHandle.close`."""
@@ -210,17 +211,18 @@ class RayWorker:
                 said = text
             yield
 
-    def _looking(self, actor: Any, on_progress: Callable[[Progress], None]) -> Iterator[None]:
-        """Passes on progress and notices of the actor."""
+    def _looking(self, actor: Any, on_progress: Callable[[Progress], None] | None = None) -> Iterator[None]:
+        """Passes on progress of the actor, or its notices while it opens the bundle."""
         seen: Event = {}
         while True:
-            look = actor.look.options(concurrency_group=_SIDE).remote()
+            look = actor.look.remote()
             while not self._cluster.ray.wait([look], timeout=0)[0]:
                 yield
             found = self._cluster.ray.get(look)
-            if found["notice"] and found["notice"] != seen.get("notice"):
-                self._cluster.say_once(f"node {self.node}: {found['notice']}")
-            if found["progress"] and found["progress"] != seen.get("progress"):
+            if on_progress is None:
+                if found["notice"]:
+                    self._cluster.say_once(f"node {self.node}: {found['notice']}")
+            elif found["progress"] and found["progress"] != seen.get("progress"):
                 on_progress(Progress(**found["progress"]))
             seen = found
             yield
@@ -253,7 +255,6 @@ class _Cluster:
 
         # Ray prints the ends of actors to stdout, which may be JSON; they are told by errors here.
         ray._private.worker._worker_logs_enabled = False
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         try:
             if address == "auto":
                 address = os.environ.get("RAY_ADDRESS") or ray._private.services.canonicalize_bootstrap_address_or_die(
@@ -275,14 +276,16 @@ class _Cluster:
     def create(self, needs: Needs) -> Any:
         """A new actor, which waits until a node has what it needs."""
         with self.translated(f"--ray {self._name}"):
-            options = {"num_cpus": needs.cpus, "num_gpus": needs.gpus, "max_restarts": 0, "max_task_retries": 0}
-            return self.ray.remote(concurrency_groups={_SIDE: 1}, **options)(Actor).remote()
+            # Threads: one for `open` and `run`, the others for what is asked meanwhile.
+            return self.ray.remote(
+                num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0, max_task_retries=0, max_concurrency=_THREADS
+            )(Actor).remote()
 
     def end(self, actor: Any, *, politely: bool) -> None:
         """Ends an actor; `politely`: it may remove its unfinished files first."""
         with suppress(Exception):  # it has ended, or the cluster has
             if politely and not self._gone_s():
-                self.ray.wait([actor.leave.options(concurrency_group=_SIDE).remote()], timeout=_LEAVE_S)
+                self.ray.wait([actor.leave.remote()], timeout=_LEAVE_S)
             self.ray.kill(actor)
 
     def check(self) -> None:

@@ -9,6 +9,7 @@ import errno
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,6 +39,10 @@ _LONGEST_NAME = 60  # in UTF-8 at most 240 bytes
 # The default of aiohttp ends a download after five minutes.
 _CONNECT_S, _READ_S = 30, 60
 _LOCK_POLL_S = 0.2
+
+_TRIES = 3
+_PAUSE_S = 1.0
+_DENIED = (401, 403)
 _DIGITS = 12
 
 
@@ -51,7 +56,10 @@ def local_of(text: str) -> Path | None:
     if not is_url(text):
         return Path(text)
     parts = urlsplit(text)
-    return Path(url2pathname(parts.netloc + parts.path)) if parts.scheme.lower() == "file" else None
+    if parts.scheme != "file":
+        return None
+    host = f"//{parts.netloc}" if parts.netloc not in ("", "localhost") else ""  # of a share on Windows
+    return Path(url2pathname(host + parts.path))
 
 
 def shown(text: str) -> str:
@@ -116,7 +124,19 @@ def fetch(text: str, folder: Path, check: Check = lambda: None, *, get_client: A
     if (path := local_of(text)) is not None:
         return path
     target = folder / name_of(text)
-    with _reading(text, folder):
+    for left in reversed(range(_TRIES)):
+        try:
+            _download(text, target, check, get_client)
+            break
+        except MediaError as error:
+            if error.usage or not left:
+                raise
+        time.sleep(_PAUSE_S)
+    return target
+
+
+def _download(text: str, target: Path, check: Check, get_client: Any) -> None:
+    with _reading(text, target.parent):
         system, remote = _open(text, get_client)
         # HTTP servers may send it compressed, and aiohttp compares what arrives with the announced size.
         size_bytes = None if _protocol(text) in _READ_ONLY else system.size(remote)
@@ -129,7 +149,6 @@ def fetch(text: str, folder: Path, check: Check = lambda: None, *, get_client: A
     if size_bytes not in (None, arrived_bytes):
         target.unlink()
         raise MediaError(f"{shown(text)}: {arrived_bytes} of {size_bytes} bytes arrived; try again")
-    return target
 
 
 def deliver(path: Path, target: str, check: Check = lambda: None) -> None:
@@ -261,15 +280,15 @@ def _translated(url: str, kind: type[LatentSyncError], problem: str, folder: Pat
         raise MissingDependency(f"{name}: needs the extra cluster; {_EXTRA} ({error})") from error
     except FileNotFoundError as error:
         raise kind(f"{name}: no such file or bucket; check the URL", usage=True) from error
-    except PermissionError as error:
-        reason = _reason(error)
-        raise kind(f"{name}: {problem}: no permission ({reason}); check this machine's credentials") from error
     except Exception as error:
+        if isinstance(error, PermissionError) or getattr(error, "status", None) in _DENIED:
+            reason = f"no permission ({_reason(error)})"
+            raise kind(f"{name}: {problem}: {reason}; check this machine's credentials", usage=True) from error
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and folder is not None:
             raise OutputError(f"{folder}: no space for {name}; free some, or choose another folder") from error
         if isinstance(error, ValueError) and "rotocol" in str(error):
             raise InputError(f"{name}: no known kind of URL ({_reason(error)})") from error
-        raise kind(f"{name}: {problem} ({_reason(error)}); check the connection and try again") from error
+        raise kind(f"{name}: {problem} ({_reason(error)}); check connection and credentials") from error
 
 
 def _reason(error: Exception) -> str:

@@ -56,14 +56,14 @@ class Task:
     def with_files(self, change: ChangeFile) -> Self:
         """This task with every file replaced by what `change` returns for it; outputs come last."""
         video, audio = change(self.video, False), None if self.audio is None else change(self.audio, False)
-        options = self.options
+        options, changed = self.options, dict[str, Any]()
         if options.turns is None:  # else they name speakers in the turns
-            speakers = tuple(Speaker(each.face, change(each.voice, False)) for each in options.speaker)
-            options = replace(options, speaker=speakers)
+            changed["speaker"] = tuple(Speaker(each.face, change(each.voice, False)) for each in options.speaker)
         for name, written in sorted(file_fields(SyncOptions).items(), key=lambda item: item[1]):
             if (file := getattr(options, name)) is not None:
-                options = replace(options, **{name: change(str(file), written)})
-        return replace(self, video=video, audio=audio, output=change(self.output, True), options=options)
+                changed[name] = change(str(file), written)
+        output = change(self.output, True)
+        return replace(self, video=video, audio=audio, output=output, options=replace(options, **changed))
 
     def files(self) -> list[tuple[str, bool]]:
         """Every file, with whether it is written."""

@@ -48,7 +48,7 @@ def make_workers(
         alone = index + len(devices) >= count and index < len(devices)
         name = kind if alone else f"{kind}.{index // len(devices) + 1}"
         runtime = replace(settings.runtime, device=device)
-        made.append(LocalWorker(name, replace(settings, runtime=runtime, threads=threads)))
+        made.append(LocalWorker(name, replace(settings, runtime=runtime, threads=threads), on_notice))
     return made
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
 
 from latentsync_trt.errors import BundleError
 from latentsync_trt.quantize.layers import Sizes, sizes_of
@@ -24,12 +23,9 @@ def operations(path: Path, dimensions: Mapping[str, int]) -> dict[str, int]:
         dimensions: values of the graph's variable dimensions.
 
     Raises:
-        BundleError: the file is not an ONNX graph, or does not state a shape that is needed.
+        BundleError: the graph does not state a shape that is needed.
     """
-    try:
-        graph = ir.load(path).graph
-    except (OSError, DecodeError) as error:
-        raise BundleError(f"{path}: cannot be read as an ONNX graph; export the model again") from error
+    graph = ir.load(path).graph
     constant = set(graph.initializers.values())
     counts: dict[str, int] = {}
     for node in graph:

@@ -7,10 +7,9 @@ from statistics import fmean
 import numpy as np
 
 from latentsync_trt.bench.material import Clip, FaceWindow, first_window, generated_part
-from latentsync_trt.bench.measure import measure
 from latentsync_trt.bench.pictures import likeness
 from latentsync_trt.bench.rows import Quality, Row, Spread
-from latentsync_trt.bench.setting import Setting
+from latentsync_trt.bench.setting import Setting, measure
 from latentsync_trt.config import PresetName, SyncOptions
 from latentsync_trt.privacy import without_paths
 from latentsync_trt.runtime.networks.networks import Networks

@@ -1,6 +1,7 @@
-"""Cuts the same face out of a source and its results, and chooses the frames to show."""
+"""Cuts the same face out of a source and its results, chooses the frames to show, and draws them in a grid."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
@@ -14,8 +15,14 @@ from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.sync.lips import Curves
 from latentsync_trt.types import UInt8Array
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 SHOWN_PX = 256
 """Side of the faces in figures."""
+
+_DPI = 100
+_BORDER_PX, _LABELS_PX, _FOOT_PX = 8, 180, 64
 
 Faces = tuple[UInt8Array, ...]
 """The same face in the source and in each result, uint8 `(side, side, 3)` RGB."""
@@ -70,3 +77,28 @@ def choose_moments(curves: Curves, count: int = 6) -> dict[int, str]:
             index = int(seen[choose(opening[seen])])
             moments[index] = f"{index / MODEL_FPS:.2f} s\n{shows}"
     return moments
+
+
+def face_grid(rows: Sequence[str], columns: Mapping[str, Sequence[UInt8Array]]) -> "Figure":
+    """Labeled faces pixel by pixel.
+
+    Args:
+        rows: labels. columns: label → faces from top to bottom, `(256, 256, 3)` RGB each.
+    """
+    from matplotlib.figure import Figure
+
+    step_px = SHOWN_PX + _BORDER_PX
+    width_px, height_px = _LABELS_PX + len(columns) * step_px, len(rows) * step_px + _BORDER_PX + _FOOT_PX
+    figure = Figure(figsize=(width_px / _DPI, height_px / _DPI), dpi=_DPI, facecolor="white")
+
+    def write(x_px: float, y_px: float, text: str, side: str) -> None:
+        figure.text(x_px / width_px, y_px / height_px, text, ha=side, va="center", size=13)
+
+    for row, label in enumerate(rows):
+        write(_LABELS_PX - 12, height_px - row * step_px - step_px / 2, label, "right")
+    for column, (label, faces) in enumerate(columns.items()):
+        left_px = _LABELS_PX + column * step_px
+        write(left_px + SHOWN_PX / 2, _FOOT_PX / 2, label, "center")
+        for row, face in enumerate(faces):
+            figure.figimage(face, left_px, height_px - (row + 1) * step_px)
+    return figure

@@ -1,13 +1,16 @@
-"""What all scenarios share: a bundle on a provider, and how often to run."""
+"""What all scenarios share: a bundle on a provider, timed runs, and a watch on memory."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from time import perf_counter
+from typing import Any, Self
 
-from latentsync_trt.bench.measure import MemoryWatch, measure
+import psutil
+
 from latentsync_trt.bench.options import BenchOptions
-from latentsync_trt.bench.rows import Row, Spread
+from latentsync_trt.bench.rows import Memory, Row, Spread
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.runtime.networks.networks import Networks
@@ -15,6 +18,61 @@ from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.sync.inpaint import Inpainter, make_inpainter
 from latentsync_trt.types import Denoiser, ImageCodec
+
+_POLL_S = 0.02
+"""Interval of polling: shorter than a denoising step, long enough not to slow it down."""
+
+
+def measure(run: Callable[[], object], *, runs: int, warm_up: int) -> list[float]:
+    """Milliseconds of each of `runs` calls, after `warm_up` untimed ones; `run` must be synchronous."""
+    for _ in range(warm_up):
+        run()
+    times_ms = []
+    for _ in range(runs):
+        start_s = perf_counter()
+        run()
+        times_ms.append(1000 * (perf_counter() - start_s))
+    return times_ms
+
+
+class MemoryWatch:
+    """Polls memory in a thread of its own while the block runs.
+
+    Args:
+        gpu_index: the GPU to watch, or None. free_before_bytes: memory that was free on it before the bench began.
+    """
+
+    def __init__(self, gpu_index: int | None, free_before_bytes: int | None) -> None:
+        self._gpu_index, self._free_before_bytes = gpu_index, free_before_bytes
+        self._process = psutil.Process()
+        self._host_bytes, self._device_bytes = 0, 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="memory", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    @property
+    def peak(self) -> Memory:
+        """The highest use so far."""
+        self._look()
+        return Memory(self._host_bytes, None if self._free_before_bytes is None else self._device_bytes)
+
+    def _poll(self) -> None:
+        while not self._stopped.wait(_POLL_S):
+            self._look()
+
+    def _look(self) -> None:
+        self._host_bytes = max(self._host_bytes, self._process.memory_info().rss)
+        if self._gpu_index is not None and self._free_before_bytes is not None:
+            free_bytes = free_memory_bytes(self._gpu_index)
+            if free_bytes is not None:
+                self._device_bytes = max(self._device_bytes, self._free_before_bytes - free_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +111,9 @@ class Setting:
         known = {"provider": self.provider, "preset": None, **fields}
         return Row(scenario, case, time=time, warm_up=warm_up, memory=watch.peak, **known)
 
-    @contextmanager
-    def networks(self) -> Iterator[Networks]:
-        """The bundle's networks; at the end they are closed and their device memory is released.
-
-        Raises:
-            InputError: the bundle or the provider lacks what the runtime options ask for.
-        """
-        networks = Networks(self.bundle, self.selection, self.runtime, on_notice=self.say)
-        try:
-            yield networks
-        finally:
-            networks.close()
+    def networks(self) -> closing[Networks]:
+        """A context with the bundle's networks. Raises `InputError` if bundle or provider lack what `runtime` asks."""
+        return closing(Networks(self.bundle, self.selection, self.runtime, on_notice=self.say))
 
     def watch(self) -> MemoryWatch:
         """Watches memory while a block runs."""

@@ -1,8 +1,7 @@
 """`latentsync-trt batch`: many clips, on all GPUs of this machine or on a Ray cluster."""
 
-import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +11,13 @@ from latentsync_trt.cli.options import LocalPath, Number, build, bundle_option, 
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE
+from latentsync_trt.paths import check_folder_to_write
 from latentsync_trt.stopping import interruption
 
 if TYPE_CHECKING:
     from latentsync_trt.batch.job_file import Job, Problem
-    from latentsync_trt.batch.ledger import Ledger
-    from latentsync_trt.batch.tasks import Event, WorkerHandle
+    from latentsync_trt.batch.ledger import Ledger, Row
+    from latentsync_trt.batch.tasks import Event, WorkerHandle, WorkerSettings
     from latentsync_trt.cli.board import Figures
 
 _LEDGER = ".ledger.sqlite"
@@ -41,7 +41,7 @@ _LEDGER = ".ledger.sqlite"
     type=click.IntRange(1, 4096),
     metavar="INTEGER",
     panel=HARDWARE,
-    help="Clips that run at the same time.  [default: one for each GPU]",
+    help="Clips that run at the same time.  [default: one for each GPU of --device]",
 )
 @click.option(
     "--ray",
@@ -81,57 +81,67 @@ def command(
     """
     from latentsync_trt.batch.job_file import read_jobs
     from latentsync_trt.batch.ledger import Ledger
-    from latentsync_trt.cli.board import Figures, show_failures, show_summary
+    from latentsync_trt.batch.store import is_url
+    from latentsync_trt.cli.board import Figures, show_summary
 
     options, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
     found, problems = read_jobs(jobs, options, out)
     path = jobs / f"batch{_LEDGER}" if jobs.is_dir() else jobs.with_name(jobs.name + _LEDGER)
-    silent = quiet or as_json
+    silent, resume = quiet or as_json, resume or retry_failed
     with ExitStack() as stack:
         ledger = stack.enter_context(Ledger.open(path)) if path.exists() else None
-        settled = _settled(ledger, path, found, resume=resume or retry_failed, retry_failed=retry_failed)
+        settled = {} if ledger is None else _settled(ledger, path, found, resume=resume, retry_failed=retry_failed)
+        settings = _settings(bundle, runtime, fields["provider"], fields["scratch"], silent=silent)
+        if out is not None and not is_url(out):
+            stack.enter_context(_folder(Path(out)))
         todo = [job for job in found if job.task.id not in settled]
         ready = _check(todo, problems, len(found), quiet=silent, as_json=as_json)
-        figures = Figures({job.task.id: job for job in ready}, list(settled.values()).count("done"))
+        before = [row for row in settled.values() if row.state == "done"]
+        figures = Figures({job.task.id: job for job in ready}, len(before))
         if ready:
-            handles = _workers(bundle, runtime, len(ready), fields, silent=silent)
+            handles = _workers(settings, len(ready), fields, silent=silent)
             ledger = ledger or stack.enter_context(Ledger.open(path))
+            if not resume:
+                ledger.remove(task.id for task in ledger.tasks())
             _run(ready, handles, ledger, figures, quiet=quiet, as_json=as_json)
-        failed_before = {row.task.id: row.error or "" for row in ledger.rows("failed")} if ledger else {}
-    for job in found:  # those that --resume leaves as they are
-        if job.task.id in failed_before and job.task.id in settled:
-            figures.jobs[job.task.id], figures.failed[job.task.id] = job, failed_before[job.task.id]
-    if figures.failed and not as_json:
-        show_failures(figures)
-    if not quiet:
-        show_summary(figures, as_json=as_json)
+    for job in found:
+        if job.task.id in settled and settled[job.task.id].state == "failed":
+            figures.jobs[job.task.id], figures.failed[job.task.id] = job, settled[job.task.id].error or ""
+    show_summary(figures, quiet=quiet, as_json=as_json)
     if figures.failed:
         raise SystemExit(1)
 
 
 def _settled(
-    ledger: "Ledger | None", path: Path, jobs: "Sequence[Job]", *, resume: bool, retry_failed: bool
-) -> dict[str, str]:
-    """The tasks that do not run, each with its state.
+    ledger: "Ledger", path: Path, jobs: "Sequence[Job]", *, resume: bool, retry_failed: bool
+) -> "dict[str, Row]":
+    """The rows that do not run, by task.
 
     Raises:
         InputError: there is an unfinished batch, and `resume` is not set.
     """
-    if ledger is None:
-        return {}
     if not resume:
         left = sum(count for state, count in ledger.counts().items() if state != "done")
         if left:
             cure = "--resume goes on, --retry-failed also runs failed rows again; to begin anew, delete it"
             raise InputError(f"{path}: rows of an earlier run are not done ({left}); {cure}")
-        ledger.remove(task.id for task in ledger.tasks())
         return {}
     ledger.reclaim()
-    if retry_failed:
-        ledger.again("failed")
     wanted = {job.task.id for job in jobs}
-    states = {row.task.id: row.state for row in ledger.rows()}
-    return {key: state for key, state in states.items() if key in wanted and state != "waiting"}
+    ended = ("done",) if retry_failed else ("done", "failed")
+    return {row.task.id: row for row in ledger.rows() if row.task.id in wanted and row.state in ended}
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[None]:
+    """Makes a folder for outputs; removes it if none came."""
+    check_folder_to_write(path, "--out")
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it is not empty
+            path.rmdir()
 
 
 def _check(
@@ -157,22 +167,28 @@ def _check(
     return sorted(good, key=lambda job: -(job.cost or unknown))
 
 
-def _workers(
-    bundle: str | None, runtime: RuntimeOptions, most: int, fields: dict[str, Any], *, silent: bool
-) -> "list[WorkerHandle]":
+def _settings(
+    bundle: str | None, runtime: RuntimeOptions, provider: str, scratch: Path | None, *, silent: bool
+) -> "WorkerSettings":
+    from latentsync_trt.batch.store import is_url
     from latentsync_trt.batch.tasks import WorkerSettings
-    from latentsync_trt.batch.workers import make_workers
     from latentsync_trt.bundle.find import describe_choice, find_bundle
     from latentsync_trt.cli.show import say
 
-    if bundle is None:
-        folder, why = find_bundle(None)
-        bundle = str(folder)
-        if not silent:
+    if bundle is None or not is_url(bundle):
+        folder, why = find_bundle(bundle)
+        if bundle is None and not silent:
             say(describe_choice(folder, why))
-    scratch = fields["scratch"]
+        bundle = bundle or str(folder)
+    return WorkerSettings(bundle, provider, runtime, None if scratch is None else str(scratch.absolute()))
+
+
+def _workers(settings: "WorkerSettings", most: int, fields: dict[str, Any], *, silent: bool) -> "list[WorkerHandle]":
+    from latentsync_trt.batch.workers import make_workers
+    from latentsync_trt.cli.show import say
+
     return make_workers(
-        WorkerSettings(bundle, fields["provider"], runtime, None if scratch is None else os.fspath(scratch)),
+        settings,
         fields["workers"],
         most=most,
         ray=fields["ray"],
@@ -192,10 +208,10 @@ def _run(
 ) -> None:
     """Runs all jobs; figures are complete at the end. Raises if no worker can work."""
     from latentsync_trt.batch.dispatch import Dispatcher
-    from latentsync_trt.cli.board import shown
+    from latentsync_trt.cli.board import display
 
     ledger.add(job.task for job in jobs)
-    with shown(figures, as_json=as_json, quiet=quiet) as show:
+    with display(figures, as_json=as_json, quiet=quiet) as show:
 
         def on_event(event: "Event") -> None:
             ledger.record(event)

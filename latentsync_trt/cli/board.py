@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import PurePosixPath, PureWindowsPath
+from pathlib import PureWindowsPath
 from typing import Any
 
 import rich_click as click
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from latentsync_trt.batch.job_file import Job
+from latentsync_trt.batch.store import shown
 from latentsync_trt.batch.tasks import (
     CancelledEvent,
     Event,
@@ -72,9 +73,12 @@ class Figures:
     _began_s: float = 0.0
     _ready_s: float = 0.0
     _ended_length_s: float = 0.0
+    _mean_length_s: float = 1.0
 
     def __post_init__(self) -> None:
         self._began_s = self.clock()
+        known = [job.length_s for job in self.jobs.values() if job.length_s]
+        self._mean_length_s = sum(known) / len(known) if known else 1.0
 
     def add(self, event: Event) -> None:
         """Takes an event into account."""
@@ -108,8 +112,7 @@ class Figures:
 
     def _length_s(self, job: Job) -> float:
         """Of a clip; the mean of those that are known where it is not."""
-        known = [each.length_s for each in self.jobs.values() if each.length_s] or [1.0]
-        return job.length_s or sum(known) / len(known)
+        return job.length_s or self._mean_length_s
 
     @property
     def running(self) -> list[_Worker]:
@@ -158,7 +161,7 @@ class Figures:
 
 
 @contextmanager
-def shown(figures: Figures, *, as_json: bool, quiet: bool) -> Iterator[Show]:
+def display(figures: Figures, *, as_json: bool, quiet: bool) -> Iterator[Show]:
     """Yields what takes the events of a batch into `figures` and shows them, as fits the terminal."""
     if as_json:
         yield _JsonLines(figures)
@@ -167,15 +170,6 @@ def shown(figures: Figures, *, as_json: bool, quiet: bool) -> Iterator[Show]:
     else:
         with Live(console=STDERR, get_renderable=lambda: _table(figures), transient=True, refresh_per_second=4):
             yield _Lines(figures, say, only_problems=True)
-
-
-def show_failures(figures: Figures) -> None:
-    """Prints a table of the rows that failed to stderr."""
-    table = Table("failed", "clip", "reason", box=None, pad_edge=False)
-    for task_id, message in figures.failed.items():
-        job = figures.jobs[task_id]
-        table.add_row(*map(Text, (job.where, _name(job.task.output), message)))
-    STDERR.print(table)
 
 
 def show_problems(problems: Sequence[object], *, as_json: bool) -> None:
@@ -187,11 +181,18 @@ def show_problems(problems: Sequence[object], *, as_json: bool) -> None:
             say(str(problem))
 
 
-def show_summary(figures: Figures, *, as_json: bool) -> None:
-    """Prints figures of the whole batch to stdout."""
-    summary = figures.summary()
+def show_summary(figures: Figures, *, quiet: bool, as_json: bool) -> None:
+    """Prints a table of the rows that failed to stderr, and figures of the whole batch to stdout."""
     if as_json:
-        click.echo(json.dumps({"event": "summary", **summary}))
+        _print("summary", **figures.summary())
+        return
+    if figures.failed:
+        table = Table("failed", "clip", Column("reason", overflow="fold"), box=None, pad_edge=False)
+        for task_id, message in figures.failed.items():
+            job = figures.jobs[task_id]
+            table.add_row(*map(Text, (job.where, _name(job.task.output), message)))
+        STDERR.print(table)
+    if quiet:
         return
     before = f" ({figures.before} earlier)" if figures.before else ""
     ran = "nothing to run"
@@ -259,7 +260,7 @@ class _JsonLines:
 
     def _print(self, kind: str, task_id: str, **fields: Any) -> None:
         job = self._figures.jobs[task_id]
-        _print(kind, id=task_id, row=job.where, output=job.task.output, **fields)
+        _print(kind, id=task_id, row=job.where, output=shown(job.task.output), **fields)
 
 
 def _print(kind: str, **fields: Any) -> None:
@@ -280,4 +281,4 @@ def _table(figures: Figures) -> Table:
 
 def _name(file: str) -> str:
     """The last part of a path or URL."""
-    return PurePosixPath(PureWindowsPath(file).name).name
+    return PureWindowsPath(shown(file)).name

@@ -71,10 +71,9 @@ def look_at(
     Raises:
         InputError: too few frames show a face. OutputError: a picture cannot be written.
     """
-    from latentsync_trt.bench.clip_figures import face_grid
     from latentsync_trt.bench.files import png
     from latentsync_trt.bench.material import square_rgb
-    from latentsync_trt.bench.moments import SHOWN_PX, choose_moments, face_views, masked
+    from latentsync_trt.bench.moments import SHOWN_PX, choose_moments, face_grid, face_views, masked
     from latentsync_trt.bench.sync_measure import measure_clip
     from latentsync_trt.bundle.manifest import read_manifest
     from latentsync_trt.media.delays import delays_of

@@ -1,6 +1,7 @@
 """`latentsync-trt serve`: lip-sync as an HTTP service."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,6 @@ def command(
 
     /docs of the service describes its requests. Clients send the key of $LATENTSYNC_TRT_API_KEY, if it is set.
     """
-    from latentsync_trt.batch.store import is_url
     from latentsync_trt.batch.tasks import WorkerSettings
     from latentsync_trt.batch.workers import make_workers
     from latentsync_trt.bundle.find import find_bundle
@@ -71,24 +71,21 @@ def command(
         from latentsync_trt.serve.service import Service
     except ImportError as error:
         raise MissingDependency(f'serve: needs its extra; pip install "latentsync-trt[serve]" ({error})') from error
+    if ray is not None and port == 0:
+        raise InputError("--port 0: cannot be used with --ray; give a number")
     key = _key(host, no_key, loopback=server.is_loopback(host))
     limits, place = build(Limits, fields), folder or _default_folder()
-    name = bundle if bundle is not None and is_url(bundle) else str(find_bundle(bundle)[0])
-    settings = WorkerSettings(name, provider, build(RuntimeOptions, fields))
-    handles = make_workers(settings, workers, ray=ray, gpus_per_worker=gpus_per_worker)
+    settings = WorkerSettings(bundle or str(find_bundle(None)[0]), provider, build(RuntimeOptions, fields))
+    handles = make_workers(settings, workers, ray=ray, gpus_per_worker=gpus_per_worker, on_notice=say)
     url = f"http://{f'[{host}]' if ':' in host else host}"
     with interruption(_STOPPED):
         if ray is not None:
             from latentsync_trt.serve import on_ray
 
-            on_ray.run(
-                lambda: make_workers(settings, len(handles), ray="auto", gpus_per_worker=gpus_per_worker),
-                place.absolute(),
-                limits,
-                key,
-                (host, port),
-                lambda: say(f"{url}:{port}/docs: ready; jobs are kept in {place}"),
-            )
+            # Not a closure: the replica gets a copy, and workers cannot be copied.
+            again = partial(make_workers, settings, len(handles), ray="auto", gpus_per_worker=gpus_per_worker)
+            ready = f"{url}:{port}/docs: ready; jobs are kept in {place}"
+            on_ray.run(again, place.absolute(), limits, key, (host, port), lambda: say(ready))
         else:
             listener = server.listen(host, port)
             service = Service(place, handles, limits)

@@ -25,7 +25,6 @@ from latentsync_trt.export.graphs import OPSET, GraphPlan, build_cuda_graph, bui
 from latentsync_trt.export.options import EXTRA, TOOLS, ExportOptions, Sources, find_sources
 from latentsync_trt.export.plans import Networks, cuda_obstacles, load_networks, plan_graphs
 from latentsync_trt.export.proof import Proof
-from latentsync_trt.export.vae_overflow import wide_note
 from latentsync_trt.export.verify import needed_bytes, verification_options
 
 Progress = Callable[[str, float], None]
@@ -129,8 +128,6 @@ class _Export:
         networks, options = self.networks, self.options
         if networks.unet.unused_tensors:
             yield f"{networks.unet.unused_tensors} tensors of the U-Net's file were not used"
-        if networks.wide:
-            yield wide_note(networks.wide)
         if options.cuda_form:
             for network, reason in cuda_obstacles(networks, options).items():
                 yield f"{network}: no graphs in the CUDA form, as {reason}"

@@ -1,7 +1,7 @@
 """The networks of a bundle and the graphs that are exported from them, with example inputs for verification."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ from latentsync_trt.export.options import FEWEST_FRAMES, ExportOptions, Sources
 from latentsync_trt.export.step import DenoiseStep
 from latentsync_trt.export.unet import INPUT_CHANNELS, LATENT_CHANNELS, shallow_copy
 from latentsync_trt.export.vae import VaeDecoder, VaeEncoder, load_vae
-from latentsync_trt.export.vae_overflow import load_half_vae
 from latentsync_trt.export.whisper import WhisperEncoder
 
 AUDIO_POSITIONS_PER_FRAME = 10
@@ -39,8 +38,6 @@ _CUDA_NETWORKS = frozenset({"unet", "vae"})
 
 # The VAE's features of one 512 px image take half a gigabyte in half precision; batches of more are not faster.
 _MOST_IMAGES = 4
-
-_STEPS = ((True, False), (True, True), (False, False), (False, True))
 
 _SEED = 20
 _TIMESTEP = 501
@@ -53,29 +50,22 @@ Inputs = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """The three networks in one precision. `wide`: parts of the VAE that stay in float32 → their largest values."""
+    """The three networks in one precision."""
 
     unet: LoadedUNet
     vae: Any
     whisper: WhisperEncoder
-    wide: Mapping[str, float] = field(default_factory=dict)
 
 
 def load_networks(sources: Sources, options: ExportOptions, dtype: torch.dtype) -> Networks:
     """Reads all checkpoints, small ones first, and checks that they fit together.
-
-    In half precision, parts of the VAE that would overflow stay in float32.
 
     Raises:
         CheckpointError: one of them cannot be used, or the audio encoder's width is not the U-Net's.
         InputError: there are more frames than the U-Net has positions.
     """
     whisper = load_whisper(sources.whisper, dtype)
-    wide: dict[str, float] = {}
-    if dtype == torch.float16:
-        vae, wide = load_half_vae(sources.vae, options.resolution_px)
-    else:
-        vae = load_vae(sources.vae, dtype)
+    vae = load_vae(sources.vae, dtype)
     unet = load_unet(sources.unet, dtype)
     config = unet.network.config
     if config.audio_width != whisper.config.width:
@@ -85,7 +75,7 @@ def load_networks(sources: Sources, options: ExportOptions, dtype: torch.dtype) 
         )
     if options.frames > config.positions:
         raise InputError(f"--frames {options.frames}: {sources.unet} knows windows of up to {config.positions} frames")
-    return Networks(unet, vae, whisper, wide)
+    return Networks(unet, vae, whisper)
 
 
 def plan_graphs(networks: Networks, options: ExportOptions) -> list[GraphPlan]:
@@ -110,8 +100,7 @@ def cuda_obstacles(networks: Networks, options: ExportOptions) -> dict[str, str]
     """Why networks of `_CUDA_NETWORKS` have no CUDA form, by network."""
     if options.dynamic:
         return dict.fromkeys(sorted(_CUDA_NETWORKS), "shapes vary")
-    mixed = "parts of it are in float32" if networks.wide else None
-    found = {"vae": vae_obstacle(networks.vae) or mixed, "unet": norm_obstacle(networks.unet.network)}
+    found = {"vae": vae_obstacle(networks.vae), "unet": norm_obstacle(networks.unet.network)}
     return {network: reason for network, reason in found.items() if reason is not None}
 
 

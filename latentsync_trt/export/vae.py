@@ -19,19 +19,13 @@ class ImageAttention:
     """Attention in the VAE's middle block, `(N, C, h, w)` → the same, as a processor for diffusers' `Attention`."""
 
     def __call__(self, attention: Any, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
-        query, key, value = self.project(attention, hidden_states)
-        joined = attend(query, key, value).transpose(1, 2).flatten(2)
-        return hidden_states + attention.to_out[0](joined).transpose(1, 2).reshape(hidden_states.shape)
-
-    @staticmethod
-    def project(attention: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of the normalized pixels, each `(N, heads, h·w, d)`."""
         count, width = hidden_states.shape[:2]
         tokens = attention.group_norm(hidden_states.flatten(2)).transpose(1, 2)
         head_dim = width // attention.heads
         projected = [projection(tokens) for projection in (attention.to_q, attention.to_k, attention.to_v)]
         query, key, value = (part.reshape(count, -1, attention.heads, head_dim).transpose(1, 2) for part in projected)
-        return query, key, value
+        joined = attend(query, key, value).transpose(1, 2).flatten(2)
+        return hidden_states + attention.to_out[0](joined).transpose(1, 2).reshape(hidden_states.shape)
 
 
 class VaeEncoder(nn.Module):
@@ -59,8 +53,7 @@ class VaeDecoder(nn.Module):
         self.scale, self.shift = _scaling(vae)
 
     def forward(self, latent: Tensor) -> Tensor:
-        first = self.post_quant_conv or self.decoder.conv_in
-        unscaled = (latent / self.scale + self.shift).to(first.weight.dtype)
+        unscaled = (latent / self.scale + self.shift).to(self.decoder.conv_in.weight.dtype)
         if self.post_quant_conv is not None:
             unscaled = self.post_quant_conv(unscaled)
         return self.decoder(unscaled).float()

@@ -1,5 +1,7 @@
 """Aligns a face to the pose of the training data, and resizes pictures. Pure."""
 
+from math import atan2, ceil, cos, floor, sin
+
 import cv2
 import numpy as np
 from PIL import Image
@@ -31,9 +33,9 @@ def crop_size_px(resolution: int) -> tuple[int, int]:
 def align(points: Float32Array, bias: Float64Array | None, resolution: int) -> tuple[Float64Array, Float64Array]:
     """The similarity transform from a face to the network's pose.
 
-    Orthogonal Procrustes: with both point sets centered and divided by their standard deviation, the rotation is U·Vᵀ
-    of the SVD of their covariance. The nose residual (template minus face, normalized, before rotation) is averaged
-    over the track and added unscaled to the translation, as in the networks' training data.
+    Orthogonal Procrustes, with both point sets centered and divided by their standard deviation. The nose residual
+    (template minus face, normalized, before rotation) is averaged over the track and added unscaled to the translation,
+    as in the networks' training data.
 
     Args:
         points: `(3, 2)` float32: left brow, right brow, nose, in frame pixels. The training data used whole pixels.
@@ -80,8 +82,7 @@ def cut(frame: Picture, matrix: Float64Array, size_px: tuple[int, int], outside:
 
 def inverse(matrix: Float64Array) -> Float64Array:
     """The inverse `(2, 3)` float64 of the affine `matrix (2, 3)`."""
-    linear = np.linalg.inv(matrix[:, :2])
-    return np.column_stack([linear, -linear @ matrix[:, 2]])
+    return np.asarray(cv2.invertAffineTransform(matrix), np.float64)
 
 
 def shifted(matrix: Float64Array, left_px: int, top_px: int) -> Float64Array:
@@ -120,12 +121,11 @@ def frame_rectangle(
 
     Empty for a crop outside the frame.
     """
-    corners = frame_corners(matrix, size_px)
-    height, width = frame_shape[:2]
-    low = np.floor(corners.min(axis=0)) - margin_px
-    high = np.ceil(corners.max(axis=0)) + 1 + margin_px
-    left, right = np.clip((low[0], high[0]), 0, width).astype(int).tolist()
-    top, bottom = np.clip((low[1], high[1]), 0, height).astype(int).tolist()
+    corners = frame_corners(matrix, size_px).T.tolist()
+    (left, right), (top, bottom) = (
+        (min(max(floor(min(along)) - margin_px, 0), end), min(max(ceil(max(along)) + 1 + margin_px, 0), end))
+        for along, end in zip(corners, frame_shape[1::-1], strict=True)
+    )
     return left, top, right, bottom
 
 
@@ -168,7 +168,6 @@ def _normalized(points: Float64Array) -> tuple[Float64Array, Float64Array, float
 
 def _rotation(source: Float64Array, target: Float64Array) -> Float64Array:
     """The rotation `(2, 2)`, without reflection, that brings `source (n, 2)` closest to `target (n, 2)`."""
-    u, _, vt = np.linalg.svd(target.T @ source)
-    handedness = np.sign(np.linalg.det(u @ vt))
-    rotation: Float64Array = u @ np.diag([1.0, handedness]) @ vt
-    return rotation
+    (xx, xy), (yx, yy) = (target.T @ source).tolist()
+    angle = atan2(yx - xy, xx + yy)
+    return np.array([[cos(angle), -sin(angle)], [sin(angle), cos(angle)]])

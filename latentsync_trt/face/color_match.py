@@ -7,8 +7,6 @@ from latentsync_trt.face.outline import LIPS, OVAL, drawn
 from latentsync_trt.face.scene import SIDE_PX, Scene
 from latentsync_trt.types import BoolArray, Float32Array
 
-_OVAL, _LIPS = np.array(OVAL), np.array(LIPS)
-
 _SHRINK = 2
 """Faces are compared at half the scene's size: textures, which a network blurs, do not count as contrast."""
 
@@ -63,12 +61,12 @@ def correction(scene: Scene, source_mesh: Float32Array, painted_mesh: Float32Arr
 def _ring(generated: BoolArray, meshes: tuple[Float32Array, Float32Array]) -> BoolArray:
     size = (SIDE_PX // _SHRINK,) * 2
     shrink = np.float32(_SHRINK)
-    faces = [drawn((mesh[_OVAL] / shrink,), size) for mesh in meshes]
-    lips = drawn([mesh[_LIPS] / shrink for mesh in meshes], size)
+    faces = [drawn((mesh[OVAL] / shrink,), size) for mesh in meshes]
+    lips = drawn([mesh[LIPS] / shrink for mesh in meshes], size)
     pasted = np.minimum(_shrunk(generated.view(np.uint8) * np.uint8(255)), np.maximum(*faces)) >= _HALF
     inner = cv2.erode(pasted.view(np.uint8), np.ones((2 * _WIDTH_PX + 1,) * 2, np.uint8))
-    skin = cv2.erode(np.minimum(*faces), np.ones((3, 3), np.uint8))
-    skin = cv2.subtract(skin, cv2.dilate(lips, np.ones((5, 5), np.uint8))) >= _HALF
+    both, mouth = cv2.erode(np.minimum(*faces), np.ones((3, 3), np.uint8)), cv2.dilate(lips, np.ones((5, 5), np.uint8))
+    skin = cv2.subtract(both, mouth) >= _HALF
     return np.asarray((pasted & skin) > inner, np.bool_)
 
 

@@ -1,7 +1,7 @@
 """FaceMesh's input region and the meaning of its points. Pure."""
 
 from dataclasses import dataclass
-from math import hypot, pi, radians, remainder
+from math import cos, hypot, pi, radians, remainder, sin
 
 import cv2
 import numpy as np
@@ -11,9 +11,8 @@ from latentsync_trt.types import Face, Float32Array, Float64Array, Picture, UInt
 SIDE_PX = 192
 POINTS = 468
 
-_LEFT_BROW = (70, 63, 105, 66, 107)
-_RIGHT_BROW = (300, 293, 334, 296, 336)
-_NOSE = (5, 64, 294, 1)
+_LEFT_BROW, _RIGHT_BROW = np.array([70, 63, 105, 66, 107]), np.array([300, 293, 334, 296, 336])
+_NOSE = np.array([5, 64, 294, 1])
 _REGION_SCALE = 1.5
 """Side of the square region, relative to the face's longer side."""
 
@@ -34,11 +33,11 @@ class Region:
     def to_frame(self) -> Float64Array:
         """`(2, 3)`: network input pixels → frame pixels."""
         scale = self.side_px / SIDE_PX
-        cos, sin = np.cos(self.angle) * scale, np.sin(self.angle) * scale
+        along, across = cos(self.angle) * scale, sin(self.angle) * scale
         middle = (SIDE_PX - 1) / 2
-        x = self.x_px - cos * middle + sin * middle
-        y = self.y_px - sin * middle - cos * middle
-        return np.array([[cos, -sin, x], [sin, cos, y]])
+        x = self.x_px - along * middle + across * middle
+        y = self.y_px - across * middle - along * middle
+        return np.array([[along, -across, x], [across, along, y]])
 
 
 def region_of(box: Float32Array, left: Float32Array, right: Float32Array) -> Region:
@@ -81,8 +80,9 @@ def _around(frame: Picture, region: Region) -> tuple[UInt8Array, Float64Array]:
     """The part of the frame around the region, perhaps empty, and `Region.to_frame` relative to that part."""
     # Half the diagonal plus a margin, which contains the neighbors of bilinear samples even for small squares.
     reach = max(0.75 * region.side_px, 0.71 * region.side_px + 3)
-    center = np.array([region.x_px, region.y_px])
-    (left, top), (right, bottom) = (np.maximum(end, 0).astype(int).tolist() for end in (center - reach, center + reach))
+    left, top, right, bottom = (
+        int(max(center + end, 0)) for end in (-reach, reach) for center in (region.x_px, region.y_px)
+    )
     matrix = region.to_frame()
     matrix[:, 2] -= left, top
     return frame[top:bottom, left:right], matrix
@@ -103,5 +103,5 @@ def face_of(mesh: Float32Array, score: float) -> Face:
     """Box and the three alignment points of a mesh `(468, 3)` in frame pixels."""
     planar = mesh[:, :2]
     box = np.concatenate([planar.min(axis=0), planar.max(axis=0)])
-    points = np.stack([planar[list(group)].mean(axis=0) for group in (_LEFT_BROW, _RIGHT_BROW, _NOSE)])
+    points = np.stack([planar[group].mean(axis=0) for group in (_LEFT_BROW, _RIGHT_BROW, _NOSE)])
     return Face(box.astype(np.float32), points.astype(np.float32), score, planar)

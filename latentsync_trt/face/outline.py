@@ -7,13 +7,15 @@ import numpy as np
 
 from latentsync_trt.types import Float32Array, UInt8Array
 
-OVAL = (
-    *(10, 338, 297, 332, 284, 251, 389, 356, 454, 323, 361, 288, 397, 365, 379, 378, 400, 377),
-    *(152, 148, 176, 149, 150, 136, 172, 58, 132, 93, 234, 127, 162, 21, 54, 103, 67, 109),
+OVAL = np.array(
+    [
+        *(10, 338, 297, 332, 284, 251, 389, 356, 454, 323, 361, 288, 397, 365, 379, 378, 400, 377),
+        *(152, 148, 176, 149, 150, 136, 172, 58, 132, 93, 234, 127, 162, 21, 54, 103, 67, 109),
+    ]
 )
 """FaceMesh's points on the outline of the face, clockwise from the forehead."""
 
-LIPS = (*(61, 185, 40, 39, 37, 0, 267, 269, 270, 409), *(291, 375, 321, 405, 314, 17, 84, 181, 91, 146))
+LIPS = np.array([*(61, 185, 40, 39, 37, 0, 267, 269, 270, 409), *(291, 375, 321, 405, 314, 17, 84, 181, 91, 146)])
 """FaceMesh's points on the outer edge of the lips, clockwise from the left corner in the image."""
 
 _SIDE, _BELOW = 0.6, 0.85
@@ -45,7 +47,7 @@ def covering(source: Float32Array, painted: Float32Array, reach_px: float) -> tu
 
 def filled(outlines: Sequence[Float32Array], size: tuple[int, int]) -> Float32Array:
     """The union of outlines `(n, 2)` (x, y) as a picture of `size` (width, height): float32 in [0, 1]."""
-    return drawn(outlines, size) / np.float32(255)
+    return drawn(outlines, size).astype(np.float32) / np.float32(255)
 
 
 def drawn(outlines: Sequence[Float32Array], size: tuple[int, int]) -> UInt8Array:

@@ -116,7 +116,7 @@ class Paster:
             time_s: of the frame, not before that of the last one.
         """
         meshes = examined.source_mesh, examined.painted_mesh
-        source, new = (None if mesh is None else mesh[list(OVAL)] for mesh in meshes)
+        source, new = (None if mesh is None else mesh[OVAL] for mesh in meshes)
         state = self._remembered(track_id, time_s, source, new, examined.color)
         back = inverse(examined.scene.matrix)
         steady, within = (

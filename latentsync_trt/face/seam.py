@@ -37,7 +37,8 @@ def seam_score(frame: Picture, patch: Patch) -> float:
     y, x = np.nonzero(inside - cv2.erode(inside, np.ones((_AROUND_PX, _AROUND_PX), np.uint8)))  # the rim
     if not y.size:
         return 0.0
-    added = _shrunk(patch.rgb, size) / np.float32(257)
+    added = _shrunk(patch.rgb, size).astype(np.float32)
+    added /= 257
     added -= source
     added *= inside[..., None]
     step = _mean_around(added)[y, x] / np.maximum(_mean_around(inside)[y, x], 1e-6)[:, None]

@@ -51,7 +51,7 @@ class ClipMark:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Span:
+class FaceSpan:
     """An unbroken run of a person's face: `rows (n, 11)` float64 as described above, by time."""
 
     person: int
@@ -69,7 +69,7 @@ class Tracks:
 
     clip: ClipMark
     shots_s: tuple[float, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[FaceSpan, ...]
 
     @property
     def people(self) -> tuple[int, ...]:
@@ -134,7 +134,7 @@ def read_tracks(path: Path) -> Tracks:
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class _FileSpan:
     from_s: float
     to_s: float
     frames: Any
@@ -143,7 +143,7 @@ class _Span:
 @dataclass(frozen=True, slots=True)
 class _Person:
     person: int
-    spans: tuple[_Span, ...]
+    spans: tuple[_FileSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _checked(file: _File) -> Tracks:
         raise ValueError("clip.duration_s: is no time")
     if not all(earlier < later for earlier, later in pairwise((-_LARGEST, *file.shots_s, _LARGEST))):
         raise ValueError("shots_s: the times do not ascend")
-    named: list[tuple[str, Span]] = []
+    named: list[tuple[str, FaceSpan]] = []
     for place, person in enumerate(file.people):
         if person.person < 0:
             raise ValueError(f"people.{place}.person: {person.person} is negative")
@@ -183,7 +183,7 @@ def _checked(file: _File) -> Tracks:
             used = rows[(rows[:, 0] >= from_s - _SAME_TIME_S) & (rows[:, 0] <= to_s + _SAME_TIME_S)]
             if not len(used):
                 raise ValueError(f"{where}: has no frame between from_s and to_s")
-            named.append((where, Span(person.person, used)))
+            named.append((where, FaceSpan(person.person, used)))
     if not named:
         raise ValueError("people: nobody is left")
     named.sort(key=lambda one: float(one[1].rows[0, 0]))
@@ -226,7 +226,7 @@ def _text(tracks: Tracks) -> str:
     return f'{head[:-1]},\n"people": [\n{",".join(people)}\n]}}\n'
 
 
-def _span_text(span: Span) -> str:
+def _span_text(span: FaceSpan) -> str:
     """Its coordinates are the shortest numbers that are the same in float32, so alignment is the same."""
     rows = [[round(float(row[0]), 6), *map(float, map(str, row[1:].astype(np.float32)))] for row in span.rows]
     text = json.dumps({"from_s": rows[0][0], "to_s": rows[-1][0], "frames": rows})

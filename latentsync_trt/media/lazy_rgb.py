@@ -1,7 +1,8 @@
 """RGB of a YUV picture, converted tile by tile on first access, as faces fill a small part of most pictures."""
 
 import threading
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -75,13 +76,11 @@ class LazyRgb:
         tiles[:] = self._hdr.sdr(made) if self._hdr else made
 
 
-def _rectangles(missing: BoolArray) -> list[tuple[int, int, int, int]]:
+def _rectangles(missing: BoolArray) -> Iterator[tuple[int, int, int, int]]:
     """Rectangles (top, bottom, left, right; ends exclusive) that together are the true values of `missing (h, w)`."""
-    if not missing.any():
-        return []
-    below = np.flatnonzero((missing[1:] != missing[:-1]).any(axis=1)) + 1
-    found = []
-    for top, bottom in pairwise(sorted({*range(0, len(missing), _MOST_ROWS), *below.tolist(), len(missing)})):
-        steps = np.flatnonzero(np.diff(missing[top], prepend=False, append=False)).tolist()
-        found += [(top, bottom, left, right) for left, right in zip(steps[::2], steps[1::2], strict=True)]
-    return found
+    for (flags, _), rows in groupby(enumerate(missing.tolist()), lambda row: (row[1], row[0] // _MOST_ROWS)):
+        top, *rest = (row for row, _ in rows)
+        for flag, run in groupby(range(len(flags)), flags.__getitem__):
+            if flag:
+                left, *others = run
+                yield top, top + 1 + len(rest), left, left + 1 + len(others)

@@ -15,6 +15,7 @@ from fastapi.responses import FileResponse, JSONResponse
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
 
 from latentsync_trt import __version__
 from latentsync_trt.errors import InputError, LatentSyncError, MediaError
@@ -31,6 +32,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (TooLarge, 413),
     (MediaError, 415),
     (InputError, 422),
+    (ClientDisconnect, 400),
 )
 _FORM = {
     "requestBody": {
@@ -77,6 +79,7 @@ def create_app(service: Service, key: str | None, *, own_hosts: bool = False) ->
         lifespan=lifespan,
         exception_handlers={
             LatentSyncError: _on_error,
+            ClientDisconnect: _on_error,
             OSError: _on_error,
             Exception: _on_error,
             StarletteHTTPException: _on_http_error,

@@ -1,5 +1,6 @@
 """Receives a job's form: files go to disk as they arrive, under names of our own."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ SPEAKER = re.compile(r"speaker_(0|[1-9][0-9]{0,2})")
 
 _SUFFIX = re.compile(r"\.[a-z0-9]{1,5}")
 _MOST_PARTS = 64
+_STALL_S = 60.0
 _MOST_TEXT_BYTES = 64 * 1024
 
 
@@ -48,10 +50,14 @@ async def receive(
     parts, received = _Parts(folder), 0
     try:
         parser = MultipartParser(parameters[b"boundary"], parts.callbacks())  # type: ignore[arg-type]
-        async for chunk in chunks:
-            received += len(chunk)
-            check_size(received, limits)
-            await in_thread(parser.write, chunk)
+        async with asyncio.timeout(_STALL_S) as patience:
+            async for chunk in chunks:
+                patience.reschedule(asyncio.get_running_loop().time() + _STALL_S)
+                received += len(chunk)
+                check_size(received, limits)
+                await in_thread(parser.write, chunk)
+    except TimeoutError as error:
+        raise InputError(f"request: nothing arrived for {_STALL_S:g} seconds; send it again") from error
     except FormParserError as error:
         raise InputError(f"request: is not a valid form: {error}; use a library or curl -F to write it") from error
     finally:

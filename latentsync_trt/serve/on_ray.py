@@ -4,6 +4,7 @@ One replica answers, on the machine where the command runs, since the jobs' fold
 other machines reach the files of jobs only if that folder is one which all machines share.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from latentsync_trt.serve.limits import Limits
 NAME = "latentsync-trt"
 _MOST_REQUESTS = 200
 _POLL_S = 1.0
+_LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 
 
 def run(
@@ -45,6 +47,7 @@ def run(
         service.start()
         return create_app(service, key)
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     node = ray.get_runtime_context().get_node_id()
     here = next(each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node)
     deployment = serve.deployment(
@@ -54,8 +57,8 @@ def run(
         max_ongoing_requests=_MOST_REQUESTS,
         ray_actor_options={"num_cpus": 0, "resources": {f"node:{here}": 0.001}},
     )
-    serve.start(http_options={"host": address[0], "port": address[1]})
-    serve.run(deployment.bind(), name=NAME, route_prefix="/")
+    serve.start(http_options={"host": address[0], "port": address[1]}, logging_config=_LOGGING)
+    serve.run(deployment.bind(), name=NAME, route_prefix="/", logging_config=_LOGGING)
     try:
         on_ready()
         while True:

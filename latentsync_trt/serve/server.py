@@ -36,7 +36,7 @@ def run(service: Service, key: str | None, listener: socket.socket) -> None:
     """Answers requests until a signal raises KeyboardInterrupt here; closes the service.
 
     Raises:
-        LatentSyncError: no worker is left.
+        LatentSyncError: no worker is left, or the ledger cannot be written.
     """
     app = create_app(service, key, own_hosts=is_loopback(listener.getsockname()[0]))
     config = uvicorn.Config(
@@ -50,7 +50,7 @@ def run(service: Service, key: str | None, listener: socket.socket) -> None:
         thread.start()
         while thread.is_alive():  # on Windows, an endless wait cannot be interrupted
             thread.join(_POLL_S)
-            service.check_workers()
+            service.check()
     finally:
         server.should_exit = True
         service.close()

@@ -26,7 +26,7 @@ from latentsync_trt.batch.tasks import (
     WorkerHandle,
     WorkerState,
 )
-from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.errors import LatentSyncError, OutputError
 from latentsync_trt.serve.admission import INPUTS, PAGE, admit
 from latentsync_trt.serve.form import Form
 from latentsync_trt.serve.limits import Limits, NotNow, QueueFull, UnknownJob
@@ -35,8 +35,6 @@ from latentsync_trt.types import Progress
 _ID = re.compile(r"[0-9a-f]{32}")
 _SWEEP_S = 60.0
 _RETRY_S = 30
-_MOST_ATTEMPTS = 5
-"""Starts of one job, over all restarts of the service, after which it is taken for what ends the service."""
 
 _log = logging.getLogger(__name__)
 
@@ -109,6 +107,7 @@ class Service:
         self._handles = tuple(handles)
         self._dispatcher: Dispatcher | None = None
         self._lock, self._stopped = threading.RLock(), threading.Event()
+        self._fault = ""
         self._running: dict[str, _Running] = {}
         self._receiving: set[str] = set()
         self._workers = {handle.name: WorkerState(handle.name, "starting") for handle in handles}
@@ -119,36 +118,33 @@ class Service:
         self.sweep()
         self._dispatcher = Dispatcher(self._handles, self._on_event)
         for row in self._ledger.rows("waiting"):
-            if row.attempts >= _MOST_ATTEMPTS:
-                problem = f"the service ended {row.attempts} times while this job ran; send another file"
-                self._on_event(Failed(row.task.id, row.worker or "", problem, usage=False, again=False))
-            else:
-                self._dispatcher.submit(row.task, attempts_before=row.attempts)
+            self._dispatcher.submit(row.task, attempts_before=row.attempts)
         threading.Thread(target=self._sweep_often, name="sweep", daemon=True).start()
 
     def close(self) -> None:
-        """Stops the workers; running jobs wait for the next service. Closing again does nothing."""
+        """Stops the workers; jobs that have not ended go on in the next service. Closing again does nothing."""
         with self._lock:
             if self._stopped.is_set():
                 return
             self._stopped.set()
         if self._dispatcher is not None:
             self._dispatcher.close()
-        self._ledger.again("running")
         self._ledger.close()
 
     def problem(self) -> str:
-        """Why no worker is ready; empty if one is."""
-        with self._lock:
-            states = list(self._workers.values())
-        if self._stopped.is_set() or any(each.state in ("ready", "running") for each in states):
-            return "the service stops" if self._stopped.is_set() else ""
+        """Why no job can run; empty if one can."""
+        states = self.workers()
+        if self._stopped.is_set() or self._fault:
+            return self._fault or "the service stops"
+        if any(each.state in ("ready", "running") for each in states):
+            return ""
         return "; ".join(f"{each.worker}: {each.state} {each.detail}".rstrip() for each in states) or "no workers"
 
-    def check_workers(self) -> None:
-        """Raises `LatentSyncError` if every worker was given up."""
-        if self._workers and all(each.state == "closed" for each in self.workers()) and not self._stopped.is_set():
-            raise LatentSyncError(f"no worker is left ({self.problem()}); jobs wait for the next start")
+    def check(self) -> None:
+        """Raises `LatentSyncError` if the service must be started again, as no worker is left."""
+        given_up = self._workers and all(each.state == "closed" for each in self.workers())
+        if (given_up or self._fault) and not self._stopped.is_set():
+            raise LatentSyncError(f"service: cannot work any more: {self.problem()}; jobs wait for the next start")
 
     @contextmanager
     def receiving(self) -> Iterator[tuple[str, Path]]:
@@ -313,7 +309,13 @@ class Service:
             if event.state == "lost":
                 _log.warning("%s: lost: %s", event.worker, event.detail)
             return
-        self._ledger.record(event)
+        try:
+            self._ledger.record(event)
+        except OutputError as error:
+            if isinstance(event, Started):
+                raise  # it fails the job
+            self._fault = str(error)
+            return
         with self._lock:
             self._count(event)
         if isinstance(event, Finished | CancelledEvent) or (isinstance(event, Failed) and not event.again):

@@ -11,7 +11,7 @@ import numpy as np
 
 from latentsync_trt.face.checks import turn
 from latentsync_trt.face.square import square
-from latentsync_trt.face.track_file import COLUMNS, ClipMark, Span, Tracks
+from latentsync_trt.face.track_file import COLUMNS, ClipMark, FaceSpan, Tracks
 from latentsync_trt.face.tracker import Seen
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.sync.faces import FaceFinder
@@ -121,7 +121,7 @@ class _Recorder:
             seen_s[person] += float(rows[-1, 0] - rows[0, 0])
         lasting = [person for person, time_s in seen_s.items() if time_s >= min(_LEAST_SEEN_S, max(seen_s.values()))]
         numbers = {person: number for number, person in enumerate(lasting)}
-        spans = tuple(Span(numbers[person], rows) for person, rows in found if person in numbers)
+        spans = tuple(FaceSpan(numbers[person], rows) for person, rows in found if person in numbers)
         return Tracks(clip, tuple(self._shots_s), spans), numbers
 
 

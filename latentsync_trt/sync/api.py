@@ -13,6 +13,7 @@ from latentsync_trt.types import AudioFeatures, Enhancer, FaceDetector, Float32A
 
 if TYPE_CHECKING:
     from latentsync_trt.face.detector import MediaPipeDetector
+    from latentsync_trt.runtime.networks.devices import AnyNetworks
     from latentsync_trt.runtime.networks.networks import Networks
 
 
@@ -24,11 +25,11 @@ class LipSync:
     To stop a running `sync`, raise in `on_progress`.
     """
 
-    def __init__(self, *networks: "Networks") -> None:
-        """`networks`: one, or those of several devices that share each clip."""
+    def __init__(self, networks: "Networks", *others: "AnyNetworks") -> None:
+        """`others`: networks of further devices, which share each clip."""
         from latentsync_trt.runtime.networks.devices import Devices
 
-        self._devices = devices = Devices(networks)
+        self._devices = devices = Devices(networks, others)
         self._own_detector: MediaPipeDetector | None = None
         self._turns = Turns("LipSync")
         if devices.on_notice is not None:
@@ -68,10 +69,10 @@ class LipSync:
         folder, _ = find_bundle(str(path_argument(path, "bundle")))
         read_manifest(folder)  # a damaged one is reported before the seconds that a trial of providers takes
         selected, left_out = select_devices(provider, options.device)
-        opened, refused = networks_on(
+        first, others, refused = networks_on(
             selected, Bundle.load(folder), options, may_fall_back=provider == "auto", on_notice=on_notice
         )
-        lip_sync = cls(*opened)
+        lip_sync = cls(first, *others)
         for text in (*left_out, *refused):
             lip_sync._devices.notice(text)
         return lip_sync

@@ -83,7 +83,8 @@ class Composer:
         track_id = ready.target.track_id
         pasted = self._paster.paste(frame.picture, ready.face, ready.painted, ready.examined, track_id, frame.time_s)
         self._quality.add(frame, ready.target, pasted)
-        return replace(pasted.patch, weight=pasted.patch.weight * np.float32(ready.share))
+        patch, share = pasted.patch, ready.share
+        return patch if share == 1 else replace(patch, weight=patch.weight * np.float32(share))
 
 
 def paster_of(mesher: Mesher, resolution_px: int, options: SyncOptions) -> Paster:

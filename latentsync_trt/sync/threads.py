@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import cv2
 
-from latentsync_trt.types import Span, StageTime
+from latentsync_trt.types import StageSpan, StageTime
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ def in_background(source: Generator[T, None, None], *, depth: int, name: str) ->
 class StageClock:
     """Busy seconds of each stage, which overlap; `on_span` is called with each span, in the stage's thread."""
 
-    def __init__(self, on_span: Callable[[Span], None] | None = None) -> None:
+    def __init__(self, on_span: Callable[[StageSpan], None] | None = None) -> None:
         self._on_span = on_span
         self._busy_s: dict[str, float] = {}
         self._frames: dict[str, int] = {}
@@ -105,7 +105,7 @@ class StageClock:
                 self._busy_s[stage] = self._busy_s.get(stage, 0.0) + elapsed
                 self._frames[stage] = self._frames.get(stage, 0) + frames
             if self._on_span is not None:
-                self._on_span(Span(stage, threading.current_thread().name, start, elapsed))
+                self._on_span(StageSpan(stage, threading.current_thread().name, start, elapsed))
 
     def measured(self, stage: str, source: Iterator[T]) -> Generator[T, None, None]:
         """The items of `source`; adds the time it takes to make each one, and a frame for each, to `stage`."""

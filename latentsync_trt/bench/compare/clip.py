@@ -9,10 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from latentsync_trt.bench.clip_figures import face_grid
 from latentsync_trt.bench.files import png
 from latentsync_trt.bench.material import Clip, generated_part, square_rgb
-from latentsync_trt.bench.moments import SHOWN_PX, Faces, choose_moments, face_views, shown
+from latentsync_trt.bench.moments import SHOWN_PX, Faces, choose_moments, face_grid, face_views, shown
 from latentsync_trt.bench.pictures import Likeness, LikenessMeter
 from latentsync_trt.bench.sync_measure import measure_clip
 from latentsync_trt.config import MODEL_FPS, Extend

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -13,14 +14,18 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.cache.store import Notice
+from latentsync_trt.runtime.networks.apart import NetworksApart
 from latentsync_trt.runtime.networks.batching import weight_bytes
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.networks.notices import Notices
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.types import EngineTime, Float32Array, Span
+from latentsync_trt.types import EngineTime, Float32Array, StageSpan
 
 DEVICE_FAILURES = (EngineBuildError, InferenceError, OutOfMemory)
 """Errors after which a device is left out while others work."""
+
+AnyNetworks = Networks | NetworksApart
+T = TypeVar("T", Networks, NetworksApart)
 
 # Opening may hold a network's weights in host memory twice: as read, and as the provider converts them.
 _COPIES_WHILE_OPENING = 2
@@ -47,7 +52,7 @@ class Device:
     empty while it is not.
     """
 
-    def __init__(self, networks: Networks, position: int) -> None:
+    def __init__(self, networks: AnyNetworks, position: int) -> None:
         gpu = networks.selection.gpu
         self.name = f"CPU {position}" if gpu is None else f"GPU {gpu.index}"
         self.networks, self.turn, self.error = networks, Turn(), ""
@@ -66,9 +71,9 @@ class Devices:
     `all`: every device. With several, notices about one begin with its name.
     """
 
-    def __init__(self, networks: Sequence[Networks]) -> None:
-        self.all = tuple(Device(each, position) for position, each in enumerate(networks))
-        self.bundle, self._first = networks[0].bundle, networks[0]
+    def __init__(self, first: Networks, others: Sequence[AnyNetworks] = ()) -> None:
+        self.all = tuple(Device(each, position) for position, each in enumerate((first, *others)))
+        self.bundle, self._first = first.bundle, first
         self._lock = threading.Lock()
         self._notices = self._first.notices
         if len(self.all) > 1:
@@ -100,7 +105,7 @@ class Devices:
         return any(device.networks.low_memory for device in self.in_use)
 
     @property
-    def on_span(self) -> Callable[[Span], None] | None:
+    def on_span(self) -> Callable[[StageSpan], None] | None:
         """As `Networks.on_span`."""
         return self._first.on_span
 
@@ -198,7 +203,7 @@ class Devices:
             traces += [replace(trace, graph=f"{trace.graph} on {device.name}") for trace in own_traces]
         return self._first.write_profile(times, traces)
 
-    def _each(self, devices: Sequence[Device], action: Callable[[Networks], None]) -> None:
+    def _each(self, devices: Sequence[Device], action: Callable[[AnyNetworks], None]) -> None:
         """`action` on the networks of each device, at the same time; raises the error of the last one in use."""
         if len(devices) == 1:
             found: Iterable[LatentSyncError | None] = (_failure(action, devices[0]),)
@@ -230,27 +235,34 @@ def networks_on(
     *,
     may_fall_back: bool,
     on_notice: Notice | None,
-) -> tuple[list[Networks], list[str]]:
-    """Networks on each selected device, and a notice for each that cannot run the bundle while others can.
+) -> tuple[Networks, list[AnyNetworks], list[str]]:
+    """Networks on each selected device, the first in this process, and a notice for each that cannot run the bundle.
 
     Raises:
-        InputError: bundle or provider do not support `options`. OutputError: the profile folder is not writable.
+        InputError: no device supports bundle and `options`. OutputError: the profile folder is not writable.
     """
-    made: list[Networks] = []
-    errors: list[InputError] = []
-    for selection in selected:
+
+    def opened(make: Callable[..., T], selection: Selection, told: Notice | None = None) -> T | InputError:
         own = options if selection.gpu is None else replace(options, device=selection.device_id)
-        told = None if made else on_notice  # what the others tell is the same
         try:
-            made.append(Networks(bundle, selection, own, may_fall_back=may_fall_back, on_notice=told))
+            return make(bundle, selection, own, may_fall_back=may_fall_back, on_notice=told)
         except InputError as error:
-            errors.append(error)
-    if not made:
-        raise errors[0]
-    return made, [f"a GPU is left out: {error}" for error in errors]
+            return error
+
+    left, errors = list(selected), list[InputError]()
+    while isinstance(first := opened(Networks, left.pop(0), on_notice), InputError):
+        errors.append(first)
+        if not left:
+            raise errors[0]
+    others: list[AnyNetworks] = []
+    if left:  # what they tell is the same
+        with ThreadPoolExecutor(len(left), thread_name_prefix="device") as threads:
+            for each in threads.map(partial(opened, NetworksApart), left):
+                (errors if isinstance(each, InputError) else others).append(each)  # type: ignore[arg-type]
+    return first, others, [f"a GPU is left out: {error}" for error in errors]
 
 
-def _failure(action: Callable[[Networks], None], device: Device) -> LatentSyncError | None:
+def _failure(action: Callable[[AnyNetworks], None], device: Device) -> LatentSyncError | None:
     try:
         action(device.networks)
     except DEVICE_FAILURES as error:

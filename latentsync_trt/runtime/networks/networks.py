@@ -21,7 +21,7 @@ from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.pool import SessionPool
 from latentsync_trt.runtime.sessions.session import Array, Session
 from latentsync_trt.runtime.sessions.trace import Trace, profile_folder, write_profile
-from latentsync_trt.types import EngineTime, Float32Array, Span, WindowBatch
+from latentsync_trt.types import EngineTime, Float32Array, StageSpan, WindowBatch
 
 
 class Networks:
@@ -55,7 +55,7 @@ class Networks:
         self._build: BackgroundBuild | None = None
         self._build_wanted = self.options.build == "background"
         self._profile = profile_folder(self.options.profile)
-        self._spans: list[Span] = []
+        self._spans: list[StageSpan] = []
         self._windows_that_fit: int | None = None
         self._pool = SessionPool(
             self._engines(selection),
@@ -86,7 +86,7 @@ class Networks:
         return self._pool.low_memory
 
     @property
-    def on_span(self) -> Callable[[Span], None] | None:
+    def on_span(self) -> Callable[[StageSpan], None] | None:
         """Collects times of stages for the profile; None without a profile."""
         return None if self._profile is None else self._spans.append
 

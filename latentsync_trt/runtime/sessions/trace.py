@@ -12,7 +12,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from latentsync_trt.errors import OutputError
-from latentsync_trt.types import EngineTime, Span
+from latentsync_trt.types import EngineTime, StageSpan
 
 TABLE_NAME = "profile.md"
 TRACE_NAME = "trace.json"
@@ -49,7 +49,7 @@ def profile_folder(asked: str | Path | None) -> Path | None:
 
 
 def write_profile(
-    folder: Path, times: Iterable[EngineTime], traces: Iterable[Trace], spans: Iterable[Span]
+    folder: Path, times: Iterable[EngineTime], traces: Iterable[Trace], spans: Iterable[StageSpan]
 ) -> tuple[Path, Path]:
     """Writes `profile.md` and `trace.json` into `folder` and removes the traces they were made from.
 
@@ -117,7 +117,7 @@ def _table(times: Iterable[EngineTime], events: Mapping[Trace, Events]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _stage_events(spans: Iterable[Span]) -> Events:
+def _stage_events(spans: Iterable[StageSpan]) -> Events:
     """The pipeline's stages as one process of the trace, with a row for each thread."""
     rows: dict[str, int] = {}
     events = [_name_event("process_name", _STAGES_PROCESS, 0, "stages")]

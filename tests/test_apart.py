@@ -1,0 +1,114 @@
+"""Networks in a process of their own: what they compute, and what happens when the process dies."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from latentsync_trt.bundle.manifest import AUDIO_ENCODER, Bundle
+from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.errors import BundleError, InferenceError, InputError
+from latentsync_trt.runtime.networks.apart import NetworksApart, _receive, _send
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.sync.api import LipSync
+from latentsync_trt.types import Progress
+from tests.clips import decoded, write_clip
+from tests.small import small_bundle
+
+CPU, OPTIONS = Selection("cpu"), SyncOptions(steps=1, lossless=True)
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+
+
+def bundle() -> Bundle:
+    return Bundle.load(small_bundle(), verify=False)
+
+
+@pytest.fixture
+def apart() -> Iterator[NetworksApart]:
+    networks = NetworksApart(bundle(), CPU, RuntimeOptions())
+    yield networks
+    networks.end()
+    assert not psutil.pid_exists(networks._child.pid)
+
+
+@pytest.mark.integration
+def test_results_are_those_of_this_process(apart: NetworksApart) -> None:
+    here = Networks(bundle(), CPU, RuntimeOptions())
+    random, side_px = np.random.default_rng(0), apart.bundle.manifest.resolution_px
+    faces = random.integers(0, 255, (5, side_px, side_px, 3), dtype=np.uint8)
+    mask = np.ones((side_px, side_px), np.float32)
+    mine, theirs = here.codec.encode_faces(faces, mask), apart.codec.encode_faces(faces, mask)
+    assert all(np.array_equal(*pair) for pair in zip(mine, theirs, strict=True))
+    painted = zip(here.codec.decode_faces(mine[0]), apart.codec.decode_faces(theirs[0]), strict=True)
+    assert all(np.array_equal(*pictures) for pictures in painted)
+    mel = random.standard_normal((1, 80, 3000)).astype(np.float32)
+    assert np.array_equal(here.encode_mel(mel), apart.encode_mel(mel))
+    assert {time.graph for time in apart.times()} == {time.graph for time in here.times()}
+    here.close()
+
+
+@pytest.mark.integration
+def test_errors_and_notices_arrive(apart: NetworksApart) -> None:
+    with pytest.raises(InferenceError, match="vae_decoder on CPUExecutionProvider"):
+        apart.codec.decode_faces(np.zeros((3, 3), np.float32))
+    with pytest.raises(BundleError, match="no graph"):
+        apart.prepare(["not_there"])
+    with pytest.raises(InputError, match="8 windows: the engines take 1"):
+        NetworksApart(bundle(), CPU, RuntimeOptions(windows_per_batch=8))
+    apart.prepare([AUDIO_ENCODER])
+
+
+@pytest.mark.integration
+def test_a_process_that_dies_in_the_middle_hands_its_windows_over_and_starts_again(tmp_path: Path) -> None:
+    clip = write_clip(tmp_path, 72)
+    here, other = Networks(bundle(), CPU, RuntimeOptions()), NetworksApart(bundle(), CPU, RuntimeOptions())
+    killed = threading.Event()
+
+    def kill(progress: Progress) -> None:
+        if progress.stage == "lip-sync" and not killed.is_set():
+            killed.set()
+            os.kill(other._child.pid, KILL)
+
+    with LipSync(here) as alone:
+        alone.sync(*clip, tmp_path / "alone.mkv", OPTIONS)
+    with LipSync(Networks(bundle(), CPU, RuntimeOptions()), other) as both:
+        report = both.sync(*clip, tmp_path / "killed.mkv", OPTIONS, on_progress=kill)
+        assert "the process of the CPU died: signal 9" in report.devices[1].error or os.name == "nt"
+        again = both.sync(*clip, tmp_path / "again.mkv", OPTIONS)
+    assert [bool(device.error) for device in again.devices] == [False, False]
+    assert not psutil.pid_exists(other._child.pid)
+    expected = np.stack(decoded(tmp_path / "alone.mkv"))
+    for name in ("killed.mkv", "again.mkv"):
+        assert np.array_equal(np.stack(decoded(tmp_path / name)), expected)
+
+
+@pytest.mark.integration
+def test_the_process_ends_with_its_parent(apart: NetworksApart) -> None:
+    into, _ = apart._child.pipes
+    into.close()  # what the parent's death does
+    assert apart._child.wait().code == 1
+
+
+def test_messages_keep_arrays_of_any_size_and_layout() -> None:
+    read, write = os.pipe()
+    sent = [
+        ("done", [np.arange(12, dtype=np.uint16).reshape(3, 4), np.ones((2, 3))[:, ::2], np.zeros((0, 3))], {"a": 1}),
+        ("failed", InputError("x", usage=False), None),
+    ]
+    with os.fdopen(read, "rb") as out_of, os.fdopen(write, "wb") as into:
+        for message in sent:
+            _send(into, message)
+        kind, arrays, named = _receive(out_of)
+        _, error, _ = _receive(out_of)
+    assert (kind, named) == ("done", {"a": 1})
+    assert all(
+        np.array_equal(*pair) and pair[0].dtype == pair[1].dtype for pair in zip(arrays, sent[0][1], strict=True)
+    )
+    assert isinstance(error, InputError)
+    assert (str(error), error.usage) == ("x", False)

@@ -1,0 +1,195 @@
+"""`latentsync-trt batch` with worker processes: end to end, failing clips, and a driver that is stopped or killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from click.testing import CliRunner, Result
+
+from latentsync_trt.batch.ledger import Ledger
+from latentsync_trt.cli import main
+from tests.clips import decoded, write_face, write_sound
+from tests.small import small_bundle
+
+pytestmark = pytest.mark.integration
+
+OPTIONS = ("--bundle", str(small_bundle()), "--provider", "cpu", "--steps", "2")
+FRAMES = {"a": 8, "b": 6, "c": 5}
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    """A job file with three short clips, the longest last, and their files."""
+    for name, frames in FRAMES.items():
+        write_face(tmp_path / f"{name}.mp4", frames)
+        write_sound(tmp_path / f"{name}.wav", frames / 25)
+    rows = [f"{name}.mp4,{name}.wav,{name}-out.mp4" for name in sorted(FRAMES, reverse=True)]
+    path = tmp_path / "jobs.csv"
+    path.write_text("\n".join(["video,audio,output", *rows, ""]))
+    return path
+
+
+def batch(*words: object) -> Result:
+    return CliRunner().invoke(main, ["batch", *map(str, words), *OPTIONS])
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def states(jobs: Path) -> dict[str, tuple[str, int]]:
+    """State and attempts of each clip."""
+    with Ledger.open(jobs.with_name(f"{jobs.name}.ledger.sqlite")) as ledger:
+        return {Path(row.task.output).name[0]: (row.state, row.attempts) for row in ledger.rows()}
+
+
+def check_outputs(folder: Path, names: str = "abc") -> None:
+    """All outputs are whole, and nothing else is left."""
+    assert {name: len(decoded(folder / f"{name}-out.mp4")) for name in names} == {name: FRAMES[name] for name in names}
+    assert not list(folder.glob(".latentsync-*"))
+
+
+def test_one_failed_clip_stops_no_other_and_runs_again_when_asked(jobs: Path) -> None:
+    face = (jobs.parent / "b.mp4").read_bytes()
+    write_face(jobs.parent / "b.mp4", 6, blank=range(6))
+    result = batch(jobs, "--json")
+    assert result.exit_code == 1
+    events = events_of(result.stdout)
+    assert [(event["event"], event["row"]) for event in events if event["event"] in ("started", "failed")] == [
+        ("started", "row 4"),  # the longest first
+        ("started", "row 3"),
+        ("failed", "row 3"),
+        ("started", "row 2"),
+    ]
+    (failed,) = (event for event in events if event["event"] == "failed")
+    assert "no face" in failed["message"]
+    assert {event["event"] for event in events} == {"worker", "started", "progress", "finished", "failed", "summary"}
+    assert (events[-1]["done"], events[-1]["failed"], events[-1]["frames"]) == (2, 1, 13)
+    assert events[-1]["startup_s"] > 0
+    assert states(jobs) == {"a": ("done", 1), "b": ("failed", 1), "c": ("done", 1)}
+    check_outputs(jobs.parent, "ac")
+
+    result = batch(jobs)
+    assert result.exit_code == 2
+    assert "--resume goes on, --retry-failed also runs failed rows again" in result.stderr
+    result = batch(jobs, "--resume")
+    assert result.exit_code == 1
+    assert "row 3   b-out.mp4  " in result.stderr
+    assert "2 clips done (2 earlier), 1 failed: nothing to run" in result.stdout
+
+    (jobs.parent / "b.mp4").write_bytes(face)
+    (jobs.parent / "a.mp4").unlink()  # rows that are done need nothing any more
+    result = batch(jobs, "--retry-failed")
+    assert result.exit_code == 0, result.output
+    assert "3 clips done (2 earlier), 0 failed: 6 frames" in result.stdout
+    assert states(jobs) == {"a": ("done", 1), "b": ("done", 2), "c": ("done", 1)}
+    check_outputs(jobs.parent)
+
+
+def test_two_workers_and_a_folder(jobs: Path) -> None:
+    result = batch(jobs.parent, "--workers", 2, "--out", jobs.parent / "out", "--json")
+    assert result.exit_code == 0, result.output
+    events = events_of(result.stdout)
+    assert {event["worker"] for event in events if event["event"] == "started"} == {"cpu.1", "cpu.2"}
+    outputs = {path.name: len(decoded(path)) for path in (jobs.parent / "out").glob("*.mp4")}
+    assert outputs == {f"{name}-synced.mp4": frames for name, frames in FRAMES.items()}
+    assert (jobs.parent / "batch.ledger.sqlite").exists()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_rows_that_cannot_work_are_listed_and_nothing_starts(jobs: Path, as_json: bool) -> None:
+    jobs.write_text(jobs.read_text() + "a.mp4,none.wav,x.mp4\na.mp4,a.wav,a-out.mp4\n")
+    before = sorted(jobs.parent.iterdir())
+    result = batch(jobs, *(["--json"] if as_json else []))
+    assert result.exit_code == 2
+    if as_json:
+        lines = [event.get("message") or event["error"] for event in events_of(result.stdout)]
+    else:
+        lines = result.stderr.splitlines()[-3:]
+    assert lines[0].startswith("row 5: ")
+    assert lines[1].startswith("row 6: ")
+    assert "2 of 5 rows cannot work, and none was started" in lines[2]
+    assert sorted(jobs.parent.iterdir()) == before
+
+
+def test_workers_that_cannot_work_are_one_error(jobs: Path) -> None:
+    result = CliRunner().invoke(main, ["batch", str(jobs), "--bundle", str(small_bundle()), "--provider", "tensorrt"])
+    assert result.exit_code == 1
+    assert "error: tensorrt: " in result.stderr
+    assert set(states(jobs).values()) == {("waiting", 0)}
+
+
+@pytest.fixture
+def driver(jobs: Path) -> Iterator[tuple["subprocess.Popen[str]", Callable[[], None]]]:
+    """The command, running, and what waits until one clip is done and another one runs."""
+    words = [sys.executable, "-m", "latentsync_trt", "batch", jobs, "--json", *OPTIONS]
+    process = subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def until_the_second_clip() -> None:
+        assert process.stdout is not None
+        done = 0
+        for line in process.stdout:
+            event = json.loads(line)["event"]
+            done += event == "finished"
+            if done and event == "progress":
+                return
+        raise AssertionError(process.communicate())
+
+    with process:
+        yield process, until_the_second_clip
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def test_a_killed_driver_loses_no_row_and_none_is_done_twice(
+    jobs: Path, driver: tuple["subprocess.Popen[str]", Callable[[], None]]
+) -> None:
+    process, until_the_second_clip = driver
+    until_the_second_clip()
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    assert not psutil.wait_procs(workers, 10)[1]  # they end with their driver
+    first = (jobs.parent / "a-out.mp4").stat()
+    result = batch(jobs, "--resume")
+    assert result.exit_code == 0, result.output
+    assert states(jobs)["a"] == ("done", 1)
+    assert {state for state, _ in states(jobs).values()} == {"done"}
+    assert (jobs.parent / "a-out.mp4").stat() == first
+    check_outputs(jobs.parent)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows delivers Ctrl-C to whole process groups only")
+def test_an_interrupted_driver_says_how_to_go_on(
+    jobs: Path, driver: tuple["subprocess.Popen[str]", Callable[[], None]]
+) -> None:
+    process, until_the_second_clip = driver
+    until_the_second_clip()
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "the same command with --resume goes on" in events_of(out)[-1]["error"]
+    assert not psutil.wait_procs(workers, 10)[1]
+    check_outputs(jobs.parent, "a")
+    assert [state for state, _ in states(jobs).values()].count("done") == 1
+
+
+def test_a_killed_worker_is_replaced(jobs: Path, driver: tuple["subprocess.Popen[str]", Callable[[], None]]) -> None:
+    process, until_the_second_clip = driver
+    until_the_second_clip()
+    (worker,) = psutil.Process(process.pid).children()
+    worker.kill()
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    assert [event["again"] for event in events_of(out) if event["event"] == "failed"] == [True]
+    assert sorted(attempts for _, attempts in states(jobs).values()) == [1, 1, 2]
+    check_outputs(jobs.parent)

@@ -1,0 +1,267 @@
+"""The dispatcher, with workers that do as the test says."""
+
+import random
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latentsync_trt.batch.dispatch import Dispatcher
+from latentsync_trt.batch.tasks import (
+    Cancelled,
+    CancelledEvent,
+    Done,
+    Event,
+    Failed,
+    Finished,
+    Moved,
+    Started,
+    Task,
+    TaskError,
+    WorkerLost,
+    WorkerState,
+)
+from latentsync_trt.errors import BundleError, OutputError
+from latentsync_trt.types import Progress
+
+PATIENCE_S = 20.0
+DONE = Done(0.0, {"frames": 1})
+
+
+class Fake:
+    """A worker that runs `work` for each task, and fails to start with each of `starts` that is an error."""
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[["Fake", Task, Callable[[Progress], None]], None] = lambda *_: None,
+        starts: Sequence[Exception | None] = (),
+    ) -> None:
+        self.name, self.work, self.starts = name, work, deque(starts)
+        self.ran: list[str] = []
+        self.stop = threading.Event()
+        self.closed = False
+        self.running: str | None = None
+
+    def start(self) -> None:
+        problem = self.starts.popleft() if self.starts else None
+        if problem is not None:
+            raise problem
+
+    def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
+        self.ran.append(task.id)
+        self.stop.clear()
+        self.running = task.id
+        try:
+            self.work(self, task, on_progress)
+        finally:
+            self.running = None
+        return DONE
+
+    def cancel(self, task_id: str) -> None:
+        if self.running == task_id:
+            self.stop.set()
+
+    def close(self) -> None:
+        self.closed = True
+        self.stop.set()
+
+
+def until_stopped(worker: Fake, task: Task, _: Callable[[Progress], None]) -> None:
+    assert worker.stop.wait(PATIENCE_S)
+    raise Cancelled(task.id)
+
+
+def task(number: int) -> Task:
+    return Task(str(number), "v", "a", f"{number}.mp4")
+
+
+@contextmanager
+def dispatching(
+    *workers: Fake, seen: Callable[[Event], None] = lambda _: None
+) -> Iterator[tuple[Dispatcher, list[Event]]]:
+    events: list[Event] = []
+
+    def on_event(event: Event) -> None:
+        events.append(event)
+        seen(event)
+
+    dispatcher = Dispatcher(workers, on_event)
+    try:
+        yield dispatcher, events
+    finally:
+        dispatcher.close()
+
+
+def of(kind: type[Event], events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def test_tasks_run_in_order_and_a_failed_one_stops_no_other() -> None:
+    def work(_: Fake, item: Task, on_progress: Callable[[Progress], None]) -> None:
+        on_progress(Progress("lip-sync", 1, 2))
+        if item.id == "1":
+            raise TaskError("damaged", usage=True)
+
+    worker = Fake("cpu", work)
+    with dispatching(worker) as (dispatcher, events):
+        for number in range(3):
+            dispatcher.submit(task(number))
+        dispatcher.wait()
+    assert worker.ran == ["0", "1", "2"]
+    assert [event.task_id for event in of(Finished, events)] == ["0", "2"]  # type: ignore[union-attr]
+    assert of(Failed, events) == [Failed("1", "cpu", "damaged", usage=True, again=False)]
+    assert len(of(Moved, events)) == 3
+    assert worker.closed
+    states = [event.state for event in events if isinstance(event, WorkerState)]
+    assert states == ["starting", "ready", *["running", "ready"] * 3, "closed"]
+
+
+def test_the_task_of_a_lost_worker_is_the_next_to_run() -> None:
+    losses = iter([WorkerLost("killed")])
+
+    def work(_: Fake, item: Task, __: object) -> None:
+        if item.id == "0" and (loss := next(losses, None)):
+            raise loss
+
+    worker = Fake("cpu", work)
+    with dispatching(worker) as (dispatcher, events):
+        for number in range(3):
+            dispatcher.submit(task(number))
+        dispatcher.wait()
+    assert worker.ran == ["0", "0", "1", "2"]
+    assert of(Failed, events) == [Failed("0", "cpu", "killed", usage=False, again=True)]
+    assert [event.attempt for event in events if isinstance(event, Started)] == [1, 2, 1, 1]
+
+
+@pytest.mark.parametrize(("before", "runs"), [(0, 3), (2, 1)])
+def test_a_task_that_always_loses_its_worker_fails(before: int, runs: int) -> None:
+    def work(_: Fake, item: Task, __: object) -> None:
+        if item.id == "0":
+            raise WorkerLost("killed")
+
+    worker = Fake("cpu", work)
+    with dispatching(worker) as (dispatcher, events):
+        dispatcher.submit(task(0), attempts_before=before)
+        dispatcher.submit(task(1))
+        dispatcher.wait()
+    assert worker.ran == ["0"] * runs + ["1"]
+    assert [event.again for event in events if isinstance(event, Failed)] == [True] * (runs - 1) + [False]
+
+
+def test_a_worker_that_does_not_start_leaves_the_tasks_to_others() -> None:
+    bad, good = Fake("gpu 0", starts=[WorkerLost("no memory")] * 3), Fake("gpu 1")
+    with dispatching(bad, good) as (dispatcher, events):
+        dispatcher.submit(task(0))
+        dispatcher.wait()
+        while WorkerState("gpu 0", "closed") not in events:
+            threading.Event().wait(0.01)
+    assert (bad.ran, good.ran) == ([], ["0"])
+    assert events.count(WorkerState("gpu 0", "lost", "no memory")) == 3
+
+
+@pytest.mark.parametrize("starts", [[WorkerLost("killed")] * 3, [BundleError("damaged")]])
+def test_without_any_worker_the_last_error_is_raised(starts: list[Exception]) -> None:
+    with dispatching(Fake("cpu", starts=starts)) as (dispatcher, _):
+        dispatcher.submit(task(0))
+        with pytest.raises(type(starts[0]), match=str(starts[0])):
+            dispatcher.wait()
+
+
+def test_canceling_a_waiting_and_a_running_task() -> None:
+    running = threading.Event()
+    worker = Fake("cpu", until_stopped)
+    with dispatching(worker, seen=lambda event: running.set() if isinstance(event, Started) else None) as (
+        dispatcher,
+        events,
+    ):
+        dispatcher.submit(task(0))
+        dispatcher.submit(task(1))
+        assert running.wait(PATIENCE_S)
+        assert dispatcher.cancel("1")
+        while not worker.stop.is_set():  # a worker knows of its task a moment after it was started
+            assert dispatcher.cancel("0")
+        dispatcher.wait()
+        assert not dispatcher.cancel("0")
+    assert of(CancelledEvent, events) == [CancelledEvent("1"), CancelledEvent("0")]
+    assert worker.ran == ["0"]
+
+
+def test_a_cancel_between_start_and_run_is_not_lost() -> None:
+    worker = Fake("cpu")
+
+    def cancel(event: Event) -> None:
+        if isinstance(event, Started):
+            assert dispatcher.cancel(event.task_id)
+
+    with dispatching(worker, seen=cancel) as (dispatcher, events):
+        dispatcher.submit(task(0))
+        dispatcher.wait()
+    assert of(CancelledEvent, events) == [CancelledEvent("0")]
+    assert worker.ran == []
+
+
+def test_closing_ends_a_running_task_without_a_word() -> None:
+    running = threading.Event()
+    worker = Fake("cpu", until_stopped)
+    with dispatching(worker, seen=lambda event: running.set() if isinstance(event, Started) else None) as (
+        dispatcher,
+        events,
+    ):
+        dispatcher.submit(task(0))
+        dispatcher.submit(task(1))
+        assert running.wait(PATIENCE_S)
+    assert worker.ran == ["0"]
+    assert not of(CancelledEvent, events) + of(Failed, events) + of(Finished, events)
+    assert events[-1] == WorkerState("cpu", "closed")
+
+
+@pytest.mark.parametrize("kind", [Started, Finished])
+def test_errors_of_who_listens(kind: type[Event]) -> None:
+    """A task whose start cannot be recorded fails; whose end cannot be, stops everything."""
+
+    def refuse(event: Event) -> None:
+        if isinstance(event, kind):
+            raise OutputError("disk full")
+
+    with dispatching(Fake("cpu"), seen=refuse) as (dispatcher, events):
+        dispatcher.submit(task(0))
+        if kind is Started:
+            dispatcher.wait()
+            assert of(Failed, events) == [Failed("0", "cpu", "disk full", usage=False, again=False)]
+        else:
+            with pytest.raises(OutputError, match="disk full"):
+                dispatcher.wait()
+
+
+@given(seed=st.integers(), count=st.integers(0, 12), workers=st.integers(1, 3))
+@settings(max_examples=30)
+def test_each_task_ends_once_and_none_runs_twice_at_once(seed: int, count: int, workers: int) -> None:
+    chance, running, lock = random.Random(seed), Counter[str](), threading.Lock()
+
+    def work(_: Fake, item: Task, on_progress: Callable[[Progress], None]) -> None:
+        with lock:
+            running[item.id] += 1
+            assert running[item.id] == 1
+            fate = chance.random()
+        on_progress(Progress("lip-sync", 1, 1))
+        with lock:
+            running[item.id] -= 1
+        if fate < 0.3:
+            raise WorkerLost("killed")
+        if fate < 0.4:
+            raise TaskError("damaged")
+
+    with dispatching(*(Fake(str(number), work) for number in range(workers))) as (dispatcher, events):
+        for number in range(count):
+            dispatcher.submit(task(number))
+        dispatcher.wait()
+    ends = [event for event in events if isinstance(event, Finished) or (isinstance(event, Failed) and not event.again)]
+    assert sorted(event.task_id for event in ends) == sorted(map(str, range(count)))
+    starts = Counter(event.task_id for event in events if isinstance(event, Started))
+    again = Counter(event.task_id for event in events if isinstance(event, Failed) and event.again)
+    assert all(starts[key] == again[key] + 1 <= 3 for key in starts)

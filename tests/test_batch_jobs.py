@@ -1,0 +1,201 @@
+"""Job files and folders: rows become tasks, and all that cannot work are found before the first one starts."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from latentsync_trt.batch.job_file import Job, check_jobs, read_jobs
+from latentsync_trt.config import SyncOptions
+from latentsync_trt.errors import InputError
+from tests.clips import write_face, write_sound
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """a.mp4, 0.2 s, with a.wav, 0.4 s; b.mp4 likewise with b.wav, 1 s."""
+    folder = tmp_path_factory.mktemp("clips")
+    for name, sound_s in (("a", 0.4), ("b", 1.0)):
+        write_face(folder / f"{name}.mp4", 5)
+        write_sound(folder / f"{name}.wav", sound_s)
+    return folder
+
+
+@pytest.fixture
+def folder(clips: Path, tmp_path: Path) -> Path:
+    """A copy of `clips`."""
+    return shutil.copytree(clips, tmp_path / "job ü")
+
+
+def jobs_in(folder: Path, text: str, name: str = "jobs.csv", **defaults: object) -> list[Job]:
+    (folder / name).write_text(text, encoding="utf-8")
+    jobs, problems = read_jobs(folder / name, SyncOptions(**defaults))  # type: ignore[arg-type]
+    assert not problems
+    return jobs
+
+
+def problems_in(folder: Path, text: str, name: str = "jobs.csv") -> list[str]:
+    (folder / name).write_text(text, encoding="utf-8")
+    jobs, problems = read_jobs(folder / name, SyncOptions())
+    return [str(problem) for problem in [*problems, *check_jobs(jobs, lambda _: None)[1]]]
+
+
+ROWS = "video,audio,output,crf\na.mp4,a.wav,x.mp4,20\n\nb.mp4, b.wav ,sub/../y.mp4,\n"
+
+
+@pytest.mark.parametrize("written", [ROWS, "\ufeff" + ROWS, ROWS.replace(",", ";"), ROWS.replace("\n", "\r\n")])
+def test_rows_of_a_table(folder: Path, written: str) -> None:
+    first, second = jobs_in(folder, written, steps=3)
+    assert (first.where, second.where) == ("row 2", "row 4")
+    assert first.task.video == str(folder / "a.mp4")
+    assert first.task.options == SyncOptions(steps=3, crf=20)
+    assert second.task.options == SyncOptions(steps=3)
+    assert Path(second.task.output).name == "y.mp4"
+
+
+def test_rows_of_json_lines_take_lists_and_numbers(folder: Path) -> None:
+    rows = [
+        {"video": "a.mp4", "output": "x.mp4", "speaker": ["0=a.wav", "1=b.wav"], "start": 0.1, "color-match": False},
+        {"video": "s3://clips/a.mp4", "audio": "a.wav", "output": "s3://out/y.mp4", "codec": None},
+    ]
+    first, second = jobs_in(folder, "\n".join(map(json.dumps, rows)), "jobs.jsonl")
+    assert first.task.audio is None
+    assert [speaker.voice for speaker in first.task.options.speaker] == [str(folder / "a.wav"), str(folder / "b.wav")]
+    assert not first.task.options.color_match
+    assert (second.task.video, second.task.output) == ("s3://clips/a.mp4", "s3://out/y.mp4")
+
+
+def test_pairs_of_a_folder(folder: Path) -> None:
+    shutil.copy(folder / "a.mp4", folder / "without-speech.mp4")
+    jobs, _ = read_jobs(folder, SyncOptions())
+    assert [Path(job.task.output) for job in jobs] == [folder / "a-synced.mp4", folder / "b-synced.mp4"]
+    jobs, _ = read_jobs(folder, SyncOptions(codec="prores"), "s3://out/")
+    assert [job.task.output for job in jobs] == ["s3://out/a-synced.mov", "s3://out/b-synced.mov"]
+
+
+def test_files_of_defaults_are_those_of_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    (job,) = jobs_in(folder, "video,audio,output\na.mp4,a.wav,x.mp4\n", mix="music.wav")
+    assert job.task.options.mix == str(folder.parent / "music.wav")
+
+
+def test_a_row_stays_the_same_where_its_folder_moves_and_is_another_where_it_changes(folder: Path) -> None:
+    text = "video,audio,output,crf,seed\na.mp4,a.wav,x.mp4,,\na.mp4,a.wav,y.mp4,,\na.mp4,a.wav,z.mp4,20,\n"
+    ids = [job.task.id for job in jobs_in(folder, text)]
+    moved = folder.rename(folder.with_name("moved"))
+    assert [job.task.id for job in jobs_in(moved, text.replace(",a.wav", ",./a.wav"))] == ids
+    assert len({*ids, *(job.task.id for job in jobs_in(moved, text, seed=1))}) == 6
+
+
+def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
+    (folder / "damaged.mp4").write_bytes(bytes(5000))
+    shutil.copy(folder / "a.wav", folder / "c.wav")
+    os.link(folder / "b.wav", folder / "linked.mp4")
+    text = (
+        "video,audio,output,crf,start\n"
+        "a.mp4,a.wav,x.mp4,,\n"
+        "missing.mp4,a.wav,x3.mp4,,\n"
+        "a.mp4,a.wav,sub/../x.mp4,,\n"
+        "a.mp4,a.wav,x5.mp4,99,\n"
+        "damaged.mp4,a.wav,x6.mp4,,\n"
+        "a.mp4,c.wav,linked.mp4,,\n"
+        "b.mp4,b.wav,x8.mp4,,8\n"
+        "a.mp4,,x9.mp4,,\n"
+        ",a.wav,x10.mp4,,\n"
+        "a.mp4,a.wav,x11.txt,,\n"
+        "a.mp4,a.wav,nowhere/x12.mp4,,\n"
+        "a.mp4,a.wav,x13.mp4,,,more\n"
+        "a.mp4,a.wav,a.mp4,,\n"
+    )
+    (folder / "sub").mkdir()
+    wanted = {
+        3: "missing.mp4: no such file",
+        4: "row 2 writes it, too",
+        5: "--crf 99: outside 0 to 63",
+        6: "damaged.mp4: is not a readable media file",
+        7: "is an input of row 8",
+        8: "--start 8:",
+        9: "no speech",
+        10: "no video; name a file",
+        11: "cannot write .txt",
+        12: "no such folder; create it first",
+        13: "has 6 cells, the header 5; put text with ',' in quotes",
+        14: "choose another name",
+    }
+    found = problems_in(folder, text)
+    for row, words in wanted.items():
+        assert any(line.startswith(f"row {row}: ") and words in line for line in found), (row, words, found)
+    assert not [line for line in found if line.startswith("row 2:")]
+
+
+def test_json_lines_that_cannot_work(folder: Path) -> None:
+    lines = ['{"video": "a.mp4"', "[1]", '{"video": 3}', '{"video": "a.mp4", "audio": "a.wav", "crff": 1}', "null"]
+    found = problems_in(folder, "\n".join(lines), "jobs.jsonl")
+    words = [
+        "line 1: is not JSON",
+        "line 2: is not an object",
+        "line 3: video 3: is not text",
+        "did you mean crf",
+        "5:",
+    ]
+    assert len(found) == 5
+    assert all(word in line for word, line in zip(words, found, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("jobs.csv", b"", "has no rows"),
+        ("jobs.csv", b"video,audio,output\n", "has no rows"),
+        ("jobs.csv", b"audio,output\na,b\n", "has no column video"),
+        ("jobs.csv", b"video,audoi,crff\n", "column audoi: no such option.*column crff.*did you mean crf"),
+        ("jobs.csv", b"video,crf,--crf\n", "column crf is there twice"),
+        ("jobs.csv", b'video,audio\n"a.mp4,a.wav\n', "line 2 is not CSV"),
+        ("jobs.csv", "video\n".encode("utf-16"), "is not UTF-8"),
+        ("jobs.xlsx", b"PK", "is no job file"),
+        ("jobs.jsonl", b"\n", "has no rows"),
+    ],
+)
+def test_files_that_are_no_job_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_jobs(tmp_path / name, SyncOptions())
+
+
+def test_a_missing_file_and_a_folder_without_pairs(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"did you mean .*jobs\.csv"):
+        (folder / "jobs.csv").touch()
+        read_jobs(folder / "job.csv", SyncOptions())
+    (folder / "a.wav").unlink()
+    (folder / "b.wav").unlink()
+    with pytest.raises(InputError, match="no video has a recording of the same name"):
+        read_jobs(folder, SyncOptions())
+
+
+def test_lengths_and_costs_say_what_takes_longest(folder: Path) -> None:
+    text = (
+        "video,audio,output,length,preset\na.mp4,a.wav,1.mp4,,\nb.mp4,b.wav,2.mp4,,\nb.mp4,b.wav,3.mp4,video,quality\n"
+    )
+    good, problems = check_jobs(jobs_in(folder, text), lambda _: None)
+    assert not problems
+    assert [job.length_s for job in good] == pytest.approx([0.4, 1.0, 0.2])
+    by_cost = sorted(good, key=lambda job: job.cost)
+    assert [Path(job.task.output).stem for job in by_cost] == ["1", "3", "2"]
+
+
+def test_addresses_are_asked_for(folder: Path) -> None:
+    """fsspec's own file system in memory stands for any store."""
+    fsspec = pytest.importorskip("fsspec")
+    with fsspec.open("memory://clips/there.mp4", "wb") as file:
+        file.write(b"1")
+    text = (
+        "video,audio,output\nmemory://clips/there.mp4,a.wav,memory://out/1.mp4\n"
+        "memory://clips/none.mp4,a.wav,memory://out/2.mp4\nmemory://clips/there.mp4,z.wav,https://u:pw@host/3.mp4\n"
+    )
+    found = problems_in(folder, text)
+    assert len(found) == 2
+    assert found[0].startswith("row 3: memory://clips/none.mp4: no such file")
+    assert found[1].startswith("row 4: ")
+    assert "pw" not in found[1]

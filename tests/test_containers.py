@@ -1,0 +1,165 @@
+"""`Dockerfile`, `compose.yaml` and the pages about them name what exists; scripts/fresh_debian.py builds the image."""
+
+import math
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from latentsync_trt.batch.job_file import read_jobs
+from latentsync_trt.cli import main
+from latentsync_trt.config import SyncOptions
+from scripts.fresh_debian import instructions
+from tests.conftest import REPOSITORY
+
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+COMPOSE = yaml.safe_load((REPOSITORY / "compose.yaml").read_text(encoding="utf-8"))
+SERVICES: dict[str, Any] = COMPOSE["services"]
+STEPS = instructions()
+PAGES = {name: (REPOSITORY / "docs" / name).read_text(encoding="utf-8") for name in ("cluster.md", "serve.md")}
+
+
+def check_command_line(words: list[str]) -> None:
+    """Parses what follows `latentsync-trt`; raises what click or the package raises for a wrong one."""
+    command = main.get_command(click.Context(main), words[0])
+    assert command is not None, f"no command {words[0]}"
+    command.make_context(words[0], words[1:])
+
+
+def code_of(page: str) -> list[str]:
+    """The lines of a page's code blocks, each command in one."""
+    blocks = re.findall(r"^```(?:console|bash)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    return "\n".join(blocks).replace("\\\n", " ").splitlines()
+
+
+def test_stages_and_files_of_the_dockerfile_exist() -> None:
+    ignored, kept = set[str](), set[str]()
+    for line in (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            (kept if line.startswith("!") else ignored).add(line.removeprefix("!"))
+    assert "*" in ignored
+    stages: list[str] = []
+    copied = set[str]()
+    for keyword, rest in STEPS:
+        if keyword == "FROM":
+            base, _, name = rest.partition(" AS ")
+            assert base in stages or base.startswith("debian:")
+            stages.append(name)
+        elif keyword == "COPY":
+            *sources, _ = rest.split()
+            if sources[0].startswith("--from="):
+                assert sources[0].removeprefix("--from=") in stages
+            else:
+                copied |= set(sources)
+    assert copied == kept
+    assert all((REPOSITORY / name).exists() for name in copied)
+
+
+def test_the_image_has_extras_that_exist_and_runs_a_command_that_exists() -> None:
+    extras = next(rest for keyword, rest in STEPS if keyword == "ARG").partition("=")[2].split(",")
+    extras += re.findall(r"EXTRAS=([\w,]+)", "".join(PAGES.values()))[0].split(",")
+    assert set(extras) <= set(PROJECT["optional-dependencies"])
+    assert {"tensorrt", "cluster", "serve"} <= set(extras)
+    assert yaml.safe_load(dict(STEPS)["ENTRYPOINT"])[0] in PROJECT["scripts"]
+
+
+def test_nothing_runs_as_root() -> None:
+    user = dict(STEPS)["USER"]
+    assert int(user) >= 1000
+    assert any(keyword == "RUN" and f"useradd --uid {user} " in rest for keyword, rest in STEPS)
+    for service in SERVICES.values():
+        assert service["user"] == f"${{LATENTSYNC_TRT_USER:-{user}}}"
+        assert service["cap_drop"] == ["ALL"]
+        assert not service.get("privileged")
+
+
+def test_variables_are_read_by_the_package() -> None:
+    code = "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "latentsync_trt").rglob("*.py"))
+    named = set(re.findall(r"LATENTSYNC_TRT_\w+", " ".join(rest for keyword, rest in STEPS if keyword == "ENV")))
+    for service in SERVICES.values():
+        named |= set(service.get("environment", {}))
+    assert len(named) == 3
+    assert all(f'"{name}"' in code for name in named)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_compose_runs_valid_commands_on_volumes_that_exist(name: str) -> None:
+    service = SERVICES[name]
+    check_command_line(service["command"])
+    for volume in service["volumes"]:
+        source, target = re.fullmatch(r"(\$\{.*?\}|[^:]+):(/\w+)(?::ro)?", volume).groups()  # type: ignore[union-attr]
+        assert source in COMPOSE["volumes"] or source.startswith((".", "${CLIPS:-./"))
+        assert any(word.startswith(target) for word in service["command"]) or target in ("/checkpoints", "/cache")
+
+
+def test_the_service_is_reached_where_it_listens_from_this_machine_only() -> None:
+    service = SERVICES["serve"]
+    command = main.get_command(click.Context(main), "serve")
+    assert command is not None
+    port = command.make_context("serve", service["command"][1:]).params["port"]
+    assert service["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert service["healthcheck"]["test"][-1] == f"http://127.0.0.1:{port}/healthz"
+    assert dict(STEPS)["EXPOSE"] == str(port)
+    assert ":?" in service["environment"]["LATENTSYNC_TRT_API_KEY"], "a missing key must be an error"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_the_pages_are_valid(page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [line for line in code_of(PAGES[page]) if "latentsync-trt " in line]
+    assert len(lines) > 1
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        words = words[words.index("latentsync-trt") + 1 :]
+        if words and not words[0].startswith("."):  # else the folder of `docker build`
+            check_command_line(words)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_options_links_and_headings_of_the_pages_exist(page: str) -> None:
+    commands = [main.get_command(click.Context(main), name) for name in ("batch", "serve", "sync")]
+    options = [option for command in commands if command for option in command.params]
+    known = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
+    prose = re.sub(r"^```.*?^```", "", PAGES[page], flags=re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r"`(--[a-z][a-z-]*)", prose)) <= known | {"--user"}
+    for name, heading in re.findall(r"\]\(([\w.-]*)(?:#([\w-]+))?\)", PAGES[page]):
+        text = (REPOSITORY / "docs" / name).read_text(encoding="utf-8") if name else PAGES[page]
+        anchors = {
+            re.sub(r"[^\w -]", "", line).lower().replace(" ", "-")
+            for line in re.findall(r"^#+ (.*)", text, re.MULTILINE)
+        }
+        assert not heading or heading in anchors, f"{name}#{heading}"
+
+
+def test_the_job_file_of_the_page_is_valid(tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```csv\n(.*?)^```", PAGES["cluster.md"], re.MULTILINE | re.DOTALL)
+    (tmp_path / "jobs.csv").write_text(text, encoding="utf-8")
+    jobs, problems = read_jobs(tmp_path / "jobs.csv", SyncOptions())
+    assert not problems
+    assert [len(job.task.options.speaker) for job in jobs] == [0, 2, 0]
+
+
+def test_costs_follow_from_the_measured_ones() -> None:
+    rows = re.findall(r"^\| (\d{3} px, `\w+`) \|(.*)\|$", PAGES["cluster.md"], re.MULTILINE)
+    cells = [(name, [float(re.sub(r"[$,]", "", cell)) for cell in rest.split("|")]) for name, rest in rows]
+    measured = {name: row for name, row in cells if len(row) == 3}
+    planned = {name: row for name, row in cells if len(row) == 4}
+    assert measured.keys() == planned.keys()
+    share, price, hours = 0.9, 3.0, 1000
+    for name, (pace, minutes, cores) in measured.items():
+        work = 1.2 if name.startswith("512") else 1.1
+        assert minutes == round(60 / pace)
+        assert cores == pytest.approx(work / pace + 1, abs=0.051)
+        gpus = math.ceil(hours * pace / 24 / share)
+        all_cores = gpus + math.ceil(hours * work / 24 / share)
+        assert planned[name] == [
+            gpus,
+            all_cores,
+            round(pace * price / 60 / share, 3),
+            round(hours * pace * price / share),
+        ]

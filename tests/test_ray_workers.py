@@ -1,0 +1,369 @@
+"""Workers on a Ray cluster of this machine with two nodes, and clips on an S3 server: what is lost runs again."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from latentsync_trt import SyncOptions
+from latentsync_trt.batch import ray_workers as module
+from latentsync_trt.batch.dispatch import Dispatcher
+from latentsync_trt.batch.ray_workers import Needs, RayWorker, plan, ray_workers
+from latentsync_trt.batch.tasks import (
+    CancelledEvent,
+    Event,
+    Failed,
+    Finished,
+    Moved,
+    Task,
+    WorkerLost,
+    WorkerSettings,
+    WorkerState,
+)
+from latentsync_trt.bundle.find import demo_folder
+from latentsync_trt.errors import InputError, LatentSyncError
+from latentsync_trt.types import Progress
+from tests.clips import decoded, write_clip
+from tests.s3 import BUCKET, s3_server
+
+pytestmark = pytest.mark.integration
+
+FRAMES, LONG_FRAMES = 16, 64
+FAST = SyncOptions(preset="fast")
+BUNDLE = f"s3://{BUCKET}/bundles/demo"
+ON_CPU = WorkerSettings(BUNDLE, "cpu")
+NODE = {"num_cpus": 1, "object_store_memory": 80_000_000}
+
+
+@dataclass
+class Place:
+    """A cluster whose first node takes no workers, an S3 server, and clips there."""
+
+    cluster: Any
+    s3: Any
+    folder: Path
+
+    def task(self, name: str, clip: str = "short") -> Task:
+        url = f"s3://{BUCKET}"
+        return Task(name, f"{url}/in/{clip}.mp4", f"{url}/in/{clip}.wav", f"{url}/{name}/out.mp4", FAST)
+
+    def frames_of(self, name: str) -> int:
+        """Frames of the output, which must be the only object of its task."""
+        assert [key.rpartition("/")[2] for key in self.s3.ls(f"{BUCKET}/{name}", refresh=True)] == ["out.mp4"]
+        self.s3.get_file(f"{BUCKET}/{name}/out.mp4", str(self.folder / f"{name}.mp4"))
+        return len(decoded(self.folder / f"{name}.mp4"))
+
+    def workers(self, count: int, **options: Any) -> list[RayWorker]:
+        return ray_workers(self.cluster.address, ON_CPU, count, **options)
+
+
+# Without a cluster
+
+
+def test_without_a_cluster_the_cure_is_said() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        for address in (f"127.0.0.1:{taken.getsockname()[1]}", f"ray://127.0.0.1:{taken.getsockname()[1]}", "nonsense"):
+            start_s = time.monotonic()
+            with pytest.raises(InputError, match=rf"--ray {address}: no Ray cluster .*ray start --head"):
+                ray_workers(address, ON_CPU)
+            assert time.monotonic() - start_s < 10
+
+
+CPUS_4, CPUS_8, GPUS_4 = {"CPU": 4.0}, {"CPU": 8.0}, {"CPU": 64.0, "GPU": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "provider", "count", "gpus", "expected"),
+    [
+        ([CPUS_4, CPUS_8, {}], "auto", None, None, (2, Needs(0, 4))),
+        ([CPUS_4, CPUS_8], "auto", 5, None, (5, Needs(0, 1))),
+        ([CPUS_4, GPUS_4, GPUS_4], "auto", None, None, (8, Needs(1, 8))),
+        ([CPUS_4, GPUS_4], "cpu", None, None, (2, Needs(0, 4))),
+        ([GPUS_4], "tensorrt", None, 0.5, (8, Needs(0.5, 4))),
+        ([GPUS_4], "cuda", None, 1 / 3, (12, Needs(1 / 3, 2))),
+        ([GPUS_4], "cuda", None, 2, (2, Needs(2, 16))),
+        ([CPUS_4], "cuda", None, None, (1, Needs(1, 1))),  # an autoscaler may add a node
+        ([CPUS_4], "auto", 6, 1, (6, Needs(1, 1))),
+        ([], "auto", None, None, (1, Needs(0, 1))),
+        ([GPUS_4] * 9, "auto", None, None, (20, Needs(1, 8))),
+    ],
+)
+def test_what_workers_ask_for(
+    nodes: list[dict[str, float]], provider: str, count: int | None, gpus: float | None, expected: tuple[int, Needs]
+) -> None:
+    assert plan(nodes, WorkerSettings("demo", provider), count, gpus, 20) == expected
+
+
+def test_given_threads_are_the_cores_of_a_worker() -> None:
+    assert plan([GPUS_4], WorkerSettings("demo", threads=6), None, None, 20) == (4, Needs(1, 6))
+
+
+@pytest.mark.parametrize(("provider", "gpus"), [("cuda", 0), ("auto", 1.5)])
+def test_numbers_of_gpus_that_cannot_be(provider: str, gpus: float) -> None:
+    with pytest.raises(InputError, match="--gpus-per-worker"):
+        plan([GPUS_4], WorkerSettings("demo", provider), None, gpus, 20)
+
+
+# With a cluster
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    import ray
+    from ray.cluster_utils import Cluster
+
+    folder = tmp_path_factory.mktemp("clips")
+    with s3_server() as s3:
+        s3.put(f"{demo_folder()}/", f"{BUCKET}/bundles/demo/", recursive=True)
+        for name, frames in (("short", FRAMES), ("long", LONG_FRAMES)):
+            (folder / name).mkdir()
+            for path in write_clip(folder / name, frames):
+                s3.put_file(str(path), f"{BUCKET}/in/{name}{path.suffix}")
+        cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False})
+        for _ in range(2):
+            cluster.add_node(**NODE)
+        yield Place(cluster, s3, folder)
+        ray.shutdown()
+        cluster.shutdown()
+
+
+class Running:
+    """Tasks on workers, and the events about them."""
+
+    def __init__(self, workers: list[RayWorker], *tasks: Task) -> None:
+        self.workers, self.events = workers, list[Event]()
+        self.in_the_middle = threading.Event()
+        self.dispatcher = Dispatcher(workers, self._on_event)
+        for task in tasks:
+            self.dispatcher.submit(task)
+
+    def __enter__(self) -> "Running":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.dispatcher.close()
+
+    def _on_event(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, Moved) and event.progress.stage == "lip-sync" and event.progress.done:
+            self.in_the_middle.set()
+
+    def of(self, kind: Any) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def test_clips_on_s3_through_two_actors(place: Place) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    workers = place.workers(2)
+    assert signal.getsignal(signal.SIGTERM) is before
+    names = ["a", "b", "c"]
+    with Running(workers, *map(place.task, names)) as running:
+        running.dispatcher.wait()
+        assert {worker.pid for worker in workers} == {psutil.Process(worker.pid).pid for worker in workers}
+    assert [place.frames_of(name) for name in names] == [FRAMES] * 3
+    assert {event.task_id for event in running.of(Finished)} == set(names)
+    assert {event.worker for event in running.of(Finished)} == {"ray 0", "ray 1"}
+    assert not running.of(Failed)
+
+
+@pytest.fixture(scope="module")
+def worker(place: Place) -> Iterator[RayWorker]:
+    """An open worker."""
+    (worker,) = place.workers(1)
+    worker.start()
+    yield worker
+    worker.close()
+
+
+def no_progress(_: Progress) -> None:
+    """Takes it."""
+
+
+def test_a_file_that_is_not_on_the_node(worker: RayWorker, place: Place, tmp_path: Path) -> None:
+    name = socket.gethostname()
+    where = f"is not on node {name}, where this ran; use a folder that all nodes share, or a URL"
+    for video, output in [(tmp_path / "no.mp4", "out.mp4"), (place.folder / "short" / "face.mp4", "no/out.mp4")]:
+        task = Task("one", str(video), f"s3://{BUCKET}/in/short.wav", str(tmp_path / output), FAST)
+        with pytest.raises(LatentSyncError, match=where) as caught:
+            worker.run(task, no_progress)
+        assert caught.value.usage
+
+
+def test_local_files_on_a_node_that_has_them(worker: RayWorker, place: Place, tmp_path: Path) -> None:
+    video, audio = (place.folder / "short" / name for name in ("face.mp4", "speech.wav"))
+    done = worker.run(Task("one", str(video), str(audio), str(tmp_path / "out.mp4"), FAST), no_progress)
+    assert done.report["frames"] == len(decoded(tmp_path / "out.mp4")) == FRAMES
+    assert done.report["output"] == str(tmp_path / "out.mp4")
+
+
+def test_a_version_that_differs_is_said(place: Place, worker: RayWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "__version__", "9.9")
+    (other,) = place.workers(1)
+    with pytest.raises(InputError, match=r"has latentsync-trt \d\.\d\.\d, and here is 9\.9; install the same version"):
+        other.start()
+    other.close()
+
+
+def test_a_bundle_that_is_not_there_names_the_node(place: Place, worker: RayWorker) -> None:
+    (other,) = ray_workers(place.cluster.address, WorkerSettings("/no/bundle", "cpu"), 1)
+    with pytest.raises(LatentSyncError, match=rf"node {socket.gethostname()}: .*/no/bundle"):
+        other.start()
+    other.close()
+
+
+def test_a_worker_that_waits_for_resources_says_which(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_QUIET_S", 0.0)
+    monkeypatch.setattr(module, "_UNPLACED_S", 1.0)
+    notices: list[str] = []
+    workers = place.workers(2, gpus_per_worker=0)
+    for each in workers:
+        each._needs = Needs(1, 1)
+        each._cluster._on_notice = notices.append
+    with Running(workers, place.task("never")) as running:
+        end_s = time.monotonic() + 30
+        while len(notices) < 2 and time.monotonic() < end_s:
+            time.sleep(0.1)
+        start_s = time.monotonic()
+        running.dispatcher.close()
+        assert time.monotonic() - start_s < 5
+    assert notices[0] == "workers wait until the Ray cluster has 1 GPU and 1 CPU core for each"
+    assert notices[1].startswith("no node of the Ray cluster has 1 GPU and 1 CPU core, as a worker needs; if no ")
+    assert [event.state for event in running.of(WorkerState)] == ["starting"] * 2 + ["closed"] * 2
+
+
+def test_a_canceled_clip_leaves_nothing_and_its_worker_goes_on(place: Place) -> None:
+    with Running(place.workers(1), place.task("stopped", "long"), place.task("next")) as running:
+        assert running.in_the_middle.wait(60)
+        assert running.dispatcher.cancel("stopped")
+        running.dispatcher.wait()
+    assert running.of(CancelledEvent) == [CancelledEvent("stopped")]
+    assert not place.s3.exists(f"{BUCKET}/stopped")
+    assert place.frames_of("next") == FRAMES
+
+
+def kill_actor(place: Place, worker: RayWorker) -> None:
+    psutil.Process(worker.pid).kill()
+
+
+def kill_node(place: Place, worker: RayWorker) -> None:
+    raylet = psutil.Process(worker.pid).parent()
+    assert raylet is not None
+    (node,) = [
+        node
+        for node in place.cluster.worker_nodes
+        if raylet.pid in [process.process.pid for process in node.all_processes["raylet"]]
+    ]
+    place.cluster.remove_node(node, allow_graceful=False)
+    place.cluster.add_node(**NODE)
+
+
+@pytest.mark.parametrize("kill", [kill_actor, pytest.param(kill_node, marks=pytest.mark.slow)])
+def test_a_clip_whose_worker_is_killed_runs_again(place: Place, kill: Callable[[Place, RayWorker], None]) -> None:
+    name = kill.__name__
+    with Running(place.workers(1), place.task(name, "long")) as running:
+        assert running.in_the_middle.wait(60)
+        kill(place, running.workers[0])
+        running.dispatcher.wait()
+    (failed,) = running.of(Failed)
+    assert failed.again
+    assert "\n" not in failed.message
+    assert failed.message.startswith(f"ray 0 on {socket.gethostname()}: The actor ")
+    assert [event.task_id for event in running.of(Finished)] == [name]
+    assert place.frames_of(name) == LONG_FRAMES
+
+
+def test_a_lost_cluster_ends_workers_with_the_cure(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHECK_S", 0.1)
+    monkeypatch.setattr(module, "_LOST_AFTER_S", 1.0)
+    (worker,) = place.workers(1)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        with Running([worker], place.task("lost", "long")) as running:
+            assert running.in_the_middle.wait(60)
+            worker._cluster._gcs = taken.getsockname()
+            with pytest.raises(LatentSyncError, match=r"does not answer any more; .* with --resume"):
+                running.dispatcher.wait()
+    assert [event.again for event in running.of(Failed)] == [True]
+    with pytest.raises(WorkerLost):
+        worker.run(place.task("lost"), no_progress)
+
+
+class Command:
+    """`latentsync-trt batch --ray`, as a process of its own."""
+
+    def __init__(self, address: str, jobs: Path, *options: str) -> None:
+        words = [str(jobs), "--ray", address, "--bundle", "demo", "--provider", "cpu", "--preset", "fast", "--json"]
+        command = [sys.executable, "-m", "latentsync_trt", "batch", *words, *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def until(self, *kinds: str) -> None:
+        """Reads events until there was one of each of `kinds`, in this order."""
+        assert self.process.stdout is not None
+        wanted = list(kinds)
+        while wanted:
+            event = json.loads(self.process.stdout.readline())
+            if event.get("event") == wanted[0] and event.get("done", 1):
+                wanted.pop(0)
+
+    def end(self) -> list[dict[str, Any]]:
+        """Its last events; nothing else was printed."""
+        out, err = self.process.communicate(timeout=300)
+        assert err == ""
+        return [json.loads(line) for line in out.splitlines()]
+
+
+def write_jobs(path: Path, tasks: list[Task]) -> Path:
+    rows = [{"video": task.video, "audio": task.audio, "output": task.output} for task in tasks]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.mark.slow
+def test_a_killed_driver_loses_no_row_and_runs_none_twice(place: Place, tmp_path: Path) -> None:
+    names = ["d1", "d2", "d3", "d4"]
+    jobs = write_jobs(tmp_path / "jobs.jsonl", [place.task(name, "long") for name in names])
+    first = Command(place.cluster.address, jobs)
+    first.until("finished", "progress")
+    first.process.kill()
+    first.process.communicate()
+    done_before = [name for name in names if place.s3.exists(f"{BUCKET}/{name}/out.mp4")]
+    written = {name: place.s3.info(f"{BUCKET}/{name}/out.mp4", refresh=True)["LastModified"] for name in done_before}
+    assert 1 <= len(done_before) < 4
+    second = Command(place.cluster.address, jobs, "--resume")
+    events = second.end()
+    assert second.process.returncode == 0
+    assert [event["event"] for event in events].count("started") == 4 - len(done_before)
+    assert (events[-1]["done"], events[-1]["done_before"]) == (4 - len(done_before), len(done_before))
+    assert [place.frames_of(name) for name in names] == [LONG_FRAMES] * 4
+    for name, time_before in written.items():
+        assert place.s3.info(f"{BUCKET}/{name}/out.mp4", refresh=True)["LastModified"] == time_before
+
+
+@pytest.mark.slow
+def test_a_cluster_that_dies_ends_the_batch_with_the_cure(place: Place, tmp_path: Path) -> None:
+    from ray.cluster_utils import Cluster
+
+    jobs = write_jobs(tmp_path / "jobs.jsonl", [place.task("orphan", "long")])
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    try:
+        command = Command(cluster.address, jobs)
+        command.until("started")
+        cluster.head_node.kill_gcs_server()
+        psutil.Process(cluster.head_node.all_processes["raylet"][0].process.pid).kill()
+        events = command.end()
+    finally:
+        cluster.shutdown()
+    assert command.process.returncode == 1
+    assert "does not answer any more; " in events[-1]["error"]
+    assert "run the same command with --resume" in events[-1]["error"]
