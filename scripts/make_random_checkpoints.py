@@ -26,10 +26,11 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from latentsync_trt.export.checkpoint import WHISPER_PREFIX, whisper_file  # noqa: E402
+from latentsync_trt.export.checkpoint import WHISPER_PREFIX  # noqa: E402
 from latentsync_trt.export.naming import origins  # noqa: E402
 from latentsync_trt.export.unet import UNet, UNetConfig  # noqa: E402
 from latentsync_trt.export.whisper import WhisperConfig, WhisperEncoder  # noqa: E402
+from scripts.published import whisper_file  # noqa: E402
 
 UNET = UNetConfig(
     widths=(320, 640, 1280, 1280),

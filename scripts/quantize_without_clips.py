@@ -37,8 +37,8 @@ def main() -> None:
     arguments = parser.parse_args()
     start_s = time.perf_counter()
     options = CalibrateOptions(arguments.precision, smooth=arguments.smooth)
-    ranges = made_up_ranges(open_parent(arguments.bundle))
-    made = read_manifest(quantize_bundle(arguments.bundle, ranges, options, arguments.out))
+    parent = open_parent(arguments.bundle)
+    made = read_manifest(quantize_bundle(parent, made_up_ranges(parent), options, arguments.out))
     size_bytes = sum(entry.bytes for entry in made.files.values())
     share = made.quantization.share if made.quantization else 0.0
     print(

@@ -7,11 +7,11 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
-from latentsync_trt.export.checkpoint import WHISPER_PREFIX, whisper_file
-from latentsync_trt.export.naming import checkpoint_tensors
+from latentsync_trt.export.checkpoint import WHISPER_PREFIX
 from latentsync_trt.export.options import ExportOptions, Sources
 from latentsync_trt.export.unet import UNet, UNetConfig
 from latentsync_trt.export.whisper import WhisperConfig, WhisperEncoder
+from scripts.published import checkpoint_tensors, whisper_file
 
 RESOLUTION_PX = 64
 FRAMES = 4

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.request import Request, urlopen
 
 import fsspec
 import pytest
@@ -18,6 +19,8 @@ def s3_server() -> Iterator[Any]:
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+    reset = Request(f"http://{host}:{port}/moto-api/reset", method="POST")
+    urlopen(reset, timeout=10).close()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
         patch.setenv("AWS_ACCESS_KEY_ID", "key")

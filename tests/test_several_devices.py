@@ -32,7 +32,7 @@ from tests.clips import decoded, write_clip
 from tests.device import DemoNetworks
 from tests.small import small_bundle
 
-FRAMES, WINDOWS = 40, 3
+FRAMES, WINDOWS = 56, 4
 TIMEOUT_S = 20.0
 OPTIONS = SyncOptions(steps=1, lossless=True)
 
@@ -374,6 +374,6 @@ def test_build_makes_the_engines_of_each_kind_of_gpu_once(
 def test_the_summary_says_how_many_gpus_painted(capsys: pytest.CaptureFixture[str]) -> None:
     used = tuple(DeviceTime(f"GPU {number}", "cuda", windows, 1.0) for number, windows in enumerate((24, 23, 0)))
     report = SyncReport("o.mp4", "b", "cuda", 750, 750, 47, 30.0, 40.0, 9.0, 24.0, (), (), ())
-    for devices, words in (((), "on cuda"), (used[:1], "on cuda"), (used, "on cuda (2 GPUs: 24 + 23 windows)")):
-        show_report(replace(report, devices=devices), Notices())
+    for painted, words in (((), "on cuda"), (used[:1], "on cuda"), (used, "on cuda (2 GPUs: 24 + 23 windows)")):
+        show_report(replace(report, devices=painted), Notices())
         assert capsys.readouterr().out.splitlines()[0].endswith(f"with b {words}")

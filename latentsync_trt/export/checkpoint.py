@@ -23,7 +23,7 @@ WHISPER_PREFIX = "encoder."
 _POSITIONS_WITHOUT_MOTION = 24
 _NAMED_AT_MOST = 3
 _LARGEST_DIM = 10_000
-_WHISPER_DIMS = ("n_mels", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer")
+WHISPER_DIMS = ("n_mels", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer")
 
 Tensors = Mapping[str, Tensor]
 
@@ -71,20 +71,15 @@ def load_whisper(path: Path, dtype: torch.dtype) -> WhisperEncoder:
         kind = "a LatentSync U-Net" if isinstance(content, dict) and "state_dict" in content else "another file"
         raise CheckpointError(f"{path}: {kind}, not one of OpenAI's Whisper models (no `dims`); give it as --whisper")
     dims = content["dims"]
-    if not isinstance(dims, dict) or not all(isinstance(dims.get(name), int) for name in _WHISPER_DIMS):
-        raise CheckpointError(f"{path}: its `dims` lack one of {', '.join(_WHISPER_DIMS)}")
-    config = WhisperConfig(*(dims[name] for name in _WHISPER_DIMS))
+    if not isinstance(dims, dict) or not all(isinstance(dims.get(name), int) for name in WHISPER_DIMS):
+        raise CheckpointError(f"{path}: its `dims` lack one of {', '.join(WHISPER_DIMS)}")
+    config = WhisperConfig(*(dims[name] for name in WHISPER_DIMS))
     if min(astuple(config)) < 1 or max(astuple(config)) > _LARGEST_DIM or config.width % config.heads:
         raise CheckpointError(f"{path}: no Whisper encoder has its `dims`, {config}")
     with torch.device("meta"):
         network = WhisperEncoder(config)
     fill(path, network, origins(network, WHISPER_PREFIX), content["model_state_dict"], dtype)
     return network
-
-
-def whisper_file(config: WhisperConfig, tensors: Tensors) -> dict[str, Any]:
-    """The content of an OpenAI Whisper file with the encoder only; the inverse of `load_whisper`."""
-    return {"dims": dict(zip(_WHISPER_DIMS, astuple(config), strict=True)), "model_state_dict": tensors}
 
 
 def read_file(path: Path) -> Any:

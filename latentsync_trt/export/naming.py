@@ -1,4 +1,4 @@
-"""How published checkpoints store a network's parameters (names, stacking, transposition), for loading and saving."""
+"""How published checkpoints store a network's parameters (names, stacking, transposition)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,13 +29,6 @@ class Origin:
             return torch.cat([part.flatten(1).t() for part in parts], 1)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def scatter(self, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Yields the checkpoint's tensors and their names from the network's parameter."""
-        parts = parameter.chunk(len(self.names), 1 if self.transposed else 0)
-        for name, part in zip(self.names, parts, strict=True):
-            if name is not None:
-                yield name, (part.t() if self.transposed else part).reshape(self.shape).clone()
-
 
 def origins(network: nn.Module, prefix: str = "") -> dict[str, Origin]:
     """Parameter and buffer names of `network` → their origins; `prefix` precedes every name in the checkpoint."""
@@ -57,9 +50,3 @@ def _linear_origins(path: str, module: Linear, prefix: str) -> Iterator[tuple[st
     if module.bias is not None:
         biases = tuple(None if stem in module.unbiased else f"{paths[stem]}.bias" for stem in stems)
         yield f"{path}.bias", Origin(biases, (width,))
-
-
-def checkpoint_tensors(network: nn.Module, prefix: str = "") -> dict[str, Tensor]:
-    """The network's parameters under the names and in the shapes of the published checkpoints."""
-    state = network.state_dict()
-    return {name: part for key, origin in origins(network, prefix).items() for name, part in origin.scatter(state[key])}

@@ -10,7 +10,6 @@ import cv2
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.errors import InputError
 from latentsync_trt.types import BoolArray, Float32Array, UInt8Array
 
 ASSETS = Path(__file__).parents[1] / "assets" / "demo"
@@ -40,21 +39,15 @@ class SpokenMouth:
 
 
 def spoken_mouth() -> SpokenMouth:
-    """The mouth for `SPEECH`, from the times of its phonemes; raises `InputError` if the package's file is missing."""
-    try:
-        rows = np.loadtxt(_MOUTH, np.float32, delimiter=",", skiprows=1, encoding="ascii")
-    except FileNotFoundError:
-        raise InputError(f"{_MOUTH}: missing; install latentsync-trt again", usage=False) from None
+    """The mouth for `SPEECH`, from the times of its phonemes."""
+    rows = np.loadtxt(_MOUTH, np.float32, delimiter=",", skiprows=1, encoding="ascii")
     return SpokenMouth(rows[:, 0], rows[:, 1] > 0, rows[:, 2] > 0)
 
 
 def portrait() -> UInt8Array:
-    """The photograph, uint8 `(H, W, 3)` RGB; raises `InputError` if the package's file is missing."""
+    """The photograph, uint8 `(H, W, 3)` RGB."""
     # Not `cv2.imread`, which on Windows opens no file below a folder whose name is not ASCII.
-    image = cv2.imdecode(np.fromfile(_PORTRAIT, np.uint8), cv2.IMREAD_COLOR) if _PORTRAIT.is_file() else None
-    if image is None:
-        raise InputError(f"{_PORTRAIT}: missing or damaged; install latentsync-trt again", usage=False)
-    return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
+    return np.asarray(cv2.imdecode(np.fromfile(_PORTRAIT, np.uint8), cv2.IMREAD_COLOR_RGB), np.uint8)
 
 
 def camera_frames(duration_s: Fraction) -> Iterator[UInt8Array]:

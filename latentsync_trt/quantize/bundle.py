@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +34,6 @@ _TOOLS = ("onnx", "onnx-ir", "ml_dtypes")
 """Packages that make the graphs; the extra "calibrate" installs them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """What the manifest of an 8-bit bundle says about its calibration.
-
-    `clips`: file name → SHA-256. `settings`: of the calibration, besides those of the rounding. `distance`: from the
-    parent, by measure.
-    """
-
-    clips: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    distance: Mapping[str, float] = field(default_factory=dict)
-
-
 def open_parent(folder: Path) -> Bundle:
     """The bundle to quantize; raises `BundleError` if it is incomplete, `InputError` if it is in 8 bits already."""
     parent = Bundle.load(folder)
@@ -65,16 +52,23 @@ def check_out(parent: Bundle, out: Path) -> None:
 
 
 def quantize_bundle(
-    folder: Path, ranges: Ranges, options: CalibrateOptions, out: Path, provenance: Provenance | None = None
+    parent: Bundle,
+    ranges: Ranges,
+    options: CalibrateOptions,
+    out: Path,
+    *,
+    clips: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    distance: Mapping[str, float] | None = None,
 ) -> Path:
-    """Writes an 8-bit version of the bundle in `folder` to `out`, completely or not at all; returns `out`.
+    """Writes an 8-bit version of `parent` to `out`, completely or not at all; returns `out`.
+
+    Args:
+        clips, settings, distance: of the calibration, as in the manifest's `Quantization`.
 
     Raises:
-        BundleError: no complete bundle in `folder`. OutputError: `out` cannot be written.
-        InputError: the bundle is in 8 bits already, a layer has no range, all layers are kept, or `out` contains
-            something else.
+        InputError: all layers are kept, or `out` contains something else. OutputError: `out` cannot be written.
     """
-    parent = open_parent(folder)
     check_out(parent, out)
     manifest, step_names = parent.manifest, step_graphs(parent)
     # The rounded weights go to the temporary folder that contains the staged one.
@@ -96,27 +90,25 @@ def quantize_bundle(
             },
             # The step graphs are not those that were compared with PyTorch.
             verification={graph: value for graph, value in manifest.verification.items() if graph not in step_names},
-            quantization=_quantization(parent, kept, options, provenance or Provenance()),
+            quantization=Quantization(
+                parent=manifest.name,
+                parent_sha256=manifest_sha256(parent.folder),
+                parent_precision=manifest.precision,
+                clips=clips or {},
+                settings={
+                    **(settings or {}),
+                    "precision": options.precision,
+                    "percentile": options.percentile,
+                    "smooth": options.smooth,
+                },
+                kept=tuple(sorted(kept)),
+                share=eight_bit_share(multiply_adds(parent, FULL_STEP), kept),
+                distance=distance or {},
+            ),
             format_version=FORMAT_VERSION,
         )
         write_manifest(staged, made)
     return out
-
-
-def _quantization(
-    parent: Bundle, kept: Collection[str], options: CalibrateOptions, provenance: Provenance
-) -> Quantization:
-    rounding = {"precision": options.precision, "percentile": options.percentile, "smooth": options.smooth}
-    return Quantization(
-        parent=parent.manifest.name,
-        parent_sha256=manifest_sha256(parent.folder),
-        parent_precision=parent.manifest.precision,
-        clips=provenance.clips,
-        settings={**provenance.settings, **rounding},
-        kept=tuple(sorted(kept)),
-        share=eight_bit_share(multiply_adds(parent, FULL_STEP), kept),
-        distance=provenance.distance,
-    )
 
 
 def _write_graphs(folder: Path, steps: QuantizedSteps, kept: Collection[str]) -> dict[str, GraphEntry]:

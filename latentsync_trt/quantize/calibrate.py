@@ -11,7 +11,7 @@ from latentsync_trt.diffusion.plan import cache_plan
 from latentsync_trt.diffusion.scheduler import solver_schedule
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.quantize.bundle import Provenance, check_out, quantize_bundle
+from latentsync_trt.quantize.bundle import check_out, quantize_bundle
 from latentsync_trt.quantize.clips import Clip, ClipSummary, warnings_of
 from latentsync_trt.quantize.observe import write_observed
 from latentsync_trt.quantize.options import CalibrateOptions
@@ -93,7 +93,7 @@ class Calibration:
             "target_psnr_db": options.target_psnr,
         }
         quantize_bundle(
-            self.bundle.folder, observed.ranges, options, out, Provenance(self.work.clips, settings, distance)
+            self.bundle, observed.ranges, options, out, clips=self.work.clips, settings=settings, distance=distance
         )
         return found
 

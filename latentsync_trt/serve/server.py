@@ -6,7 +6,7 @@ import threading
 
 import uvicorn
 
-from latentsync_trt.errors import InputError
+from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.serve.app import create_app
 from latentsync_trt.serve.service import Service
 
@@ -36,7 +36,7 @@ def run(service: Service, key: str | None, listener: socket.socket) -> None:
     """Answers requests until a signal raises KeyboardInterrupt here; closes the service.
 
     Raises:
-        LatentSyncError: no worker is left, or the ledger cannot be written.
+        LatentSyncError: no worker is left, the ledger cannot be written, or the server ended.
     """
     app = create_app(service, key, own_hosts=is_loopback(listener.getsockname()[0]))
     config = uvicorn.Config(
@@ -51,6 +51,7 @@ def run(service: Service, key: str | None, listener: socket.socket) -> None:
         while thread.is_alive():  # on Windows, an endless wait cannot be interrupted
             thread.join(_POLL_S)
             service.check()
+        raise LatentSyncError("service: its HTTP server ended, its log says why; start the service again")
     finally:
         server.should_exit = True
         service.close()

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from latentsync_trt.export.checkpoint import WHISPER_PREFIX
 from latentsync_trt.export.layers import FrameNorm, Linear, WindowNorm
-from latentsync_trt.export.naming import checkpoint_tensors
 from latentsync_trt.export.unet import UNet, UNetConfig
 from latentsync_trt.export.unet_blocks import SpatialBlock, StepInputs
 from latentsync_trt.export.whisper import WhisperConfig, WhisperEncoder
+from scripts.published import checkpoint_tensors, whisper_file
 from scripts.train_demo.vae import Vae, VaeConfig, save_vae
 
 RESOLUTION_PX = 128
@@ -209,16 +209,8 @@ def save_checkpoints(
     files = CheckpointFiles(folder)
     folder.mkdir(parents=True, exist_ok=True)
     torch.save({"global_step": step, "state_dict": _halved(checkpoint_tensors(unet))}, files.unet)
-    config = whisper.config
-    dims = {
-        "n_mels": config.mels,
-        "n_audio_ctx": config.positions,
-        "n_audio_state": config.width,
-        "n_audio_head": config.heads,
-        "n_audio_layer": config.blocks,
-    }
     state = _halved(checkpoint_tensors(whisper, WHISPER_PREFIX))
-    torch.save({"dims": dims, "model_state_dict": state}, files.whisper)
+    torch.save(whisper_file(whisper.config, state), files.whisper)
     save_vae(vae, files.vae, scaling_factor, torch.float16)
     return files
 

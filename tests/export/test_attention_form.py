@@ -134,8 +134,8 @@ def test_tensorrt_compiles_every_graph_of_the_matmul_form(matmul_bundle: Path) -
 
 @pytest.mark.slow
 def test_quantized_bundle_keeps_the_form_and_its_products_unquantized(matmul_bundle: Path, tmp_path: Path) -> None:
-    folder = quantize_bundle(matmul_bundle, _ranges(matmul_bundle), CalibrateOptions("int8"), tmp_path / "int8")
-    made = Bundle.load(folder)
+    parent = Bundle.load(matmul_bundle)
+    made = Bundle.load(quantize_bundle(parent, _ranges(matmul_bundle), CalibrateOptions("int8"), tmp_path / "int8"))
     assert made.manifest.attention == "matmul"
     for name in STEPS:
         graph = onnx.load(made.graph_path(name), load_external_data=False).graph

@@ -10,9 +10,9 @@ import torch
 from latentsync_trt.errors import CheckpointError, InputError
 from latentsync_trt.export.checkpoint import load_unet, load_whisper
 from latentsync_trt.export.exporter import export_bundle
-from latentsync_trt.export.naming import checkpoint_tensors
 from latentsync_trt.export.options import ExportOptions, Sources
 from latentsync_trt.export.vae import load_vae
+from scripts.published import checkpoint_tensors
 from tests import narrow
 
 

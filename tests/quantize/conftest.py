@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from latentsync_trt.quantize.bundle import Provenance, quantize_bundle
+from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.quantize.bundle import quantize_bundle
 from latentsync_trt.quantize.options import CalibrateOptions
 from tests.quantize.eight_bit import small_ranges
 from tests.small import small_bundle
@@ -14,12 +15,13 @@ from tests.small import small_bundle
 def int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small bundle in INT8, with the provenance of one clip."""
     out = tmp_path_factory.mktemp("eight") / "small-int8"
-    provenance = Provenance({"clip.mp4": "0a"}, {"samples": 1}, {"faces_psnr_db": 40.0})
-    return quantize_bundle(small_bundle(), small_ranges(), CalibrateOptions(percentile=100.0), out, provenance)
+    found = {"clips": {"clip.mp4": "0a"}, "settings": {"samples": 1}, "distance": {"faces_psnr_db": 40.0}}
+    options = CalibrateOptions(percentile=100.0)
+    return quantize_bundle(Bundle.load(small_bundle()), small_ranges(), options, out, **found)
 
 
 @pytest.fixture(scope="session")
 def fp8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small bundle in FP8."""
     out = tmp_path_factory.mktemp("eight") / "small-fp8"
-    return quantize_bundle(small_bundle(), small_ranges(), CalibrateOptions("fp8", percentile=100.0), out)
+    return quantize_bundle(Bundle.load(small_bundle()), small_ranges(), CalibrateOptions("fp8", percentile=100.0), out)

@@ -108,7 +108,7 @@ def test_a_bundle_is_replaced_by_one_without_cuda_forms_of_steps(int8_bundle: Pa
     write_manifest(parent, dataclasses.replace(manifest, graphs=graphs, files=files))
     shutil.copytree(int8_bundle, out)
     (out / "old.txt").write_text("of the bundle that was here")
-    quantize_bundle(parent, small_ranges(), CalibrateOptions("int8", percentile=100.0), out)
+    quantize_bundle(Bundle.load(parent), small_ranges(), CalibrateOptions("int8", percentile=100.0), out)
     assert not (out / "old.txt").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "parent"]
     made = Bundle.load(out)
@@ -121,7 +121,9 @@ def test_a_bundle_is_replaced_by_one_without_cuda_forms_of_steps(int8_bundle: Pa
 
 def test_keeping_all_layers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--keep: keeps all 246 layers of demo"):
-        quantize_bundle(small_bundle(), small_ranges(), CalibrateOptions(keep=("weight",)), tmp_path / "out")
+        quantize_bundle(
+            Bundle.load(small_bundle()), small_ranges(), CalibrateOptions(keep=("weight",)), tmp_path / "out"
+        )
     assert list(tmp_path.iterdir()) == []
 
 
