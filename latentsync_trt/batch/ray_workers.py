@@ -245,6 +245,7 @@ class _Cluster:
         self._name, self._on_notice, self._said = address, on_notice, set[str]()
         self._lock = threading.Lock()
         self._checked_s = self._answered_s = monotonic()
+        self._dead = False
         if not ray.is_initialized():
             self._connect(address)
         client = address.startswith("ray://")  # it keeps a connection, and its errors say when that is lost
@@ -284,9 +285,10 @@ class _Cluster:
     def end(self, actor: Any, *, politely: bool) -> None:
         """Ends an actor; `politely`: it may remove its unfinished files first."""
         with suppress(Exception):  # it has ended, or the cluster has
-            if politely and not self._gone_s():
+            if politely and not self._gone_s() and not self._dead:
                 self.ray.wait([actor.leave.remote()], timeout=_LEAVE_S)
-            self.ray.kill(actor)
+            if not self._dead:
+                self.ray.kill(actor)
 
     def check(self) -> None:
         """Raises `_ClusterLost` if the cluster has not answered for `_LOST_AFTER_S`."""
@@ -297,7 +299,7 @@ class _Cluster:
                 with suppress(OSError):
                     socket.create_connection(self._gcs, _CHECK_S).close()
                     self._answered_s = self._checked_s
-            if self._gone_s() > _LOST_AFTER_S:
+            if self._dead or self._gone_s() > _LOST_AFTER_S:
                 raise self._lost()
 
     def say_once(self, text: str) -> None:
@@ -327,6 +329,7 @@ class _Cluster:
         return self._checked_s - self._answered_s
 
     def _lost(self) -> _ClusterLost:
+        self._dead = True
         cure = "what is done is kept: look after the cluster, and run the same command with --resume"
         return _ClusterLost(f"--ray {self._name}: the Ray cluster does not answer any more; {cure}")
 

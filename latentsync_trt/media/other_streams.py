@@ -23,9 +23,9 @@ from av.video.stream import VideoStream
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.files import open_input, reading
 from latentsync_trt.media.passes import video_stream
-from latentsync_trt.media.sound_streams import CopiedSound
+from latentsync_trt.media.sound_streams import CopiedPackets, copied_sound
 from latentsync_trt.media.soundtrack import COPIED_CODECS
-from latentsync_trt.media.subtitles import SubtitleTrack, fits
+from latentsync_trt.media.subtitles import copied_subtitles, fits
 from latentsync_trt.media.timing import nearest
 
 _MKV = ".mkv"
@@ -78,27 +78,13 @@ def copy_stream_tags(source: Stream, output: Stream) -> None:
     output.disposition = source.disposition
 
 
-class _Cover:
-    """A cover picture, in a container that has it as a stream of one packet."""
-
-    def __init__(self, packet: Packet[Any], output: OutputContainer) -> None:
-        source, self._packets = packet.stream, [packet]
-        packet.stream = output.add_stream_from_template(source, opaque=True)
-        packet.stream.disposition = source.disposition
-        packet.pts = packet.dts = 0
-
-    def packets(self, _: Fraction) -> Iterator[Packet[Any]]:
-        while self._packets:
-            yield self._packets.pop()
-
-
 class OtherStreams:
     """Audio tracks after the first, subtitles, covers and fonts of a source; see `open_others`.
 
     `notices`: which of them broke off.
     """
 
-    def __init__(self, tracks: list[CopiedSound | SubtitleTrack | _Cover]) -> None:
+    def __init__(self, tracks: list[CopiedPackets]) -> None:
         self._tracks = tracks
         self.notices: list[str] = []
 
@@ -120,7 +106,7 @@ def open_others(source: Source, output: OutputContainer, suffix: str, end_s: Fra
         MediaError: the file cannot be read.
     """
     with ExitStack() as opened, open_input(source.path) as container:
-        tracks: list[CopiedSound | SubtitleTrack | _Cover] = []
+        tracks: list[CopiedPackets] = []
         for listed in _others(source.path, container):
             if not _fits(listed, suffix):
                 continue
@@ -131,7 +117,10 @@ def open_others(source: Source, output: OutputContainer, suffix: str, end_s: Fra
                     form = _COVERS[_codec(listed)]
                     output.add_attachment(f"cover.{form}", f"image/{form}", bytes(packet))
                 else:
-                    tracks.append(_Cover(packet, output))
+                    packet.stream = output.add_stream_from_template(listed, opaque=True)
+                    packet.stream.disposition = listed.disposition
+                    packet.pts = packet.dts = 0
+                    tracks.append(CopiedPackets(iter([(Fraction(0), packet)])))
                 continue
             if isinstance(listed, AttachmentStream):
                 output.add_attachment(listed.name or "file", listed.mimetype or "application/octet-stream", listed.data)
@@ -139,10 +128,9 @@ def open_others(source: Source, output: OutputContainer, suffix: str, end_s: Fra
             own = opened.enter_context(open_input(source.path))  # a file each, as they are read at different places
             stream = own.streams[listed.index]
             if isinstance(stream, AudioStream):
-                start_s = Fraction(0)
-                tracks.append(CopiedSound(source.path, own, stream, output, start_s, origin_s=source.origin_s))
+                tracks.append(copied_sound(source.path, own, stream, output, Fraction(0), origin_s=source.origin_s))
             elif isinstance(stream, SubtitleStream):
-                tracks.append(SubtitleTrack(source.path, own, stream, output, suffix, source.origin_s, end_s))
+                tracks.append(copied_subtitles(source.path, own, stream, output, suffix, source.origin_s, end_s))
             copy_stream_tags(stream, output.streams[-1])
         yield OtherStreams(tracks)
 

@@ -29,75 +29,74 @@ AAC_BITS_PER_S = 192_000
 """Bit rate per pair of channels."""
 
 
-class CopiedSound:
-    """The source's own packets, at the times of the samples inside.
+class CopiedPackets:
+    """Packets that are not encoded anew, each with its time in the output, in this order."""
 
-    Args:
-        delay_s: time of the first sample of the file's first audio stream. origin_s: the stamp at time 0, if known.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        container: InputContainer,
-        stream: AudioStream,
-        output: OutputContainer,
-        delay_s: Fraction,
-        *,
-        origin_s: Fraction | None = None,
-    ) -> None:
-        self._path = path
-        self._stream = output.add_stream_from_template(stream)
-        self._packets = container.demux(stream)
-        self._rate_hz = stream.codec_context.sample_rate
-        self._time_base = stream.time_base or Fraction(1, self._rate_hz)
-        if origin_s is None:
-            # Before the first sample come an encoder's delay, and silence that is not part of the recording.
-            with open_input(path) as opened_again:
-                first_s = first_sample_s(path, opened_again)
-            origin_s = None if first_s is None else first_s - delay_s
-        origins = partial(origins_of, path, stream.index)
-        self._clock = clock_of(container, delay_s, origin_s=origin_s, origins=origins)
-        self._earliest_s = delay_s - _PRE_ROLL_S
+    def __init__(self, timed: Iterator[tuple[Fraction, Packet[Any]]]) -> None:
+        self._timed = timed
         self._held: tuple[Fraction, Packet[Any]] | None = None
-        self._last: int | None = None
-        self._begun = False
 
     def packets(self, until_s: Fraction) -> Iterator[Packet[Any]]:
         """The next packets, up to output time `until_s`."""
-        while (timed := self._held or self._next()) is not None:
-            self._held = None
-            time_s, packet = timed
-            if time_s >= until_s:
-                self._held = timed
+        while (timed := self._held or next(self._timed, None)) is not None:
+            self._held = timed if timed[0] >= until_s else None
+            if self._held:
                 return
-            # Stamps that are off by some jitter may go back, which muxers refuse; .mp4 and .mov count samples.
-            stamp = nearest(time_s, self._rate_hz)
-            self._last = stamp if self._last is None else max(stamp, self._last + 1)
-            packet.pts = packet.dts = self._last
-            packet.duration = nearest((packet.duration or 0) * self._time_base, self._rate_hz)
-            packet.stream, packet.time_base = self._stream, Fraction(1, self._rate_hz)
-            yield packet
-
-    def _next(self) -> tuple[Fraction, Packet[Any]] | None:
-        while True:
-            with reading(self._path, "its audio cannot be read"):
-                packet = next(self._packets, None)
-            if packet is None:
-                return None
-            self._begun |= not packet.is_discard
-            if not packet.size or (self._begun and packet.is_discard):  # an edit list leaves it out
-                continue
-            stamp_s = None if packet.pts is None else packet.pts * self._time_base
-            duration_s = (packet.duration or 0) * self._time_base
-            time_s = self._clock.advance(stamp_s, duration_s)
-            # Edit lists hide what was cut off at the start, which not every container and player can.
-            if time_s + duration_s > self._earliest_s:
-                return time_s, packet
+            yield timed[1]
 
     def flush(self) -> Iterator[Packet[Any]]:
         """Nothing, as all packets are written already."""
         return iter(())
+
+
+def copied_sound(
+    path: Path,
+    container: InputContainer,
+    stream: AudioStream,
+    output: OutputContainer,
+    delay_s: Fraction,
+    *,
+    origin_s: Fraction | None = None,
+) -> CopiedPackets:
+    """Adds a copy of a stream to an open output: its own packets, at the times of the samples inside.
+
+    Args:
+        delay_s: time of the first sample of the file's first audio stream. origin_s: the stamp at time 0, if known.
+    """
+    copy = output.add_stream_from_template(stream)
+    if origin_s is None:
+        # Before the first sample come an encoder's delay, and silence that is not part of the recording.
+        with open_input(path) as opened_again:
+            first_s = first_sample_s(path, opened_again)
+        origin_s = None if first_s is None else first_s - delay_s
+    clock = clock_of(container, delay_s, origin_s=origin_s, origins=partial(origins_of, path, stream.index))
+    packets, rate_hz = container.demux(stream), stream.codec_context.sample_rate
+    time_base = stream.time_base or Fraction(1, rate_hz)
+
+    def timed() -> Iterator[tuple[Fraction, Packet[Any]]]:
+        last: int | None = None
+        begun = False
+        while True:
+            with reading(path, "its audio cannot be read"):
+                packet = next(packets, None)
+            if packet is None:
+                return
+            begun |= not packet.is_discard
+            if not packet.size or (begun and packet.is_discard):  # an edit list leaves it out
+                continue
+            duration_s = (packet.duration or 0) * time_base
+            time_s = clock.advance(None if packet.pts is None else packet.pts * time_base, duration_s)
+            # Edit lists hide what was cut off at the start, which not every container and player can.
+            if time_s + duration_s <= delay_s - _PRE_ROLL_S:
+                continue
+            # Stamps that are off by some jitter may go back, which muxers refuse; .mp4 and .mov count samples.
+            stamp = nearest(time_s, rate_hz)
+            last = packet.pts = packet.dts = stamp if last is None else max(stamp, last + 1)
+            packet.duration = nearest(duration_s, rate_hz)
+            packet.stream, packet.time_base = copy, Fraction(1, rate_hz)
+            yield time_s, packet
+
+    return CopiedPackets(timed())
 
 
 class EncodedSound:

@@ -20,7 +20,7 @@ from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import audio_stream, decoded_audio, format_of, sound_blocks
 from latentsync_trt.media.files import check_file, open_input, reading
 from latentsync_trt.media.mixing import Track, cut_out, lead_in, mixed
-from latentsync_trt.media.sound_streams import CopiedSound, EncodedSound
+from latentsync_trt.media.sound_streams import CopiedPackets, EncodedSound, copied_sound
 from latentsync_trt.media.timing import nearest
 from latentsync_trt.types import Float32Array
 
@@ -53,7 +53,7 @@ _LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 7: "
 _MOST_CHANNELS = max(_LAYOUTS)
 """Of AAC and FLAC."""
 
-Soundtrack = CopiedSound | EncodedSound
+Soundtrack = CopiedPackets | EncodedSound
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def open_soundtrack(plan: SoundPlan, output: OutputContainer) -> Iterator[Soundt
     if found.problem is None:
         piece = plan.pieces[0]
         with open_input(piece.path) as container:
-            yield CopiedSound(piece.path, container, audio_stream(piece.path, container), output, piece.at_s)
+            yield copied_sound(piece.path, container, audio_stream(piece.path, container), output, piece.at_s)
         return
     codec = _codec(plan, suffix)
     rate_hz, layout = _format(plan, codec)
