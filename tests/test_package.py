@@ -1,7 +1,9 @@
 """What `import latentsync_trt` gives and what it does not load."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +52,16 @@ def test_running_needs_no_torch() -> None:
     code = "import sys, latentsync_trt.sync.api; print([n for n in ('torch', 'onnx', 'diffusers') if n in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+def test_onnx_runtime_keeps_nothing_about_the_user(tmp_path: Path) -> None:
+    """Its packages have telemetry, which leaves an identifier in the user's cache."""
+    code = (
+        "from latentsync_trt.runtime.sessions.session import Session\n"
+        "from latentsync_trt.runtime.sessions.memory import COPY_GRAPH\n"
+        "Session(COPY_GRAPH)"
+    )
+    quiet = {name: text for name, text in os.environ.items() if name not in ("ORT_DISABLE_TELEMETRY", "CI")}
+    home = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache"), "LOCALAPPDATA": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=quiet | home)
+    assert list(tmp_path.rglob("*")) == []

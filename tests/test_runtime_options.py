@@ -45,6 +45,7 @@ VALUES: list[tuple[str, Any]] = [
     ("build", "background"),
     ("low_memory", True),
     ("engine_cache", "a folder/für Ženy"),
+    ("engine_store", "s3://bucket/engines"),
     ("profile", "-times"),
 ]
 

@@ -24,6 +24,8 @@ from tests.small import small_bundle
 pytestmark = pytest.mark.integration
 
 FAST = SyncOptions(preset="fast", steps=2)
+LOSSLESS = replace(FAST, lossless=True)
+"""libx264 gives the same file again only at some widths."""
 FRAMES = 20
 GO_ON = threading.Event()
 """Never set."""
@@ -75,18 +77,18 @@ def stopped_at(frame: int, error: BaseException | None = None) -> tuple[threadin
 
 def test_a_clip_that_fails_does_not_change_the_next(worker: Worker, clip: tuple[Path, Path], tmp_path: Path) -> None:
     seen: list[Progress] = []
-    done = worker.run(task(clip, tmp_path / "a.mp4"), seen.append, GO_ON)
-    assert (done.report["output"], done.report["frames"]) == (str(tmp_path / "a.mp4"), FRAMES)
+    done = worker.run(task(clip, tmp_path / "a.mkv", LOSSLESS), seen.append, GO_ON)
+    assert (done.report["output"], done.report["frames"]) == (str(tmp_path / "a.mkv"), FRAMES)
     assert done.seconds >= done.report["wall_s"] > 0
     assert Progress("lip-sync", FRAMES, FRAMES) in seen
     with pytest.raises(TaskError, match=r"^.*none.mp4: no such file") as missing:
-        worker.run(task((tmp_path / "none.mp4", clip[1]), tmp_path / "b.mp4"), quiet, GO_ON)
+        worker.run(task((tmp_path / "none.mp4", clip[1]), tmp_path / "b.mkv"), quiet, GO_ON)
     with pytest.raises(TaskError, match=r"^.*speech.wav: has no video stream$") as damaged:
-        worker.run(task((clip[1], clip[1]), tmp_path / "b.mp4"), quiet, GO_ON)
+        worker.run(task((clip[1], clip[1]), tmp_path / "b.mkv"), quiet, GO_ON)
     assert (missing.value.usage, damaged.value.usage) == (True, False)
-    assert names(tmp_path) == ["a.mp4"]
-    worker.run(task(clip, tmp_path / "b.mp4"), quiet, GO_ON)
-    np.testing.assert_array_equal(decoded(tmp_path / "a.mp4"), decoded(tmp_path / "b.mp4"))
+    assert names(tmp_path) == ["a.mkv"]
+    worker.run(task(clip, tmp_path / "b.mkv", LOSSLESS), quiet, GO_ON)
+    np.testing.assert_array_equal(decoded(tmp_path / "a.mkv"), decoded(tmp_path / "b.mkv"))
 
 
 def test_an_unexpected_error_is_one_line(
