@@ -1,8 +1,8 @@
 """Turns a form into a task, or says what is wrong with it: all that can be known before a worker has the job."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from latentsync_trt.batch.tasks import Task
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.option_fields import file_fields, from_texts
-from latentsync_trt.serve.form import SPEAKER, Form
 from latentsync_trt.serve.limits import Limits
 from latentsync_trt.serve.urls import fetch_url
 from latentsync_trt.values import Speaker
@@ -19,8 +18,27 @@ from latentsync_trt.values import Speaker
 OUTPUT, PAGE, INPUTS = "output", "report.html", "inputs"
 """In a job's folder: stem of the video, name of the page of `report`, folder of what was sent."""
 
+FILE_FIELDS = ("video", "audio", "mix", "turns", "faces", "c2pa_cert", "c2pa_key")
+TEXT_FIELDS = ("options", "video_url", "audio_url")
+_SPEAKER = re.compile(r"speaker_(0|[1-9][0-9]{0,2})")
+"""A file field with the recording of a face, by its number."""
+_NO_MEDIA = {"turns", "faces", "c2pa_cert", "c2pa_key"}
+
 # FFmpeg would read other files of this machine that they name.
 _PLAYLISTS = {"concat", "dash", "ffmetadata", "hls", "imf", "rtp", "rtsp", "sap", "sdp", "vobsub", "webm_dash_manifest"}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a client sent: files by field, and texts by field."""
+
+    files: dict[str, Path]
+    texts: dict[str, str]
+
+
+def is_file_field(name: str) -> bool:
+    """Whether a form may have a file of this name."""
+    return name in FILE_FIELDS or _SPEAKER.fullmatch(name) is not None
 
 
 def admit(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
@@ -39,9 +57,10 @@ def admit(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
                 raise InputError(f"{name}_url: the file {name} was sent, too; send one of them")
             form.files[name] = fetch_url(name, url, folder / INPUTS, limits)
     if "video" not in form.files:
-        raise InputError("video: is missing; send the file in the field video" + _or_url("video", limits))
+        or_url = ", or its address in video_url" if limits.allow_urls else ""
+        raise InputError(f"video: is missing; send the file in the field video{or_url}")
     options = _options(form, folder)
-    for name in form.files.keys() - {"turns", "faces", "c2pa_cert", "c2pa_key"}:
+    for name in form.files.keys() - _NO_MEDIA:
         _check_media(name, form.files[name], limits)
     audio = form.files.get("audio")
     target = folder / f"{OUTPUT}{default_suffix(options)}"
@@ -60,7 +79,7 @@ def _options(form: Form, folder: Path) -> SyncOptions:
         if getattr(options, name) is not None:
             raise InputError(f"{name}: cannot be named in options; send the file in the field {name}")
     files: dict[str, Any] = {name: str(form.files[name]) for name in file_fields(SyncOptions) if name in form.files}
-    speakers = {int(found[1]): path for name, path in form.files.items() if (found := SPEAKER.fullmatch(name))}
+    speakers = {int(found[1]): path for name, path in form.files.items() if (found := _SPEAKER.fullmatch(name))}
     if options.speaker and "turns" not in files:
         raise InputError("speaker: cannot be named in options; send the recordings in the fields speaker_0, speaker_1")
     if speakers:
@@ -75,13 +94,9 @@ def _object(text: str) -> dict[str, Any]:
         values = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
         raise InputError(f'options: is not JSON ({error}); send an object, as in {{"preset": "fast"}}') from error
-    if not isinstance(values, Mapping):
+    if not isinstance(values, dict):
         raise InputError('options: is not an object; send one, as in {"preset": "fast"}')
-    return dict(values)
-
-
-def _or_url(name: str, limits: Limits) -> str:
-    return f", or its address in {name}_url" if limits.allow_urls else ""
+    return values
 
 
 def _check_media(name: str, path: Path, limits: Limits) -> None:

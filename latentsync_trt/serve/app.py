@@ -1,6 +1,7 @@
 """The service over HTTP: a FastAPI application around a `Service`."""
 
 import errno
+import ipaddress
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -8,27 +9,28 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
-from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
 from latentsync_trt import __version__
 from latentsync_trt.errors import InputError, LatentSyncError, MediaError
-from latentsync_trt.serve.form import FILE_FIELDS, TEXT_FIELDS, receive
-from latentsync_trt.serve.limits import NotNow, QueueFull, TooLarge, UnknownJob, check_size
-from latentsync_trt.serve.metrics import registry_of
+from latentsync_trt.serve.admission import FILE_FIELDS, TEXT_FIELDS
+from latentsync_trt.serve.form import receive
+from latentsync_trt.serve.limits import RETRY_S, NotNow, TooLarge, TryLater, UnknownJob, check_size
 from latentsync_trt.serve.service import Job, Service
 
 _TYPES = {".mp4": "video/mp4", ".mov": "video/quicktime", ".mkv": "video/x-matroska"}
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (UnknownJob, 404),
     (NotNow, 409),
-    (QueueFull, 429),
+    (TryLater, 429),
     (TooLarge, 413),
     (MediaError, 415),
     (InputError, 422),
@@ -54,17 +56,25 @@ _FORM_HELP = """Send `video` and `audio` as files, or `speaker_0`, `speaker_1`, 
 JSON object with any option of `latentsync-trt sync`, as `{"preset": "fast", "report": true}`; options that name files
 (`mix`, `turns`, `faces`, `c2pa_cert`, `c2pa_key`) are sent as files in fields of these names."""
 
-_OWN_HOSTS = ("127.0.0.1", "localhost", "::1")
+_MOST_ADMISSIONS = 16
+"""Jobs that are checked, or fetched by URL, at once: other requests must not wait for these."""
 
 _log = logging.getLogger(__name__)
-_key_header = APIKeyHeader(name="X-API-Key", auto_error=False)
 _bearer = HTTPBearer(auto_error=False)
 
 
-def create_app(service: Service, key: str | None, *, own_hosts: bool = False) -> FastAPI:
-    """The application of a service that was started, which it closes when it ends.
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
-    `key`: what clients must send, if any. `own_hosts`: requests without one must name this machine as their host.
+
+def create_app(service: Service, key: str | None, *, own_hosts: bool = False) -> FastAPI:
+    """The application of a service, which it closes when it ends.
+
+    `key`: what clients must send, if any. `own_hosts`: without one, requests must name this machine as their host.
     """
 
     @asynccontextmanager
@@ -88,25 +98,19 @@ def create_app(service: Service, key: str | None, *, own_hosts: bool = False) ->
     )
     allowed = [Depends(_guard(key, own_hosts))]
     app.include_router(_jobs(service), prefix="/v1", dependencies=allowed)
-    app.include_router(_signs(service, allowed))
+    app.include_router(_monitoring(service, allowed))
     return app
 
 
 def _guard(key: str | None, own_hosts: bool) -> Callable[..., None]:
     def check(
-        request: Request,
-        header: Annotated[str | None, Depends(_key_header)],
-        bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+        request: Request, sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
     ) -> None:
         if key is None:
             _check_origin(request, own_hosts)
-            return
-        given = header or (bearer.credentials if bearer is not None else "")
-        if not secrets.compare_digest(given.encode("latin-1"), key.encode()):  # as headers are decoded
-            cure = "send it as Authorization: Bearer KEY, or as X-API-Key"
-            raise HTTPException(
-                401, f"key: is {'wrong' if given else 'missing'}; {cure}", {"WWW-Authenticate": "Bearer"}
-            )
+        elif sent is None or not secrets.compare_digest(sent.credentials.encode("latin-1"), key.encode()):
+            message = f"key: is {'wrong' if sent else 'missing'}; send it as Authorization: Bearer KEY"
+            raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 
     return check
 
@@ -114,22 +118,21 @@ def _guard(key: str | None, own_hosts: bool) -> Callable[..., None]:
 def _check_origin(request: Request, own_hosts: bool) -> None:
     """Without a key, any web page that the user opens could send requests, also by a name that leads here."""
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
-    if own_hosts and urlsplit(f"//{host}").hostname not in _OWN_HOSTS:
+    if own_hosts and not is_loopback(urlsplit(f"//{host}").hostname or ""):
         raise HTTPException(403, f"host {host}: is not this machine; send requests to 127.0.0.1 or localhost")
     if origin is not None and urlsplit(origin).netloc != host:
         raise HTTPException(403, f"origin {origin}: is another site; send requests from this one, or set a key")
 
 
 def _jobs(service: Service) -> APIRouter:
-    router = APIRouter(tags=["jobs"])
+    router, admissions = APIRouter(tags=["jobs"]), CapacityLimiter(_MOST_ADMISSIONS)
 
     @router.post("/jobs", status_code=201, openapi_extra=_FORM, description=_FORM_HELP)
     async def submit(request: Request, response: Response) -> Job:
         check_size(int(request.headers.get("content-length", "0")), service.limits)
         with service.receiving() as (job_id, folder):
-            content_type = request.headers.get("content-type")
-            form = await receive(request.stream(), content_type, folder, service.limits, run_in_threadpool)
-            job = await run_in_threadpool(service.submit, job_id, form)
+            form = await receive(request.stream(), request.headers.get("content-type"), folder, service.limits)
+            job = await to_thread.run_sync(service.submit, job_id, form, limiter=admissions)
         response.headers["Location"] = str(request.url_for("state", job_id=job.id))
         return job
 
@@ -170,8 +173,8 @@ def _jobs(service: Service) -> APIRouter:
     return router
 
 
-def _signs(service: Service, allowed: list[Any]) -> APIRouter:
-    router, registry = APIRouter(tags=["service"]), registry_of(service)
+def _monitoring(service: Service, allowed: list[Any]) -> APIRouter:
+    router = APIRouter(tags=["service"])
 
     @router.get("/healthz")
     def health() -> JSONResponse:
@@ -182,7 +185,7 @@ def _signs(service: Service, allowed: list[Any]) -> APIRouter:
     @router.get("/metrics", dependencies=allowed)
     def metrics() -> Response:
         """Figures for Prometheus."""
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return router
 
@@ -195,9 +198,7 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
     elif status == 500:
         _log.error("request failed", exc_info=error)
         message = message if isinstance(error, LatentSyncError) else "service: internal error; its log says more"
-    return _refusal(
-        request, message, status, {"Retry-After": str(error.retry_s)} if isinstance(error, QueueFull) else {}
-    )
+    return _refusal(request, message, status, {"Retry-After": str(RETRY_S)} if status == 429 else {})
 
 
 async def _on_http_error(request: Request, error: StarletteHTTPException) -> JSONResponse:

@@ -2,44 +2,29 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.concurrency import run_in_threadpool
 
 from latentsync_trt.errors import InputError
+from latentsync_trt.serve.admission import FILE_FIELDS, TEXT_FIELDS, Form, is_file_field
 from latentsync_trt.serve.limits import Limits, check_size
 
-FILE_FIELDS = ("video", "audio", "mix", "turns", "faces", "c2pa_cert", "c2pa_key")
-TEXT_FIELDS = ("options", "video_url", "audio_url")
-SPEAKER = re.compile(r"speaker_(0|[1-9][0-9]{0,2})")
-"""A file field with the recording of a face, by its number."""
-
-_SUFFIX = re.compile(r"\.[a-z0-9]{1,5}")
-_MOST_PARTS = 64
+_SUFFIX = re.compile(r".*(\.[a-z0-9]{1,5})", re.DOTALL)
 _STALL_S = 60.0
 _MOST_TEXT_BYTES = 64 * 1024
+_CALLBACKS = ("header_field", "header_value", "header_end", "headers_finished", "part_data", "part_end", "end")
+"""Of `MultipartParser`, without "on_"."""
 
 
-@dataclass(slots=True)
-class Form:
-    """What a client sent: files by field, and texts by field."""
+async def receive(chunks: AsyncIterator[bytes], content_type: str | None, folder: Path, limits: Limits) -> Form:
+    """Reads a multipart form, whose files go to `folder`.
 
-    files: dict[str, Path] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)
-
-
-async def receive(
-    chunks: AsyncIterator[bytes],
-    content_type: str | None,
-    folder: Path,
-    limits: Limits,
-    in_thread: Callable[[Callable[[bytes], object], bytes], Awaitable[object]],
-) -> Form:
-    """Reads a multipart form whose files go to `folder`; `in_thread` calls a function that writes to disk.
+    Starlette's own parser would write them to the system's temporary folder, and refuse unknown fields at the end only.
 
     Raises:
         TooLarge: as soon as more bytes than allowed have arrived. InputError: it is no such form, or has other fields.
@@ -47,15 +32,15 @@ async def receive(
     kind, parameters = parse_options_header(content_type)
     if kind != b"multipart/form-data" or b"boundary" not in parameters:
         raise InputError("request: is not a form; send multipart/form-data with the files video and audio")
-    parts, received = _Parts(folder), 0
+    parts, received_bytes = _Parts(folder), 0
     try:
         parser = MultipartParser(parameters[b"boundary"], parts.callbacks())  # type: ignore[arg-type]
         async with asyncio.timeout(_STALL_S) as patience:
             async for chunk in chunks:
                 patience.reschedule(asyncio.get_running_loop().time() + _STALL_S)
-                received += len(chunk)
-                check_size(received, limits)
-                await in_thread(parser.write, chunk)
+                received_bytes += len(chunk)
+                check_size(received_bytes, limits)
+                await run_in_threadpool(parser.write, chunk)
     except TimeoutError as error:
         raise InputError(f"request: nothing arrived for {_STALL_S:g} seconds; send it again") from error
     except FormParserError as error:
@@ -71,23 +56,14 @@ class _Parts:
     """Takes a form in pieces from the parser."""
 
     def __init__(self, folder: Path) -> None:
-        self.form, self.complete = Form(), False
-        self._folder, self._count = folder, 0
+        self.form, self.complete = Form({}, {}), False
+        self._folder = folder
         self._file: BinaryIO | None = None
-        self._name, self._text, self._skip = "", bytearray(), False
         self._header, self._value, self._disposition = b"", b"", b""
+        self._name, self._text = "", bytearray()
 
     def callbacks(self) -> dict[str, Callable[..., None]]:
-        """By the parser's names."""
-        return {
-            "on_header_field": self._on_header_field,
-            "on_header_value": self._on_header_value,
-            "on_header_end": self._on_header_end,
-            "on_headers_finished": self._on_headers_finished,
-            "on_part_data": self._on_data,
-            "on_part_end": self._on_part_end,
-            "on_end": self._on_end,
-        }
+        return {f"on_{name}": getattr(self, f"_on_{name}") for name in _CALLBACKS}
 
     def close(self) -> None:
         if self._file is not None:
@@ -107,49 +83,34 @@ class _Parts:
 
     def _on_headers_finished(self) -> None:
         _, parameters = parse_options_header(self._disposition)
-        self._disposition, self._text, self._skip = b"", bytearray(), False
-        self._name = parameters.get(b"name", b"").decode("utf-8", "replace")
-        self._count += 1
-        if self._count > _MOST_PARTS:
-            raise InputError(f"request: has more than {_MOST_PARTS} fields; send the options as one JSON object")
-        if self._name in self.form.files or self._name in self.form.texts:
-            raise InputError(f"{self._name}: is given twice; send it once")
+        self._disposition, self._text = b"", bytearray()
+        name = self._name = parameters.get(b"name", b"").decode("utf-8", "replace")
         filename = parameters.get(b"filename")
-        if filename is None:
-            if self._name not in TEXT_FIELDS:
-                cure = "send it as a file" if _is_file(self._name) else f"the text fields are {', '.join(TEXT_FIELDS)}"
-                raise InputError(f"{self._name[:40]}: is no text field; {cure}")
-        elif not _is_file(self._name):
+        if name in self.form.files or name in self.form.texts:
+            raise InputError(f"{name}: is given twice; send it once")
+        if filename is None and name not in TEXT_FIELDS:
+            cure = "send it as a file" if is_file_field(name) else f"the text fields are {', '.join(TEXT_FIELDS)}"
+            raise InputError(f"{name[:40]}: is no text field; {cure}")
+        if filename is not None and not is_file_field(name):
             names = ", ".join((*FILE_FIELDS, "speaker_0, speaker_1, …"))
-            raise InputError(f"{self._name[:40]}: is no file field; they are {names}")
-        elif filename:
-            self._open(filename)
-        else:
-            self._skip = True  # a browser's form in which no file was chosen
+            raise InputError(f"{name[:40]}: is no file field; they are {names}")
+        if filename:  # else a text, or a browser's field in which no file was chosen
+            suffix = _SUFFIX.fullmatch(filename.decode("utf-8", "replace").lower())
+            self.form.files[name] = self._folder / f"{name}{suffix[1] if suffix else ''}"
+            self._file = self.form.files[name].open("xb")
 
-    def _open(self, filename: bytes) -> None:
-        """Nothing but the suffix of the client's name is used."""
-        suffix = _SUFFIX.fullmatch("." + filename.decode("utf-8", "replace").rpartition(".")[2].lower())
-        path = self._folder / (self._name + (suffix[0] if suffix and b"." in filename else ""))
-        self.form.files[self._name] = path
-        self._file = path.open("xb")
-
-    def _on_data(self, data: bytes, start: int, end: int) -> None:
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._file is not None:
             self._file.write(data[start:end])
-        elif not self._skip:
-            self._text += data[start:end]
-            if len(self._text) > _MOST_TEXT_BYTES:
-                raise InputError(f"{self._name}: has more than {_MOST_TEXT_BYTES // 1024} KB of text; shorten it")
+            return
+        self._text += data[start:end]
+        if len(self._text) > _MOST_TEXT_BYTES:
+            raise InputError(f"{self._name}: has more than {_MOST_TEXT_BYTES // 1024} KB of text; shorten it")
 
     def _on_part_end(self) -> None:
-        if self._file is None and not self._skip:
+        if self._file is None:
             self.form.texts[self._name] = self._text.decode("utf-8", "replace")
         self.close()
 
     def _on_end(self) -> None:
         self.complete = True
-
-
-def _is_file(name: str) -> bool:
-    return name in FILE_FIELDS or SPEAKER.fullmatch(name) is not None

@@ -8,6 +8,8 @@ from latentsync_trt.option_fields import check_limits, option
 LIMITS = "Limits"
 """Heading of these options in the help text."""
 
+RETRY_S = 30
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -39,11 +41,6 @@ class Limits:
         if self.allow_private_urls and not self.allow_urls:
             raise InputError("--allow-private-urls: has no effect without --allow-urls; add it")
 
-    @property
-    def max_upload_bytes(self) -> int:
-        """`max_upload_mb` in bytes."""
-        return round(self.max_upload_mb * 1e6)
-
 
 class UnknownJob(LatentSyncError, LookupError):
     """No job has this id."""
@@ -53,12 +50,8 @@ class NotNow(LatentSyncError):
     """The job's state does not allow it."""
 
 
-class QueueFull(LatentSyncError):
-    """As many jobs wait as may; the request may come again after `retry_s` seconds."""
-
-    def __init__(self, message: str, retry_s: int) -> None:
-        super().__init__(message)
-        self.retry_s = retry_s
+class TryLater(LatentSyncError):
+    """As many jobs wait as may, or the service stops; the request may come again after `RETRY_S` seconds."""
 
 
 class TooLarge(InputError):
@@ -67,7 +60,7 @@ class TooLarge(InputError):
 
 def check_size(size_bytes: int, limits: Limits) -> None:
     """Raises `TooLarge` if so many bytes are more than an upload may have."""
-    if size_bytes > limits.max_upload_bytes:
+    if size_bytes > limits.max_upload_mb * 1e6:
         raise TooLarge(
             f"upload: has more than {limits.max_upload_mb:g} MB, which is the most here; send a smaller or shorter "
             "file, or raise --max-upload-mb of the service"

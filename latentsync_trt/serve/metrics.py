@@ -1,60 +1,49 @@
-"""Figures of the service in Prometheus's text format."""
+"""Figures of the service for Prometheus."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping, Sequence
+from typing import get_args
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from latentsync_trt.serve.service import Service
+from latentsync_trt.batch.ledger import State
+from latentsync_trt.batch.tasks import WorkerState
 
-_STATES = ("waiting", "running", "done", "failed", "cancelled")
-_WORKER_STATES = ("starting", "ready", "running", "lost", "closed")
-_FAILURES = ("input", "run", "worker")
-
-
-def registry_of(service: Service) -> CollectorRegistry:
-    """A registry whose metrics are read from the service whenever they are asked for."""
-    registry = CollectorRegistry()
-    registry.register(_Figures(service))
-    return registry
+_ENDED = "done", "failed", "cancelled"
+_FAILURES = "input", "run", "worker"
+_WORKER_STATES = "starting", "ready", "running", "lost", "closed"
 
 
-class _Figures(Collector):
-    def __init__(self, service: Service) -> None:
-        self._service = service
+class Metrics:
+    """What the service has done since it started, and what it does, which is asked for when `registry` is read."""
 
-    def collect(self) -> Iterator[Metric]:
-        service, figures = self._service, self._service.figures
-        counts = service.counts()
-        yield GaugeMetricFamily("latentsync_queue_jobs", "Jobs that wait.", counts.get("waiting", 0))
-        jobs = GaugeMetricFamily("latentsync_jobs", "Jobs that are kept, by state.", labels=["state"])
-        for state in _STATES:
-            jobs.add_metric([state], counts.get(state, 0))  # type: ignore[call-overload]
-        yield jobs
-        ended = CounterMetricFamily(
-            "latentsync_jobs_ended", "Jobs that ended, by state at their end.", labels=["state"]
+    def __init__(
+        self,
+        counts: Callable[[], Mapping[State, int]],
+        workers: Callable[[], Sequence[WorkerState]],
+        frames_per_s: Callable[[], float],
+    ) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.frames = Counter("latentsync_frames", "Frames written.", registry=registry)
+        self.windows = Counter("latentsync_windows", "Windows of 16 frames, of finished jobs.", registry=registry)
+        self.painting_seconds = Counter(
+            "latentsync_painting_seconds", "Seconds of finished jobs after their start-up.", registry=registry
         )
-        for state in _STATES[2:]:
-            ended.add_metric([state], figures.ended[state])
-        yield ended
-        failures = CounterMetricFamily(
+        self.ended = Counter("latentsync_jobs_ended", "Jobs by state at their end.", ["state"], registry=registry)
+        for state in _ENDED:
+            self.ended.labels(state)
+        self.failures = Counter(
             "latentsync_failures",
             "Failures: input = of the client's files or options, worker = lost, the job runs again, run = others.",
-            labels=["kind"],
+            ["kind"],
+            registry=registry,
         )
         for kind in _FAILURES:
-            failures.add_metric([kind], figures.failures[kind])
-        yield failures
-        yield CounterMetricFamily("latentsync_frames", "Frames written.", figures.frames)
-        yield GaugeMetricFamily("latentsync_frames_per_second", "Of running jobs together.", service.frames_per_s())
-        yield SummaryMetricFamily(
-            "latentsync_window_seconds",
-            "Seconds of runs after their start-up, and the windows of 16 frames they painted.",
-            count_value=figures.windows,
-            sum_value=figures.painting_s,
-        )
-        workers = GaugeMetricFamily("latentsync_workers", "Workers by state.", labels=["state"])
+            self.failures.labels(kind)
+        pace = Gauge("latentsync_frames_per_second", "Of running jobs together.", registry=registry)
+        pace.set_function(frames_per_s)
+        jobs = Gauge("latentsync_jobs", "Jobs that are kept, by state.", ["state"], registry=registry)
+        for state in get_args(State):
+            jobs.labels(state).set_function(lambda state=state: counts().get(state, 0))
+        busy = Gauge("latentsync_workers", "Workers by state.", ["state"], registry=registry)
         for state in _WORKER_STATES:
-            workers.add_metric([state], sum(each.state == state for each in service.workers()))
-        yield workers
+            busy.labels(state).set_function(lambda state=state: sum(each.state == state for each in workers()))

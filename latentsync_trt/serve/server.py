@@ -1,25 +1,16 @@
 """Runs the service in this process, with uvicorn, until the command is stopped."""
 
-import ipaddress
 import socket
 import threading
 
 import uvicorn
 
 from latentsync_trt.errors import InputError, LatentSyncError
-from latentsync_trt.serve.app import create_app
+from latentsync_trt.serve.app import create_app, is_loopback
 from latentsync_trt.serve.service import Service
 
 _POLL_S = 0.5
 _LEAVE_S = 1
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -46,7 +37,6 @@ def run(service: Service, key: str | None, listener: socket.socket) -> None:
     # In another thread than the main one it leaves signals alone, which are ours.
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
     try:
-        service.start()
         thread.start()
         while thread.is_alive():  # on Windows, an endless wait cannot be interrupted
             thread.join(_POLL_S)

@@ -236,7 +236,8 @@ class EngineCache:
                 aside.mkdir()
                 yield aside
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            if aside.exists():
+                shutil.rmtree(aside, ignore_errors=True)
 
     def _run(self, build: Build, aside: Path) -> None:
         """Calls `build`; checks the disk before and after: on a full one, providers raise unclear errors, or none."""
