@@ -23,7 +23,7 @@ RESULT = bytes(range(256)) * 40
 
 
 class PretendedWorker:
-    """Writes `RESULT`; holds each task at half its frames until `go` is set. `broken`: what `start` or `run` raises."""
+    """Writes `RESULT`; holds each task at half its frames until `go` is set."""
 
     def __init__(self, name: str = "pretended") -> None:
         self.name, self.go = name, threading.Event()
@@ -38,6 +38,7 @@ class PretendedWorker:
 
     def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
         self.tasks.append(task)
+        on_progress(Progress("finding faces", FRAMES, FRAMES))
         for done in range(1, FRAMES + 1):
             on_progress(Progress("lip-sync", done, FRAMES))
             while done == FRAMES // 2 and not self.go.wait(0.01):
@@ -66,7 +67,6 @@ def serving(
 ) -> Iterator[tuple[httpx.Client, Service]]:
     """A client, without a key, and the service."""
     service = Service(folder, [worker], Limits(**limits))
-    service.start()
     listener = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(create_app(service, key, own_hosts=True), log_config=None))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

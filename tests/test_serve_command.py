@@ -41,7 +41,7 @@ class Command:
         assert address, self.process.communicate()
         self._reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr or ()))
         self._reader.start()
-        headers = {"X-API-Key": KEY}
+        headers = {"Authorization": f"Bearer {KEY}"}
         self.client = httpx.Client(base_url=address[1], headers=headers, timeout=PATIENCE_S, trust_env=False)
 
     def end(self, number: int) -> tuple[int, list[str]]:
@@ -127,7 +127,7 @@ def test_on_ray(tmp_path: Path, started: list[Command]) -> None:
     try:
         started.append(Command(tmp_path / "service", *words, port=port))
         client = started[0].client
-        assert client.get("/v1/jobs", headers={"X-API-Key": "wrong"}).status_code == 401
+        assert client.get("/v1/jobs", headers={"Authorization": "Bearer wrong"}).status_code == 401
         jobs = [send(client, tmp_path, seconds) for seconds in (3.0, 0.5)]
         until(lambda: client.get(f"/v1/jobs/{jobs[0]}").json()["done"])
         started[0].end(signal.SIGKILL)

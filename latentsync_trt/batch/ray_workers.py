@@ -7,6 +7,7 @@ end with this process. Ray's own messages are replaced by errors and notices of 
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -103,7 +104,7 @@ def ray_workers(
     """
     cluster = _Cluster(address, on_notice)
     nodes = cluster.nodes()
-    count, needs = plan(nodes, settings, count, gpus_per_worker, most or (count or len(nodes) * 64))
+    count, needs = plan(nodes, settings, count, gpus_per_worker, most or sys.maxsize)
     runtime = replace(settings.runtime, device="all" if needs.gpus > 1 else 0)
     if not needs.gpus and settings.provider == "auto":
         on_notice(f"Ray cluster {address}: has no GPU now, so workers use the CPU; --gpus-per-worker 1 waits for GPUs")

@@ -68,12 +68,13 @@ def command(
 
     try:
         from latentsync_trt.serve import server
+        from latentsync_trt.serve.app import is_loopback
         from latentsync_trt.serve.service import Service
     except ImportError as error:
         raise MissingDependency(f'serve: needs its extra; pip install "latentsync-trt[serve]" ({error})') from error
     if ray is not None and port == 0:
         raise InputError("--port 0: cannot be used with --ray; give a number")
-    key = _key(host, no_key, loopback=server.is_loopback(host))
+    key = _key(host, no_key, loopback=is_loopback(host))
     limits, place = build(Limits, fields), folder or _default_folder()
     settings = WorkerSettings(bundle or str(find_bundle(None)[0]), provider, build(RuntimeOptions, fields))
     handles = make_workers(settings, workers, ray=ray, gpus_per_worker=gpus_per_worker, on_notice=say)

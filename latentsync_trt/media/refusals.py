@@ -37,7 +37,7 @@ def check_stream(path: Path, stream: VideoStream) -> None:
         )
     decoder = _ALPHA_DECODERS.get(stream.codec_context.codec.canonical_name)
     if decoder and stream.metadata.get("alpha_mode") == "1":
-        command = _command(path, "opaque", [*_FLATTEN, *_even(stream.width, stream.height)], decoder)
+        command = _command(path, _FLATTEN, decoder)
         raise MediaError(f"{path}: has an alpha channel, which the output cannot hold; {_CURE}: {command}")
 
 
@@ -50,20 +50,14 @@ def check_picture(path: Path, frame: VideoFrame) -> None:
     """
     if _is_transparent(frame):
         flatten = _FLATTEN_RGB if has_rgb_channels(frame) else _FLATTEN
-        command = _command(path, "opaque", [*flatten, *_even(frame.width, frame.height)])
-        raise MediaError(
-            f"{path}: has transparent pixels ({frame.format.name}), which the output cannot hold; {_CURE}: {command}"
-        )
+        problem = f"has transparent pixels ({frame.format.name}), which the output cannot hold"
+        raise MediaError(f"{path}: {problem}; {_CURE}: {_command(path, flatten)}")
 
 
-_FLATTEN = ("format=yuva444p", "premultiply=inplace=1", "format=yuv420p")
-_FLATTEN_RGB = ("format=gbrap", "premultiply=inplace=1", "scale=out_color_matrix=bt709:out_range=tv", "format=yuv420p")
-"""FFmpeg filters that put a picture on black."""
-
-
-def _even(width_px: int, height_px: int) -> list[str]:
-    """The filter that makes sides even, as H.264 in 4:2:0 needs."""
-    return ["pad=ceil(iw/2)*2:ceil(ih/2)*2"] if width_px % 2 or height_px % 2 else []
+_EVEN = "pad=ceil(iw/2)*2:ceil(ih/2)*2"
+_FLATTEN = f"format=yuva444p,premultiply=inplace=1,format=yuv420p,{_EVEN}"
+_FLATTEN_RGB = f"format=gbrap,premultiply=inplace=1,scale=out_color_matrix=bt709:out_range=tv,format=yuv420p,{_EVEN}"
+"""FFmpeg filters that put a picture on black, with even sides, as H.264 in 4:2:0 needs."""
 
 
 def _is_transparent(frame: VideoFrame) -> bool:
@@ -76,13 +70,11 @@ def _is_transparent(frame: VideoFrame) -> bool:
     return int(np.min(alpha)) < _OPAQUE and bool(np.any(alpha))
 
 
-def _command(path: Path, suffix: str, filters: list[str], decoder: str | None = None) -> str:
+def _command(path: Path, filters: str, decoder: str | None = None) -> str:
     """A command line for the user's shell; any sound can be copied to .mkv."""
     chosen = f"-c:v {decoder} " if decoder else ""
-    target = path.with_name(f"{path.stem}-{suffix}.mkv")
-    return (
-        f'ffmpeg {chosen}-i {_quoted(path)} -vf "{",".join(filters)}" -c:v libx264 -crf 12 -c:a copy {_quoted(target)}'
-    )
+    target = _quoted(path.with_name(f"{path.stem}-opaque.mkv"))
+    return f'ffmpeg {chosen}-i {_quoted(path)} -vf "{filters}" -c:v libx264 -crf 12 -c:a copy {target}'
 
 
 def _quoted(path: Path) -> str:

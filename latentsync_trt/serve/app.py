@@ -103,9 +103,7 @@ def create_app(service: Service, key: str | None, *, own_hosts: bool = False) ->
 
 
 def _guard(key: str | None, own_hosts: bool) -> Callable[..., None]:
-    def check(
-        request: Request, sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
-    ) -> None:
+    def check(request: Request, sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> None:
         if key is None:
             _check_origin(request, own_hosts)
         elif sent is None or not secrets.compare_digest(sent.credentials.encode("latin-1"), key.encode()):

@@ -20,7 +20,6 @@ class Metrics:
         self,
         counts: Callable[[], Mapping[State, int]],
         workers: Callable[[], Sequence[WorkerState]],
-        frames_per_s: Callable[[], float],
     ) -> None:
         self.registry = registry = CollectorRegistry()
         self.frames = Counter("latentsync_frames", "Frames written.", registry=registry)
@@ -39,8 +38,6 @@ class Metrics:
         )
         for kind in _FAILURES:
             self.failures.labels(kind)
-        pace = Gauge("latentsync_frames_per_second", "Of running jobs together.", registry=registry)
-        pace.set_function(frames_per_s)
         jobs = Gauge("latentsync_jobs", "Jobs that are kept, by state.", ["state"], registry=registry)
         for state in get_args(State):
             jobs.labels(state).set_function(lambda state=state: counts().get(state, 0))

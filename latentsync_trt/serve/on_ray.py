@@ -40,12 +40,11 @@ def run(
         raise MissingDependency(message) from error
 
     def build() -> Any:
-        from latentsync_trt.serve.app import create_app
+        from latentsync_trt.serve.app import create_app, is_loopback
         from latentsync_trt.serve.service import Service
 
         service = Service(folder, make_handles(), limits)
-        service.start()
-        return create_app(service, key)
+        return create_app(service, key, own_hosts=is_loopback(address[0]))
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     node = ray.get_runtime_context().get_node_id()

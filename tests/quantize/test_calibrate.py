@@ -207,8 +207,8 @@ def test_few_windows_and_silence_give_warnings(tmp_path: Path, monkeypatch: pyte
     write_samples(clips / "face.wav", np.zeros(16000, np.float32), 16000)
     measured: list[object] = []
 
-    def stop(*given: Any) -> None:
-        measured.append(given[-1].settings["windows_measured"])
+    def stop(*_: Any, settings: dict[str, Any], **__: Any) -> None:
+        measured.append(settings["windows_measured"])
         raise InputError("not written")
 
     monkeypatch.setattr(calibrate, "quantize_bundle", stop)
