@@ -38,7 +38,8 @@ class PretendedWorker:
 
     def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
         self.tasks.append(task)
-        on_progress(Progress("finding faces", FRAMES, FRAMES))
+        for stage, done in (("finding faces", FRAMES), ("reading audio", 0)):
+            on_progress(Progress(stage, done, FRAMES))
         for done in range(1, FRAMES + 1):
             on_progress(Progress("lip-sync", done, FRAMES))
             while done == FRAMES // 2 and not self.go.wait(0.01):

@@ -1,10 +1,12 @@
 """Networks in a process of their own: what they compute, and what happens when the process dies."""
 
+import json
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import psutil
@@ -13,7 +15,9 @@ import pytest
 from latentsync_trt.bundle.manifest import AUDIO_ENCODER, Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import BundleError, InferenceError, InputError
+from latentsync_trt.runtime.networks import apart as apart_module
 from latentsync_trt.runtime.networks.apart import NetworksApart, _receive, _send
+from latentsync_trt.runtime.networks.devices import Devices, networks_on
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.sync.api import LipSync
@@ -22,6 +26,9 @@ from tests.clips import decoded, write_clip
 from tests.small import small_bundle
 
 CPU, OPTIONS = Selection("cpu"), SyncOptions(steps=1, lossless=True)
+CLOCKS_S = 0.5
+"""As ONNX Runtime starts its clock a little later than the session is asked for."""
+
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
@@ -112,3 +119,43 @@ def test_messages_keep_arrays_of_any_size_and_layout() -> None:
     )
     assert isinstance(error, InputError)
     assert (str(error), error.usage) == ("x", False)
+
+
+@pytest.mark.integration
+def test_an_error_of_on_notice_is_raised(apart: NetworksApart) -> None:
+    def broken(text: str) -> None:
+        raise BrokenPipeError(text)
+
+    apart.notices.on_notice = broken
+    with pytest.raises(BrokenPipeError, match="a network is slow"):
+        apart._call("notice", "a network is slow")
+
+
+@pytest.mark.integration
+def test_a_gpu_whose_process_does_not_start_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart_module, "_MODULE", "latentsync_trt.not_there")
+    first, others, notices = networks_on(
+        [CPU, CPU], bundle(), RuntimeOptions(), may_fall_back=True, on_notice=None
+    )
+    first.close()
+    assert others == []
+    assert len(notices) == 1
+    assert "the process of the CPU died: exit code 1" in notices[0]
+
+
+@pytest.mark.integration
+def test_one_profile_of_several_processes(tmp_path: Path) -> None:
+    options = RuntimeOptions(profile=tmp_path / "profile")
+    both = Devices(Networks(bundle(), CPU, options), [NetworksApart(bundle(), CPU, options)])
+    both.prepare([AUDIO_ENCODER])
+    before_s = perf_counter()
+    for device in both.all:
+        device.networks.encode_mel(np.zeros((1, 80, 3000), np.float32))
+    after_s = perf_counter()
+    both.close()
+    events = json.loads((tmp_path / "profile" / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    runs = [event for event in events if event["name"] == "model_run"]
+    assert len({event["pid"] for event in runs}) == len(runs) == 2
+    for run in runs:
+        assert before_s - CLOCKS_S < run["ts"] / 1e6 < after_s + CLOCKS_S
+    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["profile.md", "trace.json"]

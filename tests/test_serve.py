@@ -2,7 +2,10 @@
 
 import json
 import socket
+import sqlite3
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,8 @@ from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 
 from latentsync_trt.batch.ledger import Ledger
-from latentsync_trt.batch.tasks import TaskError, WorkerLost
-from latentsync_trt.errors import LatentSyncError, OutputError
+from latentsync_trt.batch.tasks import Started, TaskError, WorkerLost
+from latentsync_trt.errors import InputError, LatentSyncError, OutputError
 from latentsync_trt.serve import form
 from tests.clips import write_face, write_sound
 from tests.serving import FRAMES, RESULT, PretendedWorker, ended, serving, until
@@ -334,7 +337,7 @@ def test_health_says_why_no_worker_is_ready(folder: Path, worker: PretendedWorke
             service.check()
 
 
-def test_jobs_go_on_after_a_restart(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> None:
+def test_jobs_go_on_after_restarts(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> None:
     with serving(folder, worker) as (client, _):
         jobs = [send(client, clip).json()["id"] for _ in range(2)]
         until(lambda: client.get(f"/v1/jobs/{jobs[0]}").json()["done"])
@@ -343,8 +346,64 @@ def test_jobs_go_on_after_a_restart(folder: Path, worker: PretendedWorker, clip:
     again = PretendedWorker()
     again.go.set()
     with serving(folder, again) as (client, _):
-        assert [ended(client, job)["state"] for job in jobs] == ["done", "done"]
+        done = [ended(client, job) for job in jobs]
+        assert [(job["state"], job["attempts"]) for job in done] == [("done", 1), ("done", 1)]
         assert [task.id for task in again.tasks] == jobs and not left.exists()
+
+
+def test_a_job_that_ends_the_service_is_given_up(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> None:
+    with serving(folder, worker) as (client, _):
+        jobs = [send(client, clip).json()["id"] for _ in range(2)]
+        until(lambda: worker.tasks)
+    with Ledger.open(folder / "ledger.sqlite") as ledger:  # as services that were killed leave it
+        for job, kills in zip(jobs, (3, 2), strict=True):
+            for _ in range(kills):
+                ledger.record(Started(job, worker.name, 1))
+    again = PretendedWorker()
+    again.go.set()
+    with serving(folder, again) as (client, _):
+        assert ended(client, jobs[1])["state"] == "done"
+        given_up = client.get(f"/v1/jobs/{jobs[0]}").json()
+    assert given_up["state"] == "failed" and "died 3 times while it ran" in given_up["error"]
+    assert f"{jobs[0]}/inputs" not in job_files(folder)
+
+
+def test_slow_admissions_do_not_hold_other_requests(
+    folder: Path, worker: PretendedWorker, clip: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, finished = 45, threading.Event()
+
+    def slow(*_: object) -> None:
+        finished.wait()
+        raise InputError("slow")
+
+    with serving(folder, worker) as (client, service), ThreadPoolExecutor(count) as pool:
+        monkeypatch.setattr(service, "submit", slow)
+        sent = [pool.submit(send, client, clip) for _ in range(count)]
+        try:
+            until(lambda: len(list((folder / "jobs").glob("*/inputs/audio.wav"))) == count)
+            assert client.get("/healthz", timeout=20).status_code == 200
+        finally:
+            finished.set()
+        assert {each.result().status_code for each in sent} == {422}
+
+
+def test_deletion_goes_on_after_an_error(
+    folder: Path, worker: PretendedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("latentsync_trt.serve.service._SWEEP_S", 0.01)
+    with serving(folder, worker) as (_, service):
+        failures, sweep = iter([sqlite3.OperationalError("disk I/O error"), OutputError("full")]), service.sweep
+
+        def fail_at_first() -> None:
+            for error in failures:
+                raise error
+            sweep()
+
+        left = folder / "jobs" / (32 * "a")
+        monkeypatch.setattr(service, "sweep", fail_at_first)
+        left.mkdir()
+        until(lambda: not left.exists())
 
 
 def test_finished_jobs_are_deleted_in_time(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> None:

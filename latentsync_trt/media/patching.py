@@ -7,16 +7,11 @@ conversion back takes their mean. The two cancel out, so softly blended pixels d
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-import cv2
 import numpy as np
 
 from latentsync_trt.media.color import RGB_IDENTITY, codes_of, coding_of
 from latentsync_trt.media.hdr import hdr_of
 from latentsync_trt.types import ColorTags, Float32Array, Patch, SampleArray, UInt8Array, YuvPlanes
-
-_DEPTHS = {1: cv2.CV_8U, 2: cv2.CV_16U}
-"""OpenCV's name of a sample's type, by its bytes."""
-
 
 def apply_patch(planes: YuvPlanes, *patches: Patch) -> YuvPlanes:
     """A copy of `planes` with `patches` on it, see `mix`."""
@@ -67,6 +62,9 @@ def _mix(
     planes: Sequence[SampleArray], codes: Sequence[Float32Array], patch: Patch, size: tuple[int, int], bits: int
 ) -> None:
     """Mixes per-pixel `codes (h, w)` of the patch into planes of one shape of a picture of `size` (H, W), in place."""
+    import cv2  # not where inputs are checked, which need other parts of this module
+
+    depths = {1: cv2.CV_8U, 2: cv2.CV_16U}
     steps = [1 if samples == length else 2 for samples, length in zip(planes[0].shape, size, strict=True)]
     firsts, ends = (patch.y_px, patch.x_px), (patch.y_px + patch.weight.shape[0], patch.x_px + patch.weight.shape[1])
     rows, columns = (slice(a // step, -(-b // step)) for a, b, step in zip(firsts, ends, steps, strict=True))
@@ -88,7 +86,7 @@ def _mix(
     kept = 1 - sums[0]
     for plane, values in zip(planes, sums[1:], strict=True):
         target = plane[rows, columns]
-        mixed = np.asarray(cv2.add(target * kept, values, dtype=_DEPTHS[plane.dtype.itemsize]))  # rounds, too
+        mixed = np.asarray(cv2.add(target * kept, values, dtype=depths[plane.dtype.itemsize]))  # rounds, too
         np.minimum(mixed, 2**bits - 1, out=target)
 
 

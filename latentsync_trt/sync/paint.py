@@ -46,12 +46,11 @@ class Gathered:
 class PaintDevice:
     """A device that paints, and what it has painted so far.
 
-    `inpainter`: runs its networks on windows; `before`: called before that; both while `turn` is held.
+    `inpainter`: runs its networks on windows, inside a block of `used`.
     """
 
     inpainter: Inpainter
-    before: Callable[[], None] = lambda: None
-    turn: AbstractContextManager[object] = nullcontext()
+    used: Callable[[], AbstractContextManager[object]] = nullcontext
     windows: int = 0
     busy_s: float = 0.0
 
@@ -163,8 +162,7 @@ class Painter:
     def _paint(self, device: PaintDevice, batch: Batch) -> tuple[Sequence[Window[Sight]], list[Sequence[UInt16Array]]]:
         windows, audio = batch
         count = sum(window.count_used for window in windows)
-        with device.turn:
-            device.before()
+        with device.used():
             # Here, not where windows are gathered: a track of one frame makes a window of F faces, and as many windows
             # may wait in the queue as frames.
             with self._clock.measure("gather", frames=count):

@@ -215,10 +215,7 @@ class Run:
             make_inpainter, self._manifest, options, noise=noise, windows_per_batch=devices.windows_per_batch
         )
         return Painter(
-            [
-                PaintDevice(make(own.networks.codec, own.networks.denoiser), own.between_windows, own.turn)
-                for own in devices.all
-            ],
+            [PaintDevice(make(own.networks.codec, own.networks.denoiser), own.used) for own in devices.all],
             self._manifest.frames,
             speech.windows,
             self._clock,

@@ -3,13 +3,17 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
+from contextlib import closing, suppress
+from itertools import count
+from queue import PriorityQueue
+from typing import Any, Generic, TypeVar
 
 I = TypeVar("I")  # noqa: E741 -- an item
 T = TypeVar("T")
 R = TypeVar("R")
+
+_END = -1, None, None
 
 
 def spread(
@@ -38,26 +42,16 @@ def spread(
                 yield item, [workers[0](task) for task in tasks_of(item)]
             return
         crew: _Crew[T, R] = _Crew(workers, failures, on_failure)
-        waiting: deque[tuple[I, list[_Ticket[T, R]]]] = deque()
+        waiting: deque[tuple[I, list[Future[R]]]] = deque()
         try:
             for item in items:
                 waiting.append((item, [crew.give(task) for task in tasks_of(item)]))
-                while waiting and (len(waiting) > ahead() or crew.finished(waiting[0][1])):
-                    item, tickets = waiting.popleft()
-                    yield item, crew.results(tickets)
+                while waiting and (len(waiting) > ahead() or all(result.done() for result in waiting[0][1])):
+                    yield waiting[0][0], crew.results(waiting.popleft()[1])
             while waiting:
-                item, tickets = waiting.popleft()
-                yield item, crew.results(tickets)
+                yield waiting[0][0], crew.results(waiting.popleft()[1])
         finally:
             crew.stop()
-
-
-@dataclass(slots=True, eq=False)
-class _Ticket(Generic[T, R]):
-    """A task until it is done, then its result."""
-
-    task: list[T]
-    done: list[R] = field(default_factory=list)
 
 
 class _Crew(Generic[T, R]):
@@ -70,11 +64,11 @@ class _Crew(Generic[T, R]):
         on_failure: Callable[[int, Exception], object],
     ) -> None:
         self._failures, self._on_failure = failures, on_failure
-        self._changed = threading.Condition()
-        self._tickets: deque[_Ticket[T, R]] = deque()
-        self._error: BaseException | None = None
-        self._stopped = False
-        self._left = len(workers)
+        self._numbers = count()
+        self._tasks: PriorityQueue[tuple[int, Any, Any]] = PriorityQueue()  # number, task, future
+        self._ended: Future[R] = Future()  # never has a result
+        self._lock, self._left = threading.Lock(), len(workers)
+        # One for each worker: CUDA graphs are recorded for the thread that runs them first.
         self._threads = [
             threading.Thread(target=self._work, args=(position, worker), name=f"paint {position}", daemon=True)
             for position, worker in enumerate(workers)
@@ -82,65 +76,42 @@ class _Crew(Generic[T, R]):
         for thread in self._threads:
             thread.start()
 
-    def give(self, task: T) -> _Ticket[T, R]:
+    def give(self, task: T) -> Future[R]:
         """Queues a task."""
-        ticket: _Ticket[T, R] = _Ticket([task])
-        with self._changed:
-            self._tickets.append(ticket)
-            self._changed.notify_all()
-        return ticket
+        result: Future[R] = Future()
+        self._tasks.put((next(self._numbers), task, result))
+        return result
 
-    def finished(self, tickets: Sequence[_Ticket[T, R]]) -> bool:
-        """Whether `results` would return, or raise, at once."""
-        with self._changed:
-            return self._error is not None or all(ticket.done for ticket in tickets)
-
-    def results(self, tickets: Sequence[_Ticket[T, R]]) -> list[R]:
+    def results(self, results: Sequence[Future[R]]) -> list[R]:
         """Waits for results; raises the error that ended the work."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._error is not None or all(ticket.done for ticket in tickets))
-            if self._error is not None:
-                raise self._error
-        return [ticket.done.pop() for ticket in tickets]
+        for result in results:
+            wait((result, self._ended), return_when=FIRST_COMPLETED)
+            if self._ended.done():
+                self._ended.result()
+        return [result.result() for result in results]
 
     def stop(self) -> None:
         """Ends the threads, each after the task that it runs."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
+        self._ended.cancel()
+        for _ in self._threads:
+            self._tasks.put(_END)
         for thread in self._threads:
             thread.join()
 
     def _work(self, position: int, worker: Callable[[T], R]) -> None:
         try:
-            while (ticket := self._next()) is not None:
+            while (given := self._tasks.get()) != _END:
+                _, task, result = given
                 try:
-                    result = worker(ticket.task[0])
+                    result.set_result(worker(task))
                 except self._failures as error:
-                    self._hand_over(ticket, position, error)
+                    with self._lock:
+                        self._left -= 1
+                        if not self._left:
+                            raise
+                    self._on_failure(position, error)
+                    self._tasks.put(given)  # in front of those that were given later
                     return
-                with self._changed:
-                    ticket.task.clear()
-                    ticket.done.append(result)
-                    self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001 -- `results` raises it
-            with self._changed:
-                self._error = self._error or error
-                self._changed.notify_all()
-
-    def _next(self) -> "_Ticket[T, R] | None":
-        """The next task, as soon as there is one; None at the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._error is not None or self._tickets)
-            return None if self._stopped or self._error is not None else self._tickets.popleft()
-
-    def _hand_over(self, ticket: "_Ticket[T, R]", position: int, error: Exception) -> None:
-        """Gives a failed worker's task to the others; raises its error if there are none."""
-        with self._changed:
-            self._left -= 1
-            if not self._left:
-                raise error
-        self._on_failure(position, error)
-        with self._changed:
-            self._tickets.appendleft(ticket)
-            self._changed.notify_all()
+            with suppress(InvalidStateError):  # another one came first, or `stop`
+                self._ended.set_exception(error)
