@@ -146,16 +146,16 @@ def test_a_gpu_whose_process_does_not_start_is_left_out(monkeypatch: pytest.Monk
 @pytest.mark.integration
 def test_one_profile_of_several_processes(tmp_path: Path) -> None:
     options = RuntimeOptions(profile=tmp_path / "profile")
-    both = Devices(Networks(bundle(), CPU, options), [NetworksApart(bundle(), CPU, options)])
-    both.prepare([AUDIO_ENCODER])
+    devices = Devices(Networks(bundle(), CPU, options), [NetworksApart(bundle(), CPU, options) for _ in range(2)])
+    devices.prepare([AUDIO_ENCODER])
     before_s = perf_counter()
-    for device in both.all:
+    for device in devices.all:
         device.networks.encode_mel(np.zeros((1, 80, 3000), np.float32))
     after_s = perf_counter()
-    both.close()
+    devices.close()
     events = json.loads((tmp_path / "profile" / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
     runs = [event for event in events if event["name"] == "model_run"]
-    assert len({event["pid"] for event in runs}) == len(runs) == 2
+    assert len({event["pid"] for event in runs}) == len(runs) == 3
     for run in runs:
         assert before_s - CLOCKS_S < run["ts"] / 1e6 < after_s + CLOCKS_S
     assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["profile.md", "trace.json"]

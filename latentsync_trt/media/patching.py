@@ -13,6 +13,7 @@ from latentsync_trt.media.color import RGB_IDENTITY, codes_of, coding_of
 from latentsync_trt.media.hdr import hdr_of
 from latentsync_trt.types import ColorTags, Float32Array, Patch, SampleArray, UInt8Array, YuvPlanes
 
+
 def apply_patch(planes: YuvPlanes, *patches: Patch) -> YuvPlanes:
     """A copy of `planes` with `patches` on it, see `mix`."""
     mixed = replace(planes, y=planes.y.copy(), u=planes.u.copy(), v=planes.v.copy())
