@@ -201,9 +201,13 @@ def converse(work: Callable[[Iterator[Event], Emit], None]) -> None:
         os.dup2(2, 1)
 
         def emit(**fields: Any) -> None:
+            text = "\n" + json.dumps(fields) + "\n"  # an event has a line of its own
             with lock:
-                events.write("\n" + json.dumps(fields) + "\n")  # an event has a line of its own
-                events.flush()
+                try:
+                    events.write(text)
+                    events.flush()
+                except OSError:  # the parent has ended: `work` must not take that for an error of its own
+                    end_process(1)
 
         work(_received(orders), emit)
 

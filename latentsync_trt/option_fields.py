@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import field, fields
 from difflib import get_close_matches
 from fractions import Fraction
+from functools import cache
 from math import inf
 from numbers import Integral, Real
 from os import PathLike
@@ -14,6 +15,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from latentsync_trt.errors import InputError
 
 T = TypeVar("T")
+
+_hints = cache(get_type_hints)
 
 _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
@@ -52,7 +55,7 @@ def choices_of(hint: Any) -> tuple[str, ...]:
 
 def check_limits(options: Any) -> None:
     """Raises `InputError` if a field of the dataclass instance `options` has a wrong type or is outside its limits."""
-    hints = get_type_hints(type(options))
+    hints = _hints(type(options))
     for spec in fields(options):
         _check_field(flag_name(spec.name), getattr(options, spec.name), hints[spec.name], spec.metadata)
 
@@ -105,25 +108,21 @@ def command_line(options: Any, *, leave_out: tuple[str, ...] = ()) -> list[str]:
 
 def file_fields(cls: type[Any]) -> dict[str, bool]:
     """Names of the fields that hold the path of a file, each with whether it is written."""
-    hints = get_type_hints(cls)
     return {
         spec.name: spec.metadata.get("written", False)
         for spec in fields(cls)
-        if Path in get_args(hints[spec.name]) and not spec.metadata.get("folder")
+        if Path in get_args(_hints(cls)[spec.name]) and not spec.metadata.get("folder")
     }
 
 
 def to_texts(options: Any) -> dict[str, Any]:
-    """The fields of the dataclass instance `options` that are not at their defaults, as `from_texts` takes them.
-
-    Values are plain JSON: numbers, bools, texts and lists of these.
-    """
-    changed = {spec.name: getattr(options, spec.name) for spec in fields(options)}
-    return {spec.name: _plain(changed[spec.name]) for spec in fields(options) if changed[spec.name] != spec.default}
+    """The fields of the dataclass instance `options` that are not at their defaults, as JSON values."""
+    values = {spec: getattr(options, spec.name) for spec in fields(options)}
+    return {spec.name: _plain(value) for spec, value in values.items() if value != spec.default}
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if isinstance(value, bool | str) or value is None:
         return value
@@ -142,7 +141,7 @@ def from_texts(cls: type[T], values: Mapping[str, Any]) -> T:
     Raises:
         InputError: there is no such option, or its value cannot be used.
     """
-    specs, hints = {spec.name: spec for spec in fields(cls)}, get_type_hints(cls)  # type: ignore[arg-type]
+    specs, hints = {spec.name: spec for spec in fields(cls)}, _hints(cls)  # type: ignore[arg-type]
     found: dict[str, Any] = {}
     for given, value in values.items():
         name = field_name(given)

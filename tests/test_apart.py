@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
@@ -20,9 +19,6 @@ from latentsync_trt.runtime.networks.apart import NetworksApart, _receive, _send
 from latentsync_trt.runtime.networks.devices import Devices, networks_on
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.sync.api import LipSync
-from latentsync_trt.types import Progress
-from tests.clips import decoded, write_clip
 from tests.small import small_bundle
 
 CPU, OPTIONS = Selection("cpu"), SyncOptions(steps=1, lossless=True)
@@ -72,30 +68,6 @@ def test_errors_and_notices_arrive(apart: NetworksApart) -> None:
 
 
 @pytest.mark.integration
-def test_a_process_that_dies_in_the_middle_hands_its_windows_over_and_starts_again(tmp_path: Path) -> None:
-    clip = write_clip(tmp_path, 72)
-    here, other = Networks(bundle(), CPU, RuntimeOptions()), NetworksApart(bundle(), CPU, RuntimeOptions())
-    killed = threading.Event()
-
-    def kill(progress: Progress) -> None:
-        if progress.stage == "lip-sync" and not killed.is_set():
-            killed.set()
-            os.kill(other._child.pid, KILL)
-
-    with LipSync(here) as alone:
-        alone.sync(*clip, tmp_path / "alone.mkv", OPTIONS)
-    with LipSync(Networks(bundle(), CPU, RuntimeOptions()), other) as both:
-        report = both.sync(*clip, tmp_path / "killed.mkv", OPTIONS, on_progress=kill)
-        assert "the process of the CPU died: signal 9" in report.devices[1].error or os.name == "nt"
-        again = both.sync(*clip, tmp_path / "again.mkv", OPTIONS)
-    assert [bool(device.error) for device in again.devices] == [False, False]
-    assert not psutil.pid_exists(other._child.pid)
-    expected = np.stack(decoded(tmp_path / "alone.mkv"))
-    for name in ("killed.mkv", "again.mkv"):
-        assert np.array_equal(np.stack(decoded(tmp_path / name)), expected)
-
-
-@pytest.mark.integration
 def test_the_process_ends_with_its_parent(apart: NetworksApart) -> None:
     into, _ = apart._child.pipes
     into.close()  # what the parent's death does
@@ -134,9 +106,7 @@ def test_an_error_of_on_notice_is_raised(apart: NetworksApart) -> None:
 @pytest.mark.integration
 def test_a_gpu_whose_process_does_not_start_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apart_module, "_MODULE", "latentsync_trt.not_there")
-    first, others, notices = networks_on(
-        [CPU, CPU], bundle(), RuntimeOptions(), may_fall_back=True, on_notice=None
-    )
+    first, others, notices = networks_on([CPU, CPU], bundle(), RuntimeOptions(), may_fall_back=True, on_notice=None)
     first.close()
     assert others == []
     assert len(notices) == 1
@@ -152,6 +122,8 @@ def test_one_profile_of_several_processes(tmp_path: Path) -> None:
     for device in devices.all:
         device.networks.encode_mel(np.zeros((1, 80, 3000), np.float32))
     after_s = perf_counter()
+    files = [path.name.partition("_20")[0] for path in (tmp_path / "profile").iterdir()]
+    assert len(set(files)) == 3  # without the time, which ONNX Runtime appends, and which may be the same
     devices.close()
     events = json.loads((tmp_path / "profile" / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
     runs = [event for event in events if event["name"] == "model_run"]

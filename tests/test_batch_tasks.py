@@ -106,12 +106,6 @@ def test_errors_name_the_option(cells: dict[str, str], message: str) -> None:
         from_texts(SyncOptions, cells)
 
 
-@pytest.mark.parametrize("data", [{}, {"id": "1"}, {"id": 1, "video": "a", "output": "b"}])
-def test_what_is_no_task_is_refused(data: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="does not have the fields"):
-        Task.from_json(data)
-
-
 def test_every_file_of_a_task_can_be_replaced() -> None:
     given = {name: f"{name}.x" for name in file_fields(SyncOptions) if name != "turns"}
     task = Task("1", "v", "a", "o", SyncOptions(speaker=("0=s.wav",), **given))  # type: ignore[arg-type]

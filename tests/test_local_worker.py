@@ -175,6 +175,32 @@ def test_a_worker_ends_with_its_parent(settings: WorkerSettings, task: Task, tmp
     assert names(tmp_path) == []
 
 
+KEEPING = """
+from fractions import Fraction
+from latentsync_trt.batch.child import work
+from latentsync_trt.child import converse
+from latentsync_trt.media import parts
+
+parts.PART_S = Fraction(8, 25)
+converse(work)
+"""
+
+
+def test_a_worker_whose_parent_is_gone_keeps_finished_parts(
+    settings: WorkerSettings, task: Task, tmp_path: Path
+) -> None:
+    orders = [{"settings": settings.to_json()}, {"run": 1, "task": task.to_json()}]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", KEEPING], text=True, **pipes) as child:  # type: ignore[call-overload]
+        child.stdin.write("".join(json.dumps(order) + "\n" for order in orders))
+        child.stdin.flush()
+        parts = tmp_path / ".latentsync-a.mkv" / "parts.json"
+        next(line for line in child.stdout if parts.exists())
+        child.stdout.close()  # before stdin, as a parent that is killed may do
+        assert (child.wait(SOON_S), child.stderr.read()) == (1, "")
+    assert parts.exists()
+
+
 def test_settings_that_cannot_work(settings: WorkerSettings) -> None:
     worker = LocalWorker("cpu", WorkerSettings("nope", "cpu"))
     with pytest.raises(BundleError, match=r"^nope: no bundle there") as missing:

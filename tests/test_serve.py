@@ -136,7 +136,7 @@ def test_key(folder: Path, worker: PretendedWorker, clip: dict[str, bytes]) -> N
             assert missing.json()["error"] == "key: is missing; send it as Authorization: Bearer KEY"
         until(lambda: client.get("/healthz").status_code == 200)
         assert send(client, clip).status_code == 401 and job_files(folder) == []
-        client.headers = httpx.Headers({"Authorization": "Bearer sécret".encode()})  # type: ignore[dict-item]
+        client.headers = httpx.Headers({b"Authorization": "Bearer sécret".encode()})
         assert ended(client, send(client, clip).json()["id"])["state"] == "done"
 
 
@@ -178,9 +178,9 @@ def test_names_of_clients_are_never_used(
         video = Path(worker.tasks[-1].video)
         assert video.parent == folder / "jobs" / job["id"] / "inputs" and video.name in ("video", "video.mp4")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["service"]
-    for job_id in ("..", "%2e%2e", "..%2f..%2fetc", 32 * "Z", f"{32 * '0'}%2fx", "ledger.sqlite"):
+    for job_id in ("%2e%2e", "..%2f..%2fetc", 32 * "Z", f"{32 * '0'}%2fx", "ledger.sqlite"):
         for path in ("", "/result", "/report"):
-            assert client.get(f"/v1/jobs/{job_id}{path}").status_code in (404, 405, 307, 200 if job_id == ".." else 404)
+            assert client.get(f"/v1/jobs/{job_id}{path}").status_code in (404, 405, 307)
         assert client.delete(f"/v1/jobs/{job_id}").status_code in (404, 405, 307)
     assert (folder / "ledger.sqlite").exists()
 
@@ -194,9 +194,7 @@ def test_names_of_clients_are_never_used(
         ({"speaker": ["0=/etc/passwd"]}, "speaker"),
         ({"report": "/tmp/x.html"}, "report"),
         ({"guidance": 50}, "guidance"),
-        ({"preset": "best"}, "preset"),
         ({"start": 9}, "start"),
-        ({"codec": "prores", "encoder": "x265"}, "encoder"),
     ],
 )
 def test_options_that_cannot_be_used(
@@ -249,6 +247,7 @@ def test_clips_that_are_too_long(folder: Path, worker: PretendedWorker, clip: di
         (b'--x\r\nContent-Disposition: form-data; name="options"\r\n\r\n{}\r\n--x--', "video: is missing"),
         (b'--x\r\nContent-Disposition: form-data; name="options"\r\n\r\n' + 70000 * b"{" + b"\r\n--x--", "of text"),
         (b"--x\r\n\r\nabc\r\n--x--", "no text field"),
+        (b'--x\r\nContent-Disposition: form-data; name="video_url"\r\n\r\nhttp://a/b\r\n--x--', "are not allowed"),
     ],
 )
 def test_forms_that_cannot_be_used(client: httpx.Client, folder: Path, body: bytes, problem: str) -> None:
@@ -289,7 +288,7 @@ def test_a_full_disk_ends_the_service(
         def full(*_: object) -> None:
             raise OutputError("ledger: disk full")
 
-        monkeypatch.setattr(Ledger, "done", full)
+        monkeypatch.setattr(Ledger, "record", full)
         worker.go.set()
         until(lambda: client.get("/healthz").status_code == 503)
         with pytest.raises(LatentSyncError, match="disk full; jobs wait for the next start"):
@@ -333,7 +332,7 @@ def test_health_says_why_no_worker_is_ready(folder: Path, worker: PretendedWorke
         until(lambda: service.workers()[0].state == "closed")
         sick = client.get("/healthz")
         assert (sick.status_code, sick.json()["error"]) == (503, "pretended: closed the GPU is gone")
-        with pytest.raises(LatentSyncError, match="cannot work any more: pretended: closed the GPU is gone; jobs wait"):
+        with pytest.raises(LatentSyncError, match="pretended: closed the GPU is gone; jobs wait"):
             service.check()
 
 

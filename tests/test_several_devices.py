@@ -2,13 +2,13 @@
 
 import json
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -20,19 +20,19 @@ from latentsync_trt.cli.show import Notices, show_report
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InferenceError, InputError, OutOfMemory, ProviderUnavailable
 from latentsync_trt.runtime.networks import devices
-from latentsync_trt.runtime.networks.devices import Turn
+from latentsync_trt.runtime.networks.apart import NetworksApart
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection, device_numbers, select_devices
 from latentsync_trt.sync.api import LipSync
-from latentsync_trt.sync.inpaint import Inpainter
-from latentsync_trt.types import DeviceTime, Progress, SyncReport, UInt8Array
+from latentsync_trt.sync.inpaint import Inpainter, graphs_for
+from latentsync_trt.types import DeviceTime, SyncReport, UInt8Array
 from tests.clips import decoded, write_clip
 from tests.device import DemoNetworks
 from tests.small import small_bundle
 
-FRAMES, WINDOWS = 56, 4
+FRAMES, WINDOWS = 24, 2
 TIMEOUT_S = 20.0
 OPTIONS = SyncOptions(steps=1, lossless=True)
 
@@ -62,19 +62,6 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "results" / "out.mkv"
 
 
-def run(
-    make: DemoNetworks,
-    clip: tuple[Path, Path],
-    out: Path,
-    count: int = 2,
-    options: SyncOptions = OPTIONS,
-    **runtime: Any,
-) -> SyncReport:
-    out.parent.mkdir(exist_ok=True)
-    with LipSync(*(make(**runtime) for _ in range(count))) as lip_sync:
-        return lip_sync.sync(*clip, out, OPTIONS)
-
-
 def assert_frames(out: Path, expected: UInt8Array) -> None:
     assert np.array_equal(np.stack(decoded(out)), expected)
 
@@ -83,35 +70,19 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
 
 
-def fail_after(
-    monkeypatch: pytest.MonkeyPatch, *limits: int | None, error: Callable[[str], Exception] = InferenceError
-) -> dict[int, int]:
-    """Devices, in the order in which they first paint, fail after so many batches, None = never; counts their tries.
-
-    All begin their first batch together, and those that never fail begin no other one before the rest has failed.
-    """
-    painted: dict[int, int] = {}
-    numbers: dict[int, int] = {}
-    lock, usual = threading.Lock(), Inpainter.paint
-    all_paint = threading.Barrier(len(limits), timeout=TIMEOUT_S)
-    failing = [number for number, limit in enumerate(limits) if limit is not None]
-    failed = {number: threading.Event() for number in failing}
+def paint_together(monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+    """Two devices begin their first batch together; both fail with `error`, if there is one."""
+    usual, started, both = Inpainter.paint, set[int](), threading.Barrier(2, timeout=TIMEOUT_S)
 
     def paint(inpainter: Inpainter, windows: Sequence[Any]) -> Any:
-        with lock:
-            number = numbers.setdefault(id(inpainter.denoiser), len(numbers))
-            done = painted[number] = painted.get(number, 0) + 1
-        if done == 1:
-            all_paint.wait()
-        elif number not in failed:
-            assert all(event.wait(TIMEOUT_S) for event in failed.values())
-        if number in failed and done > (limits[number] or 0):
-            failed[number].set()
-            raise error(f"denoise_step on CPUExecutionProvider: broken {number}")
+        if id(inpainter) not in started:
+            started.add(id(inpainter))
+            both.wait()
+        if error is not None:
+            raise error
         return usual(inpainter, windows)
 
     monkeypatch.setattr(Inpainter, "paint", paint)
-    return painted
 
 
 @pytest.mark.integration
@@ -123,8 +94,11 @@ def test_frames_are_those_of_one_device_and_the_profile_shows_both(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fail_after(monkeypatch, None, None)
-    report = run(make, clip, out, profile=tmp_path / "profile")
+    paint_together(monkeypatch)
+    out.parent.mkdir()
+    here = make(profile=tmp_path / "profile")
+    with LipSync(here, NetworksApart(here.bundle, here.selection, here.options)) as lip_sync:
+        report = lip_sync.sync(*clip, out, OPTIONS)
     assert_frames(out, expected)
     assert [device.name for device in report.devices] == ["CPU 0", "CPU 1"]
     assert sum(device.windows for device in report.devices) == report.windows == WINDOWS
@@ -144,35 +118,46 @@ def test_frames_are_those_of_one_device_and_the_profile_shows_both(
 
 
 @pytest.mark.integration
-def test_others_paint_the_windows_of_a_device_that_fails_and_it_is_tried_again_in_the_next_run(
+def test_others_paint_the_windows_of_a_process_that_dies_and_another_one_starts_for_the_next_run(
     make: DemoNetworks, clip: tuple[Path, Path], expected: UInt8Array, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out.parent.mkdir()
-    with LipSync(make(), make()) as lip_sync:
-        with monkeypatch.context() as patch:
-            fail_after(patch, None, 1)
-            report = lip_sync.sync(*clip, out, OPTIONS)
-        assert_frames(out, expected)
-        (failed,) = (device for device in report.devices if device.error)
-        assert (failed.windows, failed.error) == (1, "denoise_step on CPUExecutionProvider: broken 1")
-        (notice,) = (text for text in report.notices if "left out" in text)
-        assert notice == f"{failed.name} is left out of this run, others go on: {failed.error}"
-        assert notice in make.notices
-        fail_after(monkeypatch, None, None)
+    here = make()
+    other = NetworksApart(here.bundle, here.selection, here.options)
+    killed, usual = threading.Event(), Inpainter.paint
+
+    def paint(inpainter: Inpainter, windows: Sequence[Any]) -> Any:
+        if inpainter.codec is here.codec:
+            assert killed.wait(TIMEOUT_S)
+        elif not killed.is_set():
+            psutil.Process(other._child.pid).kill()
+            killed.set()
+        return usual(inpainter, windows)
+
+    monkeypatch.setattr(Inpainter, "paint", paint)
+    with LipSync(here, other) as lip_sync:
         report = lip_sync.sync(*clip, out, OPTIONS)
-    assert_frames(out, expected)
-    assert all(device.windows and not device.error for device in report.devices)
-    assert not any("left out" in text for text in report.notices)
+        assert_frames(out, expected)
+        assert [device.windows for device in report.devices] == [WINDOWS, 0]
+        assert report.devices[1].error.startswith("the process of the CPU died: ")
+        words = f"CPU 1 is left out of this run, others go on: {report.devices[1].error}"
+        assert words in report.notices
+        assert words in make.notices
+        lip_sync.warm_up(OPTIONS)
+        assert {time.graph for time in other.times()} == set(graphs_for(OPTIONS))
+    assert threads() == []
+    assert not psutil.pid_exists(other._child.pid)
 
 
 @pytest.mark.integration
 def test_the_error_of_the_last_device_is_raised_and_nothing_left(
     make: DemoNetworks, clip: tuple[Path, Path], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    painted = fail_after(monkeypatch, 1, 0, 0, error=OutOfMemory)
-    with pytest.raises(OutOfMemory, match="broken"):
-        run(make, clip, out, 3)
-    assert sorted(painted.values()) == [1, 1, 2]
+    paint_together(monkeypatch, OutOfMemory("denoise_step: no room"))
+    out.parent.mkdir()
+    with LipSync(make(), make()) as lip_sync, pytest.raises(OutOfMemory, match="no room"):
+        lip_sync.sync(*clip, out, OPTIONS)
+    assert [text.partition(" is ")[0] for text in make.notices] in (["CPU 0"], ["CPU 1"])
     assert list(out.parent.iterdir()) == []
     assert threads() == []
 
@@ -195,9 +180,8 @@ def test_a_device_whose_networks_do_not_open_is_left_out(make: DemoNetworks, mon
 
 @pytest.mark.integration
 def test_another_device_encodes_the_audio_if_the_first_cannot(
-    make: DemoNetworks, clip: tuple[Path, Path], expected: UInt8Array, out: Path, monkeypatch: pytest.MonkeyPatch
+    make: DemoNetworks, clip: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out.parent.mkdir()
     deaf, usual = make(), make()
 
     def encode_mel(mel: Any) -> Any:
@@ -205,34 +189,22 @@ def test_another_device_encodes_the_audio_if_the_first_cannot(
 
     monkeypatch.setattr(deaf, "encode_mel", encode_mel)
     with LipSync(deaf, usual) as lip_sync:
-        report = lip_sync.sync(*clip, out, OPTIONS)
-    assert_frames(out, expected)
-    assert [device.windows for device in report.devices] == [0, WINDOWS]
-    assert report.devices[0].error == "audio_encoder on CUDAExecutionProvider: CUDA failure 719"
+        assert len(lip_sync.encode_audio(clip[1]).windows) == FRAMES
+    (notice,) = make.notices
+    assert notice.startswith("CPU 0 is left out of this run, others go on: audio_encoder on CUDA")
 
 
 @pytest.mark.integration
-def test_stopping_in_the_middle_ends_all_threads(make: DemoNetworks, clip: tuple[Path, Path], out: Path) -> None:
-    def stop(progress: Progress) -> None:
-        if progress.stage == "lip-sync" and progress.done == 1:
-            raise KeyboardInterrupt
-
-    out.parent.mkdir()
-    with LipSync(make(), make()) as lip_sync:
-        with pytest.raises(KeyboardInterrupt):
-            lip_sync.sync(*clip, out, OPTIONS, on_progress=stop)
-        assert threads() == []
-        assert list(out.parent.iterdir()) == []
-    assert threads() == []
-
-
-@pytest.mark.integration
-def test_one_network_at_a_time_on_several_devices(
-    make: DemoNetworks, clip: tuple[Path, Path], expected: UInt8Array, out: Path
-) -> None:
-    report = run(make, clip, out, low_memory=True)
-    assert_frames(out, expected)
-    assert sorted(device.windows for device in report.devices) == [0, WINDOWS]
+def test_a_device_without_room_for_all_networks_is_left_out_unless_all_lack_it(make: DemoNetworks) -> None:
+    low, usual = make(low_memory=True), make()
+    with LipSync(low, usual) as lip_sync:
+        lip_sync.warm_up(OPTIONS)
+    words = "CPU 0 is left out of this run, others go on: its free memory is too small for all networks at once"
+    assert make.notices == [words]
+    make.notices.clear()
+    with LipSync(low, make(low_memory=True)) as lip_sync:
+        lip_sync.warm_up(OPTIONS)
+    assert make.notices == []
 
 
 def test_graphs_are_prepared_on_every_device_at_the_same_time(
@@ -245,27 +217,6 @@ def test_graphs_are_prepared_on_every_device_at_the_same_time(
         monkeypatch.setattr(networks, "warm_up", lambda graphs: both.wait())
     with LipSync(*opened) as lip_sync:
         lip_sync.warm_up(OPTIONS)
-
-
-def test_a_thread_that_waits_for_its_turn_gets_it_next() -> None:
-    turn, order = Turn(), list[str]()
-    waits = threading.Event()
-
-    def waiting() -> None:
-        waits.set()
-        with turn:
-            order.append("waiting")
-
-    with turn:
-        thread = threading.Thread(target=waiting)
-        thread.start()
-        assert waits.wait(TIMEOUT_S)
-        time.sleep(0.05)
-    for _ in range(100):
-        with turn:
-            order.append("again")
-    thread.join()
-    assert order.index("waiting") <= 1
 
 
 # Choosing devices

@@ -21,6 +21,7 @@ from tests.s3 import BUCKET, s3_server
 pytestmark = pytest.mark.integration
 
 CONTENT = bytes(range(256)) * 400
+REFUSAL = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 SECRET = "X-Signature=geheim"
 
 
@@ -41,18 +42,16 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         what = self.path.partition("?")[0].rpartition("/")[2].partition(".")[0]
         status = {"missing": 404, "forbidden": 403, "broken": 500}.get(what, 200)
+        content = CONTENT if status == 200 else REFUSAL
         self.send_response(status)
-        self.send_header("Content-Length", str(len(CONTENT)))
-        if what != "plain":
-            self.send_header("ETag", '"one"')
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         cut = what == "cut" or (what == "flaky" and Handler.cuts > 0)
         Handler.cuts -= what == "flaky" and cut
-        if self.command == "GET":
-            self.wfile.write(CONTENT[: 1000 if cut else None])
-            self.close_connection = cut
+        self.wfile.write(content[: 1000 if cut else None])
+        self.close_connection = cut or self.command == "PUT"
 
-    do_HEAD = do_GET  # noqa: N815
+    do_PUT = do_GET  # noqa: N815
 
     def log_message(self, *_: Any) -> None:
         """Nothing on the console."""
@@ -65,6 +64,24 @@ def http() -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_PAUSES_S", (0.0, 0.0))
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A file to deliver."""
+    path = tmp_path / "made" / "made.mp4"
+    path.parent.mkdir()
+    path.write_bytes(CONTENT)
+    return path
+
+
+def stop() -> None:
+    raise InputError("stopped")
 
 
 # Names
@@ -104,18 +121,11 @@ def test_messages_show_no_secrets() -> None:
     assert text == "error 403 for 'https://host/a.mp4' and s3://bucket/b.mp4"
 
 
-# Local paths
-
-
-def test_local_files_stay_where_they_are(tmp_path: Path) -> None:
+def test_local_files(tmp_path: Path) -> None:
     path = tmp_path / "a b.txt"
-    assert (store.exists(str(path)), store.fingerprint(str(path))) == (False, None)
+    assert store.fingerprint(str(path)) is None
     path.write_text("one")
-    first = store.fingerprint(str(path))
-    assert store.exists(path.as_uri())
-    assert store.fetch(path.as_uri(), tmp_path / "none") == store.fetch(str(path), tmp_path / "none") == path
-    store.deliver(path, (tmp_path / "c.txt").as_uri())
-    assert (tmp_path / "c.txt").read_text() == "one"
+    first = store.fingerprint(path.as_uri())
     path.unlink()
     path.write_text("two")
     assert store.fingerprint(str(path)) not in (None, first)
@@ -124,127 +134,117 @@ def test_local_files_stay_where_they_are(tmp_path: Path) -> None:
 # S3
 
 
-def test_s3_there_and_back(s3: Any, tmp_path: Path) -> None:
-    url, path = f"s3://{BUCKET}/there/clip.mp4", tmp_path / "made.mp4"
+def test_s3_there_and_back(s3: Any, made: Path, tmp_path: Path) -> None:
+    url = f"s3://{BUCKET}/there/clip.mp4"
     assert (store.exists(url), store.fingerprint(url)) == (False, None)
-    path.write_bytes(CONTENT)
-    store.deliver(path, url)
+    store.deliver(made, url)
     assert store.exists(url)
     fetched = store.fetch(url, tmp_path)
     assert (fetched, fetched.read_bytes()) == (tmp_path / "clip.mp4", CONTENT)
     first = store.fingerprint(url)
     assert first == store.fingerprint(url) != None  # noqa: E711
-    path.write_bytes(CONTENT[::-1])
-    store.deliver(path, url)
+    made.write_bytes(CONTENT[::-1])
+    store.deliver(made, url)
     assert store.fingerprint(url) not in (None, first)
     assert s3.ls(f"{BUCKET}/there", refresh=True) == [f"{BUCKET}/there/clip.mp4"]
 
 
-def test_s3_says_what_is_missing(s3: Any, tmp_path: Path) -> None:
+def test_s3_says_what_is_missing(s3: Any, made: Path, tmp_path: Path) -> None:
     with pytest.raises(MediaError, match=rf"^s3://{BUCKET}/none.mp4: no such file or bucket; check the URL$") as caught:
-        store.fetch(f"s3://{BUCKET}/none.mp4", tmp_path)
+        store.fetch(f"s3://{BUCKET}/none.mp4", made.parent)
     assert caught.value.usage
-    path = tmp_path / "made.mp4"
-    path.write_bytes(CONTENT)
     with pytest.raises(OutputError, match=r"^s3://no-such-bucket/a.mp4: no such file or bucket; check the URL$"):
-        store.deliver(path, "s3://no-such-bucket/a.mp4")
-    assert list(tmp_path.iterdir()) == [path]
+        store.deliver(made, "s3://no-such-bucket/a.mp4")
+    assert list(made.parent.iterdir()) == [made]
 
 
-def test_s3_without_permission(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "made.mp4"
-    path.write_bytes(CONTENT)
-    with monkeypatch.context() as patch:
-        patch.setattr(type(s3), "_call_s3", _denied)
-        with pytest.raises(OutputError, match=r"cannot be written: no permission .*Access Denied.*credentials$"):
-            store.deliver(path, f"s3://{BUCKET}/denied.mp4")
-        with pytest.raises(MediaError, match=r"cannot be read: no permission .*Access Denied.*credentials$"):
-            store.fetch(f"s3://{BUCKET}/denied.mp4", tmp_path)
-
-
-async def _denied(*_: Any, **__: Any) -> None:
-    raise PermissionError("Access Denied")
-
-
-def test_s3_is_not_reachable(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3_that_refuses_or_does_not_answer(
+    s3: Any, http: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": http})
+    with pytest.raises(OutputError, match=r"cannot be written: no permission .*Access Denied.*credentials$"):
+        store.deliver(made, "s3://b/forbidden.mp4")
+    with pytest.raises(MediaError, match=r"cannot be read: no permission .*Access Denied.*credentials$"):
+        store.fetch("s3://b/forbidden.mp4", tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = {"endpoint_url": f"http://127.0.0.1:{port}", "config_kwargs": {"retries": {"max_attempts": 0}}}
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
+    options = {"endpoint_url": nobody, "config_kwargs": {"retries": {"max_attempts": 0}}}
     monkeypatch.setitem(fsspec.config.conf, "s3", options)
-    monkeypatch.setattr(type(s3), "retries", 1)
-    monkeypatch.setattr(store, "_PAUSE_S", 0.0)
     with pytest.raises(MediaError, match=r"^s3://b/a.mp4: cannot be read \(.*127.0.0.1.*\); check connection and cre"):
         store.fetch("s3://b/a.mp4", tmp_path)
 
+
+LARGE_BYTES = 110 * 2**20
+"""Uploaded in three parts."""
 
 UPLOAD = """
 import sys, time
 from latentsync_trt.batch import store
 from pathlib import Path
 
+calls = []
+
 def check():
-    print("a part has arrived", flush=True)
-    time.sleep(60)
+    calls.append(0)
+    if len(calls) == 2:
+        print("a part has arrived", flush=True)
+        time.sleep(60)
 
 store.deliver(Path(sys.argv[1]), sys.argv[2], check)
 """
 
 
-def test_an_upload_that_is_killed_leaves_no_object(s3: Any, tmp_path: Path) -> None:
-    path, url = tmp_path / "large.mkv", f"s3://{BUCKET}/killed/large.mkv"
-    with path.open("wb") as file:
-        file.truncate(110 * 2**20)  # three parts
-    arguments = [sys.executable, "-c", UPLOAD, str(path), url]
+def test_an_upload_that_is_killed_leaves_no_object(s3: Any, made: Path) -> None:
+    os.truncate(made, LARGE_BYTES)
+    url = f"s3://{BUCKET}/killed/large.mkv"
+    arguments = [sys.executable, "-c", UPLOAD, str(made), url]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as uploading:
         assert uploading.stdout is not None
         assert uploading.stdout.readline() == "a part has arrived\n"
         uploading.kill()
-    assert _uploads(s3)
+    assert uploads(s3)
     assert not store.exists(url)
-    for upload in _uploads(s3):
+    for upload in uploads(s3):
         s3.call_s3("abort_multipart_upload", Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
 
 
-def test_a_stopped_upload_is_aborted(s3: Any, tmp_path: Path) -> None:
-    path, url = tmp_path / "large.mkv", f"s3://{BUCKET}/stopped/large.mkv"
-    with path.open("wb") as file:
-        file.truncate(110 * 2**20)
+@pytest.mark.parametrize("size_bytes", [1000, LARGE_BYTES])
+@pytest.mark.parametrize("checks", range(4))
+def test_a_stopped_upload_leaves_nothing(s3: Any, made: Path, size_bytes: int, checks: int) -> None:
+    os.truncate(made, size_bytes)
+    url, left = f"s3://{BUCKET}/stopped/large.mkv", [stop, *[lambda: None] * checks]
+    try:
+        store.deliver(made, url, lambda: left.pop()())
+    except InputError:
+        assert not store.exists(url)
+    else:
+        s3.rm(url)
+    assert not uploads(s3)
 
-    def stop() -> None:
-        raise InputError("stopped")
 
-    with pytest.raises(InputError, match=r"^stopped$"):
-        store.deliver(path, url, stop)
-    assert not store.exists(url)
-    assert not _uploads(s3)
-
-
-def _uploads(s3: Any) -> list[dict[str, Any]]:
+def uploads(s3: Any) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = s3.call_s3("list_multipart_uploads", Bucket=BUCKET).get("Uploads", [])
     return found
 
 
 def test_a_stopped_download_leaves_nothing(s3: Any, tmp_path: Path) -> None:
     s3.pipe(f"{BUCKET}/a.mp4", CONTENT)
-
-    def stop() -> None:
-        raise InputError("stopped")
-
+    left = [stop, lambda: None]
     with pytest.raises(InputError, match=r"^stopped$"):
-        store.fetch(f"s3://{BUCKET}/a.mp4", tmp_path, stop)
+        store.fetch(f"s3://{BUCKET}/a.mp4", tmp_path, lambda: left.pop()())
     assert not list(tmp_path.iterdir())
 
 
 # HTTP
 
 
-def test_http_is_read(http: str, tmp_path: Path) -> None:
-    url = f"{http}/clips/a%20clip.mp4?{SECRET}"
+def test_http_is_read(http: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Handler, "cuts", 2)
+    url = f"{http}/clips/flaky.a%20clip.mp4?{SECRET}"
     fetched = store.fetch(url, tmp_path)
-    assert (fetched.name, fetched.read_bytes()) == ("a clip.mp4", CONTENT)
-    assert store.exists(url)
-    assert store.fingerprint(url) == f'{len(CONTENT)} "one"'
+    assert (fetched.name, fetched.read_bytes()) == ("flaky.a clip.mp4", CONTENT)
+    assert (Handler.cuts, store.exists(url), store.exists(f"{http}/missing.mp4")) == (0, True, False)
 
 
 @pytest.mark.parametrize(
@@ -256,10 +256,7 @@ def test_http_is_read(http: str, tmp_path: Path) -> None:
         ("cut", "cannot be read .*; check connection and credentials"),
     ],
 )
-def test_http_says_what_failed_without_secrets(
-    http: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reason: str
-) -> None:
-    monkeypatch.setattr(store, "_PAUSE_S", 0.0)
+def test_http_says_what_failed_without_secrets(http: str, tmp_path: Path, name: str, reason: str) -> None:
     with pytest.raises(MediaError, match=rf"^{http}/{name}.mp4: {reason}$") as caught:
         store.fetch(f"{http}/{name}.mp4?{SECRET}", tmp_path)
     assert "geheim" not in str(caught.value)
@@ -267,11 +264,11 @@ def test_http_says_what_failed_without_secrets(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_connection_that_was_cut_once(http: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_PAUSE_S", 0.0)
-    monkeypatch.setattr(Handler, "cuts", 1)
-    assert store.fetch(f"{http}/flaky.mp4", tmp_path).read_bytes() == CONTENT
-    assert Handler.cuts == 0
+def test_an_address_that_may_exist(http: str) -> None:
+    with pytest.raises(MediaError, match=rf"^{http}/forbidden.mp4: cannot be read: no permission"):
+        store.exists(f"{http}/forbidden.mp4")
+    with pytest.raises(MediaError, match=r"^http://no-host.invalid/a.mp4: cannot be read \(.*; check connection"):
+        store.exists("http://no-host.invalid/a.mp4")
 
 
 def test_http_cannot_be_written(http: str, tmp_path: Path) -> None:
@@ -282,19 +279,27 @@ def test_http_cannot_be_written(http: str, tmp_path: Path) -> None:
 # Other stores
 
 
-def test_a_store_without_whole_writes_gets_a_rename(tmp_path: Path) -> None:
-    path = tmp_path / "made.mp4"
-    path.write_bytes(CONTENT)
+def test_a_store_without_whole_writes_gets_a_rename(made: Path) -> None:
     memory = fsspec.filesystem("memory")
-    store.deliver(path, "memory://out/clip.mp4")
+    store.deliver(made, "memory://out/clip.mp4")
     assert memory.cat("/out/clip.mp4") == CONTENT
-
-    def stop() -> None:
-        raise InputError("stopped")
-
     with pytest.raises(InputError, match=r"^stopped$"):
-        store.deliver(path, "memory://out/other.mp4", stop)
+        store.deliver(made, "memory://out/other.mp4", stop)
     assert memory.find("/out") == ["/out/clip.mp4"]
+
+
+def test_a_delivery_that_fails_is_repeated(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, errors = fsspec.filesystem("memory"), [ConnectionResetError("by peer"), TimeoutError("no answer")]
+    put_file = type(memory).put_file
+
+    def fail(*arguments: Any, **named: Any) -> None:
+        if errors:
+            raise errors.pop()
+        put_file(*arguments, **named)
+
+    monkeypatch.setattr(type(memory), "put_file", fail)
+    store.deliver(made, "memory://repeated/clip.mp4")
+    assert memory.cat("/repeated/clip.mp4") == CONTENT
 
 
 def test_unknown_kinds_of_urls(tmp_path: Path) -> None:
@@ -372,5 +377,5 @@ def test_a_damaged_bundle_is_refused(uploaded: str, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=rf"^{uploaded}: .*\(SHA-256 differs\).*; upload the bundle again$"):
         store.fetch_folder(uploaded, tmp_path)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
-    with pytest.raises(BundleError, match=r"^memory://bundles/none/manifest.json: no such file"):
+    with pytest.raises(MediaError, match=r"^memory://bundles/none/manifest.json: no such file"):
         store.fetch_folder("memory://bundles/none", tmp_path)

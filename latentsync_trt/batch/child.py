@@ -5,7 +5,6 @@ Orders: first `{"settings": …}`, then `{"run": number, "task": …}` and `{"ca
 `canceled` and `lost`, after which the process ends. At any time, `notice`.
 """
 
-import os
 import signal
 import threading
 import traceback
@@ -15,7 +14,6 @@ from dataclasses import asdict
 from functools import partial
 from queue import Queue
 from time import monotonic
-from typing import Any
 
 from latentsync_trt.batch.tasks import Cancelled, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.batch.worker import Worker
@@ -44,11 +42,11 @@ def work(orders: Iterator[Event], emit: Emit) -> None:
 
     threading.Thread(target=run_tasks, name="worker", daemon=True).start()
     for order in orders:
-        if "cancel" in order:
-            cancelled.get(order["cancel"], threading.Event()).set()
-        else:
+        if "run" in order:
             cancelled[order["run"]] = threading.Event()
             tasks.put(order)
+        elif (event := cancelled.get(order["cancel"])) is not None:  # else that run has ended
+            event.set()
 
 
 def _handle_signals() -> None:
@@ -85,35 +83,25 @@ def outcome(worker: Worker, task: Task, on_progress: Callable[[Progress], None],
 
 def _run_tasks(worker: Worker, tasks: "Queue[Event]", cancelled: dict[int, threading.Event], emit: Emit) -> None:
     """Opens the worker and runs its tasks; returns when it cannot run another."""
-    refused = opened(worker)
-    if refused:
-        return emit(**refused)
-    emit(ready=os.getpid())
-    usable = True
-    while usable:
+    event = opened(worker)
+    emit(**(event or {"ready": True}))
+    while "refused" not in event and "lost" not in event:
         order = tasks.get()
-        number = order["run"]
-        usable = _run(worker, Task.from_json(order["task"]), cancelled[number], partial(emit, run=number))
+        number, task = order["run"], Task.from_json(order["task"])
+        event = outcome(worker, task, _throttled(partial(emit, run=number)), cancelled[number])
         del cancelled[number]
-    return None
+        emit(run=number, **event)
 
 
-def _run(worker: Worker, task: Task, cancelled: threading.Event, emit: Callable[..., None]) -> bool:
-    """Runs a task; returns whether the worker can run another."""
-    event = outcome(worker, task, _throttled(lambda progress: emit(progress=asdict(progress))), cancelled)
-    emit(**event)
-    return "lost" not in event
-
-
-def _throttled(on_progress: Callable[[Progress], Any]) -> Callable[[Progress], None]:
-    """Passes on a new stage at once, and otherwise one progress in `_PROGRESS_S`."""
+def _throttled(tell: Emit) -> Callable[[Progress], None]:
+    """Tells a new stage at once, and otherwise one progress in `_PROGRESS_S`."""
     stage, next_s = "", 0.0
 
     def report(progress: Progress) -> None:
         nonlocal stage, next_s
         if progress.stage != stage or monotonic() >= next_s:
             stage, next_s = progress.stage, monotonic() + _PROGRESS_S
-            on_progress(progress)
+            tell(progress=asdict(progress))
 
     return report
 

@@ -46,9 +46,12 @@ class Dispatcher:
     def __init__(
         self, handles: Sequence[WorkerHandle], on_event: Callable[[Event], None], *, attempts: int = 3
     ) -> None:
-        """`on_event`: called from several threads, one at a time. What it raises for `Started` fails the task."""
-        self._handles, self._on_event, self._attempts = tuple(handles), on_event, attempts
-        self._changed, self._telling = threading.Condition(), threading.RLock()
+        """`on_event`: called from several threads, also at once; what it raises for `Started` fails the task.
+
+        The events of a task come one after the other, as do those of a worker.
+        """
+        self._handles, self._say, self._attempts = tuple(handles), on_event, attempts
+        self._changed = threading.Condition()
         self._waiting: deque[_Attempt] = deque()
         self._running: dict[str, WorkerHandle] = {}
         self._to_cancel: set[str] = set()
@@ -121,6 +124,7 @@ class Dispatcher:
 
     def _start(self, handle: WorkerHandle) -> bool:
         """Starts a worker; False if it cannot work, or the dispatcher closes."""
+        reason = ""
         for number in range(1, self._attempts + 1):
             if self._closing.is_set():
                 break
@@ -133,11 +137,12 @@ class Dispatcher:
                 self._error = error
                 self._say(WorkerState(handle.name, "lost", str(error)))
                 if not isinstance(error, WorkerLost) or number == self._attempts:
+                    reason = str(error)
                     break
             else:
                 self._say(WorkerState(handle.name, "ready"))
                 return True
-        self._say(WorkerState(handle.name, "closed"))
+        self._say(WorkerState(handle.name, "closed", reason))
         return False
 
     def _next(self, handle: WorkerHandle) -> _Attempt | None:
@@ -208,7 +213,3 @@ class Dispatcher:
             self._to_cancel.discard(event.task_id)
             self._pending -= 1
             self._changed.notify_all()
-
-    def _say(self, event: Event) -> None:
-        with self._telling:
-            self._on_event(event)

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion.plan import plan_for
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import field_name, from_texts, to_texts
-from latentsync_trt.paths import exists, why_missing
+from latentsync_trt.paths import exists, local_path, why_missing
 
 if TYPE_CHECKING:
     from latentsync_trt.media.soundtrack import SoundPiece
@@ -31,8 +32,6 @@ _Row = tuple[str, Mapping[str, Any] | str]
 _FILES = ("video", "audio", "output")
 _DELIMITERS = (",", ";", "\t")
 _THREADS = min(16, 4 * (os.cpu_count() or 1))
-_CACHED_STEP = 0.2
-"""Time of a step that reuses features, of that of a full one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A row. `length_s`: of its output, where that is known; `cost`: what a second of it costs, 1 = a full step."""
+    """A row. `length_s`: of its output, where that is known."""
 
     where: str
     task: Task
@@ -56,12 +55,8 @@ class Job:
 
     @property
     def cost(self) -> float:
-        """Expected work, in seconds of video times denoising steps; 0 where the length is unknown."""
-        guided = 2.0 if self.task.options.guidance > 1.0 else 1.0
-        steps = plan_for(self.task.options)
-        return (self.length_s or 0.0) * sum(
-            (1.0 if step.full else _CACHED_STEP) * (guided if step.guided else 1.0) for step in steps
-        )
+        """Expected work: seconds of video times full denoising steps; infinite where the length is unknown."""
+        return inf if self.length_s is None else self.length_s * sum(step.full for step in plan_for(self.task.options))
 
 
 def read_jobs(source: Path, defaults: SyncOptions, out: str | None = None) -> tuple[list[Job], list[Problem]]:
@@ -98,10 +93,7 @@ def check_jobs(jobs: Sequence[Job], on_checked: Callable[[int], None]) -> tuple[
     problems: list[Problem] = []
     with ThreadPoolExecutor(_THREADS) as pool:
         for count, found in enumerate(pool.map(_checked, jobs), 1):
-            if isinstance(found, Job):
-                good.append(found)
-            else:
-                problems.append(found)
+            (good if isinstance(found, Job) else problems).append(found)  # type: ignore[arg-type]
             on_checked(count)
     return good, problems
 
@@ -174,7 +166,7 @@ def _checked_names(source: Path, cells: Sequence[str]) -> list[str]:
 
 
 def _json_rows(_: Path, text: str) -> Iterator[_Row]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # JSON may contain other ends of lines
         if not line.strip():
             continue
         row: Mapping[str, Any] | str
@@ -221,7 +213,7 @@ def _default_output(video: str, options: SyncOptions, out: str | None) -> str:
 
 
 def _joined(base: Path, file: str) -> str:
-    return file if is_url(file) else str((base / file).absolute())
+    return file if is_url(file) else str((base / local_path(file)).absolute())
 
 
 def _relative(base: Path, file: str) -> str:
@@ -236,22 +228,14 @@ def _conflicts(jobs: Sequence[Job]) -> list[Problem]:
     """Rows that would write the same file, or one that another row reads."""
     problems: list[Problem] = []
     files = [(job, file, written, _identity(file)) for job in jobs for file, written in job.task.files()]
-    first: dict[object, Job] = {}
-    reading: dict[object, Job] = {}
-    for job, _, written, key in files:
-        if not written:
-            reading.setdefault(key, job)
-    for job, file, written, key in files:
-        if not written:
-            continue
-        if key in first:
-            problems.append(
-                Problem(job.where, f"{shown(file)}: {first[key].where} writes it, too; choose another name")
-            )
-        elif key in reading and reading[key] is not job:  # its own inputs are checked with them
-            where = reading[key].where
-            problems.append(Problem(job.where, f"{shown(file)}: is an input of {where}; choose another name"))
-        first.setdefault(key, job)
+    readers = {key: job for job, _, written, key in reversed(files) if not written}
+    writers: dict[object, Job] = {}
+    for job, file, _, key in (each for each in files if each[2]):
+        writer, reader = writers.setdefault(key, job), readers.get(key, job)
+        if writer is not job:
+            problems.append(Problem(job.where, f"{shown(file)}: {writer.where} writes it, too; choose another name"))
+        elif reader is not job:  # its own inputs are checked with them
+            problems.append(Problem(job.where, f"{shown(file)}: is an input of {reader.where}; choose another name"))
     return problems
 
 
@@ -259,12 +243,12 @@ def _identity(file: str) -> object:
     """The same for all names of one file."""
     if is_url(file):
         return file
+    path = os.path.normcase(os.path.realpath(file))
     try:
-        path = Path(file).resolve()
-        status = path.stat()
+        status = os.stat(path)  # noqa: PTH116
     except OSError:
-        return os.path.normcase(path)
-    return (status.st_dev, status.st_ino) if status.st_ino else os.path.normcase(path)
+        return path
+    return (status.st_dev, status.st_ino) if status.st_ino else path
 
 
 def _checked(job: Job) -> Job | Problem:
@@ -276,9 +260,8 @@ def _checked(job: Job) -> Job | Problem:
     task, files = job.task, job.task.files()
     try:
         if not any(is_url(file) for file, _ in files):
-            return replace(
-                job, length_s=_length_s(check_inputs(task.video, task.audio, task.output, task.options), task)
-            )
+            inputs = check_inputs(task.video, task.audio, task.output, task.options)
+            return replace(job, length_s=_length_s(inputs, task.options))
         for file, written in files:
             if written:
                 check_target(file)
@@ -291,7 +274,7 @@ def _checked(job: Job) -> Job | Problem:
     return job
 
 
-def _length_s(inputs: "Inputs", task: Task) -> float | None:
+def _length_s(inputs: "Inputs", options: SyncOptions) -> float:
     """About the seconds of an output, from what its inputs state."""
     from latentsync_trt.media.files import open_input
     from latentsync_trt.media.timing import stated_end_s
@@ -300,14 +283,8 @@ def _length_s(inputs: "Inputs", task: Task) -> float | None:
         with open_input(piece.path) as container:
             return piece.at_s + (stated_end_s(container) or Fraction(0))
 
-    video_s, sound_s = inputs.info.duration_s, max(map(end_s, inputs.voices.recordings))
-    match task.options.output_length:
-        case "audio":
-            length_s: Fraction | None = sound_s
-        case "video":
-            length_s = video_s
-        case "longest":
-            length_s = max(video_s or sound_s, sound_s)
-        case "shortest":
-            length_s = min(video_s or sound_s, sound_s)
-    return float(length_s) if length_s else None
+    sound_s = max(map(end_s, inputs.voices.recordings))
+    video_s = inputs.info.duration_s or sound_s
+    longest_s, shortest_s = max(video_s, sound_s), min(video_s, sound_s)
+    lengths_s = {"audio": sound_s, "video": video_s, "longest": longest_s, "shortest": shortest_s}
+    return float(lengths_s[options.output_length])

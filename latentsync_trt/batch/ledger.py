@@ -1,7 +1,7 @@
 """The ledger of a batch: an SQLite file with the state of every task, which survives the end of any process.
 
 A task is committed as running, with fingerprints of the files it will replace, before a worker gets it, and as done as
-soon as the worker says so. Outputs appear by one step, so what a killed driver left is told by their fingerprints.
+soon as the worker says so. Outputs appear by one step, so their fingerprints tell what a killed driver left complete.
 """
 
 import json
@@ -9,12 +9,14 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from latentsync_trt.batch.tasks import CancelledEvent, Done, Event, Failed, Finished, Started, Task
+from filelock import FileLock, Timeout
+
+from latentsync_trt.batch.tasks import CancelledEvent, Event, Failed, Finished, Started, Task
 from latentsync_trt.errors import InputError, OutputError
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
@@ -23,23 +25,22 @@ _TABLE = """
 create table if not exists tasks (
     position integer primary key autoincrement, id text unique not null, task text not null,
     state text not null default 'waiting', attempts integer not null default 0, worker text, seconds real,
-    error text, usage integer not null default 0, report text, before text,
-    created_s real not null, started_s real, ended_s real
+    error text, report text, before text, created_s real not null, started_s real, ended_s real
 )
 """
+# Readers don't delay writers; what does for a moment is another program that writes, too.
+_BUSY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A task and what became of it. Times are seconds since 1970; `report`, `seconds`: as in `Done`."""
+    """A task and what became of it. Times are seconds since 1970; `report`: as in `Done`, None after `reclaim`."""
 
     task: Task
     state: State
     attempts: int
     worker: str | None
-    seconds: float | None
     error: str | None
-    usage: bool
     report: dict[str, Any] | None
     created_s: float
     started_s: float | None
@@ -47,10 +48,11 @@ class Row:
 
 
 class Ledger:
-    """An open ledger, which no other process can open meanwhile. Thread-safe."""
+    """An open ledger. Thread-safe. Other processes can read the file meanwhile, but not open it as a `Ledger`."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        self._connection, self._path = connection, path
+    def __init__(self, connection: sqlite3.Connection, path: Path, opened: ExitStack) -> None:
+        """`opened`: closes the connection and frees the lock of the file."""
+        self._connection, self._path, self._opened = connection, path, opened
         self._lock = threading.RLock()
 
     @classmethod
@@ -61,21 +63,21 @@ class Ledger:
             InputError: another process has it open, or it is no ledger. OutputError: it cannot be written.
         """
         try:
-            connection = sqlite3.connect(path, timeout=0, check_same_thread=False)
-            # SQLite's own lock, for as long as the connection lasts: the end of a process frees it.
-            connection.execute("pragma locking_mode = exclusive")
-            connection.execute("pragma journal_mode = wal")
-            with connection:
+            with ExitStack() as opened:
+                # Not SQLite's own lock, which excludes readers; nor a file as a lock, which would outlive its process.
+                opened.enter_context(FileLock(f"{path}.lock", timeout=0, thread_local=False, fallback_to_soft=False))
+                connection = sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False)
+                opened.enter_context(closing(connection))
+                connection.row_factory = sqlite3.Row
+                connection.execute("pragma journal_mode = wal")
                 connection.execute(_TABLE)
-                connection.execute("update tasks set position = position")  # takes the lock now
+                return cls(connection, path, opened.pop_all())
+        except Timeout as error:
+            raise InputError(f"{path}: another process runs these jobs; wait for it, or end it first") from error
+        except (OSError, sqlite3.OperationalError) as error:
+            raise OutputError(_unwritable(path, error)) from error
         except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                cure = "wait for it, or end it first"
-                raise InputError(f"{path}: another process runs these jobs; {cure}") from error
-            if isinstance(error, sqlite3.OperationalError):
-                raise OutputError(f"{path}: the ledger cannot be written: {error}") from error
             raise InputError(f"{path}: is not a ledger ({error}); delete it to begin anew") from error
-        return cls(connection, path)
 
     def __enter__(self) -> Self:
         return self
@@ -86,13 +88,17 @@ class Ledger:
     def close(self) -> None:
         """Closes the file."""
         with self._lock:
-            self._connection.close()
+            self._opened.close()
 
     def add(self, tasks: Iterable[Task]) -> None:
-        """Adds tasks as waiting; those that are there stay as they are."""
+        """Makes tasks wait: new ones, and those that are there in whatever state."""
         rows = [(task.id, json.dumps(task.to_json()), time.time()) for task in tasks]
         with self._writing() as connection:
-            connection.executemany("insert or ignore into tasks (id, task, created_s) values (?, ?, ?)", rows)
+            connection.executemany(
+                "insert into tasks (id, task, created_s) values (?, ?, ?)"
+                " on conflict (id) do update set state = 'waiting', error = null",
+                rows,
+            )
 
     def remove(self, task_ids: Iterable[str]) -> None:
         """Forgets tasks."""
@@ -101,21 +107,19 @@ class Ledger:
 
     def rows(self, state: State | None = None) -> list[Row]:
         """All rows, or those in one state, in the order in which they were added."""
-        return self._rows("where ? in (state, '')", state or "")
+        return self._rows("where ? in (state, '') order by position", state or "")
+
+    def newest(self, limit: int, offset: int = 0) -> list[Row]:
+        """The last rows that were added, the newest first."""
+        return self._rows("order by position desc limit ? offset ?", limit, offset)
 
     def row(self, task_id: str) -> Row | None:
         """The row of a task."""
         return next(iter(self._rows("where id = ?", task_id)), None)
 
-    def tasks(self, state: State | None = None) -> list[Task]:
-        """The tasks of `rows`."""
-        return [row.task for row in self.rows(state)]
-
     def counts(self) -> dict[State, int]:
         """Number of tasks by state."""
-        with self._lock:
-            found = self._connection.execute("select state, count(*) from tasks group by state").fetchall()
-        return dict(found)
+        return dict(self._read("select state, count(*) from tasks group by state"))
 
     def record(self, event: Event) -> None:
         """Stores what an event says about a task: to be called for each, before anything else follows from it.
@@ -125,30 +129,16 @@ class Ledger:
         """
         match event:
             case Started(task_id, worker):
-                self.starting(task_id, worker)
+                row = self.row(task_id)
+                before = json.dumps(_fingerprints(row.task)) if row is not None else None
+                change = "state = 'running', worker = ?, before = ?, started_s = ?, attempts = attempts + 1"
+                self._update(task_id, change, worker, before, time.time())
             case Finished(task_id, _, done):
-                self.done(task_id, done)
-            case Failed(task_id, _, message, usage, again):
-                self._set(task_id, "waiting" if again else "failed", error=message, usage=usage)
+                self._end(task_id, "done", seconds=done.seconds, report=json.dumps(done.report))
+            case Failed(task_id, _, message, _, again):
+                self._end(task_id, "waiting" if again else "failed", error=message)
             case CancelledEvent(task_id):
-                self._set(task_id, "cancelled")
-
-    def starting(self, task_id: str, worker: str) -> None:
-        """Stores that a worker is about to get the task, and fingerprints of what it will replace."""
-        row = self.row(task_id)
-        before = json.dumps(_fingerprints(row.task)) if row is not None else None
-        change = "state = 'running', worker = ?, before = ?, started_s = ?, attempts = attempts + 1"
-        self._update(task_id, change, worker, before, time.time())
-
-    def done(self, task_id: str, done: Done) -> None:
-        """Stores that the outputs of the task are complete."""
-        self._set(task_id, "done", seconds=done.seconds, report=json.dumps(done.report))
-
-    def again(self, state: State) -> None:
-        """Makes tasks in `state` wait, as if they had never run."""
-        with self._writing() as connection:
-            change = "update tasks set state = 'waiting', attempts = 0, error = null where state = ?"
-            connection.execute(change, (state,))
+                self._end(task_id, "cancelled")
 
     def reclaim(self) -> None:
         """Decides about tasks that a driver left running: done if all their outputs were replaced, else waiting.
@@ -156,15 +146,17 @@ class Ledger:
         Raises:
             LatentSyncError: the fingerprint of an output cannot be taken.
         """
-        with self._lock:
-            running = self._connection.execute("select id, before from tasks where state = 'running'").fetchall()
-        for task_id, before in running:
-            row = self.row(task_id)
-            old, new = json.loads(before), _fingerprints(row.task) if row is not None else {}
+        for task_id, task, before in self._read("select id, task, before from tasks where state = 'running'"):
+            old, new = json.loads(before), _fingerprints(_task(task))
             complete = all(new[file] is not None and new[file] != old.get(file) for file in new)
-            self._set(task_id, "done" if complete else "waiting")
+            self._end(task_id, "done" if complete else "waiting")
 
-    def _set(self, task_id: str, state: State, **values: Any) -> None:
+    def release(self) -> None:
+        """Makes running tasks wait, as if this attempt had not begun: for a driver that stops in good order."""
+        with self._writing() as connection:
+            connection.execute("update tasks set state = 'waiting', attempts = attempts - 1 where state = 'running'")
+
+    def _end(self, task_id: str, state: State, **values: Any) -> None:
         """Ends an attempt."""
         values = {"error": None, **values}
         change = ", ".join(f"{name} = ?" for name in values)
@@ -181,20 +173,27 @@ class Ledger:
             with self._lock, self._connection:
                 yield self._connection
         except sqlite3.Error as error:
-            raise OutputError(f"{self._path}: the ledger cannot be written: {error}") from error
+            raise OutputError(_unwritable(self._path, error)) from error
 
-    def _rows(self, where: str, value: str) -> list[Row]:
-        columns = "task, state, attempts, worker, seconds, error, usage, report, created_s, started_s, ended_s"
-        query = f"select {columns} from tasks {where} order by position"  # noqa: S608 -- own words
+    def _read(self, query: str, *values: Any) -> list[Any]:
         with self._lock:
-            found = self._connection.execute(query, (value,)).fetchall()
-        return [_row(*values) for values in found]
+            return self._connection.execute(query, values).fetchall()
+
+    def _rows(self, which: str, *values: Any) -> list[Row]:
+        columns = ", ".join(spec.name for spec in fields(Row))
+        found = self._read(f"select {columns} from tasks {which}", *values)  # noqa: S608 -- own words
+        return [
+            Row(**{**each, "task": _task(each["task"]), "report": each["report"] and json.loads(each["report"])})
+            for each in map(dict, found)
+        ]
 
 
-def _row(task: str, state: State, *values: Any) -> Row:
-    attempts, worker, seconds, error, usage, report, *times = values
-    read = None if report is None else json.loads(report)
-    return Row(Task.from_json(json.loads(task)), state, attempts, worker, seconds, error, bool(usage), read, *times)
+def _task(text: str) -> Task:
+    return Task.from_json(json.loads(text))
+
+
+def _unwritable(path: Path, error: Exception) -> str:
+    return f"{path}: the ledger cannot be written: {error}; check permissions and free space of its folder"
 
 
 def _fingerprints(task: Task) -> dict[str, str | None]:

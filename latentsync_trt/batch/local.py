@@ -1,8 +1,7 @@
 """A worker of this machine: a child process, which may crash or be killed and be started again."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from latentsync_trt import errors
 from latentsync_trt.batch.tasks import Cancelled, Done, Task, TaskError, WorkerLost, WorkerSettings
@@ -43,32 +42,42 @@ class LocalWorker:
             if self._closed or requested():
                 raise WorkerLost(f"{self.name}: is closed")
             try:
-                self._child = Child(_MODULE, {} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+                child = Child(_MODULE, {} if threads is None else {"OMP_NUM_THREADS": str(threads)})
             except OSError as error:
                 raise WorkerLost(f"{self.name}: its process cannot be started ({error})") from error
-        self._child.send({"settings": self._settings.to_json()})
-        for event in self._child.events():
+            self._child = child
+        child.send({"settings": self._settings.to_json()})
+        for event in child.events():
             if "ready" in event:
                 return
-            if "notice" in event:
-                self._on_notice(f"{self.name}: {event['notice']}")
-            else:
+            if "notice" not in event:
                 raise error_of(self.name, event)
-        raise self._lost()
+            self._on_notice(f"{self.name}: {event['notice']}")
+        raise self._lost(child)
 
     def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
-        """See `WorkerHandle.run`."""
-        with self._order(task) as (child, number):
+        """See `WorkerHandle.run`. An error of `on_progress` cancels the task."""
+        with self._lock:
+            if self._child is None:
+                raise WorkerLost(f"{self.name}: is not started")
+            child, number = self._child, self._number + 1
+            self._number, self._running = number, task.id
+            child.send({"run": number, "task": task.to_json()})
+        try:
             for event in child.events():
-                if event.get("run") != number:  # of an earlier task, which the caller left
+                if event.get("run") != number:  # of an earlier task, whose `on_progress` failed
                     continue
-                if "progress" in event:
-                    on_progress(Progress(**event["progress"]))
-                elif "done" in event:
+                if "done" in event:
                     return Done(**event["done"])
-                else:
+                if "progress" not in event:
                     raise error_of(self.name, event)
-            raise self._lost()
+                on_progress(Progress(**event["progress"]))
+            raise self._lost(child)
+        except BaseException:
+            self.cancel(task.id)  # does nothing where it has ended
+            raise
+        finally:
+            self._running = ""
 
     def cancel(self, task_id: str) -> None:
         """See `WorkerHandle.cancel`."""
@@ -86,26 +95,10 @@ class LocalWorker:
         if self._child is not None:
             self._child.end(_PATIENCE_S)
 
-    @contextmanager
-    def _order(self, task: Task) -> Iterator[tuple[Child, int]]:
-        """Sends a task; an error of the caller cancels it."""
-        with self._lock:
-            if self._child is None:
-                raise WorkerLost(f"{self.name}: is not started")
-            self._number, self._running = self._number + 1, task.id
-            self._child.send({"run": self._number, "task": task.to_json()})
-        try:
-            yield self._child, self._number
-        except BaseException:
-            self.cancel(task.id)  # does nothing where it has ended
-            raise
-        finally:
-            self._running = ""
-
-    def _lost(self) -> WorkerLost:
-        if self._closed or self._child is None:
+    def _lost(self, child: Child) -> WorkerLost:
+        ended = child.wait()
+        if self._closed:
             return WorkerLost(f"{self.name}: was closed")
-        ended = self._child.wait()
         return WorkerLost(f"{self.name}: its process ended with {ended}: {ended.last_error_line or 'no message'}")
 
 

@@ -5,13 +5,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, Self
 
 from latentsync_trt.config import RuntimeOptions, SyncOptions
-from latentsync_trt.errors import InputError, LatentSyncError
+from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.option_fields import file_fields, from_texts, to_texts
 from latentsync_trt.types import Progress
 from latentsync_trt.values import Speaker
-
-ChangeFile = Callable[[str, bool], str]
-"""Takes a path or URL and whether it is written; returns what replaces it."""
 
 
 class TaskError(LatentSyncError):
@@ -43,18 +40,14 @@ class Task:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The task that `to_json` wrote; raises `InputError` for anything else."""
-        names = {spec.name for spec in fields(cls)}
-        texts = {name: data.get(name) for name in ("id", "video", "output")}
-        audio, options = data.get("audio"), data.get("options", {})
-        if set(data) - names or not all(isinstance(text, str) and text for text in texts.values()):
-            raise InputError(f"task {data!r}: does not have the fields {', '.join(sorted(names))}")
-        if not isinstance(audio, str | None) or not isinstance(options, Mapping):
-            raise InputError(f"task {texts['id']}: audio is not text, or options are not an object")
-        return cls(audio=audio, options=from_texts(SyncOptions, options), **texts)  # type: ignore[arg-type]
+        """The task that `to_json` wrote; raises `InputError` for options that do not exist."""
+        return cls(**{**data, "options": from_texts(SyncOptions, data["options"])})
 
-    def with_files(self, change: ChangeFile) -> Self:
-        """This task with every file replaced by what `change` returns for it; outputs come last."""
+    def with_files(self, change: Callable[[str, bool], str]) -> Self:
+        """This task with every file replaced by what `change` returns for it and for whether it is written.
+
+        Outputs come last.
+        """
         video, audio = change(self.video, False), None if self.audio is None else change(self.audio, False)
         options, changed = self.options, dict[str, Any]()
         if options.turns is None:  # else they name speakers in the turns
@@ -119,7 +112,7 @@ class WorkerHandle(Protocol):
     """For people, as in "gpu 0", "cpu", "ray 3"."""
 
     def start(self) -> None:
-        """Returns when the bundle is open; starts a worker that was lost again.
+        """Returns when the bundle is open, also after the worker was lost.
 
         Raises:
             WorkerLost: the worker died. LatentSyncError: the settings cannot work.
@@ -141,7 +134,10 @@ class WorkerHandle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A worker begins something else; `detail` is the task's id where it runs one, or why it was lost."""
+    """A worker begins something else.
+
+    `detail`: the id of the task that runs; why the worker was lost; for "closed", why it cannot work, empty at the end.
+    """
 
     worker: str
     state: Literal["starting", "ready", "running", "lost", "closed"]

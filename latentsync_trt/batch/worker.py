@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from latentsync_trt.batch.tasks import Cancelled, Done, Task, TaskError, WorkerL
 from latentsync_trt.errors import InferenceError, InputError, MediaError, NoFaceError
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.paths import check_folder_to_write
-from latentsync_trt.temporary import KEPT_NAME, leftovers, remove_leftovers, temporary_folder, work_folder_of
+from latentsync_trt.temporary import KEPT_NAME, temporary_folder, work_folder, work_folder_of
 from latentsync_trt.types import Progress, SyncReport
 from latentsync_trt.unexpected import one_line
 
@@ -47,15 +48,13 @@ class Worker:
         if self._scratch is not None:
             check_folder_to_write(self._scratch, "--scratch")
             self._scratch.mkdir(parents=True, exist_ok=True)
-        opened = LipSync.from_bundle(self._bundle(), settings.provider, settings.runtime, on_notice=self._notice)
         try:
-            opened.warm_up()
-        except BaseException as error:
-            opened.close()
-            if isinstance(error, InferenceError):
-                raise WorkerLost(str(error)) from error
-            raise
-        self._lip_sync = opened
+            self._lip_sync = LipSync.from_bundle(
+                self._bundle(), settings.provider, settings.runtime, on_notice=self._notice
+            )
+            self._lip_sync.warm_up()
+        except InferenceError as error:
+            raise WorkerLost(str(error)) from error
 
     def run(self, task: Task, on_progress: Callable[[Progress], None], cancelled: threading.Event) -> Done:
         """Syncs a clip. `cancelled` stops it at the next progress; nothing is left behind then, nor after an error.
@@ -83,7 +82,8 @@ class Worker:
             _forget(task.output)
             if isinstance(error, Cancelled):
                 raise
-            message, usage = one_line(error, _command(task))
+            command = ["sync", task.video, task.audio or "", task.output, *command_line(task.options)]
+            message, usage = one_line(error, [store.shown(word) for word in command])
             raise TaskError(files.named(message), usage=usage) from error
         done = replace(made, output=task.output, notices=tuple(map(files.named, made.notices)))
         return Done(perf_counter() - started_s, asdict(done))
@@ -96,8 +96,10 @@ class Worker:
 
     def _bundle(self) -> str | Path:
         bundle = self._settings.bundle
+        if not store.is_url(bundle):
+            return bundle
         if (path := store.local_of(bundle)) is not None:
-            return path if store.is_url(bundle) else bundle
+            return path
         from latentsync_trt.runtime.cache.store import cache_folder
 
         cache = cache_folder(self._settings.runtime.engine_cache) / BUNDLES_FOLDER
@@ -122,55 +124,40 @@ class _Files:
 
     def __init__(self, report: Callable[[Progress], None]) -> None:
         self.folder = Path()
-        self._report = report
-        self._fetched: dict[str, Path] = {}
-        self._written: list[tuple[Path, str]] = []
+        self._fetching = partial(report, Progress("fetching", 0, None))
+        self._delivering = partial(report, Progress("delivering", 0, None))
+        self._paths: dict[tuple[str, bool], Path] = {}
 
     def local(self, file: str, written: bool) -> str:
         """The local path of a file, which is fetched unless it is `written`."""
-        if (path := store.local_of(file)) is not None:
-            return str(path)
-        if not written and file in self._fetched:
-            return str(self._fetched[file])
-        place = self.folder / str(len(self._fetched) + len(self._written))  # of its own, as names may be equal
-        place.mkdir()
-        if written:
-            self._written.append((place / store.name_of(file), file))
-            return str(self._written[-1][0])
-        self._report(Progress("fetching", 0, None))
-        self._fetched[file] = store.fetch(file, place, self._check("fetching"))
-        return str(self._fetched[file])
+        path = store.local_of(file) or self._paths.get((file, written))
+        if path is None:
+            place = self.folder / str(len(self._paths))  # of its own, as names may be equal
+            place.mkdir()
+            path = place / store.name_of(file)
+            if not written:
+                self._fetching()
+                path = store.fetch(file, place, self._fetching)
+            self._paths[file, written] = path
+        return str(path)
 
     def deliver(self) -> None:
         """Delivers what was written, the clip last."""
-        for path, url in self._written:
-            self._report(Progress("delivering", 0, None))
-            store.deliver(path, url, self._check("delivering"))
+        for (url, written), path in self._paths.items():
+            if written:
+                self._delivering()
+                store.deliver(path, url, self._delivering)
 
     def named(self, text: str) -> str:
         """A message with URLs instead of the local paths of their files."""
-        for path, url in [*((path, url) for url, path in self._fetched.items()), *self._written]:
+        for (url, _), path in self._paths.items():
             text = text.replace(str(path), store.shown(url))
         return text
-
-    def _check(self, stage: str) -> Callable[[], None]:
-        return lambda: self._report(Progress(stage, 0, None))
 
 
 def _forget(output: str) -> None:
     """Removes the finished parts of a clip that failed or was canceled, unless another process works on them."""
     path = store.local_of(output)
-    if path is None:  # they were in the scratch folder
-        return
-    folder = work_folder_of(path)
-    if any(leftover.path == folder for leftover in leftovers(folder.parent, kept=True)):
-        with suppress(OSError):
-            (folder / KEPT_NAME).unlink()
-        remove_leftovers(folder.parent)
-
-
-def _command(task: Task) -> list[str]:
-    """The command that does the same, for the log of an unexpected error."""
-    files = {"--video": task.video, "--audio": task.audio, "--output": task.output}
-    words = [word for flag, file in files.items() if file is not None for word in (flag, file)]
-    return [store.shown(word) for word in ("sync", *words, *command_line(task.options))]
+    if path is not None and (kept := work_folder_of(path) / KEPT_NAME).exists():  # else they were in the scratch folder
+        with suppress(OSError), work_folder(path):
+            kept.unlink()

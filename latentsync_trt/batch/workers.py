@@ -39,14 +39,13 @@ def make_workers(
     from latentsync_trt.batch.local import LocalWorker
 
     devices = _devices(settings, on_notice)
-    count = count or len(devices)
-    count = count if most is None else min(count, most)
+    count = min(count or len(devices), most or count or len(devices))
     threads = settings.threads or (max((os.cpu_count() or 1) // count, 1) if count > 1 else None)
     made: list[WorkerHandle] = []
     for index in range(count):
-        device, kind = devices[index % len(devices)]
-        alone = index + len(devices) >= count and index < len(devices)
-        name = kind if alone else f"{kind}.{index // len(devices) + 1}"
+        device, name = devices[index % len(devices)]
+        if count > len(devices):  # several share a device
+            name += f".{index // len(devices) + 1}"
         runtime = replace(settings.runtime, device=device)
         made.append(LocalWorker(name, replace(settings, runtime=runtime, threads=threads), on_notice))
     return made

@@ -1,5 +1,6 @@
 """`latentsync-trt batch`: many clips, on all GPUs of this machine or on a Ray cluster."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -17,8 +18,8 @@ from latentsync_trt.stopping import interruption
 if TYPE_CHECKING:
     from latentsync_trt.batch.job_file import Job, Problem
     from latentsync_trt.batch.ledger import Ledger, Row
-    from latentsync_trt.batch.tasks import Event, WorkerHandle, WorkerSettings
-    from latentsync_trt.cli.board import Figures
+    from latentsync_trt.batch.tasks import Event, Task, WorkerHandle
+    from latentsync_trt.cli.board import Show
 
 _LEDGER = ".ledger.sqlite"
 
@@ -82,31 +83,31 @@ def command(
     from latentsync_trt.batch.job_file import read_jobs
     from latentsync_trt.batch.ledger import Ledger
     from latentsync_trt.batch.store import is_url
-    from latentsync_trt.cli.board import Figures, show_summary
+    from latentsync_trt.cli.board import Figures, display, show_summary
 
-    options, runtime = build(SyncOptions, fields), build(RuntimeOptions, fields)
+    options = build(SyncOptions, fields)
     found, problems = read_jobs(jobs, options, out)
     path = jobs / f"batch{_LEDGER}" if jobs.is_dir() else jobs.with_name(jobs.name + _LEDGER)
     silent, resume = quiet or as_json, resume or retry_failed
     with ExitStack() as stack:
         ledger = stack.enter_context(Ledger.open(path)) if path.exists() else None
         settled = {} if ledger is None else _settled(ledger, path, found, resume=resume, retry_failed=retry_failed)
-        settings = _settings(bundle, runtime, fields["provider"], fields["scratch"], silent=silent)
         if out is not None and not is_url(out):
             stack.enter_context(_folder(Path(out)))
-        todo = [job for job in found if job.task.id not in settled]
-        ready = _check(todo, problems, len(found), quiet=silent, as_json=as_json)
-        before = [row for row in settled.values() if row.state == "done"]
-        figures = Figures({job.task.id: job for job in ready}, len(before))
+        ready = _check([job for job in found if job.task.id not in settled], problems, silent=silent, as_json=as_json)
+        failed = [
+            (job, row.error or "")
+            for job in found
+            if (row := settled.get(job.task.id)) is not None and row.state == "failed"
+        ]
+        figures = Figures({job.task.id: job for job in ready}, len(settled) - len(failed), failed)
         if ready:
-            handles = _workers(settings, len(ready), fields, silent=silent)
+            handles = _workers(bundle, len(ready), fields, silent=silent)
             ledger = ledger or stack.enter_context(Ledger.open(path))
             if not resume:
-                ledger.remove(task.id for task in ledger.tasks())
-            _run(ready, handles, ledger, figures, quiet=quiet, as_json=as_json)
-    for job in found:
-        if job.task.id in settled and settled[job.task.id].state == "failed":
-            figures.jobs[job.task.id], figures.failed[job.task.id] = job, settled[job.task.id].error or ""
+                ledger.remove(row.task.id for row in ledger.rows())
+            with display(figures, as_json=as_json, quiet=quiet) as show:
+                _run([job.task for job in ready], handles, ledger, show)
     show_summary(figures, quiet=quiet, as_json=as_json)
     if figures.failed:
         raise SystemExit(1)
@@ -127,9 +128,11 @@ def _settled(
             raise InputError(f"{path}: rows of an earlier run are not done ({left}); {cure}")
         return {}
     ledger.reclaim()
-    wanted = {job.task.id for job in jobs}
+    wanted, rows = {job.task.id for job in jobs}, ledger.rows()
+    # Else rows that were edited or removed would count as unfinished for good.
+    ledger.remove(row.task.id for row in rows if row.task.id not in wanted and row.state != "done")
     ended = ("done",) if retry_failed else ("done", "failed")
-    return {row.task.id: row for row in ledger.rows() if row.task.id in wanted and row.state in ended}
+    return {row.task.id: row for row in rows if row.task.id in wanted and row.state in ended}
 
 
 @contextmanager
@@ -144,9 +147,7 @@ def _folder(path: Path) -> Iterator[None]:
             path.rmdir()
 
 
-def _check(
-    jobs: "Sequence[Job]", problems: "Sequence[Problem]", rows: int, *, quiet: bool, as_json: bool
-) -> "list[Job]":
+def _check(jobs: "Sequence[Job]", problems: "Sequence[Problem]", *, silent: bool, as_json: bool) -> "list[Job]":
     """The rows in the order in which they run: longest first, so that workers end together.
 
     Raises:
@@ -157,36 +158,29 @@ def _check(
     from latentsync_trt.cli.show import progress_bar
     from latentsync_trt.types import Progress
 
-    with progress_bar(hidden=quiet) as show:
+    with progress_bar(hidden=silent) as show:
         good, more = check_jobs(jobs, lambda count: show(Progress("checking rows", count, len(jobs))))
     if problems := sorted([*problems, *more], key=lambda problem: (len(problem.where), problem.where)):
         show_problems(problems, as_json=as_json)
-        count = len({problem.where for problem in problems})
-        raise InputError(f"{count} of {rows} rows cannot work, and none was started; correct or remove them")
-    unknown = float("inf")  # begins early, as it may be the longest
-    return sorted(good, key=lambda job: -(job.cost or unknown))
+        bad = {problem.where for problem in problems}
+        rows = len(bad.union(job.where for job in jobs))
+        raise InputError(f"{len(bad)} of {rows} rows cannot work, and none was started; correct or remove them")
+    return sorted(good, key=lambda job: -job.cost)
 
 
-def _settings(
-    bundle: str | None, runtime: RuntimeOptions, provider: str, scratch: Path | None, *, silent: bool
-) -> "WorkerSettings":
-    from latentsync_trt.batch.store import is_url
+def _workers(bundle: str | None, most: int, fields: dict[str, Any], *, silent: bool) -> "list[WorkerHandle]":
     from latentsync_trt.batch.tasks import WorkerSettings
+    from latentsync_trt.batch.workers import make_workers
     from latentsync_trt.bundle.find import describe_choice, find_bundle
     from latentsync_trt.cli.show import say
 
-    if bundle is None or not is_url(bundle):
+    if bundle is None:
         folder, why = find_bundle(bundle)
-        if bundle is None and not silent:
+        bundle = str(folder)
+        if not silent:
             say(describe_choice(folder, why))
-        bundle = bundle or str(folder)
-    return WorkerSettings(bundle, provider, runtime, None if scratch is None else str(scratch.absolute()))
-
-
-def _workers(settings: "WorkerSettings", most: int, fields: dict[str, Any], *, silent: bool) -> "list[WorkerHandle]":
-    from latentsync_trt.batch.workers import make_workers
-    from latentsync_trt.cli.show import say
-
+    scratch = fields["scratch"] and str(fields["scratch"].absolute())
+    settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields), scratch)
     return make_workers(
         settings,
         fields["workers"],
@@ -197,32 +191,24 @@ def _workers(settings: "WorkerSettings", most: int, fields: dict[str, Any], *, s
     )
 
 
-def _run(
-    jobs: "Sequence[Job]",
-    handles: "Sequence[WorkerHandle]",
-    ledger: "Ledger",
-    figures: "Figures",
-    *,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    """Runs all jobs; figures are complete at the end. Raises if no worker can work."""
+def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", ledger: "Ledger", show: "Show") -> None:
+    """Runs all tasks; raises if no worker can work."""
     from latentsync_trt.batch.dispatch import Dispatcher
-    from latentsync_trt.cli.board import display
 
-    ledger.add(job.task for job in jobs)
-    with display(figures, as_json=as_json, quiet=quiet) as show:
+    ledger.add(tasks)
+    showing = threading.Lock()
 
-        def on_event(event: "Event") -> None:
-            ledger.record(event)
+    def on_event(event: "Event") -> None:
+        ledger.record(event)
+        with showing:
             show(event)
 
+    with interruption("interrupted; the same command with --resume goes on"):
         dispatcher = Dispatcher(handles, on_event)
-        with interruption("interrupted; the same command with --resume goes on"):
-            try:
-                for job in jobs:
-                    dispatcher.submit(job.task)
-                dispatcher.wait()
-            finally:
-                dispatcher.close()
-                ledger.reclaim()
+        try:
+            for task in tasks:
+                dispatcher.submit(task)
+            dispatcher.wait()
+        finally:
+            dispatcher.close()
+            ledger.reclaim()

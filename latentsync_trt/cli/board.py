@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import PureWindowsPath
+from statistics import fmean
 from typing import Any
 
 import rich_click as click
@@ -17,15 +18,7 @@ from rich.text import Text
 
 from latentsync_trt.batch.job_file import Job
 from latentsync_trt.batch.store import shown
-from latentsync_trt.batch.tasks import (
-    CancelledEvent,
-    Event,
-    Failed,
-    Finished,
-    Moved,
-    Started,
-    WorkerState,
-)
+from latentsync_trt.batch.tasks import Event, Failed, Finished, Moved, Started, WorkerState
 from latentsync_trt.cli.show import STDERR, process_age_s, say
 from latentsync_trt.types import Progress
 
@@ -33,17 +26,19 @@ Show = Callable[[Event], None]
 
 _JSON_EVERY_S = 2.0
 _LINE_EVERY_S = 30.0
+# The first frames of a clip say little about the time that the others take.
+_LEAST_DONE_S = 1.0
 _BAR_WIDTH = 24
+_LOG_WIDTH = 10_000
 
 
 @dataclass(slots=True)
 class _Worker:
-    """What a worker does: its state, and the clip, progress and start of what it runs."""
+    """What a worker does: its state, and the clip that it runs, with its progress."""
 
     state: str = "starting"
     job: Job | None = None
     progress: Progress | None = None
-    first: tuple[float, int] = (0.0, 0)  # when it wrote its first frame, and how many it had then
 
     @property
     def share(self) -> float:
@@ -51,25 +46,24 @@ class _Worker:
         moved = self.progress
         return min(moved.done / moved.total, 1.0) if moved is not None and moved.total else 0.0
 
-    def frames_per_s(self, now_s: float) -> float:
-        """Of the running clip so far."""
-        first_s, before = self.first
-        return (self.progress.done - before) / (now_s - first_s) if self.progress and now_s > first_s > 0 else 0.0
-
 
 @dataclass(slots=True)
 class Figures:
-    """Where a batch stands, from its events. `before`: clips that were done earlier; `clock` returns seconds."""
+    """Where a batch stands, from its events.
+
+    `before`: clips that were done earlier; `failed`: rows, also from earlier, with the reason. `clock` returns seconds.
+    """
 
     jobs: dict[str, Job]
     before: int = 0
+    failed: list[tuple[Job, str]] = field(default_factory=list)
     clock: Callable[[], float] = time.monotonic
     done: int = 0
     frames: int = 0
-    failed: dict[str, str] = field(default_factory=dict)
     workers: dict[str, _Worker] = field(default_factory=dict)
     startup_s: float | None = None
     """From the start of the process to the first worker that was ready."""
+    _total: int = 0
     _began_s: float = 0.0
     _ready_s: float = 0.0
     _ended_length_s: float = 0.0
@@ -77,34 +71,28 @@ class Figures:
 
     def __post_init__(self) -> None:
         self._began_s = self.clock()
-        known = [job.length_s for job in self.jobs.values() if job.length_s]
-        self._mean_length_s = sum(known) / len(known) if known else 1.0
+        self._total = self.before + len(self.failed) + len(self.jobs)
+        self._mean_length_s = fmean([job.length_s for job in self.jobs.values() if job.length_s] or [1.0])
 
     def add(self, event: Event) -> None:
         """Takes an event into account."""
         match event:
             case WorkerState(name, state):
-                worker = self.workers.setdefault(name, _Worker())
-                worker.state = state
+                self.workers.setdefault(name, _Worker()).state = state
                 if state == "ready" and self.startup_s is None:
                     self.startup_s, self._ready_s = process_age_s(), self.clock()
             case Started(task_id, name):
                 self.workers[name] = _Worker("running", self.jobs[task_id])
             case Moved(_, name, progress):
-                worker = self.workers[name]
-                if worker.first[0] == 0.0 and progress.done:
-                    worker.first = self.clock(), progress.done
-                worker.progress = progress
+                self.workers[name].progress = progress
             case Finished(task_id, name, done):
                 self.done, self.frames = self.done + 1, self.frames + done.report["frames"]
                 self._end(name, task_id)
             case Failed(task_id, name, message, _, again):
-                self.workers[name] = _Worker("lost" if again else "ready")
+                self.workers[name] = _Worker("lost")
                 if not again:
-                    self.failed[task_id] = message
+                    self.failed.append((self.jobs[task_id], message))
                     self._end(name, task_id)
-            case CancelledEvent():
-                pass
 
     def _end(self, worker: str, task_id: str) -> None:
         self.workers[worker] = _Worker("ready")
@@ -115,11 +103,6 @@ class Figures:
         return job.length_s or self._mean_length_s
 
     @property
-    def running(self) -> list[_Worker]:
-        """Workers that have a clip."""
-        return [worker for worker in self.workers.values() if worker.job is not None]
-
-    @property
     def wall_s(self) -> float:
         """Seconds since this batch began."""
         return self.clock() - self._began_s
@@ -127,34 +110,34 @@ class Figures:
     @property
     def frames_per_s(self) -> float:
         """Of all workers together, since the first one was ready."""
-        frames = self.frames + sum(worker.progress.done for worker in self.running if worker.progress is not None)
+        running = [worker.progress.done for worker in list(self.workers.values()) if worker.progress is not None]
         spent_s = self.clock() - self._ready_s if self._ready_s else 0.0
-        return frames / spent_s if spent_s else 0.0
+        return (self.frames + sum(running)) / spent_s if spent_s else 0.0
 
     @property
     def left_s(self) -> float | None:
-        """Expected seconds until the end; None before anything is done."""
-        running_s = sum(worker.share * self._length_s(worker.job) for worker in self.running if worker.job)
-        done_s, spent_s = self._ended_length_s + running_s, self.clock() - self._ready_s
-        if not self._ready_s or not done_s:
+        """Expected seconds until the end; None before a second of video is done."""
+        running = [(worker.share, worker.job) for worker in list(self.workers.values())]
+        done_s = self._ended_length_s + sum(share * self._length_s(job) for share, job in running if job is not None)
+        if not self._ready_s or done_s < _LEAST_DONE_S:
             return None
-        return (sum(map(self._length_s, self.jobs.values())) - done_s) * spent_s / done_s
+        rest_s = sum(map(self._length_s, self.jobs.values())) - done_s
+        return max(rest_s, 0.0) * (self.clock() - self._ready_s) / done_s
 
     def __str__(self) -> str:
-        left = "" if self.left_s is None else f", about {timedelta(seconds=round(self.left_s))} left"
+        left = f", about {timedelta(seconds=round(self.left_s))} left" if self.left_s else ""
         failed = f", {len(self.failed)} failed" if self.failed else ""
-        done, total = self.before + self.done, self.before + len(self.jobs)
-        return f"{done} of {total} clips done{failed}; {self.frames_per_s:.1f} frames/s{left}"
+        done = self.before + self.done
+        return f"{done} of {self._total} clips done{failed}; {self.frames_per_s:.1f} frames/s{left}"
 
     def summary(self) -> dict[str, Any]:
         """The end of a batch, as JSON."""
-        wall_s = self.wall_s
         return {
             "done": self.done,
             "done_before": self.before,
             "failed": len(self.failed),
             "frames": self.frames,
-            "wall_s": wall_s,
+            "wall_s": self.wall_s,
             "startup_s": self.startup_s,
             "frames_per_s": self.frames_per_s,
         }
@@ -176,7 +159,7 @@ def show_problems(problems: Sequence[object], *, as_json: bool) -> None:
     """Prints why rows cannot work, a line each: to stderr, or to stdout as JSON."""
     for problem in problems:
         if as_json:
-            click.echo(json.dumps({"event": "problem", "message": str(problem)}))
+            _print("problem", message=str(problem))
         else:
             say(str(problem))
 
@@ -188,10 +171,9 @@ def show_summary(figures: Figures, *, quiet: bool, as_json: bool) -> None:
         return
     if figures.failed:
         table = Table("failed", "clip", Column("reason", overflow="fold"), box=None, pad_edge=False)
-        for task_id, message in figures.failed.items():
-            job = figures.jobs[task_id]
+        for job, message in figures.failed:
             table.add_row(*map(Text, (job.where, _name(job.task.output), message)))
-        STDERR.print(table)
+        STDERR.print(table, width=None if STDERR.is_terminal else _LOG_WIDTH)  # no lines to be cut in a log
     if quiet:
         return
     before = f" ({figures.before} earlier)" if figures.before else ""
@@ -217,7 +199,9 @@ class _Lines:
                 what = f"worker {worker} was lost and starts again; the clip is next" if again else "failed"
                 self._line(f"{job.where}: {_name(job.task.output)}: {what}: {message}")
             case WorkerState(worker, "lost", detail) if self._figures.workers[worker].job is None:
-                self._line(f"worker {worker}: {detail}")
+                self._line(f"worker {worker} cannot start: {detail}")
+            case WorkerState(worker, "closed", detail) if detail:
+                self._line(f"worker {worker} is given up; the others go on")
             case Finished(task_id, worker, done) if not self._only_problems:
                 name, frames = _name(self._figures.jobs[task_id].task.output), done.report["frames"]
                 self._line(f"{name}: {frames} frames in {done.seconds:.1f} s on {worker}; {self._figures}")
@@ -268,14 +252,15 @@ def _print(kind: str, **fields: Any) -> None:
 
 
 def _table(figures: Figures) -> Table:
-    """A line for each worker, and one for the whole."""
-    table = Table(box=None, show_header=False, pad_edge=False, caption=str(figures), caption_justify="left")
-    for name, worker in sorted(figures.workers.items()):
-        clip = "" if worker.job is None else _name(worker.job.task.output)
+    """A line for the whole, first, as a terminal may not have room for all workers; and one for each of them."""
+    table = Table(box=None, show_header=False, pad_edge=False, title=str(figures), title_justify="left")
+    for name, worker in sorted(figures.workers.items(), key=lambda item: (len(item[0]), item[0])):
         stage = worker.progress.stage if worker.progress is not None else worker.state
-        bar = ProgressBar(total=1.0, completed=worker.share, width=_BAR_WIDTH) if worker.job is not None else ""
-        rate = f"{worker.frames_per_s(figures.clock()):.1f}/s" if worker.first[0] else ""
-        table.add_row(name, Text(clip), stage, bar, f"{worker.share:4.0%}" if worker.job is not None else "", rate)
+        if worker.job is None:
+            table.add_row(name, stage)
+        else:
+            bar = ProgressBar(total=1.0, completed=worker.share, width=_BAR_WIDTH)
+            table.add_row(name, stage, bar, f"{worker.share:4.0%}", Text(_name(worker.job.task.output)))
     return table
 
 

@@ -1,6 +1,7 @@
 """Figures of the service for Prometheus."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -40,7 +41,15 @@ class Metrics:
             self.failures.labels(kind)
         jobs = Gauge("latentsync_jobs", "Jobs that are kept, by state.", ["state"], registry=registry)
         for state in get_args(State):
-            jobs.labels(state).set_function(lambda state=state: counts().get(state, 0))
+            jobs.labels(state).set_function(partial(_kept, counts, state))
         busy = Gauge("latentsync_workers", "Workers by state.", ["state"], registry=registry)
         for state in _WORKER_STATES:
-            busy.labels(state).set_function(lambda state=state: sum(each.state == state for each in workers()))
+            busy.labels(state).set_function(partial(_busy, workers, state))
+
+
+def _kept(counts: Callable[[], Mapping[State, int]], state: State) -> int:
+    return counts().get(state, 0)
+
+
+def _busy(workers: Callable[[], Sequence[WorkerState]], state: str) -> int:
+    return sum(each.state == state for each in workers())

@@ -34,8 +34,8 @@ from latentsync_trt.types import Progress
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _OPEN = "waiting", "running"
-_PAINTING = "lip-sync"
-"""The stage whose frames are those of the result: others count frames of the source."""
+_WRITING = "lip-sync", "finishing"
+"""The stages that count frames of the result; others count those of the source."""
 _SWEEP_S = 60.0
 _ATTEMPTS = 3
 
@@ -117,7 +117,7 @@ class Service:
                 return
             self._stopped.set()
         with suppress(OutputError):  # then they count as killed
-            self._ledger.again("running")
+            self._ledger.release()
         self._dispatcher.close()
         self._ledger.close()
 
@@ -176,13 +176,12 @@ class Service:
     def job(self, job_id: str) -> Job:
         """A job's state; raises `UnknownJob`."""
         row = self._row(job_id)
-        return self._describe(row, _positions(self._ledger.rows("waiting")) if row.state == "waiting" else {})
+        return self._describe(row, self._positions() if row.state == "waiting" else {})
 
     def jobs(self, limit: int, offset: int = 0) -> list[Job]:
         """The newest jobs first, without reports."""
-        rows = self._ledger.rows()
-        positions, shown = _positions(rows), rows[::-1][offset : offset + limit]
-        return [replace(self._describe(row, positions), report=None) for row in shown]
+        positions = self._positions()
+        return [replace(self._describe(row, positions), report=None) for row in self._ledger.newest(limit, offset)]
 
     def cancel(self, job_id: str) -> Job:
         """Cancels a job; a running one stops soon. Raises `UnknownJob`, or `NotNow` if it has ended."""
@@ -195,7 +194,6 @@ class Service:
         """Forgets a job, cancels it if it waits or runs, and deletes its files; raises `UnknownJob`."""
         self._row(job_id)
         self._ledger.remove([job_id])
-        # Not within our lock: events come from threads that hold the dispatcher's.
         if not self._dispatcher.cancel(job_id):  # else its last event deletes them
             shutil.rmtree(self._jobs / job_id, ignore_errors=True)
 
@@ -250,6 +248,9 @@ class Service:
             raise UnknownJob(f"job {job_id[:40]}: does not exist, or was deleted; list the jobs")
         return row
 
+    def _positions(self) -> dict[str, int]:
+        return {row.task.id: number for number, row in enumerate(self._ledger.rows("waiting"), 1)}
+
     def _describe(self, row: Row, positions: Mapping[str, int]) -> Job:
         with self._lock:
             running = self._running.get(row.task.id, _Running()) if row.state == "running" else _Running()
@@ -283,15 +284,13 @@ class Service:
         return [self._hide(each) for each in value] if isinstance(value, list | tuple) else value
 
     def _on_event(self, event: Event) -> None:
-        """Stores and counts what happens; called by one thread at a time."""
+        """Stores and counts what happens; called by the threads of workers."""
         stops = self._stopped.is_set() or (isinstance(event, Failed) and stopping.requested())
         if stops and not isinstance(event, Finished):
             return  # what a stop breaks off goes on later
         if isinstance(event, WorkerState):
             with self._lock:
-                before = self._workers[event.worker]
-                given_up = event.state == "closed" and not event.detail
-                self._workers[event.worker] = replace(event, detail=before.detail) if given_up else event
+                self._workers[event.worker] = event
             if event.state == "lost":
                 _log.warning("%s: lost: %s", event.worker, event.detail)
             return
@@ -331,7 +330,7 @@ class Service:
 
     def _move(self, running: _Running, progress: Progress) -> None:
         running.progress = progress
-        if progress.stage != _PAINTING:
+        if progress.stage not in _WRITING:
             return
         now_s = time.monotonic()
         first_s, before = running.first = running.first or (now_s, progress.done)
@@ -339,9 +338,3 @@ class Service:
             running.frames_per_s = (progress.done - before) / (now_s - first_s)
         self.metrics.frames.inc(max(progress.done - running.frames, 0))
         running.frames = progress.done
-
-
-def _positions(rows: Sequence[Row]) -> dict[str, int]:
-    """Places in the queue, by job."""
-    waiting = (row.task.id for row in rows if row.state == "waiting")
-    return {job_id: number for number, job_id in enumerate(waiting, 1)}

@@ -11,37 +11,35 @@ import pickle
 import signal
 import struct
 import threading
+import time
+import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from queue import Queue
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.child import Child, end_process
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import InferenceError
+from latentsync_trt.errors import InferenceError, LatentSyncError
 from latentsync_trt.runtime.cache.store import Notice
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.networks.notices import Notices
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.trace import Trace
-from latentsync_trt.types import EngineTime, Float32Array, UInt8Array, UInt16Array, WindowBatch
+from latentsync_trt.stopping import requested
+from latentsync_trt.types import Denoiser, EngineTime, Float32Array, ImageCodec
 
 _MODULE = "latentsync_trt.runtime.networks.apart"
 _PATIENCE_S = 2.0
+_POLL_S = 0.1
 _PIPE_BYTES = 1 << 20
 _SIZE = struct.Struct("<Q")
 
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """What is read of `Networks` without a call; sent with every answer."""
-
-    selection: Selection
-    windows_per_batch: int
-    low_memory: bool
-    building: bool
+# What is read of `Networks` without a call: sent with every answer.
+_STATE = ("selection", "windows_per_batch", "low_memory", "building")
 
 
 class NetworksApart:
@@ -51,6 +49,11 @@ class NetworksApart:
     Args:
         Those of `Networks`.
     """
+
+    selection: Selection
+    windows_per_batch: int
+    low_memory: bool
+    building: bool
 
     def __init__(
         self,
@@ -62,35 +65,15 @@ class NetworksApart:
         on_notice: Notice | None = None,
     ) -> None:
         self.bundle, self.notices = bundle, Notices(on_notice)
-        self.codec, self.denoiser = _Codec(self._call), _Denoiser(self._call)
+        self.codec = cast(ImageCodec, _Part(self._call, "codec"))
+        self.denoiser = cast(Denoiser, _Part(self._call, "denoiser"))
         self._order = bundle.folder.resolve(), selection, options, may_fall_back
-        self._lock = threading.RLock()
-        self._times: tuple[EngineTime, ...] = ()
+        self._lock = threading.Lock()
         self._start()
 
-    @property
-    def selection(self) -> Selection:
-        """As `Networks.selection`, and so on."""
-        return self._state.selection
-
-    @property
-    def windows_per_batch(self) -> int:
-        return self._state.windows_per_batch
-
-    @property
-    def low_memory(self) -> bool:
-        return self._state.low_memory
-
-    @property
-    def building(self) -> bool:
-        return self._state.building
-
-    def take_notices(self) -> tuple[str, ...]:
-        return self.notices.take()
-
     def encode_mel(self, mel: Float32Array) -> Float32Array:
-        features: Float32Array = self._call("encode_mel", mel)
-        return features
+        """As `Networks.encode_mel`, and so on."""
+        return cast(Float32Array, self._call("encode_mel", mel))
 
     def builds(self, graphs: tuple[str, ...]) -> bool:
         self._restart_if_dead()
@@ -110,12 +93,24 @@ class NetworksApart:
         self._call("between_windows")
 
     def wait_for_build(self) -> str:
-        return str(self._call("wait_for_build")) if self.building else ""
+        try:
+            while self.building:  # in short calls, so that others come between them
+                time.sleep(_POLL_S)
+                self._call("times")
+            return str(self._call("wait_for_build"))
+        except InferenceError as error:
+            return str(error)
 
     def times(self) -> tuple[EngineTime, ...]:
+        """As `Networks.times`; empty if the process has died."""
         with suppress(InferenceError):
-            self._times = self._call("times")
-        return self._times
+            return cast(tuple[EngineTime, ...], self._call("times"))
+        return ()
+
+    def take_notices(self) -> tuple[str, ...]:
+        with suppress(InferenceError):
+            self._call("take_notices")
+        return self.notices.take()
 
     def end(self) -> tuple[Iterable[EngineTime], Iterable[Trace]]:
         """As `Networks.end`, and ends the process."""
@@ -126,7 +121,6 @@ class NetworksApart:
         return found
 
     def _start(self) -> None:
-        self._times = ()
         self._child = Child(_MODULE, binary=True)
         for stream in self._child.pipes:
             _widen(stream)
@@ -144,57 +138,48 @@ class NetworksApart:
     def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
         """The result of a method in the child, or its error."""
         with self._lock:
-            into, out_of = self._child.pipes
             try:
-                _send(into, (name, arguments, named))
-                while (answer := _receive(out_of))[0] == "notice":
+                self._send((name, arguments, named))
+                while (answer := self._receive())[0] == "notice":
                     self.notices.add(answer[1])
-            except (OSError, EOFError, ValueError) as error:
-                gpu = self._order[1].gpu
-                raise InferenceError(
-                    f"the process of {'the CPU' if gpu is None else gpu} died: {self._child.wait()}"
-                ) from error
             except BaseException:  # Ctrl-C between a call and its answer, which the next call would take for its own
                 self._child.end()
                 raise
             kind, value, state = answer
-            if state is not None:
-                self._state: _State = state
+            vars(self).update(state)
         if kind == "failed":
             raise value
         return value
 
+    def _send(self, message: Any) -> None:
+        try:
+            _send(self._child.pipes[0], message)
+        except (OSError, ValueError) as error:  # ValueError: it is closed
+            raise self._death() from error
 
-class _Codec:
-    """An `ImageCodec`."""
+    def _receive(self) -> Any:
+        try:
+            return _receive(self._child.pipes[1])
+        except (OSError, ValueError, EOFError) as error:
+            raise self._death() from error
 
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
-
-    def encode_faces(self, faces: UInt8Array, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
-        found: tuple[Float32Array, Float32Array] = self._call("codec.encode_faces", faces, mask)
-        return found
-
-    def decode_faces(self, latents: Float32Array) -> list[UInt16Array]:
-        found: list[UInt16Array] = self._call("codec.decode_faces", latents)
-        return found
+    def _death(self) -> BaseException:
+        """Why the child, which has closed its pipes, died."""
+        ended, gpu = self._child.end(_PATIENCE_S), self._order[1].gpu
+        if ended.code == -signal.SIGTERM and requested():
+            return KeyboardInterrupt()  # this process has asked it to end
+        last_line = f" ({ended.last_error_line})" if ended.last_error_line else ""
+        return InferenceError(f"the process of {'the CPU' if gpu is None else gpu} died: {ended}{last_line}")
 
 
-class _Denoiser:
-    """A `Denoiser`."""
+class _Part:
+    """A part of the child's `Networks`, by its name there."""
 
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
+    def __init__(self, call: Callable[..., Any], name: str) -> None:
+        self._call, self._name = call, name
 
-    def begin(self, batch: WindowBatch) -> None:
-        self._call("denoiser.begin", batch)
-
-    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
-        self._call("denoiser.step", timestep, coefficients, cached=cached, guided=guided)
-
-    def latents(self) -> Float32Array:
-        found: Float32Array = self._call("denoiser.latents")
-        return found
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(self._call, f"{self._name}.{method}")
 
 
 def _answer_calls() -> None:
@@ -210,44 +195,25 @@ def _answer_calls() -> None:
             with lock:
                 _send(into, answer)
 
+        def opened(folder: Any, selection: Selection, options: RuntimeOptions, may_fall_back: bool) -> Networks:
+            bundle = Bundle.load(folder, verify=False)  # the parent has verified it
+            tell_notice = partial(tell, "notice")
+            return Networks(bundle, selection, options, may_fall_back=may_fall_back, on_notice=tell_notice)
+
         networks: Networks | None = None
         while True:
             name, arguments, named = calls.get()
+            kind, value = "done", None
             try:
                 if networks is None:
-                    value = None
-                    networks = _opened(arguments, lambda text: tell("notice", text))
+                    networks = opened(*arguments)
                 else:
-                    value = _method(networks, name)(*arguments, **named)
-            except Exception as error:  # noqa: BLE001 -- the parent raises it
-                tell("failed", _portable(error), None if networks is None else _state_of(networks))
-            else:
-                tell("done", value, _state_of(networks))
-
-
-def _opened(order: tuple[Any, ...], on_notice: Notice) -> Networks:
-    folder, selection, options, may_fall_back = order
-    bundle = Bundle.load(folder, verify=False)  # the parent has verified it
-    return Networks(bundle, selection, options, may_fall_back=may_fall_back, on_notice=on_notice)
-
-
-def _method(networks: Networks, name: str) -> Callable[..., Any]:
-    part, _, method = name.rpartition(".")
-    found: Callable[..., Any] = getattr(getattr(networks, part) if part else networks, method)
-    return found
-
-
-def _state_of(networks: Networks) -> _State:
-    return _State(networks.selection, networks.windows_per_batch, networks.low_memory, networks.building)
-
-
-def _portable(error: Exception) -> Exception:
-    """`error`, or what says the same if it cannot be pickled."""
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 -- made here
-    except Exception:  # noqa: BLE001 -- whatever an unknown class raises
-        return InferenceError(f"{type(error).__name__}: {error}")
-    return error
+                    value = attrgetter(name)(networks)(*arguments, **named)
+            except LatentSyncError as error:
+                kind, value = "failed", error
+            except Exception:  # noqa: BLE001 -- a mistake, told with the place where it happened
+                kind, value = "failed", RuntimeError(traceback.format_exc())
+            tell(kind, value, {} if networks is None else {part: getattr(networks, part) for part in _STATE})
 
 
 def _read_calls(stream: IO[bytes], calls: "Queue[Any]") -> None:
@@ -295,6 +261,4 @@ def _widen(pipe: IO[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    from latentsync_trt.runtime.networks import apart  # whose classes the parent knows, unlike those of `__main__`
-
-    apart._answer_calls()
+    _answer_calls()

@@ -1,21 +1,19 @@
 """The networks of one bundle on all GPUs that share a clip, or on the only one."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
-
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, LatentSyncError, OutOfMemory
+from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.cache.store import Notice
 from latentsync_trt.runtime.networks.apart import NetworksApart
-from latentsync_trt.runtime.networks.batching import weight_bytes
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.networks.notices import Notices
 from latentsync_trt.runtime.providers.select import Selection
@@ -27,42 +25,25 @@ DEVICE_FAILURES = (EngineBuildError, InferenceError, OutOfMemory)
 AnyNetworks = Networks | NetworksApart
 T = TypeVar("T", Networks, NetworksApart)
 
-# Opening may hold a network's weights in host memory twice: as read, and as the provider converts them.
-_COPIES_WHILE_OPENING = 2
-
-
-class Turn:
-    """A lock whose holder cannot take it again before a thread that waits for it."""
-
-    def __init__(self) -> None:
-        self._next, self._busy = threading.Lock(), threading.Lock()
-
-    def __enter__(self) -> None:
-        with self._next:
-            self._busy.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._busy.release()
-
 
 class Device:
-    """One device with its networks.
-
-    `turn` must be held by the thread that uses them while a clip is painted. `error`: why it is left out of this run;
-    empty while it is not.
-    """
+    """One device with its networks. `error`: why it is left out of this run; empty while it is not."""
 
     def __init__(self, networks: AnyNetworks, position: int) -> None:
         gpu = networks.selection.gpu
         self.name = f"CPU {position}" if gpu is None else f"GPU {gpu.index}"
-        self.networks, self.turn, self.error = networks, Turn(), ""
+        self.networks, self.error = networks, ""
         self.on_gpu = gpu is not None
+        self.lock = threading.Lock()
 
-    def between_windows(self) -> None:
-        """As `Networks.between_windows`; raises `InferenceError` if the device is left out."""
-        if self.error:
-            raise InferenceError(self.error)
-        self.networks.between_windows()
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """A block that paints windows, alone; raises `InferenceError` if the device is left out."""
+        with self.lock:
+            if self.error:
+                raise InferenceError(self.error)
+            self.networks.between_windows()
+            yield
 
 
 class Devices:
@@ -75,12 +56,12 @@ class Devices:
         self.all = tuple(Device(each, position) for position, each in enumerate((first, *others)))
         self.bundle, self._first = first.bundle, first
         self._lock = threading.Lock()
-        self._notices = self._first.notices
-        if len(self.all) > 1:
+        self._notices = first.notices
+        if others:
             self._notices = Notices()
-            for text in self._first.take_notices():  # told already
-                self._notices.add(text)
-            self._notices.on_notice = self._first.notices.on_notice
+            for text in first.take_notices():  # told already
+                self.notice(text)
+            self.on_notice = first.notices.on_notice
             for device in self.all:
                 device.networks.notices.on_notice = partial(self._notice_from, device)
 
@@ -152,7 +133,7 @@ class Devices:
         while True:
             device = self.in_use[0]
             try:
-                with device.turn:
+                with device.lock:
                     return device.networks.encode_mel(mel)
             except DEVICE_FAILURES as error:
                 if not self.leave_out(device, error):
@@ -163,14 +144,10 @@ class Devices:
         graphs = tuple(graphs)
         for device in self.all:
             device.error = ""
-        ready = []
+        # Built in this thread, which Ctrl-C reaches, and for the first GPU of a kind; others find the engines.
         for device in self.all if len(self.all) > 1 else ():
-            # Built in this thread, which Ctrl-C reaches, and for the first GPU of a kind; others find the engines.
-            if not device.networks.builds(graphs):
-                ready.append(device)
-            else:
-                self._each((device,), lambda networks: networks.prepare(graphs))
-        self._each(ready or self.all, lambda networks: networks.prepare(graphs))
+            self._each((device,), lambda networks: networks.builds(graphs) and networks.prepare(graphs))
+        self._each(self.in_use, lambda networks: networks.prepare(graphs))
         self._leave_out_slow()
 
     def open_audio(self, graph: str) -> None:
@@ -203,26 +180,25 @@ class Devices:
             traces += [replace(trace, graph=f"{trace.graph} on {device.name}") for trace in own_traces]
         return self._first.write_profile(times, traces)
 
-    def _each(self, devices: Sequence[Device], action: Callable[[AnyNetworks], None]) -> None:
+    def _each(self, devices: Sequence[Device], action: Callable[[AnyNetworks], object]) -> None:
         """`action` on the networks of each device, at the same time; raises the error of the last one in use."""
         if len(devices) == 1:
             found: Iterable[LatentSyncError | None] = (_failure(action, devices[0]),)
         else:
-            with ThreadPoolExecutor(self._opened_at_once(), thread_name_prefix="device") as threads:
+            with ThreadPoolExecutor(len(devices), thread_name_prefix="device") as threads:
                 found = list(threads.map(partial(_failure, action), devices))
         for device, error in zip(devices, found, strict=True):
             if error is not None and not self.leave_out(device, error):
                 raise error
 
-    def _opened_at_once(self) -> int:
-        free_bytes = psutil.virtual_memory().available
-        return max(1, min(len(self.all), free_bytes // (_COPIES_WHILE_OPENING * weight_bytes(self.bundle.manifest))))
-
     def _leave_out_slow(self) -> None:
-        """Leaves out GPUs whose networks fell back to the CPU, which the others' painting needs."""
+        """Leaves out GPUs that hold up the others: that fell back to the CPU, or have no room for all networks."""
         for device in self.in_use:
             if device.on_gpu and device.networks.selection.gpu is None and not device.networks.building:
                 self.leave_out(device, EngineBuildError("only the CPU can run the bundle there"))
+        short = [device for device in self.in_use if device.networks.low_memory]
+        for device in short if len(short) < len(self.in_use) else ():
+            self.leave_out(device, OutOfMemory("its free memory is too small for all networks at once"))
 
     def _notice_from(self, device: Device, text: str) -> None:
         self.notice(f"{device.name}: {text}")
@@ -242,15 +218,15 @@ def networks_on(
         InputError: no device supports bundle and `options`. OutputError: the profile folder is not writable.
     """
 
-    def opened(make: Callable[..., T], selection: Selection, told: Notice | None = None) -> T | InputError:
+    def opened(make: Callable[..., T], selection: Selection, told: Notice | None = None) -> T | Exception:
         own = options if selection.gpu is None else replace(options, device=selection.device_id)
         try:
             return make(bundle, selection, own, may_fall_back=may_fall_back, on_notice=told)
-        except InputError as error:
+        except (LatentSyncError, OSError) as error:  # OSError: no process can be started
             return error
 
-    left, errors = list(selected), list[InputError]()
-    while isinstance(first := opened(Networks, left.pop(0), on_notice), InputError):
+    left, errors = list(selected), list[Exception]()
+    while isinstance(first := opened(Networks, left.pop(0), on_notice), Exception):
         errors.append(first)
         if not left:
             raise errors[0]
@@ -258,11 +234,11 @@ def networks_on(
     if left:  # what they tell is the same
         with ThreadPoolExecutor(len(left), thread_name_prefix="device") as threads:
             for each in threads.map(partial(opened, NetworksApart), left):
-                (errors if isinstance(each, InputError) else others).append(each)  # type: ignore[arg-type]
+                (errors if isinstance(each, Exception) else others).append(each)  # type: ignore[arg-type]
     return first, others, [f"a GPU is left out: {error}" for error in errors]
 
 
-def _failure(action: Callable[[AnyNetworks], None], device: Device) -> LatentSyncError | None:
+def _failure(action: Callable[[AnyNetworks], object], device: Device) -> LatentSyncError | None:
     try:
         action(device.networks)
     except DEVICE_FAILURES as error:

@@ -1,6 +1,7 @@
 """The open sessions of one bundle: opened on demand, in parallel, and closed when memory runs out."""
 
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ _OPENERS = 3
 
 _RAN_OUT = "it ran out"
 
-# Of all pools, as several may write traces to one folder.
+# Of all pools of this process, as several may write traces to one folder.
 _numbers = itertools.count()
 
 
@@ -175,7 +176,7 @@ class SessionPool:
                 self._open(graph)
 
     def _open(self, graph: str) -> OpenedEngine:
-        prefix = None if self._trace_folder is None else self._trace_folder / f"{graph}-{next(_numbers)}"
+        prefix = None if self._trace_folder is None else self._trace_folder / f"{graph}-{os.getpid()}-{next(_numbers)}"
         opened = self.engines.open(graph, profile_prefix=prefix)
         opened.session.free_memory = lambda: self._make_room(graph)
         with self._lock:
