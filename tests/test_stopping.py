@@ -264,6 +264,63 @@ def test_while_networks_are_traced(start: Start, tmp_path: Path, after_s: float)
     assert command.stop(signal.SIGINT)[::2] == (130, "stopping…\n" + MESSAGE)
 
 
+# Several devices, of which each further one has a process of its own
+
+SEVERAL = """
+from latentsync_trt.__main__ import main
+from latentsync_trt.runtime.providers import select
+
+select.select_devices = lambda request, device: ((select.Selection("cpu"), select.Selection("cpu")), ())
+main()
+"""
+
+
+def on_two_devices(start: Start, arguments: list[object], folder: Path, phase: str) -> tuple[Command, psutil.Process]:
+    """A command that is "starting" its second process, or "painting" on both devices, and that process."""
+    (folder / "scratch").mkdir()
+    spoken = [word for word in arguments if word != "-q"]
+    command = start("-c", SEVERAL, *spoken, TMPDIR=str(folder / "scratch"))
+    command.until(psutil.Process(command.process.pid).children)
+    (child,) = psutil.Process(command.process.pid).children()
+    if phase == "painting":
+        command.until(lambda: list(folder.glob(f"{PREFIX}*")))
+        end_s = time.monotonic() + 0.7  # then both denoise their first windows
+        command.until(lambda: time.monotonic() > end_s)
+    command.before = [folder / name for name in ("clip.mp4", "long.wav", "scratch")]
+    return command, child
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("phase", "number"), [("starting", signal.SIGTERM), ("painting", signal.SIGINT)])
+def test_a_process_for_another_device_ends_with_the_command(
+    start: Start, arguments: list[object], phase: str, number: int, tmp_path: Path
+) -> None:
+    command, _ = on_two_devices(start, arguments, tmp_path, phase)
+    code, _, err = command.stop(number)
+    assert code == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+    assert err.partition("stopping…")[2] == "\n" + MESSAGE
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("phase", ["starting", "painting"])
+def test_a_process_for_another_device_ends_with_a_command_that_is_killed(
+    start: Start, arguments: list[object], phase: str, tmp_path: Path
+) -> None:
+    command, child = on_two_devices(start, arguments, tmp_path, phase)
+    command.process.kill()
+    command.process.wait()
+    child.wait(MOST_S)
+
+
+@pytest.mark.integration
+def test_a_device_that_hangs_does_not_keep_the_command_from_stopping(
+    start: Start, arguments: list[object], tmp_path: Path
+) -> None:
+    command, child = on_two_devices(start, arguments, tmp_path, "painting")
+    child.suspend()
+    assert command.stop(signal.SIGINT)[0] == 130
+
+
 # Builds in child processes
 
 TWO = ("--graph", "vae_encoder", "--graph", "vae_decoder", "--jobs", "2")

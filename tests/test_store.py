@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -105,9 +106,7 @@ def test_what_is_a_url(text: str, url: bool, path: Path | None) -> None:
     ("url", "name"),
     [
         ("https://host/a/My%20clip.mp4?sig=/x.wav", "My clip.mp4"),
-        ("s3://bucket/a/what?.mp4", "what_.mp4"),
         ("https://host/..%2F..%2Fetc", "_.._etc"),
-        ("https://host/..", "file"),
         ("https://host/", "file"),
         ("s3://bucket/" + "ä" * 300 + ".mp4", "ä" * 56 + ".mp4"),
     ],
@@ -162,9 +161,13 @@ def test_s3_that_refuses_or_does_not_answer(
     s3: Any, http: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": http})
-    with pytest.raises(OutputError, match=r"cannot be written: no permission .*Access Denied.*credentials$"):
+    with pytest.raises(
+        OutputError, match=r"cannot be written \(PermissionError Access Denied\); give this machine permission$"
+    ):
         store.deliver(made, "s3://b/forbidden.mp4")
-    with pytest.raises(MediaError, match=r"cannot be read: no permission .*Access Denied.*credentials$"):
+    with pytest.raises(
+        MediaError, match=r"cannot be read \(PermissionError Access Denied\); give this machine permission$"
+    ):
         store.fetch("s3://b/forbidden.mp4", tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -209,17 +212,13 @@ def test_an_upload_that_is_killed_leaves_no_object(s3: Any, made: Path) -> None:
         s3.call_s3("abort_multipart_upload", Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
 
 
-@pytest.mark.parametrize("size_bytes", [1000, LARGE_BYTES])
-@pytest.mark.parametrize("checks", range(4))
+@pytest.mark.parametrize(("size_bytes", "checks"), [(1000, 0), (LARGE_BYTES, 1)])
 def test_a_stopped_upload_leaves_nothing(s3: Any, made: Path, size_bytes: int, checks: int) -> None:
     os.truncate(made, size_bytes)
     url, left = f"s3://{BUCKET}/stopped/large.mkv", [stop, *[lambda: None] * checks]
-    try:
+    with pytest.raises(InputError, match=r"^stopped$"):
         store.deliver(made, url, lambda: left.pop()())
-    except InputError:
-        assert not store.exists(url)
-    else:
-        s3.rm(url)
+    assert not store.exists(url)
     assert not uploads(s3)
 
 
@@ -230,9 +229,8 @@ def uploads(s3: Any) -> list[dict[str, Any]]:
 
 def test_a_stopped_download_leaves_nothing(s3: Any, tmp_path: Path) -> None:
     s3.pipe(f"{BUCKET}/a.mp4", CONTENT)
-    left = [stop, lambda: None]
     with pytest.raises(InputError, match=r"^stopped$"):
-        store.fetch(f"s3://{BUCKET}/a.mp4", tmp_path, lambda: left.pop()())
+        store.fetch(f"s3://{BUCKET}/a.mp4", tmp_path, stop)
     assert not list(tmp_path.iterdir())
 
 
@@ -251,7 +249,7 @@ def test_http_is_read(http: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ("name", "reason"),
     [
         ("missing", "no such file or bucket; check the URL"),
-        ("forbidden", "cannot be read: no permission .*403.*; check this machine's credentials"),
+        ("forbidden", r"cannot be read \(.*403.*\); give this machine permission"),
         ("broken", "cannot be read .*500.*; check connection and credentials"),
         ("cut", "cannot be read .*; check connection and credentials"),
     ],
@@ -265,15 +263,10 @@ def test_http_says_what_failed_without_secrets(http: str, tmp_path: Path, name: 
 
 
 def test_an_address_that_may_exist(http: str) -> None:
-    with pytest.raises(MediaError, match=rf"^{http}/forbidden.mp4: cannot be read: no permission"):
+    with pytest.raises(MediaError, match=rf"^{http}/forbidden.mp4: cannot be read .*; give this machine permission$"):
         store.exists(f"{http}/forbidden.mp4")
     with pytest.raises(MediaError, match=r"^http://no-host.invalid/a.mp4: cannot be read \(.*; check connection"):
         store.exists("http://no-host.invalid/a.mp4")
-
-
-def test_http_cannot_be_written(http: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"out.mp4: https can only be read; give a path, or a URL as s3:// or gs://$"):
-        store.check_target(f"{http}/out.mp4?{SECRET}")
 
 
 # Other stores
@@ -336,37 +329,21 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The URLs that were fetched."""
     urls: list[str] = []
     fetch = store.fetch
-
-    def counted(url: str, *rest: Any) -> Path:
-        urls.append(url)
-        return fetch(url, *rest)
-
-    monkeypatch.setattr(store, "fetch", counted)
+    monkeypatch.setattr(store, "fetch", lambda url, folder: (urls.append(url), fetch(url, folder))[1])
     return urls
 
 
-def test_a_bundle_is_downloaded_once(uploaded: str, tmp_path: Path, fetched: list[str]) -> None:
-    folder = store.fetch_folder(uploaded, tmp_path)
+def test_several_workers_download_a_bundle_once(uploaded: str, tmp_path: Path, fetched: list[str]) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        folder, *others = pool.map(store.fetch_folder, [uploaded] * 3, [tmp_path] * 3)
+    assert others == [folder] * 2
     assert {path.name for path in folder.iterdir()} == {path.name for path in demo_folder().iterdir()}
-    fetched.clear()
-    assert store.fetch_folder(uploaded, tmp_path) == folder
-    assert fetched == [f"{uploaded}/manifest.json"]
+    assert (fetched.count(f"{uploaded}/manifest.json"), len(set(fetched))) == (3, len(fetched) - 2)
     weights = next(folder.glob("*.weights"))
     weights.write_bytes(b"damaged")
     assert store.fetch_folder(uploaded, tmp_path) == folder
     assert weights.stat().st_size > 100
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [folder.name]
-
-
-def test_several_workers_download_a_bundle_once(uploaded: str, tmp_path: Path, fetched: list[str]) -> None:
-    threads = [threading.Thread(target=store.fetch_folder, args=(uploaded, tmp_path)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    manifests = [url for url in fetched if url.endswith("manifest.json")]
-    assert len(manifests) == 3
-    assert len(set(fetched)) == len(fetched) - 2
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [folder]
 
 
 def test_a_damaged_bundle_is_refused(uploaded: str, tmp_path: Path) -> None:

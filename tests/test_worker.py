@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latentsync_trt import SyncOptions
+from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.batch.tasks import Cancelled, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.batch.worker import Worker
-from latentsync_trt.errors import BundleError, InferenceError
+from latentsync_trt.errors import InferenceError
 from latentsync_trt.media import parts
 from latentsync_trt.runtime.networks.codec import VaeCodec
 from latentsync_trt.types import Progress
@@ -145,9 +145,13 @@ def test_a_provider_that_fails_ends_the_worker(
     assert names(tmp_path) == []
 
 
-def test_settings_that_cannot_work() -> None:
-    with pytest.raises(BundleError, match=r"^nope: no bundle there"):
-        Worker(WorkerSettings("nope", "cpu")).open()
+def test_a_provider_that_fails_at_the_start_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise InferenceError("the process of gpu 1 died")
+
+    monkeypatch.setattr(LipSync, "from_bundle", fail)
+    with pytest.raises(WorkerLost, match="the process of gpu 1 died"):
+        Worker(WorkerSettings("demo", "cpu")).open()
 
 
 # URLs

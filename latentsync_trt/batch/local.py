@@ -64,15 +64,7 @@ class LocalWorker:
             self._number, self._running = number, task.id
             child.send({"run": number, "task": task.to_json()})
         try:
-            for event in child.events():
-                if event.get("run") != number:  # of an earlier task, whose `on_progress` failed
-                    continue
-                if "done" in event:
-                    return Done(**event["done"])
-                if "progress" not in event:
-                    raise error_of(self.name, event)
-                on_progress(Progress(**event["progress"]))
-            raise self._lost(child)
+            return self._result(child, number, on_progress)
         except BaseException:
             self.cancel(task.id)  # does nothing where it has ended
             raise
@@ -94,6 +86,17 @@ class LocalWorker:
     def _end(self) -> None:
         if self._child is not None:
             self._child.end(_PATIENCE_S)
+
+    def _result(self, child: Child, number: int, on_progress: Callable[[Progress], None]) -> Done:
+        for event in child.events():
+            if event.get("run") != number:  # of an earlier task, whose `on_progress` failed
+                continue
+            if "done" in event:
+                return Done(**event["done"])
+            if "progress" not in event:
+                raise error_of(self.name, event)
+            on_progress(Progress(**event["progress"]))
+        raise self._lost(child)
 
     def _lost(self, child: Child) -> WorkerLost:
         ended = child.wait()

@@ -235,7 +235,7 @@ def _repeated(transfer: Callable[[], None], failure: type[LatentSyncError]) -> N
 @contextmanager
 def _translated(url: str, kind: type[LatentSyncError], folder: Path | None = None) -> Iterator[None]:
     """Turns any error of fsspec and of the libraries below it, which have no common base, into one line."""
-    name, problem = shown(url), "cannot be written" if kind is OutputError else "cannot be read"
+    name = shown(url)
     try:
         yield
     except LatentSyncError:
@@ -246,16 +246,12 @@ def _translated(url: str, kind: type[LatentSyncError], folder: Path | None = Non
     except FileNotFoundError as error:
         raise kind(f"{name}: no such file or bucket; check the URL", usage=True) from error
     except Exception as error:
-        if isinstance(error, PermissionError) or getattr(error, "status", None) in _DENIED:
-            reason = f"no permission ({_reason(error)})"
-            raise kind(f"{name}: {problem}: {reason}; check this machine's credentials", usage=True) from error
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and folder is not None:
             raise OutputError(f"{folder}: no space for {name}; free some, or choose another folder") from error
-        if isinstance(error, ValueError) and "rotocol" in str(error):
-            raise InputError(f"{name}: no known kind of URL ({_reason(error)})") from error
-        raise kind(f"{name}: {problem} ({_reason(error)}); check connection and credentials") from error
-
-
-def _reason(error: Exception) -> str:
-    text = " ".join(shown(str(error)).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+        reason = " ".join(f"{type(error).__name__} {shown(str(error))}".split())
+        if isinstance(error, ValueError) and "rotocol" in reason:
+            raise InputError(f"{name}: no known kind of URL ({reason})") from error
+        problem = "cannot be written" if kind is OutputError else "cannot be read"
+        denied = isinstance(error, PermissionError) or getattr(error, "status", None) in _DENIED
+        cure = "give this machine permission" if denied else "check connection and credentials"
+        raise kind(f"{name}: {problem} ({reason}); {cure}", usage=denied) from error

@@ -21,9 +21,6 @@ from latentsync_trt.unexpected import one_line
 if TYPE_CHECKING:
     from latentsync_trt.sync.api import LipSync
 
-BUNDLES_FOLDER = "bundles"
-"""In the cache of engines: bundles that were given by URL."""
-
 
 class Worker:
     """Runs tasks in this process, after `open`. Only `run`'s `cancelled` may be used by other threads.
@@ -95,15 +92,13 @@ class Worker:
             self._lip_sync = None
 
     def _bundle(self) -> str | Path:
+        from latentsync_trt.runtime.cache.store import cache_folder
+
         bundle = self._settings.bundle
         if not store.is_url(bundle):
             return bundle
-        if (path := store.local_of(bundle)) is not None:
-            return path
-        from latentsync_trt.runtime.cache.store import cache_folder
-
-        cache = cache_folder(self._settings.runtime.engine_cache) / BUNDLES_FOLDER
-        return store.fetch_folder(bundle, cache.absolute())
+        cache = cache_folder(self._settings.runtime.engine_cache).absolute()
+        return store.local_of(bundle) or store.fetch_folder(bundle, cache / "bundles")
 
     def _sync(self, task: Task, report: Callable[[Progress], None]) -> SyncReport:
         """Syncs local files; goes on where a worker was killed, if it kept finished parts of the same clip."""

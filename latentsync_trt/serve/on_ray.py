@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from latentsync_trt.batch.tasks import WorkerHandle
-from latentsync_trt.errors import MissingDependency
+from latentsync_trt.errors import LatentSyncError, MissingDependency
 from latentsync_trt.serve.limits import Limits
 
 NAME = "latentsync-trt"
@@ -57,8 +57,14 @@ def run(
         ray_actor_options={"num_cpus": 0, "resources": {f"node:{here}": 0.001}},
     )
     serve.start(http_options={"host": address[0], "port": address[1]}, logging_config=_LOGGING)
-    serve.run(deployment.bind(), name=NAME, route_prefix="/", logging_config=_LOGGING)
     try:
+        try:
+            serve.run(deployment.bind(), name=NAME, route_prefix="/", logging_config=_LOGGING)
+        except RuntimeError as error:  # its message does not say why
+            traceback = serve.status().applications[NAME].deployments["service"].message
+            raise LatentSyncError(
+                f"serve --ray: did not start: {(traceback.strip() or str(error)).splitlines()[-1]}"
+            ) from error
         on_ready()
         while True:
             time.sleep(_POLL_S)

@@ -68,7 +68,7 @@ class _Crew(Generic[T, R]):
         self._tasks: PriorityQueue[tuple[int, Any, Any]] = PriorityQueue()  # number, task, future
         self._ended: Future[R] = Future()  # never has a result
         self._lock, self._left = threading.Lock(), len(workers)
-        # One for each worker: CUDA graphs are recorded for the thread that runs them first.
+        # One for each worker: ONNX Runtime's CUDA provider keeps a context, with its CUDA graphs, for each thread.
         self._threads = [
             threading.Thread(target=self._work, args=(position, worker), name=f"paint {position}", daemon=True)
             for position, worker in enumerate(workers)
