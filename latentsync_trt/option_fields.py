@@ -1,6 +1,6 @@
 """Dataclass fields that are also command-line options: what they declare, and how values are checked."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from difflib import get_close_matches
 from fractions import Fraction
@@ -16,7 +16,7 @@ from latentsync_trt.errors import InputError
 
 T = TypeVar("T")
 
-_hints = cache(get_type_hints)
+_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 

@@ -14,7 +14,9 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
+from latentsync_trt.batch.dispatch import Dispatcher
 from latentsync_trt.batch.ledger import Ledger
+from latentsync_trt.batch.tasks import Task
 from latentsync_trt.cli import main
 from tests.clips import decoded, write_face, write_sound
 from tests.small import small_bundle
@@ -45,9 +47,13 @@ def events_of(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def ledger_of(jobs: Path) -> Path:
+    return jobs.with_name(f"{jobs.name}.ledger.sqlite")
+
+
 def states(jobs: Path) -> dict[str, tuple[str, int]]:
     """State and attempts of each clip."""
-    with Ledger.open(jobs.with_name(f"{jobs.name}.ledger.sqlite")) as ledger:
+    with Ledger.open(ledger_of(jobs)) as ledger:
         return {Path(row.task.output).name[0]: (row.state, row.attempts) for row in ledger.rows()}
 
 
@@ -57,7 +63,7 @@ def check_outputs(folder: Path, names: str = "abc") -> None:
     assert not list(folder.glob(".latentsync-*"))
 
 
-def test_one_failed_clip_stops_no_other_and_runs_again_when_asked(jobs: Path) -> None:
+def test_one_failed_clip_stops_no_other_and_runs_again_when_asked(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     face = (jobs.parent / "b.mp4").read_bytes()
     write_face(jobs.parent / "b.mp4", 6, blank=range(6))
     result = batch(jobs, "--json")
@@ -85,9 +91,14 @@ def test_one_failed_clip_stops_no_other_and_runs_again_when_asked(jobs: Path) ->
     assert "row 3   b-out.mp4  " in result.stderr
     assert "2 clips done (2 earlier), 1 failed: nothing to run" in result.stdout
 
+    with Ledger.open(ledger_of(jobs)) as ledger:  # a row that was edited since
+        ledger.add([Task("edited", "v.mp4", None, "old.mp4")])
     (jobs.parent / "b.mp4").write_bytes(face)
     (jobs.parent / "a.mp4").unlink()  # rows that are done need nothing any more
-    result = batch(jobs, "--retry-failed")
+    monkeypatch.setattr(Dispatcher, "submit", lambda *_: sys.exit(9))  # as if it were killed before the row starts
+    assert batch(jobs, "--retry-failed").exit_code == 9
+    monkeypatch.undo()
+    result = batch(jobs, "--resume")
     assert result.exit_code == 0, result.output
     assert "3 clips done (2 earlier), 0 failed: 6 frames" in result.stdout
     assert states(jobs) == {"a": ("done", 1), "b": ("done", 2), "c": ("done", 1)}
@@ -106,17 +117,16 @@ def test_two_workers_and_a_folder(jobs: Path) -> None:
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_rows_that_cannot_work_are_listed_and_nothing_starts(jobs: Path, as_json: bool) -> None:
-    jobs.write_text(jobs.read_text() + "a.mp4,none.wav,x.mp4\na.mp4,a.wav,a-out.mp4\n")
+    jobs.write_text(jobs.read_text() + "a.mp4,none.wav,x.mp4\na.mp4,a.wav,a-out.mp4\n,a.wav,y.mp4\n")
     before = sorted(jobs.parent.iterdir())
     result = batch(jobs, *(["--json"] if as_json else []))
     assert result.exit_code == 2
     if as_json:
         lines = [event.get("message") or event["error"] for event in events_of(result.stdout)]
     else:
-        lines = result.stderr.splitlines()[-3:]
-    assert lines[0].startswith("row 5: ")
-    assert lines[1].startswith("row 6: ")
-    assert "2 of 5 rows cannot work, and none was started" in lines[2]
+        lines = result.stderr.splitlines()[-4:]
+    assert [line[:7] for line in lines[:3]] == ["row 5: ", "row 6: ", "row 7: "]
+    assert "3 of 6 rows cannot work, and none was started" in lines[3]
     assert sorted(jobs.parent.iterdir()) == before
 
 

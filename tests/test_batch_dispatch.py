@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -97,6 +98,13 @@ def dispatching(
         dispatcher.close()
 
 
+def wait_until(reached: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not reached():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
 def of(kind: type[Event], events: Sequence[Event]) -> list[Event]:
     return [event for event in events if isinstance(event, kind)]
 
@@ -121,25 +129,8 @@ def test_tasks_run_in_order_and_a_failed_one_stops_no_other() -> None:
     assert states == ["starting", "ready", *["running", "ready"] * 3, "closed"]
 
 
-def test_the_task_of_a_lost_worker_is_the_next_to_run() -> None:
-    losses = iter([WorkerLost("killed")])
-
-    def work(_: Fake, item: Task, __: object) -> None:
-        if item.id == "0" and (loss := next(losses, None)):
-            raise loss
-
-    worker = Fake("cpu", work)
-    with dispatching(worker) as (dispatcher, events):
-        for number in range(3):
-            dispatcher.submit(task(number))
-        dispatcher.wait()
-    assert worker.ran == ["0", "0", "1", "2"]
-    assert of(Failed, events) == [Failed("0", "cpu", "killed", usage=False, again=True)]
-    assert [event.attempt for event in events if isinstance(event, Started)] == [1, 2, 1, 1]
-
-
 @pytest.mark.parametrize(("before", "runs"), [(0, 3), (2, 1)])
-def test_a_task_that_always_loses_its_worker_fails(before: int, runs: int) -> None:
+def test_the_task_of_a_lost_worker_is_the_next_to_run_until_its_attempts_are_used(before: int, runs: int) -> None:
     def work(_: Fake, item: Task, __: object) -> None:
         if item.id == "0":
             raise WorkerLost("killed")
@@ -151,6 +142,7 @@ def test_a_task_that_always_loses_its_worker_fails(before: int, runs: int) -> No
         dispatcher.wait()
     assert worker.ran == ["0"] * runs + ["1"]
     assert [event.again for event in events if isinstance(event, Failed)] == [True] * (runs - 1) + [False]
+    assert [event.attempt for event in events if isinstance(event, Started)] == [*range(before + 1, 4), 1]
 
 
 def test_a_worker_that_does_not_start_leaves_the_tasks_to_others() -> None:
@@ -158,10 +150,32 @@ def test_a_worker_that_does_not_start_leaves_the_tasks_to_others() -> None:
     with dispatching(bad, good) as (dispatcher, events):
         dispatcher.submit(task(0))
         dispatcher.wait()
-        while WorkerState("gpu 0", "closed") not in events:
-            threading.Event().wait(0.01)
+        wait_until(lambda: WorkerState("gpu 0", "closed", "no memory") in events)
     assert (bad.ran, good.ran) == ([], ["0"])
     assert events.count(WorkerState("gpu 0", "lost", "no memory")) == 3
+
+
+def test_a_listener_that_is_slow_for_one_worker_delays_no_other() -> None:
+    """As the ledger is, which asks a store for what an output will replace."""
+    go, slowed = threading.Event(), threading.Event()
+
+    def slow(event: Event) -> None:
+        if isinstance(event, Started) and event.worker == "gpu 0":
+            slowed.set()
+            assert go.wait(PATIENCE_S)
+
+    def work(*_: object) -> None:
+        assert slowed.wait(PATIENCE_S)
+
+    with dispatching(Fake("gpu 0"), Fake("gpu 1", work), seen=slow) as (dispatcher, events):
+        for number in range(4):
+            dispatcher.submit(task(number))
+        try:
+            wait_until(lambda: len(of(Finished, events)) >= 3)
+        finally:
+            go.set()
+        dispatcher.wait()
+    assert len(of(Finished, events)) == 4
 
 
 @pytest.mark.parametrize("starts", [[WorkerLost("killed")] * 3, [BundleError("damaged")]])

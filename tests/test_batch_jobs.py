@@ -131,17 +131,17 @@ def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
 
 
 def test_json_lines_that_cannot_work(folder: Path) -> None:
-    lines = ['{"video": "a.mp4"', "[1]", '{"video": 3}', '{"video": "a.mp4", "audio": "a.wav", "crff": 1}', "null"]
-    found = problems_in(folder, "\n".join(lines), "jobs.jsonl")
-    words = [
-        "line 1: is not JSON",
-        "line 2: is not an object",
-        "line 3: video 3: is not text",
-        "did you mean crf",
-        "5:",
-    ]
-    assert len(found) == 5
-    assert all(word in line for word, line in zip(words, found, strict=True)), found
+    wanted = {
+        '{"video": "a.mp4"': "line 1: is not JSON",
+        "[1]": "line 2: is not an object",
+        '{"video": 3}': "line 3: video 3: is not text",
+        '{"video": "a.mp4", "audio": "a.wav", "crff": 1}': "did you mean crf",
+        "null": "line 5: is not an object",
+        '{"video": "a\\u0000.mp4"}': "contains a NUL character",
+        '{"video": "a.mp4", "audio": "a.wav", "output": "other\u2028line.txt"}': "cannot write .txt",
+    }
+    found = problems_in(folder, "\n".join(wanted), "jobs.jsonl")
+    assert all(words in line for words, line in zip(wanted.values(), found, strict=True)), found
 
 
 @pytest.mark.parametrize(

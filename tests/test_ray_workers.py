@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster of this machine with two nodes, and clips on an S3 server: what is lost runs again."""
+"""Workers on a Ray cluster of this machine, and clips on an S3 server: what is lost runs again."""
 
 import json
 import signal
@@ -7,10 +7,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -20,15 +21,16 @@ from latentsync_trt.batch import ray_workers as module
 from latentsync_trt.batch.dispatch import Dispatcher
 from latentsync_trt.batch.ray_workers import Needs, RayWorker, plan, ray_workers
 from latentsync_trt.batch.tasks import (
-    CancelledEvent,
+    Cancelled,
     Event,
     Failed,
     Finished,
     Moved,
+    Started,
     Task,
+    TaskError,
     WorkerLost,
     WorkerSettings,
-    WorkerState,
 )
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.errors import InputError, LatentSyncError
@@ -38,11 +40,10 @@ from tests.s3 import BUCKET, s3_server
 
 pytestmark = pytest.mark.integration
 
-FRAMES, LONG_FRAMES = 16, 64
+FRAMES, LONG_FRAMES = 8, 32
 FAST = SyncOptions(preset="fast")
-BUNDLE = f"s3://{BUCKET}/bundles/demo"
-ON_CPU = WorkerSettings(BUNDLE, "cpu")
-NODE = {"num_cpus": 1, "object_store_memory": 80_000_000}
+ON_CPU = WorkerSettings(f"s3://{BUCKET}/bundles/demo", "cpu", threads=1)
+NODE = {"num_cpus": 2, "object_store_memory": 80_000_000}
 
 
 @dataclass
@@ -78,6 +79,16 @@ def test_without_a_cluster_the_cure_is_said() -> None:
             with pytest.raises(InputError, match=rf"--ray {address}: no Ray cluster .*ray start --head"):
                 ray_workers(address, ON_CPU)
             assert time.monotonic() - start_s < 10
+
+
+def test_a_cluster_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with the file that a killed cluster leaves for "auto"."""
+    released = threading.Event()
+    monkeypatch.setattr("ray.init", lambda *_, **__: released.wait(60))
+    monkeypatch.setattr(module, "_CONNECT_S", 0.1)
+    with pytest.raises(InputError, match=r"--ray auto: no Ray cluster \(no answer within 0\.1 s\); start one"):
+        ray_workers("auto", ON_CPU)
+    released.set()
 
 
 CPUS_4, CPUS_8, GPUS_4 = {"CPU": 4.0}, {"CPU": 8.0}, {"CPU": 64.0, "GPU": 4.0}
@@ -131,8 +142,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             for path in write_clip(folder / name, frames):
                 s3.put_file(str(path), f"{BUCKET}/in/{name}{path.suffix}")
         cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False})
-        for _ in range(2):
-            cluster.add_node(**NODE)
+        cluster.add_node(**NODE)
         yield Place(cluster, s3, folder)
         ray.shutdown()
         cluster.shutdown()
@@ -143,7 +153,7 @@ class Running:
 
     def __init__(self, workers: list[RayWorker], *tasks: Task) -> None:
         self.workers, self.events = workers, list[Event]()
-        self.in_the_middle = threading.Event()
+        self._first, self._worker, self._in_the_middle = tasks[0].id, "", threading.Event()
         self.dispatcher = Dispatcher(workers, self._on_event)
         for task in tasks:
             self.dispatcher.submit(task)
@@ -156,147 +166,153 @@ class Running:
 
     def _on_event(self, event: Event) -> None:
         self.events.append(event)
-        if isinstance(event, Moved) and event.progress.stage == "lip-sync" and event.progress.done:
-            self.in_the_middle.set()
+        if isinstance(event, Moved) and event.task_id == self._first and event.progress.stage == "lip-sync":
+            self._worker = self._worker or event.worker
+            self._in_the_middle.set()
 
-    def of(self, kind: Any) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind)]
+    def process(self) -> psutil.Process:
+        """That of the worker in the middle of the first clip."""
+        assert self._in_the_middle.wait(60)
+        (pid,) = [worker.pid for worker in self.workers if worker.name == self._worker]
+        return psutil.Process(pid)
 
-
-def test_clips_on_s3_through_two_actors(place: Place) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    workers = place.workers(2)
-    assert signal.getsignal(signal.SIGTERM) is before
-    names = ["a", "b", "c"]
-    with Running(workers, *map(place.task, names)) as running:
-        running.dispatcher.wait()
-        assert {worker.pid for worker in workers} == {psutil.Process(worker.pid).pid for worker in workers}
-    assert [place.frames_of(name) for name in names] == [FRAMES] * 3
-    assert {event.task_id for event in running.of(Finished)} == set(names)
-    assert {event.worker for event in running.of(Finished)} == {"ray 0", "ray 1"}
-    assert not running.of(Failed)
-
-
-@pytest.fixture(scope="module")
-def worker(place: Place) -> Iterator[RayWorker]:
-    """An open worker."""
-    (worker,) = place.workers(1)
-    worker.start()
-    yield worker
-    worker.close()
+    def check(self, place: Place, tasks: dict[str, int]) -> None:
+        """Waits until all are done; one was lost on the way."""
+        self.dispatcher.wait()
+        (failed,) = [event for event in self.events if isinstance(event, Failed)]
+        assert failed.again
+        assert "\n" not in failed.message
+        assert failed.message.startswith(f"{self._worker} on {socket.gethostname()}: The actor ")
+        assert sorted(event.task_id for event in self.events if isinstance(event, Finished)) == sorted(tasks)
+        assert {name: place.frames_of(name) for name in tasks} == tasks
 
 
 def no_progress(_: Progress) -> None:
     """Takes it."""
 
 
-def test_a_file_that_is_not_on_the_node(worker: RayWorker, place: Place, tmp_path: Path) -> None:
-    name = socket.gethostname()
-    where = f"is not on node {name}, where this ran; use a folder that all nodes share, or a URL"
-    for video, output in [(tmp_path / "no.mp4", "out.mp4"), (place.folder / "short" / "face.mp4", "no/out.mp4")]:
-        task = Task("one", str(video), f"s3://{BUCKET}/in/short.wav", str(tmp_path / output), FAST)
-        with pytest.raises(LatentSyncError, match=where) as caught:
-            worker.run(task, no_progress)
-        assert caught.value.usage
+def test_clips_on_s3_through_two_actors_of_which_one_is_killed(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    workers = place.workers(2)
+    assert signal.getsignal(signal.SIGTERM) is before
+    with Running(workers, place.task("a", "long"), place.task("b")) as running:
+        running.process().kill()
+        running.check(place, {"a": LONG_FRAMES, "b": FRAMES})
+        assert {event.worker for event in running.events if isinstance(event, Started)} == {"ray 0", "ray 1"}
+    assert capfd.readouterr().out == ""  # it may be JSON
 
 
-def test_local_files_on_a_node_that_has_them(worker: RayWorker, place: Place, tmp_path: Path) -> None:
-    video, audio = (place.folder / "short" / name for name in ("face.mp4", "speech.wav"))
-    done = worker.run(Task("one", str(video), str(audio), str(tmp_path / "out.mp4"), FAST), no_progress)
-    assert done.report["frames"] == len(decoded(tmp_path / "out.mp4")) == FRAMES
-    assert done.report["output"] == str(tmp_path / "out.mp4")
+@pytest.fixture(scope="module")
+def worker(place: Place) -> Iterator[RayWorker]:
+    """An open worker."""
+    (worker,) = ray_workers(place.cluster.address, replace(ON_CPU, bundle="demo"), 1)
+    worker.start()
+    yield worker
+    worker.close()
 
 
-def test_a_version_that_differs_is_said(place: Place, worker: RayWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("video", "output"), [("short/no.mp4", "out.mp4"), ("short/face.mp4", "no/out.mp4")])
+def test_a_file_that_is_not_on_the_node(
+    worker: RayWorker, place: Place, tmp_path: Path, video: str, output: str
+) -> None:
+    where = f"is not on node {socket.gethostname()}, where this ran; use a folder that all nodes share, or a URL"
+    task = Task("one", str(place.folder / video), "s3://no/speech.wav", str(tmp_path / output), FAST)
+    with pytest.raises(TaskError, match=where) as caught:
+        worker.run(task, no_progress)
+    assert caught.value.usage
+
+
+def test_a_canceled_clip_leaves_nothing_and_its_worker_goes_on(worker: RayWorker, place: Place, tmp_path: Path) -> None:
+    video, audio = (place.folder / "long" / name for name in ("face.mp4", "speech.wav"))
+    task = Task("one", str(video), str(audio), str(tmp_path / "out.mp4"), FAST)
+    with pytest.raises(Cancelled):
+        worker.run(task, lambda _: worker.cancel("one"))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(TaskError):
+        worker.run(replace(task, video=str(audio)), no_progress)
+
+
+def test_a_worker_that_cannot_be_reached_is_ended_before_its_clip_runs_again(
+    worker: RayWorker, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would keep the lock of its output."""
+    process = psutil.Process(worker.pid or 0)
+    monkeypatch.setattr(worker._child, "_next", Mock(side_effect=WorkerLost("the connection broke")))
+    with pytest.raises(WorkerLost):
+        worker.run(place.task("unreachable"), no_progress)
+    process.wait(5)
+
+
+def test_a_version_that_differs_is_said(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "__version__", "9.9")
     (other,) = place.workers(1)
-    with pytest.raises(InputError, match=r"has latentsync-trt \d\.\d\.\d, and here is 9\.9; install the same version"):
+    where = rf"node {socket.gethostname()}: has latentsync-trt \d\.\d\.\d, and the driver 9\.9; install the same"
+    with pytest.raises(InputError, match=where):
         other.start()
     other.close()
 
 
-def test_a_bundle_that_is_not_there_names_the_node(place: Place, worker: RayWorker) -> None:
-    (other,) = ray_workers(place.cluster.address, WorkerSettings("/no/bundle", "cpu"), 1)
+@pytest.mark.slow
+def test_a_bundle_that_is_not_there_names_the_node(place: Place) -> None:
+    (other,) = ray_workers(place.cluster.address, WorkerSettings("/no/bundle", "cpu", threads=1), 1)
     with pytest.raises(LatentSyncError, match=rf"node {socket.gethostname()}: .*/no/bundle"):
         other.start()
     other.close()
 
 
-def test_a_worker_that_waits_for_resources_says_which(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def waiting(place: Place, monkeypatch: pytest.MonkeyPatch) -> tuple[RayWorker, list[str]]:
+    """A worker that no node can hold, and what it says."""
     monkeypatch.setattr(module, "_QUIET_S", 0.0)
-    monkeypatch.setattr(module, "_UNPLACED_S", 1.0)
     notices: list[str] = []
-    workers = place.workers(2, gpus_per_worker=0)
-    for each in workers:
-        each._needs = Needs(1, 1)
-        each._cluster._on_notice = notices.append
-    with Running(workers, place.task("never")) as running:
+    (worker,) = ray_workers(place.cluster.address, WorkerSettings("demo"), 1, 1.0, on_notice=notices.append)
+    return worker, notices
+
+
+def test_a_worker_that_waits_for_resources_says_which_and_can_be_closed(
+    place: Place, waiting: tuple[RayWorker, list[str]]
+) -> None:
+    worker, notices = waiting
+    with Running([worker], place.task("never")) as running:
         end_s = time.monotonic() + 30
-        while len(notices) < 2 and time.monotonic() < end_s:
+        while not notices and time.monotonic() < end_s:
             time.sleep(0.1)
         start_s = time.monotonic()
         running.dispatcher.close()
         assert time.monotonic() - start_s < 5
-    assert notices[0] == "workers wait until the Ray cluster has 1 GPU and 1 CPU core for each"
-    assert notices[1].startswith("no node of the Ray cluster has 1 GPU and 1 CPU core, as a worker needs; if no ")
-    assert [event.state for event in running.of(WorkerState)] == ["starting"] * 2 + ["closed"] * 2
+    assert len(notices) == 1
+    assert notices[0].startswith("workers wait for 1 GPU and 1 CPU core each on the Ray cluster; if no node gets them")
 
 
-def test_a_canceled_clip_leaves_nothing_and_its_worker_goes_on(place: Place) -> None:
-    with Running(place.workers(1), place.task("stopped", "long"), place.task("next")) as running:
-        assert running.in_the_middle.wait(60)
-        assert running.dispatcher.cancel("stopped")
-        running.dispatcher.wait()
-    assert running.of(CancelledEvent) == [CancelledEvent("stopped")]
-    assert not place.s3.exists(f"{BUCKET}/stopped")
-    assert place.frames_of("next") == FRAMES
-
-
-def kill_actor(place: Place, worker: RayWorker) -> None:
-    psutil.Process(worker.pid).kill()
-
-
-def kill_node(place: Place, worker: RayWorker) -> None:
-    raylet = psutil.Process(worker.pid).parent()
-    assert raylet is not None
-    (node,) = [
-        node
-        for node in place.cluster.worker_nodes
-        if raylet.pid in [process.process.pid for process in node.all_processes["raylet"]]
-    ]
-    place.cluster.remove_node(node, allow_graceful=False)
-    place.cluster.add_node(**NODE)
-
-
-@pytest.mark.parametrize("kill", [kill_actor, pytest.param(kill_node, marks=pytest.mark.slow)])
-def test_a_clip_whose_worker_is_killed_runs_again(place: Place, kill: Callable[[Place, RayWorker], None]) -> None:
-    name = kill.__name__
-    with Running(place.workers(1), place.task(name, "long")) as running:
-        assert running.in_the_middle.wait(60)
-        kill(place, running.workers[0])
-        running.dispatcher.wait()
-    (failed,) = running.of(Failed)
-    assert failed.again
-    assert "\n" not in failed.message
-    assert failed.message.startswith(f"ray 0 on {socket.gethostname()}: The actor ")
-    assert [event.task_id for event in running.of(Finished)] == [name]
-    assert place.frames_of(name) == LONG_FRAMES
-
-
-def test_a_lost_cluster_ends_workers_with_the_cure(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_cluster_ends_workers_with_the_cure(
+    waiting: tuple[RayWorker, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_CHECK_S", 0.1)
     monkeypatch.setattr(module, "_LOST_AFTER_S", 1.0)
-    (worker,) = place.workers(1)
+    (worker, _), cure = waiting, r"does not answer any more; .* with --resume"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        with Running([worker], place.task("lost", "long")) as running:
-            assert running.in_the_middle.wait(60)
-            worker._cluster._gcs = taken.getsockname()
-            with pytest.raises(LatentSyncError, match=r"does not answer any more; .* with --resume"):
-                running.dispatcher.wait()
-    assert [event.again for event in running.of(Failed)] == [True]
-    with pytest.raises(WorkerLost):
-        worker.run(place.task("lost"), no_progress)
+        worker._cluster._gcs = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(WorkerLost, match=cure):
+            worker.start()
+    with pytest.raises(LatentSyncError, match=cure) as caught:
+        worker.start()
+    assert not isinstance(caught.value, WorkerLost)  # another attempt is useless
+
+
+@pytest.mark.slow
+def test_a_clip_whose_node_is_killed_runs_again(place: Place) -> None:
+    with Running(place.workers(1), place.task("node", "long")) as running:
+        raylet = running.process().parent()
+        assert raylet is not None
+        (node,) = [
+            node
+            for node in place.cluster.worker_nodes
+            if raylet.pid in [process.process.pid for process in node.all_processes["raylet"]]
+        ]
+        place.cluster.remove_node(node, allow_graceful=False)
+        place.cluster.add_node(**NODE)
+        running.check(place, {"node": LONG_FRAMES})
 
 
 class Command:
@@ -360,7 +376,9 @@ def test_a_cluster_that_dies_ends_the_batch_with_the_cure(place: Place, tmp_path
         command = Command(cluster.address, jobs)
         command.until("started")
         cluster.head_node.kill_gcs_server()
-        psutil.Process(cluster.head_node.all_processes["raylet"][0].process.pid).kill()
+        raylet = psutil.Process(cluster.head_node.all_processes["raylet"][0].process.pid)
+        for process in [*raylet.children(recursive=True), raylet]:
+            process.kill()
         events = command.end()
     finally:
         cluster.shutdown()

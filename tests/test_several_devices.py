@@ -269,7 +269,7 @@ def test_a_bundle_opens_on_every_gpu(machine: dict[tuple[str, int], str], monkey
     made: list[tuple[int, int | str | tuple[int, ...], bool]] = []
 
     def opened(bundle: Bundle, selection: Selection, options: RuntimeOptions, **more: Any) -> Networks:
-        made.append((selection.device_id, options.device, more["on_notice"] is not None))
+        made.append((selection.device_id, options.device, "on_notice" in more))
         if selection.device_id == 2:
             raise InputError("bundle b is in fp8, which GPU 2 does not support")
         return Networks(bundle, replace(selection, name="cpu"), options, **more)

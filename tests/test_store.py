@@ -1,7 +1,6 @@
 """Files by path and URL: a real S3 server and a real HTTP server, both on loopback."""
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -88,18 +87,11 @@ def stop() -> None:
 # Names
 
 
-@pytest.mark.parametrize(
-    ("text", "url", "path"),
-    [
-        ("clip.mp4", False, Path("clip.mp4")),
-        ("C:/clips/a.mp4", False, Path("C:/clips/a.mp4")),
-        ("s3://bucket/a.mp4", True, None),
-        ("HTTPS://host/a.mp4", True, None),
-        ("file:///clips/a%20b.mp4", True, Path("/clips/a b.mp4")),
-    ],
-)
-def test_what_is_a_url(text: str, url: bool, path: Path | None) -> None:
-    assert (store.is_url(text), store.local_of(text)) == (url, path)
+def test_what_is_a_url() -> None:
+    assert [*map(store.is_url, ("C:/a.mp4", "s3://bucket/a.mp4", "HTTPS://host/a.mp4"))] == [False, True, True]
+    assert store.local_of("C:/clips/a.mp4") == Path("C:/clips/a.mp4")
+    assert store.local_of("file:///clips/a%20b.mp4") == Path("/clips/a b.mp4")
+    assert store.local_of("s3://bucket/a.mp4") is None
 
 
 @pytest.mark.parametrize(
@@ -161,25 +153,20 @@ def test_s3_that_refuses_or_does_not_answer(
     s3: Any, http: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": http})
-    with pytest.raises(
-        OutputError, match=r"cannot be written \(PermissionError Access Denied\); give this machine permission$"
-    ):
+    denied = r"\(PermissionError Access Denied\); give this machine permission$"
+    with pytest.raises(OutputError, match=rf"^s3://b/forbidden.mp4: cannot be written {denied}"):
         store.deliver(made, "s3://b/forbidden.mp4")
-    with pytest.raises(
-        MediaError, match=r"cannot be read \(PermissionError Access Denied\); give this machine permission$"
-    ):
+    with pytest.raises(MediaError, match=rf"^s3://b/forbidden.mp4: cannot be read {denied}"):
         store.fetch("s3://b/forbidden.mp4", tmp_path)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
-    options = {"endpoint_url": nobody, "config_kwargs": {"retries": {"max_attempts": 0}}}
-    monkeypatch.setitem(fsspec.config.conf, "s3", options)
+    nobody = {"endpoint_url": "http://127.0.0.1:9", "config_kwargs": {"retries": {"max_attempts": 0}}}
+    monkeypatch.setitem(fsspec.config.conf, "s3", nobody)
     with pytest.raises(MediaError, match=r"^s3://b/a.mp4: cannot be read \(.*127.0.0.1.*\); check connection and cre"):
         store.fetch("s3://b/a.mp4", tmp_path)
 
 
 LARGE_BYTES = 110 * 2**20
 """Uploaded in three parts."""
+
 
 UPLOAD = """
 import sys, time
@@ -201,11 +188,10 @@ store.deliver(Path(sys.argv[1]), sys.argv[2], check)
 def test_an_upload_that_is_killed_leaves_no_object(s3: Any, made: Path) -> None:
     os.truncate(made, LARGE_BYTES)
     url = f"s3://{BUCKET}/killed/large.mkv"
-    arguments = [sys.executable, "-c", UPLOAD, str(made), url]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as uploading:
-        assert uploading.stdout is not None
-        assert uploading.stdout.readline() == "a part has arrived\n"
-        uploading.kill()
+    with subprocess.Popen([sys.executable, "-c", UPLOAD, str(made), url], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "a part has arrived\n"
+        child.kill()
     assert uploads(s3)
     assert not store.exists(url)
     for upload in uploads(s3):
@@ -265,8 +251,8 @@ def test_http_says_what_failed_without_secrets(http: str, tmp_path: Path, name: 
 def test_an_address_that_may_exist(http: str) -> None:
     with pytest.raises(MediaError, match=rf"^{http}/forbidden.mp4: cannot be read .*; give this machine permission$"):
         store.exists(f"{http}/forbidden.mp4")
-    with pytest.raises(MediaError, match=r"^http://no-host.invalid/a.mp4: cannot be read \(.*; check connection"):
-        store.exists("http://no-host.invalid/a.mp4")
+    with pytest.raises(MediaError, match=r"^http://127.0.0.1:9/a.mp4: cannot be read \(.*; check connection"):
+        store.exists("http://127.0.0.1:9/a.mp4")
 
 
 # Other stores

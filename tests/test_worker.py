@@ -136,21 +136,15 @@ def test_a_clip_goes_on_where_its_worker_was_killed(
 def test_a_provider_that_fails_ends_the_worker(
     worker: Worker, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise InferenceError("vae_encoder on cuda: illegal memory access")
 
     monkeypatch.setattr(VaeCodec, "encode_faces", fail)
     with pytest.raises(WorkerLost, match="illegal memory access"):
         worker.run(task(clip, tmp_path / "a.mp4"), quiet, GO_ON)
     assert names(tmp_path) == []
-
-
-def test_a_provider_that_fails_at_the_start_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise InferenceError("the process of gpu 1 died")
-
     monkeypatch.setattr(LipSync, "from_bundle", fail)
-    with pytest.raises(WorkerLost, match="the process of gpu 1 died"):
+    with pytest.raises(WorkerLost, match="illegal memory access"):
         Worker(WorkerSettings("demo", "cpu")).open()
 
 

@@ -1,80 +1,59 @@
-"""What runs on a node of a Ray cluster."""
+"""What runs on a node of a Ray cluster: the twin of the process that `child` is."""
 
 import os
 import socket
 import threading
-from dataclasses import asdict
+from collections.abc import Callable
+from queue import Queue
 from typing import Any
 
 from latentsync_trt.batch import store
-from latentsync_trt.batch.tasks import Task, WorkerSettings
+from latentsync_trt.batch.child import taker
+from latentsync_trt.batch.tasks import Done, Task, TaskError
+from latentsync_trt.batch.worker import Worker
+from latentsync_trt.child import Event, end_process
+from latentsync_trt.sync.threads import tune_process
 from latentsync_trt.types import Progress
 from latentsync_trt.version import __version__
 
-Event = dict[str, Any]
-
 
 class Actor:
-    """A `Worker` whose methods take and return plain values, for `ray_workers`.
+    """Takes orders and gives events, as `child` describes them; `send` and `leave` are called while `event` waits."""
 
-    `cancel`, `look` and `leave` are called while `open` or `run` is.
-    """
-
-    def __init__(self) -> None:
-        self._worker: Any = None
-        self._progress: Event | None = None
-        self._notice = ""
-        self._number, self._cancelled_number = 0, 0
-        self._cancelled = threading.Event()
-
-    def place(self) -> Event:
-        """Where this is, and what is installed there."""
-        return {"node": socket.gethostname(), "pid": os.getpid(), "version": __version__}
-
-    def open(self, settings: Event) -> Event:
-        """Opens the bundle; returns an event of `child.opened`."""
-        from latentsync_trt.batch.child import opened
-        from latentsync_trt.batch.worker import Worker
-        from latentsync_trt.sync.threads import tune_process
-
+    def __init__(self, version: str) -> None:
+        """`version`: of the package where the driver runs."""
         tune_process()
-        self._worker = Worker(WorkerSettings.from_json(settings), self._note)
-        return opened(self._worker)
+        self._events = Queue[Event]()
+        self._version = version
+        self._take = taker(self._emit, _NodeWorker, lambda: None)
+        self._emit(node=socket.gethostname(), pid=os.getpid())
 
-    def run(self, number: int, task_json: Event) -> Event:
-        """Runs a task; returns an event of `child.outcome`."""
-        from latentsync_trt.batch.child import outcome
+    def send(self, order: Event) -> None:
+        """Takes an order."""
+        if self._version == __version__:
+            self._take(order)
+        elif "settings" in order:
+            versions = f"has latentsync-trt {__version__}, and the driver {self._version}"
+            self._emit(refused=f"{versions}; install the same version on both", usage=True, kind="InputError")
 
-        self._progress, self._number = None, number
-        self._cancelled = threading.Event()
-        if number <= self._cancelled_number:  # the other thread was faster
-            self._cancelled.set()
-        task = Task.from_json(task_json)
-        for file, written in task.files():
-            path = store.local_of(file)
-            if path is not None and not (path.parent if written else path).exists():
-                where = f"is not on node {socket.gethostname()}, where this ran"
-                return {"failed": f"{path}: {where}; use a folder that all nodes share, or a URL", "usage": True}
-        return outcome(self._worker, task, self._show, self._cancelled)
-
-    def cancel(self, number: int) -> None:
-        """Stops a run at its next progress."""
-        self._cancelled_number = number
-        if number == self._number:
-            self._cancelled.set()
-
-    def look(self) -> Event:
-        """The latest progress and notice."""
-        return {"progress": self._progress, "notice": self._notice}
+    def event(self) -> Event:
+        """The next event; waits for it."""
+        return self._events.get()
 
     def leave(self) -> None:
         """Removes unfinished files and ends the process."""
-        from latentsync_trt.child import end_process
-
         end_process(0)
 
-    def _show(self, progress: Progress) -> None:
-        self._progress = asdict(progress)
+    def _emit(self, **fields: Any) -> None:
+        self._events.put(fields)
 
-    def _note(self, text: str) -> None:
-        self._notice = text
+
+class _NodeWorker(Worker):
+    def run(self, task: Task, on_progress: Callable[[Progress], None], cancelled: threading.Event) -> Done:
+        """As `Worker.run`; says where it ran if a file is missing there."""
+        for file, written in task.files():
+            path = store.local_of(file)
+            if path is not None and not os.path.exists(path.parent if written else path):  # noqa: PTH110 -- never raises
+                where = f"is not on node {socket.gethostname()}, where this ran"
+                raise TaskError(f"{path}: {where}; use a folder that all nodes share, or a URL", usage=True)
+        return super().run(task, on_progress, cancelled)

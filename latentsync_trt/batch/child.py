@@ -1,4 +1,4 @@
-"""The child process of `local.LocalWorker`: opens a `Worker` and runs its tasks.
+"""The child process of `local.LocalWorker`: opens a `Worker` and runs its tasks, as `actor` does, too.
 
 Orders: first `{"settings": …}`, then `{"run": number, "task": …}` and `{"cancel": number}`. Events: `ready`, or
 `refused` if the settings cannot work; then for each run, with its number, `progress` and one of `done`, `failed`,
@@ -27,26 +27,36 @@ _PROGRESS_S = 0.2
 
 
 def work(orders: Iterator[Event], emit: Emit) -> None:
-    """Takes orders in the main thread, which so handles signals at once, and runs tasks in another one."""
+    """Takes orders in the main thread, which so handles signals at once."""
     tune_process()
     _handle_signals()
-    settings = WorkerSettings.from_json(next(orders)["settings"])
+    take = taker(emit, Worker, lambda: end_process(1))
+    for order in orders:
+        take(order)
+
+
+def taker(emit: Emit, worker: type[Worker], ended: Callable[[], None]) -> Callable[[Event], None]:
+    """What takes orders, from any thread. They are carried out in another one, which calls `ended` at its end."""
     tasks, cancelled = Queue[Event](), dict[int, threading.Event]()
 
-    def run_tasks() -> None:
+    def run_tasks(settings: Event) -> None:
         try:
-            _run_tasks(Worker(settings, lambda text: emit(notice=text)), tasks, cancelled, emit)
+            made = worker(WorkerSettings.from_json(settings), lambda text: emit(notice=text))
+            _run_tasks(made, tasks, cancelled, emit)
         except BaseException:  # noqa: BLE001 -- a parent would wait forever
             traceback.print_exc()
-        end_process(1)
+            end_process(1)
+        ended()
 
-    threading.Thread(target=run_tasks, name="worker", daemon=True).start()
-    for order in orders:
-        if "run" in order:
-            cancelled[order["run"]] = threading.Event()
+    def take(order: Event) -> None:
+        if "settings" in order:
+            threading.Thread(target=run_tasks, args=(order["settings"],), name="worker", daemon=True).start()
+        elif "run" in order:
             tasks.put(order)
-        elif (event := cancelled.get(order["cancel"])) is not None:  # else that run has ended
-            event.set()
+        else:  # it may come before its run, or after that has ended
+            cancelled.setdefault(order["cancel"], threading.Event()).set()
+
+    return take
 
 
 def _handle_signals() -> None:
@@ -57,7 +67,7 @@ def _handle_signals() -> None:
             signal.signal(getattr(signal, name), lambda number, _: end_process(128 + number))
 
 
-def opened(worker: Worker) -> Event:
+def _opened(worker: Worker) -> Event:
     """Opens a worker; returns the event `refused` or `lost` if that failed, else an empty one."""
     try:
         worker.open()
@@ -69,7 +79,7 @@ def opened(worker: Worker) -> Event:
     return {}
 
 
-def outcome(worker: Worker, task: Task, on_progress: Callable[[Progress], None], cancelled: threading.Event) -> Event:
+def _outcome(worker: Worker, task: Task, on_progress: Callable[[Progress], None], cancelled: threading.Event) -> Event:
     """Runs a task; returns its last event."""
     try:
         return {"done": asdict(worker.run(task, on_progress, cancelled))}
@@ -83,12 +93,13 @@ def outcome(worker: Worker, task: Task, on_progress: Callable[[Progress], None],
 
 def _run_tasks(worker: Worker, tasks: "Queue[Event]", cancelled: dict[int, threading.Event], emit: Emit) -> None:
     """Opens the worker and runs its tasks; returns when it cannot run another."""
-    event = opened(worker)
+    event = _opened(worker)
     emit(**(event or {"ready": True}))
     while "refused" not in event and "lost" not in event:
         order = tasks.get()
         number, task = order["run"], Task.from_json(order["task"])
-        event = outcome(worker, task, _throttled(partial(emit, run=number)), cancelled[number])
+        stop = cancelled.setdefault(number, threading.Event())
+        event = _outcome(worker, task, _throttled(partial(emit, run=number)), stop)
         del cancelled[number]
         emit(run=number, **event)
 

@@ -124,25 +124,21 @@ class Dispatcher:
 
     def _start(self, handle: WorkerHandle) -> bool:
         """Starts a worker; False if it cannot work, or the dispatcher closes."""
-        reason = ""
-        for number in range(1, self._attempts + 1):
-            if self._closing.is_set():
-                break
+        left, reason = self._attempts, ""
+        while left and not self._closing.is_set():
             self._say(WorkerState(handle.name, "starting"))
             try:
                 handle.start()
             except LatentSyncError as error:
                 if self._closing.is_set():
                     break
-                self._error = error
-                self._say(WorkerState(handle.name, "lost", str(error)))
-                if not isinstance(error, WorkerLost) or number == self._attempts:
-                    reason = str(error)
-                    break
+                self._error, reason = error, str(error)
+                self._say(WorkerState(handle.name, "lost", reason))
+                left = left - 1 if isinstance(error, WorkerLost) else 0
             else:
                 self._say(WorkerState(handle.name, "ready"))
                 return True
-        self._say(WorkerState(handle.name, "closed", reason))
+        self._say(WorkerState(handle.name, "closed", "" if left else reason))
         return False
 
     def _next(self, handle: WorkerHandle) -> _Attempt | None:
@@ -194,9 +190,8 @@ class Dispatcher:
         if task_id in self._to_cancel:
             self._end(CancelledEvent(task_id))
             return
-        again = attempt.number < self._attempts
-        failed = Failed(task_id, handle.name, str(error), error.usage, again)
-        if not again:
+        failed = Failed(task_id, handle.name, str(error), error.usage, again=attempt.number < self._attempts)
+        if not failed.again:
             self._end(failed)
             return
         self._say(failed)

@@ -37,15 +37,10 @@ class LocalWorker:
     def start(self) -> None:
         """See `WorkerHandle.start`."""
         self._end()
-        threads = self._settings.threads
         with self._lock:
             if self._closed or requested():
                 raise WorkerLost(f"{self.name}: is closed")
-            try:
-                child = Child(_MODULE, {} if threads is None else {"OMP_NUM_THREADS": str(threads)})
-            except OSError as error:
-                raise WorkerLost(f"{self.name}: its process cannot be started ({error})") from error
-            self._child = child
+            self._child = child = self._new_child()
         child.send({"settings": self._settings.to_json()})
         for event in child.events():
             if "ready" in event:
@@ -82,6 +77,13 @@ class LocalWorker:
         with self._lock:
             self._closed = True
         self._end()
+
+    def _new_child(self) -> Child:
+        threads = self._settings.threads
+        try:
+            return Child(_MODULE, {} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+        except OSError as error:
+            raise WorkerLost(f"{self.name}: its process cannot be started ({error})") from error
 
     def _end(self) -> None:
         if self._child is not None:

@@ -4,8 +4,6 @@ Actors are created when a worker starts, with what they need, so that an autosca
 end with this process. Ray's own messages are replaced by errors and notices of this package.
 """
 
-import os
-import signal
 import socket
 import sys
 import threading
@@ -13,30 +11,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import ceil
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
 from latentsync_trt.batch.actor import Actor
-from latentsync_trt.batch.local import error_of
+from latentsync_trt.batch.local import LocalWorker
 from latentsync_trt.batch.tasks import Done, Task, WorkerLost, WorkerSettings
+from latentsync_trt.child import Event
 from latentsync_trt.errors import InputError, LatentSyncError, MissingDependency
 from latentsync_trt.types import Progress
 from latentsync_trt.version import __version__
 
-Event = dict[str, Any]
 Notice = Callable[[str], None]
 
 _NAMESPACE = "latentsync-trt"
 _THREADS = 4
 _POLL_S = 0.5
-_CONNECT_S = 10.0
+_CONNECT_S = 30.0
 # Ray kills a driver whose cluster is gone for 60 s.
 _LOST_AFTER_S = 30.0
 _CHECK_S = 5.0
-_QUIET_S = 2.0
-_UNPLACED_S = 30.0
-_LEAVE_S = 0.8
+_QUIET_S = 5.0
 _LONGEST_REASON = 300
 
 
@@ -50,10 +46,6 @@ class Needs:
     def __str__(self) -> str:
         cores = f"{self.cpus} CPU core{'s' * (self.cpus != 1)}"
         return f"{self.gpus:g} GPU{'s' * (self.gpus > 1)} and {cores}" if self.gpus else cores
-
-    def fit(self, node: Mapping[str, float]) -> bool:
-        """Whether a node with these resources, by Ray's names, can hold such a worker."""
-        return node.get("GPU", 0) >= self.gpus and node.get("CPU", 0) >= self.cpus
 
 
 def plan(
@@ -113,162 +105,134 @@ def ray_workers(
     return [RayWorker(f"ray {number}", cluster, settings, needs) for number in range(count)]
 
 
-class RayWorker:
-    """A `WorkerHandle`: an actor, which may be lost with its node and be started again elsewhere.
-
-    `node`, `pid`: where it runs; empty before.
-    """
+class RayWorker(LocalWorker):
+    """A `WorkerHandle` with an actor for its child, which may be lost with its node and be started again elsewhere."""
 
     def __init__(self, name: str, cluster: "_Cluster", settings: WorkerSettings, needs: Needs) -> None:
-        self.name = name
-        self.node, self.pid = "", 0
-        self._cluster, self._settings, self._needs = cluster, settings, needs
-        self._lock = threading.Lock()
-        self._actor: Any = None
-        self._closed = False
-        self._number, self._running = 0, ""
+        super().__init__(name, settings)
+        self._cluster, self._needs = cluster, needs
 
     def start(self) -> None:
         """See `WorkerHandle.start`. Waits without end for a node that has what the worker needs, and says so."""
         self._end()
-        self._cluster.check()
-        with self._lock:
+        while not self._cluster.answers(0):  # else Ray would wait for it, and nothing could stop that
+            if self._cluster.lost:
+                raise LatentSyncError(self._cluster.lost)
             if self._closed:
                 raise WorkerLost(f"{self.name}: was closed")
-            self._actor = actor = self._cluster.create(self._needs)
-        placed = self._wait(actor.place.remote(), self._waiting())
-        self.node, self.pid = placed["node"], placed["pid"]
-        if placed["version"] != __version__:
-            versions = f"{placed['version']}, and here is {__version__}"
-            raise InputError(f"node {self.node}: has latentsync-trt {versions}; install the same version on both")
-        answer = self._wait(actor.open.remote(self._settings.to_json()), self._looking(actor))
-        if "refused" in answer:
-            answer["refused"] = f"node {self.node}: {answer['refused']}"
-        if answer:
-            raise error_of(self.name, answer)
+            sleep(_POLL_S)
+        super().start()
 
     def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
         """See `WorkerHandle.run`."""
-        with self._lock:
-            if self._actor is None:
-                raise WorkerLost(f"{self.name}: is not started, or was closed")
-            actor, self._number, self._running = self._actor, self._number + 1, task.id
         try:
-            event = self._wait(actor.run.remote(self._number, task.to_json()), self._looking(actor, on_progress))
-        except _ClusterLost as error:  # the task may run again; `start` ends this worker
-            raise WorkerLost(str(error)) from error
+            return super().run(task, on_progress)
         except WorkerLost:
+            self._end()  # if only the connection was lost, it still locks the output, and the task runs again at once
             raise
-        except BaseException:  # of the caller
-            self.cancel(task.id)
-            raise
-        finally:
-            self._running = ""
-        if "done" in event:
-            return Done(**event["done"])
-        raise error_of(self.name, event)
 
-    def cancel(self, task_id: str) -> None:
-        """See `WorkerHandle.cancel`."""
-        with self._lock:
-            if self._actor is not None and self._running == task_id:
-                self._actor.cancel.remote(self._number)
+    def _new_child(self) -> Any:
+        return _ActorChild(self.name, self._cluster, self._needs)
 
-    def close(self) -> None:
-        """See `WorkerHandle.close`."""
-        with self._lock:
-            self._closed = True
-        self._end()
 
-    def _end(self) -> None:
-        with self._lock:
-            actor, self._actor = self._actor, None
-        if actor is not None:
-            self._cluster.end(actor, politely=bool(self.node))
-        self.node = ""
+class _ActorChild:
+    """An actor with the methods of `Child` that `LocalWorker` needs.
 
-    def _wait(self, answer: Any, meanwhile: Iterator[None]) -> Any:
-        """The value of `answer`; takes a step of `meanwhile` from time to time."""
-        with self._cluster.translated(f"{self.name}{self.node and f' on {self.node}'}"):
-            while not self._cluster.ray.wait([answer], timeout=_POLL_S)[0]:
-                if self._closed:
-                    raise WorkerLost(f"{self.name}: was closed")
-                self._cluster.check()
-                next(meanwhile)
-            return self._cluster.ray.get(answer)
+    `node`, `pid`: where it runs; empty before.
+    """
 
-    def _waiting(self) -> Iterator[None]:
-        """Says that the cluster has no room."""
-        start_s, said = monotonic(), ""
+    def __init__(self, name: str, cluster: "_Cluster", needs: Needs) -> None:
+        self.node, self.pid = "", 0
+        self._name, self._cluster, self._needs = name, cluster, needs
+        self._actor = cluster.create(needs)
+        self._ended = False
+
+    def send(self, order: Event) -> None:
+        """See `Child.send`."""
+        with suppress(LatentSyncError), self._cluster.translated(self._name):
+            self._actor.send.remote(order)
+
+    def events(self) -> Iterator[Event]:
+        """Events as they arrive, but notices; raises `WorkerLost` at the end of the actor or the cluster."""
         while True:
-            waited_s, text = monotonic() - start_s, ""
-            if waited_s > _UNPLACED_S and not any(map(self._needs.fit, self._cluster.nodes())):
-                cure = "if no autoscaler adds one, stop and give less with --gpus-per-worker or --workers"
-                text = f"no node of the Ray cluster has {self._needs}, as a worker needs; {cure}"
-            elif waited_s > _QUIET_S:
-                text = f"workers wait until the Ray cluster has {self._needs} for each"
-            if text and text != said:
-                self._cluster.say_once(text)
-                said = text
-            yield
+            with self._cluster.translated(f"{self._name}{self.node and f' on {self.node}'}"):
+                event = self._next()
+            if "node" in event:
+                self.node, self.pid = event["node"], event["pid"]
+            elif "notice" in event:
+                self._cluster.say_once(f"node {self.node}: {event['notice']}")
+            elif "refused" in event:
+                yield {**event, "refused": f"node {self.node}: {event['refused']}"}
+            else:
+                yield event
 
-    def _looking(self, actor: Any, on_progress: Callable[[Progress], None] | None = None) -> Iterator[None]:
-        """Passes on progress of the actor, or its notices while it opens the bundle."""
-        seen: Event = {}
-        while True:
-            look = actor.look.remote()
-            while not self._cluster.ray.wait([look], timeout=0)[0]:
-                yield
-            found = self._cluster.ray.get(look)
-            if on_progress is None:
-                if found["notice"]:
-                    self._cluster.say_once(f"node {self.node}: {found['notice']}")
-            elif found["progress"] and found["progress"] != seen.get("progress"):
-                on_progress(Progress(**found["progress"]))
-            seen = found
-            yield
+    def end(self, patience_s: float) -> None:
+        """Ends the actor, which may remove its unfinished files first."""
+        if self._ended:
+            return
+        self._ended = True
+        with suppress(Exception):  # it has ended, or the cluster has
+            if self.node and not self._cluster.lost:
+                self._cluster.ray.wait([self._actor.leave.remote()], timeout=patience_s)
+            if not self._cluster.lost:
+                self._cluster.ray.kill(self._actor)
 
-
-class _ClusterLost(LatentSyncError):
-    """The cluster does not answer any more."""
+    def _next(self) -> Event:
+        answer, start_s = self._actor.event.remote(), monotonic()
+        while not self._cluster.ray.wait([answer], timeout=_POLL_S)[0]:
+            if self._ended:
+                raise WorkerLost(f"{self._name}: was closed")
+            self._cluster.answers()
+            if self._cluster.lost:
+                raise WorkerLost(self._cluster.lost)
+            if not self.node and monotonic() - start_s > _QUIET_S:
+                cure = "if no node gets them, stop and give less with --gpus-per-worker or --workers"
+                self._cluster.say_once(f"workers wait for {self._needs} each on the Ray cluster; {cure}")
+        return dict(self._cluster.ray.get(answer))
 
 
 class _Cluster:
-    """This process' connection to a Ray cluster, shared by its workers."""
+    """This process' connection to a Ray cluster, shared by its workers. `lost`: why it has ended, empty before."""
 
     def __init__(self, address: str, on_notice: Notice) -> None:
         try:
             import ray
         except ImportError as error:
             cure = 'pip install "latentsync-trt[cluster]"'
-            raise MissingDependency(f"--ray {address}: needs the extra cluster; {cure}") from error
+            raise MissingDependency(f"--ray {address}: needs the extra cluster; {cure} ({error})") from error
         self.ray: Any = ray
+        self.lost = ""
         self._name, self._on_notice, self._said = address, on_notice, set[str]()
         self._lock = threading.Lock()
         self._checked_s = self._answered_s = monotonic()
-        self._dead = False
         if not ray.is_initialized():
             self._connect(address)
         client = address.startswith("ray://")  # it keeps a connection, and its errors say when that is lost
-        self._gcs = None if client else _host_and_port(ray.get_runtime_context().gcs_address)
+        self._gcs = "" if client else str(ray.get_runtime_context().gcs_address)
 
     def _connect(self, address: str) -> None:
         import ray
 
-        # Ray prints the ends of actors to stdout, which may be JSON; they are told by errors here.
+        # Ray prints the ends of actors to stdout, which may be JSON, and has no setting for that.
         ray._private.worker._worker_logs_enabled = False
-        try:
-            if address == "auto":
-                address = os.environ.get("RAY_ADDRESS") or ray._private.services.canonicalize_bootstrap_address_or_die(
-                    "auto"
-                )
-            # Ray itself tries an address that does not answer for minutes.
-            socket.create_connection(_host_and_port(address), _CONNECT_S).close()
-            with _own_signals():
+        failures: list[BaseException] = []
+
+        def connect() -> None:
+            try:
+                if ":" in address:
+                    _reach(address)
                 ray.init(address, namespace=_NAMESPACE, log_to_driver=False, logging_level="error")
-        except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+            except BaseException as error:  # noqa: BLE001 -- raised below
+                failures.append(error)
+
+        # In the main thread, Ray would replace the handler of SIGTERM. It does not stop to try a cluster that is gone.
+        thread = threading.Thread(target=connect, daemon=True)
+        thread.start()
+        thread.join(_CONNECT_S)
+        if thread.is_alive() or failures:
+            reason = _one_line(str(failures[0])) if failures else f"no answer within {_CONNECT_S:g} s"
             cure = "start one with `ray start --head`, or give its host:port, or ray://host:10001 from another machine"
-            raise InputError(f"--ray {self._name}: no Ray cluster ({_one_line(str(error))}); {cure}") from error
+            raise InputError(f"--ray {self._name}: no Ray cluster ({reason}); {cure}") from next(iter(failures), None)
 
     def nodes(self) -> list[Mapping[str, float]]:
         """Resources of each living node, by Ray's names."""
@@ -278,30 +242,22 @@ class _Cluster:
     def create(self, needs: Needs) -> Any:
         """A new actor, which waits until a node has what it needs."""
         with self.translated(f"--ray {self._name}"):
-            # Threads: one for `open` and `run`, the others for what is asked meanwhile.
             return self.ray.remote(
                 num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0, max_task_retries=0, max_concurrency=_THREADS
-            )(Actor).remote()
+            )(Actor).remote(__version__)
 
-    def end(self, actor: Any, *, politely: bool) -> None:
-        """Ends an actor; `politely`: it may remove its unfinished files first."""
-        with suppress(Exception):  # it has ended, or the cluster has
-            if politely and not self._gone_s() and not self._dead:
-                self.ray.wait([actor.leave.remote()], timeout=_LEAVE_S)
-            if not self._dead:
-                self.ray.kill(actor)
-
-    def check(self) -> None:
-        """Raises `_ClusterLost` if the cluster has not answered for `_LOST_AFTER_S`."""
+    def answers(self, every_s: float = _CHECK_S) -> bool:
+        """Whether the cluster answered when last asked, which is done again after `every_s`."""
         with self._lock:
             now_s = monotonic()
-            if self._gcs is not None and now_s >= self._checked_s + _CHECK_S:
+            if self._gcs and not self.lost and now_s >= self._checked_s + every_s:
                 self._checked_s = now_s
                 with suppress(OSError):
-                    socket.create_connection(self._gcs, _CHECK_S).close()
-                    self._answered_s = self._checked_s
-            if self._dead or self._gone_s() > _LOST_AFTER_S:
-                raise self._lost()
+                    _reach(self._gcs)
+                    self._answered_s = now_s
+        if self._checked_s - self._answered_s > _LOST_AFTER_S:
+            self._lose()
+        return not self.lost and self._checked_s == self._answered_s
 
     def say_once(self, text: str) -> None:
         """A notice, unless there was the same one."""
@@ -313,47 +269,27 @@ class _Cluster:
 
     @contextmanager
     def translated(self, what: str) -> Iterator[None]:
-        """Turns errors of Ray into `WorkerLost`, and those of a lost connection into `_ClusterLost`."""
+        """Turns errors of Ray into `WorkerLost`, or `InputError` where another attempt is useless."""
         try:
             yield
-        except LatentSyncError:
-            raise
         except self.ray.exceptions.RayError as error:
             if "failed to import" in str(error) or "No module named" in str(error):
                 cure = f"install latentsync-trt {__version__} with the extra cluster there"
                 raise InputError(f"{what}: the node cannot load latentsync_trt; {cure}") from error
             raise WorkerLost(f"{what}: {_one_line(str(error))}") from error
         except ConnectionError as error:  # of `ray://`
-            raise self._lost() from error
+            self._lose()
+            raise WorkerLost(self.lost) from error
 
-    def _gone_s(self) -> float:
-        return self._checked_s - self._answered_s
-
-    def _lost(self) -> _ClusterLost:
-        self._dead = True
+    def _lose(self) -> None:
         cure = "what is done is kept: look after the cluster, and run the same command with --resume"
-        return _ClusterLost(f"--ray {self._name}: the Ray cluster does not answer any more; {cure}")
+        self.lost = f"--ray {self._name}: the Ray cluster does not answer any more; {cure}"
 
 
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keeps this process' handlers of signals: Ray sets its own."""
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGBREAK") if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    """The parts of "host:port" or "ray://host:port"; raises ValueError for anything else."""
+def _reach(address: str) -> None:
+    """Raises OSError if nothing answers at "host:port" or "ray://host:port", and ValueError if that is neither."""
     parts = urlsplit(address if "://" in address else f"//{address}")
-    if not parts.hostname or parts.port is None:
-        raise ValueError("not host:port")
-    return parts.hostname, parts.port
+    socket.create_connection((parts.hostname, parts.port), _CHECK_S).close()
 
 
 def _one_line(text: str) -> str:

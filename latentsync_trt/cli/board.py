@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 import rich_click as click
+from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
@@ -173,7 +174,8 @@ def show_summary(figures: Figures, *, quiet: bool, as_json: bool) -> None:
         table = Table("failed", "clip", Column("reason", overflow="fold"), box=None, pad_edge=False)
         for job, message in figures.failed:
             table.add_row(*map(Text, (job.where, _name(job.task.output), message)))
-        STDERR.print(table, width=None if STDERR.is_terminal else _LOG_WIDTH)  # no lines to be cut in a log
+        # The lines of a log are not wrapped.
+        (STDERR if STDERR.is_terminal else Console(stderr=True, width=_LOG_WIDTH)).print(table)
     if quiet:
         return
     before = f" ({figures.before} earlier)" if figures.before else ""

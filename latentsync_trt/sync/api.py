@@ -32,8 +32,8 @@ class LipSync:
         self._devices = devices = Devices(networks, others)
         self._own_detector: MediaPipeDetector | None = None
         self._turns = Turns("LipSync")
-        if devices.on_notice is not None:
-            devices.on_notice = self._turns.callback(devices.on_notice)
+        if devices.notices.on_notice is not None:
+            devices.notices.on_notice = self._turns.callback(devices.notices.on_notice)
 
     @classmethod
     def from_bundle(

@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
@@ -139,8 +139,9 @@ class NetworksApart:
         """The result of a method in the child, or its error."""
         with self._lock:
             try:
-                self._send((name, arguments, named))
-                while (answer := self._receive())[0] == "notice":
+                for answer in self._answers((name, arguments, named)):
+                    if answer[0] != "notice":
+                        break
                     self.notices.add(answer[1])
             except BaseException:  # Ctrl-C between a call and its answer, which the next call would take for its own
                 self._child.end()
@@ -151,16 +152,13 @@ class NetworksApart:
             raise value
         return value
 
-    def _send(self, message: Any) -> None:
+    def _answers(self, call: tuple[Any, ...]) -> Iterator[Any]:
+        into, out_of = self._child.pipes
         try:
-            _send(self._child.pipes[0], message)
-        except (OSError, ValueError) as error:  # ValueError: it is closed
-            raise self._death() from error
-
-    def _receive(self) -> Any:
-        try:
-            return _receive(self._child.pipes[1])
-        except (OSError, ValueError, EOFError) as error:
+            _send(into, call)
+            while True:
+                yield _receive(out_of)
+        except (OSError, ValueError, EOFError) as error:  # ValueError: a pipe is closed
             raise self._death() from error
 
     def _death(self) -> BaseException:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
@@ -23,7 +22,6 @@ DEVICE_FAILURES = (EngineBuildError, InferenceError, OutOfMemory)
 """Errors after which a device is left out while others work."""
 
 AnyNetworks = Networks | NetworksApart
-T = TypeVar("T", Networks, NetworksApart)
 
 
 class Device:
@@ -56,12 +54,12 @@ class Devices:
         self.all = tuple(Device(each, position) for position, each in enumerate((first, *others)))
         self.bundle, self._first = first.bundle, first
         self._lock = threading.Lock()
-        self._notices = first.notices
+        self.notices = first.notices
         if others:
-            self._notices = Notices()
+            self.notices = Notices()
             for text in first.take_notices():  # told already
                 self.notice(text)
-            self.on_notice = first.notices.on_notice
+            self.notices.on_notice = first.notices.on_notice
             for device in self.all:
                 device.networks.notices.on_notice = partial(self._notice_from, device)
 
@@ -90,24 +88,15 @@ class Devices:
         """As `Networks.on_span`."""
         return self._first.on_span
 
-    @property
-    def on_notice(self) -> Notice | None:
-        """Called with each notice, from any thread."""
-        return self._notices.on_notice
-
-    @on_notice.setter
-    def on_notice(self, on_notice: Notice | None) -> None:
-        self._notices.on_notice = on_notice
-
     def notice(self, text: str) -> None:
         """Adds a notice about the whole run. Thread-safe."""
-        self._notices.add(text)
+        self.notices.add(text)
 
     def take_notices(self) -> tuple[str, ...]:
         """The notices since the last call."""
         for device in self.all if len(self.all) > 1 else ():
             device.networks.take_notices()
-        return self._notices.take()
+        return self.notices.take()
 
     def times(self) -> tuple[EngineTime, ...]:
         """Time spent on each engine of each device."""
@@ -212,30 +201,25 @@ def networks_on(
     may_fall_back: bool,
     on_notice: Notice | None,
 ) -> tuple[Networks, list[AnyNetworks], list[str]]:
-    """Networks on each selected device, the first in this process, and a notice for each that cannot run the bundle.
+    """Networks on each selected device, the first in this process, and a notice for each other that cannot run them.
 
     Raises:
-        InputError: no device supports bundle and `options`. OutputError: the profile folder is not writable.
+        InputError: the first does not support bundle and `options`. OutputError: the profile folder is not writable.
     """
 
-    def opened(make: Callable[..., T], selection: Selection, told: Notice | None = None) -> T | Exception:
-        own = options if selection.gpu is None else replace(options, device=selection.device_id)
+    def apart(selection: Selection) -> AnyNetworks | Exception:
+        own = replace(options, device=selection.device_id)
         try:
-            return make(bundle, selection, own, may_fall_back=may_fall_back, on_notice=told)
+            return NetworksApart(bundle, selection, own, may_fall_back=may_fall_back)
         except (LatentSyncError, OSError) as error:  # OSError: no process can be started
             return error
 
-    left, errors = list(selected), list[Exception]()
-    while isinstance(first := opened(Networks, left.pop(0), on_notice), Exception):
-        errors.append(first)
-        if not left:
-            raise errors[0]
-    others: list[AnyNetworks] = []
-    if left:  # what they tell is the same
-        with ThreadPoolExecutor(len(left), thread_name_prefix="device") as threads:
-            for each in threads.map(partial(opened, NetworksApart), left):
-                (errors if isinstance(each, Exception) else others).append(each)  # type: ignore[arg-type]
-    return first, others, [f"a GPU is left out: {error}" for error in errors]
+    own = replace(options, device=selected[0].device_id)
+    first = Networks(bundle, selected[0], own, may_fall_back=may_fall_back, on_notice=on_notice)
+    with ThreadPoolExecutor(len(selected), thread_name_prefix="device") as threads:
+        found = list(threads.map(apart, selected[1:]))
+    others = [each for each in found if not isinstance(each, Exception)]
+    return first, others, [f"a GPU is left out: {each}" for each in found if isinstance(each, Exception)]
 
 
 def _failure(action: Callable[[AnyNetworks], object], device: Device) -> LatentSyncError | None:
