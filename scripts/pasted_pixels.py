@@ -65,7 +65,7 @@ class Count:
         far = cv2.distanceTransform((~face).astype(np.uint8), cv2.DIST_L2, 5)[beside]
         height = float(np.ptp(pasted.source_mesh[:, 1]))
         self.reach_percent = max(self.reach_percent, 100 * float(far.max(initial=0)) / height)
-        self.seams.append(pasted.seam)
+        self.seams.append(seam_score(picture, pasted.patch))
 
     def row(self) -> dict[str, Any]:
         """The numbers of all frames."""

@@ -86,7 +86,19 @@ def test_stages_and_engines_share_one_time_line(folder: Path) -> None:
         assert event["dur"] >= 0
         assert event["pid"] in names
     spans = [event for event in timed if names[event["pid"]] == "stages"]
-    stages = {"open", "encode audio", "decode", "face", "align", "gather", "paint", "examine", "compose", "encode"}
+    stages = {
+        "open",
+        "encode audio",
+        "decode",
+        "face",
+        "align",
+        "gather",
+        "paint",
+        "examine",
+        "compose",
+        "measure",
+        "encode",
+    }
     assert {event["name"] for event in spans} == stages
     runs = [event for event in timed if event["name"] == "model_run"]
     # Four pictures at a time are encoded with and without mask, then decoded; of the steps one is cached.

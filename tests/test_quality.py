@@ -59,7 +59,7 @@ def add(
     matrix = np.eye(2, 3)
     target = Target(track_id, 0, speaker, face, matrix, AlignedFace(own, matrix, SIZE_PX))
     patch = Patch(0, 0, new.astype(np.uint16) * 257, np.ones(new.shape[:2], np.float32))
-    quality.add(frame, target, Pasted(patch, None, None if gap is None else mesh(gap), seam))
+    quality.add(frame, target, Pasted(patch, None, None if gap is None else mesh(gap)), seam)
 
 
 # Lips
@@ -281,8 +281,8 @@ def test_a_moment_shows_the_face_and_what_is_around_it_before_and_after() -> Non
     face = Face(np.array([100, 150, 200, 250], np.float32), np.zeros((3, 2), np.float32))
     target = Target(0, 0, 0, face, np.eye(2, 3), AlignedFace(own, np.eye(2, 3), SIZE_PX))
     patch = Patch(120, 180, np.full((80, 60, 3), 65535, np.uint16), np.ones((80, 60), np.float32))
-    pasted = Pasted(patch, None, mesh(0.1), 0.0)
-    quality.add(Frame(0, time_s, Fraction(1, 25), time_s, own, None), target, pasted)
+    pasted = Pasted(patch, None, mesh(0.1))
+    quality.add(Frame(0, time_s, Fraction(1, 25), time_s, own, None), target, pasted, 0.0)
     (moment,) = quality.moments()
     after = np.asarray(Image.open(BytesIO(moment.after)).convert("L"))
     rows, columns = np.nonzero(after > 128)

@@ -292,7 +292,8 @@ def test_a_lost_cluster_ends_workers_with_the_cure(
     (worker, _), cure = waiting, r"does not answer any more; .* with --resume"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        worker._cluster._gcs = f"127.0.0.1:{taken.getsockname()[1]}"
+        closed = f"127.0.0.1:{taken.getsockname()[1]}"
+        worker._cluster._on_notice = lambda _: setattr(worker._cluster, "_gcs", closed)  # as it waits
         with pytest.raises(WorkerLost, match=cure):
             worker.start()
     with pytest.raises(LatentSyncError, match=cure) as caught:

@@ -13,6 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from latentsync_trt import remote_files
 from latentsync_trt.batch import store
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.errors import BundleError, InputError, MediaError, MissingDependency, OutputError
@@ -68,7 +69,7 @@ def http() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(remote_files, "_PAUSES_S", (0.0, 0.0))
 
 
 @pytest.fixture
@@ -88,10 +89,10 @@ def stop() -> None:
 
 
 def test_what_is_a_url() -> None:
-    assert [*map(store.is_url, ("C:/a.mp4", "s3://bucket/a.mp4", "HTTPS://host/a.mp4"))] == [False, True, True]
-    assert store.local_of("C:/clips/a.mp4") == Path("C:/clips/a.mp4")
-    assert store.local_of("file:///clips/a%20b.mp4") == Path("/clips/a b.mp4")
-    assert store.local_of("s3://bucket/a.mp4") is None
+    assert [*map(remote_files.is_url, ("C:/a.mp4", "s3://bucket/a.mp4", "HTTPS://host/a.mp4"))] == [False, True, True]
+    assert remote_files.local_of("C:/clips/a.mp4") == Path("C:/clips/a.mp4")
+    assert remote_files.local_of("file:///clips/a%20b.mp4") == Path("/clips/a b.mp4")
+    assert remote_files.local_of("s3://bucket/a.mp4") is None
 
 
 @pytest.mark.parametrize(
@@ -104,22 +105,22 @@ def test_what_is_a_url() -> None:
     ],
 )
 def test_names_of_fetched_files(url: str, name: str) -> None:
-    assert store.name_of(url) == name
+    assert remote_files.name_of(url) == name
 
 
 def test_messages_show_no_secrets() -> None:
-    text = store.shown("error 403 for 'https://ann:geheim@host/a.mp4?sig=geheim#x' and s3://bucket/b.mp4")
+    text = remote_files.shown("error 403 for 'https://ann:geheim@host/a.mp4?sig=geheim#x' and s3://bucket/b.mp4")
     assert text == "error 403 for 'https://host/a.mp4' and s3://bucket/b.mp4"
 
 
 def test_local_files(tmp_path: Path) -> None:
     path = tmp_path / "a b.txt"
-    assert store.fingerprint(str(path)) is None
+    assert remote_files.fingerprint(str(path)) is None
     path.write_text("one")
-    first = store.fingerprint(path.as_uri())
+    first = remote_files.fingerprint(path.as_uri())
     path.unlink()
     path.write_text("two")
-    assert store.fingerprint(str(path)) not in (None, first)
+    assert remote_files.fingerprint(str(path)) not in (None, first)
 
 
 # S3
@@ -127,25 +128,25 @@ def test_local_files(tmp_path: Path) -> None:
 
 def test_s3_there_and_back(s3: Any, made: Path, tmp_path: Path) -> None:
     url = f"s3://{BUCKET}/there/clip.mp4"
-    assert (store.exists(url), store.fingerprint(url)) == (False, None)
-    store.deliver(made, url)
-    assert store.exists(url)
-    fetched = store.fetch(url, tmp_path)
+    assert (remote_files.exists(url), remote_files.fingerprint(url)) == (False, None)
+    remote_files.deliver(made, url)
+    assert remote_files.exists(url)
+    fetched = remote_files.fetch(url, tmp_path)
     assert (fetched, fetched.read_bytes()) == (tmp_path / "clip.mp4", CONTENT)
-    first = store.fingerprint(url)
-    assert first == store.fingerprint(url) != None  # noqa: E711
+    first = remote_files.fingerprint(url)
+    assert first == remote_files.fingerprint(url) != None  # noqa: E711
     made.write_bytes(CONTENT[::-1])
-    store.deliver(made, url)
-    assert store.fingerprint(url) not in (None, first)
+    remote_files.deliver(made, url)
+    assert remote_files.fingerprint(url) not in (None, first)
     assert s3.ls(f"{BUCKET}/there", refresh=True) == [f"{BUCKET}/there/clip.mp4"]
 
 
 def test_s3_says_what_is_missing(s3: Any, made: Path, tmp_path: Path) -> None:
     with pytest.raises(MediaError, match=rf"^s3://{BUCKET}/none.mp4: no such file or bucket; check the URL$") as caught:
-        store.fetch(f"s3://{BUCKET}/none.mp4", made.parent)
+        remote_files.fetch(f"s3://{BUCKET}/none.mp4", made.parent)
     assert caught.value.usage
     with pytest.raises(OutputError, match=r"^s3://no-such-bucket/a.mp4: no such file or bucket; check the URL$"):
-        store.deliver(made, "s3://no-such-bucket/a.mp4")
+        remote_files.deliver(made, "s3://no-such-bucket/a.mp4")
     assert list(made.parent.iterdir()) == [made]
 
 
@@ -155,13 +156,13 @@ def test_s3_that_refuses_or_does_not_answer(
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": http})
     denied = r"\(PermissionError Access Denied\); give this machine permission$"
     with pytest.raises(OutputError, match=rf"^s3://b/forbidden.mp4: cannot be written {denied}"):
-        store.deliver(made, "s3://b/forbidden.mp4")
+        remote_files.deliver(made, "s3://b/forbidden.mp4")
     with pytest.raises(MediaError, match=rf"^s3://b/forbidden.mp4: cannot be read {denied}"):
-        store.fetch("s3://b/forbidden.mp4", tmp_path)
+        remote_files.fetch("s3://b/forbidden.mp4", tmp_path)
     nobody = {"endpoint_url": "http://127.0.0.1:9", "config_kwargs": {"retries": {"max_attempts": 0}}}
     monkeypatch.setitem(fsspec.config.conf, "s3", nobody)
     with pytest.raises(MediaError, match=r"^s3://b/a.mp4: cannot be read \(.*127.0.0.1.*\); check connection and cre"):
-        store.fetch("s3://b/a.mp4", tmp_path)
+        remote_files.fetch("s3://b/a.mp4", tmp_path)
 
 
 LARGE_BYTES = 110 * 2**20
@@ -170,7 +171,7 @@ LARGE_BYTES = 110 * 2**20
 
 UPLOAD = """
 import sys, time
-from latentsync_trt.batch import store
+from latentsync_trt import remote_files
 from pathlib import Path
 
 calls = []
@@ -181,7 +182,7 @@ def check():
         print("a part has arrived", flush=True)
         time.sleep(60)
 
-store.deliver(Path(sys.argv[1]), sys.argv[2], check)
+remote_files.deliver(Path(sys.argv[1]), sys.argv[2], check)
 """
 
 
@@ -193,7 +194,7 @@ def test_an_upload_that_is_killed_leaves_no_object(s3: Any, made: Path) -> None:
         assert child.stdout.readline() == "a part has arrived\n"
         child.kill()
     assert uploads(s3)
-    assert not store.exists(url)
+    assert not remote_files.exists(url)
     for upload in uploads(s3):
         s3.call_s3("abort_multipart_upload", Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
 
@@ -203,8 +204,8 @@ def test_a_stopped_upload_leaves_nothing(s3: Any, made: Path, size_bytes: int, c
     os.truncate(made, size_bytes)
     url, left = f"s3://{BUCKET}/stopped/large.mkv", [stop, *[lambda: None] * checks]
     with pytest.raises(InputError, match=r"^stopped$"):
-        store.deliver(made, url, lambda: left.pop()())
-    assert not store.exists(url)
+        remote_files.deliver(made, url, lambda: left.pop()())
+    assert not remote_files.exists(url)
     assert not uploads(s3)
 
 
@@ -216,7 +217,7 @@ def uploads(s3: Any) -> list[dict[str, Any]]:
 def test_a_stopped_download_leaves_nothing(s3: Any, tmp_path: Path) -> None:
     s3.pipe(f"{BUCKET}/a.mp4", CONTENT)
     with pytest.raises(InputError, match=r"^stopped$"):
-        store.fetch(f"s3://{BUCKET}/a.mp4", tmp_path, stop)
+        remote_files.fetch(f"s3://{BUCKET}/a.mp4", tmp_path, stop)
     assert not list(tmp_path.iterdir())
 
 
@@ -226,9 +227,9 @@ def test_a_stopped_download_leaves_nothing(s3: Any, tmp_path: Path) -> None:
 def test_http_is_read(http: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Handler, "cuts", 2)
     url = f"{http}/clips/flaky.a%20clip.mp4?{SECRET}"
-    fetched = store.fetch(url, tmp_path)
+    fetched = remote_files.fetch(url, tmp_path)
     assert (fetched.name, fetched.read_bytes()) == ("flaky.a clip.mp4", CONTENT)
-    assert (Handler.cuts, store.exists(url), store.exists(f"{http}/missing.mp4")) == (0, True, False)
+    assert (Handler.cuts, remote_files.exists(url), remote_files.exists(f"{http}/missing.mp4")) == (0, True, False)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_http_is_read(http: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 )
 def test_http_says_what_failed_without_secrets(http: str, tmp_path: Path, name: str, reason: str) -> None:
     with pytest.raises(MediaError, match=rf"^{http}/{name}.mp4: {reason}$") as caught:
-        store.fetch(f"{http}/{name}.mp4?{SECRET}", tmp_path)
+        remote_files.fetch(f"{http}/{name}.mp4?{SECRET}", tmp_path)
     assert "geheim" not in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
@@ -250,9 +251,9 @@ def test_http_says_what_failed_without_secrets(http: str, tmp_path: Path, name: 
 
 def test_an_address_that_may_exist(http: str) -> None:
     with pytest.raises(MediaError, match=rf"^{http}/forbidden.mp4: cannot be read .*; give this machine permission$"):
-        store.exists(f"{http}/forbidden.mp4")
+        remote_files.exists(f"{http}/forbidden.mp4")
     with pytest.raises(MediaError, match=r"^http://127.0.0.1:9/a.mp4: cannot be read \(.*; check connection"):
-        store.exists("http://127.0.0.1:9/a.mp4")
+        remote_files.exists("http://127.0.0.1:9/a.mp4")
 
 
 # Other stores
@@ -260,10 +261,10 @@ def test_an_address_that_may_exist(http: str) -> None:
 
 def test_a_store_without_whole_writes_gets_a_rename(made: Path) -> None:
     memory = fsspec.filesystem("memory")
-    store.deliver(made, "memory://out/clip.mp4")
+    remote_files.deliver(made, "memory://out/clip.mp4")
     assert memory.cat("/out/clip.mp4") == CONTENT
     with pytest.raises(InputError, match=r"^stopped$"):
-        store.deliver(made, "memory://out/other.mp4", stop)
+        remote_files.deliver(made, "memory://out/other.mp4", stop)
     assert memory.find("/out") == ["/out/clip.mp4"]
 
 
@@ -277,19 +278,19 @@ def test_a_delivery_that_fails_is_repeated(made: Path, monkeypatch: pytest.Monke
         put_file(*arguments, **named)
 
     monkeypatch.setattr(type(memory), "put_file", fail)
-    store.deliver(made, "memory://repeated/clip.mp4")
+    remote_files.deliver(made, "memory://repeated/clip.mp4")
     assert memory.cat("/repeated/clip.mp4") == CONTENT
 
 
 def test_unknown_kinds_of_urls(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^nope://a/b.mp4: no known kind of URL"):
-        store.fetch("nope://a/b.mp4", tmp_path)
+        remote_files.fetch("nope://a/b.mp4", tmp_path)
 
 
 def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(MissingDependency, match=r's3://b/a.mp4: needs the extra cluster; pip install "latentsync'):
-        store.fetch("s3://b/a.mp4", tmp_path)
+        remote_files.fetch("s3://b/a.mp4", tmp_path)
 
 
 @pytest.mark.skipif(os.name == "nt" or not Path("/dev/full").exists(), reason="needs a device that is full")
@@ -297,7 +298,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     fsspec.filesystem("memory").pipe("/full/a.mp4", CONTENT)
     (tmp_path / "a.mp4").symlink_to("/dev/full")
     with pytest.raises(OutputError, match=r"no space for memory://full/a.mp4; free some, or choose another folder$"):
-        store.fetch("memory://full/a.mp4", tmp_path)
+        remote_files.fetch("memory://full/a.mp4", tmp_path)
 
 
 # Bundles
@@ -314,7 +315,7 @@ def uploaded() -> str:
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The URLs that were fetched."""
     urls: list[str] = []
-    fetch = store.fetch
+    fetch = remote_files.fetch
     monkeypatch.setattr(store, "fetch", lambda url, folder: (urls.append(url), fetch(url, folder))[1])
     return urls
 

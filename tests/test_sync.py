@@ -69,7 +69,19 @@ def test_paints_the_mouth_and_nothing_else(lip_sync: LipSync, face_clip: Path, s
     report = lip_sync.sync(face_clip, speech, tmp_path / "out.mp4", QUICK, on_progress=seen.append)
     assert (report.frames, report.frames_with_face, report.windows) == (20, 20, 2)
     assert (report.provider, report.duration_s) == ("cpu", 0.8)
-    stages = {"open", "encode audio", "decode", "face", "align", "gather", "paint", "examine", "compose", "encode"}
+    stages = {
+        "open",
+        "encode audio",
+        "decode",
+        "face",
+        "align",
+        "gather",
+        "paint",
+        "examine",
+        "compose",
+        "measure",
+        "encode",
+    }
     assert {stage.stage for stage in report.stages} == stages
     start = Progress("reading audio", 0, None), Progress("opening networks", 0, None)
     written = (Progress("lip-sync", done, 20) for done in range(1, 21))

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from queue import Queue
 from typing import Any
 
-from latentsync_trt.batch import store
 from latentsync_trt.batch.child import taker
 from latentsync_trt.batch.tasks import Done, Task, TaskError
 from latentsync_trt.batch.worker import Worker
 from latentsync_trt.child import Event, end_process
+from latentsync_trt.remote_files import local_of
 from latentsync_trt.sync.threads import tune_process
 from latentsync_trt.types import Progress
 from latentsync_trt.version import __version__
@@ -52,7 +52,7 @@ class _NodeWorker(Worker):
     def run(self, task: Task, on_progress: Callable[[Progress], None], cancelled: threading.Event) -> Done:
         """As `Worker.run`; says where it ran if a file is missing there."""
         for file, written in task.files():
-            path = store.local_of(file)
+            path = local_of(file)
             if path is not None and not os.path.exists(path.parent if written else path):  # noqa: PTH110 -- never raises
                 where = f"is not on node {socket.gethostname()}, where this ran"
                 raise TaskError(f"{path}: {where}; use a folder that all nodes share, or a URL", usage=True)

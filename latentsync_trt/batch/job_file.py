@@ -14,13 +14,13 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentsync_trt.batch.store import check_target, is_url, name_of, shown
 from latentsync_trt.batch.tasks import Task
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion.plan import plan_for
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.option_fields import field_name, from_texts, to_texts
 from latentsync_trt.paths import exists, local_path, why_missing
+from latentsync_trt.remote_files import check_target, is_url, name_of, shown
 
 if TYPE_CHECKING:
     from latentsync_trt.media.soundtrack import SoundPiece
@@ -253,8 +253,8 @@ def _identity(file: str) -> object:
 
 def _checked(job: Job) -> Job | Problem:
     """The row with its length, or why it cannot work."""
-    from latentsync_trt.batch.store import exists as is_there
     from latentsync_trt.media.files import check_file
+    from latentsync_trt.remote_files import exists as is_there
     from latentsync_trt.sync.inputs import check_inputs
 
     task, files = job.task, job.task.files()

@@ -198,6 +198,6 @@ def _unwritable(path: Path, error: Exception) -> str:
 
 def _fingerprints(task: Task) -> dict[str, str | None]:
     """Of each file that the task writes; None for one that does not exist."""
-    from latentsync_trt.batch.store import fingerprint
+    from latentsync_trt.remote_files import fingerprint
 
     return {file: fingerprint(file) for file, written in task.files() if written}

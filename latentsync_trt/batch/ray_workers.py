@@ -115,7 +115,7 @@ class RayWorker(LocalWorker):
     def start(self) -> None:
         """See `WorkerHandle.start`. Waits without end for a node that has what the worker needs, and says so."""
         self._end()
-        while not self._cluster.answers(0):  # else Ray would wait for it, and nothing could stop that
+        while not self._cluster.answers(ask=True):  # else Ray would wait for it, and nothing could stop that
             if self._cluster.lost:
                 raise LatentSyncError(self._cluster.lost)
             if self._closed:
@@ -246,11 +246,11 @@ class _Cluster:
                 num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0, max_task_retries=0, max_concurrency=_THREADS
             )(Actor).remote(__version__)
 
-    def answers(self, every_s: float = _CHECK_S) -> bool:
-        """Whether the cluster answered when last asked, which is done again after `every_s`."""
+    def answers(self, *, ask: bool = False) -> bool:
+        """Whether the cluster answered when last asked; with `ask`, or after a while, it is asked again."""
         with self._lock:
             now_s = monotonic()
-            if self._gcs and not self.lost and now_s >= self._checked_s + every_s:
+            if self._gcs and not self.lost and (ask or now_s >= self._checked_s + _CHECK_S):
                 self._checked_s = now_s
                 with suppress(OSError):
                     _reach(self._gcs)

@@ -1,155 +1,18 @@
-"""Files by URL, through fsspec: fetched into a folder, delivered whole, and known by a fingerprint.
+"""Bundles by URL: downloaded once per machine."""
 
-A URL is whatever fsspec knows, such as `s3://bucket/clip.mp4`, `gs://` and `https://`; one with `file://` is a path.
-Credentials and endpoints come from the environment, as the libraries of each store document them. Messages show URLs
-without user, password and query, which may be secrets.
-"""
-
-import errno
-import re
-import secrets
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote, urlsplit
-from urllib.request import url2pathname
 
 from filelock import FileLock
 
 from latentsync_trt.bundle.manifest import MANIFEST_NAME, Bundle, manifest_sha256, read_manifest
-from latentsync_trt.errors import BundleError, InputError, LatentSyncError, MediaError, MissingDependency, OutputError
+from latentsync_trt.errors import BundleError
 from latentsync_trt.paths import check_folder_to_write
+from latentsync_trt.remote_files import fetch, name_of, shown
 from latentsync_trt.temporary import temporary_folder
 
-Check = Callable[[], None]
-"""Called between pieces of a transfer, from another thread; what it raises stops that."""
-
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-_SECRET_PARTS = re.compile(r"(://)[^/\s'\"@]*@|[?#][^\s'\"]*")
-_QUOTED_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s'\"]+")
-
-_READ_ONLY = ("http", "https")
-# Their objects appear when the last byte has arrived, or never.
-_WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "r2"})
-
-_LONGEST_NAME = 60  # in UTF-8 at most 240 bytes
-# The default of aiohttp ends a download after five minutes.
-_CONNECT_S, _READ_S = 30, 60
 _LOCK_POLL_S = 0.2
-_DENIED = (401, 403)
 _DIGITS = 12
-
-# Clients of stores repeat a request that fails within seconds, but for HTTP, and not a transfer that is cut.
-_PAUSES_S = (1.0, 5.0)
-
-
-def is_url(text: str) -> bool:
-    """Whether `text` is a URL, rather than a path such as "C:/clips"."""
-    return _URL.match(text) is not None
-
-
-def local_of(text: str) -> Path | None:
-    """The path that a path or a `file://` URL names; None for other URLs."""
-    if not is_url(text):
-        return Path(text)
-    parts = urlsplit(text)
-    if parts.scheme != "file":
-        return None
-    host = f"//{parts.netloc}" if parts.netloc not in ("", "localhost") else ""  # of a share on Windows
-    return Path(url2pathname(host + parts.path))
-
-
-def shown(text: str) -> str:
-    """A URL, or a text with URLs, without what may be secret: user, password and query."""
-    return _QUOTED_URL.sub(lambda url: _SECRET_PARTS.sub(r"\1", url[0]), text)
-
-
-def name_of(url: str) -> str:
-    """A name for the file of a URL on any disk, with its suffix."""
-    path = urlsplit(url).path if _protocol(url) in _READ_ONLY else url
-    name = re.sub(r"[^\w.()+ -]", "_", unquote(path.rstrip("/").rpartition("/")[2])).strip(". ") or "file"
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME // 2] + name[-_LONGEST_NAME // 2 :]
-
-
-def exists(url: str) -> bool:
-    """Whether there is a file at a URL; errors as `fetch`, but for a missing one."""
-    strict = {"strict": True} if _protocol(url) in _READ_ONLY else {}  # else a server that fails has no such file
-    with _translated(url, MediaError):
-        system, remote = _open(url)
-        return bool(system.exists(remote, **strict))
-
-
-def fingerprint(target: str) -> str | None:
-    """What changes whenever a path or URL is written again; None if it does not exist. Errors as `fetch`."""
-    with _translated(target, MediaError), suppress(FileNotFoundError, NotADirectoryError):
-        if (path := local_of(target)) is not None:
-            found = path.stat()
-            return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
-        system, remote = _open(target)
-        info, tags = system.info(remote), ("size", "ETag", "etag", "LastModified", "mtime", "updated", "created")
-        return " ".join(str(info[tag]) for tag in tags if info.get(tag) is not None)
-    return None
-
-
-def check_target(target: str) -> None:
-    """Raises `InputError` if `target` is a URL that cannot be written, or `MissingDependency`."""
-    if local_of(target) is None:
-        if _protocol(target) in _READ_ONLY:
-            raise InputError(f"{shown(target)}: https can only be read; give a path, or a URL as s3:// or gs://")
-        with _translated(target, OutputError):
-            _open(target)
-
-
-def fetch(url: str, folder: Path, check: Check = lambda: None, *, get_client: Any = None) -> Path:
-    """Downloads a URL into `folder`, which must exist, under its own name; returns that path.
-
-    `get_client`: makes the session for http and https, as fsspec's argument of that name.
-
-    Raises:
-        MediaError: it cannot be read, or not all of it arrived. InputError: nothing knows such URLs.
-        MissingDependency: the extra is not installed. OutputError: the disk is full.
-    """
-    target = folder / name_of(url)
-
-    def download() -> None:
-        with _translated(url, MediaError, folder):
-            system, remote = _open(url, get_client)
-            try:
-                system.get_file(remote, str(target), callback=_callback(check))
-            except BaseException:
-                target.unlink(missing_ok=True)
-                raise
-
-    _repeated(download, MediaError)
-    return target
-
-
-def deliver(path: Path, url: str, check: Check = lambda: None) -> None:
-    """Uploads `path` to `url`, where it appears complete or not at all; what was there is replaced.
-
-    Raises:
-        OutputError: it cannot be written. InputError, MissingDependency: as `fetch`.
-    """
-
-    def upload() -> None:
-        with _translated(url, OutputError):
-            system, remote = _open(url)
-            if _protocol(url) in _WHOLE:
-                system.put_file(str(path), remote, callback=_callback(check))
-                return
-            parent, _, name = remote.rpartition("/")
-            part = f"{parent}/.{name}.{secrets.token_hex(4)}.part"
-            try:
-                system.put_file(str(path), part, callback=_callback(check))
-                system.mv(part, remote)
-            except BaseException:
-                with suppress(Exception):  # the first error is the one to report
-                    system.rm_file(part)
-                raise
-
-    _repeated(upload, OutputError)
 
 
 def fetch_folder(url: str, cache: Path) -> Path:
@@ -189,69 +52,3 @@ def _is_bundle(folder: Path) -> bool:
         Bundle.load(folder)
         return True
     return False
-
-
-def _protocol(url: str) -> str:
-    return url.partition("://")[0].lower()
-
-
-def _open(url: str, get_client: Any = None) -> tuple[Any, str]:
-    """The file system of a URL, without what it remembers of earlier calls, and the file's name there."""
-    import fsspec
-
-    options: dict[str, Any] = {}
-    if _protocol(url) in _READ_ONLY:
-        import aiohttp
-
-        times = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_READ_S)
-        options = {"client_kwargs": {"timeout": times}, **({"get_client": get_client} if get_client else {})}
-    system, remote = fsspec.core.url_to_fs(url, **options)
-    system.invalidate_cache()
-    return system, remote
-
-
-def _callback(check: Check) -> Any:
-    from fsspec.callbacks import Callback
-
-    def moved(size: int | None, value: int, **_: Any) -> None:
-        if value != size:  # an upload in one piece is in place by then
-            check()
-
-    return Callback(hooks={"check": moved})
-
-
-def _repeated(transfer: Callable[[], None], failure: type[LatentSyncError]) -> None:
-    """Calls `transfer` until it succeeds, again for a `failure` that may pass."""
-    for pause_s in _PAUSES_S:
-        try:
-            return transfer()
-        except failure as error:
-            if error.usage:
-                raise
-        time.sleep(pause_s)
-    return transfer()
-
-
-@contextmanager
-def _translated(url: str, kind: type[LatentSyncError], folder: Path | None = None) -> Iterator[None]:
-    """Turns any error of fsspec and of the libraries below it, which have no common base, into one line."""
-    name = shown(url)
-    try:
-        yield
-    except LatentSyncError:
-        raise
-    except ImportError as error:
-        cure = 'pip install "latentsync-trt[cluster]"'
-        raise MissingDependency(f"{name}: needs the extra cluster; {cure} ({error})") from error
-    except FileNotFoundError as error:
-        raise kind(f"{name}: no such file or bucket; check the URL", usage=True) from error
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC and folder is not None:
-            raise OutputError(f"{folder}: no space for {name}; free some, or choose another folder") from error
-        reason = " ".join(f"{type(error).__name__} {shown(str(error))}".split())
-        if isinstance(error, ValueError) and "rotocol" in reason:
-            raise InputError(f"{name}: no known kind of URL ({reason})") from error
-        problem = "cannot be written" if kind is OutputError else "cannot be read"
-        denied = isinstance(error, PermissionError) or getattr(error, "status", None) in _DENIED
-        cure = "give this machine permission" if denied else "check connection and credentials"
-        raise kind(f"{name}: {problem} ({reason}); {cure}", usage=denied) from error

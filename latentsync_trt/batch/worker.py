@@ -9,7 +9,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from latentsync_trt.batch import store
+from latentsync_trt import remote_files
+from latentsync_trt.batch.store import fetch_folder
 from latentsync_trt.batch.tasks import Cancelled, Done, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.errors import InferenceError, InputError, MediaError, NoFaceError
 from latentsync_trt.option_fields import command_line
@@ -69,7 +70,7 @@ class Worker:
 
         files = _Files(report)
         try:
-            store.check_target(task.output)
+            remote_files.check_target(task.output)
             with temporary_folder(self._scratch, self._notice) as files.folder:
                 made = self._sync(task.with_files(files.local), report)
                 files.deliver()
@@ -80,7 +81,7 @@ class Worker:
             if isinstance(error, Cancelled):
                 raise
             command = ["sync", task.video, task.audio or "", task.output, *command_line(task.options)]
-            message, usage = one_line(error, [store.shown(word) for word in command])
+            message, usage = one_line(error, [remote_files.shown(word) for word in command])
             raise TaskError(files.named(message), usage=usage) from error
         done = replace(made, output=task.output, notices=tuple(map(files.named, made.notices)))
         return Done(perf_counter() - started_s, asdict(done))
@@ -95,10 +96,10 @@ class Worker:
         from latentsync_trt.runtime.cache.store import cache_folder
 
         bundle = self._settings.bundle
-        if not store.is_url(bundle):
+        if not remote_files.is_url(bundle):
             return bundle
         cache = cache_folder(self._settings.runtime.engine_cache).absolute()
-        return store.local_of(bundle) or store.fetch_folder(bundle, cache / "bundles")
+        return remote_files.local_of(bundle) or fetch_folder(bundle, cache / "bundles")
 
     def _sync(self, task: Task, report: Callable[[Progress], None]) -> SyncReport:
         """Syncs local files; goes on where a worker was killed, if it kept finished parts of the same clip."""
@@ -125,14 +126,14 @@ class _Files:
 
     def local(self, file: str, written: bool) -> str:
         """The local path of a file, which is fetched unless it is `written`."""
-        path = store.local_of(file) or self._paths.get((file, written))
+        path = remote_files.local_of(file) or self._paths.get((file, written))
         if path is None:
             place = self.folder / str(len(self._paths))  # of its own, as names may be equal
             place.mkdir()
-            path = place / store.name_of(file)
+            path = place / remote_files.name_of(file)
             if not written:
                 self._fetching()
-                path = store.fetch(file, place, self._fetching)
+                path = remote_files.fetch(file, place, self._fetching)
             self._paths[file, written] = path
         return str(path)
 
@@ -141,18 +142,18 @@ class _Files:
         for (url, written), path in self._paths.items():
             if written:
                 self._delivering()
-                store.deliver(path, url, self._delivering)
+                remote_files.deliver(path, url, self._delivering)
 
     def named(self, text: str) -> str:
         """A message with URLs instead of the local paths of their files."""
         for (url, _), path in self._paths.items():
-            text = text.replace(str(path), store.shown(url))
+            text = text.replace(str(path), remote_files.shown(url))
         return text
 
 
 def _forget(output: str) -> None:
     """Removes the finished parts of a clip that failed or was canceled, unless another process works on them."""
-    path = store.local_of(output)
+    path = remote_files.local_of(output)
     if path is not None and (kept := work_folder_of(path) / KEPT_NAME).exists():  # else they were in the scratch folder
         with suppress(OSError), work_folder(path):
             kept.unlink()

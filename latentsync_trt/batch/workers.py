@@ -26,7 +26,7 @@ def make_workers(
     Raises:
         LatentSyncError: the bundle or a device does not exist, or the cluster cannot be reached.
     """
-    from latentsync_trt.batch.store import is_url
+    from latentsync_trt.remote_files import is_url
 
     if not is_url(settings.bundle) and settings.bundle != "demo":
         from latentsync_trt.bundle.find import find_bundle

@@ -102,7 +102,8 @@ def _composed(
     with MediaPipeDetector() as mesher:
         composer = Composer(Paster(mesher, mouth_mask(resolution_px)), None, Quality([Fraction(0)]), StageClock())
         examined = background(composer.examine(_as_painted(jobs)), name="examine")
-        yield from background(composer.compose(examined), name="compose")
+        composed = background(composer.compose(examined), name="compose")
+        yield from background(composer.measure(composed), name="measure")
 
 
 def _as_painted(jobs: Iterable[Job]) -> Generator[Job, None, None]:

@@ -82,8 +82,8 @@ def command(
     """
     from latentsync_trt.batch.job_file import read_jobs
     from latentsync_trt.batch.ledger import Ledger
-    from latentsync_trt.batch.store import is_url
     from latentsync_trt.cli.board import Figures, display, show_summary
+    from latentsync_trt.remote_files import is_url
 
     options = build(SyncOptions, fields)
     found, problems = read_jobs(jobs, options, out)

@@ -18,9 +18,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from latentsync_trt.batch.job_file import Job
-from latentsync_trt.batch.store import shown
 from latentsync_trt.batch.tasks import Event, Failed, Finished, Moved, Started, WorkerState
 from latentsync_trt.cli.show import STDERR, process_age_s, say
+from latentsync_trt.remote_files import shown
 from latentsync_trt.types import Progress
 
 Show = Callable[[Event], None]

@@ -13,7 +13,6 @@ from latentsync_trt.face.compositor import FEATHER_PERCENT, Finish, composite
 from latentsync_trt.face.mesh import POINTS
 from latentsync_trt.face.outline import OVAL, covering
 from latentsync_trt.face.scene import CROP_PX, Scene, generated_of, moved_into, scene_of
-from latentsync_trt.face.seam import seam_score
 from latentsync_trt.types import AlignedFace, Face, Float32Array, Mesher, Patch, Picture, UInt16Array
 
 _CHIN_PERCENT = 2.0
@@ -28,16 +27,15 @@ _MEMORY_S = 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pasted:
-    """What a frame gets, and how it fits.
+    """What a frame gets.
 
     `source_mesh`, `painted_mesh`: FaceMesh's points of the frame's own face and of the painted one, float32 `(468, 2)`
-    in frame pixels, None where there is no face. `seam`: how much the edge shows, see `face.seam.seam_score`.
+    in frame pixels, None where there is no face.
     """
 
     patch: Patch
     source_mesh: Float32Array | None
     painted_mesh: Float32Array | None
-    seam: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +124,7 @@ class Paster:
         finish = Finish(self._feather, steady, within, state.color)
         patch = composite(picture, face, painted, self._mask, finish)
         source_mesh, painted_mesh = (None if mesh is None else moved(mesh, back) for mesh in meshes)
-        return Pasted(patch, source_mesh, painted_mesh, seam_score(picture, patch))
+        return Pasted(patch, source_mesh, painted_mesh)
 
     def restart(self) -> None:
         """Forgets all tracks, so that what follows does not depend on what came before."""

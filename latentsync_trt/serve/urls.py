@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from latentsync_trt.batch.store import fetch, name_of, shown
 from latentsync_trt.errors import InputError
+from latentsync_trt.remote_files import fetch, name_of, shown
 from latentsync_trt.serve.limits import Limits, check_size
 
 _WEB = ("http", "https")

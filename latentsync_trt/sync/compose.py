@@ -1,4 +1,4 @@
-"""The stages after painting: painted faces are examined, and become patches of their frames."""
+"""The stages after painting: painted faces are examined, become patches of their frames, and are measured."""
 
 from collections.abc import Generator
 from contextlib import closing
@@ -9,7 +9,8 @@ import numpy as np
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.mask import mouth_mask
-from latentsync_trt.face.paste import Examined, Paster
+from latentsync_trt.face.paste import Examined, Pasted, Paster
+from latentsync_trt.face.seam import seam_score
 from latentsync_trt.media.parts import part_of
 from latentsync_trt.sync.enhance import enhanced
 from latentsync_trt.sync.fades import faded
@@ -30,6 +31,15 @@ class Ready:
     share: Fraction
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Shown:
+    """A face that was pasted; `share`: how much of it shows."""
+
+    target: Target
+    pasted: Pasted
+    share: Fraction
+
+
 class Composer:
     """Pastes painted faces and measures them; starts anew at each part of the file, so that a resumed run is the same.
 
@@ -42,7 +52,6 @@ class Composer:
     ) -> None:
         self._paster, self._enhancer, self._quality = paster, enhancer, quality
         self._clock, self._frames_done = clock, frames_done
-        self._part = -1
 
     def examine(self, jobs: Generator[Job, None, None]) -> Generator[tuple[Frame, tuple[Ready, ...]], None, None]:
         """Frames in order, with what can be known of each face without the frames before."""
@@ -57,20 +66,33 @@ class Composer:
 
     def compose(
         self, examined: Generator[tuple[Frame, tuple[Ready, ...]], None, None]
-    ) -> Generator[tuple[Frame, tuple[Patch, ...]], None, None]:
-        """Frames in order, with the new pixels of each face."""
+    ) -> Generator[tuple[Frame, tuple[Shown, ...]], None, None]:
+        """Frames in order, with each face as it is pasted."""
+        part = -1
         with closing(examined):
             for frame, faces in examined:
                 with self._clock.measure("compose", frames=int(bool(faces))):
-                    self._begin_part(frame)
-                    patches = tuple(self._patch(frame, ready) for ready in faces)
-                yield frame, patches
+                    if part_of(frame.time_s) != part:
+                        part = part_of(frame.time_s)
+                        self._paster.restart()
+                    shown = tuple(Shown(ready.target, self._pasted(frame, ready), ready.share) for ready in faces)
+                yield frame, shown
 
-    def _begin_part(self, frame: Frame) -> None:
-        if (part := part_of(frame.time_s)) != self._part:
-            self._part = part
-            self._paster.restart()
-            self._quality.restart(frame.time_s)
+    def measure(
+        self, composed: Generator[tuple[Frame, tuple[Shown, ...]], None, None]
+    ) -> Generator[tuple[Frame, tuple[Patch, ...]], None, None]:
+        """Frames in order, with the new pixels of each face."""
+        part = -1
+        with closing(composed):
+            for frame, faces in composed:
+                with self._clock.measure("measure", frames=int(bool(faces))):
+                    if part_of(frame.time_s) != part:
+                        part = part_of(frame.time_s)
+                        self._quality.restart(frame.time_s)
+                    for shown in faces:
+                        seam = seam_score(frame.picture, shown.pasted.patch)
+                        self._quality.add(frame, shown.target, shown.pasted, seam)
+                yield frame, tuple(map(_patch, faces))
 
     def _ready(self, frame: Frame, target: Target, share: Fraction) -> Ready | None:
         if target.face is None or target.painted is None:
@@ -79,12 +101,14 @@ class Composer:
         examined = self._paster.examine(frame.picture, target.face, painted, target.tracked)
         return Ready(target, target.face, painted, examined, share)
 
-    def _patch(self, frame: Frame, ready: Ready) -> Patch:
+    def _pasted(self, frame: Frame, ready: Ready) -> Pasted:
         track_id = ready.target.track_id
-        pasted = self._paster.paste(frame.picture, ready.face, ready.painted, ready.examined, track_id, frame.time_s)
-        self._quality.add(frame, ready.target, pasted)
-        patch, share = pasted.patch, ready.share
-        return patch if share == 1 else replace(patch, weight=patch.weight * np.float32(share))
+        return self._paster.paste(frame.picture, ready.face, ready.painted, ready.examined, track_id, frame.time_s)
+
+
+def _patch(shown: Shown) -> Patch:
+    patch, share = shown.pasted.patch, shown.share
+    return patch if share == 1 else replace(patch, weight=patch.weight * np.float32(share))
 
 
 def paster_of(mesher: Mesher, resolution_px: int, options: SyncOptions) -> Paster:

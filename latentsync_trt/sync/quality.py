@@ -69,11 +69,11 @@ class Quality:
         """The same blocks of the speaker's recording, mono at 16 kHz, measured on their way to `SpeechStream`."""
         return self._lips[speaker].loudness.passing(blocks)
 
-    def add(self, frame: Frame, target: Target, pasted: Pasted) -> None:
-        """A face that was pasted into `frame`; frames in order, each face of a frame once."""
+    def add(self, frame: Frame, target: Target, pasted: Pasted, seam: float) -> None:
+        """A face that was pasted into `frame`, with its `seam_score`; frames in order, each face of a frame once."""
         gap = float("nan") if pasted.painted_mesh is None else gap_of(pasted.painted_mesh)
         self._lips[target.speaker].add(frame.time_s, gap)
-        self._seams.append(pasted.seam)
+        self._seams.append(seam)
         self._flicker = {track: each for track, each in self._flicker.items() if each.index >= frame.index - 1}
         change = self._flicker.setdefault(target.track_id, _Flicker()).add(frame, target, pasted.patch)
         if change is not None:
@@ -81,7 +81,7 @@ class Quality:
             self._new.append(change[1])
         if self._filmstrip is not None:
             flicker = 0.0 if change is None else change[1] - change[0]
-            self._filmstrip.add(frame, target, pasted.patch, gap=gap, seam=pasted.seam, flicker=flicker)
+            self._filmstrip.add(frame, target, pasted.patch, gap=gap, seam=seam, flicker=flicker)
 
     def restart(self, time_s: Fraction) -> None:
         """Begins a new part: the frames before have no influence on what follows."""

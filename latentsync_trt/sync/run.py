@@ -191,7 +191,8 @@ class Run:
         gathered = in_background(painter.gather(jobs), depth=ahead, name="gather")
         painted = in_background(painter.paint(gathered), depth=ahead, name="paint")
         examined = in_background(composer.examine(painted), depth=_QUEUE_DEPTH, name="examine")
-        return in_background(composer.compose(examined), depth=_QUEUE_DEPTH, name="compose")
+        composed = in_background(composer.compose(examined), depth=_QUEUE_DEPTH, name="compose")
+        return in_background(composer.measure(composed), depth=_QUEUE_DEPTH, name="measure")
 
     def _finder(self, detector: FaceDetector, span: Span) -> FaceFinder:
         voices, tracks = self._inputs.voices, self._inputs.tracks
