@@ -203,7 +203,8 @@ def _translated(url: str, kind: type[LatentSyncError], folder: Path | None = Non
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and folder is not None:
             raise OutputError(f"{folder}: no space for {name}; free some, or choose another folder") from error
         reason = " ".join(f"{type(error).__name__} {shown(str(error))}".split())
-        reason = reason.replace(urlsplit(url).netloc.rpartition("@")[0] or "\n", "…")  # not only in URLs
+        if login := urlsplit(url).netloc.rpartition("@")[0]:  # it may also occur apart from the URL
+            reason = reason.replace(login, "…")
         if isinstance(error, ValueError) and "rotocol" in reason:
             raise InputError(f"{name}: no known kind of URL ({reason})") from error
         problem = "cannot be written" if kind is OutputError else "cannot be read"

@@ -9,7 +9,7 @@ from rich.console import Console
 from latentsync_trt.batch.job_file import Job
 from latentsync_trt.batch.tasks import Done, Event, Failed, Finished, Moved, Started, Task, WorkerState
 from latentsync_trt.cli import board
-from latentsync_trt.cli.board import Figures, display, show_summary
+from latentsync_trt.cli.board import Figures, display, show_notice, show_summary
 from latentsync_trt.types import Progress
 
 
@@ -124,6 +124,13 @@ def test_json_lines_tell_progress_every_two_seconds(
     assert [event["event"] for event in events] == kinds.split()
     clip = {"event": "progress", "id": "a", "row": "row 2", "output": "/out/a[1].mp4"}
     assert events[3] == {**clip, "worker": "gpu 0", "stage": "lip-sync", "done": 125, "total": 250}
+
+
+def test_a_notice_is_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for quiet, as_json in [(False, False), (True, False), (True, True)]:
+        show_notice("workers wait", quiet=quiet, as_json=as_json)
+    out, err = capsys.readouterr()
+    assert (json.loads(out), err) == ({"event": "notice", "message": "workers wait"}, "note: workers wait\n")
 
 
 def test_a_terminal_shows_the_whole_and_as_many_workers_as_it_has_room_for(

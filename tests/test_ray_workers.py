@@ -40,7 +40,7 @@ from tests.s3 import BUCKET, s3_server
 
 pytestmark = pytest.mark.integration
 
-FRAMES, LONG_FRAMES = 8, 32
+FRAMES, LONG_FRAMES = 8, 24
 FAST = SyncOptions(preset="fast")
 ON_CPU = WorkerSettings(f"s3://{BUCKET}/bundles/demo", "cpu", threads=1)
 NODE = {"num_cpus": 2, "object_store_memory": 80_000_000}

@@ -95,13 +95,12 @@ def ray_workers(
         InputError: there is no such cluster, or a number does not fit. MissingDependency: Ray is not installed.
     """
     cluster = _Cluster(address, on_notice)
-    nodes = cluster.nodes()
-    count, needs = plan(nodes, settings, count, gpus_per_worker, most or sys.maxsize)
+    count, needs = plan(cluster.nodes(), settings, count, gpus_per_worker, most or sys.maxsize)
     runtime = replace(settings.runtime, device="all" if needs.gpus > 1 else 0)
-    if not needs.gpus and settings.provider == "auto":
+    provider = settings.provider if needs.gpus else "cpu"
+    if gpus_per_worker is None and provider != settings.provider:
         on_notice(f"Ray cluster {address}: has no GPU now, so workers use the CPU; --gpus-per-worker 1 waits for GPUs")
-        settings = replace(settings, provider="cpu")
-    settings = replace(settings, runtime=runtime)
+    settings = replace(settings, provider=provider, runtime=runtime)
     return [RayWorker(f"ray {number}", cluster, settings, needs) for number in range(count)]
 
 

@@ -102,7 +102,7 @@ def command(
         ]
         figures = Figures({job.task.id: job for job in ready}, len(settled) - len(failed), failed)
         if ready:
-            handles = _workers(bundle, len(ready), fields, silent=silent)
+            handles = _workers(bundle, len(ready), fields, quiet=quiet, as_json=as_json)
             ledger = ledger or stack.enter_context(Ledger.open(path))
             if not resume:
                 ledger.remove(row.task.id for row in ledger.rows())
@@ -168,16 +168,19 @@ def _check(jobs: "Sequence[Job]", problems: "Sequence[Problem]", *, silent: bool
     return sorted(good, key=lambda job: -job.cost)
 
 
-def _workers(bundle: str | None, most: int, fields: dict[str, Any], *, silent: bool) -> "list[WorkerHandle]":
+def _workers(
+    bundle: str | None, most: int, fields: dict[str, Any], *, quiet: bool, as_json: bool
+) -> "list[WorkerHandle]":
     from latentsync_trt.batch.tasks import WorkerSettings
     from latentsync_trt.batch.workers import make_workers
     from latentsync_trt.bundle.find import describe_choice, find_bundle
+    from latentsync_trt.cli.board import show_notice
     from latentsync_trt.cli.show import say
 
     if bundle is None:
         folder, why = find_bundle(bundle)
         bundle = str(folder)
-        if not silent:
+        if not (quiet or as_json):
             say(describe_choice(folder, why))
     scratch = fields["scratch"] and str(fields["scratch"].absolute())
     settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields), scratch)
@@ -187,7 +190,7 @@ def _workers(bundle: str | None, most: int, fields: dict[str, Any], *, silent: b
         most=most,
         ray=fields["ray"],
         gpus_per_worker=fields["gpus_per_worker"],
-        on_notice=lambda text: None if silent else say(f"note: {text}"),
+        on_notice=lambda text: show_notice(text, quiet=quiet, as_json=as_json),
     )
 
 

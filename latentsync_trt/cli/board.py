@@ -156,6 +156,14 @@ def display(figures: Figures, *, as_json: bool, quiet: bool) -> Iterator[Show]:
             yield _Lines(figures, say, only_problems=True)
 
 
+def show_notice(text: str, *, quiet: bool, as_json: bool) -> None:
+    """Prints what takes long: to stderr, or to stdout as JSON."""
+    if as_json:
+        _print("notice", message=text)
+    elif not quiet:
+        say(f"note: {text}")
+
+
 def show_problems(problems: Sequence[object], *, as_json: bool) -> None:
     """Prints why rows cannot work, a line each: to stderr, or to stdout as JSON."""
     for problem in problems:
