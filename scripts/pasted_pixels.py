@@ -28,6 +28,7 @@ from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.config import Paste
 from latentsync_trt.face.outline import OVAL, filled
 from latentsync_trt.face.paste import Pasted, Paster
+from latentsync_trt.face.seam import seam_score
 from latentsync_trt.types import BoolArray, Float32Array, Picture
 from latentsync_trt.version import __version__
 
