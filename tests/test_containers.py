@@ -150,13 +150,13 @@ def test_costs_follow_from_the_measured_ones() -> None:
     measured = {name: row for name, row in cells if len(row) == 3}
     planned = {name: row for name, row in cells if len(row) == 4}
     assert measured.keys() == planned.keys()
-    share, price, hours = 0.9, 3.0, 1000
+    share, price, hours, feeding = 0.9, 3.0, 1000, 1.4
     for name, (pace, minutes, cores) in measured.items():
-        work = 1.2 if name.startswith("512") else 1.1
+        work = 2.4 if name.startswith("512") else 2.3
         assert minutes == round(60 / pace)
-        assert cores == pytest.approx(work / pace + 1, abs=0.051)
+        assert cores == pytest.approx(work / pace + feeding, abs=0.051)
         gpus = math.ceil(hours * pace / 24 / share)
-        all_cores = gpus + math.ceil(hours * work / 24 / share)
+        all_cores = math.ceil(gpus * feeding) + math.ceil(hours * work / 24 / share)
         assert planned[name] == [
             gpus,
             all_cores,
