@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,19 @@ def assert_frames(out: Path, expected: UInt8Array) -> None:
     assert np.array_equal(np.stack(decoded(out)), expected)
 
 
+@pytest.fixture(autouse=True)
+def threads_of_others() -> Iterator[None]:
+    """Other tests' libraries leave some."""
+    _others.update(threading.enumerate())
+    yield
+    _others.clear()
+
+
+_others: set[threading.Thread] = set()
+
+
 def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    return [thread.name for thread in threading.enumerate() if thread not in _others]
 
 
 def paint_together(monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
