@@ -74,6 +74,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_a_killed_worker_starts_again(worker: LocalWorker, task: Task, clip: tuple[Path, Path], tmp_path: Path) -> None:
     pid = worker.pid
     assert pid is not None

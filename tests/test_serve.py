@@ -21,6 +21,8 @@ from latentsync_trt.serve import form
 from tests.clips import write_face, write_sound
 from tests.serving import FRAMES, RESULT, PretendedWorker, ended, serving, until
 
+pytestmark = pytest.mark.integration
+
 MOST_READ_BYTES = 16_000_000
 """Of a refused upload: what the service read, and the buffers of both sockets, of 4 to 6 MB on Linux."""
 

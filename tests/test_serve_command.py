@@ -154,6 +154,7 @@ def refused(folder: Path, *words: str, key: str = "") -> str:
     return result.stderr
 
 
+@pytest.mark.integration
 def test_services_that_cannot_start(tmp_path: Path) -> None:
     opened = refused(tmp_path, "--host", "0.0.0.0")
     assert "set $LATENTSYNC_TRT_API_KEY, or let all in with --no-key" in opened

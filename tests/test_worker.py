@@ -111,6 +111,7 @@ def test_a_canceled_clip_leaves_nothing(
     assert names(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_clip_goes_on_where_its_worker_was_killed(
     worker: Worker, clip: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
