@@ -29,6 +29,8 @@ from latentsync_trt.batch.tasks import (
 from latentsync_trt.errors import BundleError, OutputError
 from latentsync_trt.types import Progress
 
+pytestmark = pytest.mark.integration
+
 PATIENCE_S = 20.0
 DONE = Done(0.0, {"frames": 1})
 

@@ -27,6 +27,8 @@ from tests.device import GRAPHS, DemoNetworks, denoised, inputs, out_of_memory
 from tests.small import small_bundle
 from tests.toy import FRAMES, toy_inputs, write_toy
 
+pytestmark = pytest.mark.integration
+
 SUM_OF_FEW = 1e-6
 """A handful of float32 additions, relative to the sum."""
 

@@ -87,7 +87,7 @@ def schema_of(kind: str, version: str) -> Any:
     return strict(schema)
 
 
-@pytest.mark.integration
+@pytest.mark.slow
 def test_it_fits_the_operators_schema(job: dict[str, Any]) -> None:
     schema = schema_of(job["kind"], job["apiVersion"].rpartition("/")[2])
     jsonschema.Draft7Validator(schema).validate(job)

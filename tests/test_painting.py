@@ -180,6 +180,7 @@ def test_frames_do_not_pile_up_in_a_stretch_without_a_face(at_once: int, face: i
 runs = st.tuples(st.sets(st.integers(0, 2)), st.integers(1, 3 * FRAMES) | st.sampled_from([1, 40 * FRAMES]))
 
 
+@pytest.mark.integration
 @given(
     pattern=st.lists(runs, max_size=12),
     at_once=st.sampled_from([1, 2, 3, 8]),

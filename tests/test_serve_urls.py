@@ -16,6 +16,9 @@ pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
 
 
+pytestmark = pytest.mark.integration
+
+
 class Handler(SimpleHTTPRequestHandler):
     """Files of a folder; /to/PLACE redirects to the same server at the address PLACE."""
 

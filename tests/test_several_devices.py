@@ -293,6 +293,7 @@ def test_a_bundle_opens_on_every_gpu(machine: dict[tuple[str, int], str], monkey
     assert notices == ["a GPU is left out: bundle b is in fp8, which GPU 2 does not support"]
 
 
+@pytest.mark.integration
 def test_commands_for_one_gpu_refuse_several(tmp_path: Path) -> None:
     words = "--device 0,1: only one GPU can be used here; give its number"
     with pytest.raises(InputError, match=words):
