@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from latentsync_trt.cli.options import LocalPath, Number, build, bundle_option, options_from, provider_option
+from latentsync_trt.cli.options import (
+    LocalPath,
+    build,
+    bundle_option,
+    options_from,
+    provider_option,
+    worker_options,
+)
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import FILES, HARDWARE
@@ -37,26 +44,7 @@ _LEDGER = ".ledger.sqlite"
 @bundle_option
 @options_from(SyncOptions, leave_out=("resume",))
 @provider_option
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 4096),
-    metavar="INTEGER",
-    panel=HARDWARE,
-    help="Clips that run at the same time.  [default: one for each GPU of --device]",
-)
-@click.option(
-    "--ray",
-    metavar="ADDRESS",
-    panel=HARDWARE,
-    help="Run on a Ray cluster instead: its address, or auto for that of this machine; needs the extra cluster.",
-)
-@click.option(
-    "--gpus-per-worker",
-    type=Number(0.0, 16.0),
-    metavar="NUMBER",
-    panel=HARDWARE,
-    help="With --ray: GPUs to reserve for a worker, also a fraction; 0 = the CPU.  [default: 1 where there are any]",
-)
+@worker_options
 @click.option(
     "--scratch", type=LocalPath(folder=True), panel=HARDWARE, help="Folder of each worker for files from URLs."
 )

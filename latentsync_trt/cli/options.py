@@ -94,6 +94,36 @@ provider_option = click.option(
 """`--provider`, the same in every command."""
 
 
+def worker_options(function: F) -> F:
+    """`--workers`, `--ray` and `--gpus-per-worker`, the same in every command with workers."""
+    options = (
+        click.option(
+            "--workers",
+            type=click.IntRange(1, 4096),
+            metavar="INTEGER",
+            panel=HARDWARE,
+            help="Clips that run at the same time.  [default: one for each GPU of --device]",
+        ),
+        click.option(
+            "--ray",
+            metavar="ADDRESS",
+            panel=HARDWARE,
+            help="Run on a Ray cluster: its address, or auto for that of this machine; needs the extra cluster.",
+        ),
+        click.option(
+            "--gpus-per-worker",
+            type=Number(0.0, 16.0),
+            metavar="NUMBER",
+            panel=HARDWARE,
+            help="With --ray: GPUs to reserve for a worker, also a fraction; 0 = the CPU.  [default: 1 where there are "
+            "any]",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
 def build(cls: type[Any], values: dict[str, Any]) -> Any:
     """An instance of the options dataclass `cls` from its fields in `values`.
 

@@ -7,10 +7,16 @@ from typing import Any
 
 import rich_click as click
 
-from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from, provider_option
+from latentsync_trt.cli.options import (
+    LocalPath,
+    build,
+    bundle_option,
+    options_from,
+    provider_option,
+    worker_options,
+)
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError, MissingDependency
-from latentsync_trt.option_fields import HARDWARE
 from latentsync_trt.serve.limits import Limits
 from latentsync_trt.stopping import interruption
 
@@ -34,17 +40,8 @@ _ADDRESS = "Service"
 @options_from(Limits)
 @bundle_option
 @provider_option
+@worker_options
 @options_from(RuntimeOptions)
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 256),
-    panel=HARDWARE,
-    help="Jobs that run at once.  [default: one for each GPU of --device]",
-)
-@click.option("--ray", metavar="ADDRESS", panel=HARDWARE, help="Run on a Ray cluster: its address, or auto.")
-@click.option(
-    "--gpus-per-worker", type=click.FloatRange(0), panel=HARDWARE, help="With --ray: GPUs of each, as 1, 0.5 or 0."
-)
 def command(
     host: str,
     port: int,
