@@ -25,6 +25,12 @@ CLICK_RATE_HZ = 48000
 HEVC = {"preset": "ultrafast", "x265-params": "log-level=none:bframes=0"}
 """For libx265, which gives the last pictures of a short clip random stamps if it may reorder them."""
 
+STAGES = {
+    *("open", "encode audio", "decode", "face", "align", "gather"),
+    *("paint", "examine", "compose", "measure", "encode"),
+}
+"""Of a run, as its report and its profile name them."""
+
 
 def write_video(
     path: Path,

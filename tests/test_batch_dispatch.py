@@ -188,16 +188,20 @@ def test_without_any_worker_the_last_error_is_raised(starts: list[Exception]) ->
             dispatcher.wait()
 
 
-def test_canceling_a_waiting_and_a_running_task() -> None:
+@contextmanager
+def one_runs_and_one_waits(worker: Fake) -> Iterator[tuple[Dispatcher, list[Event]]]:
+    """Tasks 0 and 1 on `worker`, which runs until it is stopped."""
     running = threading.Event()
-    worker = Fake("cpu", until_stopped)
-    with dispatching(worker, seen=lambda event: running.set() if isinstance(event, Started) else None) as (
-        dispatcher,
-        events,
-    ):
-        dispatcher.submit(task(0))
-        dispatcher.submit(task(1))
+    with dispatching(worker, seen=lambda event: running.set() if isinstance(event, Started) else None) as both:
+        for number in range(2):
+            both[0].submit(task(number))
         assert running.wait(PATIENCE_S)
+        yield both
+
+
+def test_canceling_a_waiting_and_a_running_task() -> None:
+    worker = Fake("cpu", until_stopped)
+    with one_runs_and_one_waits(worker) as (dispatcher, events):
         assert dispatcher.cancel("1")
         while not worker.stop.is_set():  # a worker knows of its task a moment after it was started
             assert dispatcher.cancel("0")
@@ -222,15 +226,9 @@ def test_a_cancel_between_start_and_run_is_not_lost() -> None:
 
 
 def test_closing_ends_a_running_task_without_a_word() -> None:
-    running = threading.Event()
     worker = Fake("cpu", until_stopped)
-    with dispatching(worker, seen=lambda event: running.set() if isinstance(event, Started) else None) as (
-        dispatcher,
-        events,
-    ):
-        dispatcher.submit(task(0))
-        dispatcher.submit(task(1))
-        assert running.wait(PATIENCE_S)
+    with one_runs_and_one_waits(worker) as (_, events):
+        pass
     assert worker.ran == ["0"]
     assert not of(CancelledEvent, events) + of(Failed, events) + of(Finished, events)
     assert events[-1] == WorkerState("cpu", "closed")

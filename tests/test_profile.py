@@ -19,7 +19,7 @@ from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.trace import TABLE_NAME, TRACE_NAME, Trace, write_profile
 from latentsync_trt.types import EngineTime, StageSpan
-from tests.clips import write_clip
+from tests.clips import STAGES, write_clip
 from tests.device import GRAPHS
 from tests.small import small_bundle
 
@@ -86,20 +86,7 @@ def test_stages_and_engines_share_one_time_line(folder: Path) -> None:
         assert event["dur"] >= 0
         assert event["pid"] in names
     spans = [event for event in timed if names[event["pid"]] == "stages"]
-    stages = {
-        "open",
-        "encode audio",
-        "decode",
-        "face",
-        "align",
-        "gather",
-        "paint",
-        "examine",
-        "compose",
-        "measure",
-        "encode",
-    }
-    assert {event["name"] for event in spans} == stages
+    assert {event["name"] for event in spans} == STAGES
     runs = [event for event in timed if event["name"] == "model_run"]
     # Four pictures at a time are encoded with and without mask, then decoded; of the steps one is cached.
     assert len(runs) == WINDOWS * (4 + 4 + 4 + 2) + 1  # the speech is encoded once

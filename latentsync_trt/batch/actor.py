@@ -1,4 +1,4 @@
-"""What runs on a node of a Ray cluster: the twin of the process that `child` is."""
+"""What runs on a node of a Ray cluster: takes the same orders as the process of `child`, and tells the same events."""
 
 import os
 import socket

@@ -22,7 +22,7 @@ from latentsync_trt.sync.threads import tune_process
 from latentsync_trt.types import Progress
 from latentsync_trt.unexpected import one_line
 
-# More often, nobody could read it.
+# Seconds between two of a clip; more often, no one could read it.
 _PROGRESS_S = 0.2
 
 
