@@ -305,10 +305,10 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def uploaded() -> str:
-    memory = fsspec.filesystem("memory")
-    memory.put(str(demo_folder()), "/bundles/", recursive=True)
-    return f"memory://bundles/{demo_folder().name}"
+def uploaded(s3: Any) -> str:
+    """A bundle on the S3 server: threads that read one file of fsspec's memory share its position."""
+    s3.put(str(demo_folder()), f"{BUCKET}/bundles/", recursive=True)
+    return f"s3://{BUCKET}/bundles/{demo_folder().name}"
 
 
 @pytest.fixture
@@ -333,13 +333,12 @@ def test_several_workers_download_a_bundle_once(uploaded: str, tmp_path: Path, f
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [folder]
 
 
-def test_a_damaged_bundle_is_refused(uploaded: str, tmp_path: Path) -> None:
-    memory = fsspec.filesystem("memory")
-    weights = next(name for name in memory.find("/bundles") if name.endswith(".weights"))
-    content = memory.cat(weights)
-    memory.pipe(weights, content[:-1] + bytes([content[-1] ^ 1]))
+def test_a_damaged_bundle_is_refused(uploaded: str, tmp_path: Path, s3: Any) -> None:
+    weights = next(name for name in s3.find(f"{BUCKET}/bundles") if name.endswith(".weights"))
+    content = s3.cat(weights)
+    s3.pipe(weights, content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(BundleError, match=rf"^{uploaded}: .*\(SHA-256 differs\).*; upload the bundle again$"):
         store.fetch_folder(uploaded, tmp_path)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
-    with pytest.raises(MediaError, match=r"^memory://bundles/none/manifest.json: no such file"):
-        store.fetch_folder("memory://bundles/none", tmp_path)
+    with pytest.raises(MediaError, match=rf"^s3://{BUCKET}/none/manifest.json: no such file"):
+        store.fetch_folder(f"s3://{BUCKET}/none", tmp_path)
