@@ -8,8 +8,9 @@ from latentsync_trt.version import __version__
 if TYPE_CHECKING:
     from latentsync_trt.config import RuntimeOptions, SyncOptions
     from latentsync_trt.errors import LatentSyncError
+    from latentsync_trt.media.demo_clip import demo_clip
     from latentsync_trt.sync.api import LipSync
-    from latentsync_trt.types import AudioFeatures, Enhancer, Face, FaceDetector, SyncReport
+    from latentsync_trt.types import AudioFeatures, Enhancer, Face, FaceDetector, Progress, SyncReport
 
 __all__ = [
     "AudioFeatures",
@@ -18,17 +19,20 @@ __all__ = [
     "FaceDetector",
     "LatentSyncError",
     "LipSync",
+    "Progress",
     "RuntimeOptions",
     "SyncOptions",
     "SyncReport",
     "__version__",
+    "demo_clip",
 ]
 
 _MODULES = {
-    **dict.fromkeys(("AudioFeatures", "Enhancer", "Face", "FaceDetector", "SyncReport"), "types"),
+    **dict.fromkeys(("AudioFeatures", "Enhancer", "Face", "FaceDetector", "Progress", "SyncReport"), "types"),
     **dict.fromkeys(("RuntimeOptions", "SyncOptions"), "config"),
     "LatentSyncError": "errors",
     "LipSync": "sync.api",
+    "demo_clip": "media.demo_clip",
 }
 
 

@@ -5,7 +5,7 @@ the top-left pixel at (0, 0); times are exact seconds as `Fraction`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Protocol, Self
 
@@ -336,11 +336,21 @@ class DeviceTime:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`done` of `total` output frames (None if unknown) have passed `stage`."""
+    """`done` of `total` output frames (None if unknown) have passed `stage`.
+
+    `picture` makes a small picture of the newest finished frame: uint8 `(h, w, 3)` RGB, h ≤ 480, square pixels. Only in
+    stage "lip-sync"; to be called within the callback.
+    """
 
     stage: str
     done: int
     total: int | None
+    picture: Callable[[], UInt8Array] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def writes(self) -> bool:
+        """Whether `done` counts frames of the result; other stages count those of the source."""
+        return self.stage in ("lip-sync", "finishing")
 
 
 ProgressCallback = Callable[[Progress], None]

@@ -24,8 +24,6 @@ def main() -> None:
         "copy": copy(),
         "faces_in": faces_in(),
         "faces_out": faces_out(),
-        "matmul_fp16": matmul(TensorProto.FLOAT16),
-        "matmul_fp32": matmul(TensorProto.FLOAT),
     }
     for name, model in graphs.items():
         checker.check_model(model)
@@ -70,13 +68,6 @@ def faces_out() -> ModelProto:
     constants = {"half": HALF_OF_16_BITS, "middle": HALF_OF_16_BITS + 0.5, "lowest": 0.0, "highest": 65535.0}
     inputs: Tensors = {"image": (TensorProto.FLOAT, IMAGE)}
     return _model("faces_out", nodes, inputs, {"painted": (TensorProto.UINT16, FACES)}, constants)
-
-
-def matmul(kind: int) -> ModelProto:
-    """One square matrix product, whose speed `latentsync-trt bench` takes as the hardware's limit."""
-    inputs: Tensors = dict.fromkeys(("left", "right"), (kind, ("side", "side")))
-    node = helper.make_node("MatMul", ["left", "right"], ["product"], "product")
-    return _model("matmul", [node], inputs, {"product": (kind, ("side", "side"))})
 
 
 def _model(

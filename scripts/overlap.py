@@ -23,6 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from latentsync_trt import SyncOptions
+from latentsync_trt.audio.filters import filters_of
 from latentsync_trt.bench.material import generated_part
 from latentsync_trt.bundle.find import find_bundle
 from latentsync_trt.bundle.manifest import Bundle
@@ -155,7 +156,8 @@ def main() -> None:
             jobs = list(finder.cut_out(finder.find(filmed(start_s, count))))
         for overlap in OVERLAPS:
             for phase in PHASES:
-                speech = OpenVoices(Voices((SoundPiece(SPEECH),)), networks.encode_mel, options.silence)
+                voices = Voices((SoundPiece(SPEECH),))
+                speech = OpenVoices(voices, networks.encode_mel, filters_of(bundle), options.silence)
                 painter = Painter(
                     [PaintDevice(cast(Inpainter, inpainter))], frames, speech.windows, StageClock(), overlap=overlap
                 )

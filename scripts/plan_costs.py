@@ -6,11 +6,11 @@ ROWS: files of `latentsync-trt bench`, by default those in benchmarks/.
 """
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from latentsync_trt.bench.rows import read_results
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.diffusion.plan import PlannedStep, plan_for
 
@@ -60,10 +60,10 @@ def main() -> None:
 
 
 def step_times(path: Path) -> StepTimes:
-    """The step times in a file of `latentsync-trt bench`; raises `InputError` if it is not one."""
-    results = read_results(path)
-    median_ms = {row.case: row.time.median_ms for row in results.rows if row.scenario == "graph"}
-    return StepTimes(results.bundle.resolution_px, median_ms["denoise_step"], median_ms["denoise_step_cached"])
+    """The step times in a file of `latentsync-trt bench`."""
+    results = json.loads(path.read_text(encoding="utf-8"))
+    median_ms = {row["case"]: row["time"]["median_ms"] for row in results["rows"] if row["scenario"] == "graph"}
+    return StepTimes(results["bundle"]["resolution_px"], median_ms["denoise_step"], median_ms["denoise_step_cached"])
 
 
 def table(measured: list[StepTimes]) -> str:

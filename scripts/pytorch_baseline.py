@@ -3,7 +3,7 @@
     python scripts/pytorch_baseline.py BUNDLE --json FILE [--provider cuda] [--runs 20] [--eager]
 
 Both eager and compiled, on the inputs of scenario "graph": float16 on a GPU, float32 on the CPU, whatever the bundle's
-precision. The rows have the format of `latentsync-trt bench`, so its `--diff` takes them.
+precision. The rows have the format of `latentsync-trt bench`.
 """
 
 import argparse

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 _MADE_BY = ("torch", "diffusers", "onnx", "onnxscript", "onnxruntime-gpu", "numpy")
 """Libraries whose versions decide what an export writes."""
 
-_SOURCES = ("latentsync_trt/export", "latentsync_trt/bundle", "tests/narrow.py")
+_SOURCES = ("latentsync_trt/export", "latentsync_trt/bundle", "latentsync_trt/audio/filters.py", "tests/narrow.py")
 
 
 class ExportCache:

@@ -3,6 +3,7 @@
 import wave
 from collections.abc import Iterable
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 import av
@@ -10,8 +11,11 @@ import numpy as np
 from av.container import OutputContainer
 from av.packet import Packet
 
+from latentsync_trt.audio.filters import filters_of
 from latentsync_trt.audio.mel import log_power_blocks, scaled
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.types import Float32Array
+from tests.small import small_bundle
 
 
 def write_samples(path: Path, samples: Float32Array, rate_hz: int) -> Path:
@@ -70,7 +74,13 @@ def sound_packets(
     return packets + stream.encode(None)
 
 
+@cache
+def mel_filters() -> Float32Array:
+    """Those of the small bundle, float32 `(80, 201)`."""
+    return filters_of(Bundle.load(small_bundle(), verify=False))
+
+
 def log_mel(samples: Float32Array) -> Float32Array:
     """Whisper's spectrogram `(80, n)` of mono samples at 16 kHz."""
-    log_power = np.concatenate(list(log_power_blocks([samples])), axis=1)
+    log_power = np.concatenate(list(log_power_blocks([samples], mel_filters())), axis=1)
     return scaled(log_power, float(log_power.max()))

@@ -1,7 +1,8 @@
 """Audio features: the spectrogram in blocks, segments on demand, windows, compared with recorded numbers."""
 
 import wave
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,11 +11,16 @@ import numpy as np
 import pytest
 
 from latentsync_trt.audio.encoder import SEGMENT_FRAMES, SpeechStream, encode_audio
+from latentsync_trt.audio.filters import MEL_FILTERS, filters_of
 from latentsync_trt.audio.mel import log_power_blocks
 from latentsync_trt.audio.windows import audio_windows
-from latentsync_trt.errors import InputError
+from latentsync_trt.bundle.find import demo_folder
+from latentsync_trt.bundle.manifest import Bundle, FileEntry, sha256_file
+from latentsync_trt.errors import BundleError, InputError
 from latentsync_trt.types import Float32Array
-from tests.sounds import log_mel
+from tests.bundles import make_bundle
+from tests.small import small_bundle
+from tests.sounds import log_mel, mel_filters
 
 BLOCKS_AGREE = 1e-4  # log10 of float32 powers summed in another order
 FEATURES_AGREE = 1e-3  # relative, to the public release's float32 features
@@ -53,12 +59,34 @@ def whole_spectrogram(samples: Float32Array) -> Float32Array:
     return np.log10(np.maximum(mel, 1e-10)).astype(np.float32)
 
 
+@pytest.mark.parametrize("folder", [demo_folder, small_bundle])
+def test_bundles_contain_the_filters_that_librosa_computes(folder: Callable[[], Path]) -> None:
+    bundle = Bundle.load(folder())
+    assert MEL_FILTERS in bundle.manifest.files
+    assert np.array_equal(filters_of(bundle), librosa.filters.mel(sr=16000, n_fft=400, n_mels=80))
+
+
+def test_filters_of_a_bundle_before_format_5_are_computed(tmp_path: Path) -> None:
+    assert np.array_equal(filters_of(make_bundle(tmp_path / "old")), mel_filters())
+
+
+@pytest.mark.parametrize("content", [np.zeros((80, 200), np.float32), np.zeros((80, 201)), b"", b"noise" * 9])
+def test_a_bundle_with_other_filters_is_refused(tmp_path: Path, content: bytes | Float32Array) -> None:
+    bundle = make_bundle(tmp_path / "bundle")
+    path = bundle.folder / MEL_FILTERS
+    path.write_bytes(content) if isinstance(content, bytes) else np.save(path, content)
+    files = {**bundle.manifest.files, MEL_FILTERS: FileEntry(sha256_file(path), path.stat().st_size)}
+    sealed = Bundle(bundle.folder, replace(bundle.manifest, files=files))
+    with pytest.raises(BundleError, match=r"mel_filters\.npy: .*; export the model again"):
+        filters_of(sealed)
+
+
 @pytest.mark.parametrize("samples", [400, 5000, 480_000, 480_001, 480_199, 480_400, 976_000, 1_000_007])
 @pytest.mark.parametrize("piece", [4096, 77_777, 10**7])
 def test_blocks_equal_the_whole_spectrogram(samples: int, piece: int) -> None:
     recording = noise(samples)
     pieces = [recording[start : start + piece] for start in range(0, samples, piece)]
-    joined = np.concatenate(list(log_power_blocks(pieces)), axis=1)
+    joined = np.concatenate(list(log_power_blocks(pieces, mel_filters())), axis=1)
     whole = whole_spectrogram(recording)
     assert joined.shape == whole.shape
     assert np.abs(joined - whole).max() < BLOCKS_AGREE
@@ -92,7 +120,7 @@ def test_a_recording_shorter_than_a_window_is_padded(samples: int) -> None:
 )
 def test_lengths(samples: int, runs: int, features: int, frames: int) -> None:
     encoder = Echo()
-    found = encode_audio(lambda: [noise(samples)], encoder)
+    found = encode_audio(lambda: [noise(samples)], encoder, mel_filters())
     assert encoder.runs == runs
     assert found.features.shape == (features, LAYERS, WIDTH)
     assert found.windows.shape == (frames, 10 * LAYERS, WIDTH)
@@ -110,9 +138,9 @@ def test_frames_attend_around_themselves_and_the_ends_repeat() -> None:
 
 def test_windows_on_demand_equal_those_of_the_whole() -> None:
     recording = noise(16000 * 65)
-    whole = encode_audio(lambda: [recording], Echo())
+    whole = encode_audio(lambda: [recording], Echo(), mel_filters())
     encoder = Echo()
-    stream = SpeechStream(lambda: [recording], encoder)
+    stream = SpeechStream(lambda: [recording], encoder, mel_filters())
     assert encoder.runs == 0
     count = len(whole.windows)
     for start in range(0, count, 16):
@@ -123,7 +151,7 @@ def test_windows_on_demand_equal_those_of_the_whole() -> None:
 
 def test_a_recording_without_samples_is_refused() -> None:
     with pytest.raises(InputError, match="no samples"):
-        SpeechStream(list, Echo())
+        SpeechStream(list, Echo(), mel_filters())
 
 
 def test_features_of_real_speech(assets: Path, reference: Path) -> None:
@@ -138,7 +166,7 @@ def test_features_of_real_speech(assets: Path, reference: Path) -> None:
 
     with wave.open(str(assets / "demo1_audio.wav")) as recording:
         samples = np.frombuffer(recording.readframes(recording.getnframes()), np.int16) / np.float32(32768)
-    found = encode_audio(lambda: [samples.astype(np.float32)], encode_mel)
+    found = encode_audio(lambda: [samples.astype(np.float32)], encode_mel, mel_filters())
     recorded = np.load(reference / "small" / "whisper_io.npz")
     assert found.features.shape == recorded["features"].shape
     scale = np.abs(recorded["features"]).max()
@@ -149,8 +177,8 @@ def test_features_of_real_speech(assets: Path, reference: Path) -> None:
 
 def test_frames_outside_the_recording_get_silence() -> None:
     """Repeated features would hold the mouth in its last position."""
-    stream = SpeechStream(lambda: [noise(16_000)], Echo())
-    alone = SpeechStream(lambda: [noise(16_000)], Echo()).windows(times_s(range(25)))
+    stream = SpeechStream(lambda: [noise(16_000)], Echo(), mel_filters())
+    alone = SpeechStream(lambda: [noise(16_000)], Echo(), mel_filters()).windows(times_s(range(25)))
     windows = stream.windows(times_s(range(20, 40)))
     assert np.array_equal(windows[:5], alone[20:])
     after = windows[5:, :, 1]
@@ -171,7 +199,7 @@ def test_the_recording_is_closed() -> None:
         finally:
             opened.append("closed")
 
-    stream = SpeechStream(pieces, Echo())
+    stream = SpeechStream(pieces, Echo(), mel_filters())
     stream.windows(times_s([0]))
     assert opened == ["open", "closed", "open"]
     stream.close()

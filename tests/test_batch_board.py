@@ -69,6 +69,13 @@ def test_rates_and_time_left(figures: Figures, clock: Clock) -> None:
     assert figures.summary() | {"startup_s": 0} == {**counts, "wall_s": 13.0, "startup_s": 0, "frames_per_s": 50.0}
 
 
+def test_only_written_frames_count(figures: Figures, clock: Clock) -> None:
+    for event in (*HALF[:-1], Moved("a", "gpu 0", Progress("finding faces", 250, 250))):
+        figures.add(event)
+    clock.now_s += 5
+    assert (figures.frames_per_s, figures.left_s) == (0, None)
+
+
 def test_a_lost_worker_takes_its_frames_back(figures: Figures, clock: Clock) -> None:
     for event in (*HALF, Failed("a", "gpu 0", "killed", usage=False, again=True)):
         figures.add(event)

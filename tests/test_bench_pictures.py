@@ -1,12 +1,9 @@
 """PSNR and SSIM against numbers that can be computed by hand, and against scikit-image."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from latentsync_trt.bench import pictures
-from latentsync_trt.bench.pictures import likeness, lpips_distance, ssim
+from latentsync_trt.bench.pictures import likeness, ssim
 from latentsync_trt.errors import InputError
 from latentsync_trt.types import UInt8Array
 
@@ -75,31 +72,3 @@ def test_unequal_shapes_and_lengths_are_refused() -> None:
         likeness([picture], [picture, picture])
     with pytest.raises(InputError, match="nothing to compare"):
         likeness([], [])
-
-
-def test_lpips_is_not_measured_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    pictures._lpips_network.cache_clear()
-    picture = _picture(SEED, 64, 64)
-    assert lpips_distance(picture, picture) is None
-
-
-def test_lpips_takes_pictures_as_the_package_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`(1, 3, h, w)` in [−1, 1] in, one number out; the package here returns the mean difference."""
-    torch = pytest.importorskip("torch")
-
-    class Difference(torch.nn.Module):
-        def __init__(self, net: str, verbose: bool) -> None:
-            super().__init__()
-            assert net == "alex"
-
-        def forward(self, a: "torch.Tensor", b: "torch.Tensor") -> "torch.Tensor":
-            assert a.shape == (1, 3, 64, 72)
-            assert -1 <= float(a.min()) < float(a.max()) <= 1
-            return (a - b).abs().mean(dim=(1, 2, 3), keepdim=True)
-
-    monkeypatch.setattr(pictures, "_lpips_network", lambda: Difference("alex", verbose=False))
-    a, b = _picture(SEED, 64, 72), _picture(SEED + 1, 64, 72)
-    assert lpips_distance(a, a) == 0
-    assert lpips_distance(a, b) == pytest.approx(np.abs(a.astype(float) - b).mean() / 127.5, rel=1e-5)
-    assert lpips_distance(a[:40], b[:40]) is None

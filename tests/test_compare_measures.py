@@ -136,7 +136,7 @@ def test_json_has_null_for_what_is_not_a_number() -> None:
     content = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert (content["kind"], content["format"]) == ("latentsync-trt compare", 3)
     clip = content["clip"]
-    assert clip["areas"]["mouth"] == {"psnr_db": None, "ssim": 1.0, "frames": 2, "lpips": None}
+    assert clip["areas"]["mouth"] == {"psnr_db": None, "ssim": 1.0, "frames": 2}
     assert clip["lips"]["a"]["closures"] is None
     assert clip["a"]["gaps"] == [0.1, None]
     assert clip["flicker"] == {"source": 1.0, "a": 1.5, "b": 1.6, "difference": None}
@@ -155,7 +155,7 @@ def test_lines_leave_out_what_was_not_measured() -> None:
 
 
 def test_the_table_fits_a_terminal_with_all_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    found = Likeness(48.81, 0.99964, 2, 0.0123)
+    found = Likeness(48.81, 0.99964, 2)
     clip = replace(clip_results(found), name=f"{'a-long-name-' * 6}.mp4")
     known = replace(SCORE, known=True)
     clip = replace(
@@ -169,7 +169,7 @@ def test_the_table_fits_a_terminal_with_all_its_numbers(capsys: pytest.CaptureFi
     shown = [" ".join(line.split()) for line in lines]
     for line in (
         "size 2725.0 MB 1536.0 MB 0.56×",
-        "generated part 48.8 dB, SSIM 0.9996, LPIPS 0.012",
+        "generated part 48.8 dB, SSIM 0.9996",
         "opening follows the spoken mouth, r 0.500 0.500 +0.000",
         "flicker, levels (source 11.6) 12.8 12.8 0.476 in the difference",
     ):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import latentsync_trt
+from tests.clips import write_clip
 
 PUBLIC = [
     "AudioFeatures",
@@ -16,10 +17,12 @@ PUBLIC = [
     "FaceDetector",
     "LatentSyncError",
     "LipSync",
+    "Progress",
     "RuntimeOptions",
     "SyncOptions",
     "SyncReport",
     "__version__",
+    "demo_clip",
 ]
 
 
@@ -51,6 +54,29 @@ def test_importing_loads_nothing_heavy(module: str) -> None:
 def test_running_needs_no_torch() -> None:
     code = "import sys, latentsync_trt.sync.api; print([n for n in ('torch', 'onnx', 'diffusers') if n in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("command", ["sync", "demo"])
+def test_a_run_needs_neither_librosa_nor_a_home_folder(command: str, tmp_path: Path) -> None:
+    """librosa's packages take a second to import, and numba's cache fails where the home folder cannot be written."""
+    video, audio = write_clip(tmp_path, 6)
+    words = {
+        "sync": ["--provider", "cpu", "--output", tmp_path / "out.mp4", "--report", tmp_path / "report.html"],
+        "demo": ["--out", tmp_path / "demo"],
+    }[command]
+    given = ["--bundle", "demo", "--video", video, "--audio", audio, "--preset", "fast", *words, "-q"]
+    foreign = "librosa", "numba", "scipy", "sklearn", "soundfile", "joblib", "pooch"
+    code = (
+        "import sys; from latentsync_trt.cli import main; main(sys.argv[1:], standalone_mode=False); "
+        f"print([name for name in {foreign} if name in sys.modules])"
+    )
+    (tmp_path / "file").touch()
+    nowhere = str(tmp_path / "file" / "home")  # nobody can make it, not even root
+    homes = dict.fromkeys(("HOME", "USERPROFILE", "APPDATA", "LOCALAPPDATA", "XDG_CACHE_HOME"), nowhere)
+    arguments = [sys.executable, "-c", code, command, *map(str, given)]
+    answer = subprocess.run(arguments, capture_output=True, text=True, check=True, env={**os.environ, **homes})
     assert answer.stdout.strip() == "[]"
 
 

@@ -96,6 +96,24 @@ def test_from_upload_to_result(
     assert job_files(folder) == [] and client.get("/v1/jobs").json() == []
 
 
+def test_the_newest_frame(client: httpx.Client, clip: dict[str, bytes], worker: PretendedWorker) -> None:
+    address = f"/v1/jobs/{send(client, clip).json()['id']}/preview"
+    until(lambda: worker.tasks)
+    missing = client.get(address)
+    assert (missing.status_code, missing.json()["error"].partition(": ")[2]) == (
+        404,
+        "has no preview yet; ask again when its stage is lip-sync",
+    )
+    Path(str(worker.tasks[0].preview)).write_bytes(b"picture")
+    found = client.get(address).raise_for_status()
+    assert (found.content, found.headers["content-type"], found.headers["cache-control"]) == (
+        b"picture",
+        "image/jpeg",
+        "no-store",
+    )
+    worker.go.set()
+
+
 def test_newest_first_with_positions(client: httpx.Client, clip: dict[str, bytes], worker: PretendedWorker) -> None:
     first = send(client, clip).json()["id"]
     until(lambda: worker.tasks)

@@ -60,7 +60,6 @@ WRONG_USAGE = [
     ("bench --bundle SMALL --out in.wav", "--out in.wav: is a file"),
     ("bench --bundle SMALL --out folder.json", "folder.json: is a folder; name a file in it"),
     ("bench --bundle SMALL --provider gpu", "not among auto"),
-    ("bench --diff old.json new.json", "old.json: no such file"),
     ("calibrate --bundle SMALL --video none.mp4", "none.mp4: no such file"),
     ("calibrate --bundle SMALL --clips none", "none: no such folder"),
     ("calibrate --bundle SMALL --clips in.wav", "in.wav: is a file; name a folder"),
@@ -92,7 +91,6 @@ FAILED = [
     ("sync --video in.mp4 --audio in.mp4 --bundle SMALL", "in.mp4: has no audio stream"),
     ("build --bundle damaged", "damaged or edited"),
     ("check --bundle damaged", "damaged or edited"),
-    ("bench --diff text.mp4 text.mp4", "text.mp4: not a JSON file"),
 ]
 
 

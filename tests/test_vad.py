@@ -37,7 +37,7 @@ from latentsync_trt.sync.speakers import Voices
 from latentsync_trt.sync.speech import OpenVoices
 from latentsync_trt.types import Float32Array, Frame
 from tests.clips import read_audio
-from tests.sounds import write_samples
+from tests.sounds import mel_filters, write_samples
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -171,7 +171,7 @@ def test_where_nobody_speaks_the_model_gets_silence(tmp_path: Path, silence: Sil
     """The same windows as beyond the recording's end, though music goes on; where somebody speaks, both are heard."""
     speech = np.pad(sentence(), 2 * SAMPLE_RATE_HZ)
     path = write_samples(tmp_path / "music.wav", 0.5 * (speech + hum(len(speech), 0.02)), SAMPLE_RATE_HZ)
-    with closing(OpenVoices(Voices((SoundPiece(path),)), Louder(), silence)) as voices:
+    with closing(OpenVoices(Voices((SoundPiece(path),)), Louder(), mel_filters(), silence)) as voices:
         times_s = [Fraction(0.5), Fraction(3), Fraction(len(speech) / SAMPLE_RATE_HZ - 1), Fraction(1000)]
         frames = [Frame(0, time_s, Fraction(1, 25), time_s, np.zeros((1, 1, 3), np.uint8), None) for time_s in times_s]
         before, spoken, after, beyond = voices.windows(0, frames)
@@ -182,7 +182,7 @@ def test_where_nobody_speaks_the_model_gets_silence(tmp_path: Path, silence: Sil
 
 def test_a_recording_without_speech_is_named(tmp_path: Path) -> None:
     path = write_samples(tmp_path / "music.wav", hum(SAMPLE_RATE_HZ, 0.1), SAMPLE_RATE_HZ)
-    with closing(OpenVoices(Voices((SoundPiece(path),)), Louder(), "closed")) as voices:
+    with closing(OpenVoices(Voices((SoundPiece(path),)), Louder(), mel_filters(), "closed")) as voices:
         (notice,) = voices.notices
     assert notice == f"{path}: no speech found, so the mouth stays shut; with --silence model it follows any sound"
 
@@ -195,7 +195,7 @@ def test_where_it_is_as_loud_as_speech_without_any_is_named(tmp_path: Path) -> N
     )
     samples = np.concatenate([sentence(), song, sentence(), jingle, sentence(), soft])
     path = write_samples(tmp_path / "song.wav", samples, SAMPLE_RATE_HZ)
-    with closing(OpenVoices(Voices((SoundPiece(path),)), Louder(), "closed")) as voices:
+    with closing(OpenVoices(Voices((SoundPiece(path),)), Louder(), mel_filters(), "closed")) as voices:
         (notice,) = voices.notices
     start_s = len(sentence()) / SAMPLE_RATE_HZ
     ((found_s, until_s),) = find_speech([samples]).loud_s

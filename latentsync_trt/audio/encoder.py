@@ -40,12 +40,13 @@ class SpeechStream:
     Args:
         open_pieces: opens the recording: float32 `(samples,)` pieces, mono, 16 kHz, full scale ±1. Called twice.
         encode_mel: the audio encoder: `mel (1, 80, 3000)` → `features (1, 1500, L, D)`, float32.
+        filters: as for `log_power_blocks`.
 
     Raises:
         InputError: the recording has no samples.
     """
 
-    def __init__(self, open_pieces: OpenPieces, encode_mel: EncodeMel) -> None:
+    def __init__(self, open_pieces: OpenPieces, encode_mel: EncodeMel, filters: Float32Array) -> None:
         samples, mel_frames, peak = 0, 0, float("-inf")
 
         def counted() -> Iterator[Float32Array]:
@@ -54,14 +55,14 @@ class SpeechStream:
                 samples += piece.size
                 yield piece
 
-        for block in log_power_blocks(counted()):
+        for block in log_power_blocks(counted(), filters):
             peak, mel_frames = max(peak, float(block.max())), mel_frames + block.shape[1]
         if not samples:
             raise InputError("the recording has no samples", usage=False)
         self.duration_s = Fraction(samples, SAMPLE_RATE_HZ)
         self.feature_count = mel_frames // _MEL_FRAMES_PER_FEATURE
         self._encode_mel = encode_mel
-        self._segments = _segments(scaled(block, peak) for block in log_power_blocks(open_pieces()))
+        self._segments = _segments(scaled(block, peak) for block in log_power_blocks(open_pieces(), filters))
         self._features: dict[int, Float32Array] = {}
         self._peak = peak
         self._silent: Float32Array | None = None
@@ -109,9 +110,9 @@ class SpeechStream:
         return self._features[index]
 
 
-def encode_audio(open_pieces: OpenPieces, encode_mel: EncodeMel) -> AudioFeatures:
+def encode_audio(open_pieces: OpenPieces, encode_mel: EncodeMel, filters: Float32Array) -> AudioFeatures:
     """Features and windows of a whole recording; arguments and errors as `SpeechStream`."""
-    with closing(SpeechStream(open_pieces, encode_mel)) as stream:
+    with closing(SpeechStream(open_pieces, encode_mel, filters)) as stream:
         features = stream.all_features()
     return AudioFeatures(features, audio_windows(features, stream.duration_s), stream.duration_s)
 

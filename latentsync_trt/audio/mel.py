@@ -8,15 +8,14 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 import numpy as np
-from librosa.filters import mel as mel_filters
 
 from latentsync_trt.types import Float32Array
 
 SAMPLE_RATE_HZ = 16000
 MEL_BANDS = 80
+FFT = 400
 _HOP = 160
-_FFT = 400
-_HALF = _FFT // 2
+_HALF = FFT // 2
 
 MEL_FRAMES_PER_S = SAMPLE_RATE_HZ // _HOP
 
@@ -37,20 +36,21 @@ def scaled(log_power: Float32Array, peak: float) -> Float32Array:
     return (np.maximum(log_power, np.float32(peak - _DYNAMIC_RANGE)) + np.float32(4)) / np.float32(4)
 
 
-def log_power_blocks(pieces: Iterable[Float32Array]) -> Iterator[Float32Array]:
+def log_power_blocks(pieces: Iterable[Float32Array], filters: Float32Array) -> Iterator[Float32Array]:
     """log10 of the mel power, at least 1e-10, before clipping: float32 `(80, k)`, k up to 3000, 100 frames per second.
 
     Recordings shorter than one analysis window (25 ms) are padded with silence.
 
     Args:
         pieces: float32 `(samples,)` of any lengths, finite: mono, 16 kHz, full scale ±1.
+        filters: the mel bands, float32 `(80, 201)`, as `audio/filters.py` gives them.
     """
     made = 0
     for stretch, count in _stretches(pieces):
-        frames = (len(stretch) - _FFT) // _HOP + 1 if count is None else count // _HOP - made
+        frames = (len(stretch) - FFT) // _HOP + 1 if count is None else count // _HOP - made
         for start in range(0, frames, _BLOCK_FRAMES):
             end = min(start + _BLOCK_FRAMES, frames)
-            yield _log_power(stretch[start * _HOP : (end - 1) * _HOP + _FFT])
+            yield _log_power(stretch[start * _HOP : (end - 1) * _HOP + FFT], filters)
         made += frames
 
 
@@ -64,42 +64,35 @@ def _stretches(pieces: Iterable[Float32Array]) -> Iterator[tuple[Float32Array, i
     for piece in pieces:
         held.append(piece)
         length, count = length + len(piece), count + len(piece)
-        if length < _BLOCK_SAMPLES + _FFT:
+        if length < _BLOCK_SAMPLES + FFT:
             continue
         joined = np.concatenate(held)
         if length == count:
             joined = np.pad(joined, (_HALF, 0), "reflect")
         # Half a window is kept: if the recording ends here, the reflection needs it.
-        frames = (len(joined) - _HALF - _FFT) // _HOP + 1
-        yield joined[: (frames - 1) * _HOP + _FFT], None
+        frames = (len(joined) - _HALF - FFT) // _HOP + 1
+        yield joined[: (frames - 1) * _HOP + FFT], None
         rest = joined[frames * _HOP :]
         held, length = [rest], len(rest)
     if not count:
         return
     rest = np.concatenate(held)
     before = _HALF if length == count else 0
-    if count < _FFT:
-        rest, count = np.pad(rest, (0, _FFT - count)), _FFT
+    if count < FFT:
+        rest, count = np.pad(rest, (0, FFT - count)), FFT
     yield np.pad(rest, (before, _HALF), "reflect"), count
 
 
-def _log_power(samples: Float32Array) -> Float32Array:
+def _log_power(samples: Float32Array, filters: Float32Array) -> Float32Array:
     """log10 of the mel power of all windows in `samples`: `((n − 1)·160 + 400,)` → `(80, n)`."""
-    windows = np.lib.stride_tricks.sliding_window_view(samples, _FFT)[::_HOP]
+    windows = np.lib.stride_tricks.sliding_window_view(samples, FFT)[::_HOP]
     spectrum = np.fft.rfft(windows * _hann(), axis=1)
     power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32)
-    mel = _filterbank() @ power.T
+    mel = filters @ power.T
     return np.log10(np.maximum(mel, np.float32(_POWER_FLOOR)))
 
 
 @lru_cache(maxsize=1)
 def _hann() -> Float32Array:
     """Periodic Hann window."""
-    return np.hanning(_FFT + 1)[:-1].astype(np.float32)
-
-
-@lru_cache(maxsize=1)
-def _filterbank() -> Float32Array:
-    """Slaney's mel bands, float32 `(80, 201)`."""
-    bands: Float32Array = mel_filters(sr=SAMPLE_RATE_HZ, n_fft=_FFT, n_mels=MEL_BANDS)
-    return bands
+    return np.hanning(FFT + 1)[:-1].astype(np.float32)

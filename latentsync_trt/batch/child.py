@@ -112,7 +112,7 @@ def _throttled(tell: Emit) -> Callable[[Progress], None]:
         nonlocal stage, next_s
         if progress.stage != stage or monotonic() >= next_s:
             stage, next_s = progress.stage, monotonic() + _PROGRESS_S
-            tell(progress=asdict(progress))
+            tell(progress={"stage": stage, "done": progress.done, "total": progress.total})
 
     return report
 

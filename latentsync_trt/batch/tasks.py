@@ -25,13 +25,17 @@ class Cancelled(LatentSyncError):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A clip to sync. Files, also those in `options`, are paths or URLs. `id` is unique within a ledger."""
+    """A clip to sync. Files, also those in `options`, are paths or URLs. `id` is unique within a ledger.
+
+    `preview`: local path of a JPEG that the worker replaces about once a second while it writes frames, if it can.
+    """
 
     id: str
     video: str
     audio: str | None
     output: str
     options: SyncOptions = field(default_factory=SyncOptions)
+    preview: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; only options that differ from their defaults."""

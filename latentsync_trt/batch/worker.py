@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
 from latentsync_trt import remote_files
@@ -21,6 +21,9 @@ from latentsync_trt.unexpected import one_line
 
 if TYPE_CHECKING:
     from latentsync_trt.sync.api import LipSync
+
+
+_PREVIEW_S = 1.0
 
 
 class Worker:
@@ -67,8 +70,9 @@ class Worker:
             if cancelled.is_set():
                 raise Cancelled(f"{task.id}: canceled")
             on_progress(progress)
+            preview(progress)
 
-        files = _Files(report)
+        files, preview = _Files(report), _Preview(task.preview)
         try:
             remote_files.check_target(task.output)
             with temporary_folder(self._scratch, self._notice) as files.folder:
@@ -113,6 +117,25 @@ class Worker:
             except InputError:  # it kept those of another clip; any other reason is found again
                 pass
         return self._lip_sync.sync(task.video, task.audio, task.output, task.options, on_progress=report)
+
+
+class _Preview:
+    """A JPEG of the newest frame at `path`; where it cannot be written, the clip goes on without."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path, self._next_s = None if path is None else Path(path), 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        if self._path is None or progress.picture is None or monotonic() < self._next_s:
+            return
+        import cv2
+
+        bgr = cv2.cvtColor(progress.picture(), cv2.COLOR_RGB2BGR)
+        part = self._path.with_name(f"{self._path.name}.part")
+        with suppress(OSError):
+            part.write_bytes(cv2.imencode(".jpg", bgr)[1].tobytes())
+            part.replace(self._path)
+        self._next_s = monotonic() + _PREVIEW_S
 
 
 class _Files:

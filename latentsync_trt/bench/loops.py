@@ -26,7 +26,7 @@ def measure_loops(setting: Setting, clip: Clip) -> Iterator[Row]:
     setting.say(f"{setting.provider}: a window of {clip.name}")
     with setting.networks() as networks:
         manifest = setting.bundle.manifest
-        window = first_window(clip, manifest.frames, manifest.resolution_px, networks.encode_mel)
+        window = first_window(clip, manifest.frames, networks)
         options = {preset: setting.sync_options(preset) for preset in setting.options.preset}
         reference = None
         if reference_options not in options.values():

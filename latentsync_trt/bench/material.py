@@ -1,16 +1,17 @@
 """Inputs of the scenarios: clips, a window of faces with its speech, and random inputs of graphs."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
-import cv2
 import numpy as np
 
 from latentsync_trt.audio.encoder import SpeechStream
+from latentsync_trt.audio.filters import filters_of
 from latentsync_trt.bundle.manifest import DimensionRange
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import MediaError, NoFaceError
@@ -24,14 +25,12 @@ from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.runtime.compiler.profiles import usual_shape
+from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.sessions.session import Array, TensorInfo
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.jobs import Job
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Float32Array, Frame, UInt8Array
-
-FULL_HD_PX = (1920, 1080)
-"""Width and height of the clip for stages on the CPU."""
 
 SEED = 11
 _KNOWN_INPUTS = {"timestep": 501, "guidance": 1.5, "coefficients": (1.02, -0.31, 0.12, 1.4, -0.9)}
@@ -56,13 +55,11 @@ class FaceWindow:
     audio: Float32Array
 
 
-def choose_clip(
-    video: Path | None, audio: Path | None, folder: Path, size_px: tuple[int, int] = (SIDE_PX, SIDE_PX)
-) -> Clip:
+def choose_clip(video: Path | None, audio: Path | None, folder: Path) -> Clip:
     """The given files; missing ones are replaced by the built-in recording or a video of the built-in portrait.
 
     Args:
-        folder: receives that video. size_px: its width and height; not taller than wide.
+        folder: receives that video.
 
     Raises:
         MediaError: the recording or the video cannot be read.
@@ -77,36 +74,27 @@ def choose_clip(
     if video is not None:
         info = probe(video)
         return Clip(video, speech, f"{video.name} {info.width_px}×{info.height_px}", mouth)
-    width_px, height_px = size_px
-    target = folder / f"portrait-{width_px}x{height_px}.mp4"
+    target = folder / "portrait.mp4"
     if not target.exists():
-        margins = (0, 0, (width_px - height_px) // 2, (width_px - height_px) // 2)
-        write_pictures(target, (_framed(frame, height_px, margins) for frame in camera_frames(duration_s)))
-    return Clip(target, speech, f"built-in {width_px}×{height_px}", mouth)
+        write_pictures(target, camera_frames(duration_s))
+    return Clip(target, speech, f"built-in {SIDE_PX}×{SIDE_PX}", mouth)
 
 
-def _framed(picture: UInt8Array, side_px: int, margins: tuple[int, int, int, int]) -> UInt8Array:
-    """Resizes a square picture and adds mirrored margins: top, bottom, left, right."""
-    scaled = cv2.resize(picture, (side_px, side_px), interpolation=cv2.INTER_CUBIC)
-    return np.asarray(cv2.copyMakeBorder(scaled, *margins, cv2.BORDER_REFLECT_101), np.uint8)
-
-
-def first_window(
-    clip: Clip, frames: int, resolution_px: int, encode_mel: Callable[[Float32Array], Float32Array]
-) -> FaceWindow:
-    """The first `frames` faces of a clip and their speech; `encode_mel` as in `Networks`.
+def first_window(clip: Clip, frames: int, networks: Networks) -> FaceWindow:
+    """The first `frames` faces of a clip, at the bundle's resolution, and their speech.
 
     Raises:
         NoFaceError: the clip shows fewer faces than that.
     """
     delays = delays_of(clip.video, clip.audio)
     read = read_frames(clip.video, Playback(Fraction(MODEL_FPS), delay_s=delays.picture_s))
-    with closing(aligned_faces(clip.video, read, resolution_px)) as jobs:
+    with closing(aligned_faces(clip.video, read, networks.bundle.manifest.resolution_px)) as jobs:
         found = (target.face for job in jobs for target in job.targets)
         faces = list(islice((face.image for face in found if face is not None), frames))
     if len(faces) < frames:
         raise NoFaceError(f"{clip.video}: {len(faces)} frames with a face, a window takes {frames}; give a longer clip")
-    with closing(SpeechStream(lambda: read_audio_blocks(clip.audio, delay_s=delays.sound_s), encode_mel)) as speech:
+    pieces, filters = partial(read_audio_blocks, clip.audio, delay_s=delays.sound_s), filters_of(networks.bundle)
+    with closing(SpeechStream(pieces, networks.encode_mel, filters)) as speech:
         return FaceWindow(np.stack(faces), speech.windows([Fraction(index, MODEL_FPS) for index in range(frames)]))
 
 

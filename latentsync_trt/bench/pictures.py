@@ -1,13 +1,9 @@
-"""Similarity of pictures and of clips: PSNR, SSIM and, if installed, LPIPS."""
+"""Similarity of pictures and of clips: PSNR and SSIM."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from math import log10
-from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import cv2
 import numpy as np
@@ -23,24 +19,17 @@ _LUMA = np.array([0.299, 0.587, 0.114])
 _WINDOW_PX, _SIGMA_PX = 11, 1.5
 _C1, _C2 = (0.01 * _PEAK) ** 2, (0.03 * _PEAK) ** 2
 
-_LPIPS_LEAST_PX = 64
-"""For smaller sides AlexNet's last layers have no pixels left."""
-_LPIPS_BACKBONE = "alexnet-owt-7be5be79.pth"
-"""File of torchvision's AlexNet, which package `lpips` would otherwise download."""
-
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
     """How similar two clips of `frames` frames are.
 
-    `psnr_db`: over all pixels together; None if they are equal. `ssim`: mean over the frames, at most 1. `lpips`: mean
-    over the frames, 0 if equal; None if not measured.
+    `psnr_db`: over all pixels together; None if they are equal. `ssim`: mean over the frames, at most 1.
     """
 
     psnr_db: float | None
     ssim: float
     frames: int
-    lpips: float | None = None
 
 
 class LikenessMeter:
@@ -49,23 +38,18 @@ class LikenessMeter:
     def __init__(self) -> None:
         self._squares: list[float] = []
         self._similarities: list[float] = []
-        self._distances: list[float] = []
 
     def add(self, a: UInt8Array, b: UInt8Array) -> None:
         """Adds the next frame of both, `(H, W, 3)`, H and W at least 11; raises `InputError` as `ssim`."""
         self._similarities.append(ssim(a, b))
         self._squares.append(cv2.norm(a, b, cv2.NORM_L2SQR) / a.size)
-        distance = lpips_distance(a, b)
-        if distance is not None:
-            self._distances.append(distance)
 
     def result(self) -> Likeness:
         """The likeness over all frames; raises `InputError` if there are none."""
         if not self._squares:
             raise InputError("no frames: nothing to compare")
-        lpips = fmean(self._distances) if self._distances else None
         psnr_db = decibels(_PEAK**2, fmean(self._squares))
-        return Likeness(psnr_db, fmean(self._similarities), len(self._squares), lpips)
+        return Likeness(psnr_db, fmean(self._similarities), len(self._squares))
 
 
 def likeness(frames: Iterable[UInt8Array], reference: Iterable[UInt8Array]) -> Likeness:
@@ -98,38 +82,9 @@ def ssim(a: UInt8Array, b: UInt8Array) -> float:
     return float((alike / most).mean())
 
 
-def lpips_distance(a: UInt8Array, b: UInt8Array) -> float | None:
-    """LPIPS (AlexNet), a learned distance, of two pictures `(H, W, 3)`, 0 for equal ones.
-
-    Not measured, hence None, without the package or its weights, and for sides below 64 px.
-    """
-    network = _lpips_network()
-    if network is None or min(a.shape[:2]) < _LPIPS_LEAST_PX:
-        return None
-    import torch
-
-    # (1, 3, H, W) in [−1, 1].
-    x, y = (torch.from_numpy(one.transpose(2, 0, 1)[None] / np.float32(127.5) - np.float32(1)) for one in (a, b))
-    with torch.inference_mode():
-        return float(network(x, y))
-
-
 def decibels(signal: float, noise: float) -> float | None:
     """The ratio of two powers; None without noise."""
     return 10 * log10(signal / noise) if noise else None
-
-
-@cache
-def _lpips_network() -> Any:
-    if any(find_spec(name) is None for name in ("torch", "torchvision", "lpips")):
-        return None
-    import torch
-
-    if not Path(torch.hub.get_dir(), "checkpoints", _LPIPS_BACKBONE).is_file():
-        return None
-    import lpips
-
-    return lpips.LPIPS(net="alex", verbose=False).eval()
 
 
 def _window_means(values: Float64Array) -> Float64Array:

@@ -7,11 +7,10 @@ from pathlib import Path
 from latentsync_trt.bench.graphs import measure_graphs
 from latentsync_trt.bench.loops import measure_loops
 from latentsync_trt.bench.machine import bundle_facts, environment
-from latentsync_trt.bench.material import FULL_HD_PX, choose_clip
+from latentsync_trt.bench.material import choose_clip
 from latentsync_trt.bench.options import BenchOptions
 from latentsync_trt.bench.rows import Results, Row
 from latentsync_trt.bench.setting import Setting, settings_for
-from latentsync_trt.bench.stages import measure_stages
 from latentsync_trt.bench.whole_clips import measure_clips
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
@@ -51,7 +50,6 @@ def _rows(settings: Sequence[Setting], options: BenchOptions, folder: Path) -> I
     video, audio = (None if path is None else Path(path) for path in (options.video, options.audio))
     scenarios = options.scenario
     clip = choose_clip(video, audio, folder) if {"loop", "end-to-end"} & set(scenarios) else None
-    full_hd = choose_clip(video, audio, folder, FULL_HD_PX) if "stage" in scenarios else None
     for setting in settings:
         if "graph" in scenarios:
             yield from measure_graphs(setting)
@@ -59,5 +57,3 @@ def _rows(settings: Sequence[Setting], options: BenchOptions, folder: Path) -> I
             yield from measure_loops(setting, clip)
         if clip is not None and "end-to-end" in scenarios:
             yield from measure_clips(setting, clip, folder)
-    if full_hd is not None:  # last: the memory it keeps would be counted for later rows
-        yield from measure_stages(settings[0], full_hd, folder)

@@ -10,9 +10,8 @@ from rich.table import Table
 from latentsync_trt.bench.pictures import Likeness
 from latentsync_trt.bench.rows import Memory, Results, Row, Spread
 
-ROW_HEADS = ("what", "scenario", "median", "p5–p95 ms", "runs", "rate", "quality", "memory")
-
 _WIDTH_OF_A_FILE = 200
+_MOST_PARTS = 3
 
 
 def number(value: float) -> str:
@@ -36,23 +35,12 @@ def title(row: Row) -> str:
     return " · ".join(part for part in (row.case, row.preset, row.provider) if part)
 
 
-def rate(row: Row) -> str:
-    """TFLOP/s with the share of the ceiling, else frames/s, else nothing."""
-    if row.arithmetic is not None:
-        share = row.arithmetic.ceiling_share
-        per_s = row.arithmetic.tflop_per_s
-        shown = f"{number(per_s)} TFLOP/s" if per_s >= 1 else f"{number(1000 * per_s)} GFLOP/s"
-        return shown if share is None else f"{shown} ({share:.0%} of matmul)"
-    return "" if row.frames_per_s is None else f"{number(row.frames_per_s)} frames/s"
-
-
 def likeness(found: Likeness | None) -> str:
-    """PSNR and SSIM, and LPIPS if it was measured."""
+    """PSNR and SSIM."""
     if found is None:
         return ""
     psnr = "equal" if found.psnr_db is None else f"{found.psnr_db:.1f} dB"
-    lpips = "" if found.lpips is None else f", LPIPS {found.lpips:.3f}"
-    return f"{psnr}, SSIM {found.ssim:.4f}{lpips}"
+    return f"{psnr}, SSIM {found.ssim:.4f}"
 
 
 def memory(found: Memory | None) -> str:
@@ -63,18 +51,20 @@ def memory(found: Memory | None) -> str:
     return f"{found.host_bytes / 1e9:.2f} GB host{device}"
 
 
-def row_cells(row: Row) -> tuple[str, ...]:
-    """A row under `ROW_HEADS`."""
-    time, runs = row.time, f"{row.time.runs} after {row.warm_up}"
-    cells = milliseconds(time.median_ms), spread(time), runs, rate(row), likeness(row.quality), memory(row.memory)
-    return title(row), row.scenario, *cells
+def parts(row: Row) -> str:
+    """The parts of a run that take longest; those of a clip overlap."""
+    longest = sorted(row.parts_s.items(), key=lambda part: -part[1])[:_MOST_PARTS]
+    return ", ".join(f"{name} {milliseconds(1000 * time_s)}" for name, time_s in longest)
 
 
 def show_rows(results: Results) -> None:
     """Prints a line for each row to stdout."""
-    table = plain_table(*ROW_HEADS)
+    table = plain_table("what", "scenario", "median", "p5–p95 ms", "runs", "rate", "longest parts", "quality", "memory")
     for row in results.rows:
-        table.add_row(*row_cells(row))
+        time = row.time
+        rate = "" if row.frames_per_s is None else f"{number(row.frames_per_s)} frames/s"
+        cells = milliseconds(time.median_ms), spread(time), f"{time.runs} after {row.warm_up}", rate, parts(row)
+        table.add_row(title(row), row.scenario, *cells, likeness(row.quality), memory(row.memory))
     console().print(table)
 
 

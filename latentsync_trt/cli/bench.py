@@ -1,4 +1,4 @@
-"""`latentsync-trt bench`: speed, memory and quality relative to the best preset; and changes between two runs."""
+"""`latentsync-trt bench`: speed, memory and quality relative to the best preset."""
 
 import re
 import sys
@@ -30,22 +30,12 @@ _NOT_FOR_BENCH = ("build", "profile", "preset")
     type=LocalPath(),
     default="benchmarks",
     show_default=True,
-    help="Where the rows go: a folder, or a file that ends in .json. The report goes beside it, as .html.",
-)
-@click.option(
-    "--diff",
-    nargs=2,
-    type=LocalPath(),
-    metavar="A.json B.json",
-    help="Measure nothing; show what changed between two files of rows.",
+    help="Where the rows go: a folder, or a file that ends in .json.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
-def command(bundle: str | None, out: Path, diff: tuple[Path, Path] | None, quiet: bool, **fields: Any) -> None:
-    """Measure a bundle: graphs, loop, stages, whole clips; time, arithmetic, memory and quality."""
-    from latentsync_trt.bench.changes import find_changes, show_changes
+def command(bundle: str | None, out: Path, quiet: bool, **fields: Any) -> None:
+    """Measure a bundle: graphs, loop, whole clips; time, memory and quality."""
     from latentsync_trt.bench.files import make_folder
-    from latentsync_trt.bench.report import write_report
-    from latentsync_trt.bench.rows import read_results
     from latentsync_trt.bench.suite import run_bench
     from latentsync_trt.bench.table import show_rows
     from latentsync_trt.bundle.find import describe_choice, find_bundle
@@ -54,10 +44,6 @@ def command(bundle: str | None, out: Path, diff: tuple[Path, Path] | None, quiet
     from latentsync_trt.media.files import check_file
     from latentsync_trt.paths import check_file_to_write, check_folder_to_write
 
-    if diff is not None:
-        before, after = diff
-        show_changes(find_changes(read_results(before), read_results(after)), before.name, after.name)
-        return
     options, runtime = build(BenchOptions, fields), build(RuntimeOptions, fields)
     sync = build(SyncOptions, {name: value for name, value in fields.items() if name != "preset"})
     folder, why = find_bundle(bundle)
@@ -72,12 +58,9 @@ def command(bundle: str | None, out: Path, diff: tuple[Path, Path] | None, quiet
     for results in run_bench(Bundle.load(folder), options, runtime, sync, say=notice, command=words):
         rows = _rows_file(out, results)
         results.write(rows)
-    report = rows.with_suffix(".html")
-    write_report(results, report)
     if not quiet:
         show_rows(results)
         click.echo(f"{rows}: {len(results.rows)} rows")
-        click.echo(f"{report}: the same with plots")
 
 
 def _is_file(out: Path) -> bool:

@@ -42,8 +42,13 @@ class _Worker:
     progress: Progress | None = None
 
     @property
+    def written(self) -> int:
+        """Frames of the clip that are written."""
+        return self.progress.done if self.progress is not None and self.progress.writes else 0
+
+    @property
     def share(self) -> float:
-        """How much of the clip is done, 0 to 1."""
+        """How much of the stage is done, 0 to 1."""
         moved = self.progress
         return min(moved.done / moved.total, 1.0) if moved is not None and moved.total else 0.0
 
@@ -111,14 +116,14 @@ class Figures:
     @property
     def frames_per_s(self) -> float:
         """Of all workers together, since the first one was ready."""
-        running = [worker.progress.done for worker in list(self.workers.values()) if worker.progress is not None]
+        running = [worker.written for worker in list(self.workers.values())]
         spent_s = self.clock() - self._ready_s if self._ready_s else 0.0
         return (self.frames + sum(running)) / spent_s if spent_s else 0.0
 
     @property
     def left_s(self) -> float | None:
         """Expected seconds until the end; None before a second of video is done."""
-        running = [(worker.share, worker.job) for worker in list(self.workers.values())]
+        running = [(worker.share, worker.job) for worker in list(self.workers.values()) if worker.written]
         done_s = self._ended_length_s + sum(share * self._length_s(job) for share, job in running if job is not None)
         if not self._ready_s or done_s < _LEAST_DONE_S:
             return None

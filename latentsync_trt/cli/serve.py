@@ -65,14 +65,14 @@ def command(
 
     try:
         from latentsync_trt.serve import server
-        from latentsync_trt.serve.app import is_loopback
+        from latentsync_trt.serve.app import create_app, is_loopback
         from latentsync_trt.serve.service import Service
     except ImportError as error:
         raise MissingDependency(f'serve: needs its extra; pip install "latentsync-trt[serve]" ({error})') from error
     if ray is not None and port == 0:
         raise InputError("--port 0: cannot be used with --ray; give a number")
-    key = _key(host, no_key, loopback=is_loopback(host))
-    limits, place = build(Limits, fields), folder or _default_folder()
+    key = api_key(host, no_key, loopback=is_loopback(host))
+    limits, place = build(Limits, fields), folder or default_folder("serve")
     settings = WorkerSettings(bundle or str(find_bundle(None)[0]), provider, build(RuntimeOptions, fields))
     handles = make_workers(settings, workers, ray=ray, gpus_per_worker=gpus_per_worker, on_notice=say)
     url = f"http://{f'[{host}]' if ':' in host else host}"
@@ -88,10 +88,11 @@ def command(
             listener = server.listen(host, port)
             service = Service(place, handles, limits)
             say(f"{url}:{listener.getsockname()[1]}/docs: listening; jobs are kept in {place}")
-            server.run(service, key, listener)
+            server.run(service, create_app(service, key, own_hosts=is_loopback(host)), listener)
 
 
-def _key(host: str, no_key: bool, *, loopback: bool) -> str | None:
+def api_key(host: str, no_key: bool, *, loopback: bool) -> str | None:
+    """The key that clients must send, if any; raises `InputError` if others than this machine could come in without."""
     key = os.environ.get(KEY) or None
     if key is not None and no_key:
         raise InputError(f"--no-key: ${KEY} is set; unset it, or leave --no-key out")
@@ -100,7 +101,8 @@ def _key(host: str, no_key: bool, *, loopback: bool) -> str | None:
     return key
 
 
-def _default_folder() -> Path:
+def default_folder(name: str) -> Path:
+    """Where the command `name` keeps its jobs."""
     import platformdirs
 
-    return platformdirs.user_data_path("latentsync-trt", appauthor=False) / "serve"
+    return platformdirs.user_data_path("latentsync-trt", appauthor=False) / name

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from latentsync_trt.audio.filters import computed_filters, write_filters
 from latentsync_trt.bundle.manifest import (
     FULL_STEP,
     REQUIRED_GRAPHS,
@@ -87,6 +88,7 @@ class _Export:
         options, networks = self.options, self.networks
         plans = plan_graphs(networks, options)
         graphs = self.write_graphs(folder, plans)
+        write_filters(folder, computed_filters())
         manifest = Manifest(
             name=options.folder.name,
             model=options.model,

@@ -190,11 +190,17 @@ def naming_format(frame: VideoFrame) -> Iterator[None]:
 
 
 def to_rgb(
-    reformatter: VideoReformatter, frame: VideoFrame, coding: Coding, interpolation: Interpolation, name: str = "rgb24"
+    reformatter: VideoReformatter,
+    frame: VideoFrame,
+    coding: Coding,
+    interpolation: Interpolation,
+    name: str = "rgb24",
+    size_px: tuple[int | None, int | None] = (None, None),
 ) -> VideoFrame:
-    """The frame in the packed RGB format `name`."""
+    """The frame in the packed RGB format `name`, scaled to `size_px` (width, height)."""
     return reformatter.reformat(
         frame,
+        *size_px,
         format=name,
         interpolation=interpolation,
         src_colorspace=coding.swscale_matrix or None,

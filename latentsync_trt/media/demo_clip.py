@@ -10,6 +10,8 @@ import cv2
 import numpy as np
 
 from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.media.audio import audio_duration_s
+from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.types import BoolArray, Float32Array, UInt8Array
 
 ASSETS = Path(__file__).parents[1] / "assets" / "demo"
@@ -42,6 +44,17 @@ def spoken_mouth() -> SpokenMouth:
     """The mouth for `SPEECH`, from the times of its phonemes."""
     rows = np.loadtxt(_MOUTH, np.float32, delimiter=",", skiprows=1, encoding="ascii")
     return SpokenMouth(rows[:, 0], rows[:, 1] > 0, rows[:, 2] > 0)
+
+
+def demo_clip(folder: str | Path = ".") -> tuple[Path, Path]:
+    """Writes the built-in clip to `folder` as demo.mp4, 480×480 px and 5 s long; returns it and its speech recording.
+
+    Raises:
+        OutputError: the clip cannot be written.
+    """
+    video = Path(folder) / "demo.mp4"
+    write_pictures(video, camera_frames(audio_duration_s(SPEECH)))
+    return video, SPEECH
 
 
 def portrait() -> UInt8Array:

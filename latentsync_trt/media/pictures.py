@@ -3,14 +3,18 @@
 from collections.abc import Iterable
 from fractions import Fraction
 
+import numpy as np
 from av.video.frame import VideoFrame
-from av.video.reformatter import VideoReformatter
+from av.video.reformatter import Interpolation, VideoReformatter
 
 from latentsync_trt.media.codecs import VideoEncoder
 from latentsync_trt.media.color import BT709, RGB_IDENTITY, coding_of
-from latentsync_trt.media.conversion import COLOR_RANGES, converted, frame_of
+from latentsync_trt.media.conversion import COLOR_RANGES, converted, frame_of, packed_view, tags_of, to_rgb
+from latentsync_trt.media.hdr import hdr_of
 from latentsync_trt.media.patching import planes_of
-from latentsync_trt.types import ColorTags, Frame, Patch, VideoInfo
+from latentsync_trt.types import ColorTags, Frame, Patch, UInt8Array, VideoInfo
+
+_SMALL_PX = 480
 
 
 def picture_info(width_px: int, height_px: int, *, rgb: bool) -> VideoInfo:
@@ -44,3 +48,16 @@ class PictureMaker:
         picture.color_primaries, picture.color_trc = color.primaries, color.transfer
         picture.colorspace, picture.color_range = color.matrix, COLOR_RANGES[color.full_range]
         return picture
+
+    def small_rgb(self, frame: Frame, patches: Iterable[Patch] = ()) -> UInt8Array:
+        """The picture to encode for people to look at: uint8 `(h, w, 3)` RGB, h ≤ 480, square pixels; HDR as SDR."""
+        picture = self.frame(frame, patches)
+        color, height = tags_of(picture), min(picture.height, _SMALL_PX)
+        width = max(1, round(picture.width * self._info.sample_aspect_ratio * height / picture.height))
+        hdr, coding = hdr_of(color.transfer), coding_of(color, picture.width, picture.height)
+        name = "rgb48le" if hdr else "rgb24"
+        # Not the reformatter of `frame`, which keeps the tables of its last conversion.
+        small = packed_view(
+            to_rgb(VideoReformatter(), picture, coding, Interpolation.BILINEAR, name, size_px=(width, height))
+        )
+        return hdr.sdr(small) if hdr else small.astype(np.uint8)

@@ -161,6 +161,10 @@ class VideoWriter:
             self._part.write(picture, stamp)
         self._number, self._last, self.end_s = number, stamp, frame.time_s + frame.duration_s
 
+    def small_rgb(self, frame: Frame, patches: Iterable[Patch] = ()) -> UInt8Array:
+        """See `PictureMaker.small_rgb`."""
+        return self._maker.small_rgb(frame, patches)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

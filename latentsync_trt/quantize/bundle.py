@@ -8,6 +8,7 @@ from typing import Any
 
 from onnx_ir import save
 
+from latentsync_trt.audio.filters import filters_of, write_filters
 from latentsync_trt.bundle.manifest import (
     EIGHT_BIT_PRECISIONS,
     FORMAT_VERSION,
@@ -77,6 +78,7 @@ def quantize_bundle(
         if len(kept) == len(steps.layers):
             raise InputError(f"--keep: keeps all {len(kept)} layers of {manifest.name}; keep fewer")
         graphs = _write_graphs(staged, steps, kept)
+        write_filters(staged, filters_of(parent))
         made = replace(
             manifest,
             name=out.name,

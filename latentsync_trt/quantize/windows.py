@@ -9,6 +9,7 @@ from typing import Self
 
 import numpy as np
 
+from latentsync_trt.audio.filters import filters_of
 from latentsync_trt.audio.windows import frame_count
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.diffusion.loop import conditioning, denoise, initial_noise
@@ -90,7 +91,7 @@ def record_windows(
     manifest, frames = networks.bundle.manifest, 0
     delays, info = delays_of(clip.video, clip.audio), probe(clip.video)
     voices = Voices((SoundPiece(clip.audio, delays.sound_s),))
-    speech = OpenVoices(voices, networks.encode_mel, SyncOptions().silence)
+    speech = OpenVoices(voices, networks.encode_mel, filters_of(networks.bundle), SyncOptions().silence)
     in_video = frames_in(None if info.duration_s is None else delays.picture_s + info.duration_s, MODEL_FPS)
     in_audio = frame_count(speech.end_s)
     expected = in_audio if in_video is None else min(in_video, in_audio)

@@ -15,8 +15,8 @@ from latentsync_trt.serve.limits import Limits
 from latentsync_trt.serve.urls import fetch_url
 from latentsync_trt.values import Speaker
 
-OUTPUT, PAGE, INPUTS = "output", "report.html", "inputs"
-"""In a job's folder: stem of the video, name of the page of `report`, folder of what was sent."""
+OUTPUT, PAGE, INPUTS, PREVIEW = "output", "report.html", "inputs", "preview.jpg"
+"""In a job's folder: stem of the video, name of the page of `report`, folder of what was sent, the newest frame."""
 
 FILE_FIELDS = ("video", "audio", "mix", "turns", "faces", "c2pa_cert", "c2pa_key")
 TEXT_FIELDS = ("options", "video_url", "audio_url")
@@ -61,11 +61,12 @@ def admit(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
         raise InputError(f"video: is missing; send the file in the field video{or_url}")
     options = _options(form, folder)
     for name in form.files.keys() - _NO_MEDIA:
-        _check_media(name, form.files[name], limits)
+        check_media(name, form.files[name], limits)
     audio = form.files.get("audio")
     target = folder / f"{OUTPUT}{default_suffix(options)}"
     check_inputs(form.files["video"], audio, target, options)
-    return Task(job_id, str(form.files["video"]), None if audio is None else str(audio), str(target), options)
+    speech, preview = None if audio is None else str(audio), str(folder / PREVIEW)
+    return Task(job_id, str(form.files["video"]), speech, str(target), options, preview)
 
 
 def _options(form: Form, folder: Path) -> SyncOptions:
@@ -99,8 +100,12 @@ def _object(text: str) -> dict[str, Any]:
     return values
 
 
-def _check_media(name: str, path: Path, limits: Limits) -> None:
-    """Refuses playlists, and clips longer than allowed by the stamps of their packets, whatever their header says."""
+def check_media(name: str, path: Path, limits: Limits) -> None:
+    """Refuses playlists, and clips longer than allowed by the stamps of their packets, whatever their header says.
+
+    Raises:
+        MediaError: the file of the field `name` cannot be read. InputError: it is too long.
+    """
     from latentsync_trt.media.files import open_input, reading
 
     first_s, last_s = inf, -inf

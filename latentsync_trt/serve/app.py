@@ -71,10 +71,13 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def create_app(service: Service, key: str | None, *, own_hosts: bool = False) -> FastAPI:
+def create_app(
+    service: Service, key: str | None, *, own_hosts: bool = False, files_only: bool = False
+) -> FastAPI:
     """The application of a service, which it closes when it ends.
 
     `key`: what clients must send, if any. `own_hosts`: without one, requests must name this machine as their host.
+    `files_only`: to fetch files of jobs whose id is known, and nothing else.
     """
 
     @asynccontextmanager
@@ -86,6 +89,7 @@ def create_app(service: Service, key: str | None, *, own_hosts: bool = False) ->
         title="latentsync-trt",
         summary="Lip-syncs videos to speech recordings.",
         version=__version__,
+        openapi_url=None if files_only else "/openapi.json",
         lifespan=lifespan,
         exception_handlers={
             LatentSyncError: _on_error,
@@ -97,15 +101,17 @@ def create_app(service: Service, key: str | None, *, own_hosts: bool = False) ->
         },
     )
     allowed = [Depends(_guard(key, own_hosts))]
-    app.include_router(_jobs(service), prefix="/v1", dependencies=allowed)
-    app.include_router(_monitoring(service, allowed))
+    app.include_router(_files(service), prefix="/v1", dependencies=allowed)
+    if not files_only:
+        app.include_router(_jobs(service), prefix="/v1", dependencies=allowed)
+        app.include_router(_monitoring(service, allowed))
     return app
 
 
 def _guard(key: str | None, own_hosts: bool) -> Callable[..., None]:
     def check(request: Request, sent: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> None:
         if key is None:
-            _check_origin(request, own_hosts)
+            check_origin(request, own_hosts)
         elif sent is None or not secrets.compare_digest(sent.credentials.encode("latin-1"), key.encode()):
             message = f"key: is {'wrong' if sent else 'missing'}; send it as Authorization: Bearer KEY"
             raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
@@ -113,8 +119,12 @@ def _guard(key: str | None, own_hosts: bool) -> Callable[..., None]:
     return check
 
 
-def _check_origin(request: Request, own_hosts: bool) -> None:
-    """Without a key, any web page that the user opens could send requests, also by a name that leads here."""
+def check_origin(request: Request, own_hosts: bool) -> None:
+    """Without a key, any web page that the user opens could send requests, also by a name that leads here.
+
+    Raises:
+        HTTPException: another site sends this one.
+    """
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
     if own_hosts and not is_loopback(urlsplit(f"//{host}").hostname or ""):
         raise HTTPException(403, f"host {host}: is not this machine; send requests to 127.0.0.1 or localhost")
@@ -154,12 +164,27 @@ def _jobs(service: Service) -> APIRouter:
         """Cancels a job that has not ended, and deletes its files."""
         service.delete(job_id)
 
+    return router
+
+
+def _files(service: Service) -> APIRouter:
+    router = APIRouter(tags=["jobs"])
+
     @router.get("/jobs/{job_id}/result", response_class=FileResponse)
     def result(job_id: str) -> FileResponse:
         """The video, or parts of it by Range requests."""
         path = service.result(job_id)
         name = f"latentsync-{job_id[:8]}{path.suffix}"
         return FileResponse(path, media_type=_TYPES.get(path.suffix), filename=name)
+
+    @router.get("/jobs/{job_id}/preview", response_class=Response)
+    def preview(job_id: str) -> Response:
+        """A small JPEG of the newest frame, about one a second while the job runs."""
+        path = service.preview(job_id)
+        if path is None:
+            raise HTTPException(404, f"job {job_id}: has no preview yet; ask again when its stage is lip-sync")
+        # Read at once: the file may be replaced by one of another size.
+        return Response(path.read_bytes(), media_type="image/jpeg", headers={"Cache-Control": "no-store"})
 
     @router.get("/jobs/{job_id}/report", response_class=FileResponse)
     def report(job_id: str) -> FileResponse:

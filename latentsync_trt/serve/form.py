@@ -52,6 +52,12 @@ async def receive(chunks: AsyncIterator[bytes], content_type: str | None, folder
     return parts.form
 
 
+def stored_name(field: str, sent: str) -> str:
+    """Our own name for the file of a field, with the suffix of the name under which it was sent."""
+    suffix = _SUFFIX.fullmatch(sent.lower())
+    return f"{field}{suffix[1] if suffix else ''}"
+
+
 class _Parts:
     """Takes a form in pieces from the parser."""
 
@@ -95,8 +101,7 @@ class _Parts:
             names = ", ".join((*FILE_FIELDS, "speaker_0, speaker_1, …"))
             raise InputError(f"{name[:40]}: is no file field; they are {names}")
         if filename:  # else a text, or a browser's field in which no file was chosen
-            suffix = _SUFFIX.fullmatch(filename.decode("utf-8", "replace").lower())
-            self.form.files[name] = self._folder / f"{name}{suffix[1] if suffix else ''}"
+            self.form.files[name] = self._folder / stored_name(name, filename.decode("utf-8", "replace"))
             self._file = self.form.files[name].open("xb")
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:

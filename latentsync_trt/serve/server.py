@@ -4,9 +4,9 @@ import socket
 import threading
 
 import uvicorn
+from fastapi import FastAPI
 
 from latentsync_trt.errors import InputError, LatentSyncError
-from latentsync_trt.serve.app import create_app, is_loopback
 from latentsync_trt.serve.service import Service
 
 _POLL_S = 0.5
@@ -23,13 +23,12 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"--host {host} --port {port}: cannot be used ({reason}); choose another") from error
 
 
-def run(service: Service, key: str | None, listener: socket.socket) -> None:
-    """Answers requests until a signal raises KeyboardInterrupt here; closes the service.
+def run(service: Service, app: FastAPI, listener: socket.socket) -> None:
+    """Answers requests with the service's `app` until a signal raises KeyboardInterrupt here; closes the service.
 
     Raises:
         LatentSyncError: no worker is left, the ledger cannot be written, or the server ended.
     """
-    app = create_app(service, key, own_hosts=is_loopback(listener.getsockname()[0]))
     config = uvicorn.Config(
         app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=_LEAVE_S
     )

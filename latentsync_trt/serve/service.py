@@ -27,15 +27,13 @@ from latentsync_trt.batch.tasks import (
     WorkerState,
 )
 from latentsync_trt.errors import LatentSyncError, OutputError
-from latentsync_trt.serve.admission import INPUTS, PAGE, Form, admit
+from latentsync_trt.serve.admission import INPUTS, PAGE, PREVIEW, Form, admit
 from latentsync_trt.serve.limits import RETRY_S, Limits, NotNow, TryLater, UnknownJob
 from latentsync_trt.serve.metrics import Metrics
 from latentsync_trt.types import Progress
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _OPEN = "waiting", "running"
-_WRITING = "lip-sync", "finishing"
-"""The stages that count frames of the result; others count those of the source."""
 _SWEEP_S = 60.0
 _ATTEMPTS = 3
 
@@ -211,6 +209,11 @@ class Service:
             raise NotNow(f'job {job_id}: has no page; send "report": true in its options')
         return path
 
+    def preview(self, job_id: str) -> Path | None:
+        """A JPEG of the newest frame, replaced while the job runs; None until there is one; raises `UnknownJob`."""
+        path = Path(self._row(job_id).task.output).with_name(PREVIEW)
+        return path if path.is_file() else None
+
     def workers(self) -> list[WorkerState]:
         """What each worker does."""
         with self._lock:
@@ -330,7 +333,7 @@ class Service:
 
     def _move(self, running: _Running, progress: Progress) -> None:
         running.progress = progress
-        if progress.stage not in _WRITING:
+        if not progress.writes:
             return
         now_s = time.monotonic()
         first_s, before = running.first = running.first or (now_s, progress.done)

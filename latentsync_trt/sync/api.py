@@ -122,6 +122,7 @@ class LipSync:
             Others as `sync`.
         """
         from latentsync_trt.audio.encoder import encode_audio
+        from latentsync_trt.audio.filters import filters_of
         from latentsync_trt.bundle.manifest import AUDIO_ENCODER
         from latentsync_trt.media.audio import read_audio_blocks
         from latentsync_trt.sync.inputs import path_argument
@@ -133,7 +134,7 @@ class LipSync:
             return self._devices.encode_mel(mel)
 
         with self._turns.take("encode_audio"):
-            return encode_audio(lambda: read_audio_blocks(recording), encode_mel)
+            return encode_audio(lambda: read_audio_blocks(recording), encode_mel, filters_of(self._devices.bundle))
 
     def sync(
         self,

@@ -4,7 +4,6 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from latentsync_trt.errors import OutputError
@@ -31,6 +30,8 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 def write_html(template: str, path: Path, **values: Any) -> None:
     """Renders `template` of `assets/reports` into `path`; raises `OutputError` if it cannot be written."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,

@@ -11,6 +11,7 @@ from fractions import Fraction
 from functools import partial
 from time import perf_counter
 
+from latentsync_trt.audio.filters import filters_of
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.choice import speakers_of
 from latentsync_trt.media.c2pa import sign
@@ -141,7 +142,8 @@ class Run:
         self._announce(() if voices.notice is None else (voices.notice,))
         self._on_progress(Progress("reading audio", 0, None))
         with self._clock.measure("encode audio", frames=0):
-            return OpenVoices(voices, devices.encode_mel, self._options.silence, self._quality.listen)
+            filters = filters_of(devices.bundle)
+            return OpenVoices(voices, devices.encode_mel, filters, self._options.silence, self._quality.listen)
 
     def _open_networks(self) -> None:
         self._on_progress(Progress("opening networks", 0, None))
@@ -169,7 +171,8 @@ class Run:
                 if count == done:
                     self._announce(writer.notices)
                 count = frame.index + 1
-                self._on_progress(Progress("lip-sync", count, None if total is None else max(count, total)))
+                of = None if total is None else max(count, total)
+                self._on_progress(Progress("lip-sync", count, of, partial(writer.small_rgb, frame, patches)))
         if not finder.frames_with_face:
             raise finder.no_face(self._inputs.video, count)
         self._on_progress(Progress("finishing", count, count))

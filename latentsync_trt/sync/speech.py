@@ -18,7 +18,7 @@ class OpenVoices:
     """The encoded speech of all speakers; open until `close`.
 
     Args:
-        encode_mel: as for `SpeechStream`.
+        encode_mel, filters: as for `SpeechStream`.
         listen: gets each speaker's number and the blocks of the recording, and passes them on.
 
     Raises:
@@ -29,6 +29,7 @@ class OpenVoices:
         self,
         voices: Voices,
         encode_mel: Callable[[Float32Array], Float32Array],
+        filters: Float32Array,
         silence: Silence,
         listen: Listen = lambda _, blocks: blocks,
     ) -> None:
@@ -40,7 +41,7 @@ class OpenVoices:
                 speech = find_speech(read_audio_blocks(recording.path)) if silence == "closed" else None
                 self.notices += notices_of_speech(recording.path, speech)
                 opener = _opener(voices, number, speech, listen)
-                self._streams.append(opened.enter_context(closing(SpeechStream(opener, encode_mel))))
+                self._streams.append(opened.enter_context(closing(SpeechStream(opener, encode_mel, filters))))
             self._opened = opened.pop_all()
         lasting = zip(voices.recordings, self._streams, strict=True)
         self.end_s = max(piece.at_s + stream.duration_s for piece, stream in lasting)

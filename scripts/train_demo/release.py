@@ -14,7 +14,7 @@ from scripts.train_demo.networks import WINDOW_FRAMES, CheckpointFiles
 NAME = "demo"
 LIMITS = (
     "a small model trained on synthetic speech and one animated portrait: "
-    "it shows that lips follow speech, and is not bundle for other faces"
+    "it shows that lips follow speech, and is not made for other faces"
 )
 
 Precision = Literal["fp32", "fp16"]

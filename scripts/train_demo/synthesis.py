@@ -6,6 +6,7 @@ from multiprocessing.pool import Pool
 
 import numpy as np
 
+from latentsync_trt.audio.filters import computed_filters
 from latentsync_trt.audio.mel import log_power_blocks
 from latentsync_trt.types import Float32Array, UInt8Array
 from scripts.train_demo.espeak import Speaker
@@ -34,7 +35,7 @@ def synthesize(seeds: range, split: Split, processes: int) -> Speech:
 
 def quantized(samples: Float32Array) -> tuple[UInt8Array, float]:
     """log10 of a recording's mel power in tenths above 1e-10, `(80, n)` uint8, and its largest log10."""
-    log_power = np.concatenate(list(log_power_blocks([samples])), axis=1)
+    log_power = np.concatenate(list(log_power_blocks([samples], computed_filters())), axis=1)
     steps = np.rint((log_power - LOWEST) * STEPS_PER_DECADE)
     return np.clip(steps, 0, 255).astype(np.uint8), float(log_power.max())
 

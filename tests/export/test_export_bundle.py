@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 
+from latentsync_trt.audio.filters import MEL_FILTERS, computed_filters
 from latentsync_trt.bundle.manifest import (
     AUDIO_ENCODER,
     CACHED_STEP,
@@ -48,6 +49,8 @@ def only(name: str) -> Callable[..., list[GraphPlan]]:
 def test_bundle_is_complete_and_its_manifest_correct(narrow_bundle: Path) -> None:
     manifest = Bundle.load(narrow_bundle).manifest
     assert set(manifest.graphs) == {*REQUIRED_GRAPHS, *UNGUIDED_GRAPHS}
+    assert np.array_equal(np.load(narrow_bundle / MEL_FILTERS), computed_filters())
+    assert MEL_FILTERS in manifest.files
     assert manifest.shapes == "static"
     assert (manifest.audio_layers, manifest.audio_width) == (narrow.WHISPER.layers, narrow.AUDIO_WIDTH)
     assert manifest.verification.keys() == manifest.graphs.keys()

@@ -1,0 +1,162 @@
+"""Makes the pages of options, commands and the Python API from the code, as Markdown."""
+
+import dataclasses
+import inspect
+import re
+from html import escape
+from typing import Any
+
+import rich_click as click
+from click.testing import CliRunner
+
+import latentsync_trt
+from latentsync_trt.cli import COMMANDS, PANELS, main
+
+HELP_WIDTH = 88
+ANY_ABOVE = 10**9
+"""Upper limits beyond it tell a reader nothing."""
+
+_FLAG = re.compile(r"--[a-z][a-z0-9-]*")
+_DEFAULT = re.compile(r"\s*\[default: (.+)\]$")
+
+
+def commands() -> str:
+    """The `--help` text of every command, under the headings of `latentsync-trt --help`."""
+    parts = []
+    for heading, names in PANELS.items():
+        parts.append(f"## {heading}\n")
+        for name in names:
+            found = CliRunner().invoke(
+                main, [name, "--help"], env={"COLUMNS": str(HELP_WIDTH)}, prog_name="latentsync-trt"
+            )
+            text = "\n".join(line.rstrip() for line in found.output.strip().splitlines())
+            parts.append(f"### {name} {{ #{name} }}\n\n```text\n{text}\n```\n")
+    return "\n".join(parts)
+
+
+def options() -> str:
+    """Every option once, by command and by the groups of `--help`; what an earlier command has is linked."""
+    anchors: dict[tuple[str, str], str] = {}
+    parts = []
+    for name in sorted(COMMANDS, key=lambda name: name != "sync"):
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        known = [each for each in command.params if isinstance(each, click.RichOption) and not each.is_eager]
+        new = [each for each in known if (each.opts[0], each.help or "") not in anchors]
+        for param in new:
+            own = param.opts[0].lstrip("-")
+            anchors[param.opts[0], param.help or ""] = own if name == "sync" else f"{name}-{own}"
+        links = {flag: anchors[each.opts[0], each.help or ""] for each in known for flag in each.opts}
+        if not new:
+            continue
+        summary = inspect.cleandoc(command.help or "").partition("\n\n")[0]
+        parts.append(f"## {name} {{ #of-{name} }}\n\n{_linked(summary, {})} [Usage](commands.md#{name})\n")
+        for group in dict.fromkeys(_group(each) for each in new):
+            parts.append(f"### {group} {{ #{name}-{group.lower().replace(' ', '-')} }}\n")
+            parts += [_option(each, links) for each in new if _group(each) == group]
+        if shared := [each.opts[0] for each in known if each not in new]:
+            parts.append("Also: " + ", ".join(f"[`{flag}`](#{links[flag]})" for flag in shared) + ".\n")
+    return "\n".join(parts)
+
+
+def _group(param: click.RichOption) -> str:
+    return str(param.panel or "Options")
+
+
+def _option(param: click.RichOption, links: dict[str, str]) -> str:
+    """Heading with an anchor, a line of values and default, and the help, whose flags are links."""
+    text = param.help or ""
+    default = stated[1] if (stated := _DEFAULT.search(text)) else _default(param)
+    facts = [_values(param), f"default {_linked(default, {})}" if default else "", "repeatable" * param.multiple]
+    facts.append("required" * param.required + "shown by `--help-all`" * param.hidden)
+    flags = ", ".join(f"`{flag}`" for flag in (*param.opts, *param.secondary_opts))
+    heading = f"#### {flags} {{ #{links[param.opts[0]]} data-toc-label='{param.opts[0]}' }}\n"
+    line = " · ".join(filter(None, facts))
+    return f"{heading}\n{line}\n{{ .facts }}\n\n{_linked(_DEFAULT.sub('', text), links)}\n"
+
+
+def _values(param: click.RichOption) -> str:
+    """What may be given: the choices, the limits, or the kind of value."""
+    kind = param.type
+    if param.is_flag:
+        return ""
+    if isinstance(kind, click.Choice):
+        return ", ".join(f"`{choice}`" for choice in kind.choices)
+    low, high = getattr(kind, "min", None), getattr(kind, "max", None)
+    if low is not None:
+        return f"{low:g} to {high:,g}" if high is not None and high < ANY_ABOVE else f"{low:g} or more"
+    return f"`{param.metavar or kind.name.upper()}`"
+
+
+def _default(param: click.RichOption) -> str:
+    value = param.default
+    if not param.show_default or value is None or value == ():
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _linked(text: str, links: dict[str, str]) -> str:
+    """`text` as Markdown: signs that mean something there are escaped, flags become links to their options."""
+
+    def flag(match: re.Match[str]) -> str:
+        return f"[`{match[0]}`](#{links[match[0]]})" if match[0] in links else f"`{match[0]}`"
+
+    plain_and_code = re.split(r"(`[^`]*`)", text)
+    plain_and_code[::2] = [
+        _FLAG.sub(flag, re.sub(r"([*_\[\]])", r"\\\1", escape(part, quote=False))) for part in plain_and_code[::2]
+    ]
+    return "".join(plain_and_code)
+
+
+def api() -> str:
+    """Signature and docstring of everything in `latentsync_trt.__all__`, with its methods."""
+    parts = []
+    for name in latentsync_trt.__all__:
+        found = getattr(latentsync_trt, name)
+        if not isinstance(found, type):
+            continue
+        parts.append(f"## {name} {{ #{name} }}\n\n{_text(found)}\n")
+        if dataclasses.is_dataclass(found) and not name.endswith("Options"):
+            parts.append(_fields(found))
+        for member, value in vars(found).items():
+            function = getattr(value, "__func__", value.fget if isinstance(value, property) else value)
+            if member.startswith("_") or not inspect.isfunction(function):
+                continue
+            signature = member + ("" if isinstance(value, property) else _signature(function))
+            code = f"```python\n{signature}\n```"
+            parts.append(f"### {member} {{ #{name}.{member} }}\n\n{code}\n\n{_text(value)}\n")
+    return "\n".join(parts)
+
+
+def _fields(found: Any) -> str:
+    lines = [f"{spec.name}: {_readable(inspect.formatannotation(spec.type))}" for spec in dataclasses.fields(found)]
+    return "```python\n" + "\n".join(lines) + "\n```\n"
+
+
+def _signature(function: Any) -> str:
+    """As it is written, with each parameter on a line of its own where there are several."""
+    signature = inspect.signature(function)
+    given = [each for each in signature.parameters.values() if each.name not in ("self", "cls")]
+    words = [_readable(str(each)) for each in given]
+    if first := [i for i, each in enumerate(given) if each.kind is each.KEYWORD_ONLY]:
+        words.insert(first[0], "*")
+    inside = "\n    " + ",\n    ".join(words) + ",\n" if len(words) > 1 else "".join(words)
+    return f"({inside}) -> {_readable(inspect.formatannotation(signature.return_annotation))}"
+
+
+def _readable(hint: str) -> str:
+    """Types without their modules, arrays as they are named in `latentsync_trt.types`."""
+    hint = re.sub(r"\b(?:numpy\.)?ndarray\[.+?dtype\[(?:numpy\.)?float32\]\]", "Float32Array", hint)
+    hint = re.sub(r"\b(?:numpy\.)?ndarray\[.+?dtype\[(?:numpy\.)?uint8\]\]", "UInt8Array", hint)
+    return re.sub(r"\b(?:latentsync_trt|pathlib|fractions|collections|typing)\.(?:\w+\.)*", "", hint)
+
+
+def _text(found: Any) -> str:
+    """The docstring as Markdown: `Args:` and `Raises:` become lists."""
+    lines = (inspect.getdoc(found) or "").splitlines()
+    marked = [
+        f"**{line[:-1].replace('Args', 'Arguments')}**\n" if line in ("Args:", "Raises:") else line for line in lines
+    ]
+    return "\n".join(re.sub(r"^ {4}(?=\S)", "- ", re.sub(r"^ {5,}(?=\S)", "  ", line)) for line in marked)
