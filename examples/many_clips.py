@@ -16,12 +16,12 @@ from latentsync_trt import LatentSyncError, LipSync, SyncOptions, demo_clip
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("video", nargs="?", help="default: the built-in clip")
-    parser.add_argument("recordings", nargs="*", metavar="audio", help="audio files, each for a video of its own")
+    parser.add_argument("recordings", nargs="*", metavar="audio", help="recordings, each for a video of its own")
     parser.add_argument("--bundle", default="demo", help="a path, a name below checkpoints/, or demo")
     parser.add_argument("--output", type=Path, default=Path("many_clips"), help="folder")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    video, recordings = args.video, args.recordings
+    video, recordings = args.video, args.recordings or [args.video]
     if video is None:
         video, speech = demo_clip(args.output)
         recordings = [speech, speech]

@@ -18,13 +18,13 @@ def show(progress: Progress) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("video", nargs="?", help="default: the built-in clip")
-    parser.add_argument("audio", nargs="?", help="the speech, an audio file or a video")
+    parser.add_argument("audio", nargs="?", help="the speech; default: the sound of the video")
     parser.add_argument("--bundle", default="demo", help="a path, a name below checkpoints/, or demo")
     parser.add_argument("--output", default="one_clip.mp4")
     args = parser.parse_args()
-    video, audio = (args.video, args.audio) if args.video else demo_clip()
+    video, audio = (args.video, args.audio or args.video) if args.video else demo_clip()
 
-    with LipSync.from_bundle(args.bundle, on_notice=lambda text: print(f"note: {text}", file=sys.stderr)) as lip_sync:
+    with LipSync.from_bundle(args.bundle, on_notice=lambda text: print(f"\rnote: {text}", file=sys.stderr)) as lip_sync:
         report = lip_sync.sync(video, audio, args.output, SyncOptions(preset="balanced"), on_progress=show)
 
     print(f"\n{report.output}: {report.frames} frames, {report.duration_s:.2f} s, with {report.bundle}")

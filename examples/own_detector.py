@@ -26,9 +26,7 @@ class MarkedFace:
             self._first, self._inside = gray, np.zeros_like(gray)
             self._inside[y : y + height, x : x + width] = 255
         try:  # the affine map from the first picture to this one, beginning with that of the last
-            _, self._move = cv2.findTransformECC(
-                self._first, gray, self._move.copy(), cv2.MOTION_AFFINE, (3, 50, 1e-4), self._inside
-            )
+            _, self._move = cv2.findTransformECC(self._first, gray, self._move.copy(), inputMask=self._inside)
         except cv2.error:  # nothing here looks like the marked face
             return []
         points = cv2.transform(self._marked[None], self._move)[0]
@@ -40,12 +38,12 @@ class MarkedFace:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("video", nargs="?", help="default: the built-in clip")
-    parser.add_argument("audio", nargs="?")
+    parser.add_argument("audio", nargs="?", help="the speech; default: the sound of the video")
     parser.add_argument("--marked", nargs=3, default=["196,150", "288,155", "238,219"], metavar="X,Y")
     parser.add_argument("--bundle", default="demo")
     parser.add_argument("--output", default="own_detector.mp4")
     args = parser.parse_args()
-    video, audio = (args.video, args.audio) if args.video else demo_clip()
+    video, audio = (args.video, args.audio or args.video) if args.video else demo_clip()
     detector = MarkedFace([point.split(",") for point in args.marked])
     with LipSync.from_bundle(args.bundle) as lip_sync:
         print(lip_sync.sync(video, audio, args.output, SyncOptions(preset="fast"), detector=detector).quality)

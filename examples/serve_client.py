@@ -18,7 +18,6 @@ from latentsync_trt import demo_clip
 
 
 def checked(answer: httpx.Response) -> httpx.Response:
-    """The answer; ends the program with what the service says if that is an error."""
     if answer.is_error:
         sys.exit(f"error: {answer.status_code}: {answer.read().decode()}")
     return answer
@@ -27,11 +26,11 @@ def checked(answer: httpx.Response) -> httpx.Response:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("video", nargs="?", help="default: the built-in clip")
-    parser.add_argument("audio", nargs="?")
+    parser.add_argument("audio", nargs="?", help="the speech; default: the sound of the video")
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--output", type=Path, default=Path("serve_client.mp4"))
     args = parser.parse_args()
-    video, audio = (args.video, args.audio) if args.video else demo_clip()
+    video, audio = (args.video, args.audio or args.video) if args.video else demo_clip()
     key = os.environ.get("LATENTSYNC_TRT_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(base_url=f"{args.url}/v1/", headers=headers, timeout=60) as client:

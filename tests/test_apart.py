@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
@@ -12,7 +11,7 @@ import psutil
 import pytest
 
 from latentsync_trt.bundle.manifest import AUDIO_ENCODER, Bundle
-from latentsync_trt.config import RuntimeOptions, SyncOptions
+from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import BundleError, InferenceError, InputError
 from latentsync_trt.runtime.networks import apart as apart_module
 from latentsync_trt.runtime.networks.apart import NetworksApart, _receive, _send
@@ -21,11 +20,9 @@ from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
 from tests.small import small_bundle
 
-CPU, OPTIONS = Selection("cpu"), SyncOptions(steps=1, lossless=True)
+CPU = Selection("cpu")
 CLOCKS_S = 0.5
 """As ONNX Runtime starts its clock a little later than the session is asked for."""
-
-KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
 def bundle() -> Bundle:
@@ -91,16 +88,6 @@ def test_messages_keep_arrays_of_any_size_and_layout() -> None:
     )
     assert isinstance(error, InputError)
     assert (str(error), error.usage) == ("x", False)
-
-
-@pytest.mark.integration
-def test_an_error_of_on_notice_is_raised(apart: NetworksApart) -> None:
-    def broken(text: str) -> None:
-        raise BrokenPipeError(text)
-
-    apart.notices.on_notice = broken
-    with pytest.raises(BrokenPipeError, match="a network is slow"):
-        apart._call("notice", "a network is slow")
 
 
 @pytest.mark.integration

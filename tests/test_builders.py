@@ -2,11 +2,8 @@
 imitate theirs, which need a GPU. tests/test_tensorrt_stand_in.py has ONNX Runtime's real TensorRT provider."""
 
 import errno
-import shutil
-import threading
 import types
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -264,23 +261,6 @@ def test_timings_that_are_copied_in_part_are_not_kept(
     found = entry_of(made, "vae_decoder")
     assert sorted(path.name for path in found.iterdir()) == ["context.onnx", "engine.json", "model.engine"]
     assert [path.name for path in shared_of(tmp_path).iterdir()] == [TIMINGS]
-
-
-def test_two_threads_that_build_do_not_mix_their_timings(
-    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate, copy = threading.Barrier(2), shutil.copyfile
-    staged: list[Path] = []
-
-    def both_at_once(source: Path, target: Path) -> None:
-        gate.wait(30)
-        staged.append(Path(target))
-        copy(source, target)
-
-    monkeypatch.setattr(builders.shutil, "copyfile", both_at_once)
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(engines(tmp_path).build, ("vae_encoder", "vae_decoder")))
-    assert len(set(staged)) == 2
 
 
 @pytest.mark.parametrize("outcome", ["accepted", "refused", "timings stay"])

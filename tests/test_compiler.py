@@ -99,17 +99,6 @@ def test_an_order_reaches_the_compiler_and_its_answer_comes_back(order: CompileO
     assert answer.seconds >= 0
 
 
-def test_settings_that_are_not_given_are_left_to_the_compiler(order: CompileOrder, tmp_path: Path) -> None:
-    kept = sorted(path.name for path in tmp_path.iterdir())
-    answer = run_compiler(replace(order, engine=None))
-    assert answer.accepted
-    assert answer.engine_bytes > 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == kept
-    assert run_compiler(order).accepted
-    settings = settings_of(order)
-    assert [settings.get(name) for name in ("level", "workspace", "profile", "target", "timings")] == [*[None] * 4, ""]
-
-
 @pytest.mark.parametrize(
     ("content", "why"),
     [("", ""), ("damaged", "the timing cache is damaged"), ("of another driver", "made with another driver")],
@@ -222,15 +211,6 @@ def test_a_process_that_cannot_be_started(order: CompileOrder, monkeypatch: pyte
     monkeypatch.setattr(child.sys, "executable", "/no/such/python")
     with pytest.raises(EngineBuildError, match="the compiler's process cannot be started"):
         run_compiler(order)
-
-
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [(-9, "signal 9 (SIGKILL)"), (-250, "signal 250"), (0xC0000005, "code 0xC0000005"), (1, "exit code 1")],
-)
-@posix
-def test_how_a_process_ended(code: int, expected: str) -> None:
-    assert str(child.Ended(code, "")) == expected
 
 
 SLEEPS = """

@@ -130,13 +130,6 @@ def test_a_face_partly_outside_is_pasted_up_to_the_border(offset):
     assert all(border[side].max() > OPAQUE for side, cut in expected.items() if cut)
 
 
-def test_a_face_outside_changes_nothing():
-    frame = np.zeros((100, 100, 3), np.uint8)
-    patch = composite(frame, face_at(frame, 900, 900), WHITE, mouth_mask(256))
-    assert patch.rgb.shape == (0, 0, 3)
-    assert patch.weight.shape == (0, 0)
-
-
 def test_work_does_not_grow_with_the_frame():
     """The frame is one pixel broadcast to 400 million: reading or copying all of it would show in the memory."""
     huge = np.broadcast_to(np.full((1, 1, 3), 80, np.uint8), (20_000, 20_000, 3))

@@ -75,14 +75,6 @@ def test_cached_steps_reuse_what_the_last_full_one_found(denoiser: GraphDenoiser
     run(denoiser, seed=2)  # on the buffers of the first batch
 
 
-def test_nothing_of_a_batch_is_left_for_the_next(denoiser: GraphDenoiser) -> None:
-    run(denoiser, plan=(False, True, False, True))
-    first = denoiser.latents()
-    run(denoiser, seed=2)
-    run(denoiser, plan=(False, True, False, True))
-    assert np.array_equal(denoiser.latents(), first)
-
-
 def test_the_caller_s_arrays_do_not_change(denoiser: GraphDenoiser) -> None:
     arrays = toy_inputs(1)
     copies = [array.copy() for array in arrays]
@@ -212,7 +204,7 @@ def on_device(tmp_path: Path, memory: Memory) -> Iterator[tuple[GraphDenoiser, N
     networks.close()
 
 
-@pytest.mark.parametrize("number", range(BUFFERS))
+@pytest.mark.parametrize("number", [0, 5, BUFFERS - 1])
 def test_a_buffer_without_memory_is_allocated_after_some_is_freed(
     on_device: tuple[GraphDenoiser, Networks], memory: Memory, number: int
 ) -> None:
@@ -232,7 +224,7 @@ def test_a_buffer_without_memory_is_allocated_after_some_is_freed(
     assert memory.made == after  # what was made when memory was short is kept, too
 
 
-@pytest.mark.parametrize("number", range(BUFFERS))
+@pytest.mark.parametrize("number", [0, 5, BUFFERS - 1])
 def test_a_buffer_without_memory_is_an_error_and_the_next_batch_works(
     on_device: tuple[GraphDenoiser, Networks], memory: Memory, number: int
 ) -> None:
@@ -261,12 +253,6 @@ def test_a_batch_finds_memory_by_closing_other_networks(make: DemoNetworks, monk
     watched.refused = {watched.made}
     with pytest.raises(OutOfMemory, match="denoise_step"):  # there is nothing left to close
         networks.denoiser.begin(WindowBatch(*inputs(), 1.5))
-
-
-def test_a_cached_step_needs_a_full_one(denoiser: GraphDenoiser) -> None:
-    denoiser.begin(WindowBatch(*toy_inputs(1), 1.5))
-    with pytest.raises(InferenceError, match="needs a full step before it"):
-        denoiser.step(7, NO_COEFFICIENTS, cached=True)
 
 
 def test_after_release_a_batch_begins_anew(denoiser: GraphDenoiser) -> None:

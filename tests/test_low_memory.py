@@ -5,10 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InferenceError, OutOfMemory
 from latentsync_trt.runtime.networks.networks import Networks
@@ -165,19 +163,6 @@ def test_too_little_memory_for_one_network_is_an_error(make: DemoNetworks, devic
     device.room, device.room_to_run = 9, 0
     with pytest.raises(OutOfMemory):
         networks.encode_mel(np.zeros((1, 80, 3000), np.float32))
-
-
-def test_the_command_reports_out_of_memory_in_one_line(clip: tuple[Path, Path], device: Device, tmp_path: Path) -> None:
-    device.room_to_run = 0
-    video, audio = map(str, clip)
-    files = ["--video", video, "--audio", audio, "-o", str(tmp_path / "out.mp4")]
-    result = CliRunner().invoke(main, ["sync", *files, "--bundle", str(small_bundle()), "-q"])
-    assert result.exit_code == 1
-    assert len(result.stderr.strip().splitlines()) == 1
-    assert result.stderr.startswith("error: ")
-    assert "on CPUExecutionProvider: out of memory " in result.stderr
-    assert "; use --low-memory, a bundle of a lower --resolution or --precision fp16" in result.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("graph", ["vae_decoder", "vae_encoder", "denoise_step"])

@@ -211,29 +211,6 @@ def test_everything_else_is_passed_on_unchanged_and_in_order(tmp_path: Path) -> 
     assert ended.err == b"".join(OTHER) + b"printed\nand after\n"
 
 
-def test_what_python_has_buffered_keeps_its_order(tmp_path: Path) -> None:
-    code = """
-    sys.stderr.reconfigure(line_buffering=False, write_through=False)
-    print("before", file=sys.stderr)
-    with native_errors() as lines:
-        print("inside", file=sys.stderr)
-    print("after", file=sys.stderr, flush=True)
-    answer(lines=lines)
-    """
-    assert run(code, tmp_path).err == b"before\ninside\nafter\n"
-
-
-def test_a_progress_line_before_a_reason_is_passed_on(tmp_path: Path) -> None:
-    code = """
-    with native_errors() as lines:
-        write(b"progress 10%%" + COLORED + b"progress 20%%\\n")
-    answer(lines=lines)
-    """.replace("%%", "%")
-    ended = run(code, tmp_path)
-    assert ended.answer["lines"] == [REASON]
-    assert ended.err == b"progress 10%progress 20%\n"
-
-
 # Threads and descriptors.
 
 
@@ -269,21 +246,6 @@ def test_several_threads_get_each_other_s_lines_and_stderr_is_restored(tmp_path:
     assert ended.answer["nested"] == [[REASON, REASON], [REASON]]
     assert (ended.answer["last"], ended.answer["back"]) == ([], True)
     assert sorted(ended.err.split()) == sorted(b"012345"[n : n + 1] for n in range(6) for _ in range(20))
-
-
-def test_descriptors_do_not_pile_up(tmp_path: Path) -> None:
-    code = """
-    def opened():
-        return len(os.listdir("/dev/fd"))
-    with native_errors():
-        pass
-    before = opened()
-    for _ in range(50):
-        with native_errors():
-            write(COLORED)
-    answer(more=opened() - before)
-    """
-    assert run(code, tmp_path).answer == {"more": 0}
 
 
 # Without stderr.

@@ -240,22 +240,6 @@ def test_another_clip_without_faces_does_not_cost_the_parts(tmp_path: Path) -> N
     assert (folder / KEPT_NAME).exists()
 
 
-def test_an_open_part_goes_where_open_files_cannot_be_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Windows."""
-    unlink, refused = Path.unlink, set[Path]()
-
-    def unlink_closed(path: Path, **options: Any) -> None:
-        if path.suffix == ".mkv" and path not in refused:
-            refused.add(path)
-            raise PermissionError("in use")
-        unlink(path, **options)
-
-    monkeypatch.setattr(Path, "unlink", unlink_closed)
-    folder = interrupted(tmp_path / "out.mkv")
-    assert len(refused) == 1
-    assert names(folder) == [".in-use", ".json", ".mkv"]
-
-
 def test_two_runs_cannot_write_one_output(tmp_path: Path) -> None:
     output = tmp_path / "out.mkv"
     with (

@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 from filelock import FileLock
 
-from latentsync_trt.errors import BundleError, EngineBuildError
+from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
@@ -22,8 +22,6 @@ from latentsync_trt.runtime.sessions import pool
 from latentsync_trt.runtime.sessions.builders import DirectOpen, GraphSource
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.session import CPU, Session, TensorInfo
-from latentsync_trt.sync.api import LipSync
-from tests.clips import write_sound
 from tests.compiling import COMPILING, CopyBuilder, compiling_provider
 from tests.device import GRAPHS, DemoNetworks, Device, by_graph, denoised
 
@@ -98,25 +96,6 @@ def test_a_second_start_builds_nothing_and_gives_the_same(
     assert compiler.built == list(VAE)
     assert np.array_equal(*results)
     assert [notice.partition(":")[0] for notice in notices] == ["vae_encoder"] * 2 + ["vae_decoder"] * 2
-
-
-def test_warm_up_runs_every_graph_once(make: DemoNetworks) -> None:
-    networks = make()
-    networks.warm_up(GRAPHS)
-    assert {time.graph: time.runs for time in networks.times()} == dict.fromkeys(GRAPHS, 1)
-
-
-@pytest.mark.parametrize("options", [{}, {"low_memory": True}, {"build": "background"}])
-@pytest.mark.parametrize("selection", [Selection("cpu"), COMPILING], ids=["cpu", "compiling"])
-def test_a_graph_that_is_not_there(
-    make: DemoNetworks, compiler: CopyBuilder, selection: Selection, options: dict[str, object]
-) -> None:
-    """Older bundles have no graphs for steps without guidance."""
-    networks = make(selection, **options)
-    for use in (networks.session, lambda graph: networks.prepare((*VAE, graph))):
-        with pytest.raises(BundleError, match="has no graph upscaler"):
-            use("upscaler")
-    assert compiler.built == []
 
 
 TROUBLES = {
@@ -195,15 +174,6 @@ def test_a_cache_that_was_deleted_is_made_again(
 # Nothing runs silently on another provider.
 
 
-def test_a_session_that_is_refused_leaves_no_trace(
-    make: DemoNetworks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(Session, "nodes_by_provider", lambda self: {"CUDAExecutionProvider": 1})
-    with pytest.raises(EngineBuildError):
-        make(profile=str(tmp_path / "profile")).session("vae_encoder")
-    assert list((tmp_path / "profile").iterdir()) == []
-
-
 def test_a_session_that_runs_mostly_on_another_provider_is_refused(
     make: DemoNetworks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,22 +239,6 @@ def test_with_auto_the_next_provider_runs_with_a_notice(
     assert notices == ["cuda cannot run this bundle, continuing with cpu: no kernel image"]
     assert {time.provider for time in networks.times() if time.graph == "vae_decoder"} == {"cpu"}
     assert np.array_equal(denoised(networks), denoised(make()))
-
-
-def test_audio_alone_falls_back_too(
-    make: DemoNetworks, monkeypatch: pytest.MonkeyPatch, notices: list[str], failing_gpu: Selection, tmp_path: Path
-) -> None:
-    open_graph = DirectOpen.open
-
-    def open_on_cpu(self: DirectOpen, source: GraphSource) -> Session:
-        if self.providers[0][0].startswith("CUDA"):
-            raise EngineBuildError("no kernel image")
-        return open_graph(self, source)
-
-    monkeypatch.setattr(DirectOpen, "open", open_on_cpu)
-    with LipSync(make(failing_gpu, may_fall_back=True)) as lip_sync:
-        assert lip_sync.encode_audio(write_sound(tmp_path / "speech.wav", 0.2)).windows.shape[0] == 5
-    assert notices == ["cuda cannot run this bundle, continuing with cpu: no kernel image"]
 
 
 def test_a_named_provider_that_fails_is_an_error(make: DemoNetworks, failing_gpu: Selection) -> None:

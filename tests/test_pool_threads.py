@@ -19,7 +19,6 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions import memory
-from latentsync_trt.runtime.sessions import session as session_module
 from latentsync_trt.runtime.sessions.builders import DirectOpen, GraphSource
 from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
 from latentsync_trt.runtime.sessions.pool import SessionPool
@@ -146,12 +145,3 @@ def test_the_number_of_threads_in_the_environment(
     monkeypatch.setenv("OMP_NUM_THREADS", given)
     session = Session(small_bundle() / "vae_decoder.onnx")
     assert session.ort.get_session_options().intra_op_num_threads == threads
-
-
-def test_options_that_onnxruntime_refuses_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("no such device")
-
-    monkeypatch.setattr(session_module, "share_memory", fail)
-    with pytest.raises(EngineBuildError, match=r"vae_decoder\.onnx: no such device"):
-        Session(small_bundle() / "vae_decoder.onnx")

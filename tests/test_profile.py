@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.bundle.manifest import AUDIO_ENCODER, Bundle
+from latentsync_trt.bundle.manifest import AUDIO_ENCODER
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import OutputError
-from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.trace import TABLE_NAME, TRACE_NAME, Trace, write_profile
 from latentsync_trt.types import EngineTime, StageSpan
 from tests.clips import STAGES, write_clip
@@ -131,16 +128,6 @@ def test_sessions_that_are_opened_again_are_all_there(clip: tuple[Path, Path], t
     assert runs_traced == sum(runs for _, runs in engines.values())
 
 
-def test_a_second_profile_holds_the_runs_since_the_first_only(tmp_path: Path) -> None:
-    folder = tmp_path / "profile"
-    networks = Networks(Bundle.load(small_bundle()), Selection("cpu"), RuntimeOptions(profile=folder))
-    for _ in range(2):
-        networks.warm_up(GRAPHS)
-        networks.close()
-        assert {row[0]: row[6] for row in rows(folder, "Engines")} == dict.fromkeys(GRAPHS, "1")
-    assert networks.close() == ()
-
-
 def test_the_command_names_both_files(tmp_path: Path) -> None:
     video, audio = map(str, write_clip(tmp_path, 4))
     arguments = ["--video", video, "--audio", audio, "-o", str(tmp_path / "out.mp4"), "--steps", "1"]
@@ -157,12 +144,6 @@ def test_a_folder_that_cannot_be_created_is_refused_before_the_run(tmp_path: Pat
     for folder in (tmp_path / "file", tmp_path / "file" / "profile"):
         with pytest.raises(OutputError, match="cannot be created"):
             LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(profile=folder))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc takes no files from anyone")
-def test_a_folder_that_takes_no_files_is_refused_before_the_run() -> None:
-    with pytest.raises(OutputError, match=r"/proc: the profile cannot be written \("):
-        LipSync.from_bundle(small_bundle(), "cpu", RuntimeOptions(profile="/proc"))
 
 
 def test_a_folder_that_vanishes_is_named(clip: tuple[Path, Path], tmp_path: Path) -> None:

@@ -154,13 +154,6 @@ def test_the_options_of_the_trial_session_exist() -> None:
 # Values.
 
 
-def test_both_ends_of_a_flag_are_among_the_values() -> None:
-    assert {own["trt_cuda_graph_enable"] for own in every_value("tensorrt")} == {"True", "False"}
-    assert {own["enable_cuda_graph"] for own in every_value("cuda")} == {"0", "1"}
-    assert set(OPTIONS["cuda"]) > {"fuse_conv_bias", "sdpa_kernel"}
-    assert set(OPTIONS["rtx"]) > {"nv_max_workspace_size", "nv_profile_min_shapes"}
-
-
 def test_tensorrt_takes_every_value_that_we_give() -> None:
     library_of("tensorrt")
     assert refusals("tensorrt", [*every_value("tensorrt"), PROBE_OPTIONS], {}) == []

@@ -449,15 +449,6 @@ def test_auto_says_why_better_providers_do_not_run_here() -> None:
     assert all(reason for _, reason in selection.skipped_providers)
 
 
-def test_the_cpu_always_runs() -> None:
-    assert select_provider("cpu") == Selection("cpu")
-    assert Selection("cpu").device == "cpu"
-
-
-def test_the_loader_names_the_file_that_is_missing() -> None:
-    assert "a-library-that-is-not-there" in str(libraries.load_problem("a-library-that-is-not-there"))
-
-
 def test_major_versions_are_those_of_the_installed_onnxruntime() -> None:
     provider = libraries.provider_library("tensorrt")
     if not provider.is_file():

@@ -217,18 +217,6 @@ def test_a_device_without_room_for_all_networks_is_left_out_unless_all_lack_it(
     assert devices.take_notices() == (() if all_short else (words,))
 
 
-def test_graphs_are_prepared_on_every_device_at_the_same_time(
-    make: DemoNetworks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    both = threading.Barrier(2, timeout=TIMEOUT_S)
-    opened = [make(), make()]
-    for networks in opened:
-        monkeypatch.setattr(networks, "prepare", lambda graphs: both.wait())
-        monkeypatch.setattr(networks, "warm_up", lambda graphs: both.wait())
-    with LipSync(*opened) as lip_sync:
-        lip_sync.warm_up(OPTIONS)
-
-
 # Choosing devices
 
 
@@ -256,11 +244,6 @@ def test_all_are_all_gpus_of_the_machine(machine: dict[tuple[str, int], str], mo
     machine["cuda", 0] = "no NVIDIA driver"
     assert device_numbers("all") == (0,)
     assert [each.name for each in select_devices("auto", "all")[0]] == ["cpu"]
-
-
-def test_a_gpu_that_does_not_exist_is_refused(machine: dict[tuple[str, int], str]) -> None:
-    with pytest.raises(InputError, match=r"--device 3: no such GPU; available: GPU 0 \(NVIDIA H200"):
-        select_devices("auto", (0, 3))
 
 
 def test_a_gpu_without_the_provider_is_left_out_with_a_notice(machine: dict[tuple[str, int], str]) -> None:

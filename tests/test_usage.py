@@ -41,6 +41,7 @@ WRONG_USAGE = [
     (f"{SYNC} --output out.mp4 --lossless", "out.mp4: cannot hold ffv1; use a name that ends in .mkv"),
     (f"{SYNC} --output in.mp4", "is also an input"),
     (f"{SYNC} --output none/out.mp4", "no such folder"),
+    (f"{SYNC} --output clip", "without extension"),
     (f"{SYNC} --output {LONG}.mp4", f"{LONG}.mp4: cannot be written: "),
     (f"{SYNC} --crf 52", "--crf"),
     (f"{SYNC} --guidance nan", "--guidance"),

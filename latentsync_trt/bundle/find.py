@@ -108,8 +108,8 @@ def _gone(chosen: str) -> str:
 def _way_on(exported: list[Path]) -> str:
     if not exported:
         return (
-            f"{checkpoints_folder()}: no exported bundle; make one with `latentsync-trt export --model 1.6`, or try "
-            f"the small built-in model with `--bundle {DEMO_NAME}`"
+            f"{checkpoints_folder()}: no exported bundle; get the model with `latentsync-trt setup`, or try the small "
+            f"built-in one with `--bundle {DEMO_NAME}`"
         )
     found = ", ".join(map(describe, exported))
     count = "1 exported bundle" if len(exported) == 1 else f"{len(exported)} exported bundles"

@@ -133,9 +133,9 @@ class Manifest:
     """The description of a bundle.
 
     `ranges`: by name of the dynamic dimension, empty for static shapes. `unet`: the U-Net's configuration as inferred
-    from its checkpoint. `sources`: name and hash of each source file by role (unet, vae, whisper). `verification`: the
-    largest relative difference to PyTorch by graph, empty if skipped. `attention`: of `export --attention`; before
-    format 3 absent and always "fused". `quantization`: of 8-bit bundles only.
+    from its checkpoint. `sources`: name, hash and (if known) repository@commit of each source file by role (unet, vae,
+    whisper). `verification`: the largest relative difference to PyTorch by graph, empty if skipped. `attention`: of
+    `export --attention`; before format 3 absent and always "fused". `quantization`: of 8-bit bundles only.
     """
 
     name: str

@@ -19,7 +19,7 @@ from latentsync_trt.cli.options import add_help_all
 from latentsync_trt.unexpected import one_line
 
 PANELS = {
-    "Lip-sync": ["demo", "sync", "ui", "batch", "serve", "faces", "export", "use"],
+    "Lip-sync": ["demo", "setup", "sync", "ui", "batch", "serve", "faces", "download", "export", "use"],
     "Speed and quality": ["build", "calibrate", "bench", "compare"],
     "Checks and maintenance": ["doctor", "selftest", "check", "cache"],
 }

@@ -27,7 +27,7 @@ _PACKAGES = (
     *("numpy", "opencv-python-headless", "librosa", "av", "click", "rich", "rich-click", "filelock", "platformdirs"),
     *("psutil", "nvidia-ml-py", "jinja2", "matplotlib"),
 )
-_EXPORT_PACKAGES = ("torch", "diffusers", "onnx", "onnxscript", "safetensors")
+_EXPORT_PACKAGES = ("torch", "diffusers", "onnx", "onnxscript", "safetensors", "huggingface-hub")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def _bundles() -> Iterator[Finding]:
     elif exported:
         yield Finding("missing", f"without --bundle, none runs: {default.reason}", "latentsync-trt use NAME")
     else:
-        yield Finding("missing", "no exported bundle", "latentsync-trt export --model 1.6")
+        yield Finding("missing", "no exported bundle", "latentsync-trt setup")
     for bundle in (*exported, find.demo_folder()):
         try:
             manifest = Bundle.load(bundle).manifest

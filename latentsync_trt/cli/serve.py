@@ -71,7 +71,7 @@ def command(
         raise MissingDependency(f'serve: needs its extra; pip install "latentsync-trt[serve]" ({error})') from error
     if ray is not None and port == 0:
         raise InputError("--port 0: cannot be used with --ray; give a number")
-    key = api_key(host, no_key, loopback=is_loopback(host))
+    key = api_key(f"--host {host}", no_key, loopback=is_loopback(host))
     limits, place = build(Limits, fields), folder or default_folder("serve")
     settings = WorkerSettings(bundle or str(find_bundle(None)[0]), provider, build(RuntimeOptions, fields))
     handles = make_workers(settings, workers, ray=ray, gpus_per_worker=gpus_per_worker, on_notice=say)
@@ -91,13 +91,13 @@ def command(
             server.run(service, create_app(service, key, own_hosts=is_loopback(host)), listener)
 
 
-def api_key(host: str, no_key: bool, *, loopback: bool) -> str | None:
+def api_key(flag: str, no_key: bool, *, loopback: bool) -> str | None:
     """The key that clients must send, if any; raises `InputError` if others than this machine could come in without."""
     key = os.environ.get(KEY) or None
     if key is not None and no_key:
         raise InputError(f"--no-key: ${KEY} is set; unset it, or leave --no-key out")
     if key is None and not loopback and not no_key:
-        raise InputError(f"--host {host}: other machines reach it; set ${KEY}, or let all in with --no-key")
+        raise InputError(f"{flag}: other machines reach it; set ${KEY}, or let all in with --no-key")
     return key
 
 

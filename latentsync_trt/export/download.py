@@ -4,25 +4,21 @@ A file is written under another name, which a later call goes on with, and gets 
 """
 
 import errno
-import hashlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, hf_hub_url
 from huggingface_hub.errors import (
-    GatedRepoError,
     HfHubHTTPError,
-    HTTPError,  # type: ignore[attr-defined]  # that of the HTTP library which the installed version uses
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 from huggingface_hub.file_download import http_get
-from huggingface_hub.hf_api import ModelInfo, RepoSibling
-from huggingface_hub.utils import build_hf_headers
+from huggingface_hub.utils._headers import build_hf_headers
 
 from latentsync_trt.bundle.manifest import FileEntry, sha256_file
 from latentsync_trt.errors import CheckpointError, LatentSyncError, OutputError
@@ -32,57 +28,42 @@ from latentsync_trt.paths import check_folder_to_write, exists
 # Else each request names the versions of other packages, and a list of programs is fetched to look for them here.
 constants.HF_HUB_DISABLE_TELEMETRY = True
 
+HTTPError: type[Exception] = HfHubHTTPError.__bases__[0]
+"""That of httpx or its successor, which the versions of huggingface_hub choose."""
+
 _AGAIN = "run the same command again, which goes on there"
-_LOGIN = "log in with `hf auth login`, or set $HF_TOKEN"
-_UNAUTHORIZED = (401, 403)
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A file to download: its name in the repository, where it goes, its size, and its SHA-256 or git's SHA-1."""
-
-    name: str
-    path: Path
-    bytes: int
-    digest: str
-
-    @property
-    def part(self) -> Path:
-        """What has been downloaded so far."""
-        return self.path.with_name(f"{self.path.name}.part")
-
-    @property
-    def left_bytes(self) -> int:
-        """What is still to download; nothing if the file is there, which `fetch` then only checks."""
-        there = next((path for path in (self.path, self.part) if path.is_file()), None)
-        return max(self.bytes - (there.stat().st_size if there else 0), 0)
+_LOGIN = "accept its terms on that page if it has any, log in with `hf auth login`, and check $HF_ENDPOINT"
 
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """What the hub says about one repository. `license`: as its model card states it. `files`: all that are needed."""
+    """What the hub says of one repository. `license`: by its model card. `files`: SHA-256 (empty if unknown), size."""
 
     repository: Repository
-    folder: Path
     revision: str
     license: str
-    files: tuple[Wanted, ...]
+    files: Mapping[str, FileEntry]
 
     @property
-    def bytes(self) -> int:
-        """Size of all files."""
-        return sum(file.bytes for file in self.files)
+    def folder(self) -> Path:
+        """Where the files go."""
+        return self.repository.folder
 
     @property
     def left_bytes(self) -> int:
         """What is still to download."""
-        return sum(file.left_bytes for file in self.files)
+        return sum(
+            max(entry.bytes - _part(self.folder / name).stat().st_size, 0)
+            if _part(self.folder / name).is_file()
+            else entry.bytes
+            for name, entry in self.files.items()
+            if not is_there(self.folder / name, entry.bytes)
+        )
 
     def __str__(self) -> str:
-        name = self.repository.name
         return (
-            f"{name}@{self.revision[:7]}: {gigabytes(self.left_bytes)} to download to {self.folder}; "
-            f"license {self.license}, by its model card at {constants.ENDPOINT}/{name}"
+            f"{self.repository.name}@{self.revision[:7]}: {gigabytes(self.left_bytes)} to {self.folder}; license "
+            f"{self.license}, says {constants.ENDPOINT}/{self.repository.name}"
         )
 
 
@@ -111,17 +92,20 @@ def ask_hub(repository: Repository, revision: str | None = None) -> Download:
     """
     wanted = revision or repository.revision
     with _translated(repository, wanted):
-        api = HfApi()
-        info = api.model_info(
+        info = HfApi().model_info(
             repository.name, revision=wanted, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
         )
         known = {file.rfilename: file for file in info.siblings or ()}
-        missing = [name for name in repository.files if name not in known]
-        if missing or info.sha is None:
-            raise CheckpointError(f"{_place(repository, wanted)}: has no {missing or 'commit'}; try another --revision")
-        checksums = repository.files if info.sha == repository.revision else {}
-        files = tuple(_wanted(known[name], repository.folder, checksums.get(name, "")) for name in repository.files)
-        return Download(repository, repository.folder, info.sha, _license(info), files)
+        files = {}
+        for name, sha256 in repository.files.items():
+            file = known.get(name)
+            if file is None or file.size is None or info.sha is None:
+                raise CheckpointError(f"{_place(repository, wanted)}: has no {name}; try another --revision")
+            if repository.revision not in (wanted, info.sha):  # what is pinned does not depend on a mirror's word
+                sha256 = file.lfs.sha256 if file.lfs is not None else ""
+            files[name] = FileEntry(sha256, file.size)
+        stated = info.card_data.license if info.card_data is not None else None
+        return Download(repository, info.sha or wanted, str(stated or "not stated"), files)
 
 
 def check_space(folder: Path, downloads: Iterable[Download], more_bytes: int = 0) -> None:
@@ -145,69 +129,42 @@ def fetch(download: Download, notice: Callable[[str], None]) -> Record:
         OutputError: the disk is full.
     """
     entries = {}
-    for file in download.files:
-        if not (is_there(file.path, file.bytes) and _digest(file.path, file) == file.digest):
-            _fetch(download, file, notice)
-        entries[file.name] = FileEntry(sha256_file(file.path), file.bytes)
-    record = Record(download.repository.name, download.revision, entries)
     with _translated(download.repository, download.revision):
+        for name, wanted in download.files.items():
+            path = download.folder / name
+            sha256 = sha256_file(path) if is_there(path, wanted.bytes) else None
+            if sha256 is None or sha256 != (wanted.sha256 or sha256):
+                notice(f"{path}: {gigabytes(wanted.bytes)}")
+                _fill(_part(path), wanted.bytes, hf_hub_url(download.repository.name, name, revision=download.revision))
+                sha256 = sha256_file(_part(path))
+                if sha256 != (wanted.sha256 or sha256):
+                    _part(path).unlink()
+                    raise CheckpointError(f"{path}: was downloaded with a wrong checksum and removed; run it again")
+                _part(path).replace(path)
+            entries[name] = FileEntry(sha256, wanted.bytes)
+        record = Record(download.repository.name, download.revision, entries)
         write_record(download.folder, record)
     return record
 
 
-def _fetch(download: Download, file: Wanted, notice: Callable[[str], None]) -> None:
-    notice(f"{file.path}: {gigabytes(file.bytes)}")
-    with _translated(download.repository, download.revision):
-        if file.part.is_file() and file.part.stat().st_size > file.bytes:
-            file.part.unlink()
-        file.part.parent.mkdir(parents=True, exist_ok=True)
-        _fill(file, hf_hub_url(download.repository.name, file.name, revision=download.revision))
-        right = _digest(file.part, file) == file.digest
-        if right:
-            file.part.replace(file.path)
-        else:
-            file.part.unlink()
-    if not right:
-        raise CheckpointError(f"{file.path}: what was downloaded has a wrong checksum and was removed; run it again")
+def _part(path: Path) -> Path:
+    """What has been downloaded of a file."""
+    return path.with_name(f"{path.name}.part")
 
 
-def _fill(file: Wanted, url: str) -> None:
-    """Downloads what is left. The library tries again where a server ends or does not answer; where the connection
-    breaks, this does, as long as bytes arrive."""
-    with file.part.open("ab") as part:
-        while (before := part.tell()) < file.bytes:
+def _fill(part: Path, size_bytes: int, url: str) -> None:
+    """Downloads what is left. The library repeats a request that a server does not answer or ends early; where the
+    connection is reset, this does, as long as bytes arrive."""
+    part.parent.mkdir(parents=True, exist_ok=True)
+    if part.is_file() and part.stat().st_size > size_bytes:
+        part.unlink()
+    with part.open("ab") as file:
+        while (before := file.tell()) < size_bytes:
             try:
-                http_get(
-                    url,
-                    part,
-                    resume_size=before,
-                    headers=build_hf_headers(),
-                    expected_size=file.bytes,
-                    displayed_filename=file.name,
-                )
+                http_get(url, file, resume_size=before, headers=build_hf_headers(), expected_size=size_bytes)
             except HTTPError as error:
-                if isinstance(error, HfHubHTTPError) or part.tell() == before:
+                if isinstance(error, HfHubHTTPError) or file.tell() == before:
                     raise
-
-
-def _wanted(known: RepoSibling, folder: Path, sha256: str) -> Wanted:
-    stored = known.lfs.sha256 if known.lfs is not None else known.blob_id
-    if known.size is None or stored is None:
-        raise ValueError(f"no size or checksum of {known.rfilename}")
-    return Wanted(known.rfilename, folder / known.rfilename, known.size, sha256 or stored)
-
-
-def _digest(path: Path, wanted: Wanted) -> str:
-    """The digest of the same kind as `wanted.digest`; git has SHA-1 of small files only."""
-    if len(wanted.digest) == hashlib.sha256().digest_size * 2:
-        return sha256_file(path)
-    content = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-def _license(info: ModelInfo) -> str:
-    stated = info.card_data.license if info.card_data is not None else None
-    return ", ".join(stated) if isinstance(stated, list) else stated or "not stated"
 
 
 def _place(repository: Repository, revision: str) -> str:
@@ -221,7 +178,7 @@ def _translated(repository: Repository, revision: str) -> Iterator[None]:
         yield
     except LatentSyncError:
         raise
-    except (HTTPError, OSError, ValueError, TypeError) as error:
+    except (HTTPError, OSError, ValueError, TypeError, KeyError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise OutputError(f"{repository.folder}: the disk is full; free some space and {_AGAIN}") from error
         raise CheckpointError(f"{_place(repository, revision)}: {_explained(error)}") from error
@@ -229,22 +186,20 @@ def _translated(repository: Repository, revision: str) -> Iterator[None]:
 
 def _explained(error: Exception) -> str:
     """What the error means and what to do."""
-    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+    reason = " ".join(str(error).split())[:120] or type(error).__name__
     if isinstance(error, OfflineModeIsEnabled):
         return "not all of it is here, and $HF_HUB_OFFLINE forbids to download; unset it"
     if isinstance(error, RevisionNotFoundError):
         return "there is no such revision; give another --revision, or none"
-    if isinstance(error, GatedRepoError) or status in _UNAUTHORIZED:
-        return f"access is restricted; accept its terms on that page if it has any, and {_LOGIN}"
-    if isinstance(error, RepositoryNotFoundError):
-        return f"there is no such repository; check $HF_ENDPOINT, or {_LOGIN}"
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+    if status in (401, 403) or isinstance(error, RepositoryNotFoundError):
+        return (
+            f"no access, or no such repository (status {status}); accept its terms on that page if it has any, {_LOGIN}"
+        )
     if status is not None:
-        return f"the server answered with status {status}; wait or set $HF_ENDPOINT to a mirror, and {_AGAIN}"
-    reason = " ".join(str(error).split()) or type(error).__name__
+        return f"answered with status {status}; wait or set $HF_ENDPOINT to a mirror, and {_AGAIN}"
     if isinstance(error, HTTPError):
         return f"cannot be reached ({reason}); check the network, or set $HF_ENDPOINT to a mirror, and {_AGAIN}"
     if isinstance(error, OSError):
         return f"the download failed ({reason}); {_AGAIN}"
-    return (
-        f"the answer is not that of a Hugging Face hub ({reason:.80}); check $HF_ENDPOINT and the network's log-in page"
-    )
+    return f"its answer is not that of a Hugging Face hub ({reason}); check $HF_ENDPOINT and the network"

@@ -26,6 +26,7 @@ from latentsync_trt.export.graphs import OPSET, GraphPlan, build_cuda_graph, bui
 from latentsync_trt.export.options import EXTRA, TOOLS, ExportOptions, Sources, find_sources
 from latentsync_trt.export.plans import Networks, cuda_obstacles, load_networks, plan_graphs
 from latentsync_trt.export.proof import Proof
+from latentsync_trt.export.published import record_of
 from latentsync_trt.export.verify import needed_bytes, verification_options
 
 Progress = Callable[[str, float], None]
@@ -158,7 +159,10 @@ def _write_graph(folder: Path, plan: GraphPlan, weights: WeightsFile) -> GraphEn
 
 
 def _described(source: Path) -> dict[str, str]:
-    """Name and hash of a source: of the file itself, or of the largest file in a VAE's folder."""
+    """Name and hash of a source: of the file itself, or of the largest file in a VAE's folder; and its download."""
     files = [source] if source.is_file() else [path for path in source.iterdir() if path.is_file()]
     weights = max(files, key=lambda path: path.stat().st_size)
-    return {"name": source.name, "sha256": sha256_file(weights)}
+    found, record = {"name": source.name, "sha256": sha256_file(weights)}, record_of(weights)
+    if record is None or found["sha256"] not in {entry.sha256 for entry in record.files.values()}:
+        return found
+    return found | {"origin": str(record)}

@@ -8,10 +8,9 @@ from typing import Literal
 from latentsync_trt.bundle.find import checkpoints_folder
 from latentsync_trt.bundle.manifest import AttentionForm
 from latentsync_trt.errors import CheckpointError, InputError
+from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_FILE, Model, check_model
 from latentsync_trt.option_fields import FILES, check_limits, option
 from latentsync_trt.paths import exists, why_missing
-
-Model = Literal["1.6", "1.5"]
 
 TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "diffusers", "safetensors")
 """Packages that make the graphs; manifests have their versions."""
@@ -27,9 +26,6 @@ FEWEST_FRAMES = 2
 LONGEST_WINDOW = 24
 """Number of frame positions in the published checkpoints."""
 
-_VAE_REPOSITORY = "stabilityai/sd-vae-ft-mse"
-_VAE_FOLDER = "sd-vae-ft-mse"
-
 _file_option, _model_option, _graph_option = (partial(option, group=group) for group in (FILES, "Model", "Graphs"))
 
 
@@ -41,7 +37,7 @@ class ExportOptions:
     unet: str | Path | None = _file_option(
         None, "latentsync_unet.pt.  [default: checkpoints/latentsync-<model>/latentsync_unet.pt]"
     )
-    vae: str | Path | None = _file_option(None, f"VAE folder, diffusers' layout.  [default: checkpoints/{_VAE_FOLDER}]")
+    vae: str | Path | None = _file_option(None, "VAE folder, diffusers' layout.  [default: checkpoints/sd-vae-ft-mse]")
     whisper: str | Path | None = _file_option(
         None, "Whisper .pt file.  [default: checkpoints/latentsync-<model>/whisper/tiny.pt]"
     )
@@ -119,25 +115,24 @@ def find_sources(options: ExportOptions) -> Sources:
     """The given files, or else those at the default paths.
 
     Raises:
-        CheckpointError: one is missing; for a default path the message contains the download command.
+        CheckpointError: one is missing; for a default path the message contains the command that downloads it. Or the
+            U-Net is that of the other model, by the record of its download.
     """
-    root = checkpoints_folder()
-    local = root / f"latentsync-{options.model}"
-    repository = f"ByteDance/LatentSync-{options.model}"
-    vae_root = root / _VAE_FOLDER
-    return Sources(
-        _find(options.unet, local / "latentsync_unet.pt", f"{repository} latentsync_unet.pt", local),
-        _find(options.vae, vae_root, f"{_VAE_REPOSITORY} config.json diffusion_pytorch_model.safetensors", vae_root),
-        _find(options.whisper, local / "whisper" / "tiny.pt", f"{repository} whisper/tiny.pt", local),
+    folder, cure = LATENTSYNC[options.model].folder, f"get it with `latentsync-trt download {options.model}`"
+    sources = Sources(
+        _find(options.unet, folder / UNET_FILE, cure),
+        _find(options.vae, VAE.folder, cure),
+        _find(options.whisper, folder / WHISPER_FILE, cure),
     )
+    check_model(sources.unet, options.model, options.resolution_px, DEFAULT_RESOLUTION_PX)
+    return sources
 
 
-def _find(given: str | Path | None, default: Path, download: str, local: Path) -> Path:
+def _find(given: str | Path | None, default: Path, cure: str) -> Path:
     if given is not None:
         if not exists(given):
             raise CheckpointError(why_missing(Path(given), "file or folder"), usage=True)
         return Path(given)
     if not default.exists():
-        cure = f"get it with `hf download {download} --local-dir {local}`"
         raise CheckpointError(f"{default}: not there; {cure}", usage=True)
     return default

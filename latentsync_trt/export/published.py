@@ -109,19 +109,25 @@ def write_record(folder: Path, record: Record) -> None:
         part.write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
 
 
-def check_model(unet: Path, model: str, resolution_px: int, resolutions_px: Mapping[str, int]) -> None:
-    """Raises `CheckpointError` if the U-Net was downloaded as one model, and is to be exported as the other.
+def record_of(weights: Path) -> Record | None:
+    """The record of the download that `weights` is a file of; raises as `read_record`."""
+    for folder in weights.parents[:2]:
+        record = read_record(folder)
+        if record is not None and weights.relative_to(folder).as_posix() in record.files:
+            return record
+    return None
 
-    `resolutions_px`: that each model is made for.
+
+def check_model(unet: Path, model: str, resolution_px: int, made_for_px: Mapping[str, int]) -> None:
+    """Raises `CheckpointError` if the U-Net was downloaded as one model and is to be exported as the other.
+
+    `made_for_px`: resolution by model.
     """
-    record = read_record(unet.parent)
-    if record is None or unet.name not in record.files:
-        return
-    own = next((name for name, each in LATENTSYNC.items() if each.name == record.repository), model)
-    other_px = {px for name, px in resolutions_px.items() if name != own}
-    if own != model or resolution_px in other_px:
+    record = record_of(unet)
+    own = next((name for name, each in LATENTSYNC.items() if record and each.name == record.repository), model)
+    if own != model or (record and resolution_px in {px for name, px in made_for_px.items() if name != own}):
         raise CheckpointError(
-            f"{unet}: weights of LatentSync {own} ({record}), made for {resolutions_px[own]} px: at {resolution_px} px "
-            f"as model {model} the mouth gets blurred; give `--model {own}` and no --resolution",
+            f"{unet}: weights of LatentSync {own} ({record}), made for {made_for_px[own]} px: as model {model} at "
+            f"{resolution_px} px the mouth gets blurred; give `--model {own}` and no --resolution",
             usage=True,
         )

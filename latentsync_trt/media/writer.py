@@ -227,11 +227,12 @@ def write_pictures(
     path: Path,
     pictures: Iterable[UInt8Array],
     *,
+    fps: Fraction = Fraction(MODEL_FPS),
     lossless: bool = False,
     audio: Path | None = None,
     audio_delay_s: Fraction = Fraction(0),
 ) -> None:
-    """Writes pictures of one size, uint8 `(H, W, 3)` RGB, at the model's rate, near lossless or lossless.
+    """Writes pictures of one size, uint8 `(H, W, 3)` RGB, `fps` a second, near lossless or lossless.
 
     Args:
         audio: file whose first audio stream is the sound, cut at the last picture; None for silence.
@@ -244,7 +245,7 @@ def write_pictures(
     first = next(stream, None)
     if first is None:
         raise OutputError(f"{path}: there are no pictures to write")
-    period_s = Fraction(1, MODEL_FPS)
+    period_s = 1 / fps
     height_px, width_px, _ = first.shape
     info = replace(picture_info(width_px, height_px, rgb=lossless), frames_per_s=1 / period_s)
     options = SyncOptions(lossless=True) if lossless else SyncOptions(crf=_NEAR_LOSSLESS_CRF)

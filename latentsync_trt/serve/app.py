@@ -71,9 +71,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def create_app(
-    service: Service, key: str | None, *, own_hosts: bool = False, files_only: bool = False
-) -> FastAPI:
+def create_app(service: Service, key: str | None, *, own_hosts: bool = False, files_only: bool = False) -> FastAPI:
     """The application of a service, which it closes when it ends.
 
     `key`: what clients must send, if any. `own_hosts`: without one, requests must name this machine as their host.

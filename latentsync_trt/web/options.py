@@ -20,6 +20,8 @@ _SHOWN = (
 """Always visible; others are folded."""
 _LEFT_OUT = (PRESET, "faces", "resume", "speaker", "turns")
 """`faces` are those that the page found; the page takes one recording, for one face."""
+_ENDLESS = 1000
+"""Larger limits are not worth a word."""
 _ACRONYMS = {"fps": "FPS", "crf": "CRF"}
 _DEFAULT = re.compile(r"\s*\[default: (.*)\]")
 _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
@@ -28,10 +30,10 @@ _hints = get_type_hints(SyncOptions)
 _specs = {spec.name: spec for spec in fields(SyncOptions)}
 
 
-def preset_control() -> gr.Radio:
-    """The choice of the preset."""
+def preset_control(**settings: Any) -> gr.Radio:
+    """The choice of the preset; `settings`: of the control."""
     spec = _specs[PRESET]
-    return gr.Radio(list(choices_of(_hints[PRESET])), value=spec.default, **_texts(spec), elem_id=PRESET)
+    return gr.Radio(list(choices_of(_hints[PRESET])), value=spec.default, **_texts(spec), **settings)
 
 
 def shown_controls() -> dict[str, Any]:
@@ -69,10 +71,11 @@ def _control(spec: Field[Any]) -> Any:
         return gr.Dropdown([*without, *choices], value=_control_value(spec), filterable=False, **common)
     if _is_file(spec.name):
         return gr.File(label=common["label"], elem_id=common["elem_id"], height=110, min_width=200)
-    if kinds & {int, float} and "parse" not in spec.metadata:
+    if isinstance(spec.default, int | float):
         # Limits are left to the options, whose message says what is wrong.
         return gr.Number(_control_value(spec), placeholder=unset, **common)
-    return gr.Textbox(_control_value(spec), placeholder=unset or spec.metadata.get("metavar", ""), **common)
+    hint = unset or spec.metadata.get("metavar", "")
+    return gr.Textbox(_control_value(spec), placeholder=hint, lines=1, max_lines=1, **common)
 
 
 def _control_value(spec: Field[Any]) -> Any:
@@ -89,9 +92,8 @@ def _texts(spec: Field[Any]) -> dict[str, str]:
     """Label and help of a control."""
     metadata = spec.metadata
     text = _words(_DEFAULT.sub("", metadata["help"]).strip())
-    if "minimum" in metadata:
-        high = f" to {metadata['maximum']:g}" if metadata.get("maximum", 2**63) < 1e6 else " or more"
-        text += f" {metadata['minimum']:g}{high}."
+    if metadata.get("maximum", _ENDLESS) < _ENDLESS:
+        text += f" {metadata['minimum']:g} to {metadata['maximum']:g}."
     label = _ACRONYMS.get(spec.name, spec.name.replace("_", " ").capitalize())
     return {"label": label, "info": text}
 

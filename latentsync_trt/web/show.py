@@ -3,19 +3,34 @@
 from markupsafe import Markup
 
 from latentsync_trt.serve.service import Job
+from latentsync_trt.types import Progress
 
 _ICON = Markup('<svg viewBox="0 0 24 24" aria-hidden="true"><path d="{}"/></svg>')
 _PLAY = _ICON.format("M7 4.5v15l12.5-7.5z")
 
-HEADER = Markup(
-    '<header><h1>latentsync-trt</h1><p>Give a video new speech: the lips follow it.</p></header>'
-)
+HEADER = Markup("<header><h1>latentsync-trt</h1><p>Give a video new speech: the lips follow it.</p></header>")
 EMPTY = Markup('<div class="empty">{}<p>Your result appears here.</p></div>').format(_PLAY)
 
 
 def message(text: str = "") -> str:
     """An error, or nothing."""
     return Markup('<p role="alert">{}</p>').format(text)
+
+
+def searching(found: Progress) -> str:
+    """How far the search for faces is."""
+    share = f" {100 * found.done // found.total} %" if found.total else ""
+    return Markup("<p>{}…{}</p>").format(found.stage.capitalize(), share)
+
+
+def found(people: int) -> str:
+    """What to do with the people that were found."""
+    text = (
+        "One person was found."
+        if people == 1
+        else f"{people} people were found. Click on one, else the largest face is used."
+    )
+    return Markup("<p>{}</p>").format(text)
 
 
 def clock(seconds: float) -> str:

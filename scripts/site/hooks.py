@@ -39,6 +39,11 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     return re.sub(r"^```console$", "```bash", markdown, flags=re.MULTILINE)
 
 
+def on_page_content(html: str, **_: object) -> str:
+    """Flags that are not broken at their dashes."""
+    return re.sub(r"<code>(?=-{1,2}[\w-]+</code>)", '<code class="flag">', html)
+
+
 def _include(path: str) -> str:
     """A file's Markdown without its first heading; `path` is relative to the repository."""
     text = (ROOT / path).read_text(encoding="utf-8").partition("\n")[2]

@@ -14,7 +14,6 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from click.testing import CliRunner
 from torch import nn
 
 from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE
@@ -28,7 +27,6 @@ from latentsync_trt.bundle.manifest import (
     read_manifest,
     write_manifest,
 )
-from latentsync_trt.cli import main
 from latentsync_trt.export import exporter
 from latentsync_trt.export.attention import attend, exports_fused, traced_as
 from latentsync_trt.export.graphs import GraphPlan, build_graph
@@ -224,18 +222,3 @@ def test_the_folder_is_named_after_the_form(
 ) -> None:
     monkeypatch.setenv(CHECKPOINTS_VARIABLE, "somewhere")
     assert ExportOptions(precision="fp16", **fields).folder == Path("somewhere") / name
-
-
-def test_the_flag_reaches_the_export(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[ExportOptions] = []
-
-    def note(options: ExportOptions, _: object) -> Path:
-        asked.append(options)
-        return tmp_path
-
-    monkeypatch.setattr(exporter, "export_bundle", note)
-    monkeypatch.setattr("latentsync_trt.cli.export.find_sources", lambda _: None)
-    assert CliRunner().invoke(main, ["export", "--attention", "matmul", "--quiet"]).exit_code == 0
-    assert CliRunner().invoke(main, ["export", "--quiet"]).exit_code == 0
-    assert [options.attention for options in asked] == ["matmul", "fused"]
-    assert CliRunner().invoke(main, ["export", "--attention", "flash"]).exit_code == 2

@@ -3,12 +3,8 @@
 import collections
 import dataclasses
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,10 +30,6 @@ COMPILERS = 2
 """Compilations at once; each takes one core."""
 WEIGHTS_KEPT = 0.9
 """Least part of the weights file that an engine contains: the compiler folds some constants away."""
-STARTED_S = 2.0
-"""Loading the compiler takes half a second, compiling the demo's step many."""
-ENDED_S = 5.0
-
 SMALL_GRAPH = "vae_encoder"
 
 
@@ -118,18 +110,6 @@ def test_an_operation_that_tensorrt_lacks_is_named(tmp_path: Path, capfd: pytest
     assert verdict.reason == "Bernoulli (node odd): TensorRT has no such operation"
     assert (verdict.layers, verdict.engine_bytes) == (0, 0)
     assert capfd.readouterr() == ("", "")
-
-
-def test_all_refused_operations_are_named_once(tmp_path: Path) -> None:
-    path = write_graph(
-        tmp_path / "odd.onnx",
-        helper.make_node("Bernoulli", ["x"], ["a"], name="one"),
-        helper.make_node("Bernoulli", ["a"], ["b"], name="two"),
-        helper.make_node("Nonsense", ["b"], ["z"], name="three", domain="our.own"),
-        domain="our.own",
-    )
-    wanted = ["Bernoulli (node one): TensorRT has no such operation", "Nonsense (node three): TensorRT has no such"]
-    assert compile_graph(path, {}).reason == f"{'; '.join(wanted)} operation"
 
 
 def test_the_builder_s_refusal_has_its_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -238,31 +218,3 @@ def test_the_command_shows_a_refusal_and_fails(tmp_path: Path) -> None:
     assert code == 1
     assert "Bernoulli" in out
     assert "accepts 0 of 1" in out
-
-
-def test_wrong_values_are_one_line() -> None:
-    for arguments in (("--graph", "vae"), ("--compute-capability", "9.0"), ("--dynamic",)):
-        code, out, err = run("--bundle", str(small_bundle()), *arguments)
-        assert (code, out) == (2, "")
-        assert err.splitlines()[-1].startswith("error: ")
-
-
-@pytest.mark.skipif(os.name == "nt", reason="a console's Ctrl-C cannot be sent to one process")
-def test_ctrl_c_ends_a_compilation() -> None:
-    arguments = [
-        sys.executable,
-        "-m",
-        "latentsync_trt",
-        "check",
-        "--bundle",
-        str(small_bundle()),
-        "--graph",
-        "denoise_step",
-    ]
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        assert process.stderr is not None
-        process.stderr.readline()
-        time.sleep(STARTED_S)
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(ENDED_S) == 130
-        assert "interrupted" in process.stderr.read()

@@ -195,10 +195,6 @@ def test_a_clip_without_a_face_is_refused(clip: Clip, tmp_path: Path) -> None:
     assert re.search(r"error: .*blank\.mp4: no face in any frame", failure(arguments(Clip(blank, clip.audio))))
 
 
-def test_a_missing_clip_is_named(clip: Clip, tmp_path: Path) -> None:
-    assert "none.mp4: no such file" in failure(arguments(Clip(tmp_path / "none.mp4", clip.audio)), 2)
-
-
 def test_few_windows_and_silence_give_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One short silent clip in a folder."""
     clips = tmp_path / "clips"
@@ -237,22 +233,6 @@ def test_a_search_reaches_the_target(made: tuple[Path, Path, str], clip: Clip, t
     assert quantized.distance["faces_psnr_db"] >= target_db
     assert quantized.settings["target_psnr_db"] == target_db
     assert re.search(r"\d+ × conv_in .* kept", out)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "no clips to calibrate on"),
-        (["--clips", "clips", "--audio", "a.wav"], "--audio: needs --video"),
-        (["--video", "a.mp4", "--percentile", "20"], "percentile"),
-        (["--video", "a.mp4", "--precision", "int4"], "int4"),
-        (["--video", "a.mp4", "--target-psnr", "0"], "target-psnr"),
-    ],
-)
-def test_wrong_usage_exits_with_2(words: list[str], message: str) -> None:
-    code, _, err = run(["calibrate", *words])
-    assert code == 2
-    assert message in err
 
 
 def test_the_missing_extra_is_named(clip: Clip, monkeypatch: pytest.MonkeyPatch) -> None:

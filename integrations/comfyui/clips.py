@@ -1,0 +1,89 @@
+"""ComfyUI's pictures, sound and texts to files and options, and back; needs nothing of ComfyUI."""
+
+import json
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from scipy.io import wavfile
+
+from latentsync_trt.errors import InputError
+from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.writer import write_pictures
+from latentsync_trt.option_fields import field_name, file_fields, from_texts
+from latentsync_trt.types import UInt8Array
+
+T = TypeVar("T")
+
+_LARGEST_DENOMINATOR = 1001  # of usual frame rates, as in 30000/1001
+
+
+def write_images(path: Path, images: torch.Tensor, fps: float) -> Path:
+    """Writes IMAGE, float `(N, H, W, 3)` in 0 to 1, rounded to 8 bits, without further loss. Returns `path`.
+
+    Raises:
+        InputError: the pictures have other channels than red, green and blue.
+    """
+    if images.shape[-1] != 3:
+        raise InputError(f"images: have {images.shape[-1]} channels instead of 3; convert them to RGB")
+    write_pictures(path, _bytes_of(images), fps=Fraction(fps).limit_denominator(_LARGEST_DENOMINATOR), lossless=True)
+    return path
+
+
+def _bytes_of(images: torch.Tensor) -> Iterator[UInt8Array]:
+    for image in images:
+        yield (image * 255).round().clamp(0, 255).to("cpu", torch.uint8).numpy()
+
+
+def read_images(path: Path, frames: int) -> torch.Tensor:
+    """The first `frames` pictures of a video as IMAGE, float32 `(N, H, W, 3)` in 0 to 1."""
+    info = probe(path)
+    images = torch.empty((frames, info.height_px, info.width_px, 3))
+    for frame in read_frames(path):
+        torch.divide(torch.tensor(frame.rgb), 255, out=images[frame.index])
+    return images
+
+
+def write_sound(path: Path, audio: Mapping[str, Any]) -> Path:
+    """Writes AUDIO, whose `waveform` is float `(1, C, T)`, as it is. Returns `path`.
+
+    Raises:
+        InputError: it holds no sample, or several recordings.
+    """
+    waveform = audio["waveform"]
+    if waveform.shape[0] != 1 or not waveform.shape[-1]:
+        raise InputError(f"audio: {waveform.shape[0]} recordings of {waveform.shape[-1]} samples; give one with sound")
+    wavfile.write(path, int(audio["sample_rate"]), np.ascontiguousarray(waveform[0].T.cpu().numpy(), np.float32))
+    return path
+
+
+def options_of(cls: type[T], widgets: Mapping[str, Any], text: str) -> T:
+    """Options from a node's widgets and its text "options", which overrides them.
+
+    Args:
+        text: a JSON object, or a line `name = value` for each option.
+
+    Raises:
+        InputError: it is none of these, an option cannot be used, or it names a file.
+    """
+    given = {field_name(name): value for name, value in _values(text).items()}
+    for name in (*file_fields(cls), "speaker", "resume"):
+        if name in given:
+            raise InputError(f"options: {name} is not available in ComfyUI; use the command line")
+    return from_texts(cls, {**widgets, **given})
+
+
+def _values(text: str) -> dict[str, Any]:
+    if text.lstrip().startswith("{"):
+        try:
+            return dict(json.loads(text))
+        except ValueError as error:
+            raise InputError(f"options: is not JSON ({error}); write one `name = value` a line") from error
+    pairs = [line.partition("=") for line in text.splitlines() if line.strip()]
+    for name, equals, _ in pairs:
+        if not equals:
+            raise InputError(f"options: {name.strip()!r} has no value; write one `name = value` a line")
+    return {name: value.strip() for name, _, value in pairs}

@@ -1,0 +1,34 @@
+"""`latentsync-trt download`: gets the published weights that `export` reads."""
+
+import rich_click as click
+
+from latentsync_trt import stopping
+from latentsync_trt.bundle.find import checkpoints_folder
+from latentsync_trt.bundle.tools import tool_versions
+from latentsync_trt.export.options import EXTRA
+from latentsync_trt.export.published import LATENTSYNC, VAE
+
+INTERRUPTED = "interrupted; what was finished is kept: the same command goes on there"
+
+
+@click.command("download")
+@click.argument("model", type=click.Choice(tuple(LATENTSYNC)), default="1.6")
+@click.option("--revision", help="Commit or branch of LatentSync's repository.  [default: the one this version knows]")
+def command(model: str, revision: str | None) -> None:
+    """Download the published weights of LatentSync 1.6 or 1.5, with Whisper and the VAE that they need.
+
+    Interrupted, the same command goes on; what is there already needs no network. $HF_ENDPOINT names a mirror.
+    """
+    tool_versions(("huggingface-hub",), extra=EXTRA)
+    from latentsync_trt.cli.show import say
+    from latentsync_trt.export.download import ask_hub, check_space, downloaded, fetch
+
+    wanted = ((LATENTSYNC[model], revision), (VAE, None))
+    downloads = [ask_hub(each, commit) for each, commit in wanted if downloaded(each, commit) is None]
+    check_space(checkpoints_folder(), downloads)
+    with stopping.interruption(INTERRUPTED):
+        for download in downloads:
+            say(str(download))
+            fetch(download, say)
+    for each, _ in wanted:
+        click.echo(f"{each.folder}: {downloaded(each)}")

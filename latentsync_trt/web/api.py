@@ -1,0 +1,67 @@
+"""The endpoint `/sync`, for `gradio_client`."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.serve.limits import NotNow, UnknownJob
+from latentsync_trt.serve.service import Service
+from latentsync_trt.web import jobs
+from latentsync_trt.web.options import preset_control
+
+_POLL_S = 0.3
+
+
+def add_api(service: Service, uploads: Path) -> None:
+    """Adds the endpoint to the page that is being made; `uploads`: the folder from which Gradio serves files."""
+
+    async def sync(
+        video: str | None,
+        speech: str | None,
+        preset: str,
+        face: str,
+        options: dict[str, Any] | None,
+        progress: gr.Progress = gr.Progress(),  # noqa: B008 -- how Gradio passes it
+    ) -> AsyncIterator[tuple[str | None, str | None]]:
+        """Lip-syncs a video to speech; the report is a page, where options say `"report": true`."""
+        given = {"preset": preset, "face": face, **(options or {})}
+        try:
+            job = await asyncio.to_thread(jobs.submit, service, video, speech, given)
+            try:
+                while (job := service.job(job.id)).state in ("waiting", "running"):
+                    progress((job.done, job.total), desc=job.stage or job.state)
+                    yield None, None
+                    await asyncio.sleep(_POLL_S)
+            finally:  # the client went away
+                if job.state in ("waiting", "running"):
+                    with suppress(UnknownJob, NotNow):
+                        service.cancel(job.id)
+            folder = uploads / job.id
+            folder.mkdir()
+            result = service.result(job.id)
+            files = [str(jobs.copy(result, folder / result.name)), None]
+            if given.get("report") is True:
+                files[1] = str(jobs.copy(service.page(job.id), folder / "report.html"))
+            yield files[0], files[1]
+        except LatentSyncError as error:
+            raise gr.Error(str(error), print_exception=False) from error
+
+    hidden: dict[str, Any] = {"visible": False}
+    gr.Button(**hidden).click(
+        sync,
+        [
+            gr.Video(label="Video", **hidden),
+            gr.Audio(label="Speech", type="filepath", **hidden),
+            preset_control(**hidden),
+            gr.Textbox("largest", label="Face", **hidden),
+            gr.JSON({}, label="Options", **hidden),
+        ],
+        [gr.File(label="Result", **hidden), gr.File(label="Report", **hidden)],
+        api_name="sync",
+        concurrency_limit=None,
+    )

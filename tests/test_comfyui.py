@@ -1,0 +1,140 @@
+"""The nodes of integrations/comfyui: what they convert, their files, and a run in ComfyUI where there is one."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.io import wavfile
+
+from latentsync_trt import LatentSyncError, LipSync, RuntimeOptions, SyncOptions, __version__
+from latentsync_trt.media.demo_clip import SPEECH, camera_frames
+from latentsync_trt.media.reader import probe
+from tests.small import small_bundle
+
+ROOT = Path(__file__).parents[1]
+NODES = ROOT / "integrations" / "comfyui"
+
+
+@pytest.fixture(scope="module")
+def clips() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("comfyui_clips", NODES / "clips.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_images_come_back_rounded_to_8_bits(clips: ModuleType, tmp_path: Path) -> None:
+    images = torch.rand((3, 33, 47, 3), generator=torch.Generator().manual_seed(0))
+    path = clips.write_images(tmp_path / "a.mkv", images, 29.97002997)
+    assert probe(path).frames_per_s == pytest.approx(30000 / 1001, abs=1e-3)
+    assert torch.equal(clips.read_images(path, 3), (images * 255).round() / 255)
+
+
+@pytest.mark.integration
+def test_pixels_outside_the_face_come_back_equal(clips: ModuleType, tmp_path: Path) -> None:
+    images = torch.tensor(np.stack([rgb for _, rgb in zip(range(6), camera_frames(1), strict=False)])) / 255
+    source = clips.write_images(tmp_path / "source.mkv", images, 25)
+    options = clips.options_of(SyncOptions, {"preset": "fast", "lossless": True}, "length = video")
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
+        report = lip_sync.sync(source, SPEECH, tmp_path / "result.mkv", options)
+    result = clips.read_images(tmp_path / "result.mkv", report.frames)
+    changed = (result != images).any(dim=-1)
+    rows = changed.any(dim=2).any(dim=0).nonzero()
+    assert changed.any(dim=2).any(dim=1).all()  # in every picture
+    assert rows.min() > 0.3 * images.shape[1]  # nothing above the face
+    assert changed.float().mean() < 0.2
+
+
+def test_sound_stays_as_it_is(clips: ModuleType, tmp_path: Path) -> None:
+    waveform = torch.rand((1, 2, 999)) * 2 - 1
+    rate_hz, samples = wavfile.read(clips.write_sound(tmp_path / "a.wav", {"waveform": waveform, "sample_rate": 44100}))
+    assert rate_hz == 44100
+    assert np.array_equal(samples.T, waveform[0].numpy())
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 100), (1, 1, 0)])
+def test_other_sound_is_refused(clips: ModuleType, tmp_path: Path, shape: tuple[int, ...]) -> None:
+    with pytest.raises(LatentSyncError, match="give one with sound"):
+        clips.write_sound(tmp_path / "a.wav", {"waveform": torch.zeros(shape), "sample_rate": 16000})
+    assert not list(tmp_path.iterdir())
+
+
+def test_transparent_images_are_refused(clips: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(LatentSyncError, match=r"4 channels.*convert them to RGB"):
+        clips.write_images(tmp_path / "a.mkv", torch.zeros((1, 32, 32, 4)), 25)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"--crf": 20, "end": "0:01", "preset": "fast"}', "crf = 20\nend=0:01\npreset=fast\n"]
+)
+def test_options_override_widgets(clips: ModuleType, text: str) -> None:
+    wanted = SyncOptions(preset="fast", guidance=2.0, crf=20, end=1)  # type: ignore[arg-type]
+    assert clips.options_of(SyncOptions, {"preset": "quality", "guidance": 2.0}, text) == wanted
+    assert clips.options_of(RuntimeOptions, {"device": "0,1"}, "") == RuntimeOptions(device=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("fast", "'fast' has no value"),
+        ("stepz = 3", "did you mean steps"),
+        ("steps = many", "not a whole number"),
+        ("--report = /etc/page.html", "report is not available in ComfyUI"),
+        ("speaker = 0=a.wav", "speaker is not available in ComfyUI"),
+    ],
+)
+def test_bad_options_are_refused(clips: ModuleType, text: str, message: str) -> None:
+    with pytest.raises(LatentSyncError, match=message):
+        clips.options_of(SyncOptions, {}, text)
+
+
+@pytest.mark.parametrize("name", ["video", "frames"])
+def test_example_workflow_is_what_the_script_runs(name: str) -> None:
+    """The template that people open, and the same for ComfyUI's HTTP API."""
+    wanted = json.loads((NODES / "api_workflows" / f"{name}.json").read_text(encoding="utf-8"))
+    graph = json.loads((NODES / "example_workflows" / f"lip-sync {name}.json").read_text(encoding="utf-8"))
+    sources = {link[0]: [str(link[1]), link[2]] for link in graph["links"]}
+    assert {
+        str(node["id"]): (node["type"], _inputs(node, sources)) for node in graph["nodes"] if node["type"] != "Note"
+    } == {number: (node["class_type"], node["inputs"]) for number, node in wanted.items()}
+
+
+def _inputs(node: dict[str, Any], sources: dict[int, Any]) -> dict[str, Any]:
+    """A node's inputs as the API has them: values of widgets in their order, unless linked."""
+    named = [one["name"] for one in node["inputs"] if "widget" in one]
+    inputs = dict(zip(named, node["widgets_values"], strict=False))
+    inputs |= {one["name"]: sources[one["link"]] for one in node["inputs"] if one.get("link") is not None}
+    return {name: value for name, value in inputs.items() if name not in ("audioUI", "upload")}
+
+
+def test_registry_has_the_package_version() -> None:
+    project = tomllib.loads((NODES / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = (NODES / "requirements.txt").read_text(encoding="utf-8").split()
+    assert project["version"] == __version__
+    assert project["dependencies"] == needed == ["latentsync-trt", "scipy"]
+
+
+@pytest.mark.slow
+def test_nodes_run_in_comfyui(tmp_path: Path) -> None:
+    """With $COMFYUI, a checkout, and $COMFYUI_PYTHON, its Python with this package installed."""
+    checkout = os.environ.get("COMFYUI")
+    if checkout is None:
+        pytest.skip("the environment variable COMFYUI does not name a checkout of ComfyUI")
+    python = os.environ.get("COMFYUI_PYTHON", sys.executable)
+    command = [ROOT / "scripts" / "run_comfyui.py", "--comfyui", checkout, "--python", python, "--out", tmp_path]
+    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first_s, kept_s = (float(re.search(rf"video, {what}: (\S+) s", done.stdout)[1]) for what in ("first", "model kept"))
+    assert kept_s < first_s

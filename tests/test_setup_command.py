@@ -1,0 +1,181 @@
+"""`latentsync-trt setup` on the narrowest real networks, from a hub on this machine, on the CPU."""
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import rich_click as click
+from click.testing import CliRunner
+
+from latentsync_trt.bench import selftest as self_tests
+from latentsync_trt.bundle import tools
+from latentsync_trt.bundle.find import default_bundle
+from latentsync_trt.bundle.manifest import read_manifest
+from latentsync_trt.cli import build, main, setup
+from latentsync_trt.errors import ExportMismatch
+from latentsync_trt.export import options
+from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_FILE
+from latentsync_trt.runtime.providers import select
+from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.select import Selection
+from tests.bundles import make_bundle
+from tests.hub import Hub, hub
+from tests.narrow import RESOLUTION_PX, write_sources
+from tests.test_download import use_endpoint
+
+MODEL = LATENTSYNC["1.6"]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """The narrow checkpoints under the published names."""
+    sources = write_sources(tmp_path_factory.mktemp("published"))
+    latentsync = {UNET_FILE: sources.unet.read_bytes(), WHISPER_FILE: sources.whisper.read_bytes()}
+    return {MODEL.name: latentsync, VAE.name: {name: (sources.vae / name).read_bytes() for name in VAE.files}}
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LATENTSYNC_TRT_CHECKPOINTS", str(tmp_path))
+    monkeypatch.setitem(options.DEFAULT_RESOLUTION_PX, "1.6", RESOLUTION_PX)
+    return tmp_path
+
+
+@pytest.fixture
+def server(checkpoints: Path, published: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    for repository in (MODEL, VAE):
+        for name, content in published[repository.name].items():
+            monkeypatch.setitem(repository.files, name, hashlib.sha256(content).hexdigest())
+    with hub(published) as running:
+        use_endpoint(running.url, monkeypatch)
+        yield running
+
+
+@pytest.fixture
+def self_test(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stands for the self-test: it passes if `passed`; `calls` has the provider and the reference of each."""
+    state = SimpleNamespace(passed=True, calls=[])
+
+    def run_it(_: object, provider: str, __: object, reference: str, ___: object) -> SimpleNamespace:
+        state.calls.append((provider, reference))
+        facts = SimpleNamespace(name="demo", precision="fp16", resolution_px=128)
+        empty = {"graphs": (), "notices": (), "pictures": (), "stages": {}, "environment": {}}
+        return SimpleNamespace(passed=state.passed, provider=provider, bundle=facts, **empty)
+
+    monkeypatch.setattr(self_tests, "self_test", run_it)
+    return state
+
+
+def run(*arguments: str, answer: str | None = None) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, ["setup", *arguments], input=answer)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.integration
+def test_interrupted_anywhere_the_same_command_goes_on(
+    checkpoints: Path, server: Hub, self_test: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("--provider", "cpu", "--yes")
+    server.cut_at = [1000] * 20
+    assert run(*command)[0] == 1
+    server.cut_at = []
+    with monkeypatch.context() as patch:
+        patch.setattr("latentsync_trt.export.exporter.export_bundle", _fail)
+        assert run(*command)[0] == 1
+    asked = len(server.requests)
+
+    self_test.passed = False
+    code, out, err = run(*command)
+    assert code == 1, err
+    assert len(server.requests) == asked
+    bundle = checkpoints / f"1.6-{RESOLUTION_PX}-fp32"
+    manifest = read_manifest(bundle)
+    assert (manifest.precision, manifest.notes) == ("fp32", ())
+    assert not any(entry.forms for entry in manifest.graphs.values())
+    assert {found["origin"] for found in manifest.sources.values()} == {
+        f"{each.name}@{each.revision}" for each in (MODEL, VAE)
+    }
+
+    self_test.passed = True
+    exported_ns = (bundle / "manifest.json").stat().st_mtime_ns
+    code, out, err = run(*command)
+    assert (code, len(server.requests)) == (0, asked), err
+    assert (bundle / "manifest.json").stat().st_mtime_ns == exported_ns
+    assert default_bundle().reason == "chosen with `use`"
+    assert out.splitlines()[-1] == f"{bundle}: ready; next: latentsync-trt sync --video in.mp4 --audio speech.wav"
+    assert self_test.calls == [("cpu", "none")] * 2
+    assert run("--provider", "cpu") == (0, f"{bundle}: is set up, and runs where no --bundle is given\n", "")
+
+
+def _fail(*_: object) -> Path:
+    raise ExportMismatch("stopped here")
+
+
+def test_the_plan_is_shown_and_agreed_to_before_anything_is_done(
+    checkpoints: Path, server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = run("--provider", "cpu")
+    assert (code, out) == (2, "")
+    for words in (
+        "provider: cpu",
+        f"download: {MODEL.name}@{MODEL.revision[:7]}: ",
+        "license openrail++",
+        f"export: fp32, {RESOLUTION_PX} px, portable form, about ",
+        "nobody is there to ask; add --yes",
+    ):
+        assert words in err
+    monkeypatch.setattr(setup, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    assert run("--provider", "cpu", answer="n\n")[0] == 1
+    assert list(checkpoints.iterdir()) == []
+    assert all(path.startswith("/api/") for path, _ in server.requests)
+
+
+@pytest.mark.parametrize(("provider", "builds"), [("tensorrt", True), ("cuda", False)])
+def test_a_gpu_gets_half_precision_and_the_engines_it_needs(
+    checkpoints: Path,
+    server: Hub,
+    self_test: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    provider: str,
+    builds: bool,
+) -> None:
+    built: list[str] = []
+
+    @click.command()
+    @click.option("--bundle")
+    @click.option("--provider")
+    def record(bundle: str, provider: str) -> None:
+        built.append(f"{Path(bundle).name} {provider}")
+
+    monkeypatch.setattr(build, "command", record)
+    gpu = Gpu(0, "RTX 4090", (8, 9), 24_000_000_000)
+    monkeypatch.setattr(select, "select_provider", lambda _: Selection(provider, (), gpu))  # type: ignore[arg-type]
+    err = run()[2]
+    assert f"export: fp16, {RESOLUTION_PX} px, portable and CUDA form" in err
+    assert ("build: engines for this GPU" in err) is builds
+    make_bundle(checkpoints / f"1.6-{RESOLUTION_PX}-fp16", "fp16")
+    assert run()[0] == 0  # nothing large is left to ask for
+    assert built == ([f"1.6-{RESOLUTION_PX}-fp16 tensorrt"] if builds else [])
+    assert self_test.calls == [(provider, "cpu")]
+
+
+def test_space_for_the_bundle_is_checked_too(
+    checkpoints: Path, server: Hub, published: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights_bytes = sum(len(content) for files in published.values() for content in files.values())
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * weights_bytes))
+    code, _, err = run("--provider", "cpu", "--yes")
+    assert (code, "free some space" in err) == (1, True)
+    assert list(checkpoints.iterdir()) == []
+
+
+def test_a_missing_extra_is_said_before_anything_else(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = tools.distribution_version
+    monkeypatch.setattr(tools, "distribution_version", lambda name: None if name == "torch" else known(name))
+    code, out, err = run("--yes")
+    assert (code, out) == (1, "")
+    assert err == "error: torch: not installed, or without their metadata; pip install 'latentsync-trt[export]'\n"
+    assert server.requests == []

@@ -1,0 +1,139 @@
+"""The page in a real browser, from upload to download, with the built-in model."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.media.demo_clip import SPEECH
+from latentsync_trt.sync.analysis import analyse
+from tests.clips import decoded, write_face, write_video
+from tests.people import ROOM_PX, together
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("gradio", reason="gradio is not installed")
+from playwright.sync_api import Browser, expect
+
+from tests.browser import PATIENCE_S, Server, Visitor, chromium, served_page, visit
+
+pytestmark = pytest.mark.slow
+
+FRAMES = 25
+LONG = 200
+"""Frames of a clip that is certainly being worked on when the test acts."""
+FIRST, SECOND = 280, 820
+"""Where the two people's faces are, in pixels from the left."""
+CHANGED_LEVELS = 12
+PHONE_PX = 390
+
+expect.set_options(timeout=PATIENCE_S * 1000)
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """short.mp4 and long.mp4 with one person, two.mp4 with two, bad.mp4, which is text; speech.wav."""
+    folder = tmp_path_factory.mktemp("clips")
+    write_face(folder / "short.mp4", FRAMES)
+    write_face(folder / "long.mp4", LONG)
+    write_video(folder / "two.mp4", together([FIRST] * FRAMES, [SECOND] * FRAMES))
+    (folder / "bad.mp4").write_text("This is no video.\n")
+    for frames, name in ((FRAMES, "speech.wav"), (LONG, "long.wav")):
+        write_speech(folder / name, frames / 25)
+    return folder
+
+
+def write_speech(path: Path, duration_s: float) -> None:
+    """The built-in recording, or so much of it, repeated."""
+    with av.open(str(SPEECH)) as source:
+        blocks = [block.to_ndarray() for block in source.decode(audio=0)]
+        rate_hz, layout, kind = (source.streams.audio[0].rate, source.streams.audio[0].layout.name, blocks[0].dtype)
+    samples = np.resize(np.hstack(blocks), (1, round(duration_s * rate_hz)))
+    frame = av.AudioFrame.from_ndarray(samples, format="s16" if kind == np.int16 else "s32", layout=layout)
+    frame.rate = rate_hz
+    with av.open(str(path), "w") as target:
+        stream = target.add_stream("pcm_s16le", rate=rate_hz, layout=layout)
+        target.mux(stream.encode(frame))
+        target.mux(stream.encode(None))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with served_page(tmp_path_factory.mktemp("page"), "--bundle", "demo", "--provider", "cpu") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture
+def visitor(browser: Browser, server: Server) -> Iterator[Visitor]:
+    """Someone at a desk. After the test: no errors, no requests to other machines, no traceback in the log."""
+    opened = visit(browser, server)
+    yield opened
+    opened.page.context.close()
+    assert not opened.elsewhere
+    assert not opened.problems
+    assert "Traceback" not in server.log.read_text()
+
+
+def streams(path: Path) -> dict[str, Any]:
+    """Frames of a video, and seconds of its sound."""
+    with av.open(str(path)) as container:
+        sound = sum(frame.samples / frame.sample_rate for frame in container.decode(audio=0))
+    return {"frames": len(decoded(path)), "sound_s": pytest.approx(sound, abs=0.1)}
+
+
+def test_from_upload_to_download(visitor: Visitor, clips: Path, tmp_path: Path) -> None:
+    assert visitor.page.title() == "latentsync-trt"
+    visitor.upload(clips / "short.mp4", clips / "speech.wav")
+    visitor.part("option-report").locator("input").check()
+    visitor.begin()
+    expect(visitor.part("preview").locator("img")).to_be_visible()
+    shown = "document.querySelector('#preview img').naturalHeight > 0"
+    visitor.page.wait_for_function(shown)
+    visitor.finish()
+    assert streams(visitor.fetch(tmp_path)) == {"frames": FRAMES, "sound_s": FRAMES / 25}
+    for player in ("before", "after"):
+        visitor.page.wait_for_function(f"document.getElementById('{player}').videoWidth == 480")
+    visitor.part("wipe").focus()
+    before = visitor.part("wipe").input_value()
+    visitor.page.keyboard.press("ArrowRight")
+    assert float(visitor.part("wipe").input_value()) > float(before)
+    with visitor.page.context.expect_page() as opened:
+        visitor.part("report").locator("a").click()
+    assert "<svg" in opened.value.content()
+    assert len(visitor.jobs()) == 1
+
+
+def test_the_second_face(visitor: Visitor, clips: Path, tmp_path: Path) -> None:
+    visitor.upload(clips / "two.mp4", clips / "speech.wav", faces=2)
+    visitor.part("faces").locator("img").nth(1).click()
+    expect(visitor.part("option-face").locator("input, textarea").first).to_have_value("index:1")
+    visitor.begin()
+    visitor.finish()
+    pairs = zip(decoded(clips / "two.mp4"), decoded(visitor.fetch(tmp_path)), strict=True)
+    changed = np.mean([np.abs(one.astype(int) - other).max(-1) > CHANGED_LEVELS for one, other in pairs], 0)
+    halves = changed[:, : ROOM_PX[0] // 2].sum(), changed[:, ROOM_PX[0] // 2 :].sum()
+    with MediaPipeDetector() as detector:
+        spans = analyse(clips / "two.mp4", detector)[0].spans
+    second = next(span.rows[0, 1] for span in spans if span.person == 1)
+    chosen = int(second > ROOM_PX[0] / 2)
+    assert halves[chosen] > 10 * halves[1 - chosen]
+
+
+def test_a_bad_file_is_a_sentence(visitor: Visitor, clips: Path) -> None:
+    visitor.part("video").locator("input[type=file]").first.set_input_files(clips / "bad.mp4")
+    alert = visitor.part("message").get_by_role("alert")
+    expect(alert).to_contain_text("bad.mp4")
+    assert "Traceback" not in alert.inner_text()
+    assert "/" not in alert.inner_text()
+    visitor.part("start").click()
+    expect(visitor.part("message")).to_contain_text("missing")
+    assert not visitor.part("cancel").is_visible()
