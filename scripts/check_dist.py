@@ -17,8 +17,8 @@ _OF_SETUPTOOLS = ("PKG-INFO", "setup.cfg", "latentsync_trt.egg-info/")
 def main(folder: Path) -> str:
     """The differences, a line each; empty if there are none."""
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
-    listed = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout
-    tracked = {name for name in listed.splitlines() if Path(name).is_file()}
+    listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
+    tracked = {name for name in listed.split("\0") if Path(name).is_file()}
     with tarfile.open(sdist) as archive:
         members = [member.name.partition("/")[2] for member in archive if member.isfile()]
     sources = {name for name in members if not name.startswith(_OF_SETUPTOOLS)}

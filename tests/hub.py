@@ -12,6 +12,11 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
+from huggingface_hub import constants
+
+from latentsync_trt.export.published import LATENTSYNC, VAE
+
 LARGE_BYTES = 1000
 """Files from this size on are stored with Git LFS, which gives them a SHA-256, and come from another address."""
 
@@ -25,15 +30,15 @@ class Hub(ThreadingHTTPServer):
     """`files`: repository → name → content. What a test may change:
 
     `cut_at`: the number of bytes of a large file after which a response ends, once for each number; with `resets` the
-    connection is reset there. `served`: content that replaces what is stored under a name. `status`: what every request is answered with, if not 0; `code`: with
-    this error code.
+    connection is reset there. `served`: content that replaces what is stored under a name. `status`, `code`: what every
+    request is answered with, if not 0, and the error code.
     """
 
     daemon_threads = True
 
-    def __init__(self, files: Mapping[str, Mapping[str, bytes]], license_name: str = "openrail++") -> None:
+    def __init__(self, files: Mapping[str, Mapping[str, bytes]]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.files, self.license_name = files, license_name
+        self.files = files
         self.commits = {BRANCH: COMMIT}
         self.cut_at: list[int] = []
         self.resets = False
@@ -59,7 +64,7 @@ class Hub(ThreadingHTTPServer):
             for file, content in self.files[name].items()
         ]
         commit = self.commits.get(revision, revision)
-        return {"id": name, "sha": commit, "siblings": siblings, "cardData": {"license": self.license_name}}
+        return {"id": name, "sha": commit, "siblings": siblings, "cardData": {"license": "openrail++"}}
 
 
 def _lfs(content: bytes) -> dict[str, Any]:
@@ -67,12 +72,22 @@ def _lfs(content: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def hub(files: Mapping[str, Mapping[str, bytes]]) -> Iterator[Hub]:
-    """A running hub."""
+def hub(files: Mapping[str, Mapping[str, bytes]], patch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A running hub, which $HF_ENDPOINT seems to name, and whose files are those that are pinned."""
+    for repository in (*LATENTSYNC.values(), VAE):
+        for name, content in files.get(repository.name, {}).items():
+            patch.setitem(repository.files, name, hashlib.sha256(content).hexdigest())  # type: ignore[arg-type]
     with Hub(files) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        use_endpoint(server.url, patch)
         yield server
         server.shutdown()
+
+
+def use_endpoint(url: str, patch: pytest.MonkeyPatch) -> None:
+    """As $HF_ENDPOINT, which is read when the hub's library is imported."""
+    patch.setattr(constants, "ENDPOINT", url)
+    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -11,12 +11,11 @@ from click.testing import CliRunner
 
 from latentsync_trt.cli import main
 from latentsync_trt.runtime.cache import store
-from latentsync_trt.runtime.cache.entry import RECORD_NAME, Entry
-from latentsync_trt.runtime.cache.prune import Choice, Machine, remove, select, survey, this_machine
+from latentsync_trt.runtime.cache.entry import RECORD_NAME
+from latentsync_trt.runtime.cache.prune import Machine, remove, select, survey
 from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache
 from tests.cache_worker import KEY, engine_key
 
-NOW = datetime(2026, 11, 1, tzinfo=UTC)
 SIZE_BYTES = 1_000_000
 
 
@@ -159,12 +158,6 @@ def test_what_this_machine_cannot_use_is_stale(tmp_path: Path, machine: Machine,
     assert [choice.reason for choice in select(survey(tmp_path), stale=machine)] == ([reason] if reason else [])
 
 
-def test_this_machine_knows_its_onnxruntime() -> None:
-    import onnxruntime
-
-    assert this_machine().versions["onnxruntime"] == onnxruntime.__version__
-
-
 def test_clear_removes_everything_that_is_the_caches(place: Path) -> None:
     (place / "README.md").write_text("mine")
     code, out, _ = run(place, "clear", "--yes")
@@ -182,25 +175,6 @@ def test_clear_asks(place: Path) -> None:
         assert (result.exit_code, len(graphs_in(place))) == (code, left)
 
 
-def _built_at(place: Path) -> datetime | None:
-    return next(entry.built_at for entry in survey(place) if entry.key and entry.key.graph == "denoise_step")
-
-
-def test_what_is_being_built_stays(place: Path) -> None:
-    def build(aside: Path) -> None:
-        _fill(aside / "engine.bin")
-        chosen = remove(place, [Choice(entry, "cleared") for entry in survey(place)])
-        assert {choice.entry.label: choice.refusal for choice in chosen} == {
-            "denoise_step of demo for tensorrt": "it is being built again",
-            "vae_encoder of demo for tensorrt": "",
-            "vae_decoder of demo for tensorrt": "",
-        }
-
-    engine = EngineCache(place).obtain(engine_key(graph="denoise_step"), build, other_than=_built_at(place))
-    assert graphs_in(place) == ["denoise_step"]
-    assert (engine.folder / "engine.bin").stat().st_size == SIZE_BYTES
-
-
 def test_what_cannot_be_removed_is_a_failure(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path) -> None:
         raise PermissionError(errno.EACCES, "used by another process")
@@ -210,12 +184,3 @@ def test_what_cannot_be_removed_is_a_failure(place: Path, monkeypatch: pytest.Mo
     assert code == 1
     assert "removed 0 engines (0 bytes)" in out
     assert err.count("stays: in use, or write-protected (used by another process)") == 3
-
-
-def test_damaged_engines_go_first_then_the_least_recently_used() -> None:
-    def entry(name: str, days: int, problem: str = "") -> Entry:
-        return Entry(Path(name), None, None, None, 10, NOW - timedelta(days=days), problem)
-
-    entries = [entry("new", 1), entry("old", 3), entry("damaged", 0, "cut short")]
-    for max_bytes, names in ((30, []), (29, ["damaged"]), (11, ["damaged", "old"]), (0, ["damaged", "old", "new"])):
-        assert [choice.entry.folder.name for choice in select(entries, max_bytes=max_bytes)] == names

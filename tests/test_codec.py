@@ -1,6 +1,6 @@
 """The VAE between pictures and latents: integer pictures give the same results as float ones through its graphs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import onnx
@@ -147,27 +147,6 @@ def test_buffers_find_memory_by_closing_other_networks(
     networks.close()
     with pytest.raises(OutOfMemory, match=r"vae_encoder.*low-memory"):  # there is nothing left to close
         networks.codec.encode_faces(pictures, mask)
-
-
-def test_scaling_finds_memory_by_closing_other_networks(networks: Networks, monkeypatch: pytest.MonkeyPatch) -> None:
-    networks.close()
-    networks._pool.low_memory = False
-    networks.session("vae_decoder")
-    networks.session("denoise_step")
-    refused = []
-    run = Session._timed
-
-    def scarce(self: Session, action: Callable[[], object]) -> object:
-        if self.name == "faces_out.onnx" and not refused:
-            refused.append(self.name)
-            raise RuntimeError("CUDA out of memory")
-        return run(self, action)
-
-    monkeypatch.setattr(Session, "_timed", scarce)
-    painted = networks.codec.decode_faces(np.ones((4, 4, 16, 16), np.float32))
-    assert refused
-    assert networks.low_memory
-    assert len(painted) == 4
 
 
 @pytest.mark.parametrize("name", ["faces_in", "faces_out"])

@@ -75,10 +75,8 @@ def test_transparent_images_are_refused(clips: ModuleType, tmp_path: Path) -> No
         clips.write_images(tmp_path / "a.mkv", torch.zeros((1, 32, 32, 4)), 25)
 
 
-@pytest.mark.parametrize(
-    "text", ['{"--crf": 20, "end": "0:01", "preset": "fast"}', "crf = 20\nend=0:01\npreset=fast\n"]
-)
-def test_options_override_widgets(clips: ModuleType, text: str) -> None:
+def test_options_override_widgets(clips: ModuleType) -> None:
+    text = "--crf = 20\n\nend=0:01\npreset = fast \n"
     wanted = SyncOptions(preset="fast", guidance=2.0, crf=20, end=1)  # type: ignore[arg-type]
     assert clips.options_of(SyncOptions, {"preset": "quality", "guidance": 2.0}, text) == wanted
     assert clips.options_of(RuntimeOptions, {"device": "0,1"}, "") == RuntimeOptions(device=(0, 1))
@@ -87,8 +85,7 @@ def test_options_override_widgets(clips: ModuleType, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not JSON"),
-        ("fast", "'fast' has no value"),
+        ("fast", "fast has no value"),
         ("stepz = 3", "did you mean steps"),
         ("steps = many", "not a whole number"),
         ("--report = /etc/page.html", "report is not available in ComfyUI"),
@@ -104,11 +101,11 @@ def test_bad_options_are_refused(clips: ModuleType, text: str, message: str) -> 
 def test_example_workflow_is_what_the_script_runs(name: str) -> None:
     """The template that people open, and the same for ComfyUI's HTTP API."""
     wanted = json.loads((NODES / "api_workflows" / f"{name}.json").read_text(encoding="utf-8"))
-    graph = json.loads((NODES / "example_workflows" / f"lip-sync {name}.json").read_text(encoding="utf-8"))
+    graph = json.loads((NODES / "example_workflows" / f"lip-sync-{name}.json").read_text(encoding="utf-8"))
     sources = {link[0]: [str(link[1]), link[2]] for link in graph["links"]}
-    assert {
-        str(node["id"]): (node["type"], _inputs(node, sources)) for node in graph["nodes"] if node["type"] != "Note"
-    } == {number: (node["class_type"], node["inputs"]) for number, node in wanted.items()}
+    assert {str(node["id"]): (node["type"], _inputs(node, sources)) for node in graph["nodes"]} == {
+        number: (node["class_type"], node["inputs"]) for number, node in wanted.items()
+    }
 
 
 def _inputs(node: dict[str, Any], sources: dict[int, Any]) -> dict[str, Any]:

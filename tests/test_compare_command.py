@@ -161,23 +161,6 @@ def test_videos_of_different_sizes_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("x.*"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("demo", "demo", "--out", "report.json"), "a name that ends in .html is needed"),
-        (("demo", __file__), "give two bundles or two videos"),
-    ],
-)
-def test_wrong_usage_exits_with_2(
-    arguments: tuple[str, ...], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = compare(*arguments)
-    assert result.exit_code == 2, result.output
-    assert reason in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_an_unusable_clip_fails_with_one_line_and_leaves_no_files(tmp_path: Path) -> None:
     face, speech = write_clip(tmp_path, 4)
     blank = write_face(tmp_path / "blank.mp4", 4, blank=range(4))

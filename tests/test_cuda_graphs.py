@@ -85,15 +85,6 @@ def test_a_wrong_replay_is_found(faithful_runs: int, verdict: bool) -> None:
     assert replays_faithfully(denoiser, WindowBatch(*INPUTS)) is verdict
 
 
-def test_unguided_steps_are_checked_where_a_batch_has_some() -> None:
-    denoiser: Any = FakeDenoiser(unguided_is_wrong=True)
-    assert replays_faithfully(denoiser, WindowBatch(*INPUTS))
-    assert set(denoiser.kinds) == {(True, False), (True, True)}
-    denoiser = FakeDenoiser(unguided_is_wrong=True)
-    assert not replays_faithfully(denoiser, WindowBatch(*INPUTS, unguided_too=True))
-    assert denoiser.kinds[:4] == [(True, False), (True, True), (False, False), (False, True)]
-
-
 def made(monkeypatch: pytest.MonkeyPatch, faithful_runs: int) -> list[FakeDenoiser]:
     all_made: list[FakeDenoiser] = []
 
@@ -129,20 +120,6 @@ def test_each_kind_of_batch_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert not notices
     denoiser.release()
     assert all_made[0].released
-
-
-def test_wrong_replays_of_unguided_steps_end_cuda_graphs_for_guided_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool: Any = FakePool()
-    notices: list[str] = []
-    denoiser = PooledDenoiser(pool, notices.append)
-    all_made = made(monkeypatch, 30)  # enough for guided steps, and for a part of the check of unguided ones
-    run_clip(denoiser)
-    assert pool.engines.cuda_graph
-    run_clip(denoiser, unguided_too=True)
-    run_clip(denoiser)
-    assert not pool.engines.cuda_graph
-    assert [denoiser.cuda_graph for denoiser in all_made] == [True, False]
-    assert len(notices) == 1
 
 
 def test_wrong_replays_end_cuda_graphs_for_this_run(monkeypatch: pytest.MonkeyPatch) -> None:

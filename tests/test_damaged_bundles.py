@@ -102,14 +102,6 @@ def test_any_json_in_place_of_a_manifest(folder: Path, value: Any) -> None:
     assert load_or_refuse(folder) is None
 
 
-@given(noise=st.binary(max_size=40), at=st.integers(0, 3000))
-def test_bytes_in_a_manifest(folder: Path, intact: dict[str, Any], noise: bytes, at: int) -> None:
-    whole = sealed(intact).encode()
-    at = min(at, len(whole))
-    (folder / MANIFEST_NAME).write_bytes(whole[:at] + noise + whole[at + len(noise) :])
-    load_or_refuse(folder)
-
-
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"a":' * 100_000, "9" * 5000, '{"format_version": 1e400}', "\ufeff{}"]
 )

@@ -4,18 +4,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 
-from latentsync_trt.bench.files import png
-from latentsync_trt.bench.moments import SHOWN_PX, choose_moments, face_grid, face_views, masked
+from latentsync_trt.bench.moments import SHOWN_PX, choose_moments, face_views, masked
 from latentsync_trt.bench.sync_measure import measure_clip
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.demo_clip import SPEECH, SpokenMouth, spoken_mouth
-from latentsync_trt.sync.html import write_file
 from latentsync_trt.sync.lip_figure import sync_figure
 from latentsync_trt.sync.lips import Curves, joined, score
 from latentsync_trt.types import Progress, UInt8Array
@@ -125,13 +122,6 @@ def test_moments_show_the_mouth_wide_and_shut_and_lie_apart(curves: Curves, mout
     assert int(mouth.opening.argmax()) in indices
 
 
-def test_moments_of_a_short_clip_are_frames_with_a_face() -> None:
-    gaps = np.array([0.1, np.nan, 0.3, 0.02], np.float32)
-    assert list(choose_moments(Curves(gaps, np.zeros(4, np.float32)))) == [0, 2, 3]
-    curves = Curves(np.tile(gaps, 3), np.zeros(12, np.float32))
-    assert list(choose_moments(curves, 2)) == [2, 7]
-
-
 def test_faces_are_cut_out_where_the_source_has_them_and_masked(
     filmed: tuple[list[UInt8Array], list[UInt8Array]],
 ) -> None:
@@ -147,19 +137,6 @@ def test_faces_are_cut_out_where_the_source_has_them_and_masked(
     assert np.abs(given[forehead] - own[forehead]).mean() < 4  # reduced to 128 px and enlarged again
     assert np.abs(new[forehead] - own[forehead]).mean() < 1  # the renderer's light
     assert np.abs(new[chin] - own[chin]).mean() > 4
-
-
-def test_the_grid_shows_every_face_pixel_by_pixel_with_labels(tmp_path: Path) -> None:
-    faces = [np.full((SHOWN_PX, SHOWN_PX, 3), level, np.uint8) for level in (60, 120, 180, 240)]
-    columns = {"0.00 s\nshut": faces[:2], "1.04 s\nwide": faces[2:]}
-    figure = face_grid(["source", "result"], columns)
-    (tmp_path / "grid.png").write_bytes(png(figure))
-    assert {text.get_text() for text in figure.texts} >= {"source", "0.00 s\nshut", "1.04 s\nwide"}
-    picture = cv2.imread(str(tmp_path / "grid.png"))
-    levels, counts = np.unique(picture.reshape(-1, 3), axis=0, return_counts=True)
-    drawn = {tuple(level) for level in levels[counts >= SHOWN_PX**2].tolist()}
-    assert drawn == {(level,) * 3 for level in (60, 120, 180, 240, 255)}
-    assert picture[SHOWN_PX // 2, -SHOWN_PX // 2].tolist() == [180] * 3  # the right column's upper face
 
 
 def test_the_plot_shows_gaps_speech_and_what_the_words_require(curves: Curves) -> None:
@@ -188,13 +165,6 @@ def test_the_plot_of_a_long_clip_shows_its_peaks() -> None:
     assert time_s[np.nanargmax(shown)] == pytest.approx(99, abs=0.1)
     assert 0 < np.count_nonzero(~np.isnan(shown)) <= 13
     assert figure.get_suptitle() == "Lips. Each point is the largest value in 0.08 s."
-
-
-def test_a_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
-    (tmp_path / "two.png").mkdir()
-    with pytest.raises(OutputError, match=r"two\.png: cannot be written"):
-        write_file(tmp_path / "two.png", b"content")
-    assert [path.name for path in tmp_path.iterdir()] == ["two.png"]
 
 
 def test_matplotlib_is_loaded_only_when_something_is_drawn() -> None:

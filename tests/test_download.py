@@ -1,7 +1,6 @@
 """`latentsync-trt download` from a hub on this machine."""
 
 import errno
-import hashlib
 import json
 import shutil
 import socket
@@ -17,7 +16,7 @@ from latentsync_trt.cli import main
 from latentsync_trt.export import download
 from latentsync_trt.export.options import ExportOptions, find_sources
 from latentsync_trt.export.published import LATENTSYNC, RECORD_NAME, UNET_FILE, VAE, WHISPER_FILE
-from tests.hub import BRANCH, COMMIT, Hub, hub
+from tests.hub import BRANCH, COMMIT, Hub, hub, use_endpoint
 
 FILES = {
     repository.name: {
@@ -41,19 +40,8 @@ def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub whose files are those that are pinned."""
-    for repository in (*LATENTSYNC.values(), VAE):
-        for name, content in FILES[repository.name].items():
-            monkeypatch.setitem(repository.files, name, hashlib.sha256(content).hexdigest())
-    with hub(FILES) as running:
-        use_endpoint(running.url, monkeypatch)
+    with hub(FILES, monkeypatch) as running:
         yield running
-
-
-def use_endpoint(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As $HF_ENDPOINT, which is read when the hub's library is imported."""
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -103,7 +91,6 @@ def test_what_is_there_needs_no_network(checkpoints: Path, server: Hub, monkeypa
     assert run("1.6")[0] == run("1.6", "--revision", LATENTSYNC["1.6"].revision)[0] == 0
     assert len(server.requests) == before
     assert "$HF_HUB_OFFLINE forbids to download; unset it" in failure("1.5")
-    monkeypatch.undo()
 
 
 def test_files_from_elsewhere_are_checked_and_kept(checkpoints: Path, server: Hub) -> None:

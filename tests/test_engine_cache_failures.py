@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -233,17 +232,6 @@ def test_a_leftover_that_cannot_be_removed_is_no_obstacle(cache: EngineCache) ->
     assert cache.obtain(KEY, write_engine).built
     cache.sweep()
     assert (cache.folder / LEFTOVER).is_dir()
-
-
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a file system that keeps any time")
-@pytest.mark.parametrize("used_s", [1e12, -1e12])
-def test_an_engine_with_an_impossible_time_is_used(used_s: float) -> None:
-    with TemporaryDirectory(dir="/dev/shm") as folder:
-        cache = EngineCache(Path(folder))
-        engine = cache.obtain(KEY, write_engine)
-        os.utime(engine.folder / RECORD_NAME, (used_s, used_s))
-        assert [item.state for item in survey(cache.folder)] == ["ready"]
-        assert cache.find(KEY) is not None
 
 
 def test_an_engine_that_cannot_be_deleted_is_replaced_all_the_same(

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import skimage.data
 
-from latentsync_trt.face.align import align
 from latentsync_trt.face.checks import usable
 from latentsync_trt.face.choice import MainFace, TrackedFace
 from latentsync_trt.face.detector import MediaPipeDetector
@@ -78,17 +77,6 @@ def test_a_gap_starts_a_new_run(kind: type[Detecting]) -> None:
 @pytest.mark.parametrize("kind", [Detecting, Following])
 def test_another_face_elsewhere_is_a_cut(kind: type[Detecting]) -> None:
     assert ids(kind([[face_at(100)], [face_at(600)], [face_at(605)]])) == [0, 1, 1]
-
-
-def test_each_track_is_aligned_from_its_own_start() -> None:
-    near, far = face_at(100), face_at(600, width=160, height=200)
-    tracker = MainFace(Detecting([[near], [far], [far]]), 512)
-    _, first, second = (tracker.update(np.zeros((4, 4, 3), np.uint8)) for _ in range(3))
-    assert first is not None
-    assert second is not None
-    fresh, bias = align(far.points, None, 512)
-    assert np.array_equal(first.matrix, fresh)
-    assert np.array_equal(second.matrix, align(far.points, bias, 512)[0])
 
 
 def test_follows_and_searches_every_half_second() -> None:

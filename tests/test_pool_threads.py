@@ -1,10 +1,8 @@
 """Sessions that several threads open and close, and what their environment says."""
 
-import functools
 import itertools
 import os
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,13 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-import onnxruntime as ort
 import pytest
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import EngineBuildError, OutOfMemory
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions import memory
 from latentsync_trt.runtime.sessions.builders import DirectOpen, GraphSource
 from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
 from latentsync_trt.runtime.sessions.pool import SessionPool
@@ -117,22 +113,6 @@ def test_an_error_while_others_open_leaves_no_session_behind(
     networks.close()
     assert device.networks() == set()
     networks.session("vae_encoder")
-
-
-def test_shared_memory_is_made_once_for_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-
-    def make(*arguments: object) -> None:
-        time.sleep(0.05)
-        made.append(str(arguments[0]))
-
-    for cached in (memory._share_cpu_memory, memory._share_gpu_memory):
-        monkeypatch.setattr(memory, cached.__name__, functools.cache(cached.__wrapped__))
-    monkeypatch.setattr(ort, "create_and_register_allocator", lambda *_: make("cpu"))
-    monkeypatch.setattr(ort, "create_and_register_allocator_v2", make)
-    with ThreadPoolExecutor(4) as threads:
-        assert all(threads.map(lambda _: memory.share_memory((("CUDAExecutionProvider", {}),)), range(4)))
-    assert sorted(made) == ["CUDAExecutionProvider", "cpu"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import OutputError
 from latentsync_trt.runtime.sessions.trace import TABLE_NAME, TRACE_NAME, Trace, write_profile
-from latentsync_trt.types import EngineTime, StageSpan
+from latentsync_trt.types import EngineTime
 from tests.clips import STAGES, write_clip
 from tests.device import GRAPHS
 from tests.small import small_bundle
@@ -160,26 +160,6 @@ def test_a_trace_that_was_cut_short_is_named(tmp_path: Path) -> None:
     path.write_text('[{"ph": "X", "name": "model_run"')
     with pytest.raises(OutputError, match="a trace is cut short"):
         write_profile(tmp_path, [TIME], [Trace("vae_encoder", path, 0.0)], [])
-
-
-def test_times_are_brought_to_one_clock(tmp_path: Path) -> None:
-    path = tmp_path / "vae_encoder.json"
-    operator = {"op_name": "Conv", "provider": "CPUExecutionProvider", "thread_scheduling_stats": "long"}
-    node = {"cat": "Node", "pid": 7, "tid": 8, "dur": 1500, "ts": 20, "ph": "X", "name": "conv_kernel_time"}
-    path.write_text(json.dumps([node | {"args": operator}, {"ph": "B", "name": "other"}]))
-    spans = [StageSpan("paint", "paint", 4.0, 0.5), StageSpan("encode", "MainThread", 4.25, 0.25)]
-    table, trace = write_profile(tmp_path, [TIME, TIME], [Trace("vae_encoder", path, 3.0)], spans)
-    assert not path.exists()
-    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    (found,) = (event for event in events if event["name"] == "conv")
-    assert (found["ts"], found["dur"], found["tid"]) == (3_000_020, 1500, 8)
-    assert found["args"] == {"op_name": "Conv", "provider": "CPUExecutionProvider"}
-    painting, encoding = (event for event in events if event.get("cat") == "stage")
-    assert (painting["ts"], painting["dur"]) == (4_000_000, 500_000)
-    assert painting["pid"] == encoding["pid"] != found["pid"]
-    assert painting["tid"] != encoding["tid"]
-    assert "| vae_encoder | cpu | 100.0% | 2.0 | 1 | 0.50 | 3 | 9.0 | 4.0 |" in table.read_text(encoding="utf-8")
-    assert ["vae_encoder", "Conv", "CPU", "1", "1.5"] in rows(tmp_path, "The 25 slowest operators")
 
 
 def test_an_engine_that_is_opened_again_is_one_row() -> None:

@@ -1,6 +1,5 @@
 """`latentsync-trt setup` on the narrowest real networks, from a hub on this machine, on the CPU."""
 
-import hashlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +12,11 @@ from click.testing import CliRunner
 from latentsync_trt.bench import selftest as self_tests
 from latentsync_trt.bundle import tools
 from latentsync_trt.bundle.find import default_bundle
-from latentsync_trt.bundle.manifest import read_manifest
+from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import build, main, setup
 from latentsync_trt.errors import ExportMismatch
-from latentsync_trt.export import options
+from latentsync_trt.export import exporter, options
+from latentsync_trt.export.options import ExportOptions
 from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_FILE
 from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.gpu import Gpu
@@ -24,7 +24,6 @@ from latentsync_trt.runtime.providers.select import Selection
 from tests.bundles import make_bundle
 from tests.hub import Hub, hub
 from tests.narrow import RESOLUTION_PX, write_sources
-from tests.test_download import use_endpoint
 
 MODEL = LATENTSYNC["1.6"]
 
@@ -46,12 +45,23 @@ def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server(checkpoints: Path, published: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    for repository in (MODEL, VAE):
-        for name, content in published[repository.name].items():
-            monkeypatch.setitem(repository.files, name, hashlib.sha256(content).hexdigest())
-    with hub(published) as running:
-        use_endpoint(running.url, monkeypatch)
+    with hub(published, monkeypatch) as running:
         yield running
+
+
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch) -> list[ExportOptions]:
+    """Exports write a few bytes; the options of each, of which the first one fails."""
+    calls: list[ExportOptions] = []
+
+    def write(wanted: ExportOptions, _: object) -> Path:
+        calls.append(wanted)
+        if len(calls) == 1:
+            raise ExportMismatch("stopped here")
+        return make_bundle(wanted.folder, wanted.precision).folder
+
+    monkeypatch.setattr(exporter, "export_bundle", write)
+    return calls
 
 
 @pytest.fixture
@@ -74,44 +84,42 @@ def run(*arguments: str, answer: str | None = None) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-@pytest.mark.integration
 def test_interrupted_anywhere_the_same_command_goes_on(
-    checkpoints: Path, server: Hub, self_test: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    checkpoints: Path, server: Hub, exported: list[ExportOptions], self_test: SimpleNamespace
 ) -> None:
     command = ("--provider", "cpu", "--yes")
-    server.cut_at = [1000] * 20
+    server.status = 503
     assert run(*command)[0] == 1
-    server.cut_at = []
-    with monkeypatch.context() as patch:
-        patch.setattr("latentsync_trt.export.exporter.export_bundle", _fail)
-        assert run(*command)[0] == 1
+    server.status = 0
+    assert run(*command)[0] == 1
+    assert len(exported) == 1
     asked = len(server.requests)
-
     self_test.passed = False
-    code, out, err = run(*command)
-    assert code == 1, err
-    assert len(server.requests) == asked
-    bundle = checkpoints / f"1.6-{RESOLUTION_PX}-fp32"
-    manifest = read_manifest(bundle)
-    assert (manifest.precision, manifest.notes) == ("fp32", ())
-    assert not any(entry.forms for entry in manifest.graphs.values())
-    assert {found["origin"] for found in manifest.sources.values()} == {
-        f"{each.name}@{each.revision}" for each in (MODEL, VAE)
-    }
-
+    assert run(*command)[0] == 1
+    assert default_bundle().reason == "the only exported one"
     self_test.passed = True
-    exported_ns = (bundle / "manifest.json").stat().st_mtime_ns
     code, out, err = run(*command)
-    assert (code, len(server.requests)) == (0, asked), err
-    assert (bundle / "manifest.json").stat().st_mtime_ns == exported_ns
+    assert code == 0, err
+    assert (len(server.requests), len(exported)) == (asked, 2)
+    assert (exported[1].precision, exported[1].cuda_form) == ("fp32", False)
     assert default_bundle().reason == "chosen with `use`"
+    bundle = checkpoints / f"1.6-{RESOLUTION_PX}-fp32"
     assert out.splitlines()[-1] == f"{bundle}: ready; next: latentsync-trt sync --video in.mp4 --audio speech.wav"
     assert self_test.calls == [("cpu", "none")] * 2
     assert run("--provider", "cpu") == (0, f"{bundle}: is set up, and runs where no --bundle is given\n", "")
 
 
-def _fail(*_: object) -> Path:
-    raise ExportMismatch("stopped here")
+@pytest.mark.slow
+def test_the_bundle_says_where_its_weights_come_from(
+    checkpoints: Path, server: Hub, self_test: SimpleNamespace
+) -> None:
+    code, _, err = run("--provider", "cpu", "--yes")
+    assert code == 0, err
+    manifest = Bundle.load(checkpoints / f"1.6-{RESOLUTION_PX}-fp32").manifest
+    origins = {role: found["origin"] for role, found in manifest.sources.items()}
+    unet, vae = (f"{each.name}@{each.revision}" for each in (MODEL, VAE))
+    assert origins == {"unet": unet, "vae": vae, "whisper": unet}
+    assert not any(entry.forms for entry in manifest.graphs.values())
 
 
 def test_the_plan_is_shown_and_agreed_to_before_anything_is_done(

@@ -1,4 +1,4 @@
-"""The sync measure, on clips whose mouth is known: it must see what was drawn, and when."""
+"""The sync measure, on gaps whose mouth is known; tests/test_demo_pictures.py has what it sees of drawn mouths."""
 
 import numpy as np
 import pytest
@@ -8,34 +8,23 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import SPEECH_RATE_HZ
 from latentsync_trt.sync.lips import CLOSED_GAP, agreement, closed_rate, closure_recall, loudness, silences
 from latentsync_trt.types import Float32Array
-from scripts.train_demo.scene import PortraitRenderer, draw_scene
 from scripts.train_demo.visemes import MouthTrack, Phoneme, mouth_track
 
 SEED = 5
-
-SEEN_CORRELATION = 0.9
-"""FaceMesh on what the renderer draws gives 0.94 to 0.97: it saturates in wide mouths."""
 SHUFFLED_CORRELATION = 0.35
 """Unrelated curves of this length stay below it (three standard deviations)."""
 
 
 @pytest.fixture(scope="module")
 def spoken() -> tuple[MouthTrack, Float32Array]:
-    """A track of syllables with pauses, and the gaps measured on the clip filmed from it."""
+    """A track of syllables with pauses, and gaps as FaceMesh measures them on such a mouth."""
     sounds = ["m", "a", "b", "i", "", "p", "ɔ", "m", "u", "", "v", "o", "b", "a"]
     lengths_s = [0.1 if sound in "mbpvsl" and sound else 0.5 if not sound else 0.2 for sound in sounds]
     ends = np.cumsum(lengths_s) + 0.4
     phonemes = [Phoneme(s, end - d, end) for s, d, end in zip(sounds, lengths_s, ends, strict=True)]
     track = mouth_track(phonemes, float(ends[-1]) + 0.4)
-    scene = draw_scene(np.random.default_rng(SEED))
-    return track, mouth_gaps(PortraitRenderer().frames(scene, track, len(track)))
-
-
-def test_the_mouth_that_was_drawn_is_measured(spoken: tuple[MouthTrack, Float32Array]) -> None:
-    track, gaps = spoken
-    found = agreement(gaps, track.opening)
-    assert found.correlation > SEEN_CORRELATION
-    assert found.lag_frames == 0
+    noise = np.random.default_rng(SEED).uniform(0, 0.01, len(track))
+    return track, (0.025 + 0.2 * track.opening + noise).astype(np.float32)
 
 
 @pytest.mark.parametrize("late_frames", [-4, -1, 2, 5])
@@ -81,11 +70,6 @@ def test_frames_without_a_face_are_left_out() -> None:
         agreement(gaps, np.arange(3, dtype=np.float32))
     curve = np.array([0.1, np.nan, 0.3, 0.2, 0.6], np.float32)
     assert agreement(curve, curve, most_lag_frames=0).correlation == pytest.approx(1.0)
-
-
-def test_curves_of_different_lengths_are_refused() -> None:
-    with pytest.raises(InputError, match="lengths must be equal"):
-        agreement(np.zeros(4, np.float32), np.zeros(5, np.float32))
 
 
 def test_a_flat_curve_agrees_with_nothing() -> None:

@@ -137,3 +137,80 @@ def test_a_bad_file_is_a_sentence(visitor: Visitor, clips: Path) -> None:
     visitor.part("start").click()
     expect(visitor.part("message")).to_contain_text("missing")
     assert not visitor.part("cancel").is_visible()
+
+
+def test_cancel_then_another(visitor: Visitor, clips: Path) -> None:
+    visitor.upload(clips / "long.mp4", clips / "long.wav")
+    visitor.begin()
+    visitor.part("preview").locator("img").wait_for()
+    visitor.part("cancel").click()
+    expect(visitor.part("progress")).to_contain_text("Cancelled")
+    assert not visitor.part("download").locator("a").count()
+    for name, path in (("video", "short.mp4"), ("speech", "speech.wav")):
+        visitor.part(name).get_by_role("button", name="Clear").click()
+        visitor.part(name).locator("input[type=file]").first.set_input_files(clips / path)
+    visitor.upload(clips / "short.mp4", clips / "speech.wav")
+    visitor.begin()
+    visitor.finish()
+    assert [text.rpartition(" ")[2] for text in visitor.jobs()] == ["done", "cancelled"]
+
+
+def test_reload_in_the_middle(visitor: Visitor, clips: Path) -> None:
+    visitor.upload(clips / "long.mp4", clips / "long.wav")
+    visitor.begin()
+    visitor.part("preview").locator("img").wait_for()
+    visitor.page.reload()
+    visitor.part("cancel").wait_for()
+    expect(visitor.part("progress").locator("progress")).to_have_attribute("max", str(LONG))
+    visitor.finish()
+
+
+def test_two_users_see_only_their_own(visitor: Visitor, browser: Browser, server: Server, clips: Path) -> None:
+    other = visit(browser, server)
+    for each in (visitor, other):
+        each.upload(clips / "short.mp4", clips / "speech.wav")
+    for each in (visitor, other):
+        each.begin()
+    expect(other.part("progress")).to_contain_text("queue")
+    addresses = [each.finish() for each in (visitor, other)]
+    assert addresses[0] != addresses[1]
+    assert [len(each.jobs()) for each in (visitor, other)] == [1, 1]
+    for each, own, foreign in ((visitor, *addresses), (other, *addresses[::-1])):
+        assert each.page.request.get(own).status == 200
+        assert each.page.request.get(foreign).status == 404
+        assert each.page.request.get(f"{server.address}/v1/jobs").status in (404, 405)
+    other.page.context.close()
+    assert not other.problems
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone(browser: Browser, server: Server, clips: Path, scheme: str) -> None:
+    visitor = visit(browser, server, viewport={"width": PHONE_PX, "height": 844}, color_scheme=scheme)
+    assert visitor.too_wide_px() == 0
+    visitor.part("more").locator("button").first.click()
+    visitor.upload(clips / "two.mp4", clips / "speech.wav", faces=2)
+    assert visitor.too_wide_px() == 0
+    visitor.begin()
+    visitor.finish()
+    assert visitor.too_wide_px() == 0
+    wide = visitor.part("compare").locator("video").last.bounding_box()
+    assert wide is not None
+    assert wide["width"] > 0.8 * PHONE_PX
+    assert (visitor.brightness() < 0.3) == (scheme == "dark")
+    visitor.page.context.close()
+    assert not visitor.problems
+
+
+def test_keyboard_only(visitor: Visitor, clips: Path) -> None:
+    visitor.upload(clips / "short.mp4", clips / "speech.wav")
+    visitor.part("video").locator("video").focus()
+    for _ in range(60):
+        visitor.page.keyboard.press("Tab")
+        if visitor.page.evaluate("document.activeElement.id") == "start":
+            break
+    expect(visitor.part("start")).to_be_focused()
+    visitor.page.keyboard.press("Enter")
+    visitor.part("cancel").wait_for()
+    visitor.part("cancel").focus()
+    visitor.page.keyboard.press("Enter")
+    expect(visitor.part("progress")).to_contain_text("Cancelled")

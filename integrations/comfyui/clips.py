@@ -1,7 +1,6 @@
-"""ComfyUI's pictures, sound and texts to files and options, and back; needs nothing of ComfyUI."""
+"""ComfyUI's pictures, sound and texts to files and options, and back; imports nothing of ComfyUI."""
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +13,6 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.option_fields import field_name, file_fields, from_texts
-from latentsync_trt.types import UInt8Array
 
 T = TypeVar("T")
 
@@ -29,17 +27,13 @@ def write_images(path: Path, images: torch.Tensor, fps: float) -> Path:
     """
     if images.shape[-1] != 3:
         raise InputError(f"images: have {images.shape[-1]} channels instead of 3; convert them to RGB")
-    write_pictures(path, _bytes_of(images), fps=Fraction(fps).limit_denominator(_LARGEST_DENOMINATOR), lossless=True)
+    pictures = ((image * 255).round().clamp(0, 255).to("cpu", torch.uint8).numpy() for image in images)
+    write_pictures(path, pictures, fps=Fraction(fps).limit_denominator(_LARGEST_DENOMINATOR), lossless=True)
     return path
 
 
-def _bytes_of(images: torch.Tensor) -> Iterator[UInt8Array]:
-    for image in images:
-        yield (image * 255).round().clamp(0, 255).to("cpu", torch.uint8).numpy()
-
-
 def read_images(path: Path, frames: int) -> torch.Tensor:
-    """The first `frames` pictures of a video as IMAGE, float32 `(N, H, W, 3)` in 0 to 1."""
+    """All `frames` pictures of a video as IMAGE, float32 `(N, H, W, 3)` in 0 to 1."""
     info = probe(path)
     images = torch.empty((frames, info.height_px, info.width_px, 3))
     for frame in read_frames(path):
@@ -61,29 +55,16 @@ def write_sound(path: Path, audio: Mapping[str, Any]) -> Path:
 
 
 def options_of(cls: type[T], widgets: Mapping[str, Any], text: str) -> T:
-    """Options from a node's widgets and its text "options", which overrides them.
-
-    Args:
-        text: a JSON object, or a line `name = value` for each option.
+    """Options from a node's widgets, and from a text with a line `name = value` for each, which overrides them.
 
     Raises:
-        InputError: it is none of these, an option cannot be used, or it names a file.
+        InputError: there is no such option, its value cannot be used, or it names a file.
     """
-    given = {field_name(name): value for name, value in _values(text).items()}
-    for name in (*file_fields(cls), "speaker", "resume"):
-        if name in given:
+    lines = [line.partition("=") for line in text.splitlines() if line.strip()]
+    given = {field_name(name): value.strip() if equals else None for name, equals, value in lines}
+    for name, value in given.items():
+        if value is None:
+            raise InputError(f"options: {name} has no value; write a line `name = value` for each option")
+        if name in (*file_fields(cls), "speaker", "resume"):
             raise InputError(f"options: {name} is not available in ComfyUI; use the command line")
     return from_texts(cls, {**widgets, **given})
-
-
-def _values(text: str) -> dict[str, Any]:
-    if text.lstrip().startswith("{"):
-        try:
-            return dict(json.loads(text))
-        except ValueError as error:
-            raise InputError(f"options: is not JSON ({error}); write one `name = value` a line") from error
-    pairs = [line.partition("=") for line in text.splitlines() if line.strip()]
-    for name, equals, _ in pairs:
-        if not equals:
-            raise InputError(f"options: {name.strip()!r} has no value; write one `name = value` a line")
-    return {name: value.strip() for name, _, value in pairs}

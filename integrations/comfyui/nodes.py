@@ -35,47 +35,41 @@ from .model import LatentSyncModel, model_of
 
 os.environ.setdefault(CHECKPOINTS_VARIABLE, str(Path(folder_paths.models_dir) / "latentsync"))
 
-CATEGORY = "video/LatentSync"
-BundleType = io.Custom("LATENTSYNC")
-SYNC_WIDGETS = ("preset", "guidance", "seed", "face")
+BUNDLE = io.Custom("LATENTSYNC")
 _PREVIEW_EVERY_S = 1.0
 _MOST_SEED = 2**53 - 1  # a browser's largest exact integer
 
 
-def widget(cls: type[Any], name: str) -> io.WidgetInput:
-    """The widget of an option: its kind, limits, default and help."""
-    spec = next(spec for spec in fields(cls) if spec.name == name)
-    hint, limits = get_type_hints(cls)[name], spec.metadata
-    common = {"default": spec.default, "tooltip": limits["help"]}
-    span = {"min": limits.get("minimum"), "max": limits.get("maximum")}
+def widgets_of(cls: type[Any], *names: str) -> list[io.WidgetInput]:
+    """Widgets of these options, and a text for all others."""
+    by_name = {spec.name: spec for spec in fields(cls)}
+    others = ", ".join(name for name in by_name if name not in names)
+    tip = f"More options, a line `name = value` for each; they override the widgets. There are: {others}."
+    text = io.String.Input(
+        "options", default="", multiline=True, optional=True, placeholder="name = value", tooltip=tip
+    )
+    return [*(_widget(by_name[name], get_type_hints(cls)[name]) for name in names), text]
+
+
+def _widget(spec: Any, hint: Any) -> io.WidgetInput:
+    limits, default = spec.metadata, spec.default
+    common = {"default": default, "tooltip": limits["help"]}
     if choices := choices_of(hint):
-        return io.Combo.Input(name, options=list(choices), **common)
+        return io.Combo.Input(spec.name, options=list(choices), **common)
     if hint is bool:
-        return io.Boolean.Input(name, **common)
+        return io.Boolean.Input(spec.name, **common)
     if hint is int:
-        span["max"] = min(span["max"], _MOST_SEED)
-        return io.Int.Input(name, **span, control_after_generate=False, **common)
+        most = min(limits["maximum"], _MOST_SEED)
+        return io.Int.Input(spec.name, min=limits["minimum"], max=most, control_after_generate=False, **common)
     if hint is float:
-        return io.Float.Input(name, **span, step=0.1, **common)
-    return io.String.Input(name, **{**common, "default": limits.get("show", str)(spec.default)})
-
-
-def options_widget(cls: type[Any], known: tuple[str, ...]) -> io.WidgetInput:
-    """The text for all other options of `cls`."""
-    others = ", ".join(spec.name for spec in fields(cls) if spec.name not in known)
-    example = "JSON, or one a line, as in: codec = hevc" if cls is SyncOptions else "JSON, or one a line"
-    tip = f"More options, which override the widgets. {example}. There are: {others}."
-    return io.String.Input("options", default="", multiline=True, optional=True, placeholder=example, tooltip=tip)
+        return io.Float.Input(spec.name, min=limits["minimum"], max=limits["maximum"], step=0.1, **common)
+    return io.String.Input(spec.name, **common | {"default": limits.get("show", str)(default)})
 
 
 def sync_inputs() -> list[io.Input]:
     """What both lip-sync nodes have in common."""
     speech = io.Audio.Input("audio", tooltip="The speech that the lips follow, and the sound of the result.")
-    return [
-        speech,
-        *(widget(SyncOptions, name) for name in SYNC_WIDGETS),
-        options_widget(SyncOptions, SYNC_WIDGETS),
-    ]
+    return [speech, *widgets_of(SyncOptions, "preset", "guidance", "seed", "face")]
 
 
 @contextmanager
@@ -95,14 +89,12 @@ class Bar:
 
     def __call__(self, progress: Progress) -> None:
         comfy.model_management.throw_exception_if_processing_interrupted()
+        preview = None
+        if progress.picture is not None and perf_counter() - self._shown_s > _PREVIEW_EVERY_S:
+            preview = "JPEG", Image.fromarray(progress.picture()), args.preview_size
+            self._shown_s = perf_counter()
         if progress.total:
-            self._bar.update_absolute(progress.done, progress.total, self._preview(progress))
-
-    def _preview(self, progress: Progress) -> tuple[str, Image.Image, int] | None:
-        if progress.picture is None or perf_counter() - self._shown_s < _PREVIEW_EVERY_S:
-            return None
-        self._shown_s = perf_counter()
-        return "JPEG", Image.fromarray(progress.picture()), args.preview_size
+            self._bar.update_absolute(progress.done, progress.total, preview)
 
 
 def video_file(video: Any, folder: Path) -> Path:
@@ -124,30 +116,17 @@ class LoadBundle(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         names = [*(path.name for path in exported_bundles()), DEMO_NAME]
-        place = os.environ[CHECKPOINTS_VARIABLE]
-        known = ("device", "low_memory")
+        place = f"Exported bundles in {os.environ[CHECKPOINTS_VARIABLE]}, and the small built-in one."
+        bundle = io.Combo.Input("bundle", options=names, default=default_bundle().name or names[0], tooltip=place)
+        what = "Execution provider; auto takes the fastest available."
+        provider = io.Combo.Input("provider", options=list(PROVIDER_CHOICES), tooltip=what)
         return io.Schema(
             node_id="LatentSyncLoadBundle",
             display_name="Load LatentSync bundle",
-            category=CATEGORY,
-            description="An exported LatentSync model. It stays loaded until ComfyUI frees its models.",
-            inputs=[
-                io.Combo.Input(
-                    "bundle",
-                    options=names,
-                    default=default_bundle().name or names[0],
-                    tooltip=f"Exported bundles in {place}, and the small built-in demo.",
-                ),
-                io.Combo.Input(
-                    "provider",
-                    options=list(PROVIDER_CHOICES),
-                    default=PROVIDER_CHOICES[0],
-                    tooltip="Execution provider; auto takes the fastest available.",
-                ),
-                *(widget(RuntimeOptions, name) for name in known),
-                options_widget(RuntimeOptions, known),
-            ],
-            outputs=[BundleType.Output(display_name="latentsync")],
+            category="video/LatentSync",
+            description="An exported LatentSync model. It stays loaded until ComfyUI unloads its models.",
+            inputs=[bundle, provider, *widgets_of(RuntimeOptions, "device", "low_memory")],
+            outputs=[BUNDLE.Output(display_name="latentsync")],
         )
 
     @classmethod
@@ -159,22 +138,15 @@ class LoadBundle(io.ComfyNode):
 class LipSyncFrames(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
+        images = io.Image.Input("images", tooltip="The frames of a video.")
+        fps = io.Float.Input("fps", default=MODEL_FPS, min=1, max=240, step=0.01, tooltip="Images per second.")
         return io.Schema(
             node_id="LatentSyncFrames",
             display_name="LatentSync lip-sync",
-            category=CATEGORY,
+            category="video/LatentSync",
             description="Images with the lips following the speech; as many as the speech lasts.",
-            inputs=[
-                BundleType.Input("latentsync"),
-                io.Image.Input("images", tooltip="The frames of a video."),
-                io.Float.Input("fps", default=MODEL_FPS, min=1, max=240, step=0.01, tooltip="Images per second."),
-                *sync_inputs(),
-            ],
-            outputs=[
-                io.Image.Output(display_name="images"),
-                io.Audio.Output(display_name="audio"),
-                io.Float.Output(display_name="fps"),
-            ],
+            inputs=[BUNDLE.Input("latentsync"), images, fps, *sync_inputs()],
+            outputs=[io.Image.Output(), io.Audio.Output(), io.Float.Output(display_name="fps")],
         )
 
     @classmethod
@@ -183,8 +155,8 @@ class LipSyncFrames(io.ComfyNode):
     ) -> io.NodeOutput:
         wanted = options_of(SyncOptions, {**widgets, "lossless": True}, options)
         with working_folder() as folder:
-            source, result = write_images(folder / "source.mkv", images, fps), folder / "result.mkv"
-            speech = write_sound(folder / "speech.wav", audio)
+            result = folder / "result.mkv"
+            source, speech = write_images(folder / "source.mkv", images, fps), write_sound(folder / "a.wav", audio)
             report = latentsync.lip_sync().sync(source, speech, result, wanted, on_progress=Bar())
             return io.NodeOutput(read_images(result, report.frames), audio, float(probe(result).frames_per_s or fps))
 
@@ -195,10 +167,10 @@ class LipSyncVideo(io.ComfyNode):
         return io.Schema(
             node_id="LatentSyncVideo",
             display_name="LatentSync lip-sync video",
-            category=CATEGORY,
+            category="video/LatentSync",
             description="A video with the lips following the speech. A file is read as it is and encoded once.",
-            inputs=[BundleType.Input("latentsync"), io.Video.Input("video"), *sync_inputs()],
-            outputs=[io.Video.Output(display_name="video")],
+            inputs=[BUNDLE.Input("latentsync"), io.Video.Input("video"), *sync_inputs()],
+            outputs=[io.Video.Output()],
         )
 
     @classmethod
@@ -209,7 +181,7 @@ class LipSyncVideo(io.ComfyNode):
         with working_folder() as folder:
             # ComfyUI empties its temporary folder when it starts and ends; until then other nodes may read the result.
             result = folder.parent / f"latentsync-{uuid4().hex}{default_suffix(wanted)}"
-            source, speech = video_file(video, folder), write_sound(folder / "speech.wav", audio)
+            source, speech = video_file(video, folder), write_sound(folder / "a.wav", audio)
             latentsync.lip_sync().sync(source, speech, result, wanted, on_progress=Bar())
         return io.NodeOutput(InputImpl.VideoFromFile(str(result)))
 
@@ -217,16 +189,14 @@ class LipSyncVideo(io.ComfyNode):
 class ChooseFace(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        number = "The person to lip-sync, as numbered in the picture; run this node once to see it."
+        what = "The person to lip-sync, as numbered in the picture; run this node once to see it."
+        number = io.Int.Input("number", default=0, min=0, max=999, control_after_generate=False, tooltip=what)
         return io.Schema(
             node_id="LatentSyncChooseFace",
             display_name="LatentSync choose face",
-            category=CATEGORY,
+            category="video/LatentSync",
             description="Finds and numbers all people of a clip; its output goes into the input face.",
-            inputs=[
-                io.MultiType.Input("clip", types=[io.Video, io.Image], tooltip="A video or its frames."),
-                io.Int.Input("number", default=0, min=0, max=999, control_after_generate=False, tooltip=number),
-            ],
+            inputs=[io.MultiType.Input("clip", [io.Video, io.Image], tooltip="A video or its frames."), number],
             outputs=[io.String.Output(display_name="face"), io.Image.Output(display_name="people")],
             is_output_node=True,
         )

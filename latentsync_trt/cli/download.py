@@ -8,6 +8,7 @@ from latentsync_trt.bundle.tools import tool_versions
 from latentsync_trt.export.options import EXTRA
 from latentsync_trt.export.published import LATENTSYNC, VAE
 
+HUB = "huggingface-hub"
 INTERRUPTED = "interrupted; what was finished is kept: the same command goes on there"
 
 
@@ -19,7 +20,7 @@ def command(model: str, revision: str | None) -> None:
 
     Interrupted, the same command goes on; what is there already needs no network. $HF_ENDPOINT names a mirror.
     """
-    tool_versions(("huggingface-hub",), extra=EXTRA)
+    tool_versions((HUB,), extra=EXTRA)
     from latentsync_trt.cli.show import say
     from latentsync_trt.export.download import ask_hub, check_space, downloaded, fetch
 

@@ -6,7 +6,6 @@ there, nothing is left to do.
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import psutil
@@ -14,63 +13,23 @@ import rich_click as click
 
 from latentsync_trt import stopping
 from latentsync_trt.bundle.find import checkpoints_folder, exported_bundles, remember, remembered_choice
-from latentsync_trt.bundle.manifest import MANIFEST_NAME
 from latentsync_trt.bundle.tools import tool_versions
-from latentsync_trt.cli.download import INTERRUPTED
+from latentsync_trt.cli.download import HUB, INTERRUPTED
 from latentsync_trt.cli.options import provider_option
 from latentsync_trt.export.options import EXTRA, TOOLS, ExportOptions
 from latentsync_trt.export.published import LATENTSYNC, VAE, Model
-from latentsync_trt.runtime.sessions.engines import COMPILING_PROVIDERS
 
 if TYPE_CHECKING:
     from latentsync_trt.export.download import Download
     from latentsync_trt.runtime.providers.select import Selection
 
-# Measured with the published checkpoints, relative to their size of 5.5 GB: a bundle, and the memory of an export.
+# Relative to the size of the checkpoints, measured with the published ones: a bundle, and the memory of an export.
 _BUNDLE_SHARE = {"fp16": 0.51, "fp32": 1.02}
 _MEMORY_SHARE = {"fp16": 1.55, "fp32": 1.7}
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What is left to do. `weights_bytes`: size of all checkpoints, 0 if there is nothing to export."""
-
-    options: ExportOptions
-    selection: "Selection"
-    downloads: "tuple[Download, ...]"
-    weights_bytes: int
-
-    @property
-    def bundle_bytes(self) -> int:
-        return round(self.weights_bytes * _BUNDLE_SHARE[self.options.precision])
-
-    def lines(self) -> Iterator[str]:
-        """The plan for the user."""
-        from latentsync_trt.export.download import gigabytes
-
-        yield f"provider: {self.selection.name}" + (f" on {self.selection.gpu}" if self.selection.gpu else "")
-        yield from (f"skipped: {text}" for text in self.selection.notices())
-        yield from (f"download: {download}" for download in self.downloads)
-        if self.weights_bytes:
-            forms = "portable and CUDA form" if self.options.cuda_form else "portable form"
-            size, memory = (gigabytes(share * self.weights_bytes) for share in self._shares())
-            free = gigabytes(psutil.virtual_memory().available)
-            yield (
-                f"export: {self.options.precision}, {self.options.resolution_px} px, {forms}, about {size} to "
-                f"{self.options.folder}; takes some minutes and about {memory} of memory, {free} are free"
-            )
-        if self.selection.name in COMPILING_PROVIDERS:
-            yield "build: engines for this GPU, which takes minutes"
-        yield "self-test: the small built-in model; then the new one is what commands run without --bundle"
-
-    def _shares(self) -> tuple[float, float]:
-        return _BUNDLE_SHARE[self.options.precision], _MEMORY_SHARE[self.options.precision]
-
-
 @click.command("setup")
-@click.option(
-    "--model", type=click.Choice(tuple(LATENTSYNC)), default="1.6", show_default=True, help="Published model."
-)
+@click.option("--model", type=click.Choice(tuple(LATENTSYNC)), default="1.6", show_default=True, help="LatentSync's.")
 @click.option("--precision", type=click.Choice(("fp16", "fp32")), help="[default: fp16 on a GPU, fp32 on the CPU]")
 @provider_option
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before gigabytes are downloaded and written.")
@@ -82,60 +41,75 @@ def command(
 
     Needs no other step before `sync`. Interrupted, the same command goes on.
     """
-    tool_versions((*TOOLS, "huggingface-hub"), extra=EXTRA)
-    from latentsync_trt.export.download import check_space
+    tool_versions((*TOOLS, HUB), extra=EXTRA)
+    from latentsync_trt.cli import build, export, selftest
+    from latentsync_trt.cli.show import say
+    from latentsync_trt.export.download import check_space, fetch
     from latentsync_trt.runtime.providers.select import select_provider
+    from latentsync_trt.runtime.sessions.engines import COMPILING_PROVIDERS
 
     selection = select_provider(provider)
     on_cpu = selection.name == "cpu"
     options = ExportOptions(model=model, precision=precision or ("fp32" if on_cpu else "fp16"), cuda_form=not on_cpu)
-    if options.folder in exported_bundles() and remembered_choice() == options.folder.name:
-        click.echo(f"{options.folder}: is set up, and runs where no --bundle is given")
+    folder, is_exported = options.folder, options.folder in exported_bundles()
+    if is_exported and remembered_choice() == folder.name:
+        click.echo(f"{folder}: is set up, and runs where no --bundle is given")
         return
-    plan = _plan(options, selection)
-    for line in plan.lines():
-        click.echo(line, err=True)
-    check_space(checkpoints_folder(), plan.downloads, plan.bundle_bytes)
-    if plan.weights_bytes and not yes:
+    downloads, weights_bytes = ([], 0) if is_exported else _weights(model)
+    for line in _plan(options, selection, downloads, weights_bytes):
+        say(line)
+    check_space(checkpoints_folder(), downloads, round(_BUNDLE_SHARE[options.precision] * weights_bytes))
+    if not (yes or is_exported):
         _ask()
     with stopping.interruption(INTERRUPTED):
-        _carry_out(plan, context)
-    click.echo(f"{options.folder}: ready; next: latentsync-trt sync --video in.mp4 --audio speech.wav")
+        for download in downloads:
+            fetch(download, say)
+        if not is_exported:
+            context.invoke(export.command, model=model, precision=options.precision, cuda_form=options.cuda_form)
+        if selection.name in COMPILING_PROVIDERS:
+            context.invoke(build.command, bundle=str(folder), provider=selection.name)
+        context.invoke(selftest.command, provider=selection.name, reference="none" if on_cpu else "cpu")
+        remember(folder.name)
+    click.echo(f"{folder}: ready; next: latentsync-trt sync --video in.mp4 --audio speech.wav")
 
 
-def _plan(options: ExportOptions, selection: "Selection") -> _Plan:
+def _weights(model: str) -> "tuple[list[Download], int]":
+    """What is to be downloaded, and the size of all checkpoints in bytes."""
     from latentsync_trt.export.download import ask_hub, downloaded
 
-    if (options.folder / MANIFEST_NAME).is_file():
-        return _Plan(options, selection, (), 0)
-    downloads, weights_bytes = list["Download"](), 0
-    for repository in (LATENTSYNC[options.model], VAE):
+    downloads, size_bytes = list["Download"](), 0
+    for repository in (LATENTSYNC[model], VAE):
         there = downloaded(repository)
+        found = there or ask_hub(repository)
         if there is None:
-            downloads.append(ask_hub(repository))
-        files = downloads[-1].files if there is None else there.files
-        weights_bytes += sum(entry.bytes for entry in files.values())
-    return _Plan(options, selection, tuple(downloads), weights_bytes)
+            downloads.append(found)  # type: ignore[arg-type]
+        size_bytes += sum(entry.bytes for entry in found.files.values())
+    return downloads, size_bytes
+
+
+def _plan(
+    options: ExportOptions, selection: "Selection", downloads: "list[Download]", weights_bytes: int
+) -> Iterator[str]:
+    """What is left to do, for the user."""
+    from latentsync_trt.export.download import gigabytes
+    from latentsync_trt.runtime.sessions.engines import COMPILING_PROVIDERS
+
+    yield f"provider: {selection.name}" + (f" on {selection.gpu}" if selection.gpu else "")
+    yield from selection.notices()
+    yield from (f"download: {download}" for download in downloads)
+    if weights_bytes:
+        forms = "portable and CUDA form" if options.cuda_form else "portable form"
+        size, memory = (gigabytes(share[options.precision] * weights_bytes) for share in (_BUNDLE_SHARE, _MEMORY_SHARE))
+        yield (
+            f"export: {options.precision}, {options.resolution_px} px, {forms}, about {size} to {options.folder}; takes"
+            f" minutes and about {memory} of memory ({gigabytes(psutil.virtual_memory().available)} free)"
+        )
+    if selection.name in COMPILING_PROVIDERS:
+        yield "build: engines for this GPU, which takes minutes"
+    yield "self-test: with the small built-in model; then the new one is what commands run without --bundle"
 
 
 def _ask() -> None:
     if not sys.stdin.isatty():
         raise click.UsageError("nobody is there to ask; add --yes to download and export as shown")
     click.confirm("Go on?", default=True, abort=True, err=True)
-
-
-def _carry_out(plan: _Plan, context: click.Context) -> None:
-    from latentsync_trt.cli import build, export, selftest
-    from latentsync_trt.cli.show import say
-    from latentsync_trt.export.download import fetch
-
-    options, provider = plan.options, plan.selection.name
-    for download in plan.downloads:
-        fetch(download, say)
-    if plan.weights_bytes:
-        names = ("model", "precision", "cuda_form")
-        context.invoke(export.command, **{name: getattr(options, name) for name in names})
-    if provider in COMPILING_PROVIDERS:
-        context.invoke(build.command, bundle=str(options.folder), provider=provider)
-    context.invoke(selftest.command, provider=provider, reference="none" if provider == "cpu" else "cpu")
-    remember(options.folder.name)

@@ -1,6 +1,6 @@
 """Downloads the published weights from the Hugging Face hub, or from the mirror that `$HF_ENDPOINT` names.
 
-A file is written under another name, which a later call goes on with, and gets its own when its checksum is right.
+A file is written under another name, where a later call goes on, and gets its own when its checksum is right.
 """
 
 import errno
@@ -22,7 +22,7 @@ from huggingface_hub.utils._headers import build_hf_headers
 
 from latentsync_trt.bundle.manifest import FileEntry, sha256_file
 from latentsync_trt.errors import CheckpointError, LatentSyncError, OutputError
-from latentsync_trt.export.published import Record, Repository, is_there, read_record, write_record
+from latentsync_trt.export.published import Record, Repository, read_record, write_record
 from latentsync_trt.paths import check_folder_to_write, exists
 
 # Else each request names the versions of other packages, and a list of programs is fetched to look for them here.
@@ -45,25 +45,15 @@ class Download:
     files: Mapping[str, FileEntry]
 
     @property
-    def folder(self) -> Path:
-        """Where the files go."""
-        return self.repository.folder
-
-    @property
     def left_bytes(self) -> int:
         """What is still to download."""
-        return sum(
-            max(entry.bytes - _part(self.folder / name).stat().st_size, 0)
-            if _part(self.folder / name).is_file()
-            else entry.bytes
-            for name, entry in self.files.items()
-            if not is_there(self.folder / name, entry.bytes)
-        )
+        paths = {self.repository.folder / name: entry.bytes for name, entry in self.files.items()}
+        return sum(max(size - _size(path) - _size(_part(path)), 0) for path, size in paths.items())
 
     def __str__(self) -> str:
         return (
-            f"{self.repository.name}@{self.revision[:7]}: {gigabytes(self.left_bytes)} to {self.folder}; license "
-            f"{self.license}, says {constants.ENDPOINT}/{self.repository.name}"
+            f"{self.repository.name}@{self.revision[:7]}: {gigabytes(self.left_bytes)} to {self.repository.folder}; "
+            f"license {self.license}, says {constants.ENDPOINT}/{self.repository.name}"
         )
 
 
@@ -78,10 +68,11 @@ def downloaded(repository: Repository, revision: str | None = None) -> Record | 
     Raises:
         CheckpointError: the record in the folder is damaged.
     """
-    record = read_record(repository.folder)
-    if record is None or record.repository != repository.name or not record.is_complete(repository.folder):
+    record, wanted = read_record(repository.folder), {repository.name} | set(repository.files)
+    if record is None or not wanted <= {record.repository, *record.files} or revision not in (None, record.revision):
         return None
-    return record if set(record.files) >= set(repository.files) and revision in (None, record.revision) else None
+    there = all(_size(repository.folder / name) == entry.bytes for name, entry in record.files.items())
+    return record if there else None
 
 
 def ask_hub(repository: Repository, revision: str | None = None) -> Download:
@@ -92,9 +83,8 @@ def ask_hub(repository: Repository, revision: str | None = None) -> Download:
     """
     wanted = revision or repository.revision
     with _translated(repository, wanted):
-        info = HfApi().model_info(
-            repository.name, revision=wanted, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
-        )
+        timeout_s = constants.HF_HUB_ETAG_TIMEOUT
+        info = HfApi().model_info(repository.name, revision=wanted, files_metadata=True, timeout=timeout_s)
         known = {file.rfilename: file for file in info.siblings or ()}
         files = {}
         for name, sha256 in repository.files.items():
@@ -121,30 +111,28 @@ def check_space(folder: Path, downloads: Iterable[Download], more_bytes: int = 0
         )
 
 
-def fetch(download: Download, notice: Callable[[str], None]) -> Record:
+def fetch(download: Download, notice: Callable[[str], None]) -> None:
     """Downloads and checks what is not there yet, and writes `download.json`; `notice` gets a line for each file.
 
     Raises:
         CheckpointError: a file cannot be downloaded or its checksum is wrong; the message says what to do.
         OutputError: the disk is full.
     """
-    entries = {}
-    with _translated(download.repository, download.revision):
+    repository, entries = download.repository, {}
+    with _translated(repository, download.revision):
         for name, wanted in download.files.items():
-            path = download.folder / name
-            sha256 = sha256_file(path) if is_there(path, wanted.bytes) else None
+            path = repository.folder / name
+            sha256 = sha256_file(path) if _size(path) == wanted.bytes else None
             if sha256 is None or sha256 != (wanted.sha256 or sha256):
                 notice(f"{path}: {gigabytes(wanted.bytes)}")
-                _fill(_part(path), wanted.bytes, hf_hub_url(download.repository.name, name, revision=download.revision))
+                _fill(_part(path), wanted.bytes, hf_hub_url(repository.name, name, revision=download.revision))
                 sha256 = sha256_file(_part(path))
                 if sha256 != (wanted.sha256 or sha256):
                     _part(path).unlink()
                     raise CheckpointError(f"{path}: was downloaded with a wrong checksum and removed; run it again")
                 _part(path).replace(path)
             entries[name] = FileEntry(sha256, wanted.bytes)
-        record = Record(download.repository.name, download.revision, entries)
-        write_record(download.folder, record)
-    return record
+        write_record(repository.folder, Record(repository.name, download.revision, entries))
 
 
 def _part(path: Path) -> Path:
@@ -152,11 +140,15 @@ def _part(path: Path) -> Path:
     return path.with_name(f"{path.name}.part")
 
 
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
 def _fill(part: Path, size_bytes: int, url: str) -> None:
     """Downloads what is left. The library repeats a request that a server does not answer or ends early; where the
     connection is reset, this does, as long as bytes arrive."""
     part.parent.mkdir(parents=True, exist_ok=True)
-    if part.is_file() and part.stat().st_size > size_bytes:
+    if _size(part) > size_bytes:
         part.unlink()
     with part.open("ab") as file:
         while (before := file.tell()) < size_bytes:
@@ -187,15 +179,13 @@ def _translated(repository: Repository, revision: str) -> Iterator[None]:
 def _explained(error: Exception) -> str:
     """What the error means and what to do."""
     reason = " ".join(str(error).split())[:120] or type(error).__name__
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     if isinstance(error, OfflineModeIsEnabled):
         return "not all of it is here, and $HF_HUB_OFFLINE forbids to download; unset it"
     if isinstance(error, RevisionNotFoundError):
         return "there is no such revision; give another --revision, or none"
-    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     if status in (401, 403) or isinstance(error, RepositoryNotFoundError):
-        return (
-            f"no access, or no such repository (status {status}); accept its terms on that page if it has any, {_LOGIN}"
-        )
+        return f"no access, or no such repository (status {status}); {_LOGIN}"
     if status is not None:
         return f"answered with status {status}; wait or set $HF_ENDPOINT to a mirror, and {_AGAIN}"
     if isinstance(error, HTTPError):

@@ -15,8 +15,10 @@ from latentsync_trt.temporary import whole_file
 Model = Literal["1.6", "1.5"]
 
 RECORD_NAME = "download.json"
-UNET_FILE = "latentsync_unet.pt"
-WHISPER_FILE = "whisper/tiny.pt"
+UNET_FILE, WHISPER_FILE = "latentsync_unet.pt", "whisper/tiny.pt"
+
+# Also part of the address at which OpenAI publishes the file.
+_WHISPER_SHA256 = "65147644a518d12f04e32d6f3b26facc3f8dd46e5390956a9424a650c0ce22b9"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +35,22 @@ class Repository:
         return checkpoints_folder() / self.name.partition("/")[2].lower()
 
 
-# Also part of the address at which OpenAI publishes the file.
-_WHISPER_SHA256 = "65147644a518d12f04e32d6f3b26facc3f8dd46e5390956a9424a650c0ce22b9"
+def _latentsync(model: str, revision: str, unet_sha256: str) -> Repository:
+    return Repository(
+        f"ByteDance/LatentSync-{model}", revision, {UNET_FILE: unet_sha256, WHISPER_FILE: _WHISPER_SHA256}
+    )
 
-LATENTSYNC: dict[str, Repository] = {
-    "1.6": Repository(
-        "ByteDance/LatentSync-1.6",
+
+LATENTSYNC = {
+    "1.6": _latentsync(
+        "1.6",
         "c42c7e6c8e9c213626389fa7d9a3c444b8536353",
-        {
-            UNET_FILE: "0a478e89eb660f82da4c35dbdde8a5adfb27f99d1b4e50edd03729e1e98316d3",
-            WHISPER_FILE: _WHISPER_SHA256,
-        },
+        "0a478e89eb660f82da4c35dbdde8a5adfb27f99d1b4e50edd03729e1e98316d3",
     ),
-    "1.5": Repository(
-        "ByteDance/LatentSync-1.5",
+    "1.5": _latentsync(
+        "1.5",
         "32a20d29aead0498e3e885e90dbbe8027da1b61b",
-        {
-            UNET_FILE: "6440b49a7ccceff56cdc001f5f17605216337f5bbd66fa360139768926e23f51",
-            WHISPER_FILE: _WHISPER_SHA256,
-        },
+        "6440b49a7ccceff56cdc001f5f17605216337f5bbd66fa360139768926e23f51",
     ),
 }
 """By model."""
@@ -77,22 +76,9 @@ class Record:
     def __str__(self) -> str:
         return f"{self.repository}@{self.revision}"
 
-    def is_complete(self, folder: Path) -> bool:
-        """Whether all files are in `folder`, with their sizes."""
-        return all(is_there(folder / name, entry.bytes) for name, entry in self.files.items())
-
-
-def is_there(path: Path, size_bytes: int) -> bool:
-    """Whether there is a file of that size."""
-    return path.is_file() and path.stat().st_size == size_bytes
-
 
 def read_record(folder: Path) -> Record | None:
-    """The record in `folder`, None without one.
-
-    Raises:
-        CheckpointError: it is damaged.
-    """
+    """The record in `folder`, None without one; raises `CheckpointError` if it is damaged."""
     path = folder / RECORD_NAME
     try:
         record: Record = parsed(json.loads(path.read_text(encoding="utf-8")), Record)

@@ -195,6 +195,11 @@ class Service:
         if not self._dispatcher.cancel(job_id):  # else its last event deletes them
             shutil.rmtree(self._jobs / job_id, ignore_errors=True)
 
+    def folder(self, job_id: str) -> Path:
+        """The folder of a job; raises `UnknownJob`."""
+        self._row(job_id)
+        return self._jobs / job_id
+
     def result(self, job_id: str) -> Path:
         """The video of a job; raises `UnknownJob`, or `NotNow` if there is none."""
         row = self._row(job_id)

@@ -1,12 +1,16 @@
 """The page as a web application, around a service."""
 
 import os
+import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse
@@ -18,6 +22,9 @@ from latentsync_trt.web import jobs
 
 USER = "user"
 """Who logs in with the key."""
+_COOKIE, _COOKIE_RULES = "latentsync_trt_browser", "Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax"
+"""Marks a browser, so that no other one gets the files of its jobs, not even by their addresses."""
+_JOB, _ADDRESS = re.compile(r"/v1/jobs/([^/]+)"), re.compile(r"/gradio_api/file=\w+:/")
 _HERE = Path(__file__).parent
 _POLICY = (
     "default-src 'self' data: blob:; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
@@ -46,11 +53,10 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
     def source(request: Request) -> FileResponse:
         return FileResponse(jobs.source(service, request.path_params["job_id"]))
 
-    page = Page(service, uploads)
-    # Whoever knows the random id of a job may have its files.
+    page = Page(service, uploads, _COOKIE)
     app = create_app(service, None, own_hosts=own_hosts, files_only=True)
     app.add_route("/v1/jobs/{job_id}/source", source)
-    app.add_middleware(_Guard, own_hosts=own_hosts, open_=key is None)
+    app.add_middleware(_Guard, service=service, own_hosts=own_hosts, key=key)
     script = (_HERE / "compare.js").read_text("utf-8")
     try:
         yield gr.mount_gradio_app(
@@ -76,32 +82,42 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
 
 
 class _Guard:
-    """Refuses what other sites send, and addresses that Gradio would fetch; forbids browsers to load from elsewhere."""
+    """Keeps other sites and other browsers from what is here, and browsers from loading anything from elsewhere."""
 
-    def __init__(self, app: Any, *, own_hosts: bool, open_: bool) -> None:
-        self._app, self._own_hosts, self._open = app, own_hosts, open_
+    def __init__(self, app: Any, *, service: Service, own_hosts: bool, key: str | None) -> None:
+        self._app, self._service, self._own_hosts, self._key = app, service, own_hosts, key
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        request = Request(scope)
+        is_new = request.url.path == "/" and _COOKIE not in request.cookies
 
         async def guarded(event: Any) -> None:
             if event["type"] == "http.response.start":
-                names = {name.lower() for name, _ in event["headers"]}
-                if b"content-security-policy" not in names:
-                    event["headers"] = [*event["headers"], (b"content-security-policy", _POLICY.encode())]
+                sent = MutableHeaders(raw=event["headers"])
+                sent.setdefault("content-security-policy", _POLICY)
+                if is_new:
+                    sent.append("set-cookie", f"{_COOKIE}={secrets.token_hex(16)}; {_COOKIE_RULES}")
+                event["headers"] = sent.raw
             await send(event)
 
         try:
-            if self._open:
-                check_origin(Request(scope), self._own_hosts)
-            if scope["path"].startswith(("/gradio_api/file=http:", "/gradio_api/file=https:")):
-                raise HTTPException(403, "file: is an address; only uploaded files are served")
+            await run_in_threadpool(self._check, request)
         except HTTPException as error:
-            await PlainTextResponse(error.detail, error.status_code)(scope, receive, send)
+            await PlainTextResponse(error.detail, error.status_code)(scope, receive, guarded)
             return
         await self._app(scope, receive, guarded)
+
+    def _check(self, request: Request) -> None:
+        if self._key is None:
+            check_origin(request, self._own_hosts)
+        if _ADDRESS.match(request.url.path):
+            raise HTTPException(403, "file: is an address; only uploaded files are served")
+        job = _JOB.match(request.url.path)
+        if job and not jobs.is_of(self._service, job[1], request.cookies.get(_COOKIE, "")):
+            raise HTTPException(404, f"job {job[1][:40]}: does not exist, was deleted, or belongs to another browser")
 
 
 def public_address(host: str, port: int) -> str:

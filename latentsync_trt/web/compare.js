@@ -1,0 +1,65 @@
+// Two players as one: the result leads, and is heard; the source follows.
+(() => {
+  const MOST_APART_S = 0.08;
+  const part = (name) => document.querySelector(`#compare ${name}`);
+  const clock = (time_s) => `${Math.floor(time_s / 60)}:${String(Math.floor(time_s % 60)).padStart(2, "0")}`;
+
+  function follow() {
+    const [before, after, seek] = [part("#before"), part("#after"), part(".seek")];
+    if (!after || !after.duration) return;
+    const target_s = Math.min(after.currentTime, before.duration || 0);
+    const most_s = after.paused ? 0.001 : MOST_APART_S;
+    if (Math.abs(before.currentTime - target_s) > most_s && !before.seeking) before.currentTime = target_s;
+    seek.max = after.duration;
+    seek.value = after.currentTime;
+    part("output").value = `${clock(after.currentTime)} / ${clock(after.duration)}`;
+    part(".play").classList.toggle("playing", !after.paused);
+    if (!after.paused) requestAnimationFrame(follow);
+  }
+
+  function toggle() {
+    const after = part("#after");
+    if (after.paused) after.play();
+    else after.pause();
+  }
+
+  function wipe() {
+    part(".players").style.setProperty("--wipe", `${part("#wipe").value}%`);
+  }
+
+  document.addEventListener("click", ({ target }) => {
+    if (!target.closest?.("#compare")) return;
+    if (target.closest(".play") || target.closest("video")) toggle();
+    const view = target.closest(".view");
+    if (view) {
+      const side = part(".players").dataset.view === "wipe";
+      part(".players").dataset.view = side ? "side" : "wipe";
+      view.setAttribute("aria-pressed", side);
+    }
+  });
+  document.addEventListener("input", ({ target }) => {
+    if (target.matches("#compare #wipe")) wipe();
+    if (target.matches("#compare .seek")) part("#after").currentTime = Number(target.value);
+  });
+
+  // Events of media do not bubble.
+  const on = (name, act) =>
+    document.addEventListener(name, ({ target }) => target.closest?.("#compare") && act(target), true);
+  on("play", (video) => {
+    if (video.id === "after") part("#before").play();
+    follow();
+  });
+  on("pause", (video) => {
+    if (video.id === "after") part("#before").pause();
+    follow();
+  });
+  on("seeking", follow);
+  on("seeked", follow);
+  on("loadedmetadata", (video) => {
+    part(".unplayable").hidden = true;
+    if (video.videoWidth) part(".players").style.setProperty("--ratio", video.videoWidth / video.videoHeight);
+    wipe();
+    follow();
+  });
+  on("error", (video) => video.matches("video") && (part(".unplayable").hidden = false));
+})();

@@ -61,13 +61,13 @@ def changed(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
 
 def _control(spec: Field[Any]) -> Any:
     kinds = {_hints[spec.name], *get_args(_hints[spec.name])}
-    common = {**_texts(spec), "elem_id": f"option-{spec.name}", "min_width": 200}
+    common: dict[str, Any] = {**_texts(spec), "elem_id": f"option-{spec.name}", "min_width": 200}
     default = _DEFAULT.search(spec.metadata["help"])
     unset = _words(default[1]) if default else ""
     if bool in kinds or spec.name == "report":
         return gr.Checkbox(_control_value(spec), **common)
     if choices := choices_of(_hints[spec.name]):
-        without = [(f"default ({unset})", "")] if NoneType in kinds else []
+        without = [("default", "")] if NoneType in kinds else []
         return gr.Dropdown([*without, *choices], value=_control_value(spec), filterable=False, **common)
     if _is_file(spec.name):
         return gr.File(label=common["label"], elem_id=common["elem_id"], height=110, min_width=200)

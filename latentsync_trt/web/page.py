@@ -34,9 +34,9 @@ Entries = list[tuple[str, str]]
 class Page:
     """The page of a service. `blocks`: its components and events."""
 
-    def __init__(self, service: Service, uploads: Path) -> None:
-        self._service, self._searches = service, Searches(service.limits)
-        self._uploads = uploads
+    def __init__(self, service: Service, uploads: Path, cookie: str) -> None:
+        """`uploads`: the folder from which Gradio serves files. `cookie`: the name of the one that marks a browser."""
+        self._service, self._searches, self._cookie = service, Searches(service.limits), cookie
         kept_s = max(round(service.limits.keep_hours * 3600), _SWEEP_S)
         with gr.Blocks(title="latentsync-trt", analytics_enabled=False, delete_cache=(_SWEEP_S, kept_s)) as self.blocks:
             self._lay_out()
@@ -51,14 +51,14 @@ class Page:
         gr.HTML(show.HEADER, elem_id="header")
         with gr.Row(elem_id="main"):
             with gr.Column(scale=5, min_width=320, elem_id="inputs"):
-                self.video = gr.Video(
-                    label="Video", sources=["upload", "webcam"], height=240, elem_id="video", interactive=True
+                self.video = gr.Video(label="Video", sources=["upload", "webcam"], elem_id="video", interactive=True)
+                self.speech = gr.Audio(
+                    label="Speech", sources=["upload", "microphone"], type="filepath", buttons=[], elem_id="speech"
                 )
-                self.speech = gr.Audio(label="Speech", sources=["upload", "microphone"], type="filepath", elem_id="speech")
                 self.people_note = gr.HTML(visible=False, elem_id="people-note")
                 self.faces = gr.Gallery(
-                    label="Whose lips", columns=5, height="auto", object_fit="cover", allow_preview=False,
-                    fit_columns=False, buttons=[], interactive=False, visible=False, elem_id="faces",
+                    label="People", show_label=False, columns=8, height="auto", object_fit="cover", allow_preview=False,
+                    buttons=[], interactive=False, visible=False, elem_id="faces",
                 )  # fmt: skip
                 preset = options.preset_control(elem_id=options.PRESET)
                 with gr.Row(elem_id="buttons"):
@@ -120,8 +120,7 @@ class Page:
             for found in self._searches.find(browser, video):
                 if isinstance(found, People):
                     portraits = [
-                        (one, f"{number} · {seen_s:.1f} s")
-                        for number, (one, seen_s) in enumerate(found.portraits)
+                        (one, f"{number} · {seen_s:.1f} s") for number, (one, seen_s) in enumerate(found.portraits)
                     ]
                     note = show.found(len(portraits))
                     yield {
@@ -149,7 +148,8 @@ class Page:
         done = {self.start: gr.Button(interactive=True)}
         try:
             chosen, files = options.changed(dict(zip(self.options, values, strict=True)))
-            job = jobs.submit(self._service, video, speech, chosen, files, people)
+            browser = request.cookies.get(self._cookie)
+            job = jobs.submit(self._service, video, speech, chosen, files, people, browser)
         except Exception as error:  # noqa: BLE001 -- the page shows it
             yield {**done, self.message: _sentence(error, video, speech)}
             return

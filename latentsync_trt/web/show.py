@@ -1,5 +1,7 @@
 """Parts of the page as HTML. Values are escaped."""
 
+from collections.abc import Sequence
+
 from markupsafe import Markup
 
 from latentsync_trt.serve.service import Job
@@ -52,9 +54,9 @@ def progress(job: Job, problem: str = "") -> str:
         return _progress((job.stage or "starting").capitalize(), job.done, job.total, counted, rate, left)
     if job.state == "done" and job.report is not None:
         report = job.report
-        figures = f"{report['frames']} frames", f"{report['frames_per_s']:.1f} frames/s", f"{report['wall_s']:.1f} s"
-        notices = Markup("").join(Markup("<li>{}</li>").format(text) for text in report.get("notices", ()))
-        return _progress("Done", 1, 1, *figures) + (Markup('<ul class="notices">{}</ul>').format(notices))
+        took = f"took {clock(report['wall_s'])}"
+        figures = f"{report['frames']} frames", f"{report['frames_per_s']:.1f} frames/s", took
+        return _progress("Done", 1, 1, *figures) + _notices(report.get("notices", ()))
     return _progress(job.state.capitalize(), 0, 1)
 
 
@@ -65,6 +67,14 @@ def _progress(stage: str, done: int | None, total: int | None, *details: str) ->
         '<div class="stage"><strong aria-live="polite">{}</strong><span>{}</span></div>'
         '<progress aria-label="Progress"{}></progress><p class="details">{}</p>'
     ).format(stage, percent, share, " · ".join(filter(None, details)))
+
+
+def _notices(texts: Sequence[str]) -> Markup:
+    if not texts:
+        return Markup("")
+    items = Markup("").join(Markup("<li>{}</li>").format(text) for text in texts)
+    title = "1 note" if len(texts) == 1 else f"{len(texts)} notes"
+    return Markup('<details class="notices"><summary>{}</summary><ul>{}</ul></details>').format(title, items)
 
 
 def preview(job: Job, exists: bool) -> str:

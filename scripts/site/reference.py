@@ -1,8 +1,8 @@
 """Makes the pages of options, commands and the Python API from the code, as Markdown."""
 
-import dataclasses
 import inspect
 import re
+import textwrap
 from html import escape
 from typing import Any
 
@@ -66,7 +66,10 @@ def _group(param: click.RichOption) -> str:
 def _option(param: click.RichOption, links: dict[str, str]) -> str:
     """Heading with an anchor, a line of values and default, and the help, whose flags are links."""
     text = param.help or ""
-    default = stated[1] if (stated := _DEFAULT.search(text)) else _default(param)
+    default = stated[1] if (stated := _DEFAULT.search(text)) else ""
+    if param.show_default and param.default not in (None, ()):
+        shown = {True: "on", False: "off"}.get(param.default) if param.is_flag else param.default
+        default = ",".join(shown) if isinstance(shown, tuple) else str(shown)
     facts = [_values(param), f"default {_linked(default, {})}" if default else "", "repeatable" * param.multiple]
     facts.append("required" * param.required + "shown by `--help-all`" * param.hidden)
     flags = ", ".join(f"`{flag}`" for flag in (*param.opts, *param.secondary_opts))
@@ -88,15 +91,6 @@ def _values(param: click.RichOption) -> str:
     return f"`{param.metavar or kind.name.upper()}`"
 
 
-def _default(param: click.RichOption) -> str:
-    value = param.default
-    if not param.show_default or value is None or value == ():
-        return ""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
 def _linked(text: str, links: dict[str, str]) -> str:
     """`text` as Markdown: signs that mean something there are escaped, flags become links to their options."""
 
@@ -113,44 +107,33 @@ def _linked(text: str, links: dict[str, str]) -> str:
 def api() -> str:
     """Signature and docstring of everything in `latentsync_trt.__all__`, with its methods."""
     parts = []
-    for name in latentsync_trt.__all__:
+    for name in (each for each in latentsync_trt.__all__ if not each.startswith("_")):
         found = getattr(latentsync_trt, name)
-        if not isinstance(found, type):
+        if inspect.isfunction(found):
+            parts.append(_entry("##", name, _signature(found), found))
             continue
-        parts.append(f"## {name} {{ #{name} }}\n\n{_text(found)}\n")
-        if dataclasses.is_dataclass(found) and not name.endswith("Options"):
-            parts.append(_fields(found))
-        for member, value in vars(found).items():
-            function = getattr(value, "__func__", value.fget if isinstance(value, property) else value)
-            if member.startswith("_") or not inspect.isfunction(function):
-                continue
-            signature = member + ("" if isinstance(value, property) else _signature(function))
-            code = f"```python\n{signature}\n```"
-            parts.append(f"### {member} {{ #{name}.{member} }}\n\n{code}\n\n{_text(value)}\n")
+        body = inspect.getsource(found).split('"""', 2)[2]
+        fields = [line[4:].partition(" = field(")[0] for line in body.splitlines() if re.match(r" {4}\w+: ", line)]
+        of_options = name.endswith("Options")  # their fields are on the page of options
+        parts.append(_entry("##", name, "" if of_options else "\n".join(fields), found))
+        for key, value in vars(found).items():
+            function = getattr(value, "__func__", None) or getattr(value, "fget", value)
+            if inspect.isfunction(function) and not key.startswith("_"):
+                code = _signature(function)
+                code = code.replace("() -> ", ": ") if isinstance(value, property) else code
+                parts.append(_entry("###", f"{name}.{key}", code, value))
     return "\n".join(parts)
 
 
-def _fields(found: Any) -> str:
-    lines = [f"{spec.name}: {_readable(inspect.formatannotation(spec.type))}" for spec in dataclasses.fields(found)]
-    return "```python\n" + "\n".join(lines) + "\n```\n"
+def _entry(level: str, name: str, code: str, found: Any) -> str:
+    block = f"```python\n{code}\n```\n\n" if code else ""
+    return f"{level} {name.rpartition('.')[2]} {{ #{name} }}\n\n{block}{_text(found)}\n"
 
 
 def _signature(function: Any) -> str:
-    """As it is written, with each parameter on a line of its own where there are several."""
-    signature = inspect.signature(function)
-    given = [each for each in signature.parameters.values() if each.name not in ("self", "cls")]
-    words = [_readable(str(each)) for each in given]
-    if first := [i for i, each in enumerate(given) if each.kind is each.KEYWORD_ONLY]:
-        words.insert(first[0], "*")
-    inside = "\n    " + ",\n    ".join(words) + ",\n" if len(words) > 1 else "".join(words)
-    return f"({inside}) -> {_readable(inspect.formatannotation(signature.return_annotation))}"
-
-
-def _readable(hint: str) -> str:
-    """Types without their modules, arrays as they are named in `latentsync_trt.types`."""
-    hint = re.sub(r"\b(?:numpy\.)?ndarray\[.+?dtype\[(?:numpy\.)?float32\]\]", "Float32Array", hint)
-    hint = re.sub(r"\b(?:numpy\.)?ndarray\[.+?dtype\[(?:numpy\.)?uint8\]\]", "UInt8Array", hint)
-    return re.sub(r"\b(?:latentsync_trt|pathlib|fractions|collections|typing)\.(?:\w+\.)*", "", hint)
+    """As it is written, without `self`."""
+    source = textwrap.dedent(inspect.getsource(function)).partition("def ")[2].partition('"""')[0]
+    return re.sub(r"\((\s*)(?:self|cls)(?:,\s*|(?=\)))", r"(\1", source).strip().removesuffix(":")
 
 
 def _text(found: Any) -> str:
