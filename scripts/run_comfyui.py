@@ -29,7 +29,7 @@ from latentsync_trt.media.reader import read_frames
 from latentsync_trt.media.writer import write_pictures
 
 NODES = Path(__file__).parents[1] / "integrations" / "comfyui"
-WAIT_S = 300.0
+WAIT_S = 900.0
 
 
 def main() -> None:
@@ -54,8 +54,7 @@ class ComfyUI:
         """Video, again, frames, an interruption, freed memory, again."""
         clip = self._base / "input" / "clip.mp4"
         frames = sum(1 for _ in read_frames(clip))
-        first = self.timed("video, first", "video", seed=1)
-        (out / "out.mp4").write_bytes(self.result(first))
+        (out / "out.mp4").write_bytes(self.result(self.timed("video, first", "video", seed=1)))
         print("lips:", look_at(out, clip, None, demo_folder(), lambda _: None))
         self.timed("video, model kept", "video", seed=2)
         (out / "frames.mp4").write_bytes(self.result(self.timed("frames", "frames", seed=1)))
@@ -65,11 +64,10 @@ class ComfyUI:
             sound_s = float(audio_duration_s(out / name))
             assert abs(sound_s - frames / 25) < 0.1, f"{name}: {sound_s} s of sound"
         self.interrupted()
-        open_bytes = self._process.memory_info().rss
+        log = out / "comfyui.log"
+        assert log.read_text().count("LatentSync: opened") == 1, "the model was not kept between the runs"
         self.post("/free", {"unload_models": True})
-        self.wait(lambda: "LatentSync: closed" in (out / "comfyui.log").read_text(), "the model is closed")
-        time.sleep(1)
-        print(f"memory: {open_bytes / 1e6:.0f} MB, after /free {self._process.memory_info().rss / 1e6:.0f} MB")
+        self.wait(lambda: "LatentSync: closed" in log.read_text(), "the model is closed")
         self.timed("video, opened again", "video", seed=4)
 
     def interrupted(self) -> None:
@@ -144,19 +142,10 @@ def server(checkout: Path, python: str, base: Path, out: Path) -> Iterator[Comfy
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    flags = [
-        "--cpu",
-        "--disable-api-nodes",
-        "--listen",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--base-directory",
-        str(base),
-    ]
+    command = [python, "main.py", *f"--cpu --disable-api-nodes --listen 127.0.0.1 --port {port}".split()]
+    command += ["--base-directory", str(base), "--database-url", f"sqlite:///{base / 'comfyui.db'}"]
     start_s = time.perf_counter()
     with (out / "comfyui.log").open("wb") as log:
-        command = [python, "main.py", *flags, "--database-url", f"sqlite:///{base / 'comfyui.db'}"]
         process = psutil.Popen(command, cwd=checkout, stdout=log, stderr=log)
         comfyui = ComfyUI(f"http://127.0.0.1:{port}", process, base)
         try:

@@ -76,7 +76,7 @@ def hub(files: Mapping[str, Mapping[str, bytes]], patch: pytest.MonkeyPatch) -> 
     """A running hub, which $HF_ENDPOINT seems to name, and whose files are those that are pinned."""
     for repository in (*LATENTSYNC.values(), VAE):
         for name, content in files.get(repository.name, {}).items():
-            patch.setitem(repository.files, name, hashlib.sha256(content).hexdigest())  # type: ignore[arg-type]
+            patch.setitem(repository.files, name, hashlib.sha256(content).hexdigest())
     with Hub(files) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         use_endpoint(server.url, patch)

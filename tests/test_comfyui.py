@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 import tomllib
@@ -111,7 +110,7 @@ def test_example_workflow_is_what_the_script_runs(name: str) -> None:
 def _inputs(node: dict[str, Any], sources: dict[int, Any]) -> dict[str, Any]:
     """A node's inputs as the API has them: values of widgets in their order, unless linked."""
     named = [one["name"] for one in node["inputs"] if "widget" in one]
-    inputs = dict(zip(named, node["widgets_values"], strict=False))
+    inputs = dict(zip(named, node.get("widgets_values", ()), strict=True))
     inputs |= {one["name"]: sources[one["link"]] for one in node["inputs"] if one.get("link") is not None}
     return {name: value for name, value in inputs.items() if name not in ("audioUI", "upload")}
 
@@ -133,5 +132,3 @@ def test_nodes_run_in_comfyui(tmp_path: Path) -> None:
     command = [ROOT / "scripts" / "run_comfyui.py", "--comfyui", checkout, "--python", python, "--out", tmp_path]
     done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    first_s, kept_s = (float(re.search(rf"video, {what}: (\S+) s", done.stdout)[1]) for what in ("first", "model kept"))
-    assert kept_s < first_s

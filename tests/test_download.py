@@ -62,7 +62,7 @@ def failure(*arguments: str) -> str:
 def test_needed_files_come_to_where_export_looks(checkpoints: Path, server: Hub, model: str) -> None:
     code, out, err = run(model)
     assert code == 0, err
-    sources = find_sources(ExportOptions(model=model))  # type: ignore[arg-type]
+    sources = find_sources(ExportOptions(model=model))
     assert sources.unet.read_bytes() == FILES[f"ByteDance/LatentSync-{model}"][UNET_FILE]
     assert sources.whisper == checkpoints / f"latentsync-{model}" / WHISPER_FILE
     assert (sources.vae / "diffusion_pytorch_model.safetensors").is_file()
@@ -122,7 +122,7 @@ def test_a_later_call_goes_on(checkpoints: Path, server: Hub, monkeypatch: pytes
     real = download.http_get
 
     def half(url: str, file: object, **fields: object) -> None:
-        file.write(UNET[:250_000])  # type: ignore[attr-defined]
+        file.write(UNET[:250_000])
         full()
 
     monkeypatch.setattr(download, "http_get", half)

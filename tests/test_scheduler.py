@@ -120,14 +120,6 @@ def test_more_steps_come_nearer(solver):
     assert errors == sorted(errors, reverse=True)
 
 
-def test_solvers_have_names():
-    for name, made in (("ddim", ddim_schedule), ("dpmpp", dpmpp_schedule)):
-        pairs = zip(solver_schedule(name, 7), made(7), strict=True)
-        assert all(np.array_equal(a.coefficients, b.coefficients) and a.timestep == b.timestep for a, b in pairs)
-    with pytest.raises(InputError, match="solver euler: not one of ddim, dpmpp"):
-        solver_schedule("euler", 7)
-
-
 @pytest.mark.parametrize("make", [ddim_schedule, dpmpp_schedule])
 @pytest.mark.parametrize("steps", [0, -1, MAX_STEPS + 1])
 def test_impossible_step_counts_are_refused(make, steps):

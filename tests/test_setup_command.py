@@ -160,7 +160,7 @@ def test_a_gpu_gets_half_precision_and_the_engines_it_needs(
 
     monkeypatch.setattr(build, "command", record)
     gpu = Gpu(0, "RTX 4090", (8, 9), 24_000_000_000)
-    monkeypatch.setattr(select, "select_provider", lambda _: Selection(provider, (), gpu))  # type: ignore[arg-type]
+    monkeypatch.setattr(select, "select_provider", lambda _: Selection(provider, (), gpu))
     err = run()[2]
     assert f"export: fp16, {RESOLUTION_PX} px, portable and CUDA form" in err
     assert ("build: engines for this GPU" in err) is builds

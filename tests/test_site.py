@@ -42,12 +42,10 @@ def pages(site: Path) -> dict[Path, str]:
 def test_every_option_has_an_anchor_with_its_help(site: Path, options: type) -> None:
     page = (site / "options.html").read_text(encoding="utf-8")
     for spec in fields(options):
-        anchor = spec.name.replace("_", "-")
-        found = re.search(rf'<h4 id="(?:\w+-)?{anchor}".*?(?=<h[234] )', page, re.DOTALL)
-        assert found, anchor
-        words = " ".join(unescape(re.sub(r"<[^>]+>", "", found[0])).split())
+        pattern = rf'<h4 id="(?:\w+-)?{spec.name.replace("_", "-")}".*?(?=<h[234] )'
+        entries = [unescape(re.sub(r"<[^>]+>", "", found)) for found in re.findall(pattern, page, re.DOTALL)]
         help_text = re.sub(r"\[default: .*\]$", "", spec.metadata["help"]).replace("`", "")
-        assert " ".join(help_text.split()) in words
+        assert any(" ".join(help_text.split()) in " ".join(entry.split()) for entry in entries), spec.name
 
 
 def test_every_command_has_a_section_with_its_help(site: Path) -> None:
@@ -59,7 +57,7 @@ def test_every_command_has_a_section_with_its_help(site: Path) -> None:
 
 def test_plots_name_their_hardware_version_and_rows(site: Path) -> None:
     page = (site / "benchmarks.html").read_text(encoding="utf-8")
-    plots = re.findall(r'<figure id="plot-([\w-]+)"><svg .*?</svg><figcaption>(.*?)</figcaption>', page, re.DOTALL)
+    plots = re.findall(r'<figure id="plot-([\w-]+)"><svg .*?</svg>\s*<figcaption>(.*?)</figcaption>', page, re.DOTALL)
     assert [name for name, _ in plots] == ["speed", "pytorch", "gpus", "memory", "eight-bits"]
     assert all(re.search(r"(NVIDIA H|AMD ).*ONNX Runtime 1\..*benchmarks/[\w-]+\.json", text) for _, text in plots)
     assert re.search(r"<b>\d+\.\d+ s</b>", (site / "index.html").read_text(encoding="utf-8"))
@@ -67,7 +65,7 @@ def test_plots_name_their_hardware_version_and_rows(site: Path) -> None:
 
 def test_pages_load_nothing_from_other_hosts(site: Path, pages: dict[Path, str]) -> None:
     html = "".join(pages.values())
-    assert set(re.findall(r'<a [^>]*href="https?://([^/"]+)', html)) == CITED
+    assert set(re.findall(r'<a [^>]*href="https?://([^/"]+)', html)) <= CITED
     assert re.findall(r"<(?:script|link|img|iframe|source|video) [^>]*//[^>]*>", html) == []
     sheets = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
     assert sheets and not any(re.search(r"(url\(|@import )[\"']?(https?:)?//", sheet) for sheet in sheets)

@@ -91,7 +91,6 @@ def test_steps_run_as_the_options_say(lip_sync: LipSync, face_clip: Path, word: 
     full, cached = "denoise_step", "denoise_step_cached"
     bare, bare_cached = "denoise_step_unguided", "denoise_step_unguided_cached"
     wanted = [
-        (SyncOptions(preset="quality", steps=1), {full: 1}),
         (SyncOptions(steps=5), {full: 2, cached: 3}),
         (SyncOptions(preset="fast", steps=4), {full: 2, cached: 2}),
         (SyncOptions(steps=5, full_steps=(0, 1, 3)), {full: 3, cached: 2}),

@@ -53,7 +53,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 def test_nothing_exported_is_an_error_with_the_cures(checkpoints: Path, clip: tuple[str, ...], command: str) -> None:
     code, out, err = run(command, *(clip if command in ("sync", "calibrate") else ()))
     assert (code, out) == (2, "")
-    assert "no exported bundle; make one with `latentsync-trt export --model 1.6`" in err
+    assert "no exported bundle; get the model with `latentsync-trt setup`" in err
     assert "--bundle demo" in err
     assert len(err.splitlines()) == 1
 

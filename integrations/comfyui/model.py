@@ -12,8 +12,8 @@ from comfy.model_patcher import ModelPatcher
 from latentsync_trt import LipSync, RuntimeOptions
 
 
-class _Nothing(torch.nn.Module):
-    """What PyTorch sees of a bundle."""
+class LatentSync(torch.nn.Module):
+    """What PyTorch sees of a bundle: nothing but the name, for ComfyUI's log."""
 
 
 class LatentSyncModel(ModelPatcher):
@@ -26,7 +26,7 @@ class LatentSyncModel(ModelPatcher):
     def __init__(self, folder: Path, provider: str, options: RuntimeOptions) -> None:
         on_gpu = provider != "cpu"
         size = sum(path.stat().st_size for path in folder.iterdir()) if on_gpu else 0
-        super().__init__(_Nothing(), comfy.model_management.get_torch_device(), torch.device("cpu"), size=size)
+        super().__init__(LatentSync(), comfy.model_management.get_torch_device(), torch.device("cpu"), size=size)
         self._settings = folder, provider, options
         self._lip_sync: Any = None
 

@@ -1,5 +1,6 @@
 """The page as a web application, around a service."""
 
+import asyncio
 import os
 import re
 import secrets
@@ -53,13 +54,12 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
     def source(request: Request) -> FileResponse:
         return FileResponse(jobs.source(service, request.path_params["job_id"]))
 
-    page = Page(service, uploads, _COOKIE)
-    app = create_app(service, None, own_hosts=own_hosts, files_only=True)
-    app.add_route("/v1/jobs/{job_id}/source", source)
-    app.add_middleware(_Guard, service=service, own_hosts=own_hosts, key=key)
-    script = (_HERE / "compare.js").read_text("utf-8")
-    try:
-        yield gr.mount_gradio_app(
+    async def made() -> tuple[Page, FastAPI]:
+        page = Page(service, uploads, _COOKIE)
+        app = create_app(service, None, own_hosts=own_hosts, files_only=True)
+        app.add_route("/v1/jobs/{job_id}/source", source)
+        app.add_middleware(_Guard, service=service, own_hosts=own_hosts, key=key)
+        mounted = gr.mount_gradio_app(
             app,
             page.blocks,
             path="/",
@@ -74,8 +74,14 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
             enable_monitoring=False,
             theme=theme(),
             css_paths=_HERE / "page.css",
-            head=f"<script>{script}</script>",
+            head=f"<script>{(_HERE / 'compare.js').read_text('utf-8')}</script>",
         )
+        return page, mounted
+
+    # Outside a running event loop, Gradio makes some that it never closes.
+    page, app = asyncio.run(made())
+    try:
+        yield app
     finally:
         page.close()
         shutil.rmtree(uploads, ignore_errors=True)

@@ -42,6 +42,9 @@ class Page:
             self._lay_out()
             self._connect()
             add_api(service, uploads)
+        for block in self.blocks.blocks.values():
+            if isinstance(block, gr.Video | gr.Audio | gr.File):
+                _refuse_addresses(block)
 
     def close(self) -> None:
         """Ends searches for faces."""
@@ -207,6 +210,20 @@ class Page:
             return self._service.job(job_id)
         except UnknownJob:
             return None
+
+
+def _refuse_addresses(block: Any) -> None:
+    """Gradio would download a file whose path is an address, of any size."""
+    move = block.async_move_resource_to_block_cache
+
+    async def checked(path: str | Path | None) -> str | None:
+        if path is not None and "://" in str(path):
+            raise gr.Error("file: is an address; send the file itself", print_exception=False)
+        found: str | None = await move(path)
+        return found
+
+    # Not in a subclass: Gradio writes a stub beside the module of one.
+    block.async_move_resource_to_block_cache = checked
 
 
 def _choose(chosen: gr.SelectData) -> str:

@@ -61,7 +61,8 @@ def _link(folder: Path, found: re.Match[str]) -> str:
     if not path.exists():
         return found[0]
     if name.startswith("docs/") or name in PAGES or (name.startswith("benchmarks/") and path.is_file()):
-        return f"[{found[1]}]({PAGES.get(name, name.removeprefix('docs/'))}{found[3] or ''})"
+        title = path.read_text(encoding="utf-8").partition("\n")[0][2:] if found[1].endswith(".md") else ""
+        return f"[{title or found[1]}]({PAGES.get(name, name.removeprefix('docs/'))}{found[3] or ''})"
     return f"`{name}`" if found[1].strip("`/") in name else f"{found[1]} (`{name}`)"
 
 

@@ -36,17 +36,17 @@ def commands() -> str:
 
 def options() -> str:
     """Every option once, by command and by the groups of `--help`; what an earlier command has is linked."""
-    anchors: dict[tuple[str, str], str] = {}
+    anchors: dict[tuple[str, ...], str] = {}
     parts = []
-    for name in sorted(COMMANDS, key=lambda name: name != "sync"):
+    for name in dict.fromkeys(("sync", "serve", "export", *COMMANDS)):  # those that others share options with
         command = main.get_command(click.Context(main), name)
         assert command is not None
         known = [each for each in command.params if isinstance(each, click.RichOption) and not each.is_eager]
-        new = [each for each in known if (each.opts[0], each.help or "") not in anchors]
+        new = [each for each in known if _key(each) not in anchors]
         for param in new:
-            own = param.opts[0].lstrip("-")
-            anchors[param.opts[0], param.help or ""] = own if name == "sync" else f"{name}-{own}"
-        links = {flag: anchors[each.opts[0], each.help or ""] for each in known for flag in each.opts}
+            own = _flag(param).lstrip("-")
+            anchors[_key(param)] = own if name == "sync" else f"{name}-{own}"
+        links = {flag: anchors[_key(each)] for each in known for flag in each.opts}
         if not new:
             continue
         summary = inspect.cleandoc(command.help or "").partition("\n\n")[0]
@@ -54,9 +54,18 @@ def options() -> str:
         for group in dict.fromkeys(_group(each) for each in new):
             parts.append(f"### {group} {{ #{name}-{group.lower().replace(' ', '-')} }}\n")
             parts += [_option(each, links) for each in new if _group(each) == group]
-        if shared := [each.opts[0] for each in known if each not in new]:
+        if shared := [_flag(each) for each in known if each not in new]:
             parts.append("Also: " + ", ".join(f"[`{flag}`](#{links[flag]})" for flag in shared) + ".\n")
     return "\n".join(parts)
+
+
+def _key(param: click.RichOption) -> tuple[str, ...]:
+    """The same for options that differ in nothing a reader sees."""
+    return _flag(param), param.help or "", repr(param.default)
+
+
+def _flag(param: click.RichOption) -> str:
+    return next(flag for flag in param.opts if flag.startswith("--"))
 
 
 def _group(param: click.RichOption) -> str:
@@ -73,9 +82,10 @@ def _option(param: click.RichOption, links: dict[str, str]) -> str:
     facts = [_values(param), f"default {_linked(default, {})}" if default else "", "repeatable" * param.multiple]
     facts.append("required" * param.required + "shown by `--help-all`" * param.hidden)
     flags = ", ".join(f"`{flag}`" for flag in (*param.opts, *param.secondary_opts))
-    heading = f"#### {flags} {{ #{links[param.opts[0]]} data-toc-label='{param.opts[0]}' }}\n"
+    heading = f"#### {flags} {{ #{links[_flag(param)]} data-toc-label='{_flag(param)}' }}\n"
     line = " · ".join(filter(None, facts))
-    return f"{heading}\n{line}\n{{ .facts }}\n\n{_linked(_DEFAULT.sub('', text), links)}\n"
+    line = f"{line}\n{{ .facts }}\n\n" if line else ""
+    return f"{heading}\n{line}{_linked(_DEFAULT.sub('', text), links)}\n"
 
 
 def _values(param: click.RichOption) -> str:

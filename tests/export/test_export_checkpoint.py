@@ -251,7 +251,5 @@ def test_the_published_vae_has_older_attention_names(sources: Sources, tmp_path:
 
 def test_a_missing_default_checkpoint_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATENTSYNC_TRT_CHECKPOINTS", str(tmp_path))
-    with pytest.raises(
-        CheckpointError, match=r"`hf download ByteDance/LatentSync-1\.5 latentsync_unet\.pt --local-dir"
-    ):
+    with pytest.raises(CheckpointError, match=r"get it with `latentsync-trt download 1\.5`"):
         export_bundle(ExportOptions(model="1.5"))

@@ -134,7 +134,7 @@ def test_float16_graphs_have_float16_scales(tmp_path: Path) -> None:
 
 
 def test_smoothed_graphs_state_all_shapes(bundle: Bundle, tmp_path: Path) -> None:
-    """`bench` counts arithmetic by them. Only linear layers are smoothed."""
+    """As the exported ones do. Only linear layers are smoothed."""
     model = loaded(written(bundle, tmp_path, options(smooth=0.5)))
     stated = {value.name: value for value in [*model.graph.value_info, *model.graph.output]}
     for node in model.graph.node:
