@@ -16,7 +16,7 @@ FULL_EXPORT = LATENTSYNC_TRT_CHECKPOINTS=$(FULL)/checkpoints $(BIN)/latentsync-t
 # One process per core, a test file to each at a time: fixtures of a module are made once.
 PYTEST := $(BIN)/pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
-.PHONY: help demo quick test test-all lint check-full clean
+.PHONY: help demo quick test test-all lint docs dist check-full clean
 
 help:
 	@echo "make demo    install, and lip-sync a built-in clip to demo/out.mp4"
@@ -24,6 +24,8 @@ help:
 	@echo "make test    what CI runs: under eight minutes on two cores"
 	@echo "make test-all     also what is slow and rarely breaks: compilers, full exports, training"
 	@echo "make check-full   compile the published architecture with TensorRT-RTX: 25 min, 10 GB memory, no GPU"
+	@echo "make docs    build the documentation site: build/site"
+	@echo "make dist    build wheel and sdist, check their files, run the demo from the wheel alone"
 	@echo "make clean   remove what these targets made"
 
 $(STAMPS)/run: pyproject.toml
@@ -55,6 +57,17 @@ test: lint
 test-all: lint
 	$(PYTEST)
 
+docs: $(STAMPS)/dev
+	$(BIN)/mkdocs build --strict --site-dir build/site
+
+dist: $(STAMPS)/dev
+	rm -rf dist build/dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python scripts/check_dist.py dist
+	$(PYTHON) -m venv build/dist
+	build/dist/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	cd build/dist && bin/latentsync-trt demo
+
 check-full: $(FULL_BUNDLES:%=check-full-%)
 
 check-full-%: $(FULL)/%/manifest.json
@@ -79,4 +92,4 @@ $(FULL)/checkpoints/random_checkpoints.json: | $(STAMPS)/dev
 	$(BIN)/python scripts/make_random_checkpoints.py --out $(FULL)/checkpoints --precision fp16
 
 clean:
-	rm -rf $(VENV) demo build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,23 +1,35 @@
 """What the bench computes and writes: spreads of known numbers, inputs of graphs, rows without folders' names."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from latentsync_trt.audio.filters import MEL_FILTERS
+from latentsync_trt.bench.machine import bundle_facts
 from latentsync_trt.bench.material import generated_part, random_inputs
 from latentsync_trt.bench.rows import BundleFacts, Results, Row, Spread
 from latentsync_trt.bench.setting import measure
-from latentsync_trt.bundle.manifest import DimensionRange
+from latentsync_trt.bundle.manifest import DimensionRange, FileEntry
 from latentsync_trt.errors import OutputError
 from latentsync_trt.privacy import without_paths
 from latentsync_trt.runtime.sessions.session import TensorInfo
+from tests.bundles import make_bundle
 
 
 def test_spread_of_known_numbers() -> None:
     found = Spread.of([float(value) for value in range(101)])
     assert (found.median_ms, found.p5_ms, found.p95_ms, found.runs) == (50.0, 5.0, 95.0, 101)
     assert Spread.of([7.0]) == Spread(7.0, 7.0, 7.0, 1)
+
+
+def test_a_bundle_with_mel_filters_is_the_one_measured_without(tmp_path: Path) -> None:
+    manifest = make_bundle(tmp_path / "bundle").manifest
+    files = {**manifest.files, MEL_FILTERS: FileEntry("0" * 64, 1)}
+    assert bundle_facts(replace(manifest, files=files)) == bundle_facts(manifest)
+    changed = {**manifest.files, "net.weights": FileEntry("0" * 64, 256)}
+    assert bundle_facts(replace(manifest, files=changed)) != bundle_facts(manifest)
 
 
 def test_warm_up_runs_are_not_timed() -> None:

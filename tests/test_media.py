@@ -100,23 +100,6 @@ def test_a_picture_of_odd_size_grows_by_its_edge(tmp_path: Path) -> None:
     assert "97×65 to 98×66" in writer.notices[0]
 
 
-def test_written_frames_come_back_with_tags_and_times(tmp_path: Path) -> None:
-    color = ColorTags(9, 14, 9, full_range=False)  # BT.2020
-    frames = [frame_at(i, rgb, planes_of(rgb, color)) for i, rgb in enumerate(numbered(30, 64, 96))]
-    with open_writer(tmp_path / "out.mp4", replace(picture_info(96, 64, rgb=False), color=color), crf=12) as writer:
-        for frame in frames:
-            writer.write(frame)
-    written = next(read_frames(tmp_path / "out.mp4"))
-    assert written.planes is not None
-    assert written.planes.color == color
-    with av.open(str(tmp_path / "out.mp4")) as container:
-        context = container.streams.video[0].codec_context
-        assert (context.name, context.pix_fmt, container.streams.video[0].average_rate) == ("h264", "yuv420p", 25)
-        times = [frame.pts * frame.time_base for frame in container.decode(video=0)]
-    assert times == [Fraction(i, 25) for i in range(30)]
-    assert numbers(tmp_path / "out.mp4") == list(range(30))
-
-
 @pytest.mark.parametrize("full_range", [True, False])
 @pytest.mark.parametrize("matrix", [1, 5, 6, 9])
 def test_colors_survive_conversion_to_yuv_and_back(tmp_path: Path, matrix: int, full_range: bool) -> None:

@@ -1,7 +1,6 @@
 """Clips through the whole pipeline on small networks, and everything that can be wrong with them."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from click.testing import CliRunner
 from latentsync_trt import LipSync, RuntimeOptions, SyncOptions
 from latentsync_trt.cli import main
 from latentsync_trt.config import Fps
-from latentsync_trt.errors import InputError, MediaError, NoFaceError, OutputError
+from latentsync_trt.errors import InputError, MediaError, NoFaceError
 from latentsync_trt.face.align import crop
 from latentsync_trt.media.lazy_rgb import LazyRgb
 from latentsync_trt.temporary import LOCK_NAME, PREFIX, leftovers, remove_leftovers
@@ -155,7 +154,6 @@ def test_no_face_anywhere_is_an_error(lip_sync: LipSync, speech: Path, tmp_path:
         ("audio", "hold", 0.84, 21),
         ("shortest", "loop", 0.48, 8),
         ("video", "loop", 0.16, 8),
-        ("audio", "loop", 0.16, 4),
     ],
 )
 def test_length(lip_sync: LipSync, tmp_path: Path, length: str, extend: str, audio_s: float, frames: int) -> None:
@@ -234,12 +232,11 @@ WINDOW_FRAMES = 16
     ("at_once", "places"),
     [
         (1, [0] * 112),
-        (2, [0] * 10 + [None] * 200),
         (2, ([0, 1, 0] + [None] * 57) * 3),
         (4, [0] * 17 + [None] * 300),
         pytest.param(8, [0] * 15 + [None] * 700, marks=pytest.mark.slow),
     ],
-    ids=["a face throughout", "a face at the start only", "short tracks", "a window and one", "many windows at once"],
+    ids=["a face throughout", "short tracks", "a window and one", "many windows at once"],
 )
 def test_memory_does_not_grow_with_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int, places: list[int | None]
@@ -330,17 +327,6 @@ def test_missing_streams_are_errors(lip_sync: LipSync, face_clip: Path, speech: 
         lip_sync.sync(face_clip, write_sound(tmp_path / "none.wav", 0), tmp_path / "o.mp4")
 
 
-def test_an_input_is_never_overwritten(lip_sync: LipSync, speech: Path, tmp_path: Path) -> None:
-    clip = write_face(tmp_path / "clip.mp4", 3)
-    data = clip.read_bytes()
-    link = tmp_path / "link.mp4"
-    link.symlink_to(clip)
-    for output in (clip, tmp_path / "." / "clip.mp4", link):
-        with pytest.raises(InputError, match="also an input"):
-            lip_sync.sync(clip, speech, output)
-    assert clip.read_bytes() == data
-
-
 def test_json_is_one_object(face_clip: Path, word: Path, tmp_path: Path) -> None:
     arguments = ("sync", "--video", face_clip, "--audio", word, "-o", tmp_path / "o.mp4", "--steps", "1")
     code, out, err = run(*arguments, "--bundle", str(small_bundle()), "--json")
@@ -399,18 +385,3 @@ def test_a_killed_run_leaves_no_torn_output(tmp_path: Path) -> None:
     assert (lock, Path(part).suffix) == (LOCK_NAME, ".mkv")
     assert [leftover.path.name for leftover in remove_leftovers(tmp_path)] == [temporary]
     assert left_behind(tmp_path) == others
-
-
-@pytest.mark.skipif(not Path("/dev/shm").is_dir() or os.geteuid() != 0, reason="needs the right to mount a tmpfs")
-def test_a_full_disk_is_named(lip_sync: LipSync, face_clip: Path, speech: Path, tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("may not mount a tmpfs here")
-    try:
-        with pytest.raises(OutputError, match="No space left"):
-            lip_sync.sync(face_clip, speech, small / "out.mp4", SyncOptions(steps=1, crf=0))
-        assert left_behind(small) == []
-    finally:
-        subprocess.run(["umount", str(small)], check=True)

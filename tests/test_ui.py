@@ -36,7 +36,7 @@ def shown(folder: Path, worker: WorkerHandle, key: str | None = None) -> Iterato
 
     service, listener = Service(folder, [worker], LIMITS), listen("127.0.0.1", 0)
     with page_app(service, folder, key, own_hosts=True) as app:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -99,7 +99,7 @@ def test_the_endpoint(page: tuple[str, Service], clip: tuple[Path, Path]) -> Non
     assert report is None
     task = service._ledger.row(service.jobs(1)[0].id).task
     assert (task.options.preset, task.options.face, task.options.guidance) == ("fast", "index:1", 2.0)
-    assert [name for name in client.view_api(return_format="dict")["named_endpoints"]] == ["/sync"]
+    assert list(client.view_api(return_format="dict")["named_endpoints"]) == ["/sync"]
 
 
 @pytest.mark.parametrize(

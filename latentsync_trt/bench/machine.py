@@ -49,7 +49,8 @@ def environment(command: Iterable[str], selections: Sequence[Selection]) -> dict
 
 def bundle_facts(manifest: Manifest) -> BundleFacts:
     """The bundle as rows describe it."""
-    digest = hashlib.sha256(" ".join(manifest.files[name].sha256 for name in sorted(manifest.files)).encode())
+    networks = sorted(name for name in manifest.files if name.endswith((".onnx", ".weights")))
+    digest = hashlib.sha256(" ".join(manifest.files[name].sha256 for name in networks).encode())
     name, shapes = without_paths(manifest.name), manifest.shapes
     return BundleFacts(name, manifest.resolution_px, manifest.frames, manifest.precision, shapes, digest.hexdigest())
 

@@ -18,8 +18,8 @@ from latentsync_trt.bundle.sealed import opened, sealed_text
 from latentsync_trt.errors import BundleError
 
 FORMAT_VERSION = 5
-"""2 added `quantisation`, 3 `attention`, 4 renamed `quantisation` to `quantization`, 5 added the file of mel filters, so
-that a run need not import librosa."""
+"""2 added `quantisation`, 3 `attention`, 4 renamed `quantisation` to `quantization`, 5 added the file of mel filters,
+so that a run need not import librosa."""
 _RENAMED = {"quantisation": "quantization"}
 MANIFEST_NAME = "manifest.json"
 DEMO_NAME = "demo"

@@ -16,6 +16,7 @@ from latentsync_trt.bundle.find import checkpoints_folder, exported_bundles, rem
 from latentsync_trt.bundle.tools import tool_versions
 from latentsync_trt.cli.download import HUB, INTERRUPTED
 from latentsync_trt.cli.options import provider_option
+from latentsync_trt.errors import InputError
 from latentsync_trt.export.options import EXTRA, TOOLS, ExportOptions
 from latentsync_trt.export.published import LATENTSYNC, VAE, Model
 
@@ -111,5 +112,5 @@ def _plan(
 
 def _ask() -> None:
     if not sys.stdin.isatty():
-        raise click.UsageError("nobody is there to ask; add --yes to download and export as shown")
+        raise InputError("setup: nobody is there to ask; add --yes to download and export as shown")
     click.confirm("Go on?", default=True, abort=True, err=True)

@@ -42,6 +42,8 @@ class Page:
             self._lay_out()
             self._connect()
             add_api(service, uploads)
+        # Else Gradio takes any path of this machine for an upload: it checks pages that it launched itself.
+        self.blocks.has_launched = True
         for block in self.blocks.blocks.values():
             if isinstance(block, gr.Video | gr.Audio | gr.File):
                 _refuse_addresses(block)
