@@ -1,5 +1,6 @@
 """The page `latentsync-trt ui`, without a browser: its endpoint for `gradio_client`, its limits and its files."""
 
+import asyncio
 import re
 import threading
 from collections.abc import Iterator
@@ -24,6 +25,9 @@ from tests.clips import decoded, write_face, write_sound
 from tests.serving import RESULT, PretendedWorker, until
 
 pytest.importorskip("gradio")
+
+# Gradio counts its calls with pandas.
+pytestmark = pytest.mark.filterwarnings("ignore:.*no_silent_downcasting")
 
 KEY = "a-key"
 LIMITS = Limits(max_upload_mb=3.0, max_clip_s=2.0)
@@ -124,7 +128,7 @@ def test_wrong_requests(
 def test_files_that_are_refused(page: tuple[str, Service], clip: tuple[Path, Path], tmp_path: Path) -> None:
     client, text = client_of(page[0]), tmp_path / "video.mp4"
     text.write_text("no video")
-    with pytest.raises(Exception, match=r"video\.mp4: .*cannot be read") as refused:
+    with pytest.raises(Exception, match=r"video\.mp4: is not a readable media file") as refused:
         sync(client, text, clip[1])
     assert "/" not in str(refused.value)
     with pytest.raises(Exception, match="video: lasts longer than 2 s, the most here; send a shorter one"):
@@ -135,7 +139,7 @@ def test_files_that_are_refused(page: tuple[str, Service], clip: tuple[Path, Pat
     assert not [path for path in page[1].folder(page[1].jobs(1)[0].id).parent.iterdir() if (path / "inputs").exists()]
 
 
-def test_no_other_files_and_addresses(page: tuple[str, Service], clip: tuple[Path, Path], tmp_path: Path) -> None:
+def test_no_other_files_and_addresses(page: tuple[str, Service], clip: tuple[Path, Path]) -> None:
     address, service = page
     client = client_of(address)
     sync(client, *clip)
@@ -152,13 +156,17 @@ def test_no_other_files_and_addresses(page: tuple[str, Service], clip: tuple[Pat
         ):
             assert plain.get(path).status_code == 404, path
         assert plain.get("/v1/jobs").status_code == plain.get("/docs").status_code == 404
-    for path, message in (
-        (str(secret), "Cannot move|not uploaded"),
-        ("http://127.0.0.1:1/x.mp4", "file: is an address"),
-    ):
-        video = {"path": path, "meta": {"_type": "gradio.FileData"}}
-        with pytest.raises(Exception, match=message):
-            client.predict(video, video, "fast", "largest", {}, api_name="/sync")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/etc/hostname", "../../../etc/hostname", "http://127.0.0.1:1/x.mp4"])
+def test_paths_in_place_of_uploads(page: tuple[str, Service], path: str, stream: bool) -> None:
+    video = {"path": path, "is_stream": stream, "meta": {"_type": "gradio.FileData"}}
+    with httpx.Client(base_url=f"{page[0]}/gradio_api/call/sync", trust_env=False) as plain:
+        asked = plain.post("", json={"data": [video, video, "fast", "largest", {}]}).json()["event_id"]
+        answer = plain.get(f"/{asked}").text
+    assert "event: error" in answer
+    assert "readable" not in answer
 
 
 def test_other_browsers_get_nothing(page: tuple[str, Service], clip: tuple[Path, Path]) -> None:
@@ -205,8 +213,11 @@ def test_every_option_has_a_control() -> None:
 
     from latentsync_trt.web import options
 
-    with gr.Blocks(analytics_enabled=False):
-        controls = {**options.shown_controls(), **options.folded_controls()}
+    async def made() -> dict[str, Any]:
+        with gr.Blocks(analytics_enabled=False):
+            return {**options.shown_controls(), **options.folded_controls()}
+
+    controls = asyncio.run(made())
     names = {spec.name for spec in fields(SyncOptions)}
     assert names - controls.keys() == {"preset", "faces", "resume", "speaker", "turns"}
     untouched = {name: control.value for name, control in controls.items()}
@@ -229,5 +240,5 @@ def test_the_command(tmp_path: Path) -> None:
     with listen("127.0.0.1", 0) as taken:
         refused = CliRunner().invoke(main, [*words, "--port", str(taken.getsockname()[1])])
     assert refused.exit_code == 2
-    assert "cannot be used (Address already in use); choose another" in refused.output
+    assert "cannot be used (Address already in use" in refused.output
     assert not list(tmp_path.iterdir())

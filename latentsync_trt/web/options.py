@@ -22,7 +22,7 @@ _LEFT_OUT = (PRESET, "faces", "resume", "speaker", "turns")
 """`faces` are those that the page found; the page takes one recording, for one face."""
 _ENDLESS = 1000
 """Larger limits are not worth a word."""
-_ACRONYMS = {"fps": "FPS", "crf": "CRF"}
+_ACRONYM = re.compile(r"\b(fps|crf|c2pa)\b", re.IGNORECASE)
 _DEFAULT = re.compile(r"\s*\[default: (.*)\]")
 _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
 
@@ -74,7 +74,7 @@ def _control(spec: Field[Any]) -> Any:
     if isinstance(spec.default, int | float):
         # Limits are left to the options, whose message says what is wrong.
         return gr.Number(_control_value(spec), placeholder=unset, **common)
-    hint = unset or spec.metadata.get("metavar", "")
+    hint = unset.partition(";")[0] or spec.metadata.get("metavar", "").lower()
     return gr.Textbox(_control_value(spec), placeholder=hint, lines=1, max_lines=1, **common)
 
 
@@ -94,7 +94,7 @@ def _texts(spec: Field[Any]) -> dict[str, str]:
     text = _words(_DEFAULT.sub("", metadata["help"]).strip())
     if metadata.get("maximum", _ENDLESS) < _ENDLESS:
         text += f" {metadata['minimum']:g} to {metadata['maximum']:g}."
-    label = _ACRONYMS.get(spec.name, spec.name.replace("_", " ").capitalize())
+    label = _ACRONYM.sub(lambda word: word[0].upper(), spec.name.replace("_", " ").capitalize())
     return {"label": label, "info": text}
 
 
