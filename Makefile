@@ -58,7 +58,7 @@ test-all: lint
 	$(PYTEST)
 
 docs: $(STAMPS)/dev
-	$(BIN)/mkdocs build --strict --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 dist: $(STAMPS)/dev
 	rm -rf dist build/dist

@@ -180,6 +180,16 @@ def test_space_for_the_bundle_is_checked_too(
     assert list(checkpoints.iterdir()) == []
 
 
+def test_a_model_that_the_cpu_cannot_run_is_refused(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(options.DEFAULT_RESOLUTION_PX, "1.6", 512)
+    memory = SimpleNamespace(total=16 * 10**9, available=10**9)
+    monkeypatch.setattr(setup, "psutil", SimpleNamespace(virtual_memory=lambda: memory))
+    code, _, err = run("--provider", "cpu", "--yes")
+    assert code == 2
+    assert "at 512 px a step on the CPU takes 34.36 GB of memory, this machine has 16.00 GB; take `--model 1.5`" in err
+    assert server.requests == []
+
+
 def test_a_missing_extra_is_said_before_anything_else(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     known = tools.distribution_version
     monkeypatch.setattr(tools, "distribution_version", lambda name: None if name == "torch" else known(name))

@@ -5,7 +5,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from latentsync_trt import SyncOptions
 from latentsync_trt.batch.tasks import WorkerHandle, WorkerSettings
 from latentsync_trt.batch.workers import make_workers
 from latentsync_trt.cli import main
+from latentsync_trt.errors import InputError
 from latentsync_trt.serve.limits import Limits
 from latentsync_trt.serve.server import listen
 from latentsync_trt.serve.service import Service
@@ -182,6 +183,27 @@ def test_other_browsers_get_nothing(page: tuple[str, Service], clip: tuple[Path,
         assert first.get(f"/v1/jobs/{job.id}/source").content == clip[0].read_bytes()
         assert first.get(f"/v1/jobs/{job.id}/report").headers["content-security-policy"] == "sandbox"
         assert {second.get(f"/v1/jobs/{job.id}/{part}").status_code for part in ("result", "source", "report")} == {404}
+
+
+@pytest.mark.integration
+def test_the_search_for_people(page: tuple[str, Service], clip: tuple[Path, Path], tmp_path: Path) -> None:
+    from latentsync_trt.web import jobs
+    from latentsync_trt.web.people import People, Searches
+
+    service, video = page[1], str(clip[0])
+    searches = Searches(LIMITS)
+    left = searches.find("a browser", video)
+    assert next(left) is not None
+    found = list(searches.find("a browser", video))[-1]
+    assert not [each for each in left if isinstance(each, People)]  # the second search ended it
+    assert isinstance(found, People)
+    assert [(picture.shape, round(seen_s, 1)) for picture, seen_s in found.portraits] == [((160, 160, 3), 1.0)]
+    for people, sent in ((found, True), (replace(found, video="another.mp4"), False)):
+        job = jobs.submit(service, video, str(clip[1]), {}, people=people)
+        assert (service._ledger.row(job.id).task.options.faces is not None) is sent
+    with pytest.raises(InputError, match="video: lasts longer than 2 s"):
+        list(searches.find("a browser", str(write_face(tmp_path / "long.mp4", 55))))
+    searches.close()
 
 
 @pytest.mark.parametrize("headers", [{"Host": "attacker.example"}, {"Origin": "http://attacker.example"}])

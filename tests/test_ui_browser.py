@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.media.audio import SPEECH_RATE_HZ
 from latentsync_trt.media.demo_clip import SPEECH
 from latentsync_trt.sync.analysis import analyse
-from tests.clips import decoded, write_face, write_video
+from tests.clips import decoded, read_audio, write_face, write_video
 from tests.people import ROOM_PX, together
+from tests.sounds import write_samples
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("gradio", reason="gradio is not installed")
@@ -41,23 +43,10 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_face(folder / "long.mp4", LONG)
     write_video(folder / "two.mp4", together([FIRST] * FRAMES, [SECOND] * FRAMES))
     (folder / "bad.mp4").write_text("This is no video.\n")
+    speech = read_audio(SPEECH)
     for frames, name in ((FRAMES, "speech.wav"), (LONG, "long.wav")):
-        write_speech(folder / name, frames / 25)
+        write_samples(folder / name, np.resize(speech, frames * SPEECH_RATE_HZ // 25), SPEECH_RATE_HZ)
     return folder
-
-
-def write_speech(path: Path, duration_s: float) -> None:
-    """The built-in recording, or so much of it, repeated."""
-    with av.open(str(SPEECH)) as source:
-        blocks = [block.to_ndarray() for block in source.decode(audio=0)]
-        rate_hz, layout, kind = (source.streams.audio[0].rate, source.streams.audio[0].layout.name, blocks[0].dtype)
-    samples = np.resize(np.hstack(blocks), (1, round(duration_s * rate_hz)))
-    frame = av.AudioFrame.from_ndarray(samples, format="s16" if kind == np.int16 else "s32", layout=layout)
-    frame.rate = rate_hz
-    with av.open(str(path), "w") as target:
-        stream = target.add_stream("pcm_s16le", rate=rate_hz, layout=layout)
-        target.mux(stream.encode(frame))
-        target.mux(stream.encode(None))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """`latentsync-trt serve`: lip-sync as an HTTP service."""
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import rich_click as click
 
 from latentsync_trt.cli.options import (
+    F,
     LocalPath,
     build,
     bundle_option,
@@ -21,27 +23,45 @@ from latentsync_trt.serve.limits import Limits
 from latentsync_trt.stopping import interruption
 
 KEY = "LATENTSYNC_TRT_API_KEY"
-_STOPPED = "stopped; jobs that have not ended go on when it is started again"
-_ADDRESS = "Service"
+STOPPED = "stopped; jobs that have not ended go on when it is started again"
+
+
+def service_options(panel: str, port: int, *, leave_out: tuple[str, ...] = ()) -> Callable[[F], F]:
+    """A decorator that adds what a service can be told; `panel`: heading of the first ones. `leave_out`: limits."""
+    options = (
+        click.option("--host", default="127.0.0.1", show_default=True, panel=panel, help="Address to listen at."),
+        click.option(
+            "--port",
+            type=click.IntRange(0, 65535),
+            default=port,
+            show_default=True,
+            panel=panel,
+            help="0 takes a free one.",
+        ),
+        click.option("--no-key", is_flag=True, panel=panel, help=f"Let other machines in without a key (${KEY})."),
+        click.option(
+            "--folder",
+            type=LocalPath(folder=True),
+            panel=panel,
+            help="Folder of jobs; with --ray, one that all machines share.  [default: in the user's data folder]",
+        ),
+        options_from(Limits, leave_out=leave_out),
+        bundle_option,
+        provider_option,
+        worker_options,
+        options_from(RuntimeOptions),
+    )
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 @click.command("serve")
-@click.option("--host", default="127.0.0.1", show_default=True, panel=_ADDRESS, help="Address to listen at.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, panel=_ADDRESS, help="0 takes a free one."
-)
-@click.option("--no-key", is_flag=True, panel=_ADDRESS, help=f"Let other machines in without a key (${KEY}).")
-@click.option(
-    "--folder",
-    type=LocalPath(folder=True),
-    panel=_ADDRESS,
-    help="Folder of jobs; with --ray, one that all machines share.  [default: in the user's data folder]",
-)
-@options_from(Limits)
-@bundle_option
-@provider_option
-@worker_options
-@options_from(RuntimeOptions)
+@service_options("Service", 8000)
 def command(
     host: str,
     port: int,
@@ -76,7 +96,7 @@ def command(
     settings = WorkerSettings(bundle or str(find_bundle(None)[0]), provider, build(RuntimeOptions, fields))
     handles = make_workers(settings, workers, ray=ray, gpus_per_worker=gpus_per_worker, on_notice=say)
     url = f"http://{f'[{host}]' if ':' in host else host}"
-    with interruption(_STOPPED):
+    with interruption(STOPPED):
         if ray is not None:
             from latentsync_trt.serve import on_ray
 

@@ -56,6 +56,8 @@ def command(
     if is_exported and remembered_choice() == folder.name:
         click.echo(f"{folder}: is set up, and runs where no --bundle is given")
         return
+    if on_cpu:
+        _check_memory(options)
     downloads, weights_bytes = ([], 0) if is_exported else _weights(model)
     for line in _plan(options, selection, downloads, weights_bytes):
         say(line)
@@ -72,6 +74,19 @@ def command(
         context.invoke(selftest.command, provider=selection.name, reference="none" if on_cpu else "cpu")
         remember(folder.name)
     click.echo(f"{folder}: ready; next: latentsync-trt sync --video in.mp4 --audio speech.wav")
+
+
+def _check_memory(options: ExportOptions) -> None:
+    """Raises `InputError` if the machine has too little memory to run the model on the CPU."""
+    from latentsync_trt.export.download import gigabytes
+    from latentsync_trt.export.verify import needed_bytes
+
+    needed, there = needed_bytes(options), psutil.virtual_memory().total
+    if needed > there:
+        raise InputError(
+            f"--model {options.model}: at {options.resolution_px} px a step on the CPU takes {gigabytes(needed)} of "
+            f"memory, this machine has {gigabytes(there)}; take `--model 1.5`, which is made for 256 px, or a GPU"
+        )
 
 
 def _weights(model: str) -> "tuple[list[Download], int]":

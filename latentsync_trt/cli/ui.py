@@ -5,47 +5,24 @@ from typing import Any
 
 import rich_click as click
 
-from latentsync_trt.cli.options import (
-    LocalPath,
-    build,
-    bundle_option,
-    options_from,
-    provider_option,
-    worker_options,
-)
-from latentsync_trt.cli.serve import KEY, api_key, default_folder
+from latentsync_trt.cli.options import build
+from latentsync_trt.cli.serve import STOPPED, api_key, default_folder, service_options
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import MissingDependency
 from latentsync_trt.serve.limits import Limits
 from latentsync_trt.stopping import interruption
 
-_STOPPED = "stopped; jobs that have not ended go on when it is started again"
-_ADDRESS = "Page"
+_PAGE = "Page"
 
 
 @click.command("ui")
-@click.option("--host", default="127.0.0.1", show_default=True, panel=_ADDRESS, help="Address to listen at.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=7860, show_default=True, panel=_ADDRESS, help="0 takes a free one."
-)
-@click.option("--no-key", is_flag=True, panel=_ADDRESS, help=f"Let other machines in without a key (${KEY}).")
 @click.option(
     "--share",
     is_flag=True,
-    panel=_ADDRESS,
+    panel=_PAGE,
     help="Also give the page an address on the Internet for a week, through Gradio's servers.",
 )
-@click.option(
-    "--folder",
-    type=LocalPath(folder=True),
-    panel=_ADDRESS,
-    help="Folder of jobs and uploads.  [default: in the user's data folder]",
-)
-@options_from(Limits, leave_out=("allow_urls", "allow_private_urls"))
-@bundle_option
-@provider_option
-@worker_options
-@options_from(RuntimeOptions)
+@service_options(_PAGE, 7860, leave_out=("allow_urls", "allow_private_urls"))
 def command(
     host: str,
     port: int,
@@ -80,7 +57,7 @@ def command(
     limits, place = build(Limits, fields), folder or default_folder("ui")
     settings = WorkerSettings(bundle or str(find_bundle(None)[0]), provider, build(RuntimeOptions, fields))
     handles = make_workers(settings, workers, ray=ray, gpus_per_worker=gpus_per_worker, on_notice=say)
-    with interruption(_STOPPED):
+    with interruption(STOPPED):
         listener = server.listen(host, port)
         service = Service(place, handles, limits)
         with page_app(service, place, key, own_hosts=own) as app:

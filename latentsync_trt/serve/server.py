@@ -4,7 +4,7 @@ import socket
 import threading
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.serve.service import Service
@@ -23,7 +23,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise InputError(f"--host {host} --port {port}: cannot be used ({reason}); choose another") from error
 
 
-def run(service: Service, app: FastAPI, listener: socket.socket) -> None:
+def run(service: Service, app: Starlette, listener: socket.socket) -> None:
     """Answers requests with the service's `app` until a signal raises KeyboardInterrupt here; closes the service.
 
     Raises:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -17,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse
 
 from latentsync_trt.errors import LatentSyncError
-from latentsync_trt.serve.app import FastAPI, check_origin, create_app
+from latentsync_trt.serve.app import check_origin, create_app
 from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs
 
@@ -35,7 +36,7 @@ _POLICY = (
 
 
 @contextmanager
-def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool) -> Iterator[FastAPI]:
+def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool) -> Iterator[Starlette]:
     """The application with the page, the files of jobs, and the endpoint `/sync`.
 
     Args:
@@ -54,7 +55,7 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
     def source(request: Request) -> FileResponse:
         return FileResponse(jobs.source(service, request.path_params["job_id"]))
 
-    async def made() -> tuple[Page, FastAPI]:
+    async def made() -> tuple[Page, Starlette]:
         page = Page(service, uploads, _COOKIE)
         app = create_app(service, None, own_hosts=own_hosts, files_only=True)
         app.add_route("/v1/jobs/{job_id}/source", source)

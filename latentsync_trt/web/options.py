@@ -70,7 +70,10 @@ def _control(spec: Field[Any]) -> Any:
         without = [("default", "")] if NoneType in kinds else []
         return gr.Dropdown([*without, *choices], value=_control_value(spec), filterable=False, **common)
     if _is_file(spec.name):
-        return gr.File(label=common["label"], elem_id=common["elem_id"], height=110, min_width=200)
+        with gr.Column(min_width=200, elem_classes="file"):
+            control = gr.File(label=common["label"], elem_id=common["elem_id"], height=110)
+            gr.Markdown(common["info"], elem_classes="caption")
+        return control
     if isinstance(spec.default, int | float):
         # Limits are left to the options, whose message says what is wrong.
         return gr.Number(_control_value(spec), placeholder=unset, **common)

@@ -176,7 +176,7 @@ class Page:
         labels = [(f"{name} · {job.state}", job.id) for job, name in known]
         job = next((job for job, _ in known if job.id == current), None)
         if job is None:
-            progress, preview = show.EMPTY, ""
+            progress, preview = str(show.EMPTY), ""
         else:
             waits = job.state == "waiting"
             progress = show.progress(job, self._service.problem() if waits else "")
