@@ -95,6 +95,8 @@ def test_options_override_widgets(clips: ModuleType) -> None:
 def test_bad_options_are_refused(clips: ModuleType, text: str, message: str) -> None:
     with pytest.raises(LatentSyncError, match=message):
         clips.options_of(SyncOptions, {}, text)
+    with pytest.raises(LatentSyncError, match="engine_cache is not available"):
+        clips.options_of(RuntimeOptions, {}, "engine_cache = /etc")
 
 
 @pytest.mark.parametrize("name", ["video", "frames"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from latentsync_trt import LipSync
 from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE, CHOICE_NAME, find_bundle
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
 from latentsync_trt.cli import main
@@ -15,6 +16,7 @@ from latentsync_trt.cli.use import note_on_default
 from latentsync_trt.errors import BundleError, InputError
 from tests.bundles import make_bundle
 from tests.clips import numbered, write_sound, write_video
+from tests.small import small_bundle
 
 COMMANDS = ("sync", "build", "bench", "check", "calibrate")
 
@@ -91,6 +93,16 @@ def test_the_choice_is_remembered(two: Path) -> None:
     assert run("use", str(two / "1.6-512-int8"))[0] == 0  # a path, as the shell completes it
     assert find_bundle(None)[0] == two / "1.6-512-int8"
     assert sorted(path.name for path in two.iterdir()) == ["1.6-512-fp16", "1.6-512-int8", CHOICE_NAME, "newer"]
+
+
+def test_python_opens_what_commands_run(two: Path) -> None:
+    with pytest.raises(BundleError, match="2 exported bundles"):
+        LipSync.from_bundle()
+    shutil.rmtree(two / "1.6-512-fp16")
+    shutil.rmtree(two / "1.6-512-int8")
+    shutil.copytree(small_bundle(), two / "small")
+    with LipSync.from_bundle(provider="cpu") as lip_sync:
+        assert lip_sync.warm_up() is None
 
 
 def test_use_without_a_name_shows_choice_and_candidates(two: Path) -> None:

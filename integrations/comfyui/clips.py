@@ -1,6 +1,7 @@
 """ComfyUI's pictures, sound and texts to files and options, and back; imports nothing of ComfyUI."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,6 +55,12 @@ def write_sound(path: Path, audio: Mapping[str, Any]) -> Path:
     return path
 
 
+def available(cls: type[Any]) -> list[str]:
+    """The options of `cls` that a node may set: none that names files, as anyone with ComfyUI's page could."""
+    refused = {*file_fields(cls), "engine_cache", "engine_store", "profile", "resume", "speaker"}
+    return [spec.name for spec in fields(cls) if spec.name not in refused]
+
+
 def options_of(cls: type[T], widgets: Mapping[str, Any], text: str) -> T:
     """Options from a node's widgets, and from a text with a line `name = value` for each, which overrides them.
 
@@ -65,6 +72,6 @@ def options_of(cls: type[T], widgets: Mapping[str, Any], text: str) -> T:
     for name, value in given.items():
         if value is None:
             raise InputError(f"options: {name} has no value; write a line `name = value` for each option")
-        if name in (*file_fields(cls), "speaker", "resume"):
+        if hasattr(cls, name) and name not in available(cls):
             raise InputError(f"options: {name} is not available in ComfyUI; use the command line")
     return from_texts(cls, {**widgets, **given})

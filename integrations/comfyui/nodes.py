@@ -30,7 +30,7 @@ from latentsync_trt.option_fields import choices_of
 from latentsync_trt.temporary import temporary_folder
 from latentsync_trt.types import Progress
 
-from .clips import options_of, read_images, write_images, write_sound
+from .clips import available, options_of, read_images, write_images, write_sound
 from .model import LatentSyncModel, model_of
 
 os.environ.setdefault(CHECKPOINTS_VARIABLE, str(Path(folder_paths.models_dir) / "latentsync"))
@@ -43,7 +43,7 @@ _MOST_SEED = 2**53 - 1  # a browser's largest exact integer
 def widgets_of(cls: type[Any], *names: str) -> list[io.WidgetInput]:
     """Widgets of these options, and a text for all others."""
     by_name = {spec.name: spec for spec in fields(cls)}
-    others = ", ".join(name for name in by_name if name not in names)
+    others = ", ".join(name for name in available(cls) if name not in names)
     tip = f"More options, a line `name = value` for each; they override the widgets. There are: {others}."
     text = io.String.Input(
         "options", default="", multiline=True, optional=True, placeholder="name = value", tooltip=tip

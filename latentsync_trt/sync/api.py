@@ -38,7 +38,7 @@ class LipSync:
     @classmethod
     def from_bundle(
         cls,
-        path: str | Path,
+        path: str | Path | None = None,
         provider: str = "auto",
         options: RuntimeOptions | None = None,
         *,
@@ -47,7 +47,8 @@ class LipSync:
         """Opens a bundle.
 
         Args:
-            path: its folder, its name below `checkpoints/`, or "demo" for the built-in one.
+            path: its folder, its name below `checkpoints/`, or "demo" for the built-in one; None for the one that
+                commands run without `--bundle`.
             provider: "auto" takes the fastest that can run the bundle; naming "tensorrt", "rtx", "cuda" or "cpu"
                 disables fallback.
             options: how engines are built, cached and run. Several GPUs in `options.device` share each clip.
@@ -55,9 +56,9 @@ class LipSync:
                 clip is worth its run before the run, builds when they begin.
 
         Raises:
-            BundleError: missing, damaged, edited, incomplete or too new. ProviderUnavailable: a named provider does not
-                load. InputError: `path` is none, or `options` do not fit bundle or provider. OutputError: the profile
-                folder is not writable.
+            BundleError: missing, damaged, edited, incomplete or too new, or several and none chosen.
+            ProviderUnavailable: a named provider does not load. InputError: `path` is none, or `options` do not fit
+                bundle or provider. OutputError: the profile folder is not writable.
         """
         from latentsync_trt.bundle.find import find_bundle
         from latentsync_trt.bundle.manifest import Bundle, read_manifest
@@ -66,7 +67,7 @@ class LipSync:
         from latentsync_trt.sync.inputs import path_argument
 
         options = options or RuntimeOptions()
-        folder, _ = find_bundle(str(path_argument(path, "bundle")))
+        folder, _ = find_bundle(None if path is None else str(path_argument(path, "bundle")))
         read_manifest(folder)  # a damaged one is reported before the seconds that a trial of providers takes
         selected, left_out = select_devices(provider, options.device)
         first, others, refused = networks_on(
