@@ -26,14 +26,14 @@ def reason_of(error: Exception) -> str:
 
 
 @contextmanager
-def reading(path: Path, problem: str = "cannot be read") -> Iterator[None]:
+def reading(path: Path, problem: str = "cannot be read", cure: str = "") -> Iterator[None]:
     """Turns errors of FFmpeg, the system and conversion inside the block into a `MediaError` that names `path`."""
     try:
         yield
     except MediaError:
         raise
     except (av.error.FFmpegError, OSError, InputError) as error:
-        raise MediaError(f"{path}: {problem}: {reason_of(error)}") from error
+        raise MediaError(f"{path}: {problem}: {reason_of(error)}{cure}") from error
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def open_input(path: Path) -> Iterator[InputContainer]:
     options = _INPUT_OPTIONS | (sequence.options() if sequence else _NO_PATTERN)
     # FFmpeg's log stays off: its callback takes the interpreter's lock, which a thread that frees a decoder holds
     # while it waits for the decoder's own threads. Two open files are then enough for a deadlock.
-    with reading(path, "is not a readable media file"):
+    with reading(path, "is not a readable media file", "; give another one, or convert it to MP4 or WAV"):
         # Nothing here reads metadata, which old programs wrote in encodings other than UTF-8.
         container = av.open(ffmpeg_name(path), "r", options=options, metadata_errors="replace")
     with container:
