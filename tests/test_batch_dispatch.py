@@ -191,11 +191,10 @@ def test_without_any_worker_the_last_error_is_raised(starts: list[Exception]) ->
 @contextmanager
 def one_runs_and_one_waits(worker: Fake) -> Iterator[tuple[Dispatcher, list[Event]]]:
     """Tasks 0 and 1 on `worker`, which runs until it is stopped."""
-    running = threading.Event()
-    with dispatching(worker, seen=lambda event: running.set() if isinstance(event, Started) else None) as both:
+    with dispatching(worker) as both:
         for number in range(2):
             both[0].submit(task(number))
-        assert running.wait(PATIENCE_S)
+        wait_until(lambda: worker.running == "0")
         yield both
 
 
@@ -203,8 +202,7 @@ def test_canceling_a_waiting_and_a_running_task() -> None:
     worker = Fake("cpu", until_stopped)
     with one_runs_and_one_waits(worker) as (dispatcher, events):
         assert dispatcher.cancel("1")
-        while not worker.stop.is_set():  # a worker knows of its task a moment after it was started
-            assert dispatcher.cancel("0")
+        assert dispatcher.cancel("0")
         dispatcher.wait()
         assert not dispatcher.cancel("0")
     assert of(CancelledEvent, events) == [CancelledEvent("1"), CancelledEvent("0")]
@@ -223,6 +221,19 @@ def test_a_cancel_between_start_and_run_is_not_lost() -> None:
         dispatcher.wait()
     assert of(CancelledEvent, events) == [CancelledEvent("0")]
     assert worker.ran == []
+
+
+def test_a_task_whose_last_event_is_told_cannot_be_canceled() -> None:
+    late: list[bool] = []
+
+    def cancel(event: Event) -> None:
+        if isinstance(event, Finished):
+            late.append(dispatcher.cancel(event.task_id))
+
+    with dispatching(Fake("cpu"), seen=cancel) as (dispatcher, _):
+        dispatcher.submit(task(0))
+        dispatcher.wait()
+    assert late == [False]
 
 
 def test_closing_ends_a_running_task_without_a_word() -> None:

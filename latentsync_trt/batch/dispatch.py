@@ -201,10 +201,11 @@ class Dispatcher:
             self._changed.notify_all()
 
     def _end(self, event: CancelledEvent | Failed | Finished) -> None:
-        """Tells a task's last event."""
-        self._say(event)
+        """Tells a task's last event; whoever knows of it cannot cancel the task any more."""
         with self._changed:
             self._running.pop(event.task_id, None)
             self._to_cancel.discard(event.task_id)
+        self._say(event)
+        with self._changed:
             self._pending -= 1
             self._changed.notify_all()
