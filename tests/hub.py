@@ -30,8 +30,8 @@ class Hub(ThreadingHTTPServer):
     """`files`: repository → name → content. What a test may change:
 
     `cut_at`: the number of bytes of a large file after which a response ends, once for each number; with `resets` the
-    connection is reset there. `served`: content that replaces what is stored under a name. `status`, `code`: what every
-    request is answered with, if not 0, and the error code.
+    connection is reset there. `commits`: by branch, or what the mirror says instead of a commit. `status`: what every
+    request is answered with, if not 0.
     """
 
     daemon_threads = True
@@ -42,8 +42,7 @@ class Hub(ThreadingHTTPServer):
         self.commits = {BRANCH: COMMIT}
         self.cut_at: list[int] = []
         self.resets = False
-        self.served: dict[str, bytes] = {}
-        self.status, self.code = 0, ""
+        self.status = 0
         self.requests: list[tuple[str, dict[str, str]]] = []
         """Paths and headers, in order."""
 
@@ -59,8 +58,7 @@ class Hub(ThreadingHTTPServer):
     def model(self, name: str, revision: str) -> dict[str, Any]:
         """The answer of the API."""
         siblings = [
-            {"rfilename": file, "size": len(content), "blobId": "0" * 40}
-            | ({"lfs": _lfs(content)} if len(content) >= LARGE_BYTES else {})
+            {"rfilename": file, "size": len(content)} | ({"lfs": _lfs(content)} if len(content) >= LARGE_BYTES else {})
             for file, content in self.files[name].items()
         ]
         commit = self.commits.get(revision, revision)
@@ -97,9 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.requests.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
         api, resolve = _API.fullmatch(self.path.partition("?")[0]), _RESOLVE.fullmatch(self.path)
         if self.server.status:
-            self._answer(self.server.status, b"", {"X-Error-Code": self.server.code})
-        elif api and api[1] not in self.server.files:
-            self._answer(404, b"", {"X-Error-Code": "RepoNotFound"})
+            self._answer(self.server.status, b"")
         elif api and not re.fullmatch(r"main|[0-9a-f]{40}", api[2]):
             self._answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
         elif api:
@@ -107,29 +103,26 @@ class _Handler(BaseHTTPRequestHandler):
         elif resolve and len(self.server.files[resolve[1]][resolve[3]]) >= LARGE_BYTES:
             self._answer(302, b"", {"Location": f"/{resolve[1]}/stored/{resolve[3]}"})
         elif resolve:
-            self._answer(200, self._content(resolve[1], resolve[3]))
+            self._answer(200, self.server.files[resolve[1]][resolve[3]])
         else:
             owner, name, _, file = self.path[1:].split("/", 3)
-            self._send(self._content(f"{owner}/{name}", file))
-
-    def _content(self, repository: str, file: str) -> bytes:
-        return self.server.served.get(file, self.server.files[repository][file])
+            self._send(self.server.files[f"{owner}/{name}"][file])
 
     def _answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        self._begin(status, {"Content-Length": str(len(body)), **(headers or {})})
+        self.wfile.write(body)
+
+    def _begin(self, status: int, headers: Mapping[str, str]) -> None:
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+        for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
 
     def _send(self, content: bytes) -> None:
         """A whole file, or from where the request says; ends early at `cut_at`."""
         start = int((self.headers.get("Range") or "bytes=0-")[len("bytes=") : -1])
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(content) - start))
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.end_headers()
+        part = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
+        self._begin(206 if start else 200, {"Content-Length": str(len(content) - start), **part})
         end = self.server.cut_at.pop(0) if self.server.cut_at else len(content)
         self.wfile.write(content[start:end])
         if self.server.resets and end < len(content):

@@ -67,11 +67,12 @@ def options_of(cls: type[T], widgets: Mapping[str, Any], text: str) -> T:
     Raises:
         InputError: there is no such option, its value cannot be used, or it names a file.
     """
-    lines = [line.partition("=") for line in text.splitlines() if line.strip()]
-    given = {field_name(name): value.strip() if equals else None for name, equals, value in lines}
-    for name, value in given.items():
-        if value is None:
-            raise InputError(f"options: {name} has no value; write a line `name = value` for each option")
-        if hasattr(cls, name) and name not in available(cls):
-            raise InputError(f"options: {name} is not available in ComfyUI; use the command line")
+    given: dict[str, Any] = {}
+    for line in filter(str.strip, text.splitlines()):
+        name, equals, value = line.partition("=")
+        if not equals:
+            raise InputError(f"options: {line.strip()} has no value; write a line `name = value` for each option")
+        given[field_name(name)] = value
+    for name in given.keys() & {spec.name for spec in fields(cls)} - set(available(cls)):
+        raise InputError(f"options: {name} is not available in ComfyUI; use the command line")
     return from_texts(cls, {**widgets, **given})

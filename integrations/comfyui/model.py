@@ -1,6 +1,7 @@
 """A bundle as a model of ComfyUI: opened when a node needs it, and closed when ComfyUI unloads its models."""
 
 import logging
+import weakref
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,9 @@ class LatentSyncModel(ModelPatcher):
 
     def partially_load(self, *_: Any, **__: Any) -> int:
         if self._lip_sync is None:
-            self._lip_sync = LipSync.from_bundle(*self._settings, on_notice=logging.info)
+            self._lip_sync = lip_sync = LipSync.from_bundle(*self._settings, on_notice=logging.info)
+            # ComfyUI drops a model whose settings changed without unloading it.
+            self._close = weakref.finalize(self, _close, lip_sync, self._settings[0].name)
             logging.info("LatentSync: opened %s", self._settings[0].name)
         return 0
 
@@ -49,9 +52,13 @@ class LatentSyncModel(ModelPatcher):
 
     def unpatch_model(self, device_to: Any = None, unpatch_weights: bool = True) -> None:  # noqa: ARG002
         if unpatch_weights and self._lip_sync is not None:
-            lip_sync, self._lip_sync = self._lip_sync, None
-            lip_sync.close()
-            logging.info("LatentSync: closed %s", self._settings[0].name)
+            self._lip_sync = None
+            self._close()
+
+
+def _close(lip_sync: LipSync, name: str) -> None:
+    lip_sync.close()
+    logging.info("LatentSync: closed %s", name)
 
 
 @lru_cache(maxsize=1)

@@ -1,8 +1,7 @@
 """The nodes. Widgets of options, with their limits and help, come from the option dataclasses."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from math import inf
 from pathlib import Path
@@ -72,13 +71,9 @@ def sync_inputs() -> list[io.Input]:
     return [speech, *widgets_of(SyncOptions, "preset", "guidance", "seed", "face")]
 
 
-@contextmanager
-def working_folder() -> Iterator[Path]:
+def working_folder() -> AbstractContextManager[Path]:
     """A folder in ComfyUI's temporary one, removed at the end, also after an error or an interruption."""
-    parent = Path(folder_paths.get_temp_directory())
-    parent.mkdir(parents=True, exist_ok=True)
-    with temporary_folder(parent) as folder:
-        yield folder
+    return temporary_folder(Path(folder_paths.get_temp_directory()))
 
 
 class Bar:

@@ -6,7 +6,7 @@ from latentsync_trt import stopping
 from latentsync_trt.bundle.find import checkpoints_folder
 from latentsync_trt.bundle.tools import tool_versions
 from latentsync_trt.export.options import EXTRA
-from latentsync_trt.export.published import LATENTSYNC, VAE
+from latentsync_trt.export.published import LATENTSYNC
 
 HUB = "huggingface-hub"
 INTERRUPTED = "interrupted; what was finished is kept: the same command goes on there"
@@ -22,14 +22,15 @@ def command(model: str, revision: str | None) -> None:
     """
     tool_versions((HUB,), extra=EXTRA)
     from latentsync_trt.cli.show import say
-    from latentsync_trt.export.download import ask_hub, check_space, downloaded, fetch
+    from latentsync_trt.export.download import check_space, fetch, find_downloads
 
-    wanted = ((LATENTSYNC[model], revision), (VAE, None))
-    downloads = [ask_hub(each, commit) for each, commit in wanted if downloaded(each, commit) is None]
-    check_space(checkpoints_folder(), downloads)
+    found = find_downloads(model, revision)
+    downloads = [each for each in found if not each.complete]
+    if downloads:
+        check_space(checkpoints_folder(), downloads)
     with stopping.interruption(INTERRUPTED):
-        for download in downloads:
-            say(str(download))
-            fetch(download, say)
-    for each, _ in wanted:
-        click.echo(f"{each.folder}: {downloaded(each)}")
+        for each in downloads:
+            say(str(each))
+            fetch(each, say)
+    for each in found:
+        click.echo(f"{each.repository.folder}: {each.record}")

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
@@ -21,6 +21,9 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError, MissingDependency
 from latentsync_trt.serve.limits import Limits
 from latentsync_trt.stopping import interruption
+
+if TYPE_CHECKING:
+    from latentsync_trt.batch.tasks import WorkerHandle
 
 KEY = "LATENTSYNC_TRT_API_KEY"
 STOPPED = "stopped; jobs that have not ended go on when it is started again"
@@ -62,25 +65,11 @@ def service_options(panel: str, port: int, *, leave_out: tuple[str, ...] = ()) -
 
 @click.command("serve")
 @service_options("Service", 8000)
-def command(
-    host: str,
-    port: int,
-    no_key: bool,
-    folder: Path | None,
-    bundle: str | None,
-    provider: str,
-    workers: int | None,
-    ray: str | None,
-    gpus_per_worker: float | None,
-    **fields: Any,
-) -> None:
+def command(host: str, port: int, no_key: bool, ray: str | None, **fields: Any) -> None:
     """Lip-sync as an HTTP service: send video and speech, follow the job, fetch the result.
 
     /docs of the service describes its requests. Clients send the key of $LATENTSYNC_TRT_API_KEY, if it is set.
     """
-    from latentsync_trt.batch.tasks import WorkerSettings
-    from latentsync_trt.batch.workers import make_workers
-    from latentsync_trt.bundle.find import find_bundle
     from latentsync_trt.cli.show import say
 
     try:
@@ -92,23 +81,47 @@ def command(
     if ray is not None and port == 0:
         raise InputError("--port 0: cannot be used with --ray; give a number")
     key = api_key(f"--host {host}", no_key, loopback=is_loopback(host))
-    limits, place = build(Limits, fields), folder or default_folder("serve")
-    settings = WorkerSettings(bundle or str(find_bundle(None)[0]), provider, build(RuntimeOptions, fields))
-    handles = make_workers(settings, workers, ray=ray, gpus_per_worker=gpus_per_worker, on_notice=say)
-    url = f"http://{f'[{host}]' if ':' in host else host}"
+    place, limits, make_handles = prepare("serve", fields)
+    handles = make_handles(ray=ray, on_notice=say)
     with interruption(STOPPED):
         if ray is not None:
             from latentsync_trt.serve import on_ray
 
             # Not a closure: the replica gets a copy, and workers cannot be copied.
-            again = partial(make_workers, settings, len(handles), ray="auto", gpus_per_worker=gpus_per_worker)
-            ready = f"{url}:{port}/docs: ready; jobs are kept in {place}"
+            again = partial(make_handles, count=len(handles), ray="auto")
+            ready = f"{url_of(host, port)}/docs: ready; jobs are kept in {place}"
             on_ray.run(again, place.absolute(), limits, key, (host, port), lambda: say(ready))
         else:
             listener = server.listen(host, port)
             service = Service(place, handles, limits)
-            say(f"{url}:{listener.getsockname()[1]}/docs: listening; jobs are kept in {place}")
+            say(f"{url_of(host, listener.getsockname()[1])}/docs: listening; jobs are kept in {place}")
             server.run(service, create_app(service, key, own_hosts=is_loopback(host)), listener)
+
+
+def prepare(name: str, fields: dict[str, Any]) -> "tuple[Path, Limits, Callable[..., list[WorkerHandle]]]":
+    """The folder of the command `name`, its limits, and what makes its workers, from the values of `service_options`.
+
+    Raises:
+        LatentSyncError: there is no such bundle, or no default one.
+        click.UsageError: an option is outside its limits.
+    """
+    import platformdirs
+
+    from latentsync_trt.batch.tasks import WorkerSettings
+    from latentsync_trt.batch.workers import make_workers
+    from latentsync_trt.bundle.find import find_bundle
+
+    limits = build(Limits, fields)
+    folder = fields["folder"] or platformdirs.user_data_path("latentsync-trt", appauthor=False) / name
+    bundle = fields["bundle"] or str(find_bundle(None)[0])
+    settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields))
+    counts = {"count": fields["workers"], "gpus_per_worker": fields["gpus_per_worker"]}
+    return folder, limits, partial(make_workers, settings, **counts)
+
+
+def url_of(host: str, port: int) -> str:
+    """The address of what listens there."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def api_key(flag: str, no_key: bool, *, loopback: bool) -> str | None:
@@ -119,10 +132,3 @@ def api_key(flag: str, no_key: bool, *, loopback: bool) -> str | None:
     if key is None and not loopback and not no_key:
         raise InputError(f"{flag}: other machines reach it; set ${KEY}, or let all in with --no-key")
     return key
-
-
-def default_folder(name: str) -> Path:
-    """Where the command `name` keeps its jobs."""
-    import platformdirs
-
-    return platformdirs.user_data_path("latentsync-trt", appauthor=False) / name

@@ -18,7 +18,7 @@ from latentsync_trt.cli.download import HUB, INTERRUPTED
 from latentsync_trt.cli.options import provider_option
 from latentsync_trt.errors import InputError
 from latentsync_trt.export.options import EXTRA, TOOLS, ExportOptions
-from latentsync_trt.export.published import LATENTSYNC, VAE, Model
+from latentsync_trt.export.published import LATENTSYNC, Model
 
 if TYPE_CHECKING:
     from latentsync_trt.export.download import Download
@@ -45,7 +45,7 @@ def command(
     tool_versions((*TOOLS, HUB), extra=EXTRA)
     from latentsync_trt.cli import build, export, selftest
     from latentsync_trt.cli.show import say
-    from latentsync_trt.export.download import check_space, fetch
+    from latentsync_trt.export.download import check_space, fetch, find_downloads
     from latentsync_trt.runtime.providers.select import select_provider
     from latentsync_trt.runtime.sessions.engines import COMPILING_PROVIDERS
 
@@ -58,7 +58,8 @@ def command(
         return
     if on_cpu:
         _check_memory(options)
-    downloads, weights_bytes = ([], 0) if is_exported else _weights(model)
+    weights = () if is_exported else find_downloads(model)
+    weights_bytes, downloads = sum(each.size_bytes for each in weights), [each for each in weights if not each.complete]
     for line in _plan(options, selection, downloads, weights_bytes):
         say(line)
     check_space(checkpoints_folder(), downloads, round(_BUNDLE_SHARE[options.precision] * weights_bytes))
@@ -87,20 +88,6 @@ def _check_memory(options: ExportOptions) -> None:
             f"--model {options.model}: at {options.resolution_px} px a step on the CPU takes {gigabytes(needed)} of "
             f"memory, this machine has {gigabytes(there)}; take `--model 1.5`, which is made for 256 px, or a GPU"
         )
-
-
-def _weights(model: str) -> "tuple[list[Download], int]":
-    """What is to be downloaded, and the size of all checkpoints in bytes."""
-    from latentsync_trt.export.download import ask_hub, downloaded
-
-    downloads, size_bytes = list["Download"](), 0
-    for repository in (LATENTSYNC[model], VAE):
-        there = downloaded(repository)
-        found = there or ask_hub(repository)
-        if there is None:
-            downloads.append(found)  # type: ignore[arg-type]
-        size_bytes += sum(entry.bytes for entry in found.files.values())
-    return downloads, size_bytes
 
 
 def _plan(

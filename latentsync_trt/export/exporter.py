@@ -23,10 +23,10 @@ from latentsync_trt.bundle.tools import tool_versions
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import ExportMismatch
 from latentsync_trt.export.graphs import OPSET, GraphPlan, build_cuda_graph, build_graph, save_graph
-from latentsync_trt.export.options import EXTRA, TOOLS, ExportOptions, Sources, find_sources
+from latentsync_trt.export.options import EXTRA, TOOLS, ExportOptions, check_model, find_sources
 from latentsync_trt.export.plans import Networks, cuda_obstacles, load_networks, plan_graphs
 from latentsync_trt.export.proof import Proof
-from latentsync_trt.export.published import record_of
+from latentsync_trt.export.published import origin
 from latentsync_trt.export.verify import needed_bytes, verification_options
 
 Progress = Callable[[str, float], None]
@@ -60,10 +60,12 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
     report = progress or (lambda *_: None)
     report("loading checkpoints", 0.0)
     networks = load_networks(sources, options, _DTYPES[options.precision])
+    described = {role: _described(path) for role, path in asdict(sources).items()}
+    check_model(options, sources.unet, described["unet"].get("origin", ""))
     smaller = None if proven is options else proven
     proof = Proof(options, sources, networks, smaller) if options.verify else None
     with staged_bundle(options.folder) as staged:
-        _Export(options, sources, networks, proof, report, tools).write_bundle(staged)
+        _Export(options, described, networks, proof, report, tools).write_bundle(staged)
     report("done", 1.0)
     return options.folder
 
@@ -76,7 +78,7 @@ class _Export:
     """
 
     options: ExportOptions
-    sources: Sources
+    sources: dict[str, dict[str, str]]
     networks: Networks
     proof: Proof | None
     progress: Progress
@@ -104,7 +106,7 @@ class _Export:
             graphs=graphs,
             files={path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in sorted(folder.iterdir())},
             ranges={name: allowed for plan in plans for name, allowed in plan.ranges.items()},
-            sources={role: _described(path) for role, path in asdict(self.sources).items()},
+            sources=self.sources,
             tools=self.tools,
             verification=self.verification,
             notes=tuple(self.notes()),
@@ -162,7 +164,6 @@ def _described(source: Path) -> dict[str, str]:
     """Name and hash of a source: of the file itself, or of the largest file in a VAE's folder; and its download."""
     files = [source] if source.is_file() else [path for path in source.iterdir() if path.is_file()]
     weights = max(files, key=lambda path: path.stat().st_size)
-    found, record = {"name": source.name, "sha256": sha256_file(weights)}, record_of(weights)
-    if record is None or found["sha256"] not in {entry.sha256 for entry in record.files.values()}:
-        return found
-    return found | {"origin": str(record)}
+    sha256 = sha256_file(weights)
+    known = origin(weights, sha256)
+    return {"name": source.name, "sha256": sha256} | ({"origin": known} if known else {})

@@ -8,7 +8,7 @@ from typing import Literal
 from latentsync_trt.bundle.find import checkpoints_folder
 from latentsync_trt.bundle.manifest import AttentionForm
 from latentsync_trt.errors import CheckpointError, InputError
-from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_FILE, Model, check_model
+from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_FILE, Model
 from latentsync_trt.option_fields import FILES, check_limits, option
 from latentsync_trt.paths import exists, why_missing
 
@@ -115,17 +115,31 @@ def find_sources(options: ExportOptions) -> Sources:
     """The given files, or else those at the default paths.
 
     Raises:
-        CheckpointError: one is missing; for a default path the message contains the command that downloads it. Or the
-            U-Net is that of the other model, by the record of its download.
+        CheckpointError: one is missing; for a default path the message contains the command that downloads it.
     """
     folder, cure = LATENTSYNC[options.model].folder, f"get it with `latentsync-trt download {options.model}`"
-    sources = Sources(
+    return Sources(
         _find(options.unet, folder / UNET_FILE, cure),
         _find(options.vae, VAE.folder, cure),
         _find(options.whisper, folder / WHISPER_FILE, cure),
     )
-    check_model(sources.unet, options.model, options.resolution_px, DEFAULT_RESOLUTION_PX)
-    return sources
+
+
+def check_model(options: ExportOptions, unet: Path, origin: str) -> None:
+    """Raises `CheckpointError` if the U-Net, downloaded from `origin`, is that of another model or resolution.
+
+    Who gives its model, file and resolution, all three, gets what they say.
+    """
+    own = next((model for model, each in LATENTSYNC.items() if origin.startswith(f"{each.name}@")), options.model)
+    others_px = {px for model, px in DEFAULT_RESOLUTION_PX.items() if model != own}
+    insists = options.unet is not None and options.resolution is not None
+    if own != options.model or (origin and options.resolution_px in others_px and not insists):
+        raise CheckpointError(
+            f"{unet}: weights of LatentSync {own} ({origin}), made for {DEFAULT_RESOLUTION_PX[own]} px: as model "
+            f"{options.model} at {options.resolution_px} px the mouth gets blurred; give `--model {own}` and no "
+            "--resolution, or, to export them so all the same, --unet and --resolution, too",
+            usage=True,
+        )
 
 
 def _find(given: str | Path | None, default: Path, cure: str) -> Path:

@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from latentsync_trt.bundle.checks import parsed
 from latentsync_trt.bundle.find import checkpoints_folder
 from latentsync_trt.bundle.manifest import FileEntry
-from latentsync_trt.errors import CheckpointError
-from latentsync_trt.temporary import whole_file
 
 Model = Literal["1.6", "1.5"]
 
@@ -34,24 +33,24 @@ class Repository:
         """Where `export` looks for its files."""
         return checkpoints_folder() / self.name.partition("/")[2].lower()
 
-
-def _latentsync(model: str, revision: str, unet_sha256: str) -> Repository:
-    return Repository(
-        f"ByteDance/LatentSync-{model}", revision, {UNET_FILE: unet_sha256, WHISPER_FILE: _WHISPER_SHA256}
-    )
+    def __str__(self) -> str:
+        return f"{self.name}@{self.revision}"
 
 
 LATENTSYNC = {
-    "1.6": _latentsync(
-        "1.6",
-        "c42c7e6c8e9c213626389fa7d9a3c444b8536353",
-        "0a478e89eb660f82da4c35dbdde8a5adfb27f99d1b4e50edd03729e1e98316d3",
-    ),
-    "1.5": _latentsync(
-        "1.5",
-        "32a20d29aead0498e3e885e90dbbe8027da1b61b",
-        "6440b49a7ccceff56cdc001f5f17605216337f5bbd66fa360139768926e23f51",
-    ),
+    model: Repository(f"ByteDance/LatentSync-{model}", commit, {UNET_FILE: unet, WHISPER_FILE: _WHISPER_SHA256})
+    for model, commit, unet in (
+        (
+            "1.6",
+            "c42c7e6c8e9c213626389fa7d9a3c444b8536353",
+            "0a478e89eb660f82da4c35dbdde8a5adfb27f99d1b4e50edd03729e1e98316d3",
+        ),
+        (
+            "1.5",
+            "32a20d29aead0498e3e885e90dbbe8027da1b61b",
+            "6440b49a7ccceff56cdc001f5f17605216337f5bbd66fa360139768926e23f51",
+        ),
+    )
 }
 """By model."""
 
@@ -78,42 +77,19 @@ class Record:
 
 
 def read_record(folder: Path) -> Record | None:
-    """The record in `folder`, None without one; raises `CheckpointError` if it is damaged."""
-    path = folder / RECORD_NAME
-    try:
-        record: Record = parsed(json.loads(path.read_text(encoding="utf-8")), Record)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); delete it and download again") from error
-    return record
-
-
-def write_record(folder: Path, record: Record) -> None:
-    """Writes `download.json` into `folder`; raises OSError."""
-    with whole_file(folder / RECORD_NAME) as part:
-        part.write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
-
-
-def record_of(weights: Path) -> Record | None:
-    """The record of the download that `weights` is a file of; raises as `read_record`."""
-    for folder in weights.parents[:2]:
-        record = read_record(folder)
-        if record is not None and weights.relative_to(folder).as_posix() in record.files:
-            return record
+    """The record in `folder`; None without a readable one, whose files are then known by their checksums only."""
+    with suppress(OSError, ValueError):
+        record: Record = parsed(json.loads((folder / RECORD_NAME).read_text(encoding="utf-8")), Record)
+        return record
     return None
 
 
-def check_model(unet: Path, model: str, resolution_px: int, made_for_px: Mapping[str, int]) -> None:
-    """Raises `CheckpointError` if the U-Net was downloaded as one model and is to be exported as the other.
+def origin(weights: Path, sha256: str) -> str:
+    """Repository and commit of a downloaded file, as "ByteDance/LatentSync-1.6@c42c7e6c…"; empty if unknown.
 
-    `made_for_px`: resolution by model.
+    By `download.json` in its folder or the one above; a U-Net without one by the published checksums.
     """
-    record = record_of(unet)
-    own = next((name for name, each in LATENTSYNC.items() if record and each.name == record.repository), model)
-    if own != model or (record and resolution_px in {px for name, px in made_for_px.items() if name != own}):
-        raise CheckpointError(
-            f"{unet}: weights of LatentSync {own} ({record}), made for {made_for_px[own]} px: as model {model} at "
-            f"{resolution_px} px the mouth gets blurred; give `--model {own}` and no --resolution",
-            usage=True,
-        )
+    for record in map(read_record, weights.parents[:2]):
+        if record is not None and sha256 in {entry.sha256 for entry in record.files.values()}:
+            return str(record)
+    return next((str(each) for each in LATENTSYNC.values() if each.files[UNET_FILE] == sha256), "")

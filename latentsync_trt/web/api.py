@@ -29,25 +29,21 @@ def add_api(service: Service, uploads: Path) -> None:
         progress: gr.Progress = gr.Progress(),  # noqa: B008 -- how Gradio passes it
     ) -> AsyncIterator[tuple[str | None, str | None]]:
         """Lip-syncs a video to speech; the report is a page, where options say `"report": true`."""
-        given = {"preset": preset, "face": face, **(options or {})}
+        given, sent = {"preset": preset, "face": face, **(options or {})}, {"video": video, "audio": speech}
         try:
-            job = await asyncio.to_thread(jobs.submit, service, video, speech, given)
+            job = await asyncio.to_thread(jobs.submit, service, sent, given)
             try:
                 while (job := service.job(job.id)).state in ("waiting", "running"):
                     progress((job.done, job.total), desc=job.stage or job.state)
                     yield None, None
                     await asyncio.sleep(_POLL_S)
             finally:  # the client went away
-                if job.state in ("waiting", "running"):
-                    with suppress(UnknownJob, NotNow):
-                        service.cancel(job.id)
-            folder = uploads / job.id
-            folder.mkdir()
-            result = service.result(job.id)
-            files = [str(jobs.copy(result, folder / result.name)), None]
-            if given.get("report") is True:
-                files[1] = str(jobs.copy(service.page(job.id), folder / "report.html"))
-            yield files[0], files[1]
+                with suppress(UnknownJob, NotNow):  # it has ended
+                    service.cancel(job.id)
+            files = [service.result(job.id), *([service.page(job.id)] if given.get("report") else [])]
+            (uploads / job.id).mkdir()
+            copies = [str(jobs.copy(path, uploads / job.id / path.name)) for path in files]
+            yield copies[0], copies[1] if len(copies) > 1 else None
         except LatentSyncError as error:
             raise gr.Error(str(error), print_exception=False) from error
 

@@ -2,9 +2,9 @@
 
 import json
 import os
-import secrets
 import shutil
 from pathlib import Path
+from secrets import compare_digest
 from typing import Any
 
 from latentsync_trt.errors import InputError
@@ -21,33 +21,30 @@ _SOURCE, _BROWSER = "source", "browser"
 
 def submit(
     service: Service,
-    video: str | None,
-    speech: str | None,
+    sent: dict[str, str | None],
     options: dict[str, Any],
-    files: dict[str, Path] | None = None,
     people: People | None = None,
     browser: str | None = None,
 ) -> Job:
     """Queues a job with copies of uploaded files.
 
     Args:
-        files: those of options. people: of this video, else ignored. browser: the one that gets the files of the job.
+        sent: uploaded files by field. people: of this video, else ignored. browser: the one that gets the job's files.
 
     Raises:
         LatentSyncError: as `Service.receiving` and `Service.submit`.
     """
-    if video is None:
-        raise InputError("video: is missing; choose or record one")
-    if speech is None:
-        raise InputError("speech: is missing; choose or record it")
-    sent = {"video": Path(video), "audio": Path(speech), **(files or {})}
-    check_size(sum(path.stat().st_size for path in sent.values()), service.limits)
+    for name, label in ("video", "video"), ("audio", "speech"):
+        if sent[name] is None:
+            raise InputError(f"{label}: is missing; choose or record one")
+    files = {name: Path(path) for name, path in sent.items() if path is not None}
+    check_size(sum(path.stat().st_size for path in files.values()), service.limits)
     with service.receiving() as (job_id, folder):
-        copies = {name: copy(path, folder / stored_name(name, path.name)) for name, path in sent.items()}
-        copy(sent["video"], folder.parent / stored_name(_SOURCE, sent["video"].name))
+        copies = {name: copy(path, folder / stored_name(name, path.name)) for name, path in files.items()}
+        copy(files["video"], folder.parent / stored_name(_SOURCE, files["video"].name))
         if browser is not None:
             (folder.parent / _BROWSER).write_text(browser, "utf-8")
-        if people is not None and people.video == video:
+        if people is not None and people.video == sent["video"]:
             copies["faces"] = save_tracks(people.tracks, folder / "faces.json")
         return service.submit(job_id, Form(copies, {"options": json.dumps(options)}))
 
@@ -58,7 +55,7 @@ def is_of(service: Service, job_id: str, browser: str) -> bool:
         mark = (service.folder(job_id) / _BROWSER).read_text("utf-8")
     except (UnknownJob, FileNotFoundError):
         return False
-    return secrets.compare_digest(mark.encode(), browser.encode())
+    return compare_digest(mark.encode(), browser.encode())
 
 
 def source(service: Service, job_id: str) -> Path:

@@ -9,8 +9,10 @@ from typing import Any
 import gradio as gr
 
 from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.media.demo_clip import demo_clip
+from latentsync_trt.serve.admission import PAGE
 from latentsync_trt.serve.limits import NotNow, UnknownJob
-from latentsync_trt.serve.service import Job, Service
+from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs, options, show
 from latentsync_trt.web.api import add_api
 from latentsync_trt.web.people import People, Searches
@@ -36,7 +38,8 @@ class Page:
 
     def __init__(self, service: Service, uploads: Path, cookie: str) -> None:
         """`uploads`: the folder from which Gradio serves files. `cookie`: the name of the one that marks a browser."""
-        self._service, self._searches, self._cookie = service, Searches(service.limits), cookie
+        self._service, self._uploads, self._cookie = service, uploads, cookie
+        self.searches = Searches(service.limits)
         kept_s = max(round(service.limits.keep_hours * 3600), _SWEEP_S)
         with gr.Blocks(title="latentsync-trt", analytics_enabled=False, delete_cache=(_SWEEP_S, kept_s)) as self.blocks:
             self._lay_out()
@@ -48,10 +51,6 @@ class Page:
             if isinstance(block, gr.Video | gr.Audio | gr.File):
                 _refuse_addresses(block)
 
-    def close(self) -> None:
-        """Ends searches for faces."""
-        self._searches.close()
-
     def _lay_out(self) -> None:
         gr.HTML(show.HEADER, elem_id="header")
         with gr.Row(elem_id="main"):
@@ -60,6 +59,7 @@ class Page:
                 self.speech = gr.Audio(
                     label="Speech", sources=["upload", "microphone"], type="filepath", buttons=[], elem_id="speech"
                 )
+                self.demo = gr.Button("No files at hand? Try the built-in clip", size="sm", elem_id="demo")
                 self.people_note = gr.HTML(visible=False, elem_id="people-note")
                 self.faces = gr.Gallery(
                     label="People", show_label=False, columns=8, height="auto", object_fit="cover", allow_preview=False,
@@ -72,11 +72,7 @@ class Page:
                 self.message = gr.HTML(show.message(), elem_id="message")
             with gr.Column(scale=7, min_width=320, elem_id="outputs"):
                 self.progress = gr.HTML(show.EMPTY, elem_id="progress")
-                self.preview = gr.HTML(elem_id="preview", visible=False)
-                self.compare = gr.HTML(elem_id="compare", visible=False)
-                with gr.Row(elem_id="links"):
-                    self.download = gr.HTML(elem_id="download", visible=False)
-                    self.report = gr.HTML(elem_id="report", visible=False)
+                self.result = gr.HTML(elem_id="result", visible=False)
                 self.history = gr.Radio([], label="Your jobs", visible=False, elem_id="history")
         gr.Markdown("## Options", elem_id="options")
         with gr.Row(elem_classes="grid"):
@@ -91,52 +87,59 @@ class Page:
     def _connect(self) -> None:
         hidden: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         many: dict[str, Any] = {**hidden, "concurrency_limit": None}
+        soon: dict[str, Any] = {**hidden, "queue": False}
         face = self.options["face"]
         found = [self.people, self.people_note, self.faces, face, self.message]
+        self.demo.click(self._show_demo, None, [self.video, self.speech], **hidden)
         self.video.change(self._find, self.video, found, trigger_mode="multiple", **many)
-        self.faces.select(_choose, None, face, queue=False, **hidden)
+        self.faces.select(_choose, None, face, **soon)
         status = [
-            *(self.progress, self.preview, self.compare, self.download, self.report, self.cancel),
-            *(self.history, self.message, self.timer, self.seen, self.current),
+            *(self.progress, self.result, self.cancel, self.history, self.message),
+            *(self.timer, self.seen, self.current),
         ]
         look = [self.entries, self.current, self.seen]
         self.start.click(
             self._start,
             [self.video, self.speech, self.people, self.entries, *self.options.values()],
-            [*status, self.entries, self.start],
+            [*status, self.entries, self.start, self.people_note],
             **many,
         )
-        self.timer.tick(self._look, look, status, queue=False, **hidden)
-        self.cancel.click(self._cancel, look, status, queue=False, **hidden)
-        self.history.input(self._open, [self.entries, self.history], status, queue=False, **hidden)
-        self.blocks.load(self._open, [self.entries], status, queue=False, **hidden)
+        self.timer.tick(self._look, look, status, **soon)
+        self.cancel.click(self._cancel, look, status, **soon)
+        self.history.input(self._open, [self.entries, self.history], status, **soon)
+        self.blocks.load(self._open, self.entries, status, **soon)
+
+    def _show_demo(self) -> tuple[str, str]:
+        """The built-in clip and its speech, as uploads."""
+        folder = self._uploads / "demo"
+        folder.mkdir(exist_ok=True)
+        video, speech = demo_clip(folder)
+        return str(video), str(jobs.copy(speech, folder / speech.name))
 
     def _find(self, video: str | None, request: gr.Request) -> Iterator[Updates]:
         """Finds the people of a video that was chosen."""
-        browser = request.session_hash or ""
-        face = self.options["face"]
-        gone = {self.people: None, self.faces: gr.Gallery([], visible=False), face: _LARGEST}
+        browser, none = request.session_hash or "", gr.HTML(visible=False)
+        yield {
+            **{self.people: None, self.people_note: none, self.message: show.message()},
+            **{self.faces: gr.Gallery([], visible=False), self.options["face"]: _LARGEST},
+        }
         if video is None:
-            self._searches.stop(browser)
-            yield {**gone, self.people_note: gr.HTML(visible=False)}
+            self.searches.stop(browser)
             return
-        yield {**gone, self.message: show.message()}
         try:
-            for found in self._searches.find(browser, video):
+            for found in self.searches.find(browser, video):
                 if isinstance(found, People):
-                    portraits = [
-                        (one, f"{number} · {seen_s:.1f} s") for number, (one, seen_s) in enumerate(found.portraits)
-                    ]
-                    note = show.found(len(portraits))
+                    labels = (f"{number} · {seen_s:.1f} s" for number, (_, seen_s) in enumerate(found.portraits))
+                    portraits = [(one, label) for (one, _), label in zip(found.portraits, labels, strict=True)]
                     yield {
                         self.people: found,
                         self.faces: gr.Gallery(portraits, visible=True, selected_index=None),
-                        self.people_note: gr.HTML(note, visible=True),
+                        self.people_note: gr.HTML(show.found(len(portraits)), visible=True),
                     }
                 else:
                     yield {self.people_note: gr.HTML(show.searching(found), visible=True)}
         except Exception as error:  # noqa: BLE001 -- the page shows it
-            yield {self.people_note: gr.HTML(visible=False), self.message: _sentence(error, video)}
+            yield {self.people_note: none, self.message: _sentence(error, video)}
 
     def _start(
         self,
@@ -148,13 +151,13 @@ class Page:
         *values: Any,
     ) -> Iterator[Updates]:
         """Queues a job."""
-        self._searches.stop(request.session_hash or "")
+        self.searches.stop(request.session_hash or "")
         yield {self.start: gr.Button(interactive=False), self.message: show.message()}
         done = {self.start: gr.Button(interactive=True)}
         try:
             chosen, files = options.changed(dict(zip(self.options, values, strict=True)))
-            browser = request.cookies.get(self._cookie)
-            job = jobs.submit(self._service, video, speech, chosen, files, people, browser)
+            sent = {"video": video, "audio": speech, **files}
+            job = jobs.submit(self._service, sent, chosen, people, request.cookies.get(self._cookie))
         except Exception as error:  # noqa: BLE001 -- the page shows it
             yield {**done, self.message: _sentence(error, video, speech)}
             return
@@ -172,46 +175,32 @@ class Page:
 
     def _look(self, entries: Entries, current: str | None, seen: Any) -> Updates:
         """What is known of the browser's jobs; `seen`: what the page shows already."""
-        known = [(job, name) for job_id, name in entries if (job := self._job(job_id)) is not None]
-        labels = [(f"{name} · {job.state}", job.id) for job, name in known]
-        job = next((job for job, _ in known if job.id == current), None)
-        if job is None:
-            progress, preview = str(show.EMPTY), ""
-        else:
-            waits = job.state == "waiting"
-            progress = show.progress(job, self._service.problem() if waits else "")
-            preview = show.preview(job, exists=self._service.preview(job.id) is not None)
-        updates: Updates = {self.progress: progress, self.preview: gr.HTML(preview, visible=bool(preview))}
-        now = [labels, current, job and job.state]
-        if now == seen:
-            return updates
-        updates |= {
-            self.seen: now,
-            self.current: current,
-            self.timer: gr.Timer(active=any(each.state in _OPEN for each, _ in known)),
-            self.history: gr.Radio(labels, value=job and job.id, visible=bool(labels)),
-            self.cancel: gr.Button(visible=job is not None and job.state in _OPEN),
-            self.message: show.message(job.error or "" if job is not None else ""),
-        }
-        done = job if job is not None and job.state == "done" else None
-        for part, html in ((self.compare, show.compare), (self.download, show.download)):
-            updates[part] = gr.HTML(html(done.id) if done else "", visible=done is not None)
-        paged = done is not None and self._has_page(done.id)
-        updates[self.report] = gr.HTML(show.report(done.id) if done and paged else "", visible=paged)
+        service, known, names = self._service, {}, dict(entries)
+        for job_id in names:
+            with suppress(UnknownJob):  # it was deleted
+                known[job_id] = service.job(job_id)
+        job = known.get(current or "")
+        labels = [(f"{names[one.id]} · {one.state}", one.id) for one in known.values()]
+        now = [labels, current]
+        is_open, updates = job is not None and job.state in _OPEN, {}
+        if now != seen:
+            updates = {
+                self.seen: now,
+                self.current: current,
+                self.timer: gr.Timer(active=any(one.state in _OPEN for one in known.values())),
+                self.history: gr.Radio(labels, value=job and job.id, visible=bool(labels)),
+                self.cancel: gr.Button(visible=is_open),
+                self.message: show.message((job and job.error) or ""),
+                self.progress: show.EMPTY,
+                self.result: gr.HTML(visible=False),
+            }
+        if job is not None and (is_open or updates):
+            problem = service.problem() if job.state == "waiting" else ""
+            updates[self.progress] = show.progress(job, problem, has_preview=service.preview(job.id) is not None)
+        if job is not None and job.state == "done" and updates:
+            html = show.result(job.id, has_page=(service.folder(job.id) / PAGE).is_file())
+            updates[self.result] = gr.HTML(html, visible=True)
         return updates
-
-    def _has_page(self, job_id: str) -> bool:
-        try:
-            self._service.page(job_id)
-        except (UnknownJob, NotNow):
-            return False
-        return True
-
-    def _job(self, job_id: str) -> Job | None:
-        try:
-            return self._service.job(job_id)
-        except UnknownJob:
-            return None
 
 
 def _refuse_addresses(block: Any) -> None:

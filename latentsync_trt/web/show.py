@@ -1,16 +1,16 @@
 """Parts of the page as HTML. Values are escaped."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 from markupsafe import Markup
 
 from latentsync_trt.serve.service import Job
 from latentsync_trt.types import Progress
 
-_ICON = Markup('<svg viewBox="0 0 24 24" aria-hidden="true"><path d="{}"/></svg>')
-_PLAY = _ICON.format("M7 4.5v15l12.5-7.5z")
+_PLAY = Markup('<svg viewBox="0 0 24 24" aria-hidden="true"><path d="M7 4.5v15l12.5-7.5z"/></svg>')
 
-HEADER = Markup("<header><h1>latentsync-trt</h1><p>Give a video new speech: the lips follow it.</p></header>")
+HEADER = "<header><h1>latentsync-trt</h1><p>Give a video new speech: the lips follow it.</p></header>"
 EMPTY = Markup('<div class="empty">{}<p>Your result appears here.</p></div>').format(_PLAY)
 
 
@@ -19,49 +19,42 @@ def message(text: str = "") -> str:
     return Markup('<p role="alert">{}</p>').format(text)
 
 
+def note(text: str) -> str:
+    """A line of text."""
+    return Markup("<p>{}</p>").format(text)
+
+
 def searching(found: Progress) -> str:
     """How far the search for faces is."""
     share = f" {100 * found.done // found.total} %" if found.total else ""
-    return Markup("<p>{}…{}</p>").format(found.stage.capitalize(), share)
+    return note(f"{found.stage.capitalize()}…{share}")
 
 
 def found(people: int) -> str:
     """What to do with the people that were found."""
-    text = (
-        "One person was found."
-        if people == 1
-        else f"{people} people were found. Click on one, else the largest face is used."
-    )
-    return Markup("<p>{}</p>").format(text)
+    some = f"{people} people were found. Click on one; otherwise the largest face is used."
+    return note("One person was found." if people == 1 else some)
 
 
-def clock(seconds: float) -> str:
-    """A duration: 83.2 → "1:23"."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def progress(job: Job, problem: str = "") -> str:
+def progress(job: Job, problem: str, *, has_preview: bool) -> str:
     """What happens to a job. `problem`: why no job can run, if none can."""
+    rate = f"{job.frames_per_s:.1f} frames/s" if job.frames_per_s else ""
     if job.state == "waiting":
-        first = problem or ("next in the queue" if job.position == 1 else f"number {job.position} in the queue")
-        return _progress("Waiting", None, None, first)
+        return _progress("Waiting", None, None, problem or f"number {job.position} in the queue")
     if job.state == "running":
-        counted = f"{job.done} of {job.total} frames" if job.total else f"{job.done} frames" if job.done else ""
-        rate = f"{job.frames_per_s:.1f} frames/s" if job.frames_per_s else ""
-        left = f"{clock(job.seconds_left)} left" if job.seconds_left is not None else ""
-        return _progress((job.stage or "starting").capitalize(), job.done, job.total, counted, rate, left)
-    if job.state == "done" and job.report is not None:
-        report = job.report
-        took = f"took {clock(report['wall_s'])}"
-        figures = f"{report['frames']} frames", f"{report['frames_per_s']:.1f} frames/s", took
-        return _progress("Done", 1, 1, *figures) + _notices(report.get("notices", ()))
+        counted = f"{job.done} of {job.total} frames" if job.total else ""
+        left = f"{_duration(job.seconds_left)} left" if job.seconds_left is not None else ""
+        bar = _progress((job.stage or "starting").capitalize(), job.done, job.total, counted, rate, left)
+        picture = Markup('<img src="{}/preview?frame={}" alt="Newest frame">').format(_address(job.id), job.done)
+        return bar + Markup('<div id="preview">{}</div>').format(picture if has_preview else "")
+    if job.report is not None:
+        counted, took = f"{job.report['frames']} frames", f"took {_duration(job.report['wall_s'])}"
+        return _progress("Done", 1, 1, counted, rate, took) + _notices(job.report.get("notices", ()))
     return _progress(job.state.capitalize(), 0, 1)
 
 
 def _progress(stage: str, done: int | None, total: int | None, *details: str) -> Markup:
-    share = Markup("") if not total else Markup(' value="{}" max="{}"').format(done, total)
+    share = Markup(' value="{}" max="{}"').format(done, total) if total else ""
     percent = f"{100 * (done or 0) // total} %" if total else ""
     return Markup(
         '<div class="stage"><strong aria-live="polite">{}</strong><span>{}</span></div>'
@@ -77,18 +70,11 @@ def _notices(texts: Sequence[str]) -> Markup:
     return Markup('<details class="notices"><summary>{}</summary><ul>{}</ul></details>').format(title, items)
 
 
-def preview(job: Job, exists: bool) -> str:
-    """The newest frame of a running job."""
-    if job.state != "running" or not exists:
-        return ""
-    address = f"{_address(job.id)}/preview?frame={job.done}"
-    return Markup('<img src="{}" alt="Newest frame">').format(address)
-
-
-def compare(job_id: str) -> str:
-    """Players of source and result; `compare.js` lets them play together."""
+def result(job_id: str, *, has_page: bool) -> str:
+    """Players of source and result, which `compare.js` lets play together, and links."""
+    page = Markup('<div id="report"><a class="button" href="{at}/report" target="_blank">Report</a></div>')
     return Markup(
-        """<div class="players" data-view="wipe">
+        """<div id="compare"><div class="players" data-view="wipe">
 <figure><video id="before" src="{at}/source" muted playsinline preload="auto" tabindex="-1"></video>
 <figcaption>Before</figcaption></figure>
 <figure><video id="after" src="{at}/result" playsinline preload="auto" tabindex="-1"></video>
@@ -97,19 +83,15 @@ def compare(job_id: str) -> str:
 </div><p class="unplayable" role="status" hidden>This browser cannot play this kind of video; download the result.</p>
 <div class="controls"><button type="button" class="play" aria-label="Play or pause">{play}</button>
 <input class="seek" type="range" min="0" max="1" value="0" step="any" aria-label="Position"><output>0:00</output>
-<button type="button" class="view" aria-pressed="false">Side by side</button></div>"""
-    ).format(at=_address(job_id), play=_PLAY)
-
-
-def download(job_id: str) -> str:
-    """A link that saves the result."""
-    return Markup('<a class="button" href="{}/result" download>Download</a>').format(_address(job_id))
-
-
-def report(job_id: str) -> str:
-    """A link to the page of the report."""
-    return Markup('<a class="button quiet" href="{}/report" target="_blank">Report</a>').format(_address(job_id))
+<button type="button" class="view" aria-pressed="false">Side by side</button></div></div>
+<div class="links"><div id="download"><a class="button" href="{at}/result" download>Download</a></div>{page}</div>"""
+    ).format(at=_address(job_id), play=_PLAY, page=page.format(at=_address(job_id)) if has_page else "")
 
 
 def _address(job_id: str) -> str:
     return f"v1/jobs/{job_id}"
+
+
+def _duration(seconds: float) -> str:
+    """83.2 → "0:01:23"."""
+    return str(timedelta(seconds=round(seconds)))

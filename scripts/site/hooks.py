@@ -68,7 +68,6 @@ def _link(folder: Path, found: re.Match[str]) -> str:
 
 _PARTS = {
     "api": reference.api,
-    "commands": reference.commands,
     "include": _include,
     "numbers": plots.numbers,
     "options": reference.options,

@@ -1,18 +1,17 @@
-"""Makes the pages of options, commands and the Python API from the code, as Markdown."""
+"""Makes the pages of options and of the Python API from the code, as Markdown."""
 
 import inspect
 import re
 import textwrap
+from collections.abc import Iterator
 from html import escape
 from typing import Any
 
 import rich_click as click
-from click.testing import CliRunner
 
 import latentsync_trt
-from latentsync_trt.cli import COMMANDS, PANELS, main
+from latentsync_trt.cli import COMMANDS, main
 
-HELP_WIDTH = 88
 ANY_ABOVE = 10**9
 """Upper limits beyond it tell a reader nothing."""
 
@@ -20,43 +19,40 @@ _FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 _DEFAULT = re.compile(r"\s*\[default: (.+)\]$")
 
 
-def commands() -> str:
-    """The `--help` text of every command, under the headings of `latentsync-trt --help`."""
-    parts = []
-    for heading, names in PANELS.items():
-        parts.append(f"## {heading}\n")
-        for name in names:
-            found = CliRunner().invoke(
-                main, [name, "--help"], env={"COLUMNS": str(HELP_WIDTH)}, prog_name="latentsync-trt"
-            )
-            text = "\n".join(line.rstrip() for line in found.output.strip().splitlines())
-            parts.append(f"### {name} {{ #{name} }}\n\n```text\n{text}\n```\n")
-    return "\n".join(parts)
-
-
 def options() -> str:
-    """Every option once, by command and by the groups of `--help`; what an earlier command has is linked."""
+    """Every command with its usage and help, and every option once; what an earlier command has is linked."""
     anchors: dict[tuple[str, ...], str] = {}
     parts = []
-    for name in dict.fromkeys(("sync", "serve", "export", *COMMANDS)):  # those that others share options with
-        command = main.get_command(click.Context(main), name)
-        assert command is not None
+    for name, command in _commands():
         known = [each for each in command.params if isinstance(each, click.RichOption) and not each.is_eager]
         new = [each for each in known if _key(each) not in anchors]
         for param in new:
             own = _flag(param).lstrip("-")
-            anchors[_key(param)] = own if name == "sync" else f"{name}-{own}"
+            anchors[_key(param)] = own if name == "sync" else f"{_anchor(name)}-{own}"
         links = {flag: anchors[_key(each)] for each in known for flag in each.opts}
-        if not new:
-            continue
-        summary = inspect.cleandoc(command.help or "").partition("\n\n")[0]
-        parts.append(f"## {name} {{ #of-{name} }}\n\n{_linked(summary, {})} [Usage](commands.md#{name})\n")
+        usage = " ".join(["latentsync-trt", name, *command.collect_usage_pieces(click.Context(command))])
+        text = _linked(inspect.cleandoc(command.help or ""), {})
+        parts.append(f"## {name} {{ #of-{_anchor(name)} }}\n\n```text\n{usage}\n```\n\n{text}\n")
         for group in dict.fromkeys(_group(each) for each in new):
-            parts.append(f"### {group} {{ #{name}-{group.lower().replace(' ', '-')} }}\n")
+            parts.append(f"### {group} {{ #{_anchor(name)}-{_anchor(group.lower())} }}\n")
             parts += [_option(each, links) for each in new if _group(each) == group]
         if shared := [_flag(each) for each in known if each not in new]:
             parts.append("Also: " + ", ".join(f"[`{flag}`](#{links[flag]})" for flag in shared) + ".\n")
     return "\n".join(parts)
+
+
+def _commands() -> Iterator[tuple[str, click.Command]]:
+    """All commands and their subcommands; first those whose options others share."""
+    for name in dict.fromkeys(("sync", "serve", "export", *COMMANDS)):
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        yield name, command
+        for below in getattr(command, "commands", {}).values():
+            yield f"{name} {below.name}", below
+
+
+def _anchor(name: str) -> str:
+    return name.replace(" ", "-")
 
 
 def _key(param: click.RichOption) -> tuple[str, ...]:
@@ -97,7 +93,7 @@ def _values(param: click.RichOption) -> str:
         return ", ".join(f"`{choice}`" for choice in kind.choices)
     low, high = getattr(kind, "min", None), getattr(kind, "max", None)
     if low is not None:
-        return f"{low:g} to {high:,g}" if high is not None and high < ANY_ABOVE else f"{low:g} or more"
+        return f"{low:,.9g} to {high:,.9g}" if high is not None and high < ANY_ABOVE else f"{low:g} or more"
     return f"`{param.metavar or kind.name.upper()}`"
 
 
