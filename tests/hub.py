@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,20 +19,16 @@ from huggingface_hub import constants
 from latentsync_trt.export.published import LATENTSYNC, VAE
 
 LARGE_BYTES = 1000
-"""Files from this size on are stored with Git LFS, which gives them a SHA-256, and come from another address."""
+"""Files from this size on are stored with Git LFS, and come from another address."""
 
-BRANCH, COMMIT = "main", "0123456789abcdef0123456789abcdef01234567"
-
-_API = re.compile(r"/api/models/([^/]+/[^/]+)/revision/([^/?]+)")
-_RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/([^?]+)")
+_ADDRESS = re.compile(r"(?:/api/models)?/([^/]+/[^/]+)/(revision|resolve|stored)/([^/]+)/?(.*)")
 
 
 class Hub(ThreadingHTTPServer):
     """`files`: repository → name → content. What a test may change:
 
     `cut_at`: the number of bytes of a large file after which a response ends, once for each number; with `resets` the
-    connection is reset there. `commits`: by branch, or what the mirror says instead of a commit. `status`: what every
-    request is answered with, if not 0.
+    connection is reset there. `status`: what every request is answered with, if not 0.
     """
 
     daemon_threads = True
@@ -39,7 +36,6 @@ class Hub(ThreadingHTTPServer):
     def __init__(self, files: Mapping[str, Mapping[str, bytes]]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files = files
-        self.commits = {BRANCH: COMMIT}
         self.cut_at: list[int] = []
         self.resets = False
         self.status = 0
@@ -53,20 +49,13 @@ class Hub(ThreadingHTTPServer):
 
     def gets(self, name: str) -> list[str]:
         """The `Range` of every request for the content of a file, "" where there is none."""
-        return [headers.get("range", "") for path, headers in self.requests if path.endswith(f"/stored/{name}")]
+        stored = (headers for path, headers in self.requests if "/stored/" in path and path.endswith(name))
+        return [headers.get("range", "") for headers in stored]
 
     def model(self, name: str, revision: str) -> dict[str, Any]:
         """The answer of the API."""
-        siblings = [
-            {"rfilename": file, "size": len(content)} | ({"lfs": _lfs(content)} if len(content) >= LARGE_BYTES else {})
-            for file, content in self.files[name].items()
-        ]
-        commit = self.commits.get(revision, revision)
-        return {"id": name, "sha": commit, "siblings": siblings, "cardData": {"license": "openrail++"}}
-
-
-def _lfs(content: bytes) -> dict[str, Any]:
-    return {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
+        siblings = [{"rfilename": file, "size": len(content)} for file, content in self.files[name].items()]
+        return {"id": name, "sha": revision, "siblings": siblings, "cardData": {"license": "openrail++"}}
 
 
 @contextmanager
@@ -92,44 +81,40 @@ class _Handler(BaseHTTPRequestHandler):
     server: Hub
 
     def do_GET(self) -> None:
-        self.server.requests.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
-        api, resolve = _API.fullmatch(self.path.partition("?")[0]), _RESOLVE.fullmatch(self.path)
-        if self.server.status:
-            self._answer(self.server.status, b"")
-        elif api and not re.fullmatch(r"main|[0-9a-f]{40}", api[2]):
-            self._answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
-        elif api:
-            self._answer(200, json.dumps(self.server.model(api[1], api[2])).encode())
-        elif resolve and len(self.server.files[resolve[1]][resolve[3]]) >= LARGE_BYTES:
-            self._answer(302, b"", {"Location": f"/{resolve[1]}/stored/{resolve[3]}"})
-        elif resolve:
-            self._answer(200, self.server.files[resolve[1]][resolve[3]])
+        hub, path = self.server, self.path.partition("?")[0]
+        hub.requests.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+        found = _ADDRESS.fullmatch(path)
+        assert found is not None, path
+        name, kind, revision, file = found.groups()
+        if hub.status:
+            self._answer(hub.status)
+        elif kind == "revision":
+            self._answer(200, {}, json.dumps(hub.model(name, revision)).encode())
+        elif kind == "resolve" and len(hub.files[name][file]) >= LARGE_BYTES:
+            self._answer(302, {"Location": path.replace("/resolve/", "/stored/")})
         else:
-            owner, name, _, file = self.path[1:].split("/", 3)
-            self._send(self.server.files[f"{owner}/{name}"][file])
-
-    def _answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-        self._begin(status, {"Content-Length": str(len(body)), **(headers or {})})
-        self.wfile.write(body)
-
-    def _begin(self, status: int, headers: Mapping[str, str]) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
+            self._send(hub.files[name][file])
 
     def _send(self, content: bytes) -> None:
         """A whole file, or from where the request says; ends early at `cut_at`."""
         start = int((self.headers.get("Range") or "bytes=0-")[len("bytes=") : -1])
-        part = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
-        self._begin(206 if start else 200, {"Content-Length": str(len(content) - start), **part})
         end = self.server.cut_at.pop(0) if self.server.cut_at else len(content)
-        self.wfile.write(content[start:end])
+        part = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
+        self._answer(206 if start else 200, part, content[start:], end - start)
         if self.server.resets and end < len(content):
             time.sleep(0.2)  # a reset throws away what was not read yet
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
         self.close_connection = True
+
+    def _answer(
+        self, status: int, headers: Mapping[str, str] = MappingProxyType({}), body: bytes = b"", end: int | None = None
+    ) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body[:end])
 
     def log_message(self, *_: object) -> None:
         pass

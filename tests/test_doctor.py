@@ -246,12 +246,15 @@ def test_whether_check_can_run(monkeypatch: pytest.MonkeyPatch, installed: bool)
 
 
 def test_packages_that_are_missing_have_an_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = "av", "torch", "onnx"
+    missing = "av", "torch", "onnx", "prometheus-client", "ray"
     monkeypatch.setattr(doctor_module, "distribution_version", lambda name: None if name in missing else "1.0")
     assert [finding for finding in SECTIONS["packages"]() if finding.level != "ok"] == [
         Finding("problem", "av is not installed", "pip install latentsync-trt"),
         Finding("problem", "onnxruntime and onnxruntime-gpu overwrite each other's files", messages.REINSTALL_ORT),
         Finding("missing", "export: torch, onnx not installed", 'pip install "latentsync-trt[export]"'),
+        Finding("missing", "ui: prometheus-client not installed", 'pip install "latentsync-trt[ui]"'),
+        Finding("missing", "serve: prometheus-client not installed", 'pip install "latentsync-trt[serve]"'),
+        Finding("missing", "cluster: ray not installed", 'pip install "latentsync-trt[cluster]"'),
     ]
 
 

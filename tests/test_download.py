@@ -1,22 +1,27 @@
 """`latentsync-trt download` from a hub on this machine."""
 
 import errno
-import json
+import os
 import shutil
 import socket
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from filelock import FileLock
 from huggingface_hub import constants
 
+from latentsync_trt.bundle.manifest import sha256_file
 from latentsync_trt.cli import main
+from latentsync_trt.errors import CheckpointError
 from latentsync_trt.export import download
-from latentsync_trt.export.options import ExportOptions, find_sources
-from latentsync_trt.export.published import LATENTSYNC, RECORD_NAME, UNET_FILE, VAE, WHISPER_FILE
-from tests.hub import BRANCH, COMMIT, Hub, hub, use_endpoint
+from latentsync_trt.export.options import ExportOptions, check_model, find_sources
+from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_FILE, origin
+from tests.hub import Hub, hub, use_endpoint
 
 FILES = {
     repository.name: {
@@ -65,43 +70,39 @@ def test_needed_files_come_to_where_export_looks(checkpoints: Path, server: Hub,
     sources = find_sources(ExportOptions(model=model))
     assert sources.unet.read_bytes() == FILES[f"ByteDance/LatentSync-{model}"][UNET_FILE]
     assert sources.whisper == checkpoints / f"latentsync-{model}" / WHISPER_FILE
-    assert (sources.vae / "diffusion_pytorch_model.safetensors").is_file()
-    found = {path.relative_to(checkpoints).as_posix() for path in checkpoints.rglob("*") if path.is_file()}
+    found = {path.relative_to(checkpoints).as_posix() for path in checkpoints.rglob("[!.]*") if path.is_file()}
     folders = (f"latentsync-{model}/", LATENTSYNC[model]), ("sd-vae-ft-mse/", VAE)
-    assert found == {folder + name for folder, each in folders for name in (*each.files, RECORD_NAME)}
-    record = json.loads((sources.unet.parent / RECORD_NAME).read_text())
-    assert record["revision"] == LATENTSYNC[model].revision
-    assert record["files"][WHISPER_FILE]["sha256"] == LATENTSYNC[model].files[WHISPER_FILE]
+    assert found == {folder + name for folder, each in folders for name in each.files}
     assert err.count("license openrail++, says http://127.0.0.1:") == 2
-    assert f"latentsync-{model}: ByteDance/LatentSync-{model}@{LATENTSYNC[model].revision}" in out
+    assert f"latentsync-{model}: {LATENTSYNC[model]}" in out
+    assert not any("torch" in headers["user-agent"] or "authorization" in headers for _, headers in server.requests)
 
 
-def test_nothing_is_sent_but_the_requests_for_these_files(server: Hub) -> None:
+def test_what_is_there_needs_no_network_and_writes_nothing(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     run("1.6")
-    for path, headers in server.requests:
-        assert path.startswith(("/api/models/ByteDance/", "/api/models/stabilityai/", "/ByteDance/", "/stabilityai/"))
-        assert "torch" not in headers["user-agent"]
-        assert "authorization" not in headers
-
-
-def test_what_is_there_needs_no_network(checkpoints: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    run("1.6")
-    before = len(server.requests)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert run("1.6")[0] == run("1.6", "--revision", LATENTSYNC["1.6"].revision)[0] == 0
-    assert len(server.requests) == before
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert run("1.6")[0] == 0
     assert "$HF_HUB_OFFLINE forbids to download; unset it" in failure("1.5")
 
 
 def test_files_from_elsewhere_are_checked_and_kept(checkpoints: Path, server: Hub) -> None:
-    (checkpoints / "latentsync-1.6").mkdir(parents=True)
-    (checkpoints / "latentsync-1.6" / UNET_FILE).write_bytes(UNET)
+    unet = checkpoints / "latentsync-1.6" / UNET_FILE
+    unet.parent.mkdir(parents=True)
+    unet.write_bytes(b"own")
+    assert f"{unet}: is not the published file; move or delete it" in failure("1.6")
+    assert unet.read_bytes() == b"own"
+    unet.write_bytes(UNET)
     assert run("1.6")[0] == 0
     assert server.gets(UNET_FILE) == []
-    (checkpoints / "latentsync-1.6" / RECORD_NAME).unlink()
-    (checkpoints / "latentsync-1.6" / UNET_FILE).write_bytes(b"x" * len(UNET))
+
+
+def test_one_process_downloads_to_a_folder(checkpoints: Path, server: Hub) -> None:
+    folder = checkpoints / "latentsync-1.6"
+    folder.mkdir(parents=True)
+    with FileLock(folder / ".download.lock"):
+        assert f"{folder}: another process downloads to it; wait until it has ended" in failure("1.6")
     assert run("1.6")[0] == 0
-    assert (checkpoints / "latentsync-1.6" / UNET_FILE).read_bytes() == UNET
 
 
 @pytest.mark.parametrize("resets", [False, True])
@@ -116,47 +117,25 @@ def test_a_cut_connection_is_resumed(
 
 
 def test_a_later_call_goes_on(checkpoints: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
+    def half(url: str, file: Any, **fields: object) -> None:
+        file.write(UNET[:250_000])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    real = download.http_get
-
-    def half(url: str, file: object, **fields: object) -> None:
-        file.write(UNET[:250_000])
-        full()
-
-    monkeypatch.setattr(download, "http_get", half)
-    assert "the disk is full; free some space and run the same command again" in failure("1.6")
+    with monkeypatch.context() as patch:
+        patch.setattr(download, "http_get", half)
+        assert "the disk is full; free some space and run the same command again" in failure("1.6")
     assert not (checkpoints / "latentsync-1.6" / UNET_FILE).exists()
-    monkeypatch.setattr(download, "http_get", real)
-    code, _, err = run("1.6")
-    assert code == 0, err
+    assert run("1.6")[0] == 0
     assert server.gets(UNET_FILE) == ["bytes=250000-"]
     assert (checkpoints / "latentsync-1.6" / UNET_FILE).read_bytes() == UNET
 
 
-def test_a_wrong_checksum_removes_the_file(checkpoints: Path, server: Hub) -> None:
-    server.served[UNET_FILE] = UNET[:-1] + b"?"
-    assert f"{UNET_FILE}: was downloaded with a wrong checksum and removed; run it again" in failure("1.6")
-    assert [path for path in (checkpoints / "latentsync-1.6").rglob("*") if path.is_file()] == []
-    server.served.clear()
+def test_a_wrong_checksum_removes_the_file(checkpoints: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(LATENTSYNC["1.6"].files, UNET_FILE, "0" * 64)
+        assert f"{UNET_FILE}: was downloaded with a wrong checksum and removed; run" in failure("1.6")
+    assert not list(checkpoints.rglob(f"{UNET_FILE}*"))
     assert run("1.6")[0] == 0
-
-
-def test_pinned_checksums_do_not_depend_on_the_mirror(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LATENTSYNC["1.6"].files, UNET_FILE, "0" * 64)
-    assert "wrong checksum" in failure("1.6")
-    server.commits[LATENTSYNC["1.6"].revision] = COMMIT
-    assert "wrong checksum" in failure("1.6")
-    assert run("1.6", "--revision", BRANCH)[0] == 0  # those of the hub
-
-
-def test_another_revision_is_recorded_and_kept(checkpoints: Path, server: Hub) -> None:
-    assert run("1.6", "--revision", BRANCH)[0] == 0
-    assert json.loads((checkpoints / "latentsync-1.6" / RECORD_NAME).read_text())["revision"] == COMMIT
-    before = len(server.requests)
-    assert COMMIT in run("1.6")[1]
-    assert len(server.requests) == before
 
 
 def test_space_is_checked_before(checkpoints: Path, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,23 +147,18 @@ def test_space_is_checked_before(checkpoints: Path, server: Hub, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "cure"),
+    ("status", "cure"),
     [
-        (403, "GatedRepo", "accept its terms on that page if it has any, log in with `hf auth login`"),
-        (401, "", "no access, or no such repository (status 401)"),
-        (404, "RepoNotFound", "check $HF_ENDPOINT"),
-        (503, "", "answered with status 503; wait or set $HF_ENDPOINT to a mirror"),
+        (403, "accept its terms on that page if it has any, log in with `hf auth login`"),
+        (404, "no access, or no such repository (status 404)"),
+        (503, "answered with status 503; wait or set $HF_ENDPOINT to a mirror"),
     ],
 )
-def test_refusals_are_explained(server: Hub, status: int, code: str, cure: str) -> None:
-    server.status, server.code = status, code
+def test_refusals_are_explained(server: Hub, status: int, cure: str) -> None:
+    server.status = status
     message = failure("1.6")
     assert f"{server.url}/ByteDance/LatentSync-1.6, revision {LATENTSYNC['1.6'].revision}: " in message
     assert cure in message
-
-
-def test_an_unknown_revision_is_explained(server: Hub) -> None:
-    assert "revision v9: there is no such revision; give another --revision" in failure("1.6", "--revision", "v9")
 
 
 def test_other_failures_are_explained(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,32 +167,28 @@ def test_other_failures_are_explained(server: Hub, monkeypatch: pytest.MonkeyPat
         assert "its answer is not that of a Hugging Face hub" in failure("1.6")
     with socket.create_server(("127.0.0.1", 0)) as closed:
         use_endpoint(f"http://127.0.0.1:{closed.getsockname()[1]}", monkeypatch)
-    assert "cannot be reached (" in (message := failure("1.6"))
-    assert "check the network, or set $HF_ENDPOINT to a mirror" in message
-
-
-def test_a_damaged_record_is_explained(checkpoints: Path, server: Hub) -> None:
-    (checkpoints / "latentsync-1.6").mkdir(parents=True)
-    (checkpoints / "latentsync-1.6" / RECORD_NAME).write_text("{}")
-    assert "delete it and download again" in failure("1.6")
+    assert "); check the network, or set $HF_ENDPOINT to a mirror" in failure("1.6")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "made_for"),
+    ("model", "unet", "resolution", "refused"),
     [
-        (("--model", "1.6", "--unet", "latentsync-1.5"), "1.5"),
-        (("--model", "1.5", "--resolution", "512"), "1.5"),
-        (("--model", "1.6", "--resolution", "256"), "1.6"),
-        (("--model", "1.5", "--unet", "latentsync-1.6"), "1.6"),
+        ("1.6", "1.5", None, True),
+        ("1.5", "1.6", None, True),
+        ("1.6", None, 256, True),
+        ("1.5", None, 512, True),
+        ("1.5", "1.5", 512, False),  # who says all three means it
+        ("1.5", None, 320, False),
     ],
 )
 def test_weights_of_the_other_model_are_refused(
-    checkpoints: Path, server: Hub, arguments: tuple[str, ...], made_for: str
+    checkpoints: Path, server: Hub, model: Any, unet: str | None, resolution: int | None, refused: bool
 ) -> None:
-    run("1.5")
-    run("1.6")
-    placed = [str(checkpoints / each / UNET_FILE) if each.startswith("latent") else each for each in arguments]
-    result = CliRunner().invoke(main, ["export", *placed])
-    assert result.exit_code == 2
-    assert f"weights of LatentSync {made_for} (ByteDance/LatentSync-{made_for}@" in result.stderr
-    assert f"the mouth gets blurred; give `--model {made_for}`" in result.stderr
+    for each in LATENTSYNC:
+        run(each)
+    path = None if unet is None else checkpoints / f"latentsync-{unet}" / UNET_FILE
+    options = ExportOptions(model=model, unet=path, resolution=resolution)
+    found, own = find_sources(options).unet, unet or model
+    cure = rf"weights of LatentSync {own} \(ByteDance/LatentSync-{own}@.* the mouth gets blurred; give `--model {own}`"
+    with pytest.raises(CheckpointError, match=cure) if refused else nullcontext():
+        check_model(options, found, origin(sha256_file(found), model))

@@ -118,6 +118,6 @@ def test_bundles_are_named_as_on_the_command_line(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     for name in ("mine", Path("mine"), "checkpoints/mine", small_bundle(), "demo"):
         LipSync.from_bundle(name, "cpu").close()
-    for wrong, message in ((None, "bundle None: is not a path"), ("", "is empty"), ("gone", "gone: no bundle there")):
+    for wrong, message in ((5, "bundle 5: is not a path"), ("", "is empty"), ("gone", "gone: no bundle there")):
         with pytest.raises(LatentSyncError, match=message):
             LipSync.from_bundle(wrong, "cpu")  # type: ignore[arg-type]

@@ -6,14 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import rich_click as click
 from click.testing import CliRunner
 
-from latentsync_trt.bench import selftest as self_tests
-from latentsync_trt.bundle import tools
 from latentsync_trt.bundle.find import default_bundle
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.cli import build, main, setup
+from latentsync_trt.cli import build, main, selftest, setup
 from latentsync_trt.errors import ExportMismatch
 from latentsync_trt.export import exporter, options
 from latentsync_trt.export.options import ExportOptions
@@ -66,16 +63,15 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[ExportOptions]:
 
 @pytest.fixture
 def self_test(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stands for the self-test: it passes if `passed`; `calls` has the provider and the reference of each."""
+    """Stands for the command: it passes if `passed`; `calls` has the provider and the reference of each."""
     state = SimpleNamespace(passed=True, calls=[])
 
-    def run_it(_: object, provider: str, __: object, reference: str, ___: object) -> SimpleNamespace:
+    def test(provider: str, reference: str) -> None:
         state.calls.append((provider, reference))
-        facts = SimpleNamespace(name="demo", precision="fp16", resolution_px=128)
-        empty = {"graphs": (), "notices": (), "pictures": (), "stages": {}, "environment": {}}
-        return SimpleNamespace(passed=state.passed, provider=provider, bundle=facts, **empty)
+        if not state.passed:
+            raise SystemExit(1)
 
-    monkeypatch.setattr(self_tests, "self_test", run_it)
+    monkeypatch.setattr(selftest, "command", test)
     return state
 
 
@@ -109,20 +105,27 @@ def test_interrupted_anywhere_the_same_command_goes_on(
     assert run("--provider", "cpu") == (0, f"{bundle}: is set up, and runs where no --bundle is given\n", "")
 
 
+def test_weights_of_the_other_model_are_refused_before_the_export(checkpoints: Path, server: Hub) -> None:
+    assert CliRunner().invoke(main, ["download", "1.6"]).exit_code == 0
+    sources = ("--unet", str(MODEL.folder / UNET_FILE), "--whisper", str(MODEL.folder / WHISPER_FILE))
+    result = CliRunner().invoke(main, ["export", "--model", "1.5", *sources, "--quiet"])
+    assert result.exit_code == 2
+    assert f"weights of LatentSync 1.6 ({MODEL})" in result.stderr
+    assert not list(checkpoints.glob("*/manifest.json"))
+
+
 @pytest.mark.slow
-def test_the_bundle_says_where_its_weights_come_from(
-    checkpoints: Path, server: Hub, self_test: SimpleNamespace
-) -> None:
+@pytest.mark.usefixtures("server", "self_test")
+def test_the_bundle_says_where_its_weights_come_from(checkpoints: Path) -> None:
     code, _, err = run("--provider", "cpu", "--yes")
     assert code == 0, err
     manifest = Bundle.load(checkpoints / f"1.6-{RESOLUTION_PX}-fp32").manifest
     origins = {role: found["origin"] for role, found in manifest.sources.items()}
-    unet, vae = (f"{each.name}@{each.revision}" for each in (MODEL, VAE))
-    assert origins == {"unet": unet, "vae": vae, "whisper": unet}
+    assert origins == {"unet": str(MODEL), "vae": str(VAE), "whisper": str(MODEL)}
     assert not any(entry.forms for entry in manifest.graphs.values())
 
 
-def test_the_plan_is_shown_and_agreed_to_before_anything_is_done(
+def test_plan_space_and_consent_come_before_anything_is_done(
     checkpoints: Path, server: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, out, err = run("--provider", "cpu")
@@ -135,6 +138,9 @@ def test_the_plan_is_shown_and_agreed_to_before_anything_is_done(
         "nobody is there to ask; add --yes",
     ):
         assert words in err
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_600_000_000))  # enough for the bundle
+        assert "GB are needed, 5.60 GB are free; free some space" in run("--provider", "cpu", "--yes")[2]
     monkeypatch.setattr(setup, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
     assert run("--provider", "cpu", answer="n\n")[0] == 1
     assert list(checkpoints.iterdir()) == []
@@ -142,23 +148,12 @@ def test_the_plan_is_shown_and_agreed_to_before_anything_is_done(
 
 
 @pytest.mark.parametrize(("provider", "builds"), [("tensorrt", True), ("cuda", False)])
+@pytest.mark.usefixtures("server")
 def test_a_gpu_gets_half_precision_and_the_engines_it_needs(
-    checkpoints: Path,
-    server: Hub,
-    self_test: SimpleNamespace,
-    monkeypatch: pytest.MonkeyPatch,
-    provider: str,
-    builds: bool,
+    checkpoints: Path, self_test: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, provider: str, builds: bool
 ) -> None:
     built: list[str] = []
-
-    @click.command()
-    @click.option("--bundle")
-    @click.option("--provider")
-    def record(bundle: str, provider: str) -> None:
-        built.append(f"{Path(bundle).name} {provider}")
-
-    monkeypatch.setattr(build, "command", record)
+    monkeypatch.setattr(build, "command", lambda bundle, provider: built.append(f"{Path(bundle).name} {provider}"))
     gpu = Gpu(0, "RTX 4090", (8, 9), 24_000_000_000)
     monkeypatch.setattr(select, "select_provider", lambda _: Selection(provider, (), gpu))
     err = run()[2]
@@ -170,16 +165,6 @@ def test_a_gpu_gets_half_precision_and_the_engines_it_needs(
     assert self_test.calls == [(provider, "cpu")]
 
 
-def test_space_for_the_bundle_is_checked_too(
-    checkpoints: Path, server: Hub, published: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights_bytes = sum(len(content) for files in published.values() for content in files.values())
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * weights_bytes))
-    code, _, err = run("--provider", "cpu", "--yes")
-    assert (code, "free some space" in err) == (1, True)
-    assert list(checkpoints.iterdir()) == []
-
-
 def test_a_model_that_the_cpu_cannot_run_is_refused(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(options.DEFAULT_RESOLUTION_PX, "1.6", 512)
     memory = SimpleNamespace(total=16 * 10**9, available=10**9)
@@ -187,13 +172,4 @@ def test_a_model_that_the_cpu_cannot_run_is_refused(server: Hub, monkeypatch: py
     code, _, err = run("--provider", "cpu", "--yes")
     assert code == 2
     assert "at 512 px a step on the CPU takes 34.36 GB of memory, this machine has 16.00 GB; take `--model 1.5`" in err
-    assert server.requests == []
-
-
-def test_a_missing_extra_is_said_before_anything_else(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = tools.distribution_version
-    monkeypatch.setattr(tools, "distribution_version", lambda name: None if name == "torch" else known(name))
-    code, out, err = run("--yes")
-    assert (code, out) == (1, "")
-    assert err == "error: torch: not installed, or without their metadata; pip install 'latentsync-trt[export]'\n"
     assert server.requests == []

@@ -110,7 +110,7 @@ def test_the_endpoint(page: tuple[str, Service], clip: tuple[Path, Path]) -> Non
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"speech": None}, "speech: is missing; choose or record it"),
+        ({"speech": None}, "speech: is missing; choose or record one"),
         ({"face": "index:x"}, "index:x"),
         ({"options": {"guidanc": 2}}, "guidanc: no such option; did you mean guidance?"),
         ({"options": {"crf": 99}}, "--crf 99: outside 0 to 63"),

@@ -27,7 +27,13 @@ _PACKAGES = (
     *("numpy", "opencv-python-headless", "librosa", "av", "click", "rich", "rich-click", "filelock", "platformdirs"),
     *("psutil", "nvidia-ml-py", "jinja2", "matplotlib"),
 )
-_EXPORT_PACKAGES = ("torch", "diffusers", "onnx", "onnxscript", "safetensors", "huggingface-hub")
+_EXTRAS = {
+    "export": ("torch", "diffusers", "onnx", "onnx-ir", "onnxscript", "safetensors", "huggingface-hub"),
+    "ui": ("gradio", "prometheus-client", "python-multipart"),
+    "serve": ("fastapi", "prometheus-client", "python-multipart", "uvicorn"),
+    "cluster": ("ray", "fsspec", "aiohttp", "s3fs", "gcsfs"),
+}
+"""Packages that each extra installs; the version of the first is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +83,12 @@ def _packages() -> Iterator[Finding]:
         yield _found(f"{name} {version}", absent, "problem")
     if len(builds) > 1:
         yield Finding("problem", "onnxruntime and onnxruntime-gpu overwrite each other's files", REINSTALL_ORT)
-    names = ", ".join(name for name in _EXPORT_PACKAGES if not distribution_version(name))
-    absent = Obstacle(f"export: {names} not installed", 'pip install "latentsync-trt[export]"') if names else None
-    yield _found(f"export: torch {distribution_version('torch')}, onnx {distribution_version('onnx')}", absent)
+    for extra, packages in _EXTRAS.items():
+        names = ", ".join(name for name in packages if not distribution_version(name))
+        absent = (
+            Obstacle(f"{extra}: {names} not installed", f'pip install "latentsync-trt[{extra}]"') if names else None
+        )
+        yield _found(f"{extra}: {packages[0]} {distribution_version(packages[0])}", absent)
 
 
 def _driver() -> Iterator[Finding]:

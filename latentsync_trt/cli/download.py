@@ -6,7 +6,7 @@ from latentsync_trt import stopping
 from latentsync_trt.bundle.find import checkpoints_folder
 from latentsync_trt.bundle.tools import tool_versions
 from latentsync_trt.export.options import EXTRA
-from latentsync_trt.export.published import LATENTSYNC
+from latentsync_trt.export.published import LATENTSYNC, VAE
 
 HUB = "huggingface-hub"
 INTERRUPTED = "interrupted; what was finished is kept: the same command goes on there"
@@ -14,8 +14,7 @@ INTERRUPTED = "interrupted; what was finished is kept: the same command goes on 
 
 @click.command("download")
 @click.argument("model", type=click.Choice(tuple(LATENTSYNC)), default="1.6")
-@click.option("--revision", help="Commit or branch of LatentSync's repository.  [default: the one this version knows]")
-def command(model: str, revision: str | None) -> None:
+def command(model: str) -> None:
     """Download the published weights of LatentSync 1.6 or 1.5, with Whisper and the VAE that they need.
 
     Interrupted, the same command goes on; what is there already needs no network. $HF_ENDPOINT names a mirror.
@@ -24,13 +23,12 @@ def command(model: str, revision: str | None) -> None:
     from latentsync_trt.cli.show import say
     from latentsync_trt.export.download import check_space, fetch, find_downloads
 
-    found = find_downloads(model, revision)
-    downloads = [each for each in found if not each.complete]
+    downloads = find_downloads(model)
     if downloads:
         check_space(checkpoints_folder(), downloads)
     with stopping.interruption(INTERRUPTED):
         for each in downloads:
             say(str(each))
             fetch(each, say)
-    for each in found:
-        click.echo(f"{each.repository.folder}: {each.record}")
+    for repository in (LATENTSYNC[model], VAE):
+        click.echo(f"{repository.folder}: {repository}")

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from latentsync_trt.export.download import Download
     from latentsync_trt.runtime.providers.select import Selection
 
-# Relative to the size of the checkpoints, measured with the published ones: a bundle, and the memory of an export.
-_BUNDLE_SHARE = {"fp16": 0.51, "fp32": 1.02}
-_MEMORY_SHARE = {"fp16": 1.55, "fp32": 1.7}
+# Measured: the size of a bundle, and the memory of its export.
+_BUNDLE_BYTES = {"fp16": 2_800_000_000, "fp32": 5_600_000_000}
+_MEMORY_BYTES = {"fp16": 8_500_000_000, "fp32": 9_300_000_000}
 
 
 @click.command("setup")
@@ -58,11 +58,10 @@ def command(
         return
     if on_cpu:
         _check_memory(options)
-    weights = () if is_exported else find_downloads(model)
-    weights_bytes, downloads = sum(each.size_bytes for each in weights), [each for each in weights if not each.complete]
-    for line in _plan(options, selection, downloads, weights_bytes):
+    downloads = [] if is_exported else find_downloads(model)
+    for line in _plan(None if is_exported else options, selection, downloads):
         say(line)
-    check_space(checkpoints_folder(), downloads, round(_BUNDLE_SHARE[options.precision] * weights_bytes))
+    check_space(checkpoints_folder(), downloads, 0 if is_exported else _BUNDLE_BYTES[options.precision])
     if not (yes or is_exported):
         _ask()
     with stopping.interruption(INTERRUPTED):
@@ -90,19 +89,17 @@ def _check_memory(options: ExportOptions) -> None:
         )
 
 
-def _plan(
-    options: ExportOptions, selection: "Selection", downloads: "list[Download]", weights_bytes: int
-) -> Iterator[str]:
-    """What is left to do, for the user."""
+def _plan(options: ExportOptions | None, selection: "Selection", downloads: "list[Download]") -> Iterator[str]:
+    """What is left to do, for the user; `options`: of the export, if it is to do."""
     from latentsync_trt.export.download import gigabytes
     from latentsync_trt.runtime.sessions.engines import COMPILING_PROVIDERS
 
     yield f"provider: {selection.name}" + (f" on {selection.gpu}" if selection.gpu else "")
     yield from selection.notices()
     yield from (f"download: {download}" for download in downloads)
-    if weights_bytes:
+    if options is not None:
         forms = "portable and CUDA form" if options.cuda_form else "portable form"
-        size, memory = (gigabytes(share[options.precision] * weights_bytes) for share in (_BUNDLE_SHARE, _MEMORY_SHARE))
+        size, memory = (gigabytes(known[options.precision]) for known in (_BUNDLE_BYTES, _MEMORY_BYTES))
         yield (
             f"export: {options.precision}, {options.resolution_px} px, {forms}, about {size} to {options.folder}; takes"
             f" minutes and about {memory} of memory ({gigabytes(psutil.virtual_memory().available)} free)"

@@ -60,7 +60,7 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
     report = progress or (lambda *_: None)
     report("loading checkpoints", 0.0)
     networks = load_networks(sources, options, _DTYPES[options.precision])
-    described = {role: _described(path) for role, path in asdict(sources).items()}
+    described = {role: _described(path, options.model) for role, path in asdict(sources).items()}
     check_model(options, sources.unet, described["unet"].get("origin", ""))
     smaller = None if proven is options else proven
     proof = Proof(options, sources, networks, smaller) if options.verify else None
@@ -160,10 +160,10 @@ def _write_graph(folder: Path, plan: GraphPlan, weights: WeightsFile) -> GraphEn
     return replace(entry, forms={"cuda": cuda.file})
 
 
-def _described(source: Path) -> dict[str, str]:
-    """Name and hash of a source: of the file itself, or of the largest file in a VAE's folder; and its download."""
+def _described(source: Path, model: str) -> dict[str, str]:
+    """Name, hash and origin of a source: of the file itself, or of the largest file in a VAE's folder."""
     files = [source] if source.is_file() else [path for path in source.iterdir() if path.is_file()]
     weights = max(files, key=lambda path: path.stat().st_size)
     sha256 = sha256_file(weights)
-    known = origin(weights, sha256)
+    known = origin(sha256, model)
     return {"name": source.name, "sha256": sha256} | ({"origin": known} if known else {})

@@ -126,9 +126,9 @@ def find_sources(options: ExportOptions) -> Sources:
 
 
 def check_model(options: ExportOptions, unet: Path, origin: str) -> None:
-    """Raises `CheckpointError` if the U-Net, downloaded from `origin`, is that of another model or resolution.
+    """Raises `CheckpointError` if the U-Net, published at `origin`, is that of another model or resolution.
 
-    Who gives its model, file and resolution, all three, gets what they say.
+    With `unet` and `resolution` both given, the resolution is the user's decision.
     """
     own = next((model for model, each in LATENTSYNC.items() if origin.startswith(f"{each.name}@")), options.model)
     others_px = {px for model, px in DEFAULT_RESOLUTION_PX.items() if model != own}
@@ -137,7 +137,7 @@ def check_model(options: ExportOptions, unet: Path, origin: str) -> None:
         raise CheckpointError(
             f"{unet}: weights of LatentSync {own} ({origin}), made for {DEFAULT_RESOLUTION_PX[own]} px: as model "
             f"{options.model} at {options.resolution_px} px the mouth gets blurred; give `--model {own}` and no "
-            "--resolution, or, to export them so all the same, --unet and --resolution, too",
+            f"--resolution, or, if you want this resolution, `--model {own}` with --unet and --resolution",
             usage=True,
         )
 

@@ -1,19 +1,14 @@
-"""Where the weights are published, and `download.json`, which says where those in a folder come from."""
+"""Where the weights are published, and the checksums that tell them from others."""
 
-import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from latentsync_trt.bundle.checks import parsed
 from latentsync_trt.bundle.find import checkpoints_folder
-from latentsync_trt.bundle.manifest import FileEntry
 
 Model = Literal["1.6", "1.5"]
 
-RECORD_NAME = "download.json"
 UNET_FILE, WHISPER_FILE = "latentsync_unet.pt", "whisper/tiny.pt"
 
 # Also part of the address at which OpenAI publishes the file.
@@ -64,32 +59,7 @@ VAE = Repository(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Content of `download.json`: repository, commit, and the files of its folder by name."""
-
-    repository: str
-    revision: str
-    files: Mapping[str, FileEntry]
-
-    def __str__(self) -> str:
-        return f"{self.repository}@{self.revision}"
-
-
-def read_record(folder: Path) -> Record | None:
-    """The record in `folder`; None without a readable one, whose files are then known by their checksums only."""
-    with suppress(OSError, ValueError):
-        record: Record = parsed(json.loads((folder / RECORD_NAME).read_text(encoding="utf-8")), Record)
-        return record
-    return None
-
-
-def origin(weights: Path, sha256: str) -> str:
-    """Repository and commit of a downloaded file, as "ByteDance/LatentSync-1.6@c42c7e6c…"; empty if unknown.
-
-    By `download.json` in its folder or the one above; a U-Net without one by the published checksums.
-    """
-    for record in map(read_record, weights.parents[:2]):
-        if record is not None and sha256 in {entry.sha256 for entry in record.files.values()}:
-            return str(record)
-    return next((str(each) for each in LATENTSYNC.values() if each.files[UNET_FILE] == sha256), "")
+def origin(sha256: str, model: str) -> str:
+    """Where a file is published, as "ByteDance/LatentSync-1.6@c42c7e6c…", of several places that of `model`; or ""."""
+    places = (LATENTSYNC[model], VAE, *LATENTSYNC.values())
+    return next((str(each) for each in places if sha256 in each.files.values()), "")

@@ -53,7 +53,9 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
     from latentsync_trt.web.theme import theme
 
     def source(request: Request) -> FileResponse:
-        return FileResponse(jobs.source(service, request.path_params["job_id"]))
+        # Its name, and so its type, is that of the upload: no page that runs scripts here.
+        path, headers = jobs.source(service, request.path_params["job_id"]), {"Content-Security-Policy": "sandbox"}
+        return FileResponse(path, headers=headers)
 
     async def made() -> tuple[Page, Starlette]:
         page = Page(service, uploads, _COOKIE)
@@ -98,24 +100,21 @@ class _Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = Request(scope)
-        is_new = request.url.path == "/" and _COOKIE not in request.cookies
+        request, app = Request(scope), self._app
 
         async def guarded(event: Any) -> None:
             if event["type"] == "http.response.start":
-                sent = MutableHeaders(raw=event["headers"])
+                sent = MutableHeaders(scope=event)
                 sent.setdefault("content-security-policy", _POLICY)
-                if is_new:
+                if request.url.path == "/" and _COOKIE not in request.cookies:
                     sent.append("set-cookie", f"{_COOKIE}={secrets.token_hex(16)}; {_COOKIE_RULES}")
-                event["headers"] = sent.raw
             await send(event)
 
         try:
             await run_in_threadpool(self._check, request)
         except HTTPException as error:
-            await PlainTextResponse(error.detail, error.status_code)(scope, receive, guarded)
-            return
-        await self._app(scope, receive, guarded)
+            app = PlainTextResponse(error.detail, error.status_code)
+        await app(scope, receive, guarded)
 
     def _check(self, request: Request) -> None:
         if self._key is None:
@@ -129,8 +128,6 @@ class _Guard:
 
 def public_address(host: str, port: int) -> str:
     """An address on the Internet that leads to the page, by Gradio's servers; raises `LatentSyncError`."""
-    import secrets
-
     from gradio.networking import setup_tunnel
 
     try:

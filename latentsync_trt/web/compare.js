@@ -4,6 +4,7 @@
   const part = (name) => document.querySelector(`#compare ${name}`);
   const clock = (time_s) => `${Math.floor(time_s / 60)}:${String(Math.floor(time_s % 60)).padStart(2, "0")}`;
 
+  let next = 0;
   function follow() {
     const [before, after, seek] = [part("#before"), part("#after"), part(".seek")];
     if (!after || !after.duration) return;
@@ -14,7 +15,8 @@
     seek.value = after.currentTime;
     part("output").value = `${clock(after.currentTime)} / ${clock(after.duration)}`;
     part(".play").classList.toggle("playing", !after.paused);
-    if (!after.paused) requestAnimationFrame(follow);
+    cancelAnimationFrame(next);
+    if (!after.paused) next = requestAnimationFrame(follow);
   }
 
   function toggle() {

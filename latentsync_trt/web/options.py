@@ -3,14 +3,13 @@
 import re
 from dataclasses import Field, fields
 from itertools import groupby
-from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 import gradio as gr
 
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.option_fields import choices_of
+from latentsync_trt.option_fields import choices_of, file_fields
 
 PRESET = "preset"
 _SHOWN = (
@@ -20,8 +19,7 @@ _SHOWN = (
 """Always visible; others are folded."""
 _LEFT_OUT = (PRESET, "faces", "resume", "speaker", "turns")
 """`faces` are those that the page found; the page takes one recording, for one face."""
-_ENDLESS = 1000
-"""Larger limits are not worth a word."""
+_FILES = file_fields(SyncOptions).keys() - {"report"}
 _ACRONYM = re.compile(r"\b(fps|crf|c2pa)\b", re.IGNORECASE)
 _DEFAULT = re.compile(r"\s*\[default: (.*)\]")
 _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
@@ -52,53 +50,42 @@ def folded_controls() -> dict[str, Any]:
     return found
 
 
-def changed(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
+def changed(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Options that are not at their defaults, and the files among them, from the values of controls."""
-    given = {name: value for name, value in values.items() if value not in (None, "", _control_value(_specs[name]))}
-    files = {name: Path(value) for name, value in given.items() if _is_file(name)}
-    return {name: value for name, value in given.items() if name not in files}, files
+    given = {name: value for name, value in values.items() if value not in (None, "", _default(_specs[name]))}
+    files = {name: given.pop(name) for name in _FILES & given.keys()}
+    return given, files
 
 
 def _control(spec: Field[Any]) -> Any:
-    kinds = {_hints[spec.name], *get_args(_hints[spec.name])}
-    common: dict[str, Any] = {**_texts(spec), "elem_id": f"option-{spec.name}", "min_width": 200}
-    default = _DEFAULT.search(spec.metadata["help"])
-    unset = _words(default[1]) if default else ""
-    if bool in kinds or spec.name == "report":
-        return gr.Checkbox(_control_value(spec), **common)
-    if choices := choices_of(_hints[spec.name]):
-        without = [("default", "")] if NoneType in kinds else []
-        return gr.Dropdown([*without, *choices], value=_control_value(spec), filterable=False, **common)
-    if _is_file(spec.name):
+    hint, common = _hints[spec.name], {**_texts(spec), "elem_id": f"option-{spec.name}", "min_width": 200}
+    if spec.name in _FILES:
         with gr.Column(min_width=200, elem_classes="file"):
-            control = gr.File(label=common["label"], elem_id=common["elem_id"], height=110)
-            gr.Markdown(common["info"], elem_classes="caption")
-        return control
+            gr.Markdown(common.pop("info"), elem_classes="caption")
+            return gr.File(height=110, **common)
+    if bool in {hint, *get_args(hint)} or spec.name == "report":
+        return gr.Checkbox(_default(spec), **common)
+    if choices := choices_of(hint):
+        unset = [("default", "")] if NoneType in get_args(hint) else []
+        return gr.Dropdown([*unset, *choices], value=_default(spec), filterable=False, **common)
+    told = _DEFAULT.search(spec.metadata["help"])
+    placeholder = _words(told[1]).partition(";")[0] if told else spec.metadata.get("metavar", "").lower()
     if isinstance(spec.default, int | float):
         # Limits are left to the options, whose message says what is wrong.
-        return gr.Number(_control_value(spec), placeholder=unset, **common)
-    hint = unset.partition(";")[0] or spec.metadata.get("metavar", "").lower()
-    return gr.Textbox(_control_value(spec), placeholder=hint, lines=1, max_lines=1, **common)
+        return gr.Number(spec.default, placeholder=placeholder, **common)
+    return gr.Textbox(spec.default, placeholder=placeholder, lines=1, max_lines=1, **common)
 
 
-def _control_value(spec: Field[Any]) -> Any:
+def _default(spec: Field[Any]) -> Any:
     if spec.name == "report":
         return False
     return "" if spec.default is None and choices_of(_hints[spec.name]) else spec.default
 
 
-def _is_file(name: str) -> bool:
-    return Path in get_args(_hints[name]) and name != "report"
-
-
-def _texts(spec: Field[Any]) -> dict[str, str]:
+def _texts(spec: Field[Any]) -> dict[str, Any]:
     """Label and help of a control."""
-    metadata = spec.metadata
-    text = _words(_DEFAULT.sub("", metadata["help"]).strip())
-    if metadata.get("maximum", _ENDLESS) < _ENDLESS:
-        text += f" {metadata['minimum']:g} to {metadata['maximum']:g}."
     label = _ACRONYM.sub(lambda word: word[0].upper(), spec.name.replace("_", " ").capitalize())
-    return {"label": label, "info": text}
+    return {"label": label, "info": _words(_DEFAULT.sub("", spec.metadata["help"]).strip())}
 
 
 def _words(text: str) -> str:

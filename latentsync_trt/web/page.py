@@ -1,9 +1,11 @@
 """The page: its components, and what happens when they are used."""
 
 import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import gradio as gr
@@ -13,9 +15,10 @@ from latentsync_trt.media.demo_clip import demo_clip
 from latentsync_trt.serve.admission import PAGE
 from latentsync_trt.serve.limits import NotNow, UnknownJob
 from latentsync_trt.serve.service import Service
+from latentsync_trt.types import Progress
 from latentsync_trt.web import jobs, options, show
 from latentsync_trt.web.api import add_api
-from latentsync_trt.web.people import People, Searches
+from latentsync_trt.web.people import People, find_people
 
 _POLL_S = 1.0
 _SWEEP_S = 60
@@ -33,13 +36,18 @@ Entries = list[tuple[str, str]]
 """A browser's jobs, the newest first: id and name of the video."""
 
 
+class _Stopped(Exception):
+    """Another video was chosen, or the job was started."""
+
+
 class Page:
     """The page of a service. `blocks`: its components and events."""
 
     def __init__(self, service: Service, uploads: Path, cookie: str) -> None:
         """`uploads`: the folder from which Gradio serves files. `cookie`: the name of the one that marks a browser."""
         self._service, self._uploads, self._cookie = service, uploads, cookie
-        self.searches = Searches(service.limits)
+        self._searched: dict[str, str] = {}
+        """By browser: the video whose people are looked for."""
         kept_s = max(round(service.limits.keep_hours * 3600), _SWEEP_S)
         with gr.Blocks(title="latentsync-trt", analytics_enabled=False, delete_cache=(_SWEEP_S, kept_s)) as self.blocks:
             self._lay_out()
@@ -50,6 +58,10 @@ class Page:
         for block in self.blocks.blocks.values():
             if isinstance(block, gr.Video | gr.Audio | gr.File):
                 _refuse_addresses(block)
+
+    def close(self) -> None:
+        """Ends searches for people."""
+        self._searched.clear()
 
     def _lay_out(self) -> None:
         gr.HTML(show.HEADER, elem_id="header")
@@ -81,7 +93,6 @@ class Page:
             self.options |= options.folded_controls()
         self.people = gr.State(None)
         self.entries = gr.BrowserState([], storage_key=_STORED, secret=_STORED)
-        self.current, self.seen = gr.State(None), gr.State(None)
         self.timer = gr.Timer(_POLL_S, active=False)
 
     def _connect(self) -> None:
@@ -91,55 +102,73 @@ class Page:
         face = self.options["face"]
         found = [self.people, self.people_note, self.faces, face, self.message]
         self.demo.click(self._show_demo, None, [self.video, self.speech], **hidden)
-        self.video.change(self._find, self.video, found, trigger_mode="multiple", **many)
+        chosen = self.video.change(self._forget, self.video, found, trigger_mode="multiple", **soon)
+        shown: dict[str, Any] = {"show_progress_on": self.people_note, "api_visibility": "private"}
+        chosen.then(self._find, self.video, found, trigger_mode="multiple", concurrency_limit=1, **shown)
+        self.blocks.unload(self._leave)
         self.faces.select(_choose, None, face, **soon)
-        status = [
-            *(self.progress, self.result, self.cancel, self.history, self.message),
-            *(self.timer, self.seen, self.current),
-        ]
-        look = [self.entries, self.current, self.seen]
+        status = [self.progress, self.result, self.cancel, self.history, self.message, self.timer]
+        look = [self.entries, self.history]
         self.start.click(
             self._start,
             [self.video, self.speech, self.people, self.entries, *self.options.values()],
-            [*status, self.entries, self.start, self.people_note],
+            [*status, self.entries],
             **many,
         )
-        self.timer.tick(self._look, look, status, **soon)
+        for event in (self.timer.tick, self.history.input):
+            event(self._look, look, status, **soon)
         self.cancel.click(self._cancel, look, status, **soon)
-        self.history.input(self._open, [self.entries, self.history], status, **soon)
-        self.blocks.load(self._open, self.entries, status, **soon)
+        self.blocks.load(self._look, self.entries, status, **soon)
 
     def _show_demo(self) -> tuple[str, str]:
         """The built-in clip and its speech, as uploads."""
-        folder = self._uploads / "demo"
-        folder.mkdir(exist_ok=True)
+        folder = mkdtemp(dir=self._uploads)
         video, speech = demo_clip(folder)
-        return str(video), str(jobs.copy(speech, folder / speech.name))
+        return str(video), str(shutil.copy(speech, folder))
 
-    def _find(self, video: str | None, request: gr.Request) -> Iterator[Updates]:
-        """Finds the people of a video that was chosen."""
-        browser, none = request.session_hash or "", gr.HTML(visible=False)
-        yield {
-            **{self.people: None, self.people_note: none, self.message: show.message()},
-            **{self.faces: gr.Gallery([], visible=False), self.options["face"]: _LARGEST},
+    def _forget(self, video: str | None, request: gr.Request) -> Updates:
+        """Ends the search for the people of an earlier video, and forgets who was found."""
+        self._searched[request.session_hash or ""] = video or ""
+        return {
+            self.people: None,
+            self.people_note: gr.HTML(show.note("Finding faces…"), visible=video is not None),
+            self.faces: gr.Gallery([], visible=False),
+            self.options["face"]: _LARGEST,
+            self.message: show.message(),
         }
+
+    def _leave(self, request: gr.Request) -> None:
+        self._searched.pop(request.session_hash or "", None)
+
+    def _find(
+        self,
+        video: str | None,
+        request: gr.Request,
+        progress: gr.Progress = gr.Progress(),  # noqa: B008 -- how Gradio passes it
+    ) -> Updates:
+        """Finds the people of a video that was chosen."""
+        browser, hidden = request.session_hash or "", {self.people_note: gr.HTML(visible=False)}
         if video is None:
-            self.searches.stop(browser)
-            return
+            return hidden
+
+        def note(found: Progress) -> None:
+            if self._searched.get(browser) != video:
+                raise _Stopped
+            progress((found.done, found.total), desc="Finding faces", unit="frames")
+
         try:
-            for found in self.searches.find(browser, video):
-                if isinstance(found, People):
-                    labels = (f"{number} · {seen_s:.1f} s" for number, (_, seen_s) in enumerate(found.portraits))
-                    portraits = [(one, label) for (one, _), label in zip(found.portraits, labels, strict=True)]
-                    yield {
-                        self.people: found,
-                        self.faces: gr.Gallery(portraits, visible=True, selected_index=None),
-                        self.people_note: gr.HTML(show.found(len(portraits)), visible=True),
-                    }
-                else:
-                    yield {self.people_note: gr.HTML(show.searching(found), visible=True)}
+            note(Progress("finding faces", 0, None))
+            found = find_people(video, self._service.limits, note)
+        except _Stopped:  # another video's note stays
+            return {self.people_note: gr.HTML(visible=browser in self._searched)}
         except Exception as error:  # noqa: BLE001 -- the page shows it
-            yield {self.people_note: none, self.message: _sentence(error, video)}
+            return {**hidden, self.message: _sentence(error, video)}
+        portraits = [(one, f"{number} · {seen_s:.1f} s") for number, (one, seen_s) in enumerate(found.portraits)]
+        return {
+            self.people: found,
+            self.faces: gr.Gallery(portraits, visible=True, selected_index=None),
+            self.people_note: gr.HTML(show.found(len(portraits)), visible=True),
+        }
 
     def _start(
         self,
@@ -149,58 +178,46 @@ class Page:
         people: People | None,
         entries: Entries,
         *values: Any,
-    ) -> Iterator[Updates]:
+    ) -> Updates:
         """Queues a job."""
-        self.searches.stop(request.session_hash or "")
-        yield {self.start: gr.Button(interactive=False), self.message: show.message()}
-        done = {self.start: gr.Button(interactive=True)}
+        self._leave(request)
         try:
             chosen, files = options.changed(dict(zip(self.options, values, strict=True)))
             sent = {"video": video, "audio": speech, **files}
             job = jobs.submit(self._service, sent, chosen, people, request.cookies.get(self._cookie))
         except Exception as error:  # noqa: BLE001 -- the page shows it
-            yield {**done, self.message: _sentence(error, video, speech)}
-            return
+            return {self.message: _sentence(error, video, speech)}
         entries = [(job.id, Path(video or "").name), *entries][:_MOST_JOBS]
-        yield {**done, self.entries: entries, **self._look(entries, job.id, None)}
+        return {self.entries: entries, **self._look(entries, job.id)}
 
-    def _cancel(self, entries: Entries, current: str, seen: Any) -> Updates:
+    def _cancel(self, entries: Entries, shown: str) -> Updates:
         with suppress(UnknownJob, NotNow):  # it has just ended
-            self._service.cancel(current)
-        return self._look(entries, current, seen)
+            self._service.cancel(shown)
+        return self._look(entries, shown)
 
-    def _open(self, entries: Entries, chosen: str | None = None) -> Updates:
-        """Shows a job of the history, by default the newest."""
-        return self._look(entries, chosen or (entries[0][0] if entries else None), None)
-
-    def _look(self, entries: Entries, current: str | None, seen: Any) -> Updates:
-        """What is known of the browser's jobs; `seen`: what the page shows already."""
-        service, known, names = self._service, {}, dict(entries)
+    def _look(self, entries: Entries, shown: str | None = None) -> Updates:
+        """What is known of the browser's jobs; shows one of them, by default the newest."""
+        service, names, known = self._service, dict(entries), {}
         for job_id in names:
             with suppress(UnknownJob):  # it was deleted
                 known[job_id] = service.job(job_id)
-        job = known.get(current or "")
-        labels = [(f"{names[one.id]} · {one.state}", one.id) for one in known.values()]
-        now = [labels, current]
-        is_open, updates = job is not None and job.state in _OPEN, {}
-        if now != seen:
-            updates = {
-                self.seen: now,
-                self.current: current,
-                self.timer: gr.Timer(active=any(one.state in _OPEN for one in known.values())),
-                self.history: gr.Radio(labels, value=job and job.id, visible=bool(labels)),
-                self.cancel: gr.Button(visible=is_open),
-                self.message: show.message((job and job.error) or ""),
-                self.progress: show.EMPTY,
-                self.result: gr.HTML(visible=False),
-            }
-        if job is not None and (is_open or updates):
+        job = known.get(shown or next(iter(known), ""))
+        progress, result, message = show.EMPTY, "", ""
+        if job is not None:
             problem = service.problem() if job.state == "waiting" else ""
-            updates[self.progress] = show.progress(job, problem, has_preview=service.preview(job.id) is not None)
-        if job is not None and job.state == "done" and updates:
-            html = show.result(job.id, has_page=(service.folder(job.id) / PAGE).is_file())
-            updates[self.result] = gr.HTML(html, visible=True)
-        return updates
+            progress = show.progress(job, problem, has_preview=service.preview(job.id) is not None)
+            message = job.error or ""
+            if job.state == "done":
+                result = show.result(job.id, has_page=(service.folder(job.id) / PAGE).is_file())
+        labels = [(f"{names[one.id]} · {one.state}", one.id) for one in known.values()]
+        return {
+            self.progress: progress,
+            self.result: gr.HTML(result, visible=bool(result)),
+            self.cancel: gr.Button(visible=job is not None and job.state in _OPEN),
+            self.history: gr.Radio(labels, value=job and job.id, visible=bool(labels)),
+            self.message: show.message(message),
+            self.timer: gr.Timer(active=any(one.state in _OPEN for one in known.values())),
+        }
 
 
 def _refuse_addresses(block: Any) -> None:

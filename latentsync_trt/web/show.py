@@ -6,7 +6,6 @@ from datetime import timedelta
 from markupsafe import Markup
 
 from latentsync_trt.serve.service import Job
-from latentsync_trt.types import Progress
 
 _PLAY = Markup('<svg viewBox="0 0 24 24" aria-hidden="true"><path d="M7 4.5v15l12.5-7.5z"/></svg>')
 
@@ -22,12 +21,6 @@ def message(text: str = "") -> str:
 def note(text: str) -> str:
     """A line of text."""
     return Markup("<p>{}</p>").format(text)
-
-
-def searching(found: Progress) -> str:
-    """How far the search for faces is."""
-    share = f" {100 * found.done // found.total} %" if found.total else ""
-    return note(f"{found.stage.capitalize()}…{share}")
 
 
 def found(people: int) -> str:
