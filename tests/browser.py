@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Route, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 PATIENCE_S = 200.0
 _OTHER_HOSTS = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
@@ -46,7 +45,7 @@ def served_page(folder: Path, *words: str) -> Iterator[Server]:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A headless browser that finds no other machine; skips the test where there is none."""
+    """A headless browser that finds no other machine, and calls that an error; skips the test where there is none."""
     path = shutil.which("chromium") or shutil.which("google-chrome")
     if path is None:
         pytest.skip("neither chromium nor google-chrome is installed")
@@ -58,14 +57,10 @@ def chromium() -> Iterator[Browser]:
 
 @dataclass
 class Visitor:
-    """Someone with a browser of their own, who has opened the page.
-
-    `problems`: errors in the console; `elsewhere`: requests to other machines, which were refused.
-    """
+    """Someone with a browser of their own, who has opened the page; `problems`: errors in the console."""
 
     page: Page
     problems: list[str] = field(default_factory=list)
-    elsewhere: list[str] = field(default_factory=list)
 
     def part(self, name: str) -> Locator:
         """What has this id."""
@@ -75,14 +70,20 @@ class Visitor:
         """Gives both files, and waits until the page has them and shows so many faces."""
         for name, path in (("video", video), ("speech", speech)):
             self.part(name).locator("input[type=file]").first.set_input_files(path)
+        self.ready(faces)
+
+    def ready(self, faces: int = 1) -> None:
+        """Waits until the page has both files and shows so many faces."""
         self.part("video").locator("video").wait_for()
         self.part("speech").get_by_role("button", name="Play").first.wait_for()
         self.part("faces").locator("img").nth(faces - 1).wait_for()
 
-    def begin(self) -> None:
-        """Starts a job, and waits until it is shown."""
+    def begin(self, *, preview: bool = False) -> None:
+        """Starts a job, and waits until it is shown, or also its first frame."""
         self.part("start").click()
         self.part("cancel").wait_for()
+        if preview:
+            self.part("preview").locator("img").wait_for()
 
     def finish(self) -> str:
         """Waits for a result; returns its address."""
@@ -101,16 +102,10 @@ class Visitor:
         """What the history shows."""
         return self.part("history").locator("label").all_inner_texts()
 
-    def too_wide_px(self) -> int:
-        """How far the page can be scrolled to the side."""
-        root = "document.documentElement"
-        return int(self.page.evaluate(f"{root}.scrollWidth - {root}.clientWidth"))
-
-    def brightness(self) -> float:
-        """Of the page's background, 0 = black to 1 = white."""
-        color = self.page.evaluate("getComputedStyle(document.querySelector('gradio-app, body')).backgroundColor")
-        red, green, blue = (int(value) for value in re.findall(r"\d+", color)[:3])
-        return (red + green + blue) / 765
+    def leave(self) -> None:
+        """Closes the browser; there were no errors."""
+        self.page.context.close()
+        assert not self.problems
 
 
 def visit(browser: Browser, server: Server, **settings: Any) -> Visitor:
@@ -118,21 +113,7 @@ def visit(browser: Browser, server: Server, **settings: Any) -> Visitor:
     context = browser.new_context(accept_downloads=True, **settings)
     context.set_default_timeout(PATIENCE_S * 1000)
     visitor = Visitor(context.new_page())
-
-    def guard(route: Route) -> None:
-        url = route.request.url
-        if urlsplit(url).hostname == "127.0.0.1":
-            route.continue_()
-        else:
-            visitor.elsewhere.append(url)
-            route.abort()
-
-    def note(message: ConsoleMessage) -> None:
-        if message.type == "error":
-            visitor.problems.append(message.text)
-
-    context.route(lambda url: not url.startswith(("data:", "blob:")), guard)
-    visitor.page.on("console", note)
+    visitor.page.on("console", lambda said: visitor.problems.append(said.text) if said.type == "error" else None)
     visitor.page.on("pageerror", lambda error: visitor.problems.append(str(error)))
     visitor.page.goto(server.address)
     visitor.part("start").wait_for()

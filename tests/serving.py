@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from starlette.applications import Starlette
 
 from latentsync_trt.batch.tasks import Cancelled, Done, Task, TaskError, WorkerLost
 from latentsync_trt.serve.app import create_app
@@ -68,19 +69,29 @@ def serving(
 ) -> Iterator[tuple[httpx.Client, Service]]:
     """A client, without a key, and the service."""
     service = Service(folder, [worker], Limits(**limits))
+    try:
+        with (
+            answering(create_app(service, key, own_hosts=True)) as address,
+            httpx.Client(base_url=address, timeout=PATIENCE_S, trust_env=False) as client,
+        ):
+            yield client, service
+    finally:
+        service.close()
+
+
+@contextmanager
+def answering(app: Starlette) -> Iterator[str]:
+    """The address at which an application answers until the block ends."""
     listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(create_app(service, key, own_hosts=True), log_config=None))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with httpx.Client(base_url=address, timeout=PATIENCE_S, trust_env=False) as client:
-            until(lambda: server.started)
-            yield client, service
+        until(lambda: server.started)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()
-        service.close()
         listener.close()
 
 

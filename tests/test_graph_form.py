@@ -22,7 +22,6 @@ from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions import builders
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.session import SessionSettings, TensorInfo
-from tests.small import small_bundle
 from tests.toy import FRAMES, write_toy
 
 ADA = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 24 * 1024**3, "0000:01:00.0")

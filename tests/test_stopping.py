@@ -61,8 +61,9 @@ class Command:
             time.sleep(pause_s if number else 0)
             self.process.send_signal(kind)
         self.process.wait(PATIENCE_S)
-        assert time.monotonic() - start_s < MOST_S
+        took_s = time.monotonic() - start_s
         out, err = self.process.communicate()
+        assert took_s < MOST_S, err
         assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
         assert files(self.folder) == self.before
         assert "Traceback" not in (err or "")

@@ -38,8 +38,7 @@ def command(host: str, port: int, no_key: bool, share: bool, ray: str | None, **
     key = api_key("--share" if share else f"--host {host}", no_key, loopback=own)
     place, limits, make_handles = prepare("ui", fields)
     handles = make_handles(ray=ray, on_notice=say)
-    with interruption(STOPPED):
-        listener = server.listen(host, port)
+    with interruption(STOPPED), server.listen(host, port) as listener:
         port = listener.getsockname()[1]
         with (
             closing(Service(place, handles, limits)) as service,

@@ -8,7 +8,7 @@ from typing import Any
 
 import gradio as gr
 
-from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.serve.limits import NotNow, UnknownJob
 from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs
@@ -25,12 +25,14 @@ def add_api(service: Service, uploads: Path) -> None:
         speech: str | None,
         preset: str,
         face: str,
-        options: dict[str, Any] | None,
+        options: Any,
         progress: gr.Progress = gr.Progress(),  # noqa: B008 -- how Gradio passes it
     ) -> AsyncIterator[tuple[str | None, str | None]]:
         """Lip-syncs a video to speech; the report is a page, where options say `"report": true`."""
-        given, sent = {"preset": preset, "face": face, **(options or {})}, {"video": video, "audio": speech}
         try:
+            if not isinstance(options, dict):
+                raise InputError('options: is not an object; give one, as in {"guidance": 2.0}')
+            sent, given = {"video": video, "audio": speech}, {"preset": preset, "face": face, **options}
             job = await asyncio.to_thread(jobs.submit, service, sent, given)
             try:
                 while (job := service.job(job.id)).state in ("waiting", "running"):

@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
@@ -107,12 +106,12 @@ class Page:
         chosen.then(self._find, self.video, found, trigger_mode="multiple", concurrency_limit=1, **shown)
         self.blocks.unload(self._leave)
         self.faces.select(_choose, None, face, **soon)
-        status = [self.progress, self.result, self.cancel, self.history, self.message, self.timer]
+        status = [self.progress, self.result, self.cancel, self.history, self.timer]
         look = [self.entries, self.history]
         self.start.click(
             self._start,
             [self.video, self.speech, self.people, self.entries, *self.options.values()],
-            [*status, self.entries],
+            [*status, self.entries, self.message],
             **many,
         )
         for event in (self.timer.tick, self.history.input):
@@ -180,15 +179,15 @@ class Page:
         *values: Any,
     ) -> Updates:
         """Queues a job."""
-        self._leave(request)
         try:
             chosen, files = options.changed(dict(zip(self.options, values, strict=True)))
             sent = {"video": video, "audio": speech, **files}
             job = jobs.submit(self._service, sent, chosen, people, request.cookies.get(self._cookie))
         except Exception as error:  # noqa: BLE001 -- the page shows it
             return {self.message: _sentence(error, video, speech)}
+        self._leave(request)
         entries = [(job.id, Path(video or "").name), *entries][:_MOST_JOBS]
-        return {self.entries: entries, **self._look(entries, job.id)}
+        return {self.entries: entries, self.message: show.message(), **self._look(entries, job.id)}
 
     def _cancel(self, entries: Entries, shown: str) -> Updates:
         with suppress(UnknownJob, NotNow):  # it has just ended
@@ -202,11 +201,10 @@ class Page:
             with suppress(UnknownJob):  # it was deleted
                 known[job_id] = service.job(job_id)
         job = known.get(shown or next(iter(known), ""))
-        progress, result, message = show.EMPTY, "", ""
+        progress, result = show.EMPTY, ""
         if job is not None:
             problem = service.problem() if job.state == "waiting" else ""
             progress = show.progress(job, problem, has_preview=service.preview(job.id) is not None)
-            message = job.error or ""
             if job.state == "done":
                 result = show.result(job.id, has_page=(service.folder(job.id) / PAGE).is_file())
         labels = [(f"{names[one.id]} · {one.state}", one.id) for one in known.values()]
@@ -215,7 +213,6 @@ class Page:
             self.result: gr.HTML(result, visible=bool(result)),
             self.cancel: gr.Button(visible=job is not None and job.state in _OPEN),
             self.history: gr.Radio(labels, value=job and job.id, visible=bool(labels)),
-            self.message: show.message(message),
             self.timer: gr.Timer(active=any(one.state in _OPEN for one in known.values())),
         }
 

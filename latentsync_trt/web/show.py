@@ -13,7 +13,7 @@ HEADER = "<header><h1>latentsync-trt</h1><p>Give a video new speech: the lips fo
 EMPTY = Markup('<div class="empty">{}<p>Your result appears here.</p></div>').format(_PLAY)
 
 
-def message(text: str = "") -> str:
+def message(text: str = "") -> Markup:
     """An error, or nothing."""
     return Markup('<p role="alert">{}</p>').format(text)
 
@@ -43,7 +43,7 @@ def progress(job: Job, problem: str, *, has_preview: bool) -> str:
     if job.report is not None:
         counted, took = f"{job.report['frames']} frames", f"took {_duration(job.report['wall_s'])}"
         return _progress("Done", 1, 1, counted, rate, took) + _notices(job.report.get("notices", ()))
-    return _progress(job.state.capitalize(), 0, 1)
+    return _progress(job.state.capitalize(), 0, 1) + (message(job.error) if job.error else "")
 
 
 def _progress(stage: str, done: int | None, total: int | None, *details: str) -> Markup:
