@@ -12,13 +12,15 @@ from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.serve.limits import NotNow, UnknownJob
 from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs
-from latentsync_trt.web.options import preset_control
 
 _POLL_S = 0.3
 
 
-def add_api(service: Service, uploads: Path) -> None:
-    """Adds the endpoint to the page that is being made; `uploads`: the folder from which Gradio serves files."""
+def add_api(service: Service, uploads: Path, inputs: list[Any]) -> None:
+    """Adds the endpoint to the page that is being made.
+
+    `uploads`: the folder from which Gradio serves files. `inputs`: the page's video, speech, preset and face.
+    """
 
     async def sync(
         video: str | None,
@@ -49,17 +51,5 @@ def add_api(service: Service, uploads: Path) -> None:
         except LatentSyncError as error:
             raise gr.Error(str(error), print_exception=False) from error
 
-    hidden: dict[str, Any] = {"visible": False}
-    gr.Button(**hidden).click(
-        sync,
-        [
-            gr.Video(label="Video", **hidden),
-            gr.Audio(label="Speech", type="filepath", **hidden),
-            preset_control(**hidden),
-            gr.Textbox("largest", label="Face", **hidden),
-            gr.JSON({}, label="Options", **hidden),
-        ],
-        [gr.File(label="Result", **hidden), gr.File(label="Report", **hidden)],
-        api_name="sync",
-        concurrency_limit=None,
-    )
+    given, *found = gr.JSON({}, visible=False), gr.File(visible=False), gr.File(visible=False)
+    gr.Button(visible=False).click(sync, [*inputs, given], found, api_name="sync", concurrency_limit=None)

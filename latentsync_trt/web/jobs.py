@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from secrets import compare_digest
 from typing import Any
@@ -21,7 +22,7 @@ _SOURCE, _BROWSER = "source", "browser"
 
 def submit(
     service: Service,
-    sent: dict[str, str | None],
+    sent: Mapping[str, str | None],
     options: dict[str, Any],
     people: People | None = None,
     browser: str | None = None,

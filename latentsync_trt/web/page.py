@@ -1,6 +1,5 @@
 """The page: its components, and what happens when they are used."""
 
-import logging
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -28,8 +27,6 @@ _STORED = "latentsync-trt"
 _OPEN = "waiting", "running"
 _LARGEST = "largest"
 
-_log = logging.getLogger(__name__)
-
 Updates = dict[Any, Any]
 Entries = list[tuple[str, str]]
 """A browser's jobs, the newest first: id and name of the video."""
@@ -51,7 +48,7 @@ class Page:
         with gr.Blocks(title="latentsync-trt", analytics_enabled=False, delete_cache=(_SWEEP_S, kept_s)) as self.blocks:
             self._lay_out()
             self._connect()
-            add_api(service, uploads)
+            add_api(service, uploads, [self.video, self.speech, self.options[options.PRESET], self.options["face"]])
         # Else Gradio takes any path of this machine for an upload: it checks pages that it launched itself.
         self.blocks.has_launched = True
         for block in self.blocks.blocks.values():
@@ -130,7 +127,7 @@ class Page:
         self._searched[request.session_hash or ""] = video or ""
         return {
             self.people: None,
-            self.people_note: gr.HTML(show.note("Finding faces…"), visible=video is not None),
+            self.people_note: gr.HTML("<p>Finding faces…</p>", visible=video is not None),
             self.faces: gr.Gallery([], visible=False),
             self.options["face"]: _LARGEST,
             self.message: show.message(),
@@ -160,8 +157,8 @@ class Page:
             found = find_people(video, self._service.limits, note)
         except _Stopped:  # another video's note stays
             return {self.people_note: gr.HTML(visible=browser in self._searched)}
-        except Exception as error:  # noqa: BLE001 -- the page shows it
-            return {**hidden, self.message: _sentence(error, video)}
+        except LatentSyncError as error:
+            return {**hidden, self.message: show.message(str(error).replace(video, Path(video).name))}
         portraits = [(one, f"{number} · {seen_s:.1f} s") for number, (one, seen_s) in enumerate(found.portraits)]
         return {
             self.people: found,
@@ -183,11 +180,11 @@ class Page:
             chosen, files = options.changed(dict(zip(self.options, values, strict=True)))
             sent = {"video": video, "audio": speech, **files}
             job = jobs.submit(self._service, sent, chosen, people, request.cookies.get(self._cookie))
-        except Exception as error:  # noqa: BLE001 -- the page shows it
-            return {self.message: _sentence(error, video, speech)}
+        except LatentSyncError as error:
+            return {self.message: show.message(str(error))}
         self._leave(request)
         entries = [(job.id, Path(video or "").name), *entries][:_MOST_JOBS]
-        return {self.entries: entries, self.message: show.message(), **self._look(entries, job.id)}
+        return {self.entries: entries, self.message: show.message(), **self._look(entries)}
 
     def _cancel(self, entries: Entries, shown: str) -> Updates:
         with suppress(UnknownJob, NotNow):  # it has just ended
@@ -200,19 +197,21 @@ class Page:
         for job_id in names:
             with suppress(UnknownJob):  # it was deleted
                 known[job_id] = service.job(job_id)
-        job = known.get(shown or next(iter(known), ""))
-        progress, result = show.EMPTY, ""
+        job = known.get(shown if shown in known else next(iter(known), ""))
+        progress, result = str(show.EMPTY), ""
         if job is not None:
             problem = service.problem() if job.state == "waiting" else ""
             progress = show.progress(job, problem, has_preview=service.preview(job.id) is not None)
             if job.state == "done":
                 result = show.result(job.id, has_page=(service.folder(job.id) / PAGE).is_file())
         labels = [(f"{names[one.id]} · {one.state}", one.id) for one in known.values()]
+        # What a user chooses while this is on its way stays chosen.
+        choice = {} if shown in known else {"value": job and job.id}
         return {
             self.progress: progress,
             self.result: gr.HTML(result, visible=bool(result)),
             self.cancel: gr.Button(visible=job is not None and job.state in _OPEN),
-            self.history: gr.Radio(labels, value=job and job.id, visible=bool(labels)),
+            self.history: gr.Radio(labels, visible=bool(labels), **choice),
             self.timer: gr.Timer(active=any(one.state in _OPEN for one in known.values())),
         }
 
@@ -233,14 +232,3 @@ def _refuse_addresses(block: Any) -> None:
 
 def _choose(chosen: gr.SelectData) -> str:
     return f"index:{chosen.index}"
-
-
-def _sentence(error: Exception, *uploaded: str | None) -> str:
-    """An error for people; names of `uploaded` files without their folders."""
-    if not isinstance(error, LatentSyncError):
-        _log.error("request failed", exc_info=error)
-        return show.message("page: internal error; the log of the command says more")
-    text = str(error)
-    for path in filter(None, uploaded):
-        text = text.replace(path, Path(path).name)
-    return show.message(text)

@@ -18,15 +18,10 @@ def message(text: str = "") -> Markup:
     return Markup('<p role="alert">{}</p>').format(text)
 
 
-def note(text: str) -> str:
-    """A line of text."""
-    return Markup("<p>{}</p>").format(text)
-
-
 def found(people: int) -> str:
     """What to do with the people that were found."""
     some = f"{people} people were found. Click on one; otherwise the largest face is used."
-    return note("One person was found." if people == 1 else some)
+    return Markup("<p>{}</p>").format("One person was found." if people == 1 else some)
 
 
 def progress(job: Job, problem: str, *, has_preview: bool) -> str:
