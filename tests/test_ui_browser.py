@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +29,7 @@ FIRST, SECOND = 280, 820
 """Where the two people's faces are, in pixels from the left."""
 CHANGED_LEVELS = 12
 PHONE_PX = 390
+LIGHT, DARK = "rgb(250, 250, 250)", "rgb(19, 19, 22)"
 MOST_DRAWS_PER_S = 130
 """The players are compared once a frame; some screens show 120 in a second."""
 
@@ -83,6 +83,7 @@ def count_draws(page: Page) -> None:
 def test_from_upload_to_download(visitor: Visitor, clips: Path, tmp_path: Path) -> None:
     page = visitor.page
     assert page.title() == "latentsync-trt"
+    expect(page.locator("body")).to_have_css("background-color", LIGHT)
     visitor.upload(clips / "short.mp4", clips / "speech.wav")
     visitor.part("option-report").locator("input").check()
     visitor.begin(preview=True)
@@ -102,13 +103,18 @@ def test_from_upload_to_download(visitor: Visitor, clips: Path, tmp_path: Path) 
     assert len(visitor.jobs()) == 1
 
 
-def test_the_second_face(visitor: Visitor, clips: Path, tmp_path: Path) -> None:
+def test_the_second_face_on_a_dark_phone(browser: Browser, server: Server, clips: Path, tmp_path: Path) -> None:
+    visitor = visit(browser, server, viewport={"width": PHONE_PX, "height": 844}, color_scheme="dark")
+    expect(visitor.page.locator("body")).to_have_css("background-color", DARK)
+    visitor.part("more").locator("button").first.click()
     visitor.upload(clips / "two.mp4", clips / "speech.wav", faces=2)
     visitor.part("faces").locator("img").nth(1).click()
-    visitor.part("more").locator("button").first.click()
     expect(visitor.part("option-face").locator("input, textarea").first).to_have_value("index:1")
+    assert visitor.page.evaluate("document.documentElement.scrollWidth") == PHONE_PX
     visitor.begin()
     visitor.finish()
+    assert visitor.page.evaluate("document.documentElement.scrollWidth") == PHONE_PX
+    assert visitor.page.evaluate("document.getElementById('after').offsetWidth") > 0.8 * PHONE_PX
     pairs = zip(decoded(clips / "two.mp4"), decoded(visitor.fetch(tmp_path)), strict=True)
     changed = np.mean([np.abs(one.astype(int) - other).max(-1) > CHANGED_LEVELS for one, other in pairs], 0)
     halves = changed[:, : ROOM_PX[0] // 2].sum(), changed[:, ROOM_PX[0] // 2 :].sum()
@@ -117,6 +123,7 @@ def test_the_second_face(visitor: Visitor, clips: Path, tmp_path: Path) -> None:
     second = next(span.rows[0, 1] for span in spans if span.person == 1)
     chosen = int(second > ROOM_PX[0] / 2)
     assert halves[chosen] > 10 * halves[1 - chosen]
+    visitor.leave()
 
 
 def test_a_bad_file_is_a_sentence(visitor: Visitor, clips: Path) -> None:
@@ -172,32 +179,6 @@ def test_two_users_see_only_their_own(visitor: Visitor, browser: Browser, server
     for each, own, foreign in ((users[0], first, second), (users[1], second, first)):
         assert [each.page.request.get(address).status for address in (own, foreign)] == [200, 404]
     users[1].leave()
-
-
-@pytest.mark.parametrize(("scheme", "color"), [("light", "rgb(250, 250, 250)"), ("dark", "rgb(19, 19, 22)")])
-def test_colors_follow_the_system(browser: Browser, server: Server, scheme: Any, color: str) -> None:
-    visitor = visit(browser, server, color_scheme=scheme)
-    expect(visitor.page.locator("body")).to_have_css("background-color", color)
-    visitor.leave()
-
-
-def test_a_phone(browser: Browser, server: Server, clips: Path) -> None:
-    visitor = visit(browser, server, viewport={"width": PHONE_PX, "height": 844})
-
-    def fits() -> bool:
-        return bool(visitor.page.evaluate("document.documentElement.scrollWidth") == PHONE_PX)
-
-    assert fits()
-    visitor.part("more").locator("button").first.click()
-    visitor.upload(clips / "two.mp4", clips / "speech.wav", faces=2)
-    assert fits()
-    visitor.begin()
-    visitor.finish()
-    assert fits()
-    wide = visitor.part("compare").locator("video").last.bounding_box()
-    assert wide is not None
-    assert wide["width"] > 0.8 * PHONE_PX
-    visitor.leave()
 
 
 def test_the_built_in_clip_by_keyboard_only(visitor: Visitor) -> None:
