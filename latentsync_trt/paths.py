@@ -51,6 +51,11 @@ def exists(path: str | os.PathLike[str]) -> bool:
         return False
 
 
+def nearest_existing(folder: Path) -> Path:
+    """`folder`, or the nearest one above it that exists."""
+    return next(place for place in (folder, *folder.absolute().parents) if exists(place))
+
+
 def why_missing(path: Path, kind: str = "file") -> str:
     """A message that nothing is at `path`; it names the most similar existing name, or what else explains it."""
     folder = path.parent

@@ -20,6 +20,8 @@ from latentsync_trt.batch.tasks import CancelledEvent, Event, Failed, Finished, 
 from latentsync_trt.errors import InputError, OutputError
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
+OPEN: tuple[State, ...] = ("waiting", "running")
+"""States of tasks that have not ended."""
 
 _TABLE = """
 create table if not exists tasks (

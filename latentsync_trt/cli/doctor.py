@@ -192,10 +192,10 @@ def _codecs() -> Iterator[Finding]:
 def _bundles() -> Iterator[Finding]:
     from latentsync_trt.bundle import find
     from latentsync_trt.bundle.manifest import Bundle
-    from latentsync_trt.paths import exists
+    from latentsync_trt.paths import nearest_existing
 
     folder = find.checkpoints_folder().resolve()
-    existing = next(place for place in (folder, *folder.parents) if exists(place))
+    existing = nearest_existing(folder)
     state = "found" if folder == existing else "does not exist yet"
     yield Finding("info", f"checkpoints: {folder} ({state}; {_gb(shutil.disk_usage(existing).free)} free)")
     exported = find.exported_bundles()

@@ -20,7 +20,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from latentsync_trt.bundle.manifest import sha256_file
 from latentsync_trt.errors import CheckpointError, LatentSyncError, OutputError
 from latentsync_trt.export.published import LATENTSYNC, VAE, Repository
-from latentsync_trt.paths import check_folder_to_write, exists
+from latentsync_trt.paths import check_folder_to_write, nearest_existing
 
 # Else each request names the versions of other packages, and a list of programs is fetched to look for them here.
 constants.HF_HUB_DISABLE_TELEMETRY = True
@@ -91,8 +91,7 @@ def _find(repository: Repository) -> Download | None:
 def check_space(folder: Path, downloads: Iterable[Download], more_bytes: int = 0) -> None:
     """Raises `InputError` or `OutputError` if `folder` cannot take the downloads and `more_bytes`."""
     check_folder_to_write(folder)
-    existing = next(place for place in (folder, *folder.absolute().parents) if exists(place))
-    free_bytes = shutil.disk_usage(existing).free
+    free_bytes = shutil.disk_usage(nearest_existing(folder)).free
     needed_bytes = sum(download.left_bytes for download in downloads) + more_bytes
     if free_bytes < needed_bytes:
         raise OutputError(

@@ -15,7 +15,7 @@ from typing import Any
 
 from latentsync_trt import stopping
 from latentsync_trt.batch.dispatch import Dispatcher
-from latentsync_trt.batch.ledger import Ledger, Row, State
+from latentsync_trt.batch.ledger import OPEN, Ledger, Row, State
 from latentsync_trt.batch.tasks import (
     CancelledEvent,
     Event,
@@ -33,7 +33,6 @@ from latentsync_trt.serve.metrics import Metrics
 from latentsync_trt.types import Progress
 
 _ID = re.compile(r"[0-9a-f]{32}")
-_OPEN = "waiting", "running"
 _SWEEP_S = 60.0
 _ATTEMPTS = 3
 
@@ -232,7 +231,7 @@ class Service:
         with self._lock:
             in_use = self._receiving | self._running.keys()
         rows = {row.task.id: row for row in self._ledger.rows()}
-        ended = {job_id: row.ended_s or 0.0 for job_id, row in rows.items() if row.state not in _OPEN}
+        ended = {job_id: row.ended_s or 0.0 for job_id, row in rows.items() if row.state not in OPEN}
         expired = {job_id for job_id, ended_s in ended.items() if ended_s < oldest_s}
         self._ledger.remove(expired)
         for path in folders:
@@ -270,7 +269,7 @@ class Service:
             state=row.state,
             created_s=row.created_s,
             started_s=row.started_s,
-            ended_s=None if row.state in _OPEN else row.ended_s,
+            ended_s=None if row.state in OPEN else row.ended_s,
             attempts=row.attempts,
             position=positions.get(row.task.id),
             worker=row.worker,

@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from latentsync_trt.batch.ledger import OPEN
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.serve.limits import NotNow, UnknownJob
 from latentsync_trt.serve.service import Service
@@ -37,7 +38,7 @@ def add_api(service: Service, uploads: Path, inputs: list[Any]) -> None:
             sent, given = {"video": video, "audio": speech}, {"preset": preset, "face": face, **options}
             job = await asyncio.to_thread(jobs.submit, service, sent, given)
             try:
-                while (job := service.job(job.id)).state in ("waiting", "running"):
+                while (job := service.job(job.id)).state in OPEN:
                     progress((job.done, job.total), desc=job.stage or job.state)
                     yield None, None
                     await asyncio.sleep(_POLL_S)

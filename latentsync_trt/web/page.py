@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from latentsync_trt.batch.ledger import OPEN
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.demo_clip import demo_clip
 from latentsync_trt.serve.admission import PAGE
@@ -24,7 +25,6 @@ _MOST_JOBS = 20
 """In a browser's history."""
 _STORED = "latentsync-trt"
 """Key of the history in a browser's storage."""
-_OPEN = "waiting", "running"
 _LARGEST = "largest"
 
 Updates = dict[Any, Any]
@@ -210,9 +210,9 @@ class Page:
         return {
             self.progress: progress,
             self.result: gr.HTML(result, visible=bool(result)),
-            self.cancel: gr.Button(visible=job is not None and job.state in _OPEN),
+            self.cancel: gr.Button(visible=job is not None and job.state in OPEN),
             self.history: gr.Radio(labels, visible=bool(labels), **choice),
-            self.timer: gr.Timer(active=any(one.state in _OPEN for one in known.values())),
+            self.timer: gr.Timer(active=any(one.state in OPEN for one in known.values())),
         }
 
 
