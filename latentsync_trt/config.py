@@ -372,6 +372,9 @@ class RuntimeOptions:
         "uploaded.",
         metavar="URL",
     )
+    verify: bool = _engine_option(
+        False, "Check the bundle's files, engines and the provider, although an earlier run did and nothing changed."
+    )
     profile: str | Path | None = _engine_option(None, "Write a table of times and a Chrome trace here.", folder=True)
 
     def __post_init__(self) -> None:
@@ -386,5 +389,5 @@ class RuntimeOptions:
         return self.device
 
 
-NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "profile", "windows_per_batch")
+NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "profile", "verify", "windows_per_batch")
 """Fields of `RuntimeOptions` that do not change engines."""

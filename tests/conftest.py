@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from latentsync_trt.remembered import forget
 from tests.device import DemoNetworks, Device, watched_device
 from tests.exports import ExportCache
 
@@ -46,6 +47,12 @@ def engine_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LATENTSYNC_TRT_CACHE_DIR", str(folder))
         yield folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered(engine_cache: Path) -> None:
+    """Facts that tests remember depend on what they simulate."""
+    forget()
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,13 @@
 """Bundles are read back as written, and refused if damaged."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from latentsync_trt import remembered
+from latentsync_trt.bundle import manifest
 from latentsync_trt.bundle.find import CHECKPOINTS_VARIABLE, checkpoints_folder, demo_folder, find_bundle
 from latentsync_trt.bundle.manifest import (
     FORMAT_VERSION,
@@ -13,6 +16,7 @@ from latentsync_trt.bundle.manifest import (
     Bundle,
     Manifest,
     read_manifest,
+    sha256_file,
 )
 from latentsync_trt.bundle.staging import check_target, staged_bundle
 from latentsync_trt.errors import BundleError, InputError, OutputError
@@ -37,6 +41,34 @@ def test_a_changed_byte_is_noticed(bundle: Bundle) -> None:
     weights.write_bytes(b"\xff" + weights.read_bytes()[1:])
     with pytest.raises(BundleError, match=r"net\.weights: damaged or edited"):
         Bundle.load(bundle.folder)
+
+
+def test_hashes_are_checked_once_and_again_when_a_file_changed(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[Path] = []
+
+    def hash_file(path: Path) -> str:
+        hashed.append(path)
+        return sha256_file(path)
+
+    def hashed_by_load() -> set[str]:
+        hashed.clear()
+        Bundle.load(bundle.folder)
+        return {path.name for path in hashed}
+
+    monkeypatch.setattr(manifest, "sha256_file", hash_file)
+    everything = set(bundle.manifest.files)
+    assert [hashed_by_load(), hashed_by_load()] == [everything, everything]  # its files were written just now
+    monkeypatch.setattr(remembered, "_SETTLED_S", -1.0)
+    assert [hashed_by_load(), hashed_by_load()] == [everything, set()]
+    weights = bundle.folder / "net.weights"
+    content, state = weights.read_bytes(), weights.stat()
+    weights.write_bytes(b"\xff" + content[1:])
+    os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns + (os.name == "nt")))
+    with pytest.raises(BundleError, match=r"net\.weights: damaged or edited"):
+        Bundle.load(bundle.folder)
+    weights.write_bytes(content)
+    os.utime(weights)
+    assert [hashed_by_load(), hashed_by_load()] == [everything, set()]
 
 
 @pytest.mark.parametrize(("damage", "message"), [("unlink", "missing"), ("truncate", "the manifest says 256")])

@@ -1,6 +1,7 @@
 """The engine cache: one build per key for all processes, and only engines whose key is equal are found."""
 
 import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from latentsync_trt import remembered
+from latentsync_trt.bundle.manifest import sha256_file
 from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory
 from latentsync_trt.runtime.cache import entry
 from latentsync_trt.runtime.cache.prune import remove, survey
@@ -44,6 +47,26 @@ def test_an_engine_is_built_once_and_found_again(cache: EngineCache) -> None:
     found = EngineCache(cache.folder).find(KEY)
     assert found is not None
     assert found.folder == first.folder
+
+
+def test_hashes_are_checked_once_until_an_engine_changes(cache: EngineCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+
+    def hash_file(path: Path) -> str:
+        hashed.append(path.name)
+        return sha256_file(path)
+
+    engine = cache.obtain(KEY, write_engine).folder / "engine.bin"
+    monkeypatch.setattr(remembered, "_SETTLED_S", -1.0)
+    monkeypatch.setattr(entry, "sha256_file", hash_file)
+    for _ in range(2):
+        assert EngineCache(cache.folder).find(KEY) is not None
+    assert sorted(hashed) == ["engine.bin", "timing.bin"]
+    survey(cache.folder, hashes=True)  # as `cache verify` does
+    assert len(hashed) == 4
+    engine.write_bytes(b"enginE")
+    os.utime(engine, (1, 1))
+    assert EngineCache(cache.folder).find(KEY) is None
 
 
 def test_many_processes_build_one_engine_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from fractions import Fraction
 from itertools import groupby
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.sync.windows import Window, WindowPlanner, streams_at
+
+T = TypeVar("T")
 
 LENGTHS = range(1, 51)
 WINDOW_LENGTHS = (1, 2, 3, 4, 7, 16)
@@ -24,6 +27,11 @@ def planned(tracks: list[int | None], frames: int, **how: int) -> list[Window[in
         for kept in planner._tracks.values():
             assert all(len(stream._last) + len(stream._pending) <= 2 * frames for stream in kept._streams)
     return windows + planner.finish()
+
+
+def fill(window: Window[T]) -> int:
+    """Number of positions that only fill the window."""
+    return sum(weight == 0 for weight in window.weights)
 
 
 def used(windows: list[Window[int]]) -> list[int]:
@@ -114,20 +122,44 @@ def test_the_last_of_overlapping_windows_fades_into_nothing():
     assert list(planned([0] * 10, 6, overlap=2)[-1].weights[2:]) == [1, 1, 1, 1]
 
 
+def test_leftover_frames_get_the_shortest_window_that_they_fit_into():
+    windows = [planned([0] * (16 + left), 16, shorter=(8, 12))[-1] for left in (1, 8, 9, 12, 13)]
+    assert [len(window.items) for window in windows] == [8, 8, 12, 12, 16]
+    assert windows[0].items == tuple(range(9, 17))
+    assert [len(window.items) for window in planned([0] * 21 + [1] * 5 + [2], 16, shorter=(2, 8))] == [16, 8, 8, 2]
+
+
+def test_a_short_window_of_a_short_track_is_mirrored():
+    assert planned([0] * 3, 8, shorter=(4, 6)) == [Window((0, 1, 2, 1), (*[Fraction(1)] * 3, Fraction(0)))]
+
+
+def test_a_short_window_fades_in():
+    windows = planned([0] * 11, 8, overlap=2, shorter=(6,))
+    assert windows[-1].items == (5, 6, 7, 8, 9, 10)
+    assert windows[-1].weights == (0, Fraction(1, 3), Fraction(2, 3), 1, 1, 1)
+
+
 RUNS = st.lists(st.tuples(st.sets(st.integers(0, 2)), st.integers(1, 40)), max_size=6)
 
 
-@given(RUNS, st.sampled_from(WINDOW_LENGTHS), st.integers(1, 4), st.integers(0, 8))
+@given(
+    RUNS, st.sampled_from(WINDOW_LENGTHS), st.integers(1, 4), st.integers(0, 8), st.sets(st.integers(1, 15), max_size=4)
+)
 def test_weights_of_every_face_add_up_to_one(
-    runs: list[tuple[set[int], int]], frames: int, streams: int, overlap: int
+    runs: list[tuple[set[int], int]], frames: int, streams: int, overlap: int, lengths: set[int]
 ) -> None:
-    planner: WindowPlanner[tuple[int, int]] = WindowPlanner(frames, streams=streams, overlap=min(overlap, frames // 2))
+    shorter = [each for each in sorted(lengths) if each < frames]
+    planner: WindowPlanner[tuple[int, int]] = WindowPlanner(
+        frames, streams=streams, overlap=min(overlap, frames // 2), shorter=shorter
+    )
     shown = [faces for faces, length in runs for _ in range(length)]
     windows = [w for i, faces in enumerate(shown) for w in planner.push({f: (f, i) for f in faces})]
     windows += planner.finish()
     sums: Counter[tuple[int, int]] = Counter()
     for window in windows:
         assert len({face for face, _ in window.items}) == 1
+        assert len(window.weights) == len(window.items)
+        assert len(window.items) == next(n for n in (*shorter, frames) if n >= len(window.items) - fill(window))
         for _, item, weight in window.used:
             sums[item] += weight  # type: ignore[assignment]
     assert sums == {(face, index): 1 for index, faces in enumerate(shown) for face in faces}

@@ -14,7 +14,7 @@ from latentsync_trt.runtime.networks.networks import Networks
 from tests.clips import write_clip, write_sound
 from tests.small import small_bundle
 
-HEAVY = ("onnxruntime", "librosa", "cv2", "scipy", "matplotlib", "torch")
+HEAVY = ("onnxruntime", "librosa", "cv2", "scipy", "matplotlib", "torch", "psutil", "rich.progress")
 
 MOST_CPU_S = 1.0
 """CPU time from the start of the process to the message; about 0.25 s."""

@@ -65,7 +65,10 @@ def test_a_run_needs_neither_librosa_nor_a_home_folder(tmp_path: Path) -> None:
     given = ("--bundle", small_bundle(), "--video", video, "--audio", audio, "--preset", "fast", "-q")
     sync = ("sync", *given, "--provider", "cpu", "-o", tmp_path / "out.mp4", "--report", tmp_path / "report.html")
     runs = [list(map(str, words)) for words in (sync, ("demo", *given, "--out", tmp_path / "demo"))]
-    foreign = "librosa", "numba", "scipy", "sklearn", "soundfile", "joblib", "pooch"
+    foreign = (
+        *("librosa", "numba", "scipy", "sklearn", "soundfile", "joblib", "pooch"),
+        *("asyncio", "c2pa", "fsspec", "onnx", "pandas", "torch"),
+    )
     code = (
         "import sys; from click.testing import CliRunner; from latentsync_trt.cli import main; "
         f"print([CliRunner().invoke(main, words).exit_code for words in {runs}]); "

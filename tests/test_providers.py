@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from latentsync_trt import remembered
 from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder
 from latentsync_trt.runtime.providers import diagnose as diagnosis
 from latentsync_trt.runtime.providers import gpu, hardware, libraries, messages
-from latentsync_trt.runtime.providers.diagnose import ORT_NAMES, rtx_devices
+from latentsync_trt.runtime.providers.diagnose import ORT_NAMES, ProviderName, rtx_devices
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.libraries import Installed
 from latentsync_trt.runtime.providers.select import (
@@ -337,6 +338,83 @@ def test_a_session_that_does_not_open_gives_the_last_line(machine: Machine, monk
 
     monkeypatch.setattr(diagnosis, "_trial_session", fail)
     assert "a trial session fails (CUDA failure 35: driver insufficient)" in str(why_unavailable("cuda"))
+
+
+@pytest.fixture
+def trials(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The trial sessions that are opened; onnxruntime's libraries are files here."""
+    opened: list[tuple[str, int]] = []
+
+    def open_session(name: str, device: int) -> Any:
+        opened.append((name, device))
+        return machine.session()
+
+    for part in ("shared", "cuda", "tensorrt", "rtx"):
+        (tmp_path / part).write_bytes(b"library")
+    monkeypatch.setattr(remembered, "_SETTLED_S", -1.0)
+    monkeypatch.setattr(libraries, "provider_library", lambda part: tmp_path / part)
+    monkeypatch.setattr(libraries, "rtx_library", lambda: tmp_path / "rtx")
+    monkeypatch.setattr(libraries, "cuda_version", lambda: "13.0")
+    monkeypatch.setattr(libraries, "cudnn_version", lambda: "9.19.0")
+    monkeypatch.setattr(diagnosis, "_trial_session", open_session)
+    return opened
+
+
+@pytest.mark.parametrize("name", ["tensorrt", "rtx", "cuda"])
+def test_a_trial_that_succeeded_is_not_made_again(trials: list[tuple[str, int]], name: ProviderName) -> None:
+    assert [select_provider(name).name for _ in range(3)] == [name] * 3
+    assert trials == [(name, 0)]
+    assert diagnosis.examine(name) is None  # as `doctor` does
+    assert trials == [(name, 0)] * 2
+    remembered.forget("provider")
+    select_provider(name)
+    assert trials == [(name, 0)] * 3
+
+
+def test_the_cpu_and_what_fails_are_tried_each_time(machine: Machine, trials: list[tuple[str, int]]) -> None:
+    machine.used = ("CPUExecutionProvider",)
+    for name in ("cuda", "cpu"):
+        for _ in range(2):
+            why_unavailable(name)
+    machine.used = tuple(ORT_NAMES.values())
+    assert why_unavailable("cuda") is None
+    assert [name for name, _ in trials] == ["cuda", "cuda", "cpu", "cpu", "cuda"]
+
+
+@pytest.mark.parametrize(
+    "change", ["driver", "CUDA", "cuDNN", "file", "variable", "GPU", "onnxruntime", "the other GPU"]
+)
+def test_a_change_of_what_it_depends_on_needs_another_trial(
+    machine: Machine, trials: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    select_provider("cuda")
+    if change == "driver":
+        machine.driver_version = "590.10"
+    elif change == "CUDA":
+        monkeypatch.setattr(libraries, "cuda_version", lambda: "13.1")
+    elif change == "cuDNN":
+        monkeypatch.setattr(libraries, "cudnn_version", lambda: "9.20.0")
+    elif change == "file":
+        libraries.provider_library("cuda").write_bytes(b"another")
+    elif change == "variable":
+        monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/cuda")
+    elif change == "GPU":
+        machine.driver = FakeDriver([AMPERE_A100, ADA])
+        for cached in (gpu.gpus, gpu._driver):
+            cached.cache_clear()
+    elif change == "onnxruntime":
+        monkeypatch.setattr(diagnosis.ort, "__version__", "1.32.0")
+    select_provider("cuda", int(change == "the other GPU"))
+    assert len(trials) == 2
+
+
+def test_libraries_that_went_missing_are_noticed_without_a_trial(
+    machine: Machine, trials: list[tuple[str, int]]
+) -> None:
+    select_provider("cuda")
+    machine.missing = ("libcudnn.so.9",)
+    with pytest.raises(ProviderUnavailable, match=r"libcudnn\.so\.9"):
+        select_provider("cuda")
 
 
 @pytest.mark.parametrize("file", ["tensorrt.py", "tensorrt/__init__.py"])

@@ -47,6 +47,7 @@ VALUES: list[tuple[str, Any]] = [
     ("engine_cache", "a folder/für Ženy"),
     ("engine_store", "s3://bucket/engines"),
     ("profile", "-times"),
+    ("verify", True),
 ]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from latentsync_trt.remembered import FOLDER
 from latentsync_trt.runtime.compiler.worker import compile_order
 from tests.cache_worker import until
 from tests.clips import decoded, write_clip
@@ -116,7 +117,7 @@ def test_a_failed_build_gives_the_reason(stand_in: StandIn) -> None:
     assert "Requested size was 4294967296 bytes" in memory["text"]
     assert "the compiler crashed (exit code 1)" in null["text"]
     assert ended.count("build nodes=") == 0
-    left = [path.name for path in stand_in.cache.iterdir() if path.name not in (".locks", ".shared")]
+    left = [path.name for path in stand_in.cache.iterdir() if path.name not in (".locks", ".shared", FOLDER)]
     assert left == []
 
 

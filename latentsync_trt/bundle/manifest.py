@@ -16,11 +16,13 @@ from typing import Any, Literal, Self, get_args
 from latentsync_trt.bundle.checks import contradictions, parsed
 from latentsync_trt.bundle.sealed import opened, sealed_text
 from latentsync_trt.errors import BundleError
+from latentsync_trt.remembered import files_key, known, remember
 
 FORMAT_VERSION = 5
 """2 added `quantisation`, 3 `attention`, 4 renamed `quantisation` to `quantization`, 5 added the file of mel filters,
 so that a run need not import librosa."""
 _RENAMED = {"quantisation": "quantization"}
+_CHECKED = "bundle-hashes"
 MANIFEST_NAME = "manifest.json"
 DEMO_NAME = "demo"
 
@@ -187,7 +189,7 @@ class Bundle:
 
     @classmethod
     def load(cls, folder: Path, *, verify: bool = True) -> Self:
-        """Opens a bundle; with `verify` every file's SHA-256 is compared.
+        """Opens a bundle; with `verify` every file's SHA-256 is compared, unless that was done and none changed since.
 
         Raises:
             BundleError: no bundle, a newer format, or a file missing, changed or of another size.
@@ -197,7 +199,13 @@ class Bundle:
         if missing:
             raise BundleError(f"{folder}: the manifest names no graph {', '.join(missing)}; export the model again")
         bundle = cls(folder, manifest)
-        bundle.check_files(hashes=verify)
+        bundle.check_files(hashes=False)
+        hashes = {folder / name: entry.sha256 for name, entry in manifest.files.items()}
+        found = files_key(hashes)
+        if verify and not known(_CHECKED, found):
+            bundle.check_files()
+            if found == files_key(hashes):
+                remember(_CHECKED, found)
         return bundle
 
     def graph_path(self, name: str, form: GraphForm = "portable") -> Path:

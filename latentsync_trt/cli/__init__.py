@@ -19,13 +19,38 @@ from latentsync_trt.cli.options import add_help_all
 from latentsync_trt.unexpected import one_line
 
 PANELS = {
-    "Lip-sync": ["demo", "setup", "sync", "ui", "batch", "serve", "faces", "download", "export", "use"],
-    "Speed and quality": ["build", "calibrate", "bench", "compare"],
-    "Checks and maintenance": ["doctor", "selftest", "check", "cache"],
+    "Lip-sync": {
+        "demo": "Lip-sync a built-in clip on the CPU, and look at the result.",
+        "setup": "Download the published weights, export them for this machine, build engines, test, and choose the "
+        "result.",
+        "sync": "Lip-sync a video to a speech recording.",
+        "ui": "Lip-sync on a page in the browser: drop a video and speech, follow the job, compare, download.",
+        "batch": "Lip-sync many clips; models are loaded once per GPU.",
+        "serve": "Lip-sync as an HTTP service: send video and speech, follow the job, fetch the result.",
+        "faces": "Find and number all people of VIDEO: a contact sheet, and their tracks for `sync --faces`.",
+        "download": "Download the published weights of LatentSync 1.6 or 1.5, with Whisper and the VAE that they need.",
+        "export": "Export LatentSync's checkpoints to a bundle that `sync` runs without PyTorch.",
+        "use": "Choose the exported bundle that commands run without `--bundle`; without NAME, show the choice.",
+    },
+    "Speed and quality": {
+        "build": "Build a bundle's engines into the engine cache, for several GPUs once for each kind.",
+        "calibrate": "Make an INT8 or FP8 bundle from a bundle, calibrated on clips. Resumes after an interruption.",
+        "bench": "Measure a bundle: graphs, loop, whole clips; time, memory and quality.",
+        "compare": "Compare bundle B with bundle A, or a finished video B with A: what each makes of the same clip.",
+    },
+    "Checks and maintenance": {
+        "doctor": "Say what works here and, for everything missing, the line that installs it.",
+        "selftest": "Build, run and reopen every graph of a bundle on a provider, and compare its results with the "
+        "CPU's.",
+        "check": "Try the graphs of a bundle with NVIDIA's compiler for TensorRT-RTX, without a GPU; list what it "
+        "refuses.",
+        "cache": "Show, check and clean up the engines that were built.",
+    },
 }
-"""Commands by heading of `--help`; each is `command` in the module of the same name."""
+"""Commands by heading of `--help`, with their lines there: each is `command` in the module of the same name, and the
+line is how its help text begins. Here, too, so that `--help` imports none of them."""
 
-COMMANDS = tuple(name for names in PANELS.values() for name in names)
+COMMANDS = {name: line for lines in PANELS.values() for name, line in lines.items()}
 
 
 class CommandLine(click.RichGroup):
@@ -44,6 +69,15 @@ class CommandLine(click.RichGroup):
             add_help_all(command)
             self.add_command(command, cmd_name)
         return self.commands[cmd_name]
+
+    def format_help(self, ctx: click.RichContext, formatter: click.RichHelpFormatter) -> None:  # type: ignore[override]
+        """Lists the commands without importing them."""
+        imported = self.commands
+        self.commands = {name: click.RichCommand(name=name, help=line) for name, line in COMMANDS.items()}
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.commands = imported
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
         """Runs a command; errors go to stderr, or to stdout as JSON with `--json`."""
@@ -99,7 +133,7 @@ def _print_no_more() -> None:
 
 @click.group(
     cls=CommandLine,
-    panels=[click.RichCommandPanel(heading, names) for heading, names in PANELS.items()],
+    panels=[click.RichCommandPanel(heading, list(lines)) for heading, lines in PANELS.items()],
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 110,

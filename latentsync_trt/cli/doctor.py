@@ -17,6 +17,7 @@ import rich_click as click
 
 from latentsync_trt import __version__
 from latentsync_trt.errors import BundleError, EngineBuildError, OutOfMemory, OutputError
+from latentsync_trt.remembered import forget
 from latentsync_trt.runtime.providers.messages import INSTALL_LINES, PLUGIN_ABSENT, REINSTALL_ORT, Obstacle
 from latentsync_trt.version import distribution_version
 
@@ -49,6 +50,7 @@ class Finding:
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
 def command(as_json: bool) -> None:
     """Say what works here and, for everything missing, the line that installs it."""
+    forget()  # what earlier runs found is found again
     report: dict[str, list[Finding]] = {}
     for section, find in SECTIONS.items():
         try:

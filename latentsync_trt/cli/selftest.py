@@ -14,8 +14,8 @@ from latentsync_trt.errors import LatentSyncError
 if TYPE_CHECKING:
     from latentsync_trt.bench.selftest import GraphRow, Reference, Report
 
-_LEFT_OUT = ("build", "engine_cache", "engine_store", "profile", "windows_per_batch")
-"""Fixed in a self-test: it builds engines first, in a temporary folder, and paints windows one by one."""
+_LEFT_OUT = ("build", "engine_cache", "engine_store", "profile", "verify", "windows_per_batch")
+"""Fixed in a self-test: it verifies all, builds engines first, in a temporary folder, and paints windows singly."""
 
 _FACTS = (
     *("gpu", "compute_capability", "driver", "tensorrt", "tensorrt_rtx_plugin", "cuda", "cudnn"),
@@ -56,8 +56,10 @@ def command(bundle: str, provider: str, reference: "Reference", as_json: bool, *
     from latentsync_trt.bench.selftest import self_test
     from latentsync_trt.cli.show import say
     from latentsync_trt.privacy import redacted
+    from latentsync_trt.remembered import forget
 
     options = build(RuntimeOptions, fields)
+    forget()
     try:
         opened = Bundle.load(find_bundle(bundle)[0])
         report = self_test(opened, provider, options, reference, (lambda _: None) if as_json else say)

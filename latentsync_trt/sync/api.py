@@ -62,12 +62,15 @@ class LipSync:
         """
         from latentsync_trt.bundle.find import find_bundle
         from latentsync_trt.bundle.manifest import Bundle, read_manifest
+        from latentsync_trt.remembered import forget
         from latentsync_trt.runtime.networks.devices import networks_on
         from latentsync_trt.runtime.providers.select import select_devices
         from latentsync_trt.sync.inputs import path_argument
 
         options = options or RuntimeOptions()
         folder, _ = find_bundle(None if path is None else str(path_argument(path, "bundle")))
+        if options.verify:
+            forget()
         read_manifest(folder)  # a damaged one is reported before the seconds that a trial of providers takes
         selected, left_out = select_devices(provider, options.device)
         first, others, refused = networks_on(

@@ -62,7 +62,7 @@ class Painter:
         devices: each takes the next windows when it is free.
         frames: F, the length of a window.
         audio_windows: runs a network, so it is called in one thread.
-        streams, overlap: see `WindowPlanner`.
+        streams, overlap, shorter: see `WindowPlanner`.
         at_once: how many windows to paint together; called for every frame.
         failures: errors that leave a device out and give its windows to others, except for the last device.
         on_failure: called with the position of such a device and its error, in a thread of its own.
@@ -77,12 +77,13 @@ class Painter:
         *,
         streams: int = 1,
         overlap: int = 0,
+        shorter: Sequence[int] = (),
         at_once: Callable[[], int] = lambda: 1,
         failures: tuple[type[Exception], ...] = (),
         on_failure: Callable[[int, Exception], object] = lambda *_: None,
     ) -> None:
         self.devices, self._frames, self._audio_windows = tuple(devices), frames, audio_windows
-        self.streams, self._overlap, self._frames_done = streams, overlap, 0
+        self.streams, self._overlap, self._shorter, self._frames_done = streams, overlap, tuple(shorter), 0
         self._clock, self._at_once = clock, at_once
         self._failures, self._on_failure = failures, on_failure
 
@@ -102,7 +103,9 @@ class Painter:
         frames would pile up. No frame is held back by more than (`at_once` + `streams`)·F frames after it, and with
         overlap `streams` more. Each holds one crop for each of its faces.
         """
-        planner: WindowPlanner[Sight] = WindowPlanner(self._frames, streams=self.streams, overlap=self._overlap)
+        planner: WindowPlanner[Sight] = WindowPlanner(
+            self._frames, streams=self.streams, overlap=self._overlap, shorter=self._shorter
+        )
         ready: list[Window[Sight]] = []
         waited = 0
         with closing(jobs):
@@ -178,7 +181,7 @@ class Painter:
         self, windows: Sequence[Window[Sight]], results: Sequence[Sequence[UInt16Array]], painted: "_Painted"
     ) -> None:
         for window, faces in zip(windows, results, strict=True):
-            partial = window.count_used < self._frames
+            partial = window.count_used < len(window.items)
             for position, sight, weight in window.used:
                 if sight[0].index < self._frames_done:
                     continue

@@ -1,6 +1,6 @@
 """Cuts the faces of a stream of frames into windows, each of one track. Pure."""
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Generic, TypeVar
@@ -31,7 +31,7 @@ def check_overlap(frames: int, overlap: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Window(Generic[T]):
-    """F frames for the network, and the `weights` of their results, 0 to 1.
+    """F frames for the network, or fewer, and the `weights` of their results, 0 to 1.
 
     Over all windows, the weights of an item add up to 1. Positions of weight 0 only fill the window: frames of the
     previous window, or mirrored ones, each with its own audio.
@@ -56,14 +56,18 @@ class WindowPlanner(Generic[T]):
 
     A track is a run of frames without a gap. Frame n of a track belongs to its stream n modulo `streams`; windows are
     cut from one stream. Leftover frames get a window that is shifted back over frames already used, or, in a stream
-    shorter than F, mirrored in time (a b c → a b c b a b …). With `overlap`, the last frames of a window are also the
-    first of the next, and fade from one to the other; a window then waits for the frame after it.
+    shorter than a window, mirrored in time (a b c → a b c b a b …). It has the first of the lengths `shorter` that they
+    fit into, else F. With `overlap`, the last frames of a window are also the first of the next, and fade from one to
+    the other; a window then waits for the frame after it.
     """
 
-    def __init__(self, frames: int, *, streams: int = 1, overlap: int = 0) -> None:
-        """`frames`: F, the length of a window. Raises `InputError` as `check_overlap`."""
+    def __init__(self, frames: int, *, streams: int = 1, overlap: int = 0, shorter: Sequence[int] = ()) -> None:
+        """`frames`: F, the length of a window; `shorter`: lengths below F, ascending.
+
+        Raises `InputError` as `check_overlap`.
+        """
         check_overlap(frames, overlap)
-        self._frames, self._streams, self._overlap = frames, streams, overlap
+        self._lengths, self._streams, self._overlap = (*shorter, frames), streams, overlap
         self._tracks: dict[Hashable, _Track[T]] = {}
 
     def push(self, items: Mapping[Hashable, T]) -> list[Window[T]]:
@@ -75,7 +79,7 @@ class WindowPlanner(Generic[T]):
         ready = [window for key in ended for window in self._tracks.pop(key).finish()]
         for key, item in items.items():
             if key not in self._tracks:
-                self._tracks[key] = _Track(self._frames, self._streams, self._overlap)
+                self._tracks[key] = _Track(self._lengths, self._streams, self._overlap)
             ready += self._tracks[key].push(item)
         return ready
 
@@ -85,8 +89,8 @@ class WindowPlanner(Generic[T]):
 
 
 class _Track(Generic[T]):
-    def __init__(self, frames: int, streams: int, overlap: int) -> None:
-        self._streams: list[_Stream[T]] = [_Stream(frames, overlap) for _ in range(streams)]
+    def __init__(self, lengths: tuple[int, ...], streams: int, overlap: int) -> None:
+        self._streams: list[_Stream[T]] = [_Stream(lengths, overlap) for _ in range(streams)]
         self._count = 0
 
     def push(self, item: T) -> list[Window[T]]:
@@ -101,8 +105,8 @@ class _Track(Generic[T]):
 class _Stream(Generic[T]):
     """`pending` begins with the frames shared with the window before, if there was one; `last` are that window's."""
 
-    def __init__(self, frames: int, overlap: int) -> None:
-        self._frames, self._overlap = frames, overlap
+    def __init__(self, lengths: tuple[int, ...], overlap: int) -> None:
+        self._lengths, self._frames, self._overlap = lengths, lengths[-1], overlap
         self._last: list[T] = []
         self._pending: list[T] = []
 
@@ -121,12 +125,13 @@ class _Stream(Generic[T]):
             return [self._full()]
         if not pending:
             return []
+        length = next(each for each in self._lengths if each >= len(pending))
+        weights, fill = self._weights(len(pending)), length - len(pending)
         if self._last:
-            before = self._last[len(pending) - self._overlap : len(self._last) - self._overlap]
-            return [Window((*before, *pending), (_NONE,) * len(before) + self._weights(len(pending)))]
-        mirrored = tuple(pending[_reflected(position, len(pending))] for position in range(self._frames))
-        fill = self._frames - len(pending)
-        return [Window(mirrored, self._weights(len(pending)) + (_NONE,) * fill)]
+            start = self._frames - self._overlap  # of `pending`, in the window before
+            return [Window((*self._last[start - fill : start], *pending), (_NONE,) * fill + weights)]
+        mirrored = tuple(pending[_reflected(position, len(pending))] for position in range(length))
+        return [Window(mirrored, weights + (_NONE,) * fill)]
 
     def _full(self, *, fades_out: bool = False) -> Window[T]:
         weights = self._weights(self._frames)

@@ -15,9 +15,12 @@ from typing import Any, Literal
 from latentsync_trt.bundle.manifest import sha256_file
 from latentsync_trt.bundle.sealed import opened, sealed_text
 from latentsync_trt.errors import EngineBuildError
+from latentsync_trt.remembered import files_key, forget, known, remember
 from latentsync_trt.runtime.cache.key import EngineKey
 
 RECORD_NAME = "engine.json"
+
+_CHECKED = "engine-hashes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,9 @@ def write_record(folder: Path, key: EngineKey, build_s: float) -> None:
     (folder / RECORD_NAME).write_text(sealed_text(content), encoding="utf-8")
 
 
-def examine(folder: Path, *, hashes: bool, digest: str | None = None) -> Entry:
-    """Checks the entry in `folder`: record and file sizes, with `hashes` the contents, too.
+def examine(folder: Path, *, hashes: bool | Literal["once"], digest: str | None = None) -> Entry:
+    """Checks the entry in `folder`: record and file sizes, with `hashes` the contents, too; once: unless they were
+    checked since the files changed.
 
     `digest`: of its key; by default the folder's name.
     """
@@ -111,11 +115,17 @@ def _last_used_at(folder: Path) -> datetime:
         return datetime.fromtimestamp(0, UTC)
 
 
-def _problem_of_files(folder: Path, files: Mapping[str, Mapping[str, Any]], *, hashes: bool) -> str:
+def _problem_of_files(folder: Path, files: Mapping[str, Mapping[str, Any]], *, hashes: bool | Literal["once"]) -> str:
+    expected = {folder / name: wanted["sha256"] for name, wanted in files.items()}
+    found = files_key(expected) if hashes else None
+    hashes = hashes is True or (hashes == "once" and not known(_CHECKED, found))
     for name, wanted in files.items():
         size_bytes = (folder / name).stat().st_size
         if size_bytes != wanted["bytes"]:
             return f"{name} has {size_bytes} bytes instead of {wanted['bytes']}"
         if hashes and sha256_file(folder / name) != wanted["sha256"]:
+            forget(_CHECKED)
             return f"{name} was changed (its SHA-256 differs)"
+    if hashes and found == files_key(expected):
+        remember(_CHECKED, found)
     return ""

@@ -27,12 +27,12 @@ from filelock import FileLock, Timeout
 
 from latentsync_trt.errors import EngineBuildError, LatentSyncError, OutputError
 from latentsync_trt.paths import below_home
+from latentsync_trt.remembered import CACHE_VARIABLE as CACHE_VARIABLE
 from latentsync_trt.runtime.cache.entry import RECORD_NAME, Entry, examine, write_record
 from latentsync_trt.runtime.cache.key import DIGEST_LENGTH, EngineKey
 from latentsync_trt.runtime.cache.remote import EngineStore
 from latentsync_trt.temporary import removed_with_the_process
 
-CACHE_VARIABLE = "LATENTSYNC_TRT_CACHE_DIR"
 LOCAL_FOLDER = "engine_cache"
 SHARED_FOLDER = ".shared"
 
@@ -194,7 +194,7 @@ class EngineCache:
         folder = self.folder / key.digest
         entry = examine(folder, hashes=False)
         known = entry.built_at is not None and self._verified.get(key.digest) == entry.built_at
-        return entry if known or entry.problem else examine(folder, hashes=True)
+        return entry if known or entry.problem else examine(folder, hashes="once")
 
     def _build(self, key: EngineKey, build: Build) -> Entry:
         """Builds in a temporary folder and renames it to the entry. The caller holds the digest's lock."""

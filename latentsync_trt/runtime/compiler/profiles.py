@@ -14,6 +14,13 @@ from latentsync_trt.errors import InputError
 
 Shape = tuple[int, ...]
 
+_SHORTEST_WINDOW = 8
+"""Frames. Painted in 8 instead of 16, leftover frames of the built-in clip differ by 47 dB or more, with lips that follow
+the speech as closely; in 4 by 45, in 2 by 44 (benchmarks/short-windows-demo.json)."""
+
+_WINDOW_STEP = 4
+"""Frames. The VAE takes batches of 4 pictures, and only windows of one length are denoised together."""
+
 
 @dataclass(frozen=True, slots=True)
 class InputShapes:
@@ -46,6 +53,17 @@ def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, D
     if manifest.shapes == "static":
         raise InputError(f"bundle {manifest.name} has fixed shapes; export it with --dynamic, or leave --dynamic out")
     return dict(manifest.ranges)
+
+
+def shorter_windows(ranges: Mapping[str, DimensionRange], provider: str) -> tuple[int, ...]:
+    """Lengths below the usual one in which few frames may be painted, ascending; none with fixed shapes.
+
+    Nor on the CUDA provider: cuDNN tries its algorithms at each length, for longer than one short window saves.
+    """
+    span = ranges.get("frames")
+    if span is None or span.fixed or provider == "cuda":
+        return ()
+    return tuple(range(max(_SHORTEST_WINDOW, span.minimum), span.optimum, _WINDOW_STEP))
 
 
 def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dict[str, InputShapes]:

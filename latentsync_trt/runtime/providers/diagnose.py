@@ -6,12 +6,14 @@ available if its libraries load and a session created with it really uses it.
 
 import functools
 import os
+from dataclasses import asdict
 from typing import Any, Literal
 
 import numpy as np
 import onnxruntime as ort
 
 from latentsync_trt.errors import ProviderUnavailable
+from latentsync_trt.remembered import Key, files_key, known, remember
 from latentsync_trt.runtime.compiler.failures import last_line
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, run_compiler
 from latentsync_trt.runtime.providers import gpu as driver
@@ -45,18 +47,51 @@ _TRIAL_MODEL = (
     b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x11"
 )
 
+_TRIED = "provider"
+
+# `PATH` is where Windows finds libraries; elsewhere a change of it costs no more than one trial.
+_VARIABLES_OF_LIBRARIES = ("CUDA", "CUDNN", "LD_", "NVIDIA", "ORT_", "PATH")
+
 # Else it warns on stderr about devices that a plug-in offers and no session uses.
 ort.set_default_logger_severity(4)
 
 
-def examine(name: ProviderName, device: int = 0) -> Obstacle | None:
-    """Tries a provider on GPU `device`; None if it runs, else the first obstacle in the order above."""
+def examine(name: ProviderName, device: int = 0, *, once: bool = False) -> Obstacle | None:
+    """Tries a provider on GPU `device`; None if it runs, else the first obstacle in the order above.
+
+    `once`: without the trial session, if one succeeded since anything changed on which it depends.
+    """
+    if name == "cpu":
+        return build_obstacle(name) or _session_obstacle(name, device)
     if name == "rtx":
-        return gpu_obstacle(device) or _plugin_obstacle(device) or _session_obstacle(name, device)
-    missing = build_obstacle(name)
-    if missing or name == "cpu":
-        return missing or _session_obstacle(name, device)
-    return gpu_obstacle(device) or library_obstacle(name) or _session_obstacle(name, device)
+        obstacle = gpu_obstacle(device) or _plugin_obstacle(device)
+    else:
+        obstacle = build_obstacle(name) or gpu_obstacle(device) or library_obstacle(name)
+    if obstacle is not None:
+        return obstacle
+    key = _trial_key(name, device)
+    if once and known(_TRIED, key):
+        return None
+    obstacle = _session_obstacle(name, device)
+    if obstacle is None:
+        remember(_TRIED, key)
+    return obstacle
+
+
+def _trial_key(name: ProviderName, device: int) -> Key | None:
+    """All that decides whether a trial session succeeds; the libraries are loaded. None if a file is not at rest."""
+    own = libraries.rtx_library() if name == "rtx" else libraries.provider_library(name)
+    versions = [libraries.cuda_version(), libraries.cudnn_version()]
+    if name == "tensorrt":
+        versions.append(libraries.tensorrt_version())
+    files = files_key(dict.fromkeys((own, libraries.provider_library("shared")), ort.__version__))
+    return files and {
+        **files,
+        "provider": name,
+        "versions": [*versions, driver.driver_version(), driver.driver_cuda()],
+        "gpu": asdict(driver.gpus()[device]),
+        "variables": {key: text for key, text in os.environ.items() if key.upper().startswith(_VARIABLES_OF_LIBRARIES)},
+    }
 
 
 def build_obstacle(name: str) -> Obstacle | None:

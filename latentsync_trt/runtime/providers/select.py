@@ -124,8 +124,8 @@ def next_provider(selection: Selection, *, at_once: bool = True) -> Selection:
 
 
 def why_unavailable(name: ProviderName, device: int = 0) -> str | None:
-    """Tries a provider on GPU `device`; None if it runs, else the reason and the cure."""
-    obstacle = examine(name, device)
+    """Tries a provider on GPU `device`, once as `examine`; None if it runs, else the reason and the cure."""
+    obstacle = examine(name, device, once=True)
     return None if obstacle is None else str(obstacle)
 
 
