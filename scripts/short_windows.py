@@ -5,10 +5,12 @@
 `n` frames of the built-in clip are left over after full windows (`leftover`: the window reaches back over frames that
 are painted already), or are a whole track (`track`: mirrored in time). They are painted in a window of 16 frames, and
 in one of max(n, m). `position`: in a window of 16 that has them in its middle instead, which windows of a clip do by
-chance. `packed`: as many tracks of n frames as fit, one after the other in one window of 16. Against the 16: `psnr` of the generated part in dB, of the `worst` moment, and `gap`, by how much the
-lips' opening differs, in percent of its spread. For both, with `_16` for the 16: `opening`, the correlation of lips and
-spoken mouth over all moments, and `flicker` of the frames, for leftovers with the two frames before them. `cost`:
-processor time of the window relative to one of 16.
+chance. `packed`: as many tracks of n frames as fit, one after the other in one window of 16.
+
+Against the 16: `psnr` of the generated part in dB, of the `worst` moment, and `gap`, by how much the lips' opening
+differs, in percent of its spread. For both, with `_16` for the 16: `opening`, the correlation of lips and spoken mouth
+over all moments, and `flicker` of the frames, for leftovers with the two frames before them. `cost`: processor time of
+the window relative to one of 16.
 """
 
 import argparse
@@ -54,7 +56,7 @@ from scripts.overlap import filmed
 ENDS = (38, 39, 52, 53, 66, 67, 81, 82, 95, 96, 110, 111)
 """Frames of the clip at which a track ends: pairs of moments, all over the sentence."""
 
-LEAST = (2, 4, 8)
+LEAST = {"leftover": (2, 4, 8, 12), "track": (2, 4, 8)}
 FULL = {"position": (1, 2, 4, 8), "packed": (3, 4, 5, 8)}
 Order = tuple[int, ...]
 
@@ -187,8 +189,8 @@ def main() -> None:
         jobs = list(finder.cut_out(finder.find(filmed(Fraction(0), count))))  # type: ignore[arg-type]
     clip, rows = Clip(jobs, networks, given.preset), []
     cases = [(kind, n, 16) for kind, counts in FULL.items() for n in counts]
-    for kind in ("leftover", "track"):
-        cases += [(kind, n, length) for n in range(1, 16) for length in sorted({max(n, least) for least in LEAST})]
+    for kind, shortest in LEAST.items():
+        cases += [(kind, n, length) for n in range(1, 16) for length in sorted({max(n, least) for least in shortest})]
     for case in cases:
         rows.append(measure(clip, *case))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)

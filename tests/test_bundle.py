@@ -63,7 +63,7 @@ def test_hashes_are_checked_once_and_again_when_a_file_changed(bundle: Bundle, m
     weights = bundle.folder / "net.weights"
     content, state = weights.read_bytes(), weights.stat()
     weights.write_bytes(b"\xff" + content[1:])
-    os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns + (os.name == "nt")))
+    os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns + 1_000_000 * (os.name == "nt")))
     with pytest.raises(BundleError, match=r"net\.weights: damaged or edited"):
         Bundle.load(bundle.folder)
     weights.write_bytes(content)

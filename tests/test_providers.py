@@ -60,6 +60,9 @@ class FakeDriver:
     def cuDeviceGet(self, out: Any, index: int) -> int:
         return self._set(out, index)
 
+    def cuDevicePrimaryCtxRetain(self, _out: Any, _device: Any) -> int:
+        return self.status
+
     def cuDeviceGetName(self, out: Any, _length: int, device: Any) -> int:
         out.value = self.devices[device.value][0].encode()
         return 0
@@ -369,6 +372,15 @@ def test_a_trial_that_succeeded_is_not_made_again(trials: list[tuple[str, int]],
     remembered.forget("provider")
     select_provider(name)
     assert trials == [(name, 0)] * 3
+
+
+def test_a_gpu_that_does_not_open_is_tried_for_a_reason(machine: Machine, trials: list[tuple[str, int]]) -> None:
+    select_provider("cuda")
+    assert gpu.gpus()
+    assert machine.driver is not None
+    machine.driver.status = DRIVER_MISMATCH
+    machine.used = ("CPUExecutionProvider",)
+    assert "a trial session runs on CPUExecutionProvider" in str(why_unavailable("cuda"))
 
 
 def test_the_cpu_and_what_fails_are_tried_each_time(machine: Machine, trials: list[tuple[str, int]]) -> None:

@@ -14,7 +14,7 @@ def written_out(model: onnx.ModelProto) -> onnx.ModelProto:
     """`model`, whose shapes are all known, with those ops replaced by what their documentation says they compute."""
     writer = _Writer(model)
     for node in model.graph.node:
-        write = getattr(writer, f"write_{node.op_type}", None) if node.domain == "com.microsoft" else None
+        write = getattr(writer, f"write_{node.op_type}", None) if node.domain.startswith("com.m") else None
         writer.nodes.append(node) if write is None else write(node)
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -53,9 +53,12 @@ class _Writer:
         biased = self._op("Add", node.input[0], node.input[1])
         self._op("Add", biased, node.input[2], output=node.output[0])
 
-    def write_NhwcConv(self, node: onnx.NodeProto) -> None:
-        image, kernel = (self._op("Transpose", name, perm=[0, 3, 1, 2]) for name in node.input[:2])
-        convolved = self._op("Conv", image, kernel, *node.input[2:], **_attributes(node))
+    def write_ConvTranspose(self, node: onnx.NodeProto) -> None:
+        self.write_Conv(node)
+
+    def write_Conv(self, node: onnx.NodeProto) -> None:
+        image = self._op("Transpose", node.input[0], perm=[0, 3, 1, 2])
+        convolved = self._op(node.op_type, image, *node.input[1:], **_attributes(node))
         self._op("Transpose", convolved, output=node.output[0], perm=[0, 2, 3, 1])
 
     def _norm(self, node: onnx.NodeProto, x: str) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import convenience
 
-from latentsync_trt.export.cuda_ops import DOMAIN
+from latentsync_trt.export.cuda_ops import DOMAIN, LAYOUT_DOMAIN, LAYOUT_DOMAIN_VERSION
 
 _DOMAIN_VERSION = 1
 _VIEWS = ("Reshape", "Unsqueeze", "Squeeze")
@@ -12,8 +12,8 @@ _VIEWS = ("Reshape", "Unsqueeze", "Squeeze")
 # Operator → index of its first optional output. The kernels compute these outputs whenever they are named.
 _OPTIONAL_OUTPUTS = {"SkipLayerNormalization": 1, "SkipGroupNorm": 1}
 
-# Operations on weights that ONNX Runtime folds at loading, by rank: slices of matrices, transposed kernels.
-_FOLDED_AT_LOADING = {"Slice": 2, "Transpose": 4}
+# Operations on weights that are computed at loading, by rank: slices of matrices, sums of biases.
+_FOLDED_AT_LOADING = {"Slice": 2, "Add": 1}
 
 _ENLARGING = ("Tile", "Expand", "Equal")
 
@@ -21,19 +21,20 @@ _ENLARGING = ("Tile", "Expand", "Equal")
 def may_fold(node: ir.Node) -> bool | None:
     """False if the node must not be computed at export, None if the optimizer may decide.
 
-    Slices of a stacked projection, transposed kernels and masks are computed when a graph is loaded: storing them
-    would enlarge a bundle by half.
+    Slices of a stacked projection, sums of biases and masks are computed when a graph is loaded: storing them would
+    enlarge a bundle. ONNX Runtime cannot pad kernels then.
     """
     source = node.inputs[0] if node.inputs else None
     if node.op_type in _FOLDED_AT_LOADING and source is not None and source.shape is not None:
         return False if source.shape.rank() == _FOLDED_AT_LOADING[node.op_type] else None
-    return False if node.domain == DOMAIN or node.op_type in _ENLARGING else None
+    return False if node.domain in (DOMAIN, LAYOUT_DOMAIN) or node.op_type in _ENLARGING else None
 
 
 def finish(model: ir.Model) -> None:
     """Drops unused outputs and merges views: every node costs the host microseconds."""
     graph = model.graph
-    model.opset_imports[DOMAIN] = graph.opset_imports[DOMAIN] = _DOMAIN_VERSION
+    for domain, version in ((DOMAIN, _DOMAIN_VERSION), (LAYOUT_DOMAIN, LAYOUT_DOMAIN_VERSION)):
+        model.opset_imports[domain] = graph.opset_imports[domain] = version
     for node in graph:
         _drop_unused(node, _OPTIONAL_OUTPUTS.get(node.op_type, len(node.outputs)))
     kept = set(graph.outputs)

@@ -8,8 +8,8 @@ the domain com.microsoft fuse such passes (docs/performance.md lists their gains
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,11 @@ from torch.onnx import ops
 from latentsync_trt.export.layers import WindowNorm
 
 DOMAIN = "com.microsoft"
+
+LAYOUT_DOMAIN = "com.ms.internal.nhwc"
+"""ONNX's own operators on channels-last images, as ONNX Runtime writes them with `prefer_nhwc`. Its convolutions take
+kernels in ONNX's layout and transpose them on the GPU, in milliseconds; com.microsoft's need them channels-last, and
+folding 66 transposes on the CPU was half of the time to open a U-Net."""
 
 SPLIT_GELU_WIDTHS = frozenset({2560, 5120, 6144, 10240, 12288})
 """Widths, before the split, for which BiasSplitGelu is compiled."""
@@ -31,7 +36,16 @@ PACKED_PIXELS = 4
 alone would leave the kernel's tile mostly empty."""
 
 _CHANNELS_PER_THREAD = 2
-_ATTENTION_OPSET = 23
+
+_CHANNELS_OF_TENSOR_CORES = 8
+"""Convolutions of images with a multiple of these channels use Hopper's kernels: 0.32 instead of 0.82 ms for the VAE's
+first one."""
+
+_WIDEST_HEAD = 256
+"""What kernels of fused attention take; for wider heads, two products and a softmax are three times as fast as ONNX
+Runtime's fallback."""
+
+_ATTENTION_OPSET = LAYOUT_DOMAIN_VERSION = 23
 _MASKED = -30000.0
 """Value of masked scores: finite in half precision, and exactly zero after the softmax."""
 
@@ -49,7 +63,10 @@ def norm_obstacle(network: nn.Module) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """`base + delta + bias`, not yet evaluated; `base` (shaped like `delta`) and `bias (C,)` are optional."""
+    """`base + delta + bias`, not yet evaluated; `base` and `bias (C,)` are optional.
+
+    `base` is shaped like `delta` or, for `group_norm` only, one pixel for each image of the norm, `(N, 1, 1, C)`.
+    """
 
     delta: Tensor
     bias: Tensor | None = None
@@ -98,33 +115,45 @@ def group_norm(norm: Any, parts: Sum, *, frames: int = 1, silu: bool) -> tuple[T
     Only a `WindowNorm` uses `frames`, the number of frames per window.
     """
     shape = parts.delta.shape
-    count, height, width, channels = shape
-    # The frames of a window, stacked vertically, are one image to the kernel: its statistics cover the window.
-    frames = frames if isinstance(norm, WindowNorm) else 1
-    view = (count // frames, frames * height, width, channels)
+    view = _norm_view(norm, shape, frames)
+    delta, bias, base = parts.delta.reshape(view), parts.bias, parts.base
     weight, offset = norm.weight.float(), norm.bias.float()
     attributes = {"epsilon": norm.eps, "groups": norm.num_groups, "activation": int(silu), "channels_last": 1}
-    if parts.base is None:
-        added = total(parts)
-        normed = _contrib("GroupNorm", (added.reshape(view), weight, offset), added, view, attributes)
-        return normed.reshape(shape), added
-    inputs = (parts.delta.reshape(view), weight, offset, parts.base.reshape(view))
+    if base is None and bias is None:
+        return _contrib("GroupNorm", (delta, weight, offset), delta, view, attributes).reshape(shape), parts.delta
+    if base is None and bias is not None:
+        # The kernel needs a residual, of which it broadcasts a single pixel.
+        residual, bias = bias.expand(view[0], 1, 1, view[3]), None
+    else:
+        residual = cast(Tensor, base)
+        residual = residual if residual.shape[1:3] == (1, 1) else residual.reshape(view)
+    inputs = (delta, weight, offset, residual)
     normed, added = ops.symbolic_multi_out(
         f"{DOMAIN}::SkipGroupNorm",
-        inputs if parts.bias is None else (*inputs, parts.bias),
+        inputs if bias is None else (*inputs, bias),
         attributes,
-        dtypes=(parts.delta.dtype,) * 2,
+        dtypes=(delta.dtype,) * 2,
         shapes=(view, view),
         version=1,
     )
     return normed.reshape(shape), added.reshape(shape)
 
 
-def conv(module: Any, image: Tensor, bias: Tensor | None = None, pads: tuple[int, ...] | None = None) -> Tensor:
-    """An `nn.Conv2d` of images; `bias` and `pads` (top, left, bottom, right) replace its own."""
+def _norm_view(norm: Any, shape: Sequence[int], frames: int) -> tuple[int, int, int, int]:
+    """The frames of a window, stacked vertically, are one image to the kernel: its statistics cover the window."""
+    count, height, width, channels = shape
+    stacked = frames if isinstance(norm, WindowNorm) else 1
+    return count // stacked, stacked * height, width, channels
+
+
+def conv(module: Any, image: Tensor, pads: tuple[int, ...] | None = None, *, biased: bool = True) -> Tensor:
+    """An `nn.Conv2d` of images; `pads` (top, left, bottom, right) replace its own. `biased=False` leaves its bias out.
+
+    cuDNN compiles a kernel for a convolution with a bias when it first runs, 50 ms for each; without one it has them.
+    """
     top, left, bottom, right = pads or (*module.padding, *module.padding)
     (rows, columns), (down, across) = module.kernel_size, module.stride
-    count, height, width, _ = image.shape
+    count, height, width, channels = image.shape
     out_height, out_width = (height + top + bottom - rows) // down + 1, (width + left + right - columns) // across + 1
     attributes: Attributes = {
         "kernel_shape": [rows, columns],
@@ -133,18 +162,55 @@ def conv(module: Any, image: Tensor, bias: Tensor | None = None, pads: tuple[int
         "dilations": [1, 1],
         "group": 1,
     }
-    inputs = (image, module.weight.permute(0, 2, 3, 1), module.bias if bias is None else bias)
-    return _contrib("NhwcConv", inputs, image, (count, out_height, out_width, module.out_channels), attributes)
+    weight, missing = module.weight, -channels % _CHANNELS_OF_TENSOR_CORES
+    if missing:
+        image, weight = F.pad(image, (0, missing)), F.pad(weight, (0, 0, 0, 0, 0, missing))
+    inputs = (image, weight, module.bias) if biased else (image, weight)
+    return _in_layout("Conv", inputs, attributes, (count, out_height, out_width, module.out_channels))
 
 
-def resnet(module: Any, parts: Sum, frames: int = 1, time: Tensor | None = None) -> Sum:
-    """A `Resnet` of the U-Net, or diffusers' `ResnetBlock2D`; `time (1, E)` is the activated time embedding."""
+class DoublingConv(nn.Module):
+    """A nearest-neighbor doubling of images and the 3×3 convolution after it, as one transposed convolution.
+
+    Each pixel of the result sees at most 2×2 pixels of the image, so 4 of 9 multiply-adds and the doubled image are
+    saved. The kernel is the convolution's, mirrored and summed over pairs of neighbors: `(C_in, C_out, 4, 4)`.
+    """
+
+    weight: Tensor
+
+    def __init__(self, conv: Any) -> None:
+        super().__init__()
+        mirrored = conv.weight.detach().float().flip(2, 3)
+        columns = F.pad(mirrored, (0, 1)) + F.pad(mirrored, (1, 0))
+        summed = F.pad(columns, (0, 0, 0, 1)) + F.pad(columns, (0, 0, 1, 0))
+        self.register_buffer("weight", summed.transpose(0, 1).to(conv.weight.dtype).contiguous())
+        self.bias = conv.bias
+
+    def forward(self, image: Tensor) -> Sum:
+        """Images `(N, h, w, C)` → `(N, 2h, 2w, C)`; the bias is deferred, as cuDNN has no such kernel with one."""
+        count, height, width, _ = image.shape
+        attributes: Attributes = {"kernel_shape": [4, 4], "strides": [2, 2], "pads": [1, 1, 1, 1], "dilations": [1, 1]}
+        shape = (count, 2 * height, 2 * width, self.weight.shape[1])
+        return Sum(_in_layout("ConvTranspose", (image, self.weight), attributes, shape), self.bias)
+
+
+def resnet(module: Any, parts: Sum, frames: int = 1, time: Tensor | None = None, *, summed: bool = False) -> Sum:
+    """A `Resnet` of the U-Net, or diffusers' `ResnetBlock2D`; `time (1, E)` is the activated time embedding.
+
+    `summed`: the caller evaluates the sum, where a bias within the convolution costs least.
+    """
     normed, x = group_norm(module.norm1, parts, frames=frames, silu=True)
-    # One timestep serves all windows, so its embedding is a bias, merged into that of the convolution.
-    bias = None if time is None else module.conv1.bias + module.time_emb_proj(time).flatten()
-    normed, _ = group_norm(module.norm2, Sum(conv(module.conv1, normed, bias)), frames=frames, silu=True)
-    shortcut = x if module.conv_shortcut is None else conv(module.conv_shortcut, x)
-    return Sum(conv(module.conv2, normed), base=shortcut)
+    inner = Sum(conv(module.conv1, normed, biased=False), module.conv1.bias)
+    if time is not None:
+        # One timestep serves all windows: a residual of one pixel.
+        windows = _norm_view(module.norm2, inner.delta.shape, frames)[0]
+        inner = replace(inner, base=module.time_emb_proj(time.expand(windows, -1))[:, None, None])
+    normed, _ = group_norm(module.norm2, inner, frames=frames, silu=True)
+    outer, bias = conv(module.conv2, normed, biased=summed), None if summed else module.conv2.bias
+    if module.conv_shortcut is None:
+        return Sum(outer, bias, x)
+    shortcut = conv(module.conv_shortcut, x, biased=summed)
+    return Sum(outer, None if summed else module.conv2.bias + module.conv_shortcut.bias, shortcut)
 
 
 def project(linear: Any, x: Tensor, base: Tensor | None = None) -> Sum:
@@ -173,6 +239,10 @@ def feed_forward(module: Any, tokens: Tensor, base: Tensor) -> Sum:
 
 def attend(query: Tensor, key: Tensor, value: Tensor, *, heads: int) -> Tensor:
     """Attention of `query (N, T, C)` over `key`, `value (N, S, C)`, as an operator that can use cuDNN."""
+    width, scores = query.shape[-1], (*query.shape[:2], key.shape[1])
+    if heads == 1 and width > _WIDEST_HEAD:
+        attributes = {"transB": 1, "alpha": width**-0.5}
+        return torch.matmul(_contrib("FusedMatMul", (query, key), query, scores, attributes).softmax(-1), value)
     return _contrib("MultiHeadAttention", (query, key, value), query, query.shape, {"num_heads": heads})
 
 
@@ -187,11 +257,10 @@ def attend_frames(query: Tensor, key: Tensor, value: Tensor, *, heads: int, fram
     return ops.symbolic("Attention", inputs, attributes, dtype=query.dtype, shape=query.shape, version=_ATTENTION_OPSET)
 
 
-def double_size(image: Tensor) -> Tensor:
-    """Nearest-neighbor doubling of images `(N, h, w, C)`."""
-    count, height, width, channels = image.shape
-    wide = image[:, :, None, :, None, :].expand(count, height, 2, width, 2, channels)
-    return wide.reshape(count, 2 * height, 2 * width, channels)
+def _in_layout(op: str, inputs: Sequence[Tensor], attributes: Attributes, shape: Sequence[int]) -> Tensor:
+    """Calls an operator of the layout's domain; its one output has the dtype of its first input."""
+    name, kind = f"{LAYOUT_DOMAIN}::{op}", inputs[0].dtype
+    return ops.symbolic(name, inputs, dict(attributes), dtype=kind, shape=shape, version=LAYOUT_DOMAIN_VERSION)
 
 
 def _contrib(

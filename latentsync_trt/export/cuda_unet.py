@@ -9,7 +9,7 @@ from latentsync_trt.export import cuda_ops as ops
 from latentsync_trt.export.attention import HEADS
 from latentsync_trt.export.cuda_ops import Sum
 from latentsync_trt.export.unet import UNet
-from latentsync_trt.export.unet_blocks import StepInputs, double
+from latentsync_trt.export.unet_blocks import Resampler, StepInputs, double
 
 
 class CudaUNet(UNet):
@@ -24,6 +24,12 @@ class CudaUNet(UNet):
         nn.Module.__init__(self)
         self.config = unet.config
         self._modules = dict(unet._modules)
+        # Not in `forward`, where they would be traced.
+        self._doubling = {
+            resampler: ops.DoublingConv(resampler.conv)
+            for resampler in unet.up_blocks.modules()
+            if isinstance(resampler, Resampler) and resampler.up
+        }
 
     def forward(
         self,
@@ -44,7 +50,7 @@ class CudaUNet(UNet):
         return ops.conv(module, x)
 
     def _resample(self, resampler: Any, x: Tensor) -> Tensor:
-        return ops.conv(resampler.conv, ops.double_size(x) if resampler.up else x)
+        return ops.total(self._doubling[resampler](x)) if resampler.up else ops.conv(resampler.conv, x)
 
     def _layer(self, stage: Any, index: int, x: Tensor, step: StepInputs, fork: bool = False) -> Tensor:
         return ops.total(_layer(stage, index, x, step, fork))

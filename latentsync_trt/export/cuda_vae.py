@@ -53,7 +53,7 @@ class CudaEncoder(_CudaHalf):
         parts = Sum(ops.conv(modules.conv_in, image.permute(0, 2, 3, 1)))
         for block in modules.down_blocks:
             for module in block.resnets:
-                parts = ops.resnet(module, parts)
+                parts = ops.resnet(module, parts, summed=bool(block.downsamplers) and module is block.resnets[-1])
             for down in block.downsamplers or ():
                 parts = Sum(ops.conv(down.conv, ops.total(parts), pads=_HALVING_PADS))
         return self.head(self.middle(modules.mid_block, parts))
@@ -62,14 +62,19 @@ class CudaEncoder(_CudaHalf):
 class CudaDecoder(_CudaHalf):
     """diffusers' `Decoder`, `(N, 4, h, w)` → `(N, 3, H, W)`."""
 
+    def __init__(self, half: Any) -> None:
+        super().__init__(half)
+        # Not in `forward`, where they would be traced.
+        self._doubling = {up: ops.DoublingConv(up.conv) for block in half.up_blocks for up in block.upsamplers or ()}
+
     def forward(self, latent: Tensor) -> Tensor:
         modules: Any = self
         parts = self.middle(modules.mid_block, Sum(ops.conv(modules.conv_in, latent.permute(0, 2, 3, 1))))
         for block in modules.up_blocks:
             for module in block.resnets:
-                parts = ops.resnet(module, parts)
+                parts = ops.resnet(module, parts, summed=bool(block.upsamplers) and module is block.resnets[-1])
             for up in block.upsamplers or ():
-                parts = Sum(ops.conv(up.conv, ops.double_size(ops.total(parts))))
+                parts = self._doubling[up](ops.total(parts))
         return self.head(parts)
 
 

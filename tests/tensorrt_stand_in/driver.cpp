@@ -32,6 +32,10 @@ int cuDeviceGet(int* device, int index) {
   *device = index;
   return 0;
 }
+int cuDevicePrimaryCtxRetain(void** context, int) {
+  *context = nullptr;
+  return 0;
+}
 int cuDeviceGetName(char* name, int length, int device) {
   std::snprintf(name, length, "Stand-in GPU %d", device);
   return 0;

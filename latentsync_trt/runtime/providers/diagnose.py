@@ -70,7 +70,8 @@ def examine(name: ProviderName, device: int = 0, *, once: bool = False) -> Obsta
     if obstacle is not None:
         return obstacle
     key = _trial_key(name, device)
-    if once and known(_TRIED, key):
+    # As after a trial, the context exists: free memory, when it is read next, is that for networks.
+    if once and known(_TRIED, key) and driver.opens(device):
         return None
     obstacle = _session_obstacle(name, device)
     if obstacle is None:
