@@ -120,7 +120,7 @@ def gpu_with_room(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     Engines take up to 4 windows.
     """
     free: list[int | None] = [80 * GB, 80 * GB]
-    monkeypatch.setattr(SessionPool, "prepare", lambda self, graphs: None)
+    monkeypatch.setattr(SessionPool, "prepare", lambda self, graphs, beside=None: None)
     monkeypatch.setattr(networks_module, "free_memory_bytes", lambda index: free.pop(0))
     usual = Engines.__init__
 

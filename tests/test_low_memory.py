@@ -45,13 +45,13 @@ def test_low_memory_keeps_one_network_and_paints_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     groups: list[int] = []
-    paint = Inpainter.paint
+    encode = Inpainter.encode
 
     def count(self: Inpainter, windows: list[object]) -> object:
         groups.append(len(windows))
-        return paint(self, windows)  # type: ignore[arg-type]
+        return encode(self, windows)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Inpainter, "paint", count)
+    monkeypatch.setattr(Inpainter, "encode", count)
     assert run._LOW_MEMORY_WINDOWS > 2
     monkeypatch.setattr(run, "_LOW_MEMORY_WINDOWS", 2)  # as few as show the groups
     options = RuntimeOptions(low_memory=True, engine_cache=tmp_path / "cold")

@@ -91,7 +91,7 @@ def test_a_second_start_builds_nothing_and_gives_the_same(
         times = by_graph(networks.times())
         assert {time.built for time in times.values()} == {start == 0}
         assert all(time.build_s > 0 and time.open_s > 0 for time in times.values())
-        assert times["vae_encoder"].runs == 2  # masked faces and whole ones
+        assert times["vae_encoder"].runs == 2 * 2  # masked faces and whole ones, the first time to warm up
         networks.close()
     assert compiler.built == list(VAE)
     assert np.array_equal(*results)

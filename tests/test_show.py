@@ -25,6 +25,7 @@ REPORT = SyncReport(
     wall_s=32.0,
     startup_s=7.0,
     frames_per_s=20.0,
+    finish_s=1.0,
     stages=(StageTime("paint", 24.0, 480),),
     engines=(),
     notices=(),
@@ -34,8 +35,8 @@ REPORT = SyncReport(
 @pytest.mark.parametrize(
     ("total_s", "line"),
     [
-        (35.5, "time: 25.0 s + 10.5 s start-up = 35.5 s; 20.0 frames/s once running"),
-        (None, "time: 25.0 s + 7.0 s start-up = 32.0 s; 20.0 frames/s once running"),
+        (35.5, "time: 35.5 s = 10.5 s start-up + 24.0 s at 20.0 frames/s + 1.0 s end"),
+        (None, "time: 32.0 s = 7.0 s start-up + 24.0 s at 20.0 frames/s + 1.0 s end"),
     ],
 )
 def test_the_summary_counts_everything(capsys: pytest.CaptureFixture[str], total_s: float | None, line: str) -> None:

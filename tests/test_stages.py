@@ -23,14 +23,16 @@ STAGES = {
     "align": ("latentsync_trt.sync.faces", "crop"),
     "audio": ("latentsync_trt.audio.encoder", "SpeechStream.windows"),
     "gather": ("latentsync_trt.sync.paint", "WindowPlanner.push"),
-    "paint": ("latentsync_trt.sync.inpaint", "Inpainter.paint"),
+    "encode faces": ("latentsync_trt.sync.inpaint", "Inpainter.encode"),
+    "denoise": ("latentsync_trt.sync.inpaint", "Inpainter.denoise"),
+    "decode faces": ("latentsync_trt.sync.inpaint", "Inpainter.decode"),
     "compose": ("latentsync_trt.sync.compose", "Paster.paste"),
     "encode": ("latentsync_trt.media.writer", "VideoWriter.write"),
     "end of the file": ("latentsync_trt.media.writer", "VideoWriter._finish"),
 }
 """A function of each stage."""
 
-IN_CALL = {"audio": 1, "gather": 1, "paint": 1, "end of the file": 1}
+IN_CALL = dict.fromkeys(("audio", "gather", "encode faces", "denoise", "decode faces", "end of the file"), 1)
 """The call that fails; the third if not listed."""
 
 

@@ -8,7 +8,7 @@ from latentsync_trt.config import PRESETS, PROVIDER_CHOICES
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import check_limits, option
 
-REPETITIONS = {"graph": (20, 3), "loop": (5, 1), "end-to-end": (3, 1)}
+REPETITIONS = {"graph": (20, 3), "loop": (5, 1), "end-to-end": (3, 1), "start": (3, 1)}
 """Timed runs and warm-up runs per scenario."""
 
 
@@ -36,10 +36,10 @@ class BenchOptions:
     )
     preset: tuple[str, ...] = _names(tuple(PRESETS), tuple(PRESETS), "Presets of sync, separated by commas.")
     scenario: tuple[str, ...] = _names(
-        tuple(REPETITIONS),
+        ("graph", "loop", "end-to-end"),
         tuple(REPETITIONS),
         "What to measure, separated by commas: graph (each by itself), loop (a window: VAE and denoising), "
-        "end-to-end (whole clips).",
+        "end-to-end (whole clips), start (what passes before and after painting, in processes of their own).",
     )
     runs: int | None = option(
         None, "Timed runs of everything.  [default: 20 of a graph, 5 of a loop, else 3]", minimum=1, maximum=10_000
@@ -47,7 +47,7 @@ class BenchOptions:
     warm_up: int | None = option(
         None, "Runs before those, not timed.  [default: 3 of a graph, else 1]", minimum=0, maximum=1_000
     )
-    video: str | Path | None = option(None, "Clip for loop and end-to-end.  [default: the built-in portrait]")
+    video: str | Path | None = option(None, "Clip for all but graph.  [default: the built-in portrait]")
     audio: str | Path | None = option(None, "Speech for them.  [default: the built-in sentence]")
 
     def __post_init__(self) -> None:

@@ -124,19 +124,20 @@ def process_age_s() -> float:
 def show_report(report: SyncReport, notices: Notices, total_s: float | None = None) -> None:
     """Prints the remaining notices to stderr; to stdout what was written, how good it is, and how long it took.
 
-    `total_s`: since the command began; without it, times are those of `LipSync.sync` alone.
+    `total_s`: since the command began; without it, times are those of `LipSync.sync` alone. Start-up ends with the
+    first windows that are painted.
     """
     for text in report.notices:
         notices(text)
     total_s = report.wall_s if total_s is None else total_s
-    running_s = report.wall_s - report.startup_s
+    painting_s = report.wall_s - report.startup_s - report.finish_s
     click.echo(
         f"{report.output}: {report.frames} frames ({report.duration_s:.2f} s), face in {report.frames_with_face}, "
         f"with {report.bundle} on {report.provider}{_devices(report)}"
     )
     click.echo(
-        f"time: {running_s:.1f} s + {total_s - running_s:.1f} s start-up = {total_s:.1f} s; "
-        f"{report.frames_per_s:.1f} frames/s once running"
+        f"time: {total_s:.1f} s = {total_s - painting_s - report.finish_s:.1f} s start-up + {painting_s:.1f} s at "
+        f"{report.frames_per_s:.1f} frames/s + {report.finish_s:.1f} s end"
     )
     if report.quality is not None and report.quality.rows:
         click.echo(str(report.quality))

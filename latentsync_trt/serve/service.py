@@ -325,7 +325,7 @@ class Service:
                 self._running.pop(task_id, None)
                 self.metrics.ended.labels("done").inc()
                 self.metrics.windows.inc(done.report["windows"])
-                self.metrics.painting_seconds.inc(done.report["wall_s"] - done.report["startup_s"])
+                self.metrics.painting_seconds.inc(done.report["wall_s"] - done.report["opened_s"])
             case Failed(task_id, _, _, usage, again):
                 self._running.pop(task_id, None)
                 self.metrics.failures.labels("worker" if again else "input" if usage else "run").inc()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -41,11 +42,25 @@ class Inpainter:
         Args:
             windows: aligned faces, uint8 `(F, H, W, 3)` RGB, and the audio features of each frame, float32 `(F, S, D)`.
         """
-        known = [self._conditioning(faces) for faces, _ in windows]
+        known = self.encode([faces for faces, _ in windows])
+        return self.decode(self.denoise(known, [audio for _, audio in windows]))
+
+    def encode(self, windows: Sequence[UInt8Array]) -> list[Float32Array]:
+        """What the denoiser knows of each window, float32 `(9, F, h, w)`, from its faces."""
+        return [self._conditioning(faces) for faces in windows]
+
+    def denoise(self, known: Sequence[Float32Array], audio: Sequence[Float32Array]) -> list[Float32Array]:
+        """The latents of each window, float32 `(4, F, h, w)`; windows of one length are denoised together."""
         latents: list[Float32Array] = []
-        for start in range(0, len(windows), self.windows_per_batch):
-            batch = slice(start, start + self.windows_per_batch)
-            latents += self._denoise(np.stack(known[batch]), np.stack([audio for _, audio in windows[batch]]))
+        for _, same in groupby(zip(known, audio, strict=True), key=lambda window: window[0].shape):
+            windows = list(same)
+            for start in range(0, len(windows), self.windows_per_batch):
+                together = zip(*windows[start : start + self.windows_per_batch], strict=True)
+                latents += self._denoise(*map(np.stack, together))
+        return latents
+
+    def decode(self, latents: Sequence[Float32Array]) -> list[Sequence[UInt16Array]]:
+        """The faces of each window."""
         return [self.codec.decode_faces(np.ascontiguousarray(window.transpose(1, 0, 2, 3))) for window in latents]
 
     def _conditioning(self, faces: UInt8Array) -> Float32Array:

@@ -1,9 +1,10 @@
 """Two stages: gather faces into windows, then run the networks on them.
 
-The networks have their own thread, so that a GPU never waits for a picture to be converted or encoded; several devices
-have one each.
+The networks have their own threads, so that a GPU never waits for a picture to be converted or encoded. Where they can
+run side by side, a window is encoded and another one decoded while the one between them is denoised.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -11,15 +12,19 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from time import perf_counter
+from typing import Protocol, TypeVar
 
 import numpy as np
 
+from latentsync_trt.runtime.sessions.threads import Stage
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.jobs import Job, Target
 from latentsync_trt.sync.spread import spread
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.sync.windows import Window, WindowPlanner
 from latentsync_trt.types import Float32Array, Frame, UInt8Array, UInt16Array
+
+T = TypeVar("T")
 
 Sight = tuple[Frame, Target]
 """A face in one frame."""
@@ -31,7 +36,10 @@ AudioWindows = Callable[[int, Sequence[Frame]], Float32Array]
 """Audio features `(n, S, D)` float32 of a speaker, by number, at these frames."""
 
 # For each of several devices: the batch that it paints, and one that waits, while the oldest is still being painted.
+# Where stages run side by side: the batches that are encoded and denoised, while the oldest is decoded.
 _BATCHES_AHEAD = 2
+
+_STAGES = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,24 +50,47 @@ class Gathered:
     windows: Sequence[Window[Sight]] = ()
 
 
+class RunStage(Protocol):
+    """Runs all that "encode", "denoise" or "decode" does for a batch, where that stage runs on this device."""
+
+    def __call__(self, stage: Stage, action: Callable[[], T], /) -> T:
+        """The result of `action`."""
+        ...
+
+
+def _here(_: Stage, action: Callable[[], T], /) -> T:
+    return action()
+
+
 @dataclass(slots=True, eq=False)
 class PaintDevice:
     """A device that paints, and what it has painted so far.
 
-    `inpainter`: runs its networks on windows, inside a block of `used`.
+    `inpainter`: runs its networks on windows, inside a block of `used`, each stage by `stage`. `side_by_side`: stages
+    of several batches run at the same time.
     """
 
     inpainter: Inpainter
     used: Callable[[], AbstractContextManager[object]] = nullcontext
+    stage: RunStage = _here
+    side_by_side: bool = False
     windows: int = 0
     busy_s: float = 0.0
+    busy_until_s: float = 0.0
+
+    def add(self, windows: int, start_s: float) -> None:
+        """Adds windows that were painted from `start_s` until now, in which others may have been painted, too."""
+        end_s = perf_counter()
+        self.windows += windows
+        self.busy_s += end_s - max(start_s, self.busy_until_s)
+        self.busy_until_s = end_s
 
 
 class Painter:
     """Paints the mouths of a clip.
 
     Args:
-        devices: each takes the next windows when it is free.
+        devices: each takes the next windows when it is free; may be set until `paint`.
         frames: F, the length of a window.
         audio_windows: runs a network, so it is called in one thread.
         streams, overlap, shorter: see `WindowPlanner`.
@@ -83,6 +114,9 @@ class Painter:
         on_failure: Callable[[int, Exception], object] = lambda *_: None,
     ) -> None:
         self.devices, self._frames, self._audio_windows = tuple(devices), frames, audio_windows
+        self.first: tuple[float, int] | None = None
+        """When the first windows were painted, on `time.perf_counter`'s scale, and the index after their frames."""
+        self._lock = threading.Lock()
         self.streams, self._overlap, self._shorter, self._frames_done = streams, overlap, tuple(shorter), 0
         self._clock, self._at_once = clock, at_once
         self._failures, self._on_failure = failures, on_failure
@@ -131,17 +165,20 @@ class Painter:
     def paint(self, gathered: Generator[Gathered, None, None]) -> Generator[Job, None, None]:
         """Every job in order, with its painted faces, as soon as their windows are done.
 
-        Frames in memory: with one device, those that `gather` holds back. Several devices need windows to choose from,
-        and finish them out of order: for each of them, up to 2·`at_once`·F frames more wait.
+        Frames in memory: with one device whose stages run in turn, those that `gather` holds back. Several devices need
+        windows to choose from, and finish them out of order, and so do stages that run side by side: for each device,
+        up to 2·`at_once`·F frames more wait.
         """
         queue: deque[Job] = deque()
         painted = _Painted()
+        alone = len(self.devices) == 1
+        workers = [partial(self._paint, device) for device in self.devices]
         results = spread(
             gathered,
             self._batches,
-            [partial(self._paint, device) for device in self.devices],
+            workers * (_STAGES if alone and self.devices[0].side_by_side else 1),
             ahead=lambda: _BATCHES_AHEAD * len(self.devices) * self._at_once() * self._frames,
-            failures=self._failures,
+            failures=() if alone else self._failures,
             on_failure=self._on_failure,
         )
         with closing(results):
@@ -170,11 +207,20 @@ class Painter:
             # may wait in the queue as frames.
             with self._clock.measure("gather", frames=count):
                 stacked = [_faces(window) for window in windows]
-            start_s = perf_counter()
-            with self._clock.measure("paint", frames=count):
-                results = device.inpainter.paint(list(zip(stacked, audio, strict=True)))
-        device.windows += len(windows)
-        device.busy_s += perf_counter() - start_s
+            start_s, inpainter = perf_counter(), device.inpainter
+
+            def run(name: str, action: Callable[..., T], *given: object) -> T:
+                with self._clock.measure(name, frames=count):
+                    return action(*given)
+
+            known = device.stage("encode", partial(run, "encode faces", inpainter.encode, stacked))
+            latents = device.stage("denoise", partial(run, "denoise", inpainter.denoise, known, audio))
+            results = device.stage("decode", partial(run, "decode faces", inpainter.decode, latents))
+        with self._lock:
+            device.add(len(windows), start_s)
+            if self.first is None:
+                last = max(frame.index for window in windows for _, (frame, _), _ in window.used)
+                self.first = perf_counter(), last + 1
         return windows, results
 
     def _add(

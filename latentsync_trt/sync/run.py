@@ -1,7 +1,7 @@
 """One clip: decode → find the faces → paint the mouths → encode, each stage in its own thread.
 
 Each stage is a generator over the previous one, joined by a bounded queue, so memory depends on the size of a picture
-and of a window, not on the length of the clip.
+and of a window, not on the length of the clip. Those before painting begin while the networks open.
 """
 
 from collections.abc import Generator, Iterable
@@ -28,7 +28,7 @@ from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter
 from latentsync_trt.sync.inputs import check_inputs
 from latentsync_trt.sync.notices import notices_of_model, notices_of_rate
 from latentsync_trt.sync.page import write_page
-from latentsync_trt.sync.paint import PaintDevice, Painter
+from latentsync_trt.sync.paint import Gathered, PaintDevice, Painter
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.resume import made_of
 from latentsync_trt.sync.speakers import Span, heard
@@ -86,6 +86,7 @@ class Run:
         check_overlap(self._manifest.frames, options.overlap)
         self._options, self._on_progress = options, on_progress
         self._clock = StageClock(devices.on_span)
+        self._opened_s = self._written_s = self._start_s
         self._quality = Quality(self._inputs.voices.starts_s, pictures=options.report is not None)
 
     def execute(self, helpers: Helpers) -> SyncReport:
@@ -97,21 +98,25 @@ class Run:
             self._announce(timeline.notices)
             writer, finder = self._writer(span, playback, helpers), self._finder(helpers.detector, span)
             self._announce(writer.notices)
-            self._open_networks()
-            startup_s = perf_counter() - self._start_s
-            painter = self._painter(speech, playback, helpers.noise)
-            with writer:
-                count = self._write(writer, finder, painter, helpers, playback)
+            painter = self._painter(speech, playback)
+            painter.skip(writer.frames_done)
+            with closing(self._gathered(finder, painter, playback)) as gathered:
+                self._open_networks()
+                painter.devices = self._paint_devices(helpers.noise)
+                with writer:
+                    count = self._write(writer, finder, painter, gathered, helpers, playback)
         self._announce((*writer.notices, *finder.notices()))
-        report = self._report(writer, count, finder, painter, startup_s)
+        report = self._report(writer, count, finder, painter)
         if self._inputs.page is not None:
             write_page(self._inputs.page, self._inputs.video, report, self._quality, self._options)
         return report
 
-    def _report(
-        self, writer: VideoWriter, count: int, finder: FaceFinder, painter: Painter, startup_s: float
-    ) -> SyncReport:
+    def _report(self, writer: VideoWriter, count: int, finder: FaceFinder, painter: Painter) -> SyncReport:
         wall_s = perf_counter() - self._start_s
+        first_s, done = painter.first or (self._opened_s, count)
+        frames, pace_s = count - done, self._written_s - first_s
+        if frames <= 0:  # of one batch of windows, or none, there is no pace apart from its start
+            frames, pace_s = count - writer.frames_done, wall_s - (self._opened_s - self._start_s)
         return SyncReport(
             output=str(self._inputs.output),
             bundle=self._manifest.name,
@@ -121,8 +126,10 @@ class Run:
             windows=painter.windows,
             duration_s=float(writer.end_s),
             wall_s=wall_s,
-            startup_s=startup_s,
-            frames_per_s=(count - writer.frames_done) / (wall_s - startup_s),
+            opened_s=self._opened_s - self._start_s,
+            startup_s=first_s - self._start_s,
+            finish_s=self._start_s + wall_s - self._written_s,
+            frames_per_s=frames / pace_s,
             stages=self._clock.times(),
             engines=self._devices.times(),
             notices=self._devices.take_notices(),
@@ -149,6 +156,7 @@ class Run:
         self._on_progress(Progress("opening networks", 0, None))
         with self._clock.measure("open", frames=0):
             self._devices.prepare(graphs_for(self._options))
+        self._opened_s = perf_counter()
         self._announce(self._devices.selection.notices())  # of a provider that it fell back to
 
     def _announce(self, notices: Iterable[str]) -> None:
@@ -156,18 +164,24 @@ class Run:
             self._devices.notice(text)
 
     def _write(
-        self, writer: VideoWriter, finder: FaceFinder, painter: Painter, helpers: Helpers, playback: Playback
+        self,
+        writer: VideoWriter,
+        finder: FaceFinder,
+        painter: Painter,
+        gathered: Generator[Gathered, None, None],
+        helpers: Helpers,
+        playback: Playback,
     ) -> int:
         """Writes all frames; returns their number."""
         done = writer.frames_done
-        painter.skip(done)
         paster = paster_of(helpers.mesher, self._manifest.resolution_px, self._options)
         composer = Composer(paster, helpers.enhancer, self._quality, self._clock, done)
         count, total = done, expected_frames(playback, self._inputs.info)
-        with closing(self._composed(finder, painter, composer, playback)) as composed:
+        with closing(self._composed(painter, gathered, composer)) as composed:
             for frame, patches in composed:
                 with self._clock.measure("encode"):
                     writer.write(frame, patches)
+                self._written_s = perf_counter()
                 if count == done:
                     self._announce(writer.notices)
                 count = frame.index + 1
@@ -178,24 +192,33 @@ class Run:
         self._on_progress(Progress("finishing", count, count))
         return count
 
-    def _composed(
-        self, finder: FaceFinder, painter: Painter, composer: Composer, playback: Playback
-    ) -> Generator[tuple[Frame, tuple[Patch, ...]], None, None]:
-        """Every frame of the output, with the new pixels of each face."""
-        # The networks finish a batch of windows at once; meanwhile, the stages around them must be able to continue.
-        # So at most about three times this many frames wait in all: in both queues, and in the Painter, which holds
-        # more for several devices.
-        ahead = (self._windows_at_once() + painter.streams) * self._manifest.frames
+    def _gathered(self, finder: FaceFinder, painter: Painter, playback: Playback) -> Generator[Gathered, None, None]:
+        """Every frame of the output, and the windows to paint, from now on while the networks open."""
         read = read_frames(self._inputs.video, playback)
         frames = in_background(self._clock.measured("decode", read), depth=_QUEUE_DEPTH, name="decode")
         found = in_background(finder.find(frames), depth=_QUEUE_DEPTH, name="face")
         spoken = self._inputs.voices.speaking(found)
         jobs = in_background(finder.cut_out(spoken), depth=_QUEUE_DEPTH, name="align")
-        gathered = in_background(painter.gather(jobs), depth=ahead, name="gather")
+        return in_background(painter.gather(jobs), depth=self._frames_ahead(painter.streams), name="gather")
+
+    def _composed(
+        self, painter: Painter, gathered: Generator[Gathered, None, None], composer: Composer
+    ) -> Generator[tuple[Frame, tuple[Patch, ...]], None, None]:
+        """Every frame of the output, with the new pixels of each face."""
+        ahead = self._frames_ahead(painter.streams)
         painted = in_background(painter.paint(gathered), depth=ahead, name="paint")
         examined = in_background(composer.examine(painted), depth=_QUEUE_DEPTH, name="examine")
         composed = in_background(composer.compose(examined), depth=_QUEUE_DEPTH, name="compose")
         return in_background(composer.measure(composed), depth=_QUEUE_DEPTH, name="measure")
+
+    def _frames_ahead(self, streams: int) -> int:
+        """How many frames may wait before the networks, and after them.
+
+        They finish a batch of windows at once; meanwhile, the stages around them must be able to continue. So at most
+        about three times as many wait in all: in both queues, and in the Painter, which holds more for several batches
+        at a time.
+        """
+        return (self._windows_at_once() + streams) * self._manifest.frames
 
     def _finder(self, detector: FaceDetector, span: Span) -> FaceFinder:
         voices, tracks = self._inputs.voices, self._inputs.tracks
@@ -213,18 +236,28 @@ class Run:
             on_notice=self._devices.notice,
         )
 
-    def _painter(self, speech: OpenVoices, playback: Playback, noise: Float32Array | None) -> Painter:
-        devices, options = self._devices, self._options
+    def _paint_devices(self, noise: Float32Array | None) -> tuple[PaintDevice, ...]:
+        devices = self._devices
         make = partial(
-            make_inpainter, self._manifest, options, noise=noise, windows_per_batch=devices.windows_per_batch
+            make_inpainter, self._manifest, self._options, noise=noise, windows_per_batch=devices.windows_per_batch
         )
+        return tuple(
+            PaintDevice(
+                make(own.networks.codec, own.networks.denoiser), own.used, own.networks.stage, own.networks.side_by_side
+            )
+            for own in devices.all
+        )
+
+    def _painter(self, speech: OpenVoices, playback: Playback) -> Painter:
+        devices = self._devices
         return Painter(
-            [PaintDevice(make(own.networks.codec, own.networks.denoiser), own.used) for own in devices.all],
+            (),
             self._manifest.frames,
             speech.windows,
             self._clock,
             streams=streams_at(playback.fps or self._inputs.info.frames_per_s),
-            overlap=options.overlap,
+            overlap=self._options.overlap,
+            shorter=devices.shorter_windows,
             at_once=self._windows_at_once,
             failures=DEVICE_FAILURES,
             on_failure=lambda position, error: devices.leave_out(devices.all[position], error),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, Full, Queue
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import cv2
 
@@ -40,10 +40,17 @@ class _End:
 
 
 def in_background(source: Generator[T, None, None], *, depth: int, name: str) -> Generator[T, None, None]:
-    """Runs `source` in a thread; yields its items in order and raises what it raised.
+    """Runs `source` in a thread, from now on; yields its items in order and raises what it raised.
 
     At most `depth` items wait between the two. Closing this generator closes `source` and waits for the thread.
     """
+    items = _in_background(source, depth, name)
+    next(items)
+    return cast(Generator[T, None, None], items)
+
+
+def _in_background(source: Generator[T, None, None], depth: int, name: str) -> Generator[T | None, None, None]:
+    """As `in_background`, after one None: closing a generator that has not begun would not end its thread."""
     queue: Queue[T | _End] = Queue(depth)
     stopped = threading.Event()
 
@@ -68,6 +75,7 @@ def in_background(source: Generator[T, None, None], *, depth: int, name: str) ->
     thread = threading.Thread(target=produce, name=name, daemon=True)
     thread.start()
     try:
+        yield None
         while True:
             try:
                 item = queue.get(timeout=_POLL_S)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from queue import Queue
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.child import Child, end_process
@@ -32,6 +32,8 @@ from latentsync_trt.runtime.sessions.trace import Trace
 from latentsync_trt.stopping import requested
 from latentsync_trt.types import Denoiser, EngineTime, Float32Array, ImageCodec
 
+T = TypeVar("T")
+
 _MODULE = "latentsync_trt.runtime.networks.apart"
 _PATIENCE_S = 2.0
 _POLL_S = 0.1
@@ -39,7 +41,7 @@ _PIPE_BYTES = 1 << 20
 _SIZE = struct.Struct("<Q")
 
 # What is read of `Networks` without a call: sent with every answer.
-_STATE = ("selection", "windows_per_batch", "low_memory", "building")
+_STATE = ("selection", "windows_per_batch", "low_memory", "building", "shorter_windows")
 
 
 class NetworksApart:
@@ -54,6 +56,8 @@ class NetworksApart:
     windows_per_batch: int
     low_memory: bool
     building: bool
+    shorter_windows: tuple[int, ...]
+    side_by_side = False
 
     def __init__(
         self,
@@ -74,6 +78,10 @@ class NetworksApart:
     def encode_mel(self, mel: Float32Array) -> Float32Array:
         """As `Networks.encode_mel`, and so on."""
         return cast(Float32Array, self._call("encode_mel", mel))
+
+    def stage(self, _: str, action: Callable[[], T]) -> T:
+        """As `Networks.stage`, with calls in turn."""
+        return action()
 
     def builds(self, graphs: tuple[str, ...]) -> bool:
         self._restart_if_dead()

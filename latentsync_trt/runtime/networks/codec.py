@@ -1,5 +1,6 @@
 """The VAE. Pictures are transferred to and from the device as integers, and scaled on the device."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -28,10 +29,14 @@ _BESIDE_CUDA = ("tensorrt", "cuda")
 
 
 class VaeCodec:
-    """An `ImageCodec` that uses the pool's current engines at each call; its buffers are kept until `release`."""
+    """An `ImageCodec` that uses the pool's current engines at each call; its buffers are kept until `release`.
+
+    One thread may encode while another decodes.
+    """
 
     def __init__(self, pool: SessionPool) -> None:
         self._pool = pool
+        self._following = threading.Lock()
         self._engines: Engines | None = None
         self._buffers: DeviceBuffers
         self._faces_in: Session
@@ -60,7 +65,8 @@ class VaeCodec:
 
     def _in_batches(self, graph: str, array: A, run: Callable[[A], T]) -> Iterator[tuple[T, int]]:
         """`run` on batches of the engine's size, with the number of results to use; retried once if memory runs out."""
-        self._follow_engines()
+        with self._following:
+            self._follow_engines()
         size = usual_shape(self._pool.session(graph).inputs[0].shape, self._pool.engines.ranges)[0]
         for batch, used in _padded_batches(array, size):
             try:

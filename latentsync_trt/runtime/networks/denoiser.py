@@ -9,6 +9,7 @@ import onnxruntime as ort
 
 from latentsync_trt.bundle.manifest import step_graph
 from latentsync_trt.errors import InferenceError, OutOfMemory
+from latentsync_trt.remembered import known, remember
 from latentsync_trt.runtime.cache.store import Notice
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.memory import COPY_GRAPH, DeviceBuffers
@@ -23,6 +24,9 @@ _RUNS_BEFORE_REPLAY = 4
 
 # Relative. A replay runs the same kernels on the same numbers; only the order within reductions may differ.
 _REPLAY_TOLERANCE = 1e-2
+
+_FAITHFUL = "cuda-graph"
+"""Kind of the remembered fact that CUDA graphs of these steps replay right."""
 
 # Inputs of the steps that compare replays with first runs: any values that change the latents.
 _TIMESTEP = 501
@@ -94,11 +98,20 @@ class GraphDenoiser:
             {name: self._buffers.empty(f"next {name}", batch.latents.shape, np.float32) for name in _STATE},
         ]
 
-    def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
+    def step(
+        self,
+        timestep: int,
+        coefficients: Float32Array,
+        *,
+        cached: bool,
+        guided: bool = True,
+        recorded: bool = True,
+    ) -> None:
         """One denoising step in place. `cached` reuses the inner features of the last full step.
 
         Args:
             guided: False skips the unconditional half of this step; a scale of 1 or below skips it in all steps.
+            recorded: as for `Session.run_bound`.
 
         Raises:
             InferenceError: the provider failed, no full step of its kind came before a cached one, or the batch was
@@ -117,7 +130,7 @@ class GraphDenoiser:
         session.retrying(lambda: self._values["timestep"].update_inplace(np.array(timestep, np.int64)))
         session.retrying(lambda: self._values["coefficients"].update_inplace(coefficients))
         binding = self._binding(graph, session, guided=guided)
-        session.run_bound(binding)
+        session.run_bound(binding, recorded=recorded)
         outputs = dict(zip(_names(session.outputs), binding.get_outputs(), strict=True))
         if not cached:
             self._reusable = guided
@@ -209,7 +222,9 @@ class PooledDenoiser:
     """A `types.Denoiser` that uses the pool's current engines for each batch of windows.
 
     A provider may record an operator incorrectly in a CUDA graph and then return wrong results without an error. So
-    replays are compared with first runs before any is used; where they differ, CUDA graphs are disabled with a notice.
+    replays are compared with first runs before any is used, unless they were right before under the same circumstances;
+    where they differ, CUDA graphs are disabled with a notice. Other threads may not use the GPU while a graph is
+    recorded: ONNX Runtime records with `cudaStreamCaptureModeGlobal`, which forbids them to allocate memory.
     """
 
     def __init__(self, pool: SessionPool, on_notice: Notice) -> None:
@@ -230,6 +245,12 @@ class PooledDenoiser:
             self._pool.switch(self._pool.engines.without_cuda_graph())
             self._follow_engines()
         self._denoiser.begin(batch)
+
+    def begin_unrecorded(self, batch: WindowBatch) -> GraphDenoiser:
+        """As `begin`, for steps without CUDA graphs: nothing is recorded or compared."""
+        self._follow_engines()
+        self._denoiser.begin(batch)
+        return self._denoiser
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
         """As `GraphDenoiser.step`."""
@@ -266,9 +287,17 @@ class PooledDenoiser:
             )
 
     def _replays_checked(self, batch: WindowBatch) -> bool:
-        use = batch.guidance > 1.0, batch.unguided_too
-        if use not in self._checked and not replays_faithfully(self._denoiser, batch):
-            return False
+        guided = batch.guidance > 1.0
+        use = guided, batch.unguided_too and guided
+        if use in self._checked:
+            return True
+        kinds = {guided, guided and not batch.unguided_too}
+        graphs = [step_graph(guided=kind, cached=cached) for kind in sorted(kinds) for cached in (False, True)]
+        fact = self._pool.engines.fact(*graphs)
+        if not known(_FAITHFUL, fact):
+            if not replays_faithfully(self._denoiser, batch):
+                return False
+            remember(_FAITHFUL, fact)
         self._checked.add(use)
         return True
 

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,8 +36,11 @@ class Device:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """A block that paints windows, alone; raises `InferenceError` if the device is left out."""
-        with self.lock:
+        """A block that paints windows, alone unless stages run side by side.
+
+        Raises `InferenceError` if the device is left out.
+        """
+        with nullcontext() if self.networks.side_by_side else self.lock:
             if self.error:
                 raise InferenceError(self.error)
             self.networks.between_windows()
@@ -77,6 +80,12 @@ class Devices:
     def windows_per_batch(self) -> int:
         """Windows that every denoiser takes at once, so that frames do not depend on who paints them."""
         return min(device.networks.windows_per_batch for device in self.in_use)
+
+    @property
+    def shorter_windows(self) -> tuple[int, ...]:
+        """As `Networks.shorter_windows`: lengths that all devices take."""
+        own = [set(device.networks.shorter_windows) for device in self.in_use]
+        return tuple(sorted(set.intersection(*own)))
 
     @property
     def low_memory(self) -> bool:
@@ -122,7 +131,7 @@ class Devices:
         while True:
             device = self.in_use[0]
             try:
-                with device.lock:
+                with nullcontext() if device.networks.side_by_side else device.lock:
                     return device.networks.encode_mel(mel)
             except DEVICE_FAILURES as error:
                 if not self.leave_out(device, error):

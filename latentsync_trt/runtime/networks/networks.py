@@ -1,33 +1,41 @@
 """The networks of one bundle on one provider: audio encoder, image codec and denoiser."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar, cast
 
-import numpy as np
-
-from latentsync_trt.bundle.manifest import AUDIO_ENCODER, FULL_STEP, STEP_GRAPHS, Bundle, step_graph
+from latentsync_trt.bundle.manifest import AUDIO_ENCODER, FULL_STEP, STEP_GRAPHS, Bundle
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory, ProviderUnavailable
+from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, OutOfMemory, ProviderUnavailable
+from latentsync_trt.remembered import forget
 from latentsync_trt.runtime.cache.store import EngineCache, Notice, cache_folder
-from latentsync_trt.runtime.compiler.profiles import usual_shape
+from latentsync_trt.runtime.compiler.profiles import shorter_windows
 from latentsync_trt.runtime.networks.background import BackgroundBuild
 from latentsync_trt.runtime.networks.batching import needed_bytes, windows_that_fit
 from latentsync_trt.runtime.networks.codec import VaeCodec
 from latentsync_trt.runtime.networks.denoiser import PooledDenoiser
+from latentsync_trt.runtime.networks.first_runs import FirstRuns
 from latentsync_trt.runtime.networks.notices import Notices
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, next_provider
-from latentsync_trt.runtime.sessions.engines import Engines
-from latentsync_trt.runtime.sessions.pool import SessionPool
-from latentsync_trt.runtime.sessions.session import Array, Session
+from latentsync_trt.runtime.sessions.engines import CUDA_FORM_FACT, Engines
+from latentsync_trt.runtime.sessions.pool import RAN_OUT, SessionPool
+from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.runtime.sessions.threads import InThreads, Stage, StageThreads
 from latentsync_trt.runtime.sessions.trace import Trace, profile_folder, write_profile
-from latentsync_trt.types import EngineTime, Float32Array, StageSpan, WindowBatch
+from latentsync_trt.types import Denoiser, EngineTime, Float32Array, ImageCodec, StageSpan
+
+T = TypeVar("T")
+
+_OF_CODEC: dict[str, Stage] = {"encode_faces": "encode", "decode_faces": "decode"}
+_OF_DENOISER: dict[str, Stage] = {"begin": "denoise", "step": "denoise", "latents": "denoise"}
 
 
 class Networks:
     """Image codec, audio encoder and denoiser of `bundle`, run by the selected provider.
 
-    `codec` and `denoiser` serve one clip at a time.
+    `codec` and `denoiser` serve one clip at a time. On a GPU, they run in the threads of their stages, whoever calls.
 
     Args:
         may_fall_back: fall back to another provider, with a notice, where the selected one cannot build the engines.
@@ -63,10 +71,14 @@ class Networks:
             trace_folder=self._profile,
             on_notice=self.notice,
             on_close=self._release_buffers,
+            on_span=self.on_span,
         )
         self._pool.engines.check(windows=self.windows_per_batch)  # now, not at the first window
-        self.codec = VaeCodec(self._pool)
-        self.denoiser = PooledDenoiser(self._pool, self.notice)
+        self._threads = StageThreads(lambda: self.selection.gpu is not None)
+        self._codec, self._denoiser = VaeCodec(self._pool), PooledDenoiser(self._pool, self.notice)
+        self.codec = cast(ImageCodec, InThreads(self._codec, _OF_CODEC, self._threads))
+        self.denoiser = cast(Denoiser, InThreads(self._denoiser, _OF_DENOISER, self._threads))
+        self._first_runs = FirstRuns(self._pool, self._codec, self._denoiser, self._threads, self.on_span)
 
     @property
     def selection(self) -> Selection:
@@ -84,6 +96,16 @@ class Networks:
     def low_memory(self) -> bool:
         """Whether one network at a time is kept on the device: by option, or since memory ran out."""
         return self._pool.low_memory
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether stages run at the same time: on a GPU with room for all networks."""
+        return self.selection.gpu is not None and not self.low_memory
+
+    @property
+    def shorter_windows(self) -> tuple[int, ...]:
+        """See `profiles.shorter_windows`."""
+        return shorter_windows(self._pool.engines.ranges, self.selection.name)
 
     @property
     def on_span(self) -> Callable[[StageSpan], None] | None:
@@ -108,7 +130,22 @@ class Networks:
 
     def encode_mel(self, mel: Float32Array) -> Float32Array:
         """Log mel spectrogram `(1, 80, 3000)` → features `(1, 1500, L, D)`."""
-        return self.session(AUDIO_ENCODER).run({"mel": mel})[0]
+        return self.stage("encode", lambda: self.session(AUDIO_ENCODER).run({"mel": mel})[0])
+
+    def stage(self, stage: Stage, action: Callable[[], T]) -> T:
+        """Runs `action`, all that a stage does with its networks for some windows; beside other stages if possible.
+
+        Where memory runs out, it is repeated alone, and from then on everything runs in turn. Raises as the networks.
+        """
+        try:
+            with self._pool.gate.sharing():
+                if self.side_by_side:
+                    return self._threads.run(stage, action)
+        except OutOfMemory:
+            with self._pool.gate.alone():
+                self._keep_one()
+        with self._pool.gate.alone():
+            return self._threads.run(stage, action)
 
     def builds(self, graphs: tuple[str, ...]) -> bool:
         """Whether `prepare` would build engines before it returns."""
@@ -125,6 +162,7 @@ class Networks:
         first = self._windows_that_fit is None
         if first:
             self._save_memory_if_short()
+            self._use(self._with_room(self._pool.engines))
         if self._build_wanted:
             self._build_wanted = False
             self._start_build(graphs)
@@ -138,45 +176,44 @@ class Networks:
         graphs = tuple(graphs)
         while True:
             try:
-                return self._pool.prepare(graphs)
+                self._open(graphs)
             except EngineBuildError as error:
+                forget("provider")
                 self._fall_back(error)
+            else:
+                return
 
     def warm_up(self, graphs: Iterable[str]) -> None:
         """Runs each graph once on random numbers, so that the slow first runs are not part of the first clip."""
-        graphs = tuple(graphs)
-        for graph in graphs:
-            if graph not in STEP_GRAPHS:
-                self.session(graph).run(self._random_inputs(graph))
-        # Steps run in the denoiser, since a CUDA graph is recorded for its buffers.
-        steps = [(guided, cached) for guided in (True, False) for cached in (False, True)]
-        steps = [step for step in steps if step_graph(guided=step[0], cached=step[1]) in graphs]
-        if not steps:
-            return
-        guided = any(kind for kind, _ in steps)
-        known = self._random_inputs(step_graph(guided=guided, cached=False))
-        self.denoiser.begin(
-            WindowBatch(
-                known["latents"],
-                known["conditioning"],
-                known["audio"],
-                guidance=2.0 if guided else 1.0,
-                unguided_too=guided and not all(kind for kind, _ in steps),
-            )
-        )
-        for kind, cached in steps:
-            self.denoiser.step(500, np.zeros(5, np.float32), cached=cached, guided=kind)
+        self._first_runs.in_turn(self._first_runs.missing(graphs))
 
-    def _random_inputs(self, graph: str) -> dict[str, Array]:
-        ranges, random = self._pool.engines.ranges, np.random.default_rng(0)
-        return {
-            tensor.name: random.standard_normal(usual_shape(tensor.shape, ranges)).astype(tensor.dtype)
-            for tensor in self.session(graph).inputs
-        }
+    def _open(self, graphs: tuple[str, ...]) -> None:
+        """Opens `graphs`; on a GPU with room for all, also runs each of them once."""
+        if not self.side_by_side:
+            self._pool.prepare(graphs)
+            return
+        engines, missing = self._pool.engines, self._first_runs.missing(graphs)
+        try:
+            self._pool.prepare(graphs, partial(self._first_runs.beside, missing))
+            if self.side_by_side and engines.cuda_graph:
+                self._first_runs.in_turn([graph for graph in missing if graph in STEP_GRAPHS])
+        except InferenceError:
+            forget(CUDA_FORM_FACT)
+            raise
+        if self.low_memory:
+            self._use(self._with_room(self._pool.engines))
+        if self._pool.engines is not engines:  # CUDA graphs were given up
+            self._open(graphs)
 
     def between_windows(self) -> None:
         """Switches to engines built in the background, once they are ready."""
         if self._build is None or not self._build.done:
+            return
+        with self._pool.gate.alone():
+            self._change_engines()
+
+    def _change_engines(self) -> None:
+        if self._build is None:  # another thread was here
             return
         build, self._build = self._build, None
         meanwhile = self._pool.engines
@@ -186,7 +223,7 @@ class Networks:
         self.notice(f"building in the background failed, continuing with {meanwhile.selection.name}: {problem}")
         if self._pool.engines is not meanwhile:
             self._pool.switch(meanwhile)
-            self._pool.prepare(self._needed)
+            self._open(self._needed)
 
     @property
     def building(self) -> bool:
@@ -212,8 +249,9 @@ class Networks:
         if self._build is not None:
             self._build.stop()
             self._build = None
-        self.codec.release()
-        self.denoiser.close()
+        self._threads.close()
+        self._codec.release()
+        self._denoiser.close()
         self._pool.close()
         return self._pool.take_profile()
 
@@ -233,10 +271,31 @@ class Networks:
         free_bytes = self._free_bytes()
         if free_bytes is None or self.low_memory:
             return
-        form = self._pool.engines.form(FULL_STEP)
-        least = needed_bytes(self.bundle.manifest, provider=self.selection.name, form=form)
+        least = self._needed_bytes(self._pool.engines)
         if least > free_bytes:
             self._pool.save_memory(f"this bundle takes about {least / 1e9:.1f} GB, {free_bytes / 1e9:.1f} GB is free")
+
+    def _needed_bytes(self, engines: Engines, *, recorded: bool = False) -> int:
+        form = engines.form(FULL_STEP)
+        return needed_bytes(self.bundle.manifest, provider=engines.selection.name, form=form, recorded=recorded)
+
+    def _keep_one(self) -> None:
+        """Keeps one network at a time on the device from now on; those that are open are closed."""
+        if not self.low_memory:
+            self._pool.save_memory(RAN_OUT)
+            self._pool.switch(self._with_room(self._pool.engines))
+
+    def _with_room(self, engines: Engines) -> Engines:
+        """`engines`, without CUDA graphs where the CUDA provider has no room for them and they were not asked for."""
+        if engines.selection.name != "cuda" or self.options.cuda_graph is not None or not engines.cuda_graph:
+            return engines
+        free_bytes = self._free_bytes() or 0
+        fits = not self.low_memory and self._needed_bytes(engines, recorded=True) <= free_bytes
+        return engines if fits else engines.without_cuda_graph()
+
+    def _use(self, engines: Engines) -> None:
+        if engines is not self._pool.engines:
+            self._pool.switch(engines)
 
     def _engines(self, selection: Selection) -> Engines:
         return Engines(self.bundle, selection, self.options, self._cache, self.notice)
@@ -249,7 +308,7 @@ class Networks:
         if not missing:
             return
         try:
-            meanwhile = self._engines(next_provider(engines.selection))
+            meanwhile = self._with_room(self._engines(next_provider(engines.selection)))
             self._build = BackgroundBuild(engines, missing)
         except (ProviderUnavailable, InputError) as error:
             self.notice(f"no provider to run on while engines are built, so the run waits for them: {error}")
@@ -267,7 +326,7 @@ class Networks:
         self.notice(f"engines for {name} are ready after {build.elapsed_s:.0f} s; changing to them")
         self._pool.switch(build.engines)
         try:
-            self._pool.prepare(self._needed)
+            self._open(self._needed)
         except (EngineBuildError, OutOfMemory) as error:
             return str(error)
         return ""
@@ -281,9 +340,9 @@ class Networks:
         except ProviderUnavailable:
             raise error from None
         self.notice(f"{self.selection.name} cannot run this bundle, continuing with {following.name}: {error}")
-        self._pool.switch(self._engines(following))
+        self._pool.switch(self._with_room(self._engines(following)))
 
     def _release_buffers(self, graphs: tuple[str, ...]) -> None:
         # Only for its own sessions: features must survive when other networks are closed to make room for a step.
         if not set(graphs).isdisjoint(STEP_GRAPHS):
-            self.denoiser.release()
+            self._denoiser.release()

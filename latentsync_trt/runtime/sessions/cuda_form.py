@@ -1,6 +1,5 @@
 """The graph form for ONNX Runtime's CUDA provider: whether it is available, and its trial run."""
 
-import threading
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,9 +9,6 @@ from latentsync_trt.config import GraphFormChoice
 from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, OutOfMemory
 from latentsync_trt.runtime.compiler.profiles import usual_shape
 from latentsync_trt.runtime.sessions.session import Session
-
-# One trial at a time, as the first run times kernels.
-_trial = threading.Lock()
 
 
 def check_form(manifest: Manifest, provider: str, choice: GraphFormChoice) -> None:
@@ -38,8 +34,7 @@ def try_run(session: Session, ranges: Mapping[str, DimensionRange]) -> bool:
     """
     zeros = {tensor.name: np.zeros(usual_shape(tensor.shape, ranges), tensor.dtype) for tensor in session.inputs}
     try:
-        with _trial:
-            session.run(zeros)
+        session.run(zeros)
     except OutOfMemory:
         return False
     except InferenceError as error:

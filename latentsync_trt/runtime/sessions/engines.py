@@ -4,7 +4,7 @@ import copy
 import hashlib
 import json
 import time
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -12,13 +12,20 @@ from typing import cast
 from latentsync_trt.bundle.manifest import FULL_STEP, STEP_GRAPHS, Bundle, DimensionRange, GraphForm, Manifest
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutputError
+from latentsync_trt.remembered import Key, known, remember
 from latentsync_trt.runtime.cache.entry import Entry
 from latentsync_trt.runtime.cache.key import EngineKey
 from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache, Notice
 from latentsync_trt.runtime.compiler.profiles import check_sizes, dimension_ranges, input_shapes
 from latentsync_trt.runtime.providers.diagnose import ORT_NAMES, rtx_devices
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
-from latentsync_trt.runtime.providers.libraries import cuda_version, rtx_version, tensorrt_version
+from latentsync_trt.runtime.providers.libraries import (
+    cuda_version,
+    cudnn_version,
+    onnxruntime_version,
+    rtx_version,
+    tensorrt_version,
+)
 from latentsync_trt.runtime.providers.select import Selection, eight_bit_notice
 from latentsync_trt.runtime.sessions.builders import (
     Builder,
@@ -35,6 +42,12 @@ from latentsync_trt.types import EngineTime
 
 COMPILING_PROVIDERS = ("tensorrt", "rtx")
 """Providers that need engines, which take minutes to build; others open a bundle's graphs directly."""
+
+CUDA_FORM_FACT = "cuda-form"
+"""Kind of the remembered fact that the CUDA form of a graph has passed its trial run."""
+
+_RECORDED_ON_CUDA = True
+"""Whether the CUDA provider records CUDA graphs by default."""
 
 LEAST_NODE_SHARE = 0.9
 """Minimum share of a graph's nodes on the chosen provider; below it, copies between devices cost more than nodes."""
@@ -87,9 +100,9 @@ class Engines:
         self.options = options
         self.cache = cache
         self.ranges = dimension_ranges(bundle.manifest, options)
+        self._refused: set[str] = set()
         self.cuda_graph = self._uses_cuda_graph()
         check_form(bundle.manifest, selection.name, options.graph_form)
-        self._refused: set[str] = set()
         self._tried: set[str] = set()
         self._notice = on_notice
         self._unwritable: OutputError | None = None
@@ -117,6 +130,21 @@ class Engines:
         made = copy.copy(self)
         made.options, made.cuda_graph = replace(self.options, cuda_graph=False), False
         return made
+
+    def fact(self, *graphs: str) -> Key | None:
+        """All on which it depends how `graphs` run on this GPU; None on the CPU."""
+        if self.selection.gpu is None:
+            return None
+        compiled = rtx_version() if self.selection.name == "rtx" else tensorrt_version()
+        return {
+            "graphs": [self.bundle.graph_hash(graph, self.form(graph)) for graph in graphs],
+            "spans": [{name: astuple(span) for name, span in sorted(self._spans(graph).items())} for graph in graphs],
+            "provider": self.selection.name,
+            "options": [] if self.compiled else [self._cuda_options(graph) for graph in graphs],
+            "gpu": asdict(self._gpu),
+            "versions": [onnxruntime_version(), cuda_version(), cudnn_version(), driver_version()]
+            + ([compiled] if self.compiled else []),
+        }
 
     def check(self, **sizes: int) -> None:
         """Raises `InputError`, naming the range, if the engines do not support this number of `windows` or `frames`."""
@@ -182,7 +210,9 @@ class Engines:
         start_s = time.perf_counter()
         source = self._source(graph, profile_prefix)
         if self.form(graph) == "cuda" and graph not in self._tried:
-            session = self._open_tried(graph, source)
+            passed = self.fact(graph)
+            trusted = known(CUDA_FORM_FACT, passed)
+            session = self._opener(graph).open(source) if trusted else self._open_tried(graph, source)
             self._tried.add(graph)
         else:
             session = self._opener(graph).open(source)
@@ -196,8 +226,10 @@ class Engines:
         trial = replace(source, profile_prefix=None) if recorded else source
         session = self.without_cuda_graph()._opener(graph).open(trial)
         # Opened again: a CUDA graph would be that of the trial's buffers; and if memory ran out, the run may free some.
-        if try_run(session, self.ranges) and not recorded:
-            return session
+        if try_run(session, self.ranges):
+            remember(CUDA_FORM_FACT, self.fact(graph))
+            if not recorded:
+                return session
         discard(session)
         return self._opener(graph).open(source)
 
@@ -263,8 +295,10 @@ class Engines:
     def _opener(self, graph: str) -> Opener:
         if self.selection.name == "cpu":
             return DirectOpen(CPU)
-        cuda = cuda_form_options(self.form(graph), self._gpu, cuda_graph=self._recorded(graph))
-        return DirectOpen(((ORT_NAMES["cuda"], cuda), *CPU))
+        return DirectOpen(((ORT_NAMES["cuda"], self._cuda_options(graph)), *CPU))
+
+    def _cuda_options(self, graph: str) -> dict[str, str]:
+        return cuda_form_options(self.form(graph), self._gpu, cuda_graph=self._recorded(graph))
 
     def _builder(self, graph: str) -> Builder:
         entry, options = self.bundle.manifest.graphs[graph], self.options
@@ -290,14 +324,17 @@ class Engines:
         return self.cache.folder / SHARED_FOLDER / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
     def _uses_cuda_graph(self) -> bool:
-        """Default: TensorRT with fixed shapes; not CUDA, where 3.5 GB more memory save only 2 % at 512 px."""
+        """Default, with fixed shapes: TensorRT, and CUDA where the graphs have a form for it."""
         asked, name = self.options.cuda_graph, self.selection.name
         if asked and name not in ("tensorrt", "cuda"):
             raise InputError(f"--cuda-graph: not with provider {name}; tensorrt and cuda have it")
         fixed = all(span.fixed for span in self.ranges.values())
         if asked and not fixed:
             raise InputError("--cuda-graph goes with fixed shapes: use --static")
-        return fixed and (name == "tensorrt" if asked is None else asked)
+        if asked is None:
+            steps = self.bundle.manifest.graphs.keys() & set(STEP_GRAPHS)
+            return fixed and (name == "tensorrt" or (_RECORDED_ON_CUDA and {*map(self.form, steps)} == {"cuda"}))
+        return asked
 
 
 def _sizes_of(manifest: Manifest) -> dict[str, DimensionRange]:

@@ -3,27 +3,35 @@
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from latentsync_trt.bundle.manifest import FULL_STEP, UNGUIDED_GRAPHS, VAE_DECODER, VAE_ENCODER
 from latentsync_trt.errors import OutOfMemory, OutputError
 from latentsync_trt.runtime.cache.store import Notice
 from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
 from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
 from latentsync_trt.runtime.sessions.session import Session
-from latentsync_trt.runtime.sessions.trace import Trace
-from latentsync_trt.types import EngineTime
+from latentsync_trt.runtime.sessions.threads import Gate, results
+from latentsync_trt.runtime.sessions.trace import Trace, spanned
+from latentsync_trt.types import EngineTime, StageSpan
 
 T = TypeVar("T")
+
+Beside = Callable[[Mapping[str, Future[Any]]], Sequence[Future[Any]]]
+"""Gets the opening of each graph, and starts what uses them while others are opened."""
 
 # Opening reads, verifies and uploads weights; more threads would only wait for the disk.
 _OPENERS = 3
 
-_RAN_OUT = "it ran out"
+# Those whose opening and first run take longest; others follow.
+_OPENED_FIRST = (FULL_STEP, UNGUIDED_GRAPHS[0], VAE_DECODER, VAE_ENCODER)
+
+RAN_OUT = "it ran out"
 
 # Of all pools of this process, as several may write traces to one folder.
 _numbers = itertools.count()
@@ -32,13 +40,15 @@ _numbers = itertools.count()
 class SessionPool:
     """Sessions of the graphs of `engines`' bundle.
 
-    A session is closed without waiting for its users, so with one network at a time only one thread may use the pool.
+    A session is closed without waiting for its users. So `gate` is entered to share it with other threads, which then
+    get `OutOfMemory` where memory could be freed, or alone; without it, only one thread may use the pool.
 
     Args:
         low_memory: keep one network's sessions open at a time; also set when memory runs out.
         trace_folder: where sessions write traces of every operator, None for no traces.
         on_notice: called when memory runs out.
         on_close: called with the graphs whose sessions will be closed, to drop buffers bound to them.
+        on_span: called with the time that opening a graph takes.
     """
 
     def __init__(
@@ -49,9 +59,12 @@ class SessionPool:
         trace_folder: Path | None,
         on_notice: Notice,
         on_close: Callable[[tuple[str, ...]], None],
+        on_span: Callable[[StageSpan], None] | None = None,
     ) -> None:
         self.engines = engines
         self.low_memory = low_memory
+        self.gate = Gate()
+        self._on_span = on_span
         self._trace_folder = trace_folder
         self._notice = on_notice
         self._on_close = on_close
@@ -77,6 +90,12 @@ class SessionPool:
                 opened = self._retrying(graph, lambda: self._open(graph))
             return opened.session
 
+    def opened(self, graph: str) -> Session | None:
+        """The session of a graph, if it is open."""
+        with self._lock:
+            opened = self._opened.get(graph)
+        return None if opened is None else opened.session
+
     def missing(self, graphs: tuple[str, ...]) -> tuple[str, ...]:
         """Those of `graphs` without an engine in the cache; none where the cache cannot be read.
 
@@ -89,12 +108,13 @@ class SessionPool:
             return self.engines.missing(graphs)
         return ()
 
-    def prepare(self, graphs: Iterable[str]) -> None:
+    def prepare(self, graphs: Iterable[str], beside: Beside = lambda _: ()) -> None:
         """Builds missing engines one by one, as builds time kernels; then opens all of `graphs` in parallel.
 
         Nothing is built for graphs that are open, which may have engines for this run only.
 
-        With one network at a time, they are opened one after another, to detect errors now. Raises as `session`.
+        With one network at a time, they are opened one after another, to detect errors now, without `beside`. Raises as
+        `session`.
         """
         graphs = tuple(graphs)
         if not self._opened:  # while memory is free: the first call allocates some itself
@@ -104,7 +124,7 @@ class SessionPool:
             for graph in self.missing(graphs):
                 if graph not in self._opened:
                     self._build(graph)
-        if not self.low_memory and self._open_side_by_side(graphs):
+        if not self.low_memory and self._open_side_by_side(graphs, beside):
             return
         for graph in graphs:
             self.session(graph)
@@ -159,14 +179,22 @@ class SessionPool:
         if self._retrying(graph, lambda: self.engines.build(graph)).built:
             self._built.add(graph)
 
-    def _open_side_by_side(self, graphs: tuple[str, ...]) -> bool:
+    def _open_side_by_side(self, graphs: tuple[str, ...], beside: Beside) -> bool:
         """False if memory runs out; then none is open, and one network at a time is kept from now on."""
         try:
-            with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as openers:
-                list(openers.map(self._open_if_closed, graphs))
+            with (
+                self.gate.sharing(wait_for_others=False),
+                ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as openers,
+            ):
+                ordered = [graph for graph in _OPENED_FIRST if graph in graphs]
+                ordered += [graph for graph in graphs if graph not in ordered]
+                opening: dict[str, Future[Any]] = {
+                    graph: openers.submit(self._open_if_closed, graph) for graph in ordered
+                }
+                results([*opening.values(), *beside(opening)])
         except OutOfMemory:
             self._close(tuple(self._opened))
-            self.save_memory(_RAN_OUT)
+            self.save_memory(RAN_OUT)
             return False
         return True
 
@@ -177,7 +205,8 @@ class SessionPool:
 
     def _open(self, graph: str) -> OpenedEngine:
         prefix = None if self._trace_folder is None else self._trace_folder / f"{graph}-{os.getpid()}-{next(_numbers)}"
-        opened = self.engines.open(graph, profile_prefix=prefix)
+        with spanned(f"open {graph}", self._on_span):
+            opened = self.engines.open(graph, profile_prefix=prefix)
         opened.session.free_memory = lambda: self._make_room(graph)
         with self._lock:
             # `prepare` builds first, so opening finds an engine that this run built.
@@ -196,10 +225,10 @@ class SessionPool:
         return action()
 
     def _make_room(self, graph: str) -> bool:
-        """Closes the other networks' sessions; returns whether there were any."""
-        if not self._close_others(graph):
+        """Closes the other networks' sessions; returns whether there were any, and nobody else uses them."""
+        if self.gate.shared or not self._close_others(graph):
             return False
-        self.save_memory(_RAN_OUT)
+        self.save_memory(RAN_OUT)
         return True
 
     def _close_others(self, graph: str) -> bool:

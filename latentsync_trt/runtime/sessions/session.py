@@ -137,9 +137,13 @@ class Session:
         feed = dict(inputs)
         return tuple(self.retrying(lambda: self._timed(lambda: self.ort.run(None, feed))))
 
-    def run_bound(self, binding: Any) -> None:
-        """Runs the graph on bound device buffers; errors as `run`."""
-        self.retrying(lambda: self._timed(lambda: self.ort.run_with_iobinding(binding)))
+    def run_bound(self, binding: Any, *, recorded: bool = True) -> None:
+        """Runs the graph on bound device buffers; errors as `run`.
+
+        `recorded`: where the provider records CUDA graphs, it does, and replays them.
+        """
+        options = () if recorded else (_not_recorded(),)
+        self.retrying(lambda: self._timed(lambda: self.ort.run_with_iobinding(binding, *options)))
 
     def retrying(self, action: Callable[[], T]) -> T:
         """The result of `action`, retried while memory runs out and `free_memory` frees some. Errors as `run`."""
@@ -248,6 +252,12 @@ def _ort_options(settings: SessionSettings) -> Any:
     options.intra_op_num_threads = settings.intra_op_threads or _thread_limit()
     if settings.by_priority:
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    return options
+
+
+def _not_recorded() -> Any:
+    options = ort.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", "-1")
     return options
 
 

@@ -4,8 +4,11 @@ Open `trace.json` in ui.perfetto.dev or chrome://tracing.
 """
 
 import json
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -30,6 +33,17 @@ class Trace:
     graph: str
     path: Path
     start_s: float
+
+
+@contextmanager
+def spanned(stage: str, on_span: Callable[[StageSpan], None] | None) -> Iterator[None]:
+    """Calls `on_span`, if there is one, with the time inside the block."""
+    start_s = time.perf_counter()
+    try:
+        yield
+    finally:
+        if on_span is not None:
+            on_span(StageSpan(stage, threading.current_thread().name, start_s, time.perf_counter() - start_s))
 
 
 def profile_folder(asked: str | Path | None) -> Path | None:

@@ -1,0 +1,133 @@
+"""Which thread runs a network, and who may close one that another thread uses."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+
+Stage = Literal["encode", "denoise", "decode"]
+
+# Waits are cut into pieces, as Windows cannot deliver Ctrl-C inside an untimed one.
+_POLL_S = 0.1
+
+
+class StageThreads:
+    """A thread for each stage of painting, from its first use until `close`.
+
+    ONNX Runtime's CUDA provider keeps handles of cuBLAS and cuDNN, and recorded CUDA graphs, for each thread.
+
+    Args:
+        wanted: whether actions run there; if not, in the caller's thread.
+    """
+
+    def __init__(self, wanted: Callable[[], bool]) -> None:
+        self._wanted = wanted
+        self._threads: dict[Stage, ThreadPoolExecutor] = {}
+        self._here = threading.local()
+        self._lock = threading.Lock()
+
+    def start(self, stage: Stage, action: Callable[[], T]) -> Future[T]:
+        """Runs `action` in the thread of `stage`, after those that were given before."""
+        with self._lock:
+            if stage not in self._threads:
+                self._threads[stage] = ThreadPoolExecutor(
+                    1, thread_name_prefix=stage, initializer=self._begin, initargs=(stage,)
+                )
+            return self._threads[stage].submit(action)
+
+    def run(self, stage: Stage, action: Callable[[], T]) -> T:
+        """As `start`, and waits for the result."""
+        if not self._wanted() or getattr(self._here, "stage", None) == stage:
+            return action()
+        return results([self.start(stage, action)])[0]
+
+    def close(self) -> None:
+        """Ends the threads, each after what it runs; `start` begins them again."""
+        with self._lock:
+            threads, self._threads = self._threads, {}
+        for each in threads.values():
+            each.shutdown(cancel_futures=True)
+
+    def _begin(self, stage: Stage) -> None:
+        self._here.stage = stage
+
+
+class InThreads:
+    """An object some of whose methods run in the threads of `stages`."""
+
+    def __init__(self, target: object, stages: Mapping[str, Stage], threads: StageThreads) -> None:
+        self._target, self._stages, self._threads = target, stages, threads
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._target, name)
+        if name not in self._stages:
+            return found
+        return lambda *given, **named: self._threads.run(self._stages[name], partial(found, *given, **named))
+
+
+class Gate:
+    """Lets in any number of threads that share, or one alone."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._sharing, self._alone = 0, False
+
+    @property
+    def shared(self) -> bool:
+        """Whether a thread is in that shares."""
+        return self._sharing > 0
+
+    @contextmanager
+    def sharing(self, *, wait_for_others: bool = True) -> Iterator[None]:
+        """A block beside others; `wait_for_others`: not within a block `alone`, whose owner passes False."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._alone and wait_for_others))
+            self._sharing += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._sharing -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """A block beside no other; others that want to enter wait from now on."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone)
+            self._alone = True
+            self._changed.wait_for(lambda: not self._sharing)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._alone = False
+                self._changed.notify_all()
+
+
+def results(futures: Iterable[Future[T]]) -> list[T]:
+    """The results of all; once one fails, those that have not begun are cancelled, and the first error is raised.
+
+    Returns only when none of them runs any more.
+    """
+    futures = list(futures)
+    waiting = set(futures)
+    try:
+        while waiting:
+            done, waiting = wait(waiting, _POLL_S, FIRST_EXCEPTION)
+            if any(future.cancelled() or future.exception() is not None for future in done):
+                break
+    finally:
+        for future in futures:
+            future.cancel()
+        wait(futures)
+    errors = [CancelledError() if future.cancelled() else future.exception() for future in futures]
+    # An action that waited for one that was cancelled has no error of its own.
+    first = min(filter(None, errors), key=lambda error: isinstance(error, CancelledError), default=None)
+    if first is not None:
+        raise first
+    return [future.result() for future in futures]
