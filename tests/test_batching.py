@@ -11,6 +11,7 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.networks import batching
 from latentsync_trt.runtime.networks import networks as networks_module
 from latentsync_trt.runtime.networks.batching import needed_bytes, window_bytes, windows_that_fit
+from latentsync_trt.runtime.networks.first_runs import FirstRuns
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
@@ -187,6 +188,27 @@ def test_enough_or_unknown_memory_keeps_all_networks(gpu_with_room: list[int | N
     networks = opened(notices)
     networks.prepare(["denoise_step"])
     assert (networks.low_memory, notices) == (False, [])
+
+
+@pytest.mark.parametrize(
+    ("short_bytes", "asked", "recorded"), [(0, None, True), (1, None, False), (1, True, True), (0, False, False)]
+)
+def test_cuda_graphs_by_default_only_with_room_for_them(
+    gpu_with_room: list[int | None],
+    monkeypatch: pytest.MonkeyPatch,
+    short_bytes: int,
+    asked: bool | None,
+    recorded: bool,
+) -> None:
+    manifest = Bundle.load(small_bundle(), verify=False).manifest
+    enough = needed_bytes(manifest, provider="cuda", form="portable", recorded=True)
+    gpu_with_room[:] = [enough - short_bytes] * 3
+    monkeypatch.setattr(Engines, "_uses_cuda_graph", lambda self: self.options.cuda_graph is not False)
+    monkeypatch.setattr(FirstRuns, "in_turn", lambda self, graphs: None)
+    notices: list[str] = []
+    networks = opened(notices, cuda_graph=asked)
+    networks.prepare(["denoise_step"])
+    assert (networks._pool.engines.cuda_graph, networks.low_memory, notices) == (recorded, False, [])
 
 
 def test_low_memory_by_option_gives_no_notice(gpu_with_room: list[int | None]) -> None:

@@ -113,7 +113,7 @@ def test_a_clip_has_its_stages_and_start_up(short_presets: None, tmp_path: Path)
     assert "face.mp4 480×480 · fast · cpu" in result.stdout
     (row,) = rows_in(file)
     assert row["frames"] == MANIFEST.frames
-    assert {"decode", "face", "paint", "compose", "encode"} <= set(row["parts_s"])
+    assert {"decode", "face", "denoise", "compose", "encode"} <= set(row["parts_s"])
     assert f"{max(row['parts_s'], key=row['parts_s'].get)} " in result.stdout
     assert sum(row["start_up_s"].values()) > 0
 

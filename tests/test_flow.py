@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Generator
+from contextlib import closing
 
 import pytest
 
@@ -36,6 +37,17 @@ def test_runs_ahead_by_no_more_than_its_depth() -> None:
     stage.close()
 
 
+def test_a_stage_begins_before_its_first_item_is_asked_for() -> None:
+    begun = threading.Event()
+
+    def waits() -> Generator[int, None, None]:
+        begun.set()
+        yield 1
+
+    with closing(in_background(waits(), depth=1, name="begins")):
+        assert begun.wait(10)
+
+
 def test_an_error_reaches_the_consumer_after_the_items_before_it() -> None:
     def failing() -> Generator[int, None, None]:
         yield 1
@@ -47,7 +59,8 @@ def test_an_error_reaches_the_consumer_after_the_items_before_it() -> None:
         next(stage)
 
 
-def test_closing_stops_every_stage_before_it() -> None:
+@pytest.mark.parametrize("taken", [0, 3])
+def test_closing_stops_every_stage_before_it(taken: int) -> None:
     closed: list[bool] = []
     first = in_background(counting(10**9, [], closed), depth=2, name="first")
 
@@ -59,7 +72,7 @@ def test_closing_stops_every_stage_before_it() -> None:
             first.close()
 
     second = in_background(doubled(), depth=2, name="second")
-    assert [next(second) for _ in range(3)] == [0, 2, 4]
+    assert [next(second) for _ in range(taken)] == [0, 2, 4][:taken]
     second.close()
     assert closed == [True]
     assert threads_named("first") == threads_named("second") == 0

@@ -20,6 +20,7 @@ from latentsync_trt.runtime.compiler.failures import last_line
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions import builders
+from latentsync_trt.runtime.sessions import engines as engines_module
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.session import SessionSettings, TensorInfo
 from tests.toy import FRAMES, write_toy
@@ -137,6 +138,39 @@ def test_a_session_that_records_a_cuda_graph_is_not_the_one_that_was_tried(
     assert [provider.options(number)["enable_cuda_graph"] for number in (0, 1)] == ["0", "1"]
     assert [settings.profile_prefix for _, settings in provider.asked] == [None, both.folder / "trace"]
     assert (provider.runs, provider.closed) == (["denoise_step.cuda"], 1)
+
+
+def test_a_form_that_ran_once_is_not_tried_again_under_the_same_circumstances(
+    make: Make, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines_module, "driver_version", lambda: "580.65")
+    for _ in range(2):
+        make(dynamic=False).open("denoise_step")
+    assert provider.runs == ["denoise_step.cuda"]
+    monkeypatch.setattr(engines_module, "driver_version", lambda: "590.1")
+    make(dynamic=False).open("denoise_step")
+    make(dynamic=False, gpu=HOPPER).open("denoise_step")
+    make(dynamic=False, cuda_graph=True).open("denoise_step")
+    assert provider.runs == ["denoise_step.cuda"] * 4
+
+
+def test_a_form_that_does_not_run_is_tried_again(make: Make, provider: Provider) -> None:
+    provider.fails = InferenceError("denoise_step.cuda on CUDAExecutionProvider: no valid engine configs")
+    for _ in range(2):
+        make().open("denoise_step")
+    assert provider.runs == ["denoise_step.cuda"] * 2
+
+
+def test_cuda_graphs_are_recorded_by_default_where_all_steps_have_the_form(make: Make, both: Bundle) -> None:
+    assert not make(dynamic=False).cuda_graph
+    full, cached = (both.manifest.graphs[graph] for graph in ("denoise_step", "denoise_step_cached"))
+    graphs = {**both.manifest.graphs, "denoise_step_cached": replace(cached, forms=full.forms)}
+    steps = {graph: entry for graph, entry in graphs.items() if "unguided" not in graph}
+    whole = Bundle(both.folder, replace(both.manifest, graphs=steps))
+    assert make(bundle=whole, dynamic=False).cuda_graph
+    assert not make(bundle=whole, dynamic=False, cuda_graph=False).cuda_graph
+    assert not make(bundle=whole, dynamic=False, graph_form="portable").cuda_graph
+    assert not make(bundle=whole).cuda_graph  # of variable shapes
 
 
 @pytest.mark.parametrize(("gpu", "kernels"), [(ADA, None), (HOPPER, "10")])

@@ -162,7 +162,8 @@ def test_notices_of_a_failed_run_are_not_the_next_one_s(tmp_path: Path) -> None:
 def test_times_add_up(run: tuple[Log, SyncReport, SyncReport]) -> None:
     _, first, second = run
     for report in (first, second):
-        assert 0 < report.startup_s < report.wall_s
-        assert report.frames_per_s == pytest.approx(report.frames / (report.wall_s - report.startup_s))
+        assert 0 < report.opened_s < report.startup_s < report.wall_s
+        after_first_window = report.frames - 16
+        assert report.frames_per_s > after_first_window / (report.wall_s - report.startup_s)
     opening_s = {stage.stage: stage.busy_s for stage in first.stages}["open"]
-    assert first.startup_s > opening_s
+    assert first.opened_s > opening_s

@@ -25,6 +25,8 @@ pytestmark = pytest.mark.integration
 QUICK = SyncOptions(steps=2, cache_interval=2)
 WINDOWS = 2
 
+PARTS = {AUDIO_ENCODER: "encode audio", "vae_encoder": "encode faces", "vae_decoder": "decode faces"}
+
 CLOCKS_US = 50_000
 """ONNX Runtime starts its clock some time after the session's constructor is called: reading the graph comes first."""
 
@@ -83,12 +85,12 @@ def test_stages_and_engines_share_one_time_line(folder: Path) -> None:
         assert event["dur"] >= 0
         assert event["pid"] in names
     spans = [event for event in timed if names[event["pid"]] == "stages"]
-    assert {event["name"] for event in spans} == STAGES
+    assert {event["name"] for event in spans} == STAGES | {f"open {graph}" for graph in GRAPHS}
     runs = [event for event in timed if event["name"] == "model_run"]
     # Four pictures at a time are encoded with and without mask, then decoded; of the steps one is cached.
     assert len(runs) == WINDOWS * (4 + 4 + 4 + 2) + 1  # the speech is encoded once
     for run in runs:
-        stage = "encode audio" if names[run["pid"]] == AUDIO_ENCODER else "paint"
+        stage = PARTS.get(names[run["pid"]], "denoise")
         start, end = run["ts"] + CLOCKS_US, run["ts"] + run["dur"] - CLOCKS_US
         within = [span for span in spans if span["name"] == stage and span["ts"] <= start]
         assert any(end <= span["ts"] + span["dur"] for span in within)

@@ -137,14 +137,17 @@ class Networks:
 
         Where memory runs out, it is repeated alone, and from then on everything runs in turn. Raises as the networks.
         """
+        beside = True
         try:
             with self._pool.gate.sharing():
-                if self.side_by_side:
+                beside = self.side_by_side
+                if beside:
                     return self._threads.run(stage, action)
         except OutOfMemory:
-            with self._pool.gate.alone():
-                self._keep_one()
+            pass  # waiting here for others would keep the sessions in the error's traceback
         with self._pool.gate.alone():
+            if beside:
+                self._keep_one()
             return self._threads.run(stage, action)
 
     def builds(self, graphs: tuple[str, ...]) -> bool:

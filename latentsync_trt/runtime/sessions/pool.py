@@ -181,6 +181,7 @@ class SessionPool:
 
     def _open_side_by_side(self, graphs: tuple[str, ...], beside: Beside) -> bool:
         """False if memory runs out; then none is open, and one network at a time is kept from now on."""
+        opening: dict[str, Future[Any]] = {}
         try:
             with (
                 self.gate.sharing(wait_for_others=False),
@@ -188,11 +189,10 @@ class SessionPool:
             ):
                 ordered = [graph for graph in _OPENED_FIRST if graph in graphs]
                 ordered += [graph for graph in graphs if graph not in ordered]
-                opening: dict[str, Future[Any]] = {
-                    graph: openers.submit(self._open_if_closed, graph) for graph in ordered
-                }
+                opening.update({graph: openers.submit(self._open_if_closed, graph) for graph in ordered})
                 results([*opening.values(), *beside(opening)])
         except OutOfMemory:
+            opening.clear()  # an error that refers to itself would keep sessions
             self._close(tuple(self._opened))
             self.save_memory(RAN_OUT)
             return False

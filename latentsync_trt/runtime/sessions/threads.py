@@ -1,7 +1,7 @@
 """Which thread runs a network, and who may close one that another thread uses."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
@@ -115,19 +115,32 @@ def results(futures: Iterable[Future[T]]) -> list[T]:
     Returns only when none of them runs any more.
     """
     futures = list(futures)
+    _settle(futures)
+    error = _first_error(futures)
+    try:
+        if error is not None:
+            raise error
+        return [future.result() for future in futures]
+    finally:
+        # Else the error's traceback, and this frame in it, would keep the error, and with it sessions that ran.
+        del futures, error
+
+
+def _settle(futures: Sequence[Future[T]]) -> None:
+    """Waits until none runs; once one fails, those that have not begun are cancelled."""
     waiting = set(futures)
     try:
         while waiting:
             done, waiting = wait(waiting, _POLL_S, FIRST_EXCEPTION)
             if any(future.cancelled() or future.exception() is not None for future in done):
-                break
+                return
     finally:
         for future in futures:
             future.cancel()
         wait(futures)
-    errors = [CancelledError() if future.cancelled() else future.exception() for future in futures]
-    # An action that waited for one that was cancelled has no error of its own.
-    first = min(filter(None, errors), key=lambda error: isinstance(error, CancelledError), default=None)
-    if first is not None:
-        raise first
-    return [future.result() for future in futures]
+
+
+def _first_error(futures: Sequence[Future[T]]) -> BaseException | None:
+    """The first error; that of an action which waited for one that was cancelled only if there is no other."""
+    errors = (CancelledError() if future.cancelled() else future.exception() for future in futures)
+    return min(filter(None, errors), key=lambda error: isinstance(error, CancelledError), default=None)

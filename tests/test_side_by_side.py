@@ -1,0 +1,214 @@
+"""Networks open while pictures are read, and their stages run side by side. The GPU here is the CPU, which runs engines
+that are copies of the graphs."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.errors import EngineBuildError
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions.threads import Gate, results
+from latentsync_trt.sync.inpaint import Inpainter
+from latentsync_trt.sync.paint import Painter
+from tests.clips import decoded, synced, write_clip
+from tests.compiling import COMPILING, compiling_provider
+from tests.device import GRAPHS, DemoNetworks, Device
+
+FRAMES, WINDOWS = 52, 4
+QUICK = SyncOptions(steps=2, cache_interval=2, lossless=True)
+STAGES = ("encode", "denoise", "decode")
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_clip(tmp_path_factory.mktemp("clip"), FRAMES)
+
+
+@pytest.fixture(scope="module")
+def in_turn(clip: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
+    """What a run on the CPU provider makes of the clip."""
+    return synced(clip, tmp_path_factory.mktemp("usual") / "out.mkv", QUICK)
+
+
+@pytest.fixture
+def gpu(make: DemoNetworks, monkeypatch: pytest.MonkeyPatch) -> Networks:
+    compiling_provider(monkeypatch)
+    monkeypatch.setattr(Selection, "device", "cpu")
+    return make(COMPILING)
+
+
+Watch = Callable[[str, int], object]
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, called: Watch) -> None:
+    """Calls `called` with the name of each stage that runs and the number of its earlier runs, in its thread."""
+    counts = dict.fromkeys(STAGES, 0)
+
+    def watched(stage: str, usual: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            called(stage, counts[stage])
+            counts[stage] += 1
+            return usual(*given)
+
+        return run
+
+    for stage in STAGES:
+        monkeypatch.setattr(Inpainter, stage, watched(stage, getattr(Inpainter, stage)))
+
+
+def our_threads() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith((*STAGES, "paint", "gather", "open"))]
+
+
+@pytest.mark.integration
+def test_a_window_is_encoded_and_one_decoded_while_another_is_denoised(
+    gpu: Networks, clip: tuple[Path, Path], in_turn: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = {(stage, number): threading.Event() for stage in STAGES for number in range(2 * WINDOWS)}
+    used: set[tuple[str, str, int]] = set()
+
+    def meet(stage: str, number: int) -> None:
+        running[stage, number].set()
+        used.add((stage, threading.current_thread().name, threading.get_ident()))
+        if (stage, number) == ("denoise", 1):
+            assert running["decode", 0].wait(TIMEOUT_S)
+            assert running["encode", 2].wait(TIMEOUT_S)
+
+    watch(monkeypatch, meet)
+    with LipSync(gpu) as lip_sync:
+        for number in range(2):
+            report = lip_sync.sync(*clip, tmp_path / f"{number}.mkv", QUICK)
+            assert np.array_equal(np.stack(decoded(tmp_path / f"{number}.mkv")), in_turn)
+            assert report.windows == report.devices[0].windows == WINDOWS
+            assert 0 < report.devices[0].busy_s < report.wall_s
+        assert sorted(stage for stage, _, _ in used) == sorted(STAGES)  # a thread for each, the same for all clips
+        assert all(name.startswith(stage) for stage, name, _ in used)
+    assert our_threads() == []
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("stage", STAGES)
+def test_memory_that_runs_out_side_by_side(
+    gpu: Networks,
+    device: Device,
+    clip: tuple[Path, Path],
+    in_turn: np.ndarray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+) -> None:
+    def shrink(running: str, number: int) -> None:
+        if (running, number) == (stage, 1):
+            device.room_to_run = 1
+
+    watch(monkeypatch, shrink)
+    with LipSync(gpu) as lip_sync:
+        report = lip_sync.sync(*clip, tmp_path / "out.mkv", QUICK)
+        assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), in_turn)
+        assert sum("memory of the device is short (it ran out)" in notice for notice in report.notices) == 1
+        assert gpu.low_memory
+        assert len(device.networks()) == 1
+    assert our_threads() == []
+
+
+@pytest.mark.integration
+def test_memory_that_runs_out_at_first_runs(gpu: Networks, device: Device) -> None:
+    device.room_to_run = 1
+    gpu.prepare(GRAPHS)
+    assert gpu.low_memory
+    assert len(device.networks()) == 1
+    gpu.encode_mel(np.zeros((1, 80, 3000), np.float32))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("fails", [False, True])
+def test_pictures_are_read_while_networks_open(
+    make: DemoNetworks,
+    clip: tuple[Path, Path],
+    in_turn: np.ndarray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fails: bool,
+) -> None:
+    networks, gathered = make(), threading.Event()
+    prepare, gather = Networks.prepare, Painter.gather
+
+    def wait(self: Networks, graphs: tuple[str, ...]) -> None:
+        assert gathered.wait(TIMEOUT_S)
+        if fails:
+            raise EngineBuildError("no kernel image")
+        prepare(self, graphs)
+
+    def watched(self: Painter, jobs: Any) -> Any:
+        for item in gather(self, jobs):
+            if item.windows:
+                gathered.set()
+            yield item
+
+    monkeypatch.setattr(Networks, "prepare", wait)
+    monkeypatch.setattr(Painter, "gather", watched)
+    out = tmp_path / "results" / "out.mkv"
+    out.parent.mkdir()
+    before = set(threading.enumerate())
+    with LipSync(networks) as lip_sync:
+        if fails:
+            with pytest.raises(EngineBuildError, match="no kernel image"):
+                lip_sync.sync(*clip, out, QUICK)
+            assert set(threading.enumerate()) <= before
+            assert list(out.parent.iterdir()) == []
+            return
+        report = lip_sync.sync(*clip, out, QUICK)
+    assert np.array_equal(np.stack(decoded(out)), in_turn)
+    assert 0 < report.opened_s < report.startup_s < report.wall_s
+
+
+def test_one_is_alone_once_those_that_share_have_left() -> None:
+    gate, order = Gate(), list[str]()
+    inside, entered = threading.Event(), threading.Event()
+
+    def share() -> None:
+        with gate.sharing():
+            inside.set()
+            assert entered.wait(TIMEOUT_S)
+            order.append("shared")
+
+    def alone() -> None:
+        with gate.alone():
+            assert not gate.shared
+            order.append("alone")
+            with gate.sharing(wait_for_others=False):
+                assert gate.shared
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(share)
+        assert inside.wait(TIMEOUT_S)
+        second = threads.submit(alone)
+        entered.set()
+        first.result()
+        second.result()
+    assert order == ["shared", "alone"]
+
+
+def test_the_first_error_of_several_cancels_those_that_wait() -> None:
+    told, ended = threading.Event(), list[int]()
+
+    def fail() -> None:
+        assert told.wait(TIMEOUT_S)
+        raise KeyError("a mistake")
+
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        failing = one.submit(fail)
+        cancelled = one.submit(ended.append, 1)
+        waits = other.submit(lambda: cancelled.result())
+        told.set()
+        with pytest.raises(KeyError, match="a mistake"):
+            results([waits, failing, cancelled])
+    assert results(iter(())) == []
