@@ -201,7 +201,7 @@ def test_cuda_graphs_by_default_only_with_room_for_them(
     recorded: bool,
 ) -> None:
     manifest = Bundle.load(small_bundle(), verify=False).manifest
-    enough = needed_bytes(manifest, provider="cuda", form="portable", recorded=True)
+    enough = needed_bytes(manifest, provider="cuda", form="portable", side_by_side=True, recorded=True)
     gpu_with_room[:] = [enough - short_bytes] * 3
     monkeypatch.setattr(Engines, "_uses_cuda_graph", lambda self: self.options.cuda_graph is not False)
     monkeypatch.setattr(FirstRuns, "in_turn", lambda self, graphs: None)

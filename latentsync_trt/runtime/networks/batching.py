@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from latentsync_trt.bundle.manifest import DimensionRange, GraphForm, Manifest
+from latentsync_trt.bundle.manifest import VAE_DECODER, DimensionRange, GraphForm, Manifest
+from latentsync_trt.runtime.compiler.profiles import usual_shape
 
 _HALVES = 2
 """Conditional and unconditional, of a guided step."""
@@ -27,6 +28,10 @@ _MARGIN = 1.1
 
 _RECORDED = 1.35
 """Windows whose features the CUDA graphs of guided steps hold besides. Measured: 3.5 GB at 512 px, 0.9 GB at 256 px."""
+
+_VALUES_PER_PIXEL = 6 * 256
+"""Of the VAE's features for each picture that it decodes at once: six feature maps of its widest full-size level. An
+estimate of what encoder and decoder hold while a step runs, which otherwise share memory with it."""
 
 _VALUE_BYTES = {"fp32": 4, "fp16": 2}
 
@@ -54,11 +59,18 @@ def weight_bytes(manifest: Manifest) -> int:
     return sum(manifest.files[name].bytes for name in {entry.weights for entry in manifest.graphs.values()})
 
 
-def needed_bytes(manifest: Manifest, *, provider: str, form: GraphForm, recorded: bool = False) -> int:
+def needed_bytes(
+    manifest: Manifest, *, provider: str, form: GraphForm, side_by_side: bool = False, recorded: bool = False
+) -> int:
     """Free memory that a GPU needs for a run with all networks open and one window at a time.
 
     Args:
         provider: "tensorrt", "rtx" or "cuda". form: of the graphs on `cuda`. recorded: as CUDA graphs there.
+        side_by_side: a window is encoded and one decoded while another is denoised.
     """
     features = _FEATURES[form if provider == "cuda" else "cuda"] + (_RECORDED if recorded else 0.0)
-    return int(_MARGIN * (weight_bytes(manifest) + _FIXED_BYTES + features * window_bytes(manifest)))
+    needed = weight_bytes(manifest) + _FIXED_BYTES + features * window_bytes(manifest)
+    if side_by_side:
+        pictures = usual_shape(manifest.graphs[VAE_DECODER].inputs[0].shape, manifest.ranges)[0]
+        needed += pictures * manifest.resolution_px**2 * _VALUES_PER_PIXEL * _VALUE_BYTES[manifest.arithmetic]
+    return int(_MARGIN * needed)

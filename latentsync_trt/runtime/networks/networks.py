@@ -20,7 +20,7 @@ from latentsync_trt.runtime.networks.notices import Notices
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, next_provider
 from latentsync_trt.runtime.sessions.engines import CUDA_FORM_FACT, Engines
-from latentsync_trt.runtime.sessions.pool import RAN_OUT, SessionPool
+from latentsync_trt.runtime.sessions.pool import SessionPool
 from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.runtime.sessions.threads import InThreads, Stage, StageThreads
 from latentsync_trt.runtime.sessions.trace import Trace, profile_folder, write_profile
@@ -65,6 +65,7 @@ class Networks:
         self._profile = profile_folder(self.options.profile)
         self._spans: list[StageSpan] = []
         self._windows_that_fit: int | None = None
+        self._in_turn = False
         self._pool = SessionPool(
             self._engines(selection),
             low_memory=self.options.low_memory,
@@ -100,7 +101,7 @@ class Networks:
     @property
     def side_by_side(self) -> bool:
         """Whether stages run at the same time: on a GPU with room for all networks."""
-        return self.selection.gpu is not None and not self.low_memory
+        return self.selection.gpu is not None and not self._in_turn and not self.low_memory
 
     @property
     def shorter_windows(self) -> tuple[int, ...]:
@@ -135,7 +136,7 @@ class Networks:
     def stage(self, stage: Stage, action: Callable[[], T]) -> T:
         """Runs `action`, all that a stage does with its networks for some windows; beside other stages if possible.
 
-        Where memory runs out, it is repeated alone, and from then on everything runs in turn. Raises as the networks.
+        Where memory runs out, it is repeated alone, and from then on stages run in turn. Raises as the networks.
         """
         beside = True
         try:
@@ -147,7 +148,7 @@ class Networks:
             pass  # waiting here for others would keep the sessions in the error's traceback
         with self._pool.gate.alone():
             if beside:
-                self._keep_one()
+                self._run_in_turn()
             return self._threads.run(stage, action)
 
     def builds(self, graphs: tuple[str, ...]) -> bool:
@@ -277,15 +278,19 @@ class Networks:
         least = self._needed_bytes(self._pool.engines)
         if least > free_bytes:
             self._pool.save_memory(f"this bundle takes about {least / 1e9:.1f} GB, {free_bytes / 1e9:.1f} GB is free")
+        self._in_turn = self._needed_bytes(self._pool.engines, side_by_side=True) > free_bytes
 
-    def _needed_bytes(self, engines: Engines, *, recorded: bool = False) -> int:
-        form = engines.form(FULL_STEP)
-        return needed_bytes(self.bundle.manifest, provider=engines.selection.name, form=form, recorded=recorded)
+    def _needed_bytes(self, engines: Engines, *, side_by_side: bool = False, recorded: bool = False) -> int:
+        form, name = engines.form(FULL_STEP), engines.selection.name
+        return needed_bytes(
+            self.bundle.manifest, provider=name, form=form, side_by_side=side_by_side, recorded=recorded
+        )
 
-    def _keep_one(self) -> None:
-        """Keeps one network at a time on the device from now on; those that are open are closed."""
-        if not self.low_memory:
-            self._pool.save_memory(RAN_OUT)
+    def _run_in_turn(self) -> None:
+        """Runs stages in turn from now on, and without CUDA graphs that were not asked for; nobody uses a network."""
+        if not self._in_turn:
+            self._in_turn = True
+            self.notice("memory of the device is short (it ran out): stages of painting run in turn, which is slower")
             self._pool.switch(self._with_room(self._pool.engines))
 
     def _with_room(self, engines: Engines) -> Engines:
@@ -293,7 +298,8 @@ class Networks:
         if engines.selection.name != "cuda" or self.options.cuda_graph is not None or not engines.cuda_graph:
             return engines
         free_bytes = self._free_bytes() or 0
-        fits = not self.low_memory and self._needed_bytes(engines, recorded=True) <= free_bytes
+        needed = self._needed_bytes(engines, side_by_side=self.side_by_side, recorded=True)
+        fits = not self.low_memory and needed <= free_bytes
         return engines if fits else engines.without_cuda_graph()
 
     def _use(self, engines: Engines) -> None:

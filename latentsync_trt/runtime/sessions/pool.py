@@ -31,7 +31,7 @@ _OPENERS = 3
 # Those whose opening and first run take longest; others follow.
 _OPENED_FIRST = (FULL_STEP, UNGUIDED_GRAPHS[0], VAE_DECODER, VAE_ENCODER)
 
-RAN_OUT = "it ran out"
+_RAN_OUT = "it ran out"
 
 # Of all pools of this process, as several may write traces to one folder.
 _numbers = itertools.count()
@@ -194,7 +194,7 @@ class SessionPool:
         except OutOfMemory:
             opening.clear()  # an error that refers to itself would keep sessions
             self._close(tuple(self._opened))
-            self.save_memory(RAN_OUT)
+            self.save_memory(_RAN_OUT)
             return False
         return True
 
@@ -228,7 +228,7 @@ class SessionPool:
         """Closes the other networks' sessions; returns whether there were any, and nobody else uses them."""
         if self.gate.shared or not self._close_others(graph):
             return False
-        self.save_memory(RAN_OUT)
+        self.save_memory(_RAN_OUT)
         return True
 
     def _close_others(self, graph: str) -> bool:
