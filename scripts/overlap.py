@@ -61,7 +61,15 @@ class Remembered:
         self._inpainter = inpainter
         self._known: dict[tuple[bytes, bytes], Sequence[UInt16Array]] = {}
 
-    def paint(self, windows: Sequence[tuple[UInt8Array, Float32Array]]) -> list[Sequence[UInt16Array]]:
+    def encode(self, windows: Sequence[UInt8Array]) -> list[UInt8Array]:
+        return list(windows)
+
+    def denoise(
+        self, faces: Sequence[UInt8Array], audio: Sequence[Float32Array]
+    ) -> list[tuple[UInt8Array, Float32Array]]:
+        return list(zip(faces, audio, strict=True))
+
+    def decode(self, windows: Sequence[tuple[UInt8Array, Float32Array]]) -> list[Sequence[UInt16Array]]:
         found = []
         for faces, audio in windows:
             key = faces.tobytes(), audio.tobytes()
