@@ -96,11 +96,12 @@ def look_at(
         out / RESULT: read_frames(out / RESULT, Playback(Fraction(MODEL_FPS))),
     }
     moments = choose_moments(curves)
-    views = enumerate(face_views([square_rgb(*clip) for clip in clips.items()], SHOWN_PX))
+    # Only these: to follow the face through all frames takes a second.
+    shown = [(rgb for index, rgb in enumerate(square_rgb(*clip)) if index in moments) for clip in clips.items()]
     columns = {
         moments[index]: (faces[0], masked(faces[0], resolution_px), faces[1])
-        for index, faces in views
-        if faces is not None and index in moments
+        for index, faces in zip(sorted(moments), face_views(shown, SHOWN_PX), strict=False)
+        if faces is not None
     }
     write_file(out / PICTURE, png(face_grid(("source", "masked", "result"), columns)))
     return found

@@ -19,11 +19,13 @@ _ENLARGING = ("Tile", "Expand", "Equal")
 
 
 def may_fold(node: ir.Node) -> bool | None:
-    """False if the node must not be computed at export, None if the optimizer may decide.
+    """Whether to compute the node at export, None if the optimizer may decide.
 
     Slices of a stacked projection, sums of biases and masks are computed when a graph is loaded: storing them would
-    enlarge a bundle. ONNX Runtime cannot pad kernels then.
+    enlarge a bundle. Kernels must be constants: ONNX Runtime transposes no others, and pads none in half precision.
     """
+    if node.op_type == "Pad":
+        return True
     source = node.inputs[0] if node.inputs else None
     if node.op_type in _FOLDED_AT_LOADING and source is not None and source.shape is not None:
         return False if source.shape.rank() == _FOLDED_AT_LOADING[node.op_type] else None

@@ -212,6 +212,30 @@ def test_half_precision_adds_only_float32_weights_of_norms(tmp_path: Path) -> No
     assert 2 * 4 * width <= weights.path.stat().st_size - before_bytes <= 2 * 4 * width + 2 * 4096
 
 
+class _FirstConv(nn.Module):
+    """A convolution with more weights than the optimizer folds by default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(13, 128, 3, padding=1)
+        narrow.randomize(self)
+        self.half()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cuda_ops.conv(self.conv, x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def test_padded_kernels_are_constants() -> None:
+    """ONNX Runtime would take any other for one that is channels-last already."""
+    module = _FirstConv()
+    graph = build_cuda_graph(GraphPlan("conv", "unet", module, {"x": torch.ones(1, 13, 8, 8).half()}, ("y",)), module)
+    (conv,) = (node for node in graph.graph if node.op_type == "Conv")
+    kernel = conv.inputs[1]
+    assert kernel is not None
+    assert kernel.const_value is not None
+    assert tuple(kernel.const_value.shape) == (128, 16, 3, 3)
+
+
 @pytest.mark.parametrize(("width", "fits"), [(320, True), (960, True), (64, True), (32, False), (96, False)])
 def test_norms_need_groups_of_an_even_number_of_channels(width: int, fits: bool) -> None:
     assert (norm_obstacle(nn.Sequential(FrameNorm(64), WindowNorm(width))) is None) == fits
