@@ -349,7 +349,10 @@ class RuntimeOptions:
         3, "How long TensorRT searches for fast kernels when it builds an engine.", minimum=0, maximum=5
     )
     cuda_graph: bool | None = _engine_option(
-        None, "Record and replay a CUDA graph; fixed shapes only.  [default: on with TensorRT]", off="--no-cuda-graph"
+        None,
+        "Record and replay a CUDA graph; fixed shapes only.  [default: on with TensorRT, and with CUDA where the "
+        "bundle has graphs made for it and memory allows]",
+        off="--no-cuda-graph",
     )
     graph_form: GraphFormChoice = _engine_option(
         "auto",

@@ -32,8 +32,8 @@ EIGHT_BIT_PRECISIONS: tuple[Precision, ...] = ("int8", "fp8")
 """Precisions of calibrated bundles: steps compute in 8 bits, except for some layers."""
 
 Shapes = Literal["static", "dynamic"]
-GraphForm = Literal["portable", "cuda"]
-"""For every provider, or fastest on ONNX Runtime's CUDA provider; inputs, outputs and weights file are the same."""
+GraphForm = Literal["portable", "cuda", "cpu"]
+"""For every provider, or fastest on ONNX Runtime's CUDA or CPU provider; inputs, outputs and weights are the same."""
 
 AttentionForm = Literal["fused", "matmul"]
 """In portable graphs: one `Attention` operator where TensorRT supports it, or MatMul, Softmax, MatMul everywhere."""

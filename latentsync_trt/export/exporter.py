@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import onnx_ir as ir
 import torch
 
 from latentsync_trt.audio.filters import computed_filters, write_filters
@@ -22,6 +23,7 @@ from latentsync_trt.bundle.staging import check_target, staged_bundle
 from latentsync_trt.bundle.tools import tool_versions
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import ExportMismatch
+from latentsync_trt.export.cpu_form import cpu_graph
 from latentsync_trt.export.graphs import OPSET, GraphPlan, build_cuda_graph, build_graph, save_graph
 from latentsync_trt.export.options import EXTRA, TOOLS, ExportOptions, check_model, find_sources
 from latentsync_trt.export.plans import Networks, cuda_obstacles, load_networks, plan_graphs
@@ -115,7 +117,7 @@ class _Export:
         write_manifest(folder, manifest)
 
     def write_graphs(self, folder: Path, plans: list[GraphPlan]) -> dict[str, GraphEntry]:
-        """Writes the graphs into `folder`, in both forms if they have both, and verifies each at once."""
+        """Writes the graphs into `folder`, in every form that they have, and verifies each at once."""
         graphs: dict[str, GraphEntry] = {}
         for network in dict.fromkeys(plan.network for plan in plans):
             with WeightsFile(folder / f"{network}.weights") as weights:
@@ -125,7 +127,10 @@ class _Export:
                     graphs[plan.name] = _write_graph(folder, plan, weights)
                     if self.proof is not None:
                         self.start(f"verifying {plan.name} {place}", plan)
-                        self.verification[plan.name] = self.proof.verify(plan, folder / f"{plan.name}.onnx")
+                        files = [graphs[plan.name].file]
+                        if plan.cpu_form and self.proof.smaller is None:
+                            files.append(graphs[plan.name].forms["cpu"])
+                        self.verification[plan.name] = max(self.proof.verify(plan, folder / file) for file in files)
         return graphs
 
     def notes(self) -> Iterator[str]:
@@ -150,14 +155,24 @@ class _Export:
 
 
 def _write_graph(folder: Path, plan: GraphPlan, weights: WeightsFile) -> GraphEntry:
-    """The manifest's entry of a graph, written in both forms if it has both."""
-    entry = save_graph(build_graph(plan), folder / f"{plan.name}.onnx", weights)
-    if plan.cuda_module is None:
-        return entry
-    cuda = save_graph(build_cuda_graph(plan, plan.cuda_module), folder / f"{plan.name}.cuda.onnx", weights)
-    if (cuda.inputs, cuda.outputs) != (entry.inputs, entry.outputs):
-        raise ExportMismatch(f"{cuda.file}: its inputs and outputs are not those of {entry.file}")
-    return replace(entry, forms={"cuda": cuda.file})
+    """The manifest's entry of a graph, written in every form that it has."""
+    portable = build_graph(plan)
+    entry = save_graph(portable, folder / f"{plan.name}.onnx", weights)
+    forms: dict[str, str] = {}
+    if plan.cpu_form:
+        forms["cpu"] = _write_form(folder / f"{plan.name}.cpu.onnx", cpu_graph(portable), entry, weights)
+    if plan.cuda_module is not None:
+        cuda = build_cuda_graph(plan, plan.cuda_module)
+        forms["cuda"] = _write_form(folder / f"{plan.name}.cuda.onnx", cuda, entry, weights)
+    return replace(entry, forms=forms)
+
+
+def _write_form(path: Path, model: ir.Model, portable: GraphEntry, weights: WeightsFile) -> str:
+    """Writes another form of a graph; returns the file's name."""
+    entry = save_graph(model, path, weights)
+    if (entry.inputs, entry.outputs) != (portable.inputs, portable.outputs):
+        raise ExportMismatch(f"{entry.file}: its inputs and outputs are not those of {portable.file}")
+    return entry.file
 
 
 def _described(source: Path, model: str) -> dict[str, str]:

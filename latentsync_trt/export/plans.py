@@ -173,7 +173,7 @@ def _step_plan(networks: Networks, options: ExportOptions, *, guided: bool, cach
 
     static = GraphPlan(step_graph(guided=guided, cached=cached), "unet", module, example(1), outputs)
     if not options.dynamic:
-        return static
+        return replace(static, cpu_form=guided)  # all steps of the presets are guided
     axes = {key: {0: "windows", 2: "frames"} for key in ("latents", "conditioning", "history")}
     axes["audio"] = {0: "windows", 1: "frames"}
     if cached:

@@ -27,11 +27,12 @@ _MARGIN = 1.1
 """Without it, a run at 512 px ran out of memory with 7.2 GB free, exactly the estimate."""
 
 _RECORDED = 1.35
-"""Windows whose features the CUDA graphs of guided steps hold besides. Measured: 3.5 GB at 512 px, 0.9 GB at 256 px."""
+"""Windows whose features the CUDA graphs of guided steps hold besides. Measured: 3.5 GB at 512 px, 0.9 GB at 256 px; at
+512 px only 1.2 GB where stages run side by side, as their peaks do not coincide."""
 
-_VALUES_PER_PIXEL = 6 * 256
-"""Of the VAE's features for each picture that it decodes at once: six feature maps of its widest full-size level. An
-estimate of what encoder and decoder hold while a step runs, which otherwise share memory with it."""
+_VALUES_PER_PIXEL = 10 * 256
+"""Of the VAE's features for each picture that it decodes at once: ten feature maps of its widest full-size level, which
+encoder and decoder hold while a step runs. Measured: 12.3 GB in all at 512 px instead of 7.1 (benchmarks/)."""
 
 _VALUE_BYTES = {"fp32": 4, "fp16": 2}
 

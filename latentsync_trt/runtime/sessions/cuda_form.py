@@ -17,7 +17,7 @@ def check_form(manifest: Manifest, provider: str, choice: GraphFormChoice) -> No
         return
     if provider != "cuda":
         raise InputError(f"--graph-form cuda: not with provider {provider}; it is made for cuda alone")
-    if not any(entry.forms for entry in manifest.graphs.values()):
+    if not any("cuda" in entry.forms for entry in manifest.graphs.values()):
         raise InputError(
             f"--graph-form cuda: bundle {manifest.name} has no graphs in it; export it again, --static and without "
             "--portable-only"

@@ -117,9 +117,11 @@ class Engines:
         return self.selection.name in COMPILING_PROVIDERS
 
     def form(self, graph: str) -> GraphForm:
-        """The form of a graph to open: "cuda" with that provider, if the bundle has it and it runs here."""
-        wanted = self.options.graph_form != "portable" and self.selection.name == "cuda" and graph not in self._refused
-        return "cuda" if wanted and "cuda" in self.bundle.manifest.graphs[graph].forms else "portable"
+        """The form of a graph to open: that for the provider, if the bundle has it and it runs here."""
+        name = self.selection.name
+        if self.options.graph_form == "portable" or graph in self._refused or name not in ("cuda", "cpu"):
+            return "portable"
+        return name if name in self.bundle.manifest.graphs[graph].forms else "portable"
 
     def retry_cache(self) -> None:
         """Uses the cache again after it could not be written: a disk may have room by now."""
@@ -200,9 +202,11 @@ class Engines:
         try:
             return self._open_directly(graph, profile_prefix)
         except EngineBuildError as error:
-            if self.form(graph) == "portable" or self.options.graph_form != "auto":
+            form = self.form(graph)
+            if form == "portable" or self.options.graph_form != "auto":
                 raise
-            self._notice(f"{graph}: the CUDA form does not run here, continuing with the portable one: {error}")
+            kind = form.upper()
+            self._notice(f"{graph}: the {kind} form does not run here, continuing with the portable one: {error}")
             self._refused.add(graph)
         return self._open_directly(graph, profile_prefix)
 
