@@ -10,21 +10,19 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the next two lines are done: no traceback
     from latentsync_trt import stopping
 
-    stopping.install()
     try:
+        stopping.install()
         _run()
+    except KeyboardInterrupt:
+        stopping.end_if_requested(stopping.interrupted_message())
+        raise
     finally:
         stopping.end_if_requested()
 
 
 def _run() -> None:
-    from latentsync_trt import stopping
-
     try:
         from latentsync_trt.cli import main as command_line
-    except KeyboardInterrupt:
-        stopping.end_if_requested(stopping.interrupted_message())
-        raise
     except ImportError as error:
         sys.stderr.write(f"error: a package does not load ({error}); pip install --force-reinstall latentsync-trt\n")
         sys.exit(1)

@@ -53,7 +53,7 @@ class PretendedWorker:
         Path(task.output).write_bytes(RESULT)
         if task.options.report is not None:
             Path(task.options.report).write_text("<p>page</p>")
-        times = {"wall_s": 3.0, "startup_s": 1.0, "frames_per_s": 10.0}
+        times = {"wall_s": 3.0, "opened_s": 1.0, "frames_per_s": 10.0}
         return Done(3.0, {"output": task.output, "frames": FRAMES, "windows": 2, **times})
 
     def cancel(self, task_id: str) -> None:

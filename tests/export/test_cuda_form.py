@@ -171,9 +171,10 @@ def test_both_forms_read_the_same_weights(bundle: Path, names: tuple[str, ...]) 
         assert shape[2:] == (4, 4) or (shape[1] % 8 == 0 and shape[2:] == (3, 3))
 
 
-def test_manifest_lists_both_forms(bundle: Path) -> None:
+def test_manifest_lists_all_forms(bundle: Path) -> None:
     manifest = read_manifest(bundle)
-    assert manifest.graphs[CACHED_STEP].forms == {"cuda": f"{CACHED_STEP}.cuda.onnx"}
+    assert manifest.graphs[CACHED_STEP].forms == {form: f"{CACHED_STEP}.{form}.onnx" for form in ("cpu", "cuda")}
+    assert manifest.graphs[VAE_DECODER].forms == {"cuda": f"{VAE_DECODER}.cuda.onnx"}
     assert manifest.graphs["audio_encoder"].forms == {}
     assert manifest.notes == ()
     for entry in manifest.graphs.values():
