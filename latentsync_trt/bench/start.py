@@ -4,14 +4,15 @@ Each run is a process of its own, as a user starts it.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from latentsync_trt.bench.material import Clip
 from latentsync_trt.bench.rows import Row, Spread
@@ -20,18 +21,29 @@ from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.privacy import without_paths
 
-_WRONG_USAGE = 2
+_COMMANDS = {
+    "--help": (("--help",), 0),
+    "sync, wrong path": (("sync", "--video", "no-such-video.mp4", "--audio", "no-such-speech.wav"), 2),
+}
+"""Words and exit code of commands that should answer at once."""
 
-_HELP = "--help"
-_WRONG_PATH = ("sync", "--video", "no-such-video.mp4", "--audio", "no-such-speech.wav")
+
+class _Run(NamedTuple):
+    """A command that ended: its wall time, its processor time (0 on Windows, which does not keep it), its stdout."""
+
+    time_s: float
+    processor_s: float
+    printed: str
 
 
 def measure_commands(setting: Setting) -> Iterator[Row]:
-    """Two commands that should answer at once: the help, and `sync` of a file that does not exist."""
-    for case, words, code in (("--help", (_HELP,), 0), ("sync, wrong path", _WRONG_PATH, _WRONG_USAGE)):
-        runs, warm_up = setting.options.repetitions("start")
-        times_s = [_run(words, code)[0] for _ in range(warm_up + runs)][warm_up:]
-        yield Row("start", case, None, None, Spread.of([1000 * time_s for time_s in times_s]), warm_up)
+    """The help, and `sync` of a file that does not exist; `parts_s` has the processor time where it is known."""
+    for case, (words, code) in _COMMANDS.items():
+        found, warm_up = _runs(setting, words, code)
+        processor_s = median(run.processor_s for run in found)
+        parts_s = {"processor": processor_s} if processor_s else {}
+        times = Spread.of([1000 * run.time_s for run in found])
+        yield Row("start", case, None, None, times, warm_up, parts_s=parts_s)
 
 
 def measure_start(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
@@ -49,21 +61,25 @@ def measure_start(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
             *("--bundle", str(setting.bundle.folder), "--provider", setting.provider, "--preset", preset),
             *(*options, *command_line(setting.runtime)),
         )
-        runs, warm_up = setting.options.repetitions("start")
-        found = [_run(words, 0) for _ in range(warm_up + runs)][warm_up:]
-        row = row_of([time_s for time_s, _ in found], [json.loads(text) for _, text in found])
+        found, warm_up = _runs(setting, words, 0)
+        row = row_of([run.time_s for run in found], [json.loads(run.printed) for run in found])
         yield replace(row, case=clip.name, provider=setting.provider, preset=preset, warm_up=warm_up)
 
 
 def row_of(times_s: Sequence[float], reports: Sequence[Mapping[str, Any]]) -> Row:
-    """The row of some runs of `sync --json`, by their wall times and what they printed; parts are medians.
+    """The row of some runs of `sync --json`, by their wall times and what they printed; parts are of the median run.
 
-    `parts_s` add up to a run. `start_up_s` has its first part in detail: what is before the clip, until networks are
+    `parts_s` add up to it. `start_up_s` has its first part in detail: what is before the clip, until networks are
     open, until the first windows are painted, and by graph how long it opened and first ran, which overlap.
     """
-    parts = [_parts(*run) for run in zip(times_s, reports, strict=True)]
-    details = [_details(report) for report in reports]
-    last = reports[-1]
+    middle = times_s.index(median_low(times_s))
+    report, time_s = reports[middle], times_s[middle]
+    before_s = report["total_s"] - report["wall_s"]
+    start_s = before_s + report["startup_s"]
+    painting_s = report["wall_s"] - report["startup_s"] - report["finish_s"]
+    rate = report["frames_per_s"]
+    pace = f"painting at {rate:.1f} frames/s, {report['frames'] / report['windows'] / rate:.2f} s a window"
+    engines = sorted(report["engines"], key=lambda engine: str(engine["graph"]))
     return Row(
         "start",
         "",
@@ -71,43 +87,38 @@ def row_of(times_s: Sequence[float], reports: Sequence[Mapping[str, Any]]) -> Ro
         None,
         Spread.of([1000 * time_s for time_s in times_s]),
         0,
-        frames=last["frames"],
-        parts_s={name: median(each[name] for each in parts) for name in parts[0]},
-        start_up_s={name: median(each[name] for each in details) for name in details[0]},
-        notes=(f"painting at {median(each['frames_per_s'] for each in reports):.1f} frames/s", *_notices(last)),
+        frames=report["frames"],
+        parts_s={"start-up": start_s, "painting": painting_s, "end": time_s - start_s - painting_s},
+        start_up_s={
+            "imports, bundle, provider": before_s,
+            "until networks are open": report["opened_s"],
+            "first windows": report["startup_s"] - report["opened_s"],
+            **{f"open {engine['graph']}": engine["open_s"] for engine in engines},
+            **{f"first run {engine['graph']}": engine["first_ms"] / 1000 for engine in engines},
+        },
+        notes=(pace, *map(without_paths, report["notices"])),
     )
 
 
-def _parts(time_s: float, report: Mapping[str, Any]) -> dict[str, float]:
-    before_s = report["total_s"] - report["wall_s"]
-    painting_s = report["wall_s"] - report["startup_s"] - report["finish_s"]
-    start_s = before_s + report["startup_s"]
-    return {"start-up": start_s, "painting": painting_s, "end": time_s - start_s - painting_s}
+def _runs(setting: Setting, words: Sequence[str], code: int) -> tuple[list[_Run], int]:
+    """The timed runs, and how many were before them."""
+    runs, warm_up = setting.options.repetitions("start")
+    return [_run(words, code) for _ in range(warm_up + runs)][warm_up:], warm_up
 
 
-def _details(report: Mapping[str, Any]) -> dict[str, float]:
-    engines = sorted(report["engines"], key=lambda engine: str(engine["graph"]))
-    return {
-        "imports, bundle, provider": report["total_s"] - report["wall_s"],
-        "until networks are open": report["opened_s"],
-        "first windows": report["startup_s"] - report["opened_s"],
-        **{f"open {engine['graph']}": engine["open_s"] for engine in engines},
-        **{f"first run {engine['graph']}": engine["first_ms"] / 1000 for engine in engines},
-    }
-
-
-def _notices(report: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(map(without_paths, report["notices"]))
-
-
-def _run(words: Sequence[str], code: int) -> tuple[float, str]:
-    """Wall seconds of the command line with these words, and its stdout; raises `LatentSyncError` on other codes."""
-    start_s = perf_counter()
+def _run(words: Sequence[str], code: int) -> _Run:
+    """Runs the command line with these words; raises `LatentSyncError` if it ends with another code."""
+    start_s, before = perf_counter(), os.times()
     done = subprocess.run(
-        [sys.executable, "-m", "latentsync_trt", *words], capture_output=True, encoding="utf-8", check=False
+        [sys.executable, "-m", "latentsync_trt", *words],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",  # on Windows, messages are in the system's encoding
+        check=False,
     )
-    time_s = perf_counter() - start_s
+    time_s, after = perf_counter() - start_s, os.times()
     if done.returncode != code:
         said = (done.stdout or done.stderr).strip()
         raise LatentSyncError(f"{words[0]} ended with exit code {done.returncode}: {said}")
-    return time_s, done.stdout
+    user_s, system_s = after.children_user - before.children_user, after.children_system - before.children_system
+    return _Run(time_s, user_s + system_s, done.stdout)

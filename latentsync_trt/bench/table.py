@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -58,14 +59,31 @@ def parts(row: Row) -> str:
 
 
 def show_rows(results: Results) -> None:
-    """Prints a line for each row to stdout."""
-    table = plain_table("what", "scenario", "median", "p5–p95 ms", "runs", "rate", "longest parts", "quality", "memory")
+    """Prints a line for each row to stdout, without empty columns; below, start-up in detail if it was measured."""
+    heads = "what", "scenario", "median", "p5–p95 ms", "runs", "rate", "longest parts", "quality", "memory"
+    lines = []
     for row in results.rows:
         time = row.time
         rate = "" if row.frames_per_s is None else f"{number(row.frames_per_s)} frames/s"
         cells = milliseconds(time.median_ms), spread(time), f"{time.runs} after {row.warm_up}", rate, parts(row)
-        table.add_row(title(row), row.scenario, *cells, likeness(row.quality), memory(row.memory))
+        lines.append((title(row), row.scenario, *cells, likeness(row.quality), memory(row.memory)))
+    filled = [column for column in zip(heads, *lines, strict=True) if any(column[1:])]
+    table = plain_table(*(head for head, *_ in filled))
+    for line in zip(*(cells for _, *cells in filled), strict=True):
+        table.add_row(*line)
     console().print(table)
+    starts = [row for row in results.rows if row.scenario == "start" and row.start_up_s]
+    if starts:
+        console().print(_start_ups(starts))
+
+
+def _start_ups(rows: Sequence[Row]) -> Table:
+    """A column for each row: the parts of its start-up, which overlap from the opening of networks on, and its pace."""
+    table = plain_table("start-up", *map(title, rows))
+    for part in dict.fromkeys(part for row in rows for part in row.start_up_s):
+        table.add_row(part, *(f"{row.start_up_s[part]:.2f} s" if part in row.start_up_s else "" for row in rows))
+    table.add_row("then", *(row.notes[0] for row in rows))
+    return table
 
 
 def plain_table(*heads: str) -> Table:
