@@ -7,12 +7,15 @@ REPORT.json is what `sync` printed; it says how long the process ran before the 
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 START, NETWORKS, PICTURES = "#cf4a63", "#d9591c", "#1b9e85"
+GROUPS = {"start-up": START, "networks": NETWORKS, "pictures": PICTURES}
 BEFORE = "imports, bundle, provider"
 STAGES = {
     **dict.fromkeys(("encode audio", "encode faces", "denoise", "decode faces", "paint"), NETWORKS),
@@ -38,15 +41,25 @@ def main() -> None:
     report = json.loads(arguments.report.read_text(encoding="utf-8"))
     events = json.loads(arguments.trace.read_text(encoding="utf-8"))["traceEvents"]
     rows = rows_of(events, before_s=report["total_s"] - report["wall_s"])
-    draw(rows, title(report)).savefig(arguments.out)
+    with mpl.rc_context({"svg.fonttype": "none"}):  # text as text, to be searched and read aloud
+        draw(rows, title(report, rows)).savefig(arguments.out)
 
 
-def title(report: dict) -> str:
-    before_s = report["total_s"] - report["wall_s"]
+def title(report: dict, rows: Mapping[str, Spans]) -> str:
+    first_s = report["total_s"] - report["wall_s"] + report["startup_s"]
     return (
         f"{report['duration_s']:.0f} s of video, {report['bundle']} on {report['provider']}: "
-        f"{report['total_s']:.1f} s, the first faces after {before_s + report['startup_s']:.1f} s"
+        f"{report['total_s']:.1f} s, the first faces after {first_s:.1f} s;\n"
+        f"then networks are at work {busy_share(rows, first_s):.0%} of the time until the last faces"
     )
+
+
+def busy_share(rows: Mapping[str, Spans], from_s: float) -> float:
+    """How much of the time from `from_s` until networks end at least one of them works."""
+    spans = [span for name, found in rows.items() if STAGES.get(name) == NETWORKS for span in found]
+    end_s = max(begin_s + dur_s for begin_s, dur_s in spans)
+    busy_s = sum(max(0.0, begin_s + dur_s - max(begin_s, from_s)) for begin_s, dur_s in merged(spans, 0.0))
+    return busy_s / (end_s - from_s) if end_s > from_s else 0.0
 
 
 def rows_of(events: Iterable[dict], before_s: float) -> dict[str, Spans]:
@@ -86,6 +99,7 @@ def draw(rows: dict[str, Spans], heading: str) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", alpha=0.25)
     axes.set_axisbelow(True)
+    axes.legend(handles=[Patch(color=color, label=group) for group, color in GROUPS.items()], loc="upper right")
     figure.suptitle(heading, fontsize=11)
     return figure
 

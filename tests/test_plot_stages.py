@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scripts.plot_stages import BEFORE, merged, rows_of
+import pytest
+
+from scripts.plot_stages import BEFORE, busy_share, merged, rows_of
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "plot_stages.py"
 
@@ -32,6 +34,12 @@ def test_rows_follow_the_clip_and_count_from_the_start_of_the_process() -> None:
 
 def test_spans_closer_than_a_pixel_are_one() -> None:
     assert merged([(2.0, 1.0), (0.0, 1.0), (1.05, 0.5)], gap_s=0.1) == [(0.0, 1.55), (2.0, 1.0)]
+
+
+def test_networks_are_busy_while_one_of_them_works() -> None:
+    rows = {"encode faces": [(0.0, 2.0), (3.0, 1.0)], "denoise": [(1.0, 1.5), (5.0, 1.0)], "encode": [(0.0, 9.0)]}
+    assert busy_share(rows, from_s=2.0) == pytest.approx((0.5 + 1 + 1) / 4)
+    assert busy_share(rows, from_s=6.0) == 0
 
 
 def test_it_writes_the_picture(tmp_path: Path) -> None:
