@@ -100,10 +100,14 @@ class Setting:
         """The options of `sync --preset`, overridden by those of this bench; raises `InputError` on a contradiction."""
         return replace(self.sync, preset=preset)  # type: ignore[arg-type]  # checked by `SyncOptions` itself
 
-    def row(self, scenario: str, case: str, run: Callable[[], object], watch: MemoryWatch, **fields: Any) -> Row:
-        """Times `run` as often as the scenario asks for; a row with its times, the memory that `watch` saw, `fields`."""
+    def time(self, scenario: str, run: Callable[[], object]) -> tuple[Spread, int]:
+        """Times `run` as often as the scenario asks for; returns the times and the number of warm-up runs."""
         runs, warm_up = self.options.repetitions(scenario)
-        time = Spread.of(measure(run, runs=runs, warm_up=warm_up))
+        return Spread.of(measure(run, runs=runs, warm_up=warm_up)), warm_up
+
+    def row(self, scenario: str, case: str, run: Callable[[], object], watch: MemoryWatch, **fields: Any) -> Row:
+        """Times `run`; a row with its times, the memory that `watch` saw, and `fields`."""
+        time, warm_up = self.time(scenario, run)
         known = {"provider": self.provider, "preset": None, **fields}
         return Row(scenario, case, time=time, warm_up=warm_up, memory=watch.peak, **known)
 
