@@ -370,11 +370,10 @@ class SyncReport:
     """What a finished run did.
 
     `duration_s`: of the output. `wall_s`: from the start of this call, after waiting for others, to the finished file;
-    its part `opened_s` ends when all networks are open, `startup_s` when the first windows have been painted;
-    `finish_s` is its last part, after the last frame was written.
-    `frames_per_s`: frames painted after that per second until the last one was written; where there are none, all
-    frames by the time after `opened_s`. `stages`: seconds that each stage was busy; they overlap, and
-    several `devices` paint at the same time.
+    its part `opened_s` ends when all networks are open; `startup_s` when the first windows have been painted, or with
+    `opened_s` where these are all; `finish_s` is its last part, after the last frame was written.
+    `frames_per_s`: frames painted between `startup_s` and `finish_s` by that time. `stages`: seconds that each stage
+    was busy; they overlap, and several `devices` paint at the same time.
     """
 
     output: str

@@ -160,6 +160,7 @@ def test_a_run_that_failed_while_joining_only_joins_again(tmp_path: Path, monkey
         output.rmdir()
         report = lip_sync.sync(*clip, output, SyncOptions(steps=1, codec="ffv1", resume=True))
     assert (report.frames, report.windows, report.duration_s, report.frames_per_s) == (20, 0, 0.8, 0)
+    assert report.startup_s + report.finish_s == pytest.approx(report.wall_s)  # no time of painting
     assert len(content(output)) == 20
 
 

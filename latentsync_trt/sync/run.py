@@ -114,9 +114,9 @@ class Run:
     def _report(self, writer: VideoWriter, count: int, finder: FaceFinder, painter: Painter) -> SyncReport:
         wall_s = perf_counter() - self._start_s
         first_s, done = painter.first or (self._opened_s, count)
-        frames, pace_s = count - done, self._written_s - first_s
-        if frames <= 0:  # of one batch of windows, or none, there is no pace apart from its start
-            frames, pace_s = count - writer.frames_done, wall_s - (self._opened_s - self._start_s)
+        if done >= count:  # of one batch of windows, or none, there is no pace apart from its start
+            first_s, done = self._opened_s, writer.frames_done
+        pace_s = self._written_s - first_s
         return SyncReport(
             output=str(self._inputs.output),
             bundle=self._manifest.name,
@@ -129,7 +129,7 @@ class Run:
             opened_s=self._opened_s - self._start_s,
             startup_s=first_s - self._start_s,
             finish_s=self._start_s + wall_s - self._written_s,
-            frames_per_s=frames / pace_s,
+            frames_per_s=(count - done) / pace_s if pace_s else 0.0,
             stages=self._clock.times(),
             engines=self._devices.times(),
             notices=self._devices.take_notices(),
@@ -156,7 +156,7 @@ class Run:
         self._on_progress(Progress("opening networks", 0, None))
         with self._clock.measure("open", frames=0):
             self._devices.prepare(graphs_for(self._options))
-        self._opened_s = perf_counter()
+        self._opened_s = self._written_s = perf_counter()
         self._announce(self._devices.selection.notices())  # of a provider that it fell back to
 
     def _announce(self, notices: Iterable[str]) -> None:
