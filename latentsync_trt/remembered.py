@@ -69,7 +69,7 @@ def files_key(expected: Mapping[Path, str]) -> Key | None:
             state, place = path.stat(), str(path.resolve())
         except OSError:
             return None
-        # On POSIX, nobody can set the second time; on Windows it is that of creation.
+        # On POSIX, the second time cannot be set; on Windows it is that of creation.
         if max(state.st_mtime, state.st_ctime) > time.time() - _SETTLED_S:
             return None
         facts.append([content, place, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino])

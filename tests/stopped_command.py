@@ -1,9 +1,13 @@
 """The command line with a command `doctor` that waits: `python -m tests.stopped_command FOLDER HOW`.
 
-It says "ready" on stdout when it has a temporary folder in FOLDER and a child process, then waits. HOW: "python", where
-a signal interrupts it; "native", in a call that no signal interrupts; "cleaning", in such a call of a `finally`;
-"holding", in calls that keep Python's lock for half a second each; "swallowing", where every exception is caught;
-"leaving", in a `finally` that ends soon, with a child process that does not end when asked.
+It says "ready" on stdout when it has a temporary folder in FOLDER and a child process, then waits. HOW:
+
+- "python": where a signal interrupts it.
+- "native": in a call that no signal interrupts; "patient": with ten minutes to leave it after the first signal.
+- "cleaning": in such a call of a `finally`.
+- "holding": in calls that keep Python's lock for half a second each.
+- "swallowing": where every exception is caught.
+- "leaving": in a `finally` that ends soon, with a child process that does not end when asked.
 """
 
 import ctypes
@@ -16,6 +20,7 @@ from pathlib import Path
 
 import rich_click as click
 
+from latentsync_trt import stopping
 from latentsync_trt.__main__ import main
 from latentsync_trt.temporary import temporary_folder
 
@@ -31,7 +36,9 @@ def sleep_natively(seconds: float, *, holding: bool = False) -> None:
 
 def wait(how: str) -> None:
     """Waits as the module says."""
-    if how == "native":
+    if how == "patient":
+        stopping._LEAVE_S = FOREVER_S
+    if how in {"native", "patient"}:
         sleep_natively(FOREVER_S)
     while how == "holding":
         sleep_natively(0.5, holding=True)

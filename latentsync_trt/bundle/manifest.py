@@ -200,12 +200,13 @@ class Bundle:
             raise BundleError(f"{folder}: the manifest names no graph {', '.join(missing)}; export the model again")
         bundle = cls(folder, manifest)
         bundle.check_files(hashes=False)
-        hashes = {folder / name: entry.sha256 for name, entry in manifest.files.items()}
-        found = files_key(hashes)
-        if verify and not known(_CHECKED, found):
-            bundle.check_files()
-            if found == files_key(hashes):
-                remember(_CHECKED, found)
+        if verify:
+            hashes = {folder / name: entry.sha256 for name, entry in manifest.files.items()}
+            found = files_key(hashes)
+            if not known(_CHECKED, found):
+                bundle.check_files()
+                if found == files_key(hashes):
+                    remember(_CHECKED, found)
         return bundle
 
     def graph_path(self, name: str, form: GraphForm = "portable") -> Path:

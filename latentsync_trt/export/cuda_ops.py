@@ -9,7 +9,7 @@ the domain com.microsoft fuse such passes (docs/performance.md lists their gains
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -119,15 +119,14 @@ def group_norm(norm: Any, parts: Sum, *, frames: int = 1, silu: bool) -> tuple[T
     delta, bias, base = parts.delta.reshape(view), parts.bias, parts.base
     weight, offset = norm.weight.float(), norm.bias.float()
     attributes = {"epsilon": norm.eps, "groups": norm.num_groups, "activation": int(silu), "channels_last": 1}
-    if base is None and bias is None:
-        return _contrib("GroupNorm", (delta, weight, offset), delta, view, attributes).reshape(shape), parts.delta
-    if base is None and bias is not None:
+    if base is None:
+        if bias is None:
+            return _contrib("GroupNorm", (delta, weight, offset), delta, view, attributes).reshape(shape), parts.delta
         # The kernel needs a residual, of which it broadcasts a single pixel.
-        residual, bias = bias.expand(view[0], 1, 1, view[3]), None
-    else:
-        residual = cast(Tensor, base)
-        residual = residual if residual.shape[1:3] == (1, 1) else residual.reshape(view)
-    inputs = (delta, weight, offset, residual)
+        base, bias = bias.expand(view[0], 1, 1, view[3]), None
+    elif base.shape[1:3] != (1, 1):
+        base = base.reshape(view)
+    inputs = (delta, weight, offset, base)
     normed, added = ops.symbolic_multi_out(
         f"{DOMAIN}::SkipGroupNorm",
         inputs if bias is None else (*inputs, bias),

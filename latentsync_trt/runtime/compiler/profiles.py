@@ -59,7 +59,7 @@ def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, D
 def shorter_windows(ranges: Mapping[str, DimensionRange], provider: str) -> tuple[int, ...]:
     """Lengths below the usual one in which few frames may be painted, ascending; none with fixed shapes.
 
-    Nor on the CUDA provider: cuDNN tries its algorithms at each length, for longer than one short window saves.
+    Nor on the CUDA provider: cuDNN plans all convolutions again at each length, for longer than one short window saves.
     """
     span = ranges.get("frames")
     if span is None or span.fixed or provider == "cuda":

@@ -287,7 +287,7 @@ class Networks:
         )
 
     def _run_in_turn(self) -> None:
-        """Runs stages in turn from now on, and without CUDA graphs that were not asked for; nobody uses a network."""
+        """Runs stages in turn from now on, without CUDA graphs that were not asked for; no network runs meanwhile."""
         if not self._in_turn:
             self._in_turn = True
             self.notice("memory of the device is short (it ran out): stages of painting run in turn, which is slower")

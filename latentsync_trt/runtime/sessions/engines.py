@@ -46,9 +46,6 @@ COMPILING_PROVIDERS = ("tensorrt", "rtx")
 CUDA_FORM_FACT = "cuda-form"
 """Kind of the remembered fact that the CUDA form of a graph has passed its trial run."""
 
-_RECORDED_ON_CUDA = True
-"""Whether the CUDA provider records CUDA graphs by default."""
-
 LEAST_NODE_SHARE = 0.9
 """Minimum share of a graph's nodes on the chosen provider; below it, copies between devices cost more than nodes."""
 
@@ -214,8 +211,7 @@ class Engines:
         start_s = time.perf_counter()
         source = self._source(graph, profile_prefix)
         if self.form(graph) == "cuda" and graph not in self._tried:
-            passed = self.fact(graph)
-            trusted = known(CUDA_FORM_FACT, passed)
+            trusted = known(CUDA_FORM_FACT, self.fact(graph))
             session = self._opener(graph).open(source) if trusted else self._open_tried(graph, source)
             self._tried.add(graph)
         else:
@@ -337,7 +333,7 @@ class Engines:
             raise InputError("--cuda-graph goes with fixed shapes: use --static")
         if asked is None:
             steps = self.bundle.manifest.graphs.keys() & set(STEP_GRAPHS)
-            return fixed and (name == "tensorrt" or (_RECORDED_ON_CUDA and {*map(self.form, steps)} == {"cuda"}))
+            return fixed and (name == "tensorrt" or {*map(self.form, steps)} == {"cuda"})
         return asked
 
 

@@ -225,7 +225,7 @@ class SessionPool:
         return action()
 
     def _make_room(self, graph: str) -> bool:
-        """Closes the other networks' sessions; returns whether there were any, and nobody else uses them."""
+        """Closes the other networks' sessions; returns whether there were any, and no other thread uses them."""
         if self.gate.shared or not self._close_others(graph):
             return False
         self.save_memory(_RAN_OUT)
