@@ -38,7 +38,7 @@ _CODES = {
 _LEAVE_S = 1.1
 _END_S = 0.8
 _CHILDREN_S = 0.4
-_WRITE_S = 0.1
+_WRITE_S = 0.2
 
 # Erases the line of a progress bar, and shows the cursor, which the bar hides.
 _END_BAR = "\r\x1b[2K\x1b[?25h"

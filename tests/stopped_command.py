@@ -36,6 +36,7 @@ def sleep_natively(seconds: float, *, holding: bool = False) -> None:
 
 def wait(how: str) -> None:
     """Waits as the module says."""
+    stopping._WRITE_S = 1.0  # on a busy machine, a thread may begin late
     if how == "patient":
         stopping._LEAVE_S = FOREVER_S
     if how in {"native", "patient"}:
