@@ -1,4 +1,4 @@
-"""`docs/architecture.md` names files and functions that exist."""
+"""`docs/architecture.md` names files and functions that exist, and links of all pages lead to files."""
 
 import re
 from pathlib import Path
@@ -28,3 +28,15 @@ def test_functions_are_in_the_files_they_are_named_with() -> None:
         if not re.search(rf"\b{name.split('.')[-1]}\b", (PACKAGE / path).read_text(encoding="utf-8"))
     ]
     assert not wrong
+
+
+def test_links_lead_to_files() -> None:
+    """Also those from `docs/` to files beside it, which mkdocs does not check."""
+    pages = [page for pattern in ("*.md", "docs/*.md", "*/README.md") for page in REPOSITORY.glob(pattern)]
+    links = [
+        (page, link)
+        for page in pages
+        for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text(encoding="utf-8"))
+    ]
+    assert len(links) > 100
+    assert not [(page.name, link) for page, link in links if not (page.parent / link).exists()]
