@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -74,6 +74,20 @@ def files_key(expected: Mapping[Path, str]) -> Key | None:
             return None
         facts.append([content, place, state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino])
     return {"files": facts}
+
+
+def checked(kind: str, expected: Mapping[Path, str], check: Callable[..., str | None], *, again: bool = False) -> str:
+    """What `check` finds wrong with files that should have the `expected` contents; empty for nothing.
+
+    It is called with `hashes`, whether to read the contents: not if nothing was wrong when they were read since the
+    files changed, unless `again`. Raises as `check`.
+    """
+    key = files_key(expected)
+    hashes = again or not known(kind, key)
+    problem = check(hashes=hashes) or ""
+    if hashes and not problem and key == files_key(expected):  # not changed meanwhile
+        remember(kind, key)
+    return problem
 
 
 def _digest(key: Key) -> str:

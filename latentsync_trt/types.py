@@ -394,3 +394,8 @@ class SyncReport:
     devices: tuple[DeviceTime, ...] = ()
     opened_s: float = 0.0
     finish_s: float = 0.0
+
+    @property
+    def painting_s(self) -> float:
+        """The time between `startup_s` and `finish_s`."""
+        return self.wall_s - self.startup_s - self.finish_s

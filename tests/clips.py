@@ -31,6 +31,9 @@ STAGES = {
 }
 """Of a run, as its report and its profile name them."""
 
+LOSSLESS = SyncOptions(steps=2, cache_interval=2, lossless=True)
+"""A full and a cached step; frames can be compared sample by sample."""
+
 
 def write_video(
     path: Path,

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import settings
 
 from latentsync_trt.remembered import forget
+from latentsync_trt.types import UInt8Array
+from tests.clips import LOSSLESS, synced, write_clip
 from tests.device import DemoNetworks, Device, watched_device
 from tests.exports import ExportCache
 
@@ -86,6 +88,18 @@ def reference(shared: Path) -> Path:
 def assets(shared: Path) -> Path:
     """Real clips and speech."""
     return shared / "assets"
+
+
+@pytest.fixture(scope="session")
+def three_windows(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A face of three windows, and speech as long."""
+    return write_clip(tmp_path_factory.mktemp("three_windows"), 36)
+
+
+@pytest.fixture(scope="session")
+def three_windows_synced(three_windows: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> UInt8Array:
+    """What a usual run with `LOSSLESS` makes of them."""
+    return synced(three_windows, tmp_path_factory.mktemp("three_windows_synced") / "out.mkv", LOSSLESS)
 
 
 @pytest.fixture

@@ -6,40 +6,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt import LipSync
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InferenceError, OutOfMemory
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.sync import run
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.types import WindowBatch
-from tests.clips import decoded, synced, write_clip
+from tests.clips import LOSSLESS, decoded
 from tests.compiling import COMPILING, compiling_provider
 from tests.device import COEFFICIENTS, GRAPHS, DemoNetworks, Device, denoised, inputs, out_of_memory
 from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
 
-QUICK = SyncOptions(steps=2, cache_interval=2, lossless=True)
-FRAMES, WINDOWS = 36, 3
+WINDOWS = 3
 LOW_MEMORY_NOTICE = "memory of the device is short (it ran out): one network at a time is kept on it, which is slower"
 
 
-@pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A face of `WINDOWS` windows, and speech as long."""
-    return write_clip(tmp_path_factory.mktemp("clip"), FRAMES)
-
-
-@pytest.fixture(scope="module")
-def usual(clip: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
-    """What a run with all networks open makes of the clip."""
-    return synced(clip, tmp_path_factory.mktemp("usual") / "out.mkv", QUICK)
-
-
 def test_low_memory_keeps_one_network_and_paints_the_same(
-    clip: tuple[Path, Path],
-    usual: np.ndarray,
+    three_windows: tuple[Path, Path],
+    three_windows_synced: np.ndarray,
     device: Device,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -56,12 +43,12 @@ def test_low_memory_keeps_one_network_and_paints_the_same(
     monkeypatch.setattr(run, "_LOW_MEMORY_WINDOWS", 2)  # as few as show the groups
     options = RuntimeOptions(low_memory=True, engine_cache=tmp_path / "cold")
     with LipSync.from_bundle(small_bundle(), "cpu", options) as lip_sync:
-        report = lip_sync.sync(*clip, tmp_path / "out.mkv", QUICK)
+        report = lip_sync.sync(*three_windows, tmp_path / "out.mkv", LOSSLESS)
     assert device.most_networks == 1
     assert report.windows == WINDOWS
     assert groups == [2, 1]
     assert not any("one network at a time" in notice for notice in report.notices)  # nothing that was not asked for
-    assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), usual)
+    assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), three_windows_synced)
 
 
 def computed(networks: Networks) -> list[np.ndarray]:

@@ -29,7 +29,7 @@ from latentsync_trt.runtime.providers.select import Selection, device_numbers, s
 from latentsync_trt.sync.api import LipSync
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.types import DeviceTime, SyncReport, UInt8Array
-from tests.clips import decoded, write_clip
+from tests.clips import decoded, synced, write_clip
 from tests.device import DemoNetworks
 from tests.small import small_bundle
 
@@ -52,10 +52,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def expected(clip: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> UInt8Array:
     """The frames of a run on one device."""
-    target = tmp_path_factory.mktemp("expected") / "out.mkv"
-    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
-        lip_sync.sync(*clip, target, OPTIONS)
-    return np.stack(decoded(target))
+    return synced(clip, tmp_path_factory.mktemp("expected") / "out.mkv", OPTIONS)
 
 
 @pytest.fixture

@@ -10,32 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt import LipSync
 from latentsync_trt.errors import EngineBuildError
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.threads import Gate, results
 from latentsync_trt.sync.inpaint import Inpainter
 from latentsync_trt.sync.paint import Painter
-from tests.clips import decoded, synced, write_clip
+from tests.clips import LOSSLESS, decoded
 from tests.compiling import COMPILING, compiling_provider
 from tests.device import GRAPHS, DemoNetworks, Device
 
-FRAMES, WINDOWS = 34, 3
-QUICK = SyncOptions(steps=2, cache_interval=2, lossless=True)
+WINDOWS = 3
 STAGES = ("encode", "denoise", "decode")
 TIMEOUT_S = 20.0
-
-
-@pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return write_clip(tmp_path_factory.mktemp("clip"), FRAMES)
-
-
-@pytest.fixture(scope="module")
-def in_turn(clip: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
-    """What a run on the CPU provider makes of the clip."""
-    return synced(clip, tmp_path_factory.mktemp("usual") / "out.mkv", QUICK)
 
 
 @pytest.fixture
@@ -70,7 +58,11 @@ def our_threads() -> list[str]:
 
 @pytest.mark.integration
 def test_a_window_is_encoded_and_one_decoded_while_another_is_denoised(
-    gpu: Networks, clip: tuple[Path, Path], in_turn: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: Networks,
+    three_windows: tuple[Path, Path],
+    three_windows_synced: np.ndarray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     running = {(stage, number): threading.Event() for stage in STAGES for number in range(2 * WINDOWS)}
     used: set[tuple[str, str, int]] = set()
@@ -85,8 +77,8 @@ def test_a_window_is_encoded_and_one_decoded_while_another_is_denoised(
     watch(monkeypatch, meet)
     with LipSync(gpu) as lip_sync:
         for number in range(2):
-            report = lip_sync.sync(*clip, tmp_path / f"{number}.mkv", QUICK)
-            assert np.array_equal(np.stack(decoded(tmp_path / f"{number}.mkv")), in_turn)
+            report = lip_sync.sync(*three_windows, tmp_path / f"{number}.mkv", LOSSLESS)
+            assert np.array_equal(np.stack(decoded(tmp_path / f"{number}.mkv")), three_windows_synced)
             assert report.windows == report.devices[0].windows == WINDOWS
             assert 0 < report.devices[0].busy_s < report.wall_s
         assert sorted(stage for stage, _, _ in used) == sorted(STAGES)  # a thread for each, the same for all clips
@@ -99,8 +91,8 @@ def test_a_window_is_encoded_and_one_decoded_while_another_is_denoised(
 def test_memory_that_runs_out_side_by_side(
     gpu: Networks,
     device: Device,
-    clip: tuple[Path, Path],
-    in_turn: np.ndarray,
+    three_windows: tuple[Path, Path],
+    three_windows_synced: np.ndarray,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     stage: str,
@@ -116,8 +108,8 @@ def test_memory_that_runs_out_side_by_side(
 
     watch(monkeypatch, shrink)
     with LipSync(gpu) as lip_sync:
-        report = lip_sync.sync(*clip, tmp_path / "out.mkv", QUICK)
-        assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), in_turn)
+        report = lip_sync.sync(*three_windows, tmp_path / "out.mkv", LOSSLESS)
+        assert np.array_equal(np.stack(decoded(tmp_path / "out.mkv")), three_windows_synced)
         assert [notice.partition(": ")[2] for notice in report.notices if "is short (it ran out)" in notice] == [
             "stages of painting run in turn, which is slower",
             "one network at a time is kept on it, which is slower",
@@ -140,8 +132,8 @@ def test_memory_that_runs_out_at_first_runs(gpu: Networks, device: Device) -> No
 @pytest.mark.parametrize("fails", [False, True])
 def test_pictures_are_read_while_networks_open(
     make: DemoNetworks,
-    clip: tuple[Path, Path],
-    in_turn: np.ndarray,
+    three_windows: tuple[Path, Path],
+    three_windows_synced: np.ndarray,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     fails: bool,
@@ -169,12 +161,12 @@ def test_pictures_are_read_while_networks_open(
     with LipSync(networks) as lip_sync:
         if fails:
             with pytest.raises(EngineBuildError, match="no kernel image"):
-                lip_sync.sync(*clip, out, QUICK)
+                lip_sync.sync(*three_windows, out, LOSSLESS)
             assert set(threading.enumerate()) <= before
             assert list(out.parent.iterdir()) == []
             return
-        report = lip_sync.sync(*clip, out, QUICK)
-    assert np.array_equal(np.stack(decoded(out)), in_turn)
+        report = lip_sync.sync(*three_windows, out, LOSSLESS)
+    assert np.array_equal(np.stack(decoded(out)), three_windows_synced)
     assert 0 < report.opened_s < report.startup_s < report.wall_s
 
 

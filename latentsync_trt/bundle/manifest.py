@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, get_args
 from latentsync_trt.bundle.checks import contradictions, parsed
 from latentsync_trt.bundle.sealed import opened, sealed_text
 from latentsync_trt.errors import BundleError
-from latentsync_trt.remembered import files_key, known, remember
+from latentsync_trt.remembered import checked
 
 FORMAT_VERSION = 5
 """2 added `quantisation`, 3 `attention`, 4 renamed `quantisation` to `quantization`, 5 added the file of mel filters,
@@ -199,14 +199,11 @@ class Bundle:
         if missing:
             raise BundleError(f"{folder}: the manifest names no graph {', '.join(missing)}; export the model again")
         bundle = cls(folder, manifest)
-        bundle.check_files(hashes=False)
         if verify:
-            hashes = {folder / name: entry.sha256 for name, entry in manifest.files.items()}
-            found = files_key(hashes)
-            if not known(_CHECKED, found):
-                bundle.check_files()
-                if found == files_key(hashes):
-                    remember(_CHECKED, found)
+            contents = {folder / name: entry.sha256 for name, entry in manifest.files.items()}
+            checked(_CHECKED, contents, bundle.check_files)
+        else:
+            bundle.check_files(hashes=False)
         return bundle
 
     def graph_path(self, name: str, form: GraphForm = "portable") -> Path:

@@ -130,14 +130,13 @@ def show_report(report: SyncReport, notices: Notices, total_s: float | None = No
     for text in report.notices:
         notices(text)
     total_s = report.wall_s if total_s is None else total_s
-    painting_s = report.wall_s - report.startup_s - report.finish_s
     click.echo(
         f"{report.output}: {report.frames} frames ({report.duration_s:.2f} s), face in {report.frames_with_face}, "
         f"with {report.bundle} on {report.provider}{_devices(report)}"
     )
     click.echo(
-        f"time: {total_s:.1f} s = {total_s - painting_s - report.finish_s:.1f} s start-up + {painting_s:.1f} s at "
-        f"{report.frames_per_s:.1f} frames/s + {report.finish_s:.1f} s end"
+        f"time: {total_s:.1f} s = {total_s - report.painting_s - report.finish_s:.1f} s start-up + "
+        f"{report.painting_s:.1f} s at {report.frames_per_s:.1f} frames/s + {report.finish_s:.1f} s end"
     )
     if report.quality is not None and report.quality.rows:
         click.echo(str(report.quality))

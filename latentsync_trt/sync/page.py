@@ -59,12 +59,12 @@ def _began(start_s: Fraction) -> str:
 
 
 def _facts(report: SyncReport, options: SyncOptions) -> list[tuple[str, str]]:
-    painting_s = report.wall_s - report.startup_s - report.finish_s
+    painting = f"{report.painting_s:.1f} s at {report.frames_per_s:.1f} frames/s"
     return [
         ("bundle", report.bundle),
         ("provider", report.provider),
         ("options", " ".join(command_line(options, leave_out=_FILES)) or "all at their defaults"),
-        ("time", f"{report.startup_s:.1f} s start-up + {painting_s:.1f} s at {report.frames_per_s:.1f} frames/s"),
+        ("time", f"{report.startup_s:.1f} s start-up + {painting}"),
         ("busy", ", ".join(f"{stage.stage} {stage.busy_s:.1f} s" for stage in report.stages)),
         ("version", f"latentsync-trt {__version__}"),
     ]

@@ -2,15 +2,16 @@
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, Full, Queue
 from typing import TypeVar, cast
 
 import cv2
 
+from latentsync_trt.runtime.sessions.trace import spanned
 from latentsync_trt.types import StageSpan, StageTime
 
 T = TypeVar("T")
@@ -101,19 +102,16 @@ class StageClock:
         self._frames: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    @contextmanager
-    def measure(self, stage: str, frames: int = 1) -> Iterator[None]:
+    def measure(self, stage: str, frames: int = 1) -> AbstractContextManager[None]:
         """Adds the time inside the block, and `frames` frames, to `stage`."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            elapsed = time.perf_counter() - start
-            with self._lock:
-                self._busy_s[stage] = self._busy_s.get(stage, 0.0) + elapsed
-                self._frames[stage] = self._frames.get(stage, 0) + frames
-            if self._on_span is not None:
-                self._on_span(StageSpan(stage, threading.current_thread().name, start, elapsed))
+        return spanned(stage, partial(self._add, frames))
+
+    def _add(self, frames: int, span: StageSpan) -> None:
+        with self._lock:
+            self._busy_s[span.stage] = self._busy_s.get(span.stage, 0.0) + span.busy_s
+            self._frames[span.stage] = self._frames.get(span.stage, 0) + frames
+        if self._on_span is not None:
+            self._on_span(span)
 
     def measured(self, stage: str, source: Iterator[T]) -> Generator[T, None, None]:
         """The items of `source`; adds the time it takes to make each one, and a frame for each, to `stage`."""

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from latentsync_trt.bundle.manifest import sha256_file
 from latentsync_trt.bundle.sealed import opened, sealed_text
 from latentsync_trt.errors import EngineBuildError
-from latentsync_trt.remembered import files_key, forget, known, remember
+from latentsync_trt.remembered import checked, forget
 from latentsync_trt.runtime.cache.key import EngineKey
 
 RECORD_NAME = "engine.json"
@@ -82,7 +83,10 @@ def examine(folder: Path, *, hashes: bool | Literal["once"], digest: str | None 
         else:
             key, build_s = EngineKey.from_json(content["key"]), float(content["build_s"])
             built_at = datetime.fromisoformat(content["built_at"])
-            problem = _problem_of_files(folder, content["files"], hashes=hashes)
+            files = content["files"]
+            expected = {folder / name: wanted["sha256"] for name, wanted in files.items()}
+            check = partial(_problem_of_files, folder, files)
+            problem = checked(_CHECKED, expected, check, again=hashes is True) if hashes else check(hashes=False)
             if key.digest != (digest or folder.name):
                 problem = f"{RECORD_NAME} belongs to another engine"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -115,10 +119,7 @@ def _last_used_at(folder: Path) -> datetime:
         return datetime.fromtimestamp(0, UTC)
 
 
-def _problem_of_files(folder: Path, files: Mapping[str, Mapping[str, Any]], *, hashes: bool | Literal["once"]) -> str:
-    expected = {folder / name: wanted["sha256"] for name, wanted in files.items()}
-    found = files_key(expected) if hashes else None
-    hashes = hashes is True or (hashes == "once" and not known(_CHECKED, found))
+def _problem_of_files(folder: Path, files: Mapping[str, Mapping[str, Any]], *, hashes: bool) -> str:
     for name, wanted in files.items():
         size_bytes = (folder / name).stat().st_size
         if size_bytes != wanted["bytes"]:
@@ -126,6 +127,4 @@ def _problem_of_files(folder: Path, files: Mapping[str, Mapping[str, Any]], *, h
         if hashes and sha256_file(folder / name) != wanted["sha256"]:
             forget(_CHECKED)
             return f"{name} was changed (its SHA-256 differs)"
-    if hashes and found == files_key(expected):
-        remember(_CHECKED, found)
     return ""

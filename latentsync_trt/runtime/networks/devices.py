@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,15 +32,17 @@ class Device:
         self.name = f"CPU {position}" if gpu is None else f"GPU {gpu.index}"
         self.networks, self.error = networks, ""
         self.on_gpu = gpu is not None
-        self.lock = threading.Lock()
+        self._lock = threading.Lock()
+
+    @property
+    def turn(self) -> AbstractContextManager[object]:
+        """A block that runs its networks, alone unless stages run side by side."""
+        return nullcontext() if self.networks.side_by_side else self._lock
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """A block that paints windows, alone unless stages run side by side.
-
-        Raises `InferenceError` if the device is left out.
-        """
-        with nullcontext() if self.networks.side_by_side else self.lock:
+        """A block of `turn` that paints windows; raises `InferenceError` if the device is left out."""
+        with self.turn:
             if self.error:
                 raise InferenceError(self.error)
             self.networks.between_windows()
@@ -131,7 +133,7 @@ class Devices:
         while True:
             device = self.in_use[0]
             try:
-                with nullcontext() if device.networks.side_by_side else device.lock:
+                with device.turn:
                     return device.networks.encode_mel(mel)
             except DEVICE_FAILURES as error:
                 if not self.leave_out(device, error):

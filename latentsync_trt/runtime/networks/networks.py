@@ -17,6 +17,7 @@ from latentsync_trt.runtime.networks.codec import VaeCodec
 from latentsync_trt.runtime.networks.denoiser import PooledDenoiser
 from latentsync_trt.runtime.networks.first_runs import FirstRuns
 from latentsync_trt.runtime.networks.notices import Notices
+from latentsync_trt.runtime.providers.diagnose import PROVIDER_FACT
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, next_provider
 from latentsync_trt.runtime.sessions.engines import CUDA_FORM_FACT, Engines
@@ -182,7 +183,7 @@ class Networks:
             try:
                 self._open(graphs)
             except EngineBuildError as error:
-                forget("provider")
+                forget(PROVIDER_FACT)
                 self._fall_back(error)
             else:
                 return

@@ -47,7 +47,8 @@ _TRIAL_MODEL = (
     b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x11"
 )
 
-_TRIED = "provider"
+PROVIDER_FACT = "provider"
+"""Kind of the remembered fact that the trial session of a provider succeeded."""
 
 # `PATH` is where Windows finds libraries; elsewhere a change of it costs no more than one trial.
 _VARIABLES_OF_LIBRARIES = ("CUDA", "CUDNN", "LD_", "NVIDIA", "ORT_", "PATH")
@@ -71,11 +72,11 @@ def examine(name: ProviderName, device: int = 0, *, once: bool = False) -> Obsta
         return obstacle
     key = _trial_key(name, device)
     # As after a trial, the context exists: free memory, when it is read next, is that for networks.
-    if once and known(_TRIED, key) and driver.opens(device):
+    if once and known(PROVIDER_FACT, key) and driver.opens(device):
         return None
     obstacle = _session_obstacle(name, device)
     if obstacle is None:
-        remember(_TRIED, key)
+        remember(PROVIDER_FACT, key)
     return obstacle
 
 

@@ -134,15 +134,16 @@ class Engines:
         """All on which it depends how `graphs` run on this GPU; None on the CPU."""
         if self.selection.gpu is None:
             return None
-        compiled = rtx_version() if self.selection.name == "rtx" else tensorrt_version()
+        versions = [onnxruntime_version(), cuda_version(), cudnn_version(), driver_version()]
+        if self.compiled:
+            versions.append(rtx_version() if self.selection.name == "rtx" else tensorrt_version())
         return {
             "graphs": [self.bundle.graph_hash(graph, self.form(graph)) for graph in graphs],
             "spans": [{name: astuple(span) for name, span in sorted(self._spans(graph).items())} for graph in graphs],
             "provider": self.selection.name,
             "options": [] if self.compiled else [self._cuda_options(graph) for graph in graphs],
             "gpu": asdict(self._gpu),
-            "versions": [onnxruntime_version(), cuda_version(), cudnn_version(), driver_version()]
-            + ([compiled] if self.compiled else []),
+            "versions": versions,
         }
 
     def check(self, **sizes: int) -> None:
