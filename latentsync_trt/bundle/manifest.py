@@ -199,11 +199,10 @@ class Bundle:
         if missing:
             raise BundleError(f"{folder}: the manifest names no graph {', '.join(missing)}; export the model again")
         bundle = cls(folder, manifest)
+        bundle.check_files(hashes=False)  # before anything is asked of files by names that may lead elsewhere
         if verify:
             contents = {folder / name: entry.sha256 for name, entry in manifest.files.items()}
             checked(_CHECKED, contents, bundle.check_files)
-        else:
-            bundle.check_files(hashes=False)
         return bundle
 
     def graph_path(self, name: str, form: GraphForm = "portable") -> Path:
