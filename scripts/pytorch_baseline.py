@@ -21,7 +21,6 @@ from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
 from latentsync_trt.bench.machine import bundle_facts, environment
-from latentsync_trt.bench.material import SEED, random_inputs
 from latentsync_trt.bench.options import BenchOptions
 from latentsync_trt.bench.rows import Results, Row
 from latentsync_trt.bench.setting import Setting, settings_for
@@ -34,6 +33,7 @@ from latentsync_trt.export.vae import ImageAttention, VaeDecoder, VaeEncoder
 from latentsync_trt.runtime.compiler.failures import last_line
 from latentsync_trt.runtime.compiler.profiles import dimension_ranges
 from latentsync_trt.runtime.sessions.session import TensorInfo
+from latentsync_trt.runtime.sessions.trial import SEED, random_inputs
 
 _DEVIATION = 0.02
 """Of random weights: activations stay within the range of half precision."""

@@ -8,13 +8,14 @@ import pytest
 
 from latentsync_trt.audio.filters import MEL_FILTERS
 from latentsync_trt.bench.machine import bundle_facts
-from latentsync_trt.bench.material import generated_part, random_inputs
+from latentsync_trt.bench.material import generated_part
 from latentsync_trt.bench.rows import BundleFacts, Results, Row, Spread
 from latentsync_trt.bench.setting import measure
 from latentsync_trt.bundle.manifest import DimensionRange, FileEntry
 from latentsync_trt.errors import OutputError
 from latentsync_trt.privacy import without_paths
 from latentsync_trt.runtime.sessions.session import TensorInfo
+from latentsync_trt.runtime.sessions.trial import random_inputs
 from tests.bundles import make_bundle
 
 

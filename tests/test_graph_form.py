@@ -35,12 +35,14 @@ Make = Callable[..., Engines]
 class Provider:
     """Stands for ONNX Runtime with a GPU. `asked`: what was opened; `runs`: names of the sessions that ran.
 
-    `refuses`: to open the CUDA form. `fails`: the error that ends runs of that form, None for none.
+    `refuses`: to open the CUDA form. `fails`: the error that ends runs of that form, None for none. `off_by`: what its
+    values differ by.
     """
 
     def __init__(self) -> None:
         self.refuses = False
         self.fails: LatentSyncError | None = None
+        self.off_by = 0.001
         self.asked: list[tuple[Path, SessionSettings]] = []
         self.runs: list[str] = []
         self.closed = 0
@@ -51,11 +53,16 @@ class Provider:
             raise EngineBuildError(f"{settings.name}: Failed to find kernel for com.microsoft.GroupNorm(1)")
         name = settings.providers[0][0]
 
-        def run(inputs: dict[str, np.ndarray]) -> None:
+        def run(inputs: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
             self.runs.append(settings.name)
             assert {name: values.shape for name, values in inputs.items()} == {"latents": (1, 4, FRAMES, 2, 2)}
+            values = inputs["latents"] / np.abs(inputs["latents"]).max()
+            assert values.any()  # zeros would be equal in any form
+            if not settings.name.endswith(".cuda"):
+                return (values,)
             if self.fails is not None:
                 raise self.fails
+            return (values + np.float32(self.off_by),)
 
         def close() -> None:
             self.closed += 1
@@ -110,48 +117,63 @@ def make(tmp_path: Path, both: Bundle, notices: list[str]) -> Make:
     return made
 
 
-def test_cuda_opens_the_form_made_for_it_and_runs_it_once(
+COMPARED = ["denoise_step.cuda", "denoise_step"]
+
+
+def test_cuda_opens_the_form_made_for_it_after_comparing_its_values(
     make: Make, both: Bundle, provider: Provider, notices: list[str]
 ) -> None:
     made = make()
     assert [made.form(graph) for graph in ("denoise_step", "denoise_step_cached")] == ["cuda", "portable"]
     opened = made.open("denoise_step")
-    ((path, _),) = provider.asked
+    assert (provider.runs, provider.closed) == (COMPARED, 2)
+    path, _ = provider.asked[-1]
     assert path == both.folder / "denoise_step.cuda.onnx"
-    assert FORM_OPTIONS.items() <= provider.options(0).items()
-    assert provider.runs == ["denoise_step.cuda"]
+    assert FORM_OPTIONS.items() <= provider.options(-1).items()
     assert (opened.built, opened.build_s, opened.size_bytes, opened.node_share) == (False, 0.0, 0, 1.0)
-    made.open("denoise_step")  # opened again where memory is short: tried already
+    made.open("denoise_step")  # opened again where memory is short: compared already
     made.open("denoise_step_cached")
-    assert provider.runs == ["denoise_step.cuda"]
-    assert (len(provider.asked), provider.closed) == (3, 0)
+    assert (provider.runs, provider.closed) == (COMPARED, 2)
     assert not made.cache.folder.exists()
     assert notices == []
 
 
-def test_a_session_that_records_a_cuda_graph_is_not_the_one_that_was_tried(
-    make: Make, both: Bundle, provider: Provider
+@pytest.mark.parametrize("off_by", [0.02, np.nan])
+def test_a_form_with_other_values_is_replaced_with_a_notice(
+    make: Make, provider: Provider, notices: list[str], off_by: float
 ) -> None:
-    """It would record the buffers of the trial run."""
+    provider.off_by = off_by
+    made = make()
+    made.open("denoise_step")
+    assert made.form("denoise_step") == "portable"
+    assert provider.asked[-1][1].name == "denoise_step"
+    (notice,) = notices
+    assert "its values differ from those of the portable form" in notice
+    make().open("denoise_step")
+    assert provider.runs == COMPARED * 2  # only success is remembered
+    with pytest.raises(EngineBuildError, match="its values differ"):
+        make(graph_form="cuda").open("denoise_step")
+
+
+def test_forms_are_compared_without_cuda_graphs_and_traces(make: Make, both: Bundle, provider: Provider) -> None:
     made = make(dynamic=False, cuda_graph=True)
     made.open("denoise_step", profile_prefix=both.folder / "trace")
-    assert [provider.options(number)["enable_cuda_graph"] for number in (0, 1)] == ["0", "1"]
-    assert [settings.profile_prefix for _, settings in provider.asked] == [None, both.folder / "trace"]
-    assert (provider.runs, provider.closed) == (["denoise_step.cuda"], 1)
+    assert [provider.options(number)["enable_cuda_graph"] for number in range(3)] == ["0", "0", "1"]
+    assert [settings.profile_prefix for _, settings in provider.asked] == [None, None, both.folder / "trace"]
 
 
-def test_a_form_that_ran_once_is_not_tried_again_under_the_same_circumstances(
+def test_forms_that_were_equal_are_not_compared_again_under_the_same_circumstances(
     make: Make, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines_module, "driver_version", lambda: "580.65")
     for _ in range(2):
         make(dynamic=False).open("denoise_step")
-    assert provider.runs == ["denoise_step.cuda"]
+    assert provider.runs == COMPARED
     monkeypatch.setattr(engines_module, "driver_version", lambda: "590.1")
     make(dynamic=False).open("denoise_step")
     make(dynamic=False, gpu=HOPPER).open("denoise_step")
     make(dynamic=False, cuda_graph=True).open("denoise_step")
-    assert provider.runs == ["denoise_step.cuda"] * 4
+    assert provider.runs == COMPARED * 4
 
 
 def test_a_form_that_does_not_run_is_tried_again(make: Make, provider: Provider) -> None:
@@ -222,8 +244,8 @@ def test_messages_leave_out_what_cudnn_dumps() -> None:
     assert last_line(error) == "CUDNN_FE failure 11: no valid engine configs for Conv_Add_Add_"
 
 
-def test_too_little_memory_for_the_trial_does_not_change_the_form(
-    make: Make, both: Bundle, provider: Provider, notices: list[str]
+def test_too_little_memory_for_the_comparison_does_not_change_the_form(
+    make: Make, provider: Provider, notices: list[str]
 ) -> None:
     provider.fails = OutOfMemory("denoise_step.cuda: out of memory for 1.00 GB more")
     made = make()
@@ -232,6 +254,9 @@ def test_too_little_memory_for_the_trial_does_not_change_the_form(
     # What cuDNN chose for lack of memory stays with a session.
     assert [settings.name for _, settings in provider.asked] == ["denoise_step.cuda"] * 2
     assert (provider.closed, notices) == (1, [])
+    provider.fails = None
+    make().open("denoise_step")
+    assert provider.runs == ["denoise_step.cuda", *COMPARED]  # left to the next run
 
 
 def test_a_form_that_is_required_is_not_replaced(make: Make, provider: Provider, tmp_path: Path) -> None:

@@ -3,13 +3,13 @@
 from collections.abc import Generator
 from dataclasses import replace
 
-from latentsync_trt.bench.material import random_inputs
 from latentsync_trt.bench.rows import Row
 from latentsync_trt.bench.setting import Setting
 from latentsync_trt.privacy import without_paths
 from latentsync_trt.runtime.compiler.profiles import dimension_ranges
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.sessions.device_run import BoundRun
+from latentsync_trt.runtime.sessions.trial import random_inputs
 
 
 def measure_graphs(setting: Setting) -> Generator[Row, None, None]:

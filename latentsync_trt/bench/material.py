@@ -1,6 +1,6 @@
 """Inputs of the scenarios: clips, a window of faces with its speech, and random inputs of graphs."""
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,7 +12,6 @@ import numpy as np
 
 from latentsync_trt.audio.encoder import SpeechStream
 from latentsync_trt.audio.filters import filters_of
-from latentsync_trt.bundle.manifest import DimensionRange
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import MediaError, NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
@@ -24,17 +23,11 @@ from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, SpokenMouth, camera_
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import write_pictures
-from latentsync_trt.runtime.compiler.profiles import usual_shape
 from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.runtime.sessions.session import Array, TensorInfo
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.jobs import Job
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import Float32Array, Frame, UInt8Array
-
-SEED = 11
-_KNOWN_INPUTS = {"timestep": 501, "guidance": 1.5, "coefficients": (1.02, -0.31, 0.12, 1.4, -0.9)}
-"""Values as in a usual run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,15 +108,3 @@ def generated_part(resolution_px: int) -> tuple[slice, slice]:
     """Rows and columns of an aligned face in which pixels are generated; the rest is the source's."""
     rows, columns = np.nonzero(mouth_mask(resolution_px) < 0.5)
     return slice(int(rows.min()), int(rows.max()) + 1), slice(int(columns.min()), int(columns.max()) + 1)
-
-
-def random_inputs(tensors: Iterable[TensorInfo], ranges: Mapping[str, DimensionRange]) -> dict[str, Array]:
-    """Seeded random inputs of a graph, never zeros; variable dimensions at their usual size in `ranges`."""
-    rng = np.random.default_rng(SEED)
-    inputs: dict[str, Array] = {}
-    for tensor in tensors:
-        values = _KNOWN_INPUTS.get(tensor.name)
-        if values is None:
-            values = rng.standard_normal(usual_shape(tensor.shape, ranges), np.float32)
-        inputs[tensor.name] = np.asarray(values).astype(tensor.dtype)
-    return inputs

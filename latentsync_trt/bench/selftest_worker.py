@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from latentsync_trt.bench.machine import gpu_facts, library_versions
-from latentsync_trt.bench.material import choose_clip, first_window, generated_part, random_inputs
+from latentsync_trt.bench.material import choose_clip, first_window, generated_part
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.child import Emit, serve
 from latentsync_trt.config import RuntimeOptions, SyncOptions
@@ -25,6 +25,7 @@ from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.runtime.sessions.device_run import BoundRun
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
+from latentsync_trt.runtime.sessions.trial import random_inputs
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
 
 GPU_RUNS, CPU_RUNS = 20, 3

@@ -1,14 +1,12 @@
-"""The graph form for ONNX Runtime's CUDA provider: whether it is available, and its trial run."""
+"""The graph form for ONNX Runtime's CUDA provider: whether it is available, and whether its values are right."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
-import numpy as np
-
-from latentsync_trt.bundle.manifest import DimensionRange, Manifest
+from latentsync_trt.bundle.manifest import Manifest
 from latentsync_trt.config import GraphFormChoice
-from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, OutOfMemory
-from latentsync_trt.runtime.compiler.profiles import usual_shape
-from latentsync_trt.runtime.sessions.session import Session
+from latentsync_trt.errors import EngineBuildError, InferenceError, InputError
+from latentsync_trt.runtime.sessions.session import Array, Session
+from latentsync_trt.runtime.sessions.trial import FORM_LIMIT, Ranges, difference, random_inputs
 
 
 def check_form(manifest: Manifest, provider: str, choice: GraphFormChoice) -> None:
@@ -24,23 +22,30 @@ def check_form(manifest: Manifest, provider: str, choice: GraphFormChoice) -> No
         )
 
 
-def try_run(session: Session, ranges: Mapping[str, DimensionRange]) -> bool:
-    """Runs a session once on zeros, as a provider may open the CUDA form but fail to run it.
-
-    Returns whether memory sufficed; if not, open the session again, as it keeps the plans that cuDNN chose then.
+def compare_forms(cuda: Callable[[], Session], portable: Callable[[], Session], ranges: Ranges) -> None:
+    """Runs both forms of a graph on the same random numbers, one after the other.
 
     Raises:
-        EngineBuildError: the provider cannot run the form; the session is closed.
+        EngineBuildError: the provider cannot run the CUDA form, or its values are not those of the portable one.
+        OutOfMemory: there is too little memory.
     """
-    zeros = {tensor.name: np.zeros(usual_shape(tensor.shape, ranges), tensor.dtype) for tensor in session.inputs}
+    ours, theirs = (_outputs(opened, ranges) for opened in (cuda, portable))
+    apart = difference(ours, theirs)
+    if apart > FORM_LIMIT:
+        raise EngineBuildError(
+            f"its values differ from those of the portable form by {apart:.1e} of the largest, at most {FORM_LIMIT} is "
+            "allowed; please report this GPU with `latentsync-trt selftest --json`"
+        )
+
+
+def _outputs(opened: Callable[[], Session], ranges: Ranges) -> tuple[Array, ...]:
+    session = opened()
     try:
-        session.run(zeros)
-    except OutOfMemory:
-        return False
+        return session.run(random_inputs(session.inputs, ranges))
     except InferenceError as error:
-        discard(session)
         raise EngineBuildError(f"{error}") from error
-    return True
+    finally:
+        discard(session)
 
 
 def discard(session: Session) -> None:

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import threading
 import time
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
@@ -11,7 +12,7 @@ from typing import cast
 
 from latentsync_trt.bundle.manifest import FULL_STEP, STEP_GRAPHS, Bundle, DimensionRange, GraphForm, Manifest
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InputError, OutputError
+from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory, OutputError
 from latentsync_trt.remembered import Key, known, remember
 from latentsync_trt.runtime.cache.entry import Entry
 from latentsync_trt.runtime.cache.key import EngineKey
@@ -35,7 +36,7 @@ from latentsync_trt.runtime.sessions.builders import (
     RtxBuilder,
     TensorRTBuilder,
 )
-from latentsync_trt.runtime.sessions.cuda_form import check_form, discard, try_run
+from latentsync_trt.runtime.sessions.cuda_form import check_form, compare_forms, discard
 from latentsync_trt.runtime.sessions.options import cuda_form_options, rtx_options
 from latentsync_trt.runtime.sessions.session import CPU, Session
 from latentsync_trt.types import EngineTime
@@ -44,7 +45,7 @@ COMPILING_PROVIDERS = ("tensorrt", "rtx")
 """Providers that need engines, which take minutes to build; others open a bundle's graphs directly."""
 
 CUDA_FORM_FACT = "cuda-form"
-"""Kind of the remembered fact that the CUDA form of a graph has passed its trial run."""
+"""Kind of the remembered fact that the CUDA form of a graph computes the values of the portable one."""
 
 LEAST_NODE_SHARE = 0.9
 """Minimum share of a graph's nodes on the chosen provider; below it, copies between devices cost more than nodes."""
@@ -100,7 +101,8 @@ class Engines:
         self._refused: set[str] = set()
         self.cuda_graph = self._uses_cuda_graph()
         check_form(bundle.manifest, selection.name, options.graph_form)
-        self._tried: set[str] = set()
+        self._compared: set[str] = set()
+        self._comparing = threading.Lock()
         self._notice = on_notice
         self._unwritable: OutputError | None = None
         self._announced: OutputError | None = None
@@ -197,42 +199,61 @@ class Engines:
         """
         if self.compiled:
             return self._open_built(graph, profile_prefix)
+        self.settle_form(graph)
         try:
             return self._open_directly(graph, profile_prefix)
         except EngineBuildError as error:
-            form = self.form(graph)
-            if form == "portable" or self.options.graph_form != "auto":
-                raise
-            kind = form.upper()
-            self._notice(f"{graph}: the {kind} form does not run here, continuing with the portable one: {error}")
-            self._refused.add(graph)
+            self._refuse_form(graph, error)
         return self._open_directly(graph, profile_prefix)
+
+    def settle_form(self, graph: str) -> None:
+        """Compares the CUDA form of a graph with the portable one, once for each GPU, driver and bundle.
+
+        The portable one is opened from then on, with a notice, where values differ. Where memory is too short for the
+        comparison, it is left to the next run. Best called while no other session is open, as it needs memory for each
+        form in turn.
+
+        Raises:
+            EngineBuildError: values differ, and `--graph-form cuda` forbids the portable form.
+        """
+        if self.form(graph) != "cuda":
+            return
+        with self._comparing:
+            if graph in self._compared:
+                return
+            try:
+                self._compare_forms(graph)
+            except EngineBuildError as error:
+                self._refuse_form(graph, error)
+            self._compared.add(graph)
+
+    def _compare_forms(self, graph: str) -> None:
+        fact, plain = self.fact(graph), self.without_cuda_graph()
+        if known(CUDA_FORM_FACT, fact):
+            return
+        portable = copy.copy(plain)
+        portable.options = replace(plain.options, graph_form="portable")
+        cuda, other = (partial(each._opener(graph).open, each._source(graph)) for each in (plain, portable))
+        try:
+            compare_forms(cuda, other, self.ranges)
+        except OutOfMemory:
+            return
+        remember(CUDA_FORM_FACT, fact)
+
+    def _refuse_form(self, graph: str, error: EngineBuildError) -> None:
+        """Opens the portable form of a graph from now on, with a notice; raises `error` where that is no choice."""
+        form = self.form(graph)
+        if form == "portable" or self.options.graph_form != "auto":
+            raise error
+        self._notice(f"{graph}: the {form.upper()} form does not run here, continuing with the portable one: {error}")
+        self._refused.add(graph)
 
     def _open_directly(self, graph: str, profile_prefix: Path | None) -> OpenedEngine:
         start_s = time.perf_counter()
-        source = self._source(graph, profile_prefix)
-        if self.form(graph) == "cuda" and graph not in self._tried:
-            trusted = known(CUDA_FORM_FACT, self.fact(graph))
-            session = self._opener(graph).open(source) if trusted else self._open_tried(graph, source)
-            self._tried.add(graph)
-        else:
-            session = self._opener(graph).open(source)
+        session = self._opener(graph).open(self._source(graph, profile_prefix))
         share = self._node_share(session)
         open_s = time.perf_counter() - start_s
         return OpenedEngine(session, share, built=False, build_s=0.0, open_s=open_s, size_bytes=0)
-
-    def _open_tried(self, graph: str, source: GraphSource) -> Session:
-        """A session whose graph has passed a trial run."""
-        recorded = self._recorded(graph)
-        trial = replace(source, profile_prefix=None) if recorded else source
-        session = self.without_cuda_graph()._opener(graph).open(trial)
-        # Opened again: a CUDA graph would be that of the trial's buffers; and if memory ran out, the run may free some.
-        if try_run(session, self.ranges):
-            remember(CUDA_FORM_FACT, self.fact(graph))
-            if not recorded:
-                return session
-        discard(session)
-        return self._opener(graph).open(source)
 
     def _open_built(self, graph: str, profile_prefix: Path | None) -> OpenedEngine:
         key, builder, source = self.key(graph), self._builder(graph), self._source(graph, profile_prefix)

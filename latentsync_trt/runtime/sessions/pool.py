@@ -124,6 +124,9 @@ class SessionPool:
             for graph in self.missing(graphs):
                 if graph not in self._opened:
                     self._build(graph)
+        if not self._opened:
+            for graph in graphs:
+                self.engines.settle_form(graph)
         if not self.low_memory and self._open_side_by_side(graphs, beside):
             return
         for graph in graphs:

@@ -1,0 +1,81 @@
+"""Runs graphs on seeded random numbers, to compare the values of two providers or two forms, and to time them."""
+
+import time
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from latentsync_trt.bundle.manifest import DimensionRange, Manifest
+from latentsync_trt.runtime.compiler.profiles import usual_shape
+from latentsync_trt.runtime.sessions.device_run import BoundRun
+from latentsync_trt.runtime.sessions.session import Array, Session, TensorInfo
+
+Ranges = Mapping[str, DimensionRange]
+
+SEED = 11
+_KNOWN_INPUTS = {"timestep": 501, "guidance": 1.5, "coefficients": (1.02, -0.31, 0.12, 1.4, -0.9)}
+"""Values as in a usual run."""
+
+FORM_LIMIT = 1e-2
+"""Largest difference of a graph's CUDA form to its portable form. Measured on an H200, all graphs at 256 and 512 px in
+float16: 0.0004 to 0.0022."""
+
+_EIGHT_BIT_LIMIT = 5e-2
+"""In 8 bits, a sum that is rounded the other way is off by a whole quantization step."""
+
+_VERIFICATION_FACTOR = 4.0
+"""Two providers that are each as exact as the verified export differ by twice its error at most."""
+
+
+def random_inputs(tensors: Iterable[TensorInfo], ranges: Ranges) -> dict[str, Array]:
+    """Seeded random inputs of a graph, never zeros; variable dimensions at their usual size in `ranges`."""
+    rng = np.random.default_rng(SEED)
+    inputs: dict[str, Array] = {}
+    for tensor in tensors:
+        values = _KNOWN_INPUTS.get(tensor.name)
+        if values is None:
+            values = rng.standard_normal(usual_shape(tensor.shape, ranges), np.float32)
+        inputs[tensor.name] = np.asarray(values).astype(tensor.dtype)
+    return inputs
+
+
+def run_timed(
+    session: Session, ranges: Ranges, device: str, device_id: int, *, runs: int = 1
+) -> tuple[tuple[Array, ...], float]:
+    """The outputs for `random_inputs`, and the mean of the runs after the first in ms (0 with a single one).
+
+    Args:
+        device, device_id: where the session's provider keeps its buffers, as in `Selection`.
+
+    Raises:
+        InferenceError: the provider failed. OutOfMemory: there is too little memory.
+    """
+    run = BoundRun(session, random_inputs(session.inputs, ranges), device, device_id)
+    run()
+    start_s = time.perf_counter()
+    for _ in range(runs - 1):
+        run()
+    mean_ms = 1000 * (time.perf_counter() - start_s) / max(1, runs - 1)
+    return run.outputs(), mean_ms if runs > 1 else 0.0
+
+
+def difference(ours: Iterable[Array], theirs: Iterable[Array]) -> float:
+    """The largest of all outputs' differences, each divided by the largest of `theirs`; infinite if any value is not
+    finite."""
+    return max(_difference(*(array.astype(np.float64) for array in pair)) for pair in zip(ours, theirs, strict=True))
+
+
+def provider_limit(manifest: Manifest, graph: str) -> float:
+    """The largest `difference` between two providers with which a graph counts as computed correctly.
+
+    Relative to the output's largest value: 0.01, in 8 bits 0.05, and more only where the graph itself was that far from
+    PyTorch when it was verified.
+    """
+    least = FORM_LIMIT if manifest.quantization is None else _EIGHT_BIT_LIMIT
+    return max(least, _VERIFICATION_FACTOR * manifest.verification.get(graph, 0.0))
+
+
+def _difference(ours: Array, theirs: Array) -> float:
+    if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
+        return np.inf
+    return float(np.abs(ours - theirs).max() / max(np.abs(theirs).max(), np.finfo(np.float32).tiny))
