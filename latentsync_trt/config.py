@@ -328,7 +328,7 @@ class RuntimeOptions:
     windows_per_batch: int | None = _engine_option(
         None,
         "Windows of 16 frames denoised together; more than 1 needs a bundle exported with --dynamic, and more memory.  "
-        "[default: on a GPU as many as the bundle and free memory allow]",
+        "[default: 1 with engines, which are built for as many; with CUDA as many as bundle and free memory allow]",
         minimum=1,
         maximum=64,
     )
@@ -392,5 +392,5 @@ class RuntimeOptions:
         return self.device
 
 
-NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "profile", "verify", "windows_per_batch")
+NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "profile", "verify")
 """Fields of `RuntimeOptions` that do not change engines."""

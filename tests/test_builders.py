@@ -200,18 +200,19 @@ def test_the_profile_and_the_context_model_have_the_sizes_of_the_engine(
     tmp_path: Path, provider: Provider, dynamic: bool
 ) -> None:
     toy = write_toy(tmp_path / "toy")
-    engines(tmp_path, bundle=toy, dynamic=dynamic).open("denoise_step")
+    engines(tmp_path, bundle=toy, dynamic=dynamic, windows_per_batch=3 if dynamic else 1).open("denoise_step")
     (order,) = provider.orders
     usual = (1, 4, FRAMES, 2, 2)
-    assert order.profile["latents"] == (((1, 4, 2, 2, 2), usual, (4, 4, 8, 2, 2)) if dynamic else (usual,) * 3)
+    # Nothing of what the bundle allows but a run does not use: an engine holds memory for its largest shape.
+    assert order.profile["latents"] == (usual, usual, (3, 4, FRAMES, 2, 2) if dynamic else usual)
     assert set(order.profile) == {"latents", "conditioning", "audio", "history"}
     assert (order.workspace_bytes, order.optimization_level) == (None, 3)
-    entry, sizes = toy.manifest.graphs["denoise_step"], {} if dynamic else {"windows": 1, "frames": FRAMES}
+    entry, sizes = toy.manifest.graphs["denoise_step"], {"frames": FRAMES} | ({} if dynamic else {"windows": 1})
     assert order.context is not None
     assert order.context.inputs == described(entry.inputs, **sizes)
     assert order.context.outputs == described(entry.outputs, **sizes)
     assert ("timestep", "int64", ()) in order.context.inputs
-    latents = ("windows", 4, "frames", 2, 2) if dynamic else usual
+    latents = ("windows", 4, FRAMES, 2, 2) if dynamic else usual
     assert ("next_latents", "float32", latents) in order.context.outputs
     assert provider.asked[0][1].dimensions == {}  # a context model has no dimension left to set
 
@@ -384,8 +385,9 @@ def test_a_cuda_graph_is_replayed_by_the_steps_only(tmp_path: Path, provider: Pr
     assert provider.options()["trt_cuda_graph_enable"] == "False"
     assert len(provider.orders) == 3  # how an engine is run does not make it another one
     toy = write_toy(tmp_path / "toy")
-    engines(tmp_path, bundle=toy).open("denoise_step")
-    assert provider.options()["trt_cuda_graph_enable"] == "False"
+    for windows, wanted in ((None, "True"), (2, "False")):  # two at once: another number of windows may follow
+        engines(tmp_path, bundle=toy, windows_per_batch=windows).open("denoise_step")
+        assert provider.options()["trt_cuda_graph_enable"] == wanted
     assert not engines(tmp_path, "cuda").cuda_graph
     assert engines(tmp_path, "cuda", cuda_graph=True).cuda_graph
 
@@ -410,7 +412,7 @@ def test_a_graph_that_is_not_optimized_keeps_its_eight_bit_weights(tmp_path: Pat
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_the_plug_in_compiles_ahead_and_keeps_its_kernels(tmp_path: Path, provider: Provider, dynamic: bool) -> None:
     toy = write_toy(tmp_path / "toy")
-    made = engines(tmp_path, "rtx", bundle=toy, device=1, dynamic=dynamic)
+    made = engines(tmp_path, "rtx", bundle=toy, device=1, dynamic=dynamic, windows_per_batch=3 if dynamic else 1)
     assert made.open("denoise_step").built
     (graph, compiled), (context, warm) = provider.asked
     assert graph == toy.folder / "denoise_step.onnx"
@@ -420,13 +422,13 @@ def test_the_plug_in_compiles_ahead_and_keeps_its_kernels(tmp_path: Path, provid
         assert not settings.optimize
         assert settings.plugin_options["enable_cuda_graph"] == "0"
         profile = settings.plugin_options.get("nv_profile_max_shapes")
-        assert profile.startswith("latents:4x4x8x2x2,") if dynamic else profile is None
+        assert profile.startswith("latents:3x4x4x2x2,") if dynamic else profile is None
     assert "nv_runtime_cache_path" not in compiled.plugin_options
     kernels = Path(warm.plugin_options["nv_runtime_cache_path"])
     assert kernels.is_dir()
     assert kernels.parent == tmp_path / "cache" / ".shared"
     assert made.key("denoise_step").versions["onnxruntime-ep-nv-tensorrt-rtx"] == "0.5"
-    assert compiled.dimensions == ({} if dynamic else {"windows": 1, "frames": FRAMES})
+    assert compiled.dimensions == {"frames": FRAMES} | ({} if dynamic else {"windows": 1})
     assert warm.dimensions == {}
     assert provider.orders == []  # TensorRT's own compiler has no part in it
 
@@ -452,7 +454,7 @@ def test_the_key_holds_what_changes_an_engine_and_nothing_else(
     toy = write_toy(tmp_path / "toy")
     plain = engines(tmp_path, bundle=toy).key("denoise_step")
     assert (plain.gpu, plain.compute_capability) == ("NVIDIA GeForce RTX 4090", "8.9")
-    assert plain.profile == {"frames": (2, FRAMES, 8), "windows": (1, 1, 4)}
+    assert plain.profile == {"frames": (FRAMES,) * 3, "windows": (1, 1, 1)}
     assert plain.options == {"optimization_level": "3"}
     assert plain.versions["tensorrt"] == LOADED
     assert set(plain.versions) == {"onnxruntime", "tensorrt"}
@@ -461,7 +463,7 @@ def test_the_key_holds_what_changes_an_engine_and_nothing_else(
     def digests(bundle: Bundle | None, changes: list[dict[str, Any]]) -> set[str]:
         return {engines(tmp_path, bundle=bundle, **change).key("denoise_step").digest for change in changes}
 
-    changes: list[dict[str, Any]] = [{"dynamic": False}, {"workspace_gb": 1.0}, {"optimization_level": 2}]
+    changes: list[dict[str, Any]] = [{"windows_per_batch": 3}, {"workspace_gb": 1.0}, {"optimization_level": 2}]
     assert len(digests(toy, changes) | {plain.digest}) == len(changes) + 1
     same: list[dict[str, Any]] = [{"build": "background"}, {"low_memory": True}, {"profile": "x"}, {"device": 1}]
     assert digests(toy, same) == {plain.digest}

@@ -1,6 +1,7 @@
 """`RuntimeOptions`: command line and Python agree; values that bundle or provider do not support are refused."""
 
 import dataclasses
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.bundle.manifest import Bundle, DimensionRange
 from latentsync_trt.cli import main
 from latentsync_trt.cli.build import command as build_click
 from latentsync_trt.cli.options import build, options_from
@@ -17,7 +18,7 @@ from latentsync_trt.config import PROVIDER_CHOICES, RuntimeOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.runtime.cache.store import EngineCache
-from latentsync_trt.runtime.compiler.profiles import dimension_ranges
+from latentsync_trt.runtime.compiler.profiles import dimension_ranges, engine_ranges
 from latentsync_trt.runtime.networks.background import build_command
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
@@ -152,7 +153,7 @@ def test_what_a_static_bundle_lacks(
     ("provider", "options", "words"),
     [
         ("cuda", {"cuda_graph": True}, "--cuda-graph goes with fixed shapes: use --static"),
-        ("tensorrt", {"cuda_graph": True}, "--cuda-graph goes with fixed shapes"),
+        ("tensorrt", {"cuda_graph": True, "windows_per_batch": 2}, "--cuda-graph goes with fixed shapes"),
     ],
 )
 def test_what_a_dynamic_bundle_does_not_support(
@@ -160,6 +161,29 @@ def test_what_a_dynamic_bundle_does_not_support(
 ) -> None:
     with pytest.raises(InputError, match=words):
         engines(write_toy(tmp_path / "toy"), tmp_path, provider, **options)
+
+
+def test_engines_cover_what_a_run_uses_of_a_dynamic_bundle() -> None:
+    """An engine holds the memory of its largest shape."""
+    names = ("windows", "frames", "images", "segments", "latent_height")
+    spans = (
+        DimensionRange(1, 1, 4),
+        DimensionRange(2, 16, 24),
+        *[DimensionRange(1, 4, 8)] * 2,
+        DimensionRange(32, 64, 64),
+    )
+    bundle = dict(zip(names, spans, strict=True))
+    used = engine_ranges(bundle, None)
+    assert {name: astuple(span) for name, span in used.items()} == {
+        "windows": (1, 1, 1),
+        "frames": (8, 16, 16),
+        "images": (4, 4, 4),
+        "segments": (1, 1, 1),
+        "latent_height": (32, 64, 64),
+    }
+    assert engine_ranges(bundle, 3)["windows"] == DimensionRange(1, 1, 3)
+    assert engine_ranges(bundle, 9)["windows"] == DimensionRange(1, 1, 4)
+    assert engine_ranges({}, 2) == {}
 
 
 def test_ranges_of_a_dynamic_bundle(tmp_path: Path) -> None:

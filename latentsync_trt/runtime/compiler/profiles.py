@@ -56,6 +56,22 @@ def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, D
     return dict(manifest.ranges)
 
 
+def engine_ranges(ranges: Mapping[str, DimensionRange], windows_per_batch: int | None) -> dict[str, DimensionRange]:
+    """`ranges` reduced to what a run asks of an engine, which holds memory for the largest shape of its profile.
+
+    A run encodes one segment of speech at a time, pads pictures to the usual number, and denoises `windows_per_batch`
+    windows together (None: one), of the usual length or one of the shorter ones.
+    """
+    most = {"windows": windows_per_batch or 1, "segments": 1}
+    reduced = dict(ranges)
+    for name in ranges.keys() & {"windows", "segments", "frames", "images"}:
+        span = ranges[name]
+        maximum = max(span.minimum, min(most.get(name, span.optimum), span.maximum))
+        minimum = {"images": maximum, "frames": min(max(_SHORTEST_WINDOW, span.minimum), maximum)}
+        reduced[name] = DimensionRange(minimum.get(name, span.minimum), min(span.optimum, maximum), maximum)
+    return reduced
+
+
 def shorter_windows(ranges: Mapping[str, DimensionRange], provider: str) -> tuple[int, ...]:
     """Lengths below the usual one in which few frames may be painted, ascending; none with fixed shapes.
 

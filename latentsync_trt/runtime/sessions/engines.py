@@ -17,7 +17,7 @@ from latentsync_trt.remembered import Key, known, remember
 from latentsync_trt.runtime.cache.entry import Entry
 from latentsync_trt.runtime.cache.key import EngineKey
 from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache, Notice
-from latentsync_trt.runtime.compiler.profiles import check_sizes, dimension_ranges, input_shapes
+from latentsync_trt.runtime.compiler.profiles import check_sizes, dimension_ranges, engine_ranges, input_shapes
 from latentsync_trt.runtime.providers.diagnose import ORT_NAMES, rtx_devices
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
 from latentsync_trt.runtime.providers.libraries import (
@@ -97,7 +97,8 @@ class Engines:
         self.selection = selection
         self.options = options
         self.cache = cache
-        self.ranges = dimension_ranges(bundle.manifest, options)
+        ranges = dimension_ranges(bundle.manifest, options)
+        self.ranges = engine_ranges(ranges, options.windows_per_batch) if self.compiled else ranges
         self._refused: set[str] = set()
         self.cuda_graph = self._uses_cuda_graph()
         check_form(bundle.manifest, selection.name, options.graph_form)
