@@ -10,6 +10,7 @@
     ├── ExportMismatch (ArithmeticError)    an exported graph does not reproduce the PyTorch network
     ├── ProviderUnavailable (RuntimeError)  an execution provider named by the caller does not load
     ├── EngineBuildError (RuntimeError)     a provider could not compile a graph
+    │   └── GraphRefused                    its compiler does not accept the graph, and would not the next time
     ├── InferenceError (RuntimeError)       a provider failed while running a graph
     ├── OutOfMemory (MemoryError)           the device or the host has too little memory for a graph
     └── MissingDependency (ImportError)     an optional extra is not installed
@@ -77,6 +78,10 @@ class ProviderUnavailable(LatentSyncError, RuntimeError):
 
 class EngineBuildError(LatentSyncError, RuntimeError):
     """A provider could not turn a graph into a session or an engine."""
+
+
+class GraphRefused(EngineBuildError):
+    """A provider's compiler does not accept a graph, or crashed on it; trying again takes minutes and ends the same."""
 
 
 class InferenceError(LatentSyncError, RuntimeError):

@@ -16,6 +16,7 @@ from latentsync_trt.cli.doctor import SECTIONS, Finding
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
 from latentsync_trt.runtime.cache import prune
 from latentsync_trt.runtime.compiler.process import Answer
+from latentsync_trt.runtime.networks.verdict import FOLDER
 from latentsync_trt.runtime.providers import diagnose, gpu, libraries, messages
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.libraries import Installed
@@ -227,6 +228,20 @@ def test_the_engine_cache_with_its_size(tmp_path: Path, monkeypatch: pytest.Monk
     findings = list(SECTIONS["engines"]())
     assert the(iter(findings), "cache: ").text == f"cache: {tmp_path} (1 engines, 3.5 GB)"
     assert the(iter(findings), "1 damaged").cure == "latentsync-trt cache prune --stale"
+
+
+def test_measured_providers_are_shown_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATENTSYNC_TRT_CACHE_DIR", str(tmp_path))
+    steps = {"denoise_step": {"difference": 2e-3, "limit": 1e-2, "ms": 51.0, "reference_ms": 103.0}}
+    facts = {"provider": "tensorrt", "bundle": "1.6-512-fp16", "gpu": "RTX 4090", "reference": "cuda"}
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "a.json").write_text(json.dumps({**facts, "results": steps}), encoding="utf-8")
+    (tmp_path / FOLDER / "b.json").write_text(json.dumps({**facts, "problem": "refused"}), encoding="utf-8")
+    used, unused = (finding for finding in doctor_module.SECTIONS["engines"]() if "1.6-512-fp16" in finding.text)
+    assert (used.level, used.cure) == ("info", "")
+    assert "a step takes 51.0 ms, with cuda 103.0 ms; values differ by 2.0e-03" in used.text
+    assert (unused.level, unused.text) == ("missing", "tensorrt, 1.6-512-fp16 on RTX 4090: refused")
+    assert "--verify" in unused.cure
 
 
 def test_a_cache_that_cannot_be_listed_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

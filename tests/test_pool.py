@@ -236,7 +236,7 @@ def test_with_auto_the_next_provider_runs_with_a_notice(
     networks = make(failing_gpu, may_fall_back=True, low_memory=low_memory)
     networks.prepare(GRAPHS)
     assert networks.selection.name == "cpu"
-    assert notices == ["cuda cannot run this bundle, continuing with cpu: no kernel image"]
+    assert notices == ["cuda is not used for this bundle, continuing with cpu: no kernel image"]
     assert {time.provider for time in networks.times() if time.graph == "vae_decoder"} == {"cpu"}
     assert np.array_equal(denoised(networks), denoised(make()))
 

@@ -58,7 +58,7 @@ def command(*arguments: str) -> Result:
 @pytest.fixture(scope="module")
 def report(one_short_window: None) -> Report:
     """Of the CPU, from processes of its own."""
-    return self_test(BUNDLE, "cpu", RuntimeOptions(), "cpu", lambda _: None)
+    return self_test(BUNDLE, "cpu", RuntimeOptions(), "cpu", lambda _: None, REQUIRED_GRAPHS)
 
 
 @pytest.fixture
@@ -201,8 +201,10 @@ def test_a_reference_with_other_weights(tmp_path: Path, monkeypatch: pytest.Monk
         return run_part(replace(order, bundle=str(tmp_path)) if order.folder.endswith("reference") else order, say)
 
     monkeypatch.setattr(selftest, "run_part", replaced)
-    found = self_test(BUNDLE, "cpu", RuntimeOptions(), "cpu", lambda _: None)
-    assert [text.partition(":")[0] for text in found.stages["reference"]] == [f"pictures, {case}" for case in CASES]
+    found = self_test(BUNDLE, "cpu", RuntimeOptions(), "cpu", lambda _: None, REQUIRED_GRAPHS)
+    failed = [text.partition(":")[0] for text in found.stages["reference"]]
+    assert failed == ["vae_encoder", "vae_decoder", *(f"pictures, {case}" for case in CASES)]
+    assert "its values differ from those of cpu by " in found.stages["reference"][0]
     differences = {row.graph: row.difference or 0 for row in found.graphs}
     assert differences["audio_encoder"] == 0
     assert min(differences["vae_encoder"], differences["vae_decoder"]) > 0.01
@@ -302,13 +304,22 @@ def reasons(result: Result) -> list[str]:
 
 
 def test_times_and_differences_of_each_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = judged(monkeypatch, output=1.01, provider="auto")
+    result = judged(monkeypatch, output=1.005, provider="auto")
     assert result.exit_code == 0
     row = next(line for line in result.stdout.splitlines() if line.startswith(" denoise_step "))
-    assert row.split() == ["denoise_step", "1/1", "2.00", "1.0", "0.50", "31.5", "7.0", "1.0e-02"]
+    assert row.split() == ["denoise_step", "1/1", "2.00", "1.0", "0.50", "31.5", "7.0", "5.0e-03"]
     assert "machine: gpu NVIDIA Test, cpu " in result.stdout
     assert "note: skipped rtx: no plug-in\n" in result.stdout
     assert result.stdout.splitlines()[-1].startswith("PASS: tensorrt, ")
+
+
+def test_a_graph_with_other_values_fails_whatever_the_pictures_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = judged(monkeypatch, output=1.02)
+    found = reasons(result)
+    assert len(found) == len(REQUIRED_GRAPHS)
+    assert all(
+        "its values differ from those of cpu by 2.0e-02 of the largest, at most 1.0e-02" in text for text in found
+    )
 
 
 def test_a_graph_that_does_not_build_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

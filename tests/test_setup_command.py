@@ -2,15 +2,17 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from latentsync_trt.bundle.find import default_bundle
-from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.cli import build, main, selftest, setup
+from latentsync_trt.bundle.find import default_bundle, remembered_choice
+from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle
+from latentsync_trt.cli import main, selftest, setup
 from latentsync_trt.errors import ExportMismatch
 from latentsync_trt.export import exporter, options
 from latentsync_trt.export.options import ExportOptions
@@ -18,6 +20,7 @@ from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_
 from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.sync.api import LipSync
 from tests.bundles import make_bundle
 from tests.hub import Hub, hub
 from tests.narrow import RESOLUTION_PX, write_sources
@@ -63,11 +66,13 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[ExportOptions]:
 
 @pytest.fixture
 def self_test(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stands for the command: it passes if `passed`; `calls` has the provider and the reference of each."""
-    state = SimpleNamespace(passed=True, calls=[])
+    """Stands for the command: it passes if `passed`; `calls` has the provider and the reference of each, `tested` the
+    other arguments of the last one."""
+    state = SimpleNamespace(passed=True, calls=[], tested={})
 
-    def test(provider: str, reference: str) -> None:
+    def test(provider: str, reference: str, **tested: object) -> None:
         state.calls.append((provider, reference))
+        state.tested = tested
         if not state.passed:
             raise SystemExit(1)
 
@@ -147,22 +152,58 @@ def test_plan_space_and_consent_come_before_anything_is_done(
     assert all(path.startswith("/api/") for path, _ in server.requests)
 
 
-@pytest.mark.parametrize(("provider", "builds"), [("tensorrt", True), ("cuda", False)])
+@pytest.mark.parametrize(
+    ("best", "asked", "runs", "builds"),
+    [
+        ("tensorrt", "auto", "tensorrt", True),
+        ("tensorrt", "auto", "cuda", True),  # TensorRT refused a graph, or was slower, or its values were wrong
+        ("tensorrt", "tensorrt", "tensorrt", True),
+        ("cuda", "auto", "cuda", False),
+    ],
+)
 @pytest.mark.usefixtures("server")
-def test_a_gpu_gets_half_precision_and_the_engines_it_needs(
-    checkpoints: Path, self_test: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, provider: str, builds: bool
+def test_a_gpu_gets_half_precision_and_what_runs_there_is_tested(
+    checkpoints: Path,
+    self_test: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    best: str,
+    asked: str,
+    runs: str,
+    builds: bool,
 ) -> None:
-    built: list[str] = []
-    monkeypatch.setattr(build, "command", lambda bundle, provider: built.append(f"{Path(bundle).name} {provider}"))
+    opened: list[tuple[str, str]] = []
+
+    class Opened(AbstractContextManager[Any]):
+        """Stands for `LipSync`, which may fall back in `warm_up`."""
+
+        provider = best
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def warm_up(self) -> None:
+            self.provider = runs
+
+    def from_bundle(folder: Path, provider: str, *, on_notice: object) -> Opened:
+        opened.append((folder.name, provider))
+        return Opened()
+
+    monkeypatch.setattr(LipSync, "from_bundle", from_bundle)
     gpu = Gpu(0, "RTX 4090", (8, 9), 24_000_000_000)
-    monkeypatch.setattr(select, "select_provider", lambda _: Selection(provider, (), gpu))
-    err = run()[2]
+    monkeypatch.setattr(select, "select_provider", lambda _: Selection(best, (), gpu))
+    command = ("--provider", asked)
+    err = run(*command)[2]
     assert f"export: fp16, {RESOLUTION_PX} px, portable and CUDA form" in err
-    assert ("build: engines for this GPU" in err) is builds
-    make_bundle(checkpoints / f"1.6-{RESOLUTION_PX}-fp16", "fp16")
-    assert run()[0] == 0  # nothing large is left to ask for
-    assert built == ([f"1.6-{RESOLUTION_PX}-fp16 tensorrt"] if builds else [])
-    assert self_test.calls == [(provider, "cpu")]
+    assert ("build: the engines of a default run for this GPU" in err) is builds
+    name = f"1.6-{RESOLUTION_PX}-fp16"
+    folder = make_bundle(checkpoints / name, "fp16").folder
+    code, _, err = run(*command)  # nothing large is left to ask for
+    assert code == 0, err
+    assert opened == [(name, asked)]
+    assert self_test.calls == [(runs, "cuda")]
+    assert self_test.tested["bundle"] == str(folder)
+    assert set(self_test.tested["graphs"]) == set(REQUIRED_GRAPHS)
+    assert remembered_choice() == name
 
 
 def test_a_model_that_the_cpu_cannot_run_is_refused(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@
 
 import json
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,15 +18,16 @@ from latentsync_trt.bench.machine import bundle_facts, environment
 from latentsync_trt.bench.pictures import decibels
 from latentsync_trt.bench.rows import BundleFacts
 from latentsync_trt.bench.selftest_worker import Order
-from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.bundle.manifest import Bundle, Manifest
 from latentsync_trt.child import Event, run_child
-from latentsync_trt.config import RuntimeOptions
+from latentsync_trt.config import GraphFormChoice, RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.privacy import redacted
+from latentsync_trt.runtime.networks.verdict import values_problem
 from latentsync_trt.runtime.providers.diagnose import ORT_NAMES
 from latentsync_trt.runtime.sessions.engines import COMPILING_PROVIDERS
-from latentsync_trt.runtime.sessions.session import Array
+from latentsync_trt.runtime.sessions.trial import difference, provider_limit
 from latentsync_trt.temporary import temporary_folder
 
 Reference = Literal["cpu", "cuda", "none"]
@@ -59,7 +60,7 @@ class GraphRow:
     `nodes`: number of nodes assigned to each provider in the graph that ONNX Runtime runs; a compiled part is one node.
     `built`: whether its engine was built at this start; `build_s`: duration of the build, now or earlier;
     `engine_bytes`: size in the cache. `first_ms`: the first run on device inputs; `mean_ms`: the mean of the others.
-    `difference`: the largest to the reference's outputs, divided by their largest value.
+    `difference`: the largest to the reference's outputs, divided by their largest value; right up to `limit`.
     """
 
     graph: str
@@ -72,6 +73,7 @@ class GraphRow:
     first_ms: float | None = None
     mean_ms: float | None = None
     difference: float | None = None
+    limit: float | None = None
 
 
 @dataclass(slots=True)
@@ -144,17 +146,23 @@ class Report:
 
     def to_json(self) -> str:
         """One JSON object."""
-        content = {"kind": "latentsync-trt selftest", "format": 3, "passed": self.passed, **asdict(self)}
+        content = {"kind": "latentsync-trt selftest", "format": 4, "passed": self.passed, **asdict(self)}
         return json.dumps(content, indent=1, ensure_ascii=False)
 
 
 def self_test(
-    bundle: Bundle, provider: str, options: RuntimeOptions, reference: Reference, say: Callable[[str], None]
+    bundle: Bundle,
+    provider: str,
+    options: RuntimeOptions,
+    reference: Reference,
+    say: Callable[[str], None],
+    tested_graphs: Sequence[str],
 ) -> Report:
     """Runs all parts; the report contains every failure of the provider.
 
     Args:
-        reference: the provider whose results are taken as correct. say: called with a line about progress.
+        reference: the provider whose results are taken as correct; with "cuda", those of its portable form.
+        say: called with a line about progress. tested_graphs: names of graphs.
 
     Raises:
         LatentSyncError: no process can be started.
@@ -168,21 +176,27 @@ def self_test(
             return run_part(order, lambda text: say(f"{part}: {redacted(text, given)}"))
 
         tested = replace(options, engine_cache=options.engine_cache or f"{folder / 'engines'}")
-        other = RuntimeOptions(device=options.one_device, engine_cache=f"{folder / 'other engines'}")
-        first, second, theirs = run(_FIRST, provider, tested, bundle.manifest.graphs), Part(), Part()
+        form: GraphFormChoice = "portable" if reference == "cuda" else "auto"
+        cache = f"{folder / 'other engines'}"
+        other = RuntimeOptions(device=options.one_device, engine_cache=cache, graph_form=form)
+        first, second, theirs = run(_FIRST, provider, tested, tested_graphs), Part(), Part()
         usable = [graph for graph, row in first.rows().items() if not row.error]
         if usable:
             second = run(_SECOND, first.provider, tested, usable)
         if usable and reference != "none":
             theirs = run(_REFERENCE, reference, other, usable)
-        graphs = tuple(_graphs(bundle, first, second, theirs, folder)) if first.provider else ()
+        parts = first, second, theirs
+        graphs = tuple(_graphs(bundle.manifest, tested_graphs, parts, folder)) if first.provider else ()
         pictures = tuple(_pictures(folder, first, second, theirs, LEAST_DB[bundle.manifest.precision]))
     stages = {_FIRST: list(_failures(first, first.provider))}
     if usable:
         again = _failures(second, first.provider, again=True)
         stages[_SECOND] = [text for text in again if text not in stages[_FIRST]]
     if usable and reference != "none":
-        stages[_REFERENCE] = [*_failures(theirs, reference), *_differences(graphs, pictures, reference)]
+        stages[_REFERENCE] = [
+            *_failures(theirs, reference),
+            *_differences(bundle.manifest, graphs, pictures, reference),
+        ]
     return Report(
         requested=provider,
         provider=first.provider,
@@ -219,24 +233,20 @@ def run_part(order: Order, say: Callable[[str], None]) -> Part:
     return part
 
 
-def _graphs(bundle: Bundle, first: Part, second: Part, theirs: Part, folder: Path) -> Iterator[GraphRow]:
-    """All graphs, with the differences between the outputs of the second start and the reference's."""
+def _graphs(
+    manifest: Manifest, graphs: Sequence[str], parts: tuple[Part, Part, Part], folder: Path
+) -> Iterator[GraphRow]:
+    """All tested graphs, with the differences between the outputs of the second start and the reference's."""
+    first, second, theirs = parts
     rows, ran = {**first.rows(), **second.rows()}, second.graphs.keys() & theirs.graphs.keys()
-    for name in bundle.manifest.graphs:
+    for name in graphs:
         row = rows.get(name, GraphRow(name, error="not reached"))
         if name in ran and not (row.error or theirs.graphs[name].get("error")):
             ours, other = (folder / part / f"{name}.npz" for part in (_SECOND, _REFERENCE))
             with np.load(ours) as found, np.load(other) as expected:
-                row = replace(row, difference=max(_difference(found[key], expected[key]) for key in expected.files))
+                apart = difference(*([arrays[key] for key in expected.files] for arrays in (found, expected)))
+                row = replace(row, difference=apart, limit=provider_limit(manifest, name))
         yield row
-
-
-def _difference(ours: Array, theirs: Array) -> float:
-    """The largest difference, divided by the largest of `theirs`; infinite if any value is not finite."""
-    a, b = ours.astype(np.float64), theirs.astype(np.float64)
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        return np.inf
-    return float(np.abs(a - b).max() / max(np.abs(b).max(), np.finfo(np.float32).tiny))
 
 
 def _finite(value: float | None) -> float | None:
@@ -270,10 +280,14 @@ def _failures(part: Part, provider: str, *, again: bool = False) -> Iterator[str
     yield from (text for text in part.notices if text.startswith(REPLAY_NOTICE))
 
 
-def _differences(graphs: Iterable[GraphRow], pictures: Iterable[Pictures], reference: str) -> Iterator[str]:
+def _differences(
+    manifest: Manifest, graphs: Iterable[GraphRow], pictures: Iterable[Pictures], reference: str
+) -> Iterator[str]:
     for row in graphs:
         if row.difference == np.inf:
             yield f"{row.graph}: its outputs, or those of {reference}, are not finite numbers"
+        elif row.difference is not None:
+            yield from filter(None, [values_problem(manifest, row.graph, row.difference, reference)])
     for found in pictures:
         if found.psnr_db is not None and found.psnr_db < found.least_db:
             distance = f"{found.psnr_db:.1f} dB to those of {reference}, at least {found.least_db:.0f} are expected"

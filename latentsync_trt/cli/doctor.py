@@ -164,6 +164,7 @@ def _builder() -> Finding:
 
 def _engines() -> Iterator[Finding]:
     from latentsync_trt.runtime.cache import prune, store
+    from latentsync_trt.runtime.networks.verdict import kept
 
     folder = store.cache_folder().absolute()
     try:
@@ -177,6 +178,10 @@ def _engines() -> Iterator[Finding]:
         if damaged:
             text = f"{len(damaged)} damaged, {_gb(prune.total_bytes(damaged))}"
             yield Finding("missing", text, "latentsync-trt cache prune --stale")
+    for verdict in kept(folder):
+        used = "" if verdict.problem else "; --provider auto uses it"
+        cure = "`sync --verify` measures again; naming the provider uses it all the same" if verdict.problem else ""
+        yield Finding("missing" if verdict.problem else "info", f"{verdict}{used}", cure)
     version, compiler = distribution_version("tensorrt-rtx-cu13"), "check: NVIDIA's compiler for TensorRT-RTX"
     absent = None if version else Obstacle(f"{compiler} is not installed", 'pip install "latentsync-trt[check]"')
     yield _found(f"{compiler} {version}", absent)

@@ -39,6 +39,7 @@ _FACTS = (
     show_default=True,
     help="Provider whose results are taken as correct; the CPU takes hours with the published model.",
 )
+@click.option("--graph", "graphs", multiple=True, help="Only this graph; may be given several times.  [default: all]")
 @options_from(RuntimeOptions, leave_out=_LEFT_OUT)
 @click.option(
     "--engine-cache",
@@ -48,7 +49,9 @@ _FACTS = (
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object for a bug report; without paths and names."
 )
-def command(bundle: str, provider: str, reference: "Reference", as_json: bool, **fields: Any) -> None:
+def command(
+    bundle: str, provider: str, reference: "Reference", graphs: tuple[str, ...], as_json: bool, **fields: Any
+) -> None:
     """Build, run and reopen every graph of a bundle on a provider, and compare its results with the CPU's.
 
     Prints PASS, or FAIL with the reasons and exit code 1.
@@ -57,12 +60,15 @@ def command(bundle: str, provider: str, reference: "Reference", as_json: bool, *
     from latentsync_trt.cli.show import say
     from latentsync_trt.privacy import redacted
     from latentsync_trt.remembered import forget
+    from latentsync_trt.runtime.compiler.profiles import check_graphs
 
     options = build(RuntimeOptions, fields)
     forget()
     try:
         opened = Bundle.load(find_bundle(bundle)[0])
-        report = self_test(opened, provider, options, reference, (lambda _: None) if as_json else say)
+        check_graphs(opened.manifest, graphs)
+        tell = (lambda _: None) if as_json else say
+        report = self_test(opened, provider, options, reference, tell, graphs or tuple(opened.manifest.graphs))
     except LatentSyncError as error:
         if as_json:
             raise LatentSyncError(redacted(str(error), [Path(bundle)]), usage=error.usage) from error

@@ -6,6 +6,7 @@ there, nothing is left to do.
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import psutil
@@ -13,6 +14,7 @@ import rich_click as click
 
 from latentsync_trt import stopping
 from latentsync_trt.bundle.find import checkpoints_folder, exported_bundles, remember, remembered_choice
+from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS
 from latentsync_trt.bundle.tools import tool_versions
 from latentsync_trt.cli.download import HUB, INTERRUPTED
 from latentsync_trt.cli.options import provider_option
@@ -43,11 +45,10 @@ def command(
     Needs no other step before `sync`. Interrupted, the same command goes on.
     """
     tool_versions((*TOOLS, HUB), extra=EXTRA)
-    from latentsync_trt.cli import build, export, selftest
+    from latentsync_trt.cli import export
     from latentsync_trt.cli.show import say
     from latentsync_trt.export.download import check_space, fetch, find_downloads
     from latentsync_trt.runtime.providers.select import select_provider
-    from latentsync_trt.runtime.sessions.engines import COMPILING_PROVIDERS
 
     selection = select_provider(provider)
     on_cpu = selection.name == "cpu"
@@ -69,11 +70,29 @@ def command(
             fetch(download, say)
         if not is_exported:
             context.invoke(export.command, model=model, precision=options.precision, cuda_form=options.cuda_form)
-        if selection.name in COMPILING_PROVIDERS:
-            context.invoke(build.command, bundle=str(folder), provider=selection.name)
-        context.invoke(selftest.command, provider=selection.name, reference="none" if on_cpu else "cpu")
+        _test(context, folder, provider, on_cpu=on_cpu)
         remember(folder.name)
     click.echo(f"{folder}: ready; next: latentsync-trt sync --video in.mp4 --audio speech.wav")
+
+
+def _test(context: click.Context, folder: Path, provider: str, *, on_cpu: bool) -> None:
+    """Builds what a default run opens, on the provider that it will use, and compares it with CUDA's portable form.
+
+    On the CPU, the built-in model stands for the new one, which would take an hour.
+    """
+    from latentsync_trt.cli import selftest
+    from latentsync_trt.cli.show import say
+    from latentsync_trt.runtime.cache.store import cache_folder
+    from latentsync_trt.sync.api import LipSync
+
+    if on_cpu:
+        context.invoke(selftest.command, provider="cpu", reference="none")
+        return
+    with LipSync.from_bundle(folder, provider, on_notice=say) as lip_sync:
+        lip_sync.warm_up()
+        chosen = lip_sync.provider
+    tested = {"bundle": str(folder), "graphs": REQUIRED_GRAPHS, "engine_cache": str(cache_folder())}
+    context.invoke(selftest.command, provider=chosen, reference="cuda", **tested)
 
 
 def _check_memory(options: ExportOptions) -> None:
@@ -105,8 +124,9 @@ def _plan(options: ExportOptions | None, selection: "Selection", downloads: "lis
             f" minutes and about {memory} of memory ({gigabytes(psutil.virtual_memory().available)} free)"
         )
     if selection.name in COMPILING_PROVIDERS:
-        yield "build: engines for this GPU, which takes minutes"
-    yield "self-test: with the small built-in model; then the new one is what commands run without --bundle"
+        yield "build: the engines of a default run for this GPU, which takes minutes"
+    tested = "with the small built-in model" if selection.gpu is None else "values and pictures beside provider cuda"
+    yield f"self-test: {tested}; then the new bundle is what commands run without --bundle"
 
 
 def _ask() -> None:

@@ -110,6 +110,12 @@ class LipSync:
             self._devices.warm_up(graphs)
 
     @property
+    def provider(self) -> str:
+        """The name of the execution provider that runs the networks, e.g. "cuda"; may change in `warm_up` and `sync`,
+        where the first choice turns out not to run the bundle."""
+        return self._devices.selection.name
+
+    @property
     def building(self) -> bool:
         """Whether engines are being built in the background."""
         return self._devices.building

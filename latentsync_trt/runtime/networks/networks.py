@@ -7,7 +7,14 @@ from typing import TypeVar, cast
 
 from latentsync_trt.bundle.manifest import AUDIO_ENCODER, FULL_STEP, STEP_GRAPHS, Bundle
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, OutOfMemory, ProviderUnavailable
+from latentsync_trt.errors import (
+    EngineBuildError,
+    GraphRefused,
+    InferenceError,
+    InputError,
+    OutOfMemory,
+    ProviderUnavailable,
+)
 from latentsync_trt.remembered import forget
 from latentsync_trt.runtime.cache.store import EngineCache, Notice, cache_folder
 from latentsync_trt.runtime.compiler.profiles import shorter_windows
@@ -17,6 +24,7 @@ from latentsync_trt.runtime.networks.codec import VaeCodec
 from latentsync_trt.runtime.networks.denoiser import PooledDenoiser
 from latentsync_trt.runtime.networks.first_runs import FirstRuns
 from latentsync_trt.runtime.networks.notices import Notices
+from latentsync_trt.runtime.networks.verdict import Judge
 from latentsync_trt.runtime.providers.diagnose import PROVIDER_FACT
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, next_provider
@@ -58,7 +66,6 @@ class Networks:
         self.bundle = bundle
         self.options = options or RuntimeOptions()
         self.notices = Notices(on_notice)
-        self._may_fall_back = may_fall_back
         self._cache = EngineCache(cache_folder(self.options.engine_cache), self.notice, self.options.engine_store)
         self._needed: tuple[str, ...] = ()
         self._build: BackgroundBuild | None = None
@@ -67,8 +74,9 @@ class Networks:
         self._spans: list[StageSpan] = []
         self._windows_that_fit: int | None = None
         self._in_turn = False
+        self._judge = Judge(self._engines, self.notice, again=self.options.verify) if may_fall_back else None
         self._pool = SessionPool(
-            self._engines(selection),
+            self._accepted(self._engines(selection)),
             low_memory=self.options.low_memory,
             trace_folder=self._profile,
             on_notice=self.notice,
@@ -165,28 +173,46 @@ class Networks:
         """
         self._needed = graphs = tuple(graphs)
         first = self._windows_that_fit is None
-        if first:
-            self._save_memory_if_short()
-            self._use(self._with_room(self._pool.engines))
         if self._build_wanted:
+            self._choose_memory()
             self._build_wanted = False
             self._start_build(graphs)
-        self.open(graphs)
+        self.open(graphs, choose_memory=first)
         if first:  # measured once: later, the pool itself holds memory that a batch could use
             ranges = self._pool.engines.ranges
             self._windows_that_fit = windows_that_fit(self.bundle.manifest, ranges, self._free_bytes())
 
-    def open(self, graphs: Iterable[str]) -> None:
-        """Builds and opens `graphs`, on the next provider if that is allowed and needed. Raises as `prepare`."""
+    def open(self, graphs: Iterable[str], *, choose_memory: bool = False) -> None:
+        """Builds and opens `graphs`, on the next provider if that is allowed and needed. Raises as `prepare`.
+
+        `choose_memory`: first decide how many networks the device holds at once.
+        """
         graphs = tuple(graphs)
         while True:
             try:
+                self._build_and_compare(graphs)
+                if choose_memory:
+                    self._choose_memory()
                 self._open(graphs)
             except EngineBuildError as error:
                 forget(PROVIDER_FACT)
                 self._fall_back(error)
             else:
                 return
+
+    def _build_and_compare(self, graphs: tuple[str, ...]) -> None:
+        """Builds missing engines; under `auto`, compares their values and times with the next provider's, once."""
+        engines = self._pool.engines
+        if not engines.compiled:
+            return
+        try:
+            complete = self._pool.build(graphs)
+        except GraphRefused as error:
+            if self._judge is not None:
+                self._judge.refused(engines, error)
+            raise
+        if complete and self._judge is not None:
+            self._judge.compare(engines, graphs)
 
     def warm_up(self, graphs: Iterable[str]) -> None:
         """Runs each graph once on random numbers, so that the slow first runs are not part of the first clip."""
@@ -271,8 +297,12 @@ class Networks:
         gpu = self.selection.gpu
         return None if gpu is None else free_memory_bytes(gpu.index)
 
+    def _choose_memory(self) -> None:
+        """Keeps one network at a time on the device if not all of them fit, and records CUDA graphs if those do."""
+        self._save_memory_if_short()
+        self._use(self._with_room(self._pool.engines))
+
     def _save_memory_if_short(self) -> None:
-        """Keeps one network at a time on the device if not all of them fit."""
         free_bytes = self._free_bytes()
         if free_bytes is None or self.low_memory:
             return
@@ -336,21 +366,37 @@ class Networks:
         self.notice(f"engines for {name} are ready after {build.elapsed_s:.0f} s; changing to them")
         self._pool.switch(build.engines)
         try:
+            self._build_and_compare(self._needed)
             self._open(self._needed)
         except (EngineBuildError, OutOfMemory) as error:
             return str(error)
         return ""
 
+    def _accepted(self, engines: Engines) -> Engines:
+        """`engines`, or those of the next provider where `auto` has measured something against it."""
+        while self._judge is not None and (problem := self._judge.problem(engines)):
+            following = self._instead_of(engines, f"{problem} (found before; --verify tries again)")
+            if following is None:
+                break
+            engines = following
+        return engines
+
     def _fall_back(self, error: EngineBuildError) -> None:
-        """Falls back to the next provider, with a notice; raises `error` if that is not allowed or none is left."""
-        if not self._may_fall_back:
+        """Falls back to the next provider; raises `error` if that is not allowed or none is left."""
+        following = None if self._judge is None else self._instead_of(self._pool.engines, str(error))
+        if following is None:
             raise error
+        self._pool.switch(self._with_room(self._accepted(following)))
+
+    def _instead_of(self, engines: Engines, reason: str) -> Engines | None:
+        """Engines of the next provider that loads, with a notice; None if there is none."""
         try:
-            following = next_provider(self.selection, at_once=False)
+            following = self._engines(next_provider(engines.selection, at_once=False))
         except ProviderUnavailable:
-            raise error from None
-        self.notice(f"{self.selection.name} cannot run this bundle, continuing with {following.name}: {error}")
-        self._pool.switch(self._with_room(self._engines(following)))
+            return None
+        name, other = engines.selection.name, following.selection.name
+        self.notice(f"{name} is not used for this bundle, continuing with {other}: {reason}")
+        return following
 
     def _release_buffers(self, graphs: tuple[str, ...]) -> None:
         # Only for its own sessions: features must survive when other networks are closed to make room for a step.

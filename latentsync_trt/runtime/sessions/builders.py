@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from latentsync_trt.bundle.manifest import DimensionRange, GraphEntry
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, OutOfMemory
+from latentsync_trt.errors import EngineBuildError, GraphRefused, OutOfMemory
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel, run_compiler
 from latentsync_trt.runtime.compiler.profiles import input_shapes, with_sizes
 from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
@@ -184,7 +184,7 @@ class TensorRTBuilder:
         )
 
 
-def _refusal(graph: Path, answer: Answer) -> EngineBuildError | OutOfMemory:
+def _refusal(graph: Path, answer: Answer) -> GraphRefused | OutOfMemory:
     """The error for a graph that TensorRT did not compile."""
     if answer.out_of_memory:
         return OutOfMemory(
@@ -194,7 +194,7 @@ def _refusal(graph: Path, answer: Answer) -> EngineBuildError | OutOfMemory:
     cure = "see `latentsync-trt check`"
     if _ATTENTION.search(answer.reason):
         cure = "export the model with --attention matmul, which writes attention in parts"
-    return EngineBuildError(f"{graph}: TensorRT built no engine: {answer.reason}; {cure}")
+    return GraphRefused(f"{graph}: TensorRT built no engine: {answer.reason}; {cure}")
 
 
 @dataclass(frozen=True, slots=True)

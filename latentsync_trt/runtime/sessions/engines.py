@@ -144,7 +144,9 @@ class Engines:
             "graphs": [self.bundle.graph_hash(graph, self.form(graph)) for graph in graphs],
             "spans": [{name: astuple(span) for name, span in sorted(self._spans(graph).items())} for graph in graphs],
             "provider": self.selection.name,
-            "options": [] if self.compiled else [self._cuda_options(graph) for graph in graphs],
+            "options": [
+                self._builder(graph).options() if self.compiled else self._cuda_options(graph) for graph in graphs
+            ],
             "gpu": asdict(self._gpu),
             "versions": versions,
         }

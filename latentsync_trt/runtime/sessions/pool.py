@@ -108,10 +108,21 @@ class SessionPool:
             return self.engines.missing(graphs)
         return ()
 
-    def prepare(self, graphs: Iterable[str], beside: Beside = lambda _: ()) -> None:
-        """Builds missing engines one by one, as builds time kernels; then opens all of `graphs` in parallel.
+    def build(self, graphs: tuple[str, ...]) -> bool:
+        """Builds missing engines one by one, as builds time kernels; returns whether the cache has all of them then.
 
-        Nothing is built for graphs that are open, which may have engines for this run only.
+        Nothing is built for graphs that are open, which may have engines for this run only. Raises as `session`.
+        """
+        self.engines.retry_cache()
+        with suppress(OutputError):  # as in `missing`
+            for graph in self.missing(graphs):
+                if graph not in self._opened:
+                    self._build(graph)
+            return not self.engines.missing(graphs)
+        return False
+
+    def prepare(self, graphs: Iterable[str], beside: Beside = lambda _: ()) -> None:
+        """Builds missing engines as `build`; then opens all of `graphs` in parallel.
 
         With one network at a time, they are opened one after another, to detect errors now, without `beside`. Raises as
         `session`.
@@ -119,11 +130,7 @@ class SessionPool:
         graphs = tuple(graphs)
         if not self._opened:  # while memory is free: the first call allocates some itself
             give_back_gpu_memory(self.engines.selection)
-        self.engines.retry_cache()
-        with suppress(OutputError):  # as in `missing`
-            for graph in self.missing(graphs):
-                if graph not in self._opened:
-                    self._build(graph)
+        self.build(graphs)
         if not self._opened:
             for graph in graphs:
                 self.engines.settle_form(graph)

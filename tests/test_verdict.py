@@ -1,0 +1,193 @@
+"""What `--provider auto` measures of a provider that builds engines, remembers and follows. Both providers are the CPU;
+only durations are made up."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latentsync_trt.bundle.manifest import FULL_STEP, STEP_GRAPHS
+from latentsync_trt.errors import EngineBuildError, GraphRefused, OutOfMemory
+from latentsync_trt.runtime.networks import verdict as verdict_module
+from latentsync_trt.runtime.networks.verdict import FOLDER, kept
+from latentsync_trt.runtime.providers import gpu as driver
+from latentsync_trt.runtime.providers import select
+from latentsync_trt.runtime.providers.gpu import Gpu
+from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.sessions import pool
+from latentsync_trt.runtime.sessions.builders import DirectOpen, GraphSource
+from latentsync_trt.runtime.sessions.session import CPU, Session
+from tests.compiling import CopyBuilder, compiling_provider
+from tests.device import GRAPHS, DemoNetworks, denoised
+from tests.perturbed import perturbed_copy
+from tests.small import small_bundle
+
+pytestmark = pytest.mark.integration
+
+GPU = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 2**34, "0000:01:00.0")
+TENSORRT = Selection("tensorrt", gpu=GPU)
+
+
+class Machine:
+    """A GPU with "tensorrt" and "cuda". `builder` builds for the first; `ms`: duration of a step; `compared`: graphs
+    that were run to compare them, by provider."""
+
+    def __init__(self, builder: CopyBuilder) -> None:
+        self.builder = builder
+        self.ms = {"tensorrt": 50.0, "cuda": 100.0}
+        self.compared: list[str] = []
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine(compiling_provider(monkeypatch))
+    run_timed, open_graph = verdict_module.run_timed, DirectOpen.open
+
+    def timed(session: Session, ranges: Any, device: str, device_id: int, *, runs: int) -> Any:
+        outputs, _ = run_timed(session, ranges, "cpu", 0)
+        provider = "tensorrt" if session.path.name == "engine.onnx" else "cuda"
+        made.compared.append(f"{session.path.stem if provider == 'cuda' else 'engine'} on {provider}")
+        return outputs, made.ms[provider] if runs > 1 else 0.0
+
+    monkeypatch.setattr(verdict_module, "run_timed", timed)
+    monkeypatch.setattr(DirectOpen, "open", lambda self, source: open_graph(DirectOpen(CPU), source))
+    monkeypatch.setattr(select, "why_unavailable", lambda name, device=0: None if name != "rtx" else "no plug-in")
+    monkeypatch.setattr(driver, "gpus", lambda: (GPU,))
+    monkeypatch.setattr(Selection, "device", "cpu")
+    monkeypatch.setattr("latentsync_trt.runtime.networks.codec._BESIDE_CUDA", ())
+    for module in (pool, verdict_module):
+        monkeypatch.setattr(module, "give_back_gpu_memory", lambda selection: None)
+    return made
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[DemoNetworks]:
+    with DemoNetworks(tmp_path / "cache") as networks:
+        yield networks
+
+
+def prepared(make: DemoNetworks, **options: Any) -> str:
+    """The provider that runs, after `prepare` under `auto`."""
+    make.notices.clear()
+    networks = make(TENSORRT, **{"may_fall_back": True, "cuda_graph": False, "graph_form": "portable", **options})
+    networks.prepare(GRAPHS)
+    return networks.selection.name
+
+
+def test_providers_are_compared_once_after_building(make: DemoNetworks, machine: Machine, tmp_path: Path) -> None:
+    assert prepared(make) == "tensorrt"
+    assert sorted(machine.builder.built) == sorted(GRAPHS)
+    assert machine.compared == [text for graph in GRAPHS for text in ("engine on tensorrt", f"{graph} on cuda")]
+    (verdict,) = kept(tmp_path / "cache")
+    assert set(verdict.results) == set(GRAPHS)
+    assert (verdict.problem, verdict.step_ms) == ("", (50.0, 100.0))
+    assert all(result.difference <= result.limit for result in verdict.results.values())
+    assert any(f"compared once: {verdict}" == notice for notice in make.notices)
+    assert prepared(make) == "tensorrt"
+    assert len(machine.compared) == 2 * len(GRAPHS)
+    unguided = ("denoise_step_unguided", "denoise_step_unguided_cached")
+    networks = make(TENSORRT, may_fall_back=True, cuda_graph=False)
+    networks.prepare((*GRAPHS[:2], *unguided, GRAPHS[-1]))
+    assert machine.compared[2 * len(GRAPHS) :: 2] == ["engine on tensorrt"] * 2  # only what is new
+
+
+def test_the_faster_provider_runs_from_then_on(make: DemoNetworks, machine: Machine) -> None:
+    machine.ms["cuda"] = 40.0
+    assert prepared(make) == "cuda"
+    words = "tensorrt is not used for this bundle, continuing with cuda: a step takes 50.0 ms, with cuda 40.0 ms"
+    assert words in make.notices
+    built, compared = list(machine.builder.built), list(machine.compared)
+    assert prepared(make) == "cuda"
+    assert make.notices == [f"{words} (found before; --verify tries again)"]
+    assert (machine.builder.built, machine.compared) == (built, compared)
+    assert prepared(make, may_fall_back=False) == "tensorrt"  # named
+    machine.ms["cuda"] = 60.0
+    assert prepared(make, verify=True) == "tensorrt"
+    assert prepared(make) == "tensorrt"
+
+
+def test_a_verdict_holds_for_one_driver(make: DemoNetworks, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.ms["cuda"] = 40.0
+    assert prepared(make) == "cuda"
+    machine.ms["cuda"] = 60.0
+    monkeypatch.setattr("latentsync_trt.runtime.sessions.engines.driver_version", lambda: "599.1")
+    assert prepared(make) == "tensorrt"
+
+
+def test_an_engine_with_wrong_values_is_not_used(
+    make: DemoNetworks, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = perturbed_copy(small_bundle(), tmp_path / "wrong", noise=0.2)
+
+    def opened(builder: CopyBuilder, source: GraphSource, folder: Path) -> Session:
+        weights = wrong if source.path.stem == "denoise_step_cached" else source.path.parent
+        return Session(folder / "engine.onnx", source.settings(providers=CPU, weights_folder=weights))
+
+    monkeypatch.setattr(CopyBuilder, "open_built", opened)
+    assert prepared(make) == "cuda"
+    (verdict,) = kept(tmp_path / "cache")
+    off = [graph for graph, result in verdict.results.items() if result.difference > result.limit]
+    assert off == ["denoise_step_cached"]
+    assert verdict.problem.startswith("denoise_step_cached: its values differ from those of cuda by ")
+    assert any(verdict.problem in notice for notice in make.notices)
+    assert prepared(make) == "cuda"
+
+
+def test_a_refused_graph_is_not_built_again(
+    make: DemoNetworks, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = CopyBuilder.build
+
+    def refuse(builder: CopyBuilder, source: GraphSource, folder: Path) -> None:
+        build(builder, source, folder)
+        if source.path.stem == FULL_STEP:
+            raise GraphRefused(f"{source.path}: TensorRT built no engine: no kernel")
+
+    monkeypatch.setattr(CopyBuilder, "build", refuse)
+    assert prepared(make) == "cuda"
+    assert "TensorRT built no engine: no kernel" in make.notices[-1]
+    built = list(machine.builder.built)
+    assert prepared(make) == "cuda"
+    assert machine.builder.built == built
+    with pytest.raises(EngineBuildError, match="no kernel"):
+        prepared(make, may_fall_back=False)
+
+
+def test_where_memory_is_short_nothing_is_compared_or_remembered(
+    make: DemoNetworks, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*_: Any, **__: Any) -> None:
+        raise OutOfMemory("vae_decoder: out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(verdict_module, "run_timed", short)
+        assert prepared(make) == "tensorrt"
+    assert "tensorrt was not compared with another provider: vae_decoder: out of memory" in make.notices
+    assert kept(tmp_path / "cache") == []
+    assert prepared(make) == "tensorrt"
+    assert len(kept(tmp_path / "cache")) == 1
+
+
+@pytest.mark.parametrize("content", ["{", '{"provider": 5}'])
+def test_a_damaged_verdict_is_measured_again(
+    make: DemoNetworks, machine: Machine, tmp_path: Path, content: str
+) -> None:
+    prepared(make)
+    (path,) = (tmp_path / "cache" / FOLDER).iterdir()
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(content, encoding="utf-8")
+    assert kept(tmp_path / "cache") == []
+    prepared(make)
+    assert json.loads(path.read_text(encoding="utf-8")) == whole
+
+
+def test_what_runs_after_a_change_of_providers_is_right(make: DemoNetworks, machine: Machine) -> None:
+    machine.ms["cuda"] = 1.0
+    networks = make(TENSORRT, may_fall_back=True, cuda_graph=False, graph_form="portable")
+    networks.prepare(GRAPHS)
+    assert networks.selection.name == "cuda"
+    assert (denoised(networks) == denoised(make())).all()
+    assert {time.provider for time in networks.times()} == {"cuda"}
+    assert STEP_GRAPHS[0] in {time.graph for time in networks.times()}
