@@ -316,7 +316,7 @@ def test_times_and_differences_of_each_graph(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_graph_with_other_values_fails_whatever_the_pictures_are(monkeypatch: pytest.MonkeyPatch) -> None:
     result = judged(monkeypatch, output=1.02)
     found = reasons(result)
-    assert len(found) == len(REQUIRED_GRAPHS)
+    assert {text.partition(":")[0] for text in found} >= set(REQUIRED_GRAPHS)
     assert all(
         "its values differ from those of cpu by 2.0e-02 of the largest, at most 1.0e-02" in text for text in found
     )
