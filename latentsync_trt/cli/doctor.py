@@ -18,7 +18,7 @@ import rich_click as click
 from latentsync_trt import __version__
 from latentsync_trt.errors import BundleError, EngineBuildError, OutOfMemory, OutputError
 from latentsync_trt.remembered import forget
-from latentsync_trt.runtime.providers.messages import INSTALL_LINES, PLUGIN_ABSENT, REINSTALL_ORT, Obstacle
+from latentsync_trt.runtime.providers.messages import INSTALL_LINES, PLUGIN_ABSENT, REINSTALL_ORT, TENSORRT_DOWNLOAD, Obstacle
 from latentsync_trt.version import distribution_version
 
 Level = Literal["ok", "missing", "problem", "info"]
@@ -123,7 +123,10 @@ def _libraries() -> Iterator[Finding]:
         "tensorrt": f"TensorRT {libraries.tensorrt_version()}",
     }
     for name, text in versions.items():
-        yield _found(text, diagnose.library_obstacle(name), name=name)
+        obstacle = diagnose.library_obstacle(name)
+        yield _found(text, obstacle, name=name)
+    if obstacle is not None and INSTALL_LINES["tensorrt"] in obstacle.cure:
+        yield Finding("info", TENSORRT_DOWNLOAD)
     plugin = libraries.rtx_version()
     absent = Obstacle(PLUGIN_ABSENT, INSTALL_LINES["rtx"]) if plugin == libraries.UNKNOWN else None
     yield _found(f"TensorRT-RTX plug-in {plugin}", absent)

@@ -41,6 +41,10 @@ INSTALL_LINES: dict[str, str] = {
     "rtx": 'pip install "latentsync-trt[rtx]"',
     "cuda": 'pip install "latentsync-trt[cuda]"',
 }
+TENSORRT_DOWNLOAD = (
+    "installing TensorRT downloads gigabytes from NVIDIA's own package index, which mirrors of the usual index lack: pip "
+    "then ends with metadata-generation-failed; cure: docs/setup.md, Installing TensorRT"
+)
 REINSTALL_ORT = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
 
 # The oldest driver for CUDA 13, by NVIDIA's release notes of the CUDA toolkit.
