@@ -18,7 +18,13 @@ import rich_click as click
 from latentsync_trt import __version__
 from latentsync_trt.errors import BundleError, EngineBuildError, OutOfMemory, OutputError
 from latentsync_trt.remembered import forget
-from latentsync_trt.runtime.providers.messages import INSTALL_LINES, PLUGIN_ABSENT, REINSTALL_ORT, TENSORRT_DOWNLOAD, Obstacle
+from latentsync_trt.runtime.providers.messages import (
+    INSTALL_LINES,
+    PLUGIN_ABSENT,
+    REINSTALL_ORT,
+    TENSORRT_DOWNLOAD,
+    Obstacle,
+)
 from latentsync_trt.version import distribution_version
 
 Level = Literal["ok", "missing", "problem", "info"]
