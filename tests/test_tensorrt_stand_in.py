@@ -127,6 +127,19 @@ def test_refused_attention_names_the_option_that_writes_it_in_parts(stand_in: St
     assert "--attention" not in other["text"]
 
 
+def test_faults_of_one_graph_leave_the_others(stand_in: StandIn) -> None:
+    faults = ["build_fails_for=vae_decoder+vae_encoder", "build_fails_for=vae_decoder"]
+    (named, other), _ = stand_in.scenario("failures", bundle=SMALL, faults=faults)
+    assert (other["error"], named["error"]) == ("", "EngineBuildError")
+    settings: dict[str, bool] = {"cached": False, "faces": False, "cuda_graph": False}
+    ((right,), _), ((wrong,), _) = (
+        stand_in.scenario("pictures", fault=f"wrong={graph}", bundle=SMALL, settings=[settings])
+        for graph in ("vae_encoder", "denoise_step")
+    )
+    assert right["difference"] <= SAME
+    assert wrong["difference"] > 0.1
+
+
 def test_an_engine_that_does_not_open_says_why_and_memory_is_told_apart(stand_in: StandIn) -> None:
     faults = ["oom_context", "reject_engine"]
     answers, ended = stand_in.scenario("failures", bundle=SMALL, faults=faults, prepare=True)
