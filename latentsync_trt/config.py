@@ -345,8 +345,11 @@ class RuntimeOptions:
         minimum=0.1,
         maximum=512,
     )
-    optimization_level: int = _engine_option(
-        3, "How long TensorRT searches for fast kernels when it builds an engine.", minimum=0, maximum=5
+    optimization_level: int | None = _engine_option(
+        None,
+        "How long TensorRT searches for fast kernels when it builds an engine.  [default: 3; with 8-bit bundles 4]",
+        minimum=0,
+        maximum=5,
     )
     cuda_graph: bool | None = _engine_option(
         None,

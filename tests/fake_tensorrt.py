@@ -5,6 +5,7 @@ $FAULT: how it fails.
 
 import json
 import os
+import time
 import types
 from pathlib import Path
 
@@ -12,6 +13,9 @@ __version__ = "10.14.1.48"
 FAULT = os.environ.get("FAULT", "")
 NetworkDefinitionCreationFlag = types.SimpleNamespace(STRONGLY_TYPED=3)
 MemoryPoolType = types.SimpleNamespace(WORKSPACE="workspace")
+LayerType = types.SimpleNamespace(ATTENTION_INPUT=51, ATTENTION_OUTPUT=52)
+ProfilingVerbosity = types.SimpleNamespace(DETAILED="detailed")
+LayerInformationFormat = types.SimpleNamespace(JSON="json")
 ComputeCapability = types.SimpleNamespace(SM89="8.9", SM120="12.0")
 MESSAGES = {
     "fails": [(2, "slow"), (1, "no implementation\nof a layer"), (0, "more")],
@@ -23,6 +27,38 @@ MESSAGES = {
 
 class ILogger:
     INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
+
+
+class IProgressMonitor:
+    def __init__(self):
+        pass
+
+
+class ILayer:
+    def __init__(self, kind):
+        self.type = kind
+
+
+class IAttentionOutputLayer(ILayer):
+    @property
+    def attention(self):
+        return ATTENTION
+
+
+ATTENTION = types.SimpleNamespace(decomposable=False)
+"""That of every graph."""
+
+
+class Runtime:
+    def __init__(self, log):
+        self.log = log
+
+    def deserialize_cuda_engine(self, engine):
+        if FAULT == "no memory":
+            self.log.log(ILogger.ERROR, "Requested size was 4 bytes, which could not be allocated")
+            return None
+        inspector = types.SimpleNamespace(get_engine_information=lambda kind: f"layers as {kind}")
+        return types.SimpleNamespace(device_memory_size_v2=4321, create_engine_inspector=lambda: inspector)
 
 
 class Memory(bytes):
@@ -91,6 +127,7 @@ class OnnxParser:
         return self.errors[index]
 
     def parse_from_file(self, path):
+        assert os.sep not in path
         self.network.content = Path(path).read_text(encoding="utf-8")
         if FAULT == "parse":
             self.errors = [Error("false", "Foo", "a"), Error("of rank 3", "Bar", "b"), Error("false", "Foo", "c")]
@@ -107,7 +144,8 @@ class Builder:
     create_optimization_profile = staticmethod(Profile)
 
     def create_network(self, flags):
-        return types.SimpleNamespace(num_layers=7, flags=flags)
+        layers = [ILayer(LayerType.ATTENTION_INPUT), ILayer(LayerType.ATTENTION_OUTPUT), *map(ILayer, range(5))]
+        return types.SimpleNamespace(num_layers=7, get_layer=layers.__getitem__, flags=flags)
 
     def create_builder_config(self):
         return Config(self.log)
@@ -118,13 +156,29 @@ class Builder:
                 self.log.log(severity, message)
             return None
         self.log.log(ILogger.ERROR, "a tactic ran out of memory, and another was taken")
+        show_phases(config.progress_monitor)
         level = getattr(config, "builder_optimization_level", None)
         settings = {
             **config.settings,
             "flags": network.flags,
             "level": level,
+            "verbosity": config.profiling_verbosity,
+            "decomposable": ATTENTION.decomposable,
             "timings": config.timings.content.decode(),
             "graph": network.content,
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         }
         return Memory(json.dumps(settings).encode())
+
+
+def show_phases(monitor):
+    """Two phases, the second with one in it; $FAULT "slow": they take a while."""
+    monitor.phase_start("build", None, 2)
+    for step in range(2):
+        monitor.phase_start("inner", "build", 4)
+        for inner in range(4):
+            time.sleep(0.1 if FAULT == "slow" else 0)
+            assert monitor.step_complete("inner", inner)
+        monitor.phase_finish("inner")
+        assert monitor.step_complete("build", step)
+    monitor.phase_finish("build")

@@ -3,7 +3,7 @@ imitate theirs, which need a GPU. tests/test_tensorrt_stand_in.py has ONNX Runti
 
 import errno
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,16 +38,22 @@ class Provider:
     """Stands for TensorRT's compiler and for ONNX Runtime with a GPU: what both were asked for.
 
     `answer`: what the compiler says; where it accepts, it writes what the order names. `timings_seen`: what it found.
+    `progress`: what it reports of each build.
     """
 
     answer: Answer = field(default_factory=lambda: Answer(True, "", version=LOADED))
     orders: list[CompileOrder] = field(default_factory=list)
     environments: list[Mapping[str, str]] = field(default_factory=list)
     timings_seen: list[bytes] = field(default_factory=list)
+    progress: tuple[float, ...] = ()
     asked: list[tuple[Path, SessionSettings]] = field(default_factory=list)
 
-    def compile(self, order: CompileOrder, environment: Mapping[str, str] | None = None) -> Answer:
+    def compile(
+        self, order: CompileOrder, environment: Mapping[str, str] | None, on_progress: Callable[[float], None]
+    ) -> Answer:
         """Acts like `run_compiler`."""
+        for fraction in self.progress:
+            on_progress(fraction)
         self.orders.append(order)
         self.environments.append(environment or {})
         assert order.timings
@@ -159,6 +165,7 @@ def test_tensorrt_compiles_the_graph_and_its_context_model_is_opened(tmp_path: P
         timings=str(folder / TIMINGS),
         version=LOADED,
         engine=str(folder / "model.engine"),
+        layers=str(folder / "layers.json"),
         context=ContextModel(
             str(folder / "context.onnx"), "model.engine", "8.9", described(entry.inputs), described(entry.outputs)
         ),
@@ -293,6 +300,42 @@ def test_timings_that_tensorrt_rejects_are_removed_with_a_notice(
     )
 
 
+def test_memory_of_a_run_is_kept_with_the_engine(tmp_path: Path, provider: Provider) -> None:
+    assert engines(tmp_path).device_memory_bytes("vae_encoder") is None  # not built
+    provider.answer = replace(provider.answer, device_memory_bytes=123)
+    engines(tmp_path).build("vae_encoder")
+    provider.answer = replace(provider.answer, device_memory_bytes=None)
+    engines(tmp_path).build("vae_decoder")
+    made = engines(tmp_path)
+    assert made.device_memory_bytes("vae_encoder") == 123
+    assert made.device_memory_bytes("vae_decoder") is None
+    assert engines(tmp_path, "rtx").device_memory_bytes("vae_encoder") is None
+
+
+def test_a_long_build_tells_how_far_it_is(tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+    notices: list[str] = []
+    provider.progress = (0.5, 0.5, 0.75, 1.0)
+    times = iter([100.0, 110.0, 160.0, 200.0])
+    monkeypatch.setattr(builders, "time", types.SimpleNamespace(monotonic=lambda: next(times)))
+    engines(tmp_path, notices=notices).build("vae_encoder")
+    assert [notice for notice in notices if "%" in notice] == [
+        "vae_encoder: building for tensorrt, 50%",
+        "vae_encoder: building for tensorrt, 50%",
+        "vae_encoder: building for tensorrt, 75%, about 0:01:00 left",
+        "vae_encoder: building for tensorrt, 100%, about 0:00:00 left",
+    ]
+
+
+def test_a_path_that_windows_code_page_lacks_is_an_error_before_building(
+    tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builders, "_PATH_CODEC", "cp1252")
+    assert engines(tmp_path / "für Ženy").open("vae_encoder").built
+    with pytest.raises(EngineBuildError, match=r"漢.*--engine-cache"):
+        engines(tmp_path / "漢").open("vae_encoder")
+    assert len(provider.orders) == 1
+
+
 def read_only(*_: object, **__: object) -> None:
     raise OSError(errno.EROFS, "Read-only file system")
 
@@ -367,7 +410,7 @@ def test_too_little_memory_is_no_refusal(tmp_path: Path, provider: Provider, mon
     assert "lower --workspace-gb, or use --static" in str(caught.value)
     assert made.cache.find(made.key("vae_encoder")) is None
 
-    def killed(order: CompileOrder, environment: Mapping[str, str]) -> Answer:
+    def killed(*_: object) -> Answer:
         raise OutOfMemory("the compiler was killed")  # as the host had too little
 
     monkeypatch.setattr(builders, "run_compiler", killed)
@@ -446,6 +489,19 @@ def test_the_plug_in_runs_without_its_kernels_where_the_cache_cannot_be_written(
 
 
 # Keys.
+
+
+def test_eight_bits_are_built_at_a_higher_level_unless_one_is_named(tmp_path: Path, provider: Provider) -> None:
+    toy = write_toy(tmp_path / "toy")
+    eight = replace(toy, manifest=replace(toy.manifest, precision="int8"))
+    made = [engines(tmp_path, bundle=bundle, **level) for bundle in (toy, eight) for level in LEVELS]
+    levels = [each.key("denoise_step").options["optimization_level"] for each in made]
+    assert levels == ["3", "1", "4", "1"]
+    made[2].build("denoise_step")
+    assert provider.orders[-1].optimization_level == 4
+
+
+LEVELS: tuple[dict[str, int], ...] = ({}, {"optimization_level": 1})
 
 
 def test_the_key_holds_what_changes_an_engine_and_nothing_else(

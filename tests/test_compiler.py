@@ -85,6 +85,8 @@ def test_an_order_reaches_the_compiler_and_its_answer_comes_back(order: CompileO
         "profile": {name: [list(shape) for shape in shapes] for name, shapes in profile.items()},
         "target": ["12.0", 0, 1],
         "level": 0,
+        "verbosity": "detailed",
+        "decomposable": True,
         "workspace": 1_500_000_000,
         "timings": "earlier",
         "graph": "the graph",
@@ -97,6 +99,33 @@ def test_an_order_reaches_the_compiler_and_its_answer_comes_back(order: CompileO
         True, "", layers=7, engine_bytes=size, seconds=answer.seconds, version="10.14.1.48", rejected_timings=""
     )
     assert answer.seconds >= 0
+
+
+def test_layers_and_memory_of_a_built_engine_are_told_where_it_can_be_opened(
+    order: CompileOrder, tmp_path: Path
+) -> None:
+    layers = tmp_path / "layers.json"
+    asked = replace(order, layers=str(layers))
+    short = run_compiler(asked, {"FAULT": "no memory"})
+    assert (short.accepted, short.out_of_memory, short.device_memory_bytes) == (True, False, None)
+    assert not layers.exists()
+    assert run_compiler(asked).device_memory_bytes == 4321
+    assert layers.read_text() == "layers as json"
+    assert run_compiler(order).device_memory_bytes is None
+
+
+def test_progress_never_decreases_and_a_short_build_reports_none(
+    order: CompileOrder, module: Callable[[str], None]
+) -> None:
+    reports: list[float] = []
+    run_compiler(order, on_progress=reports.append)
+    assert reports == []
+    often = "from latentsync_trt.runtime.compiler import progress; progress.REPORT_S = 0.05\n"
+    module(often + FAKE.read_text(encoding="utf-8"))
+    assert run_compiler(order, {"FAULT": "slow"}, reports.append).accepted
+    assert len(reports) > 4
+    assert reports == sorted(reports)
+    assert 2 < len(set(reports) & {eighth / 8 for eighth in range(9)}) == len(set(reports))
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ class Entry:
 
     `key`, `build_s` and `built_at` (UTC) are None if `engine.json` cannot be read. `problem`: why the engine cannot be
     used, empty if it can. `last_used_at`: UTC. `built`: whether the call that returned this built it.
+    `device_memory_bytes`: GPU memory of a run, without weights; None if the provider does not say.
     """
 
     folder: Path
@@ -40,6 +41,7 @@ class Entry:
     last_used_at: datetime
     problem: str = ""
     built: bool = False
+    device_memory_bytes: int | None = None
 
     @property
     def state(self) -> Literal["ready", "damaged"]:
@@ -52,8 +54,8 @@ class Entry:
         return self.key.label if self.key else f"engine {self.folder.name}"
 
 
-def write_record(folder: Path, key: EngineKey, build_s: float) -> None:
-    """Writes `engine.json` for the files in `folder`.
+def write_record(folder: Path, key: EngineKey, build_s: float, device_memory_bytes: int | None = None) -> None:
+    """Writes `engine.json` for the files in `folder`; see `Entry`.
 
     Raises:
         EngineBuildError: there are no files.
@@ -65,7 +67,8 @@ def write_record(folder: Path, key: EngineKey, build_s: float) -> None:
         path.relative_to(folder).as_posix(): {"sha256": sha256_file(path), "bytes": path.stat().st_size}
         for path in paths
     }
-    content = {"key": asdict(key), "files": files, "build_s": build_s, "built_at": datetime.now(UTC).isoformat()}
+    facts = {"build_s": build_s, "device_memory_bytes": device_memory_bytes}
+    content = {"key": asdict(key), "files": files, **facts, "built_at": datetime.now(UTC).isoformat()}
     (folder / RECORD_NAME).write_text(sealed_text(content), encoding="utf-8")
 
 
@@ -75,7 +78,7 @@ def examine(folder: Path, *, hashes: bool | Literal["once"], digest: str | None 
 
     `digest`: of its key; by default the folder's name.
     """
-    key, build_s, built_at = None, None, None
+    key, build_s, built_at, memory_bytes = None, None, None, None
     try:
         content = opened(json.loads((folder / RECORD_NAME).read_text(encoding="utf-8")))
         if content is None:
@@ -83,6 +86,7 @@ def examine(folder: Path, *, hashes: bool | Literal["once"], digest: str | None 
         else:
             key, build_s = EngineKey.from_json(content["key"]), float(content["build_s"])
             built_at = datetime.fromisoformat(content["built_at"])
+            memory_bytes = content.get("device_memory_bytes")  # not in records of earlier versions
             files = content["files"]
             expected = {folder / name: wanted["sha256"] for name, wanted in files.items()}
             check = partial(_problem_of_files, folder, files)
@@ -95,7 +99,8 @@ def examine(folder: Path, *, hashes: bool | Literal["once"], digest: str | None 
         problem = f"{Path(error.filename).name} is missing"
     except OSError as error:
         problem = f"{error.strerror or error}"
-    return Entry(folder, key, build_s, built_at, folder_bytes(folder), _last_used_at(folder), problem)
+    size_bytes, used_at = folder_bytes(folder), _last_used_at(folder)
+    return Entry(folder, key, build_s, built_at, size_bytes, used_at, problem, device_memory_bytes=memory_bytes)
 
 
 def folder_bytes(folder: Path) -> int:

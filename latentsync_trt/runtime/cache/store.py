@@ -54,7 +54,8 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Notice = Callable[[str], None]
-Build = Callable[[Path], None]
+Build = Callable[[Path], int | None]
+"""Writes an engine's files into an empty folder; returns its `Entry.device_memory_bytes`."""
 
 
 def cache_folder(given: str | Path | None = None) -> Path:
@@ -96,8 +97,7 @@ class EngineCache:
         return entry
 
     def obtain(self, key: EngineKey, build: Build, *, other_than: datetime | None = None) -> Entry:
-        """Finds the engine for `key`, fetches it from the store, or builds it: `build` writes its files into the empty
-        folder that it receives.
+        """Finds the engine for `key`, fetches it from the store, or builds it.
 
         While another process builds it, this one waits. `other_than`: does not accept the build of that time, nor what
         the store has.
@@ -204,8 +204,8 @@ class EngineCache:
             self._notice(f"engine cache: {key.label} in {target}: {problem}; building it again")
         with self._new_folder(target) as aside:
             start_s = time.monotonic()
-            self._run(build, aside)
-            write_record(aside, key, round(time.monotonic() - start_s, 3))
+            memory_bytes = self._run(build, aside)
+            write_record(aside, key, round(time.monotonic() - start_s, 3), memory_bytes)
             _put(aside, target)
         self._built.add(key.digest)
         return replace(self._verify(target), built=True)
@@ -239,15 +239,16 @@ class EngineCache:
             if aside.exists():
                 shutil.rmtree(aside, ignore_errors=True)
 
-    def _run(self, build: Build, aside: Path) -> None:
+    def _run(self, build: Build, aside: Path) -> int | None:
         """Calls `build`; checks the disk before and after: on a full one, providers raise unclear errors, or none."""
         self._check(aside)
         try:
-            build(aside)
+            memory_bytes = build(aside)
         except Exception:
             self._check(aside)
             raise
         self._check(aside)
+        return memory_bytes
 
     def _check(self, aside: Path) -> None:
         if not aside.is_dir():

@@ -8,7 +8,7 @@ ONNX Runtime's TensorRT provider does not build the engines: since 1.27 it reque
 and FP8 graphs, and its errors do not contain TensorRT's reason.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -46,6 +46,7 @@ class CompileOrder:
         target: GPU generation to compile for, e.g. "SM89"; None = the GPU of this machine.
         optimization_level: 0 to 5. workspace_bytes: limit of scratch memory. None = the compiler's default.
         timings: file of kernel timings to read and update. engine: file to write. context: the model that loads it.
+        layers: file for the engine inspector's description of the engine, in JSON; see `layers.summarize`.
         version: required prefix of the compiler's version.
     """
 
@@ -57,6 +58,7 @@ class CompileOrder:
     workspace_bytes: int | None = None
     timings: str | None = None
     engine: str | None = None
+    layers: str | None = None
     context: ContextModel | None = None
     version: str = ""
 
@@ -67,6 +69,7 @@ class Answer:
 
     `reason`: the operation and the message of the parser or builder; empty if accepted. `out_of_memory`: of the GPU.
     `layers`: TensorRT layers before fusion; 0 if parsing failed. `engine_bytes`: with weights; 0 if not accepted.
+    `device_memory_bytes`: GPU memory of a run, without weights; None if not asked for by `layers`, or unknown.
     `seconds`: for parsing and building. `rejected_timings`: why earlier timings were rejected, empty if they were not.
     """
 
@@ -75,24 +78,37 @@ class Answer:
     out_of_memory: bool = False
     layers: int = 0
     engine_bytes: int = 0
+    device_memory_bytes: int | None = None
     seconds: float = 0.0
     version: str = ""
     rejected_timings: str = ""
 
 
-def run_compiler(order: CompileOrder, environment: Mapping[str, str] | None = None) -> Answer:
+def run_compiler(
+    order: CompileOrder,
+    environment: Mapping[str, str] | None = None,
+    on_progress: Callable[[float], None] = lambda _: None,
+) -> Answer:
     """Compiles a graph; after a crash of the compiler, the graph counts as not accepted.
 
     Args:
         environment: variables of the child process in addition to those of this one.
+        on_progress: called every `progress.REPORT_S` with the fraction of the build that is done; it never decreases.
 
     Raises:
         OutOfMemory: host memory ran out, or the system killed the process, most likely for that reason.
         EngineBuildError: the process could not be started.
     """
     answers: list[Event] = []
+
+    def on_event(event: Event) -> None:
+        if "progress" in event:
+            on_progress(event["progress"])
+        else:
+            answers.append(event)
+
     try:
-        ended = run_child(_WORKER, asdict(order), answers.append, environment)
+        ended = run_child(_WORKER, asdict(order), on_event, environment)
     except OSError as error:
         raise EngineBuildError(f"the compiler's process cannot be started ({error})") from error
     if answers:

@@ -2,12 +2,14 @@
 
 import importlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
-from latentsync_trt.child import serve
+from latentsync_trt.child import Emit, Event, serve
 from latentsync_trt.runtime.compiler.failures import is_out_of_memory
+from latentsync_trt.runtime.compiler.progress import progress_reported
 
 # The parser's conditions for an operation that it knows but does not support, and for an unknown one.
 _UNSUPPORTED = "false"
@@ -16,12 +18,15 @@ _UNKNOWN = "Plugin not found"
 _NO_GPU = ("checkMacros.cpp::catchCudaError", "CUDA driver version is insufficient")
 
 
-def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
+def compile_order(
+    trt: Any, order: Mapping[str, Any], on_progress: Callable[[float], None] = lambda _: None
+) -> dict[str, Any]:
     """Compiles the graph at `order["path"]`, strongly typed, and writes the files that the order names.
 
     Args:
         trt: the Python module of TensorRT or of TensorRT-RTX.
-        order: the fields of `process.CompileOrder`.
+        order: the fields of `process.CompileOrder`; all paths but that of the graph are absolute.
+        on_progress: as in `process.run_compiler`.
 
     Returns:
         The fields of `process.Answer`.
@@ -35,10 +40,13 @@ def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
-    engine, rejected = None, ""
-    if parser.parse_from_file(order["path"]):
-        engine, rejected = _build(trt, builder, network, order, log)
+    engine, rejected, memory_bytes = None, "", None
+    if _parse(parser, Path(order["path"])):
+        _let_attention_decompose(trt, network)
+        engine, rejected = _build(trt, builder, network, order, log, on_progress)
         reason = "" if engine is not None else _builder_reason(log)
+        if engine is not None and order["layers"]:
+            memory_bytes = _examine(trt, engine, log, Path(order["layers"]))
     else:
         reason = _parser_reason(parser)
     return {
@@ -47,18 +55,42 @@ def compile_order(trt: Any, order: Mapping[str, Any]) -> dict[str, Any]:
         "out_of_memory": engine is None and any(map(is_out_of_memory, (*log.errors, *log.warnings))),
         "layers": 0 if parser.num_errors else network.num_layers,
         "engine_bytes": 0 if engine is None else engine.nbytes,
+        "device_memory_bytes": memory_bytes,
         "seconds": round(time.perf_counter() - started_s, 3),
         "version": str(trt.__version__),
         "rejected_timings": rejected,
     }
 
 
-def _build(trt: Any, builder: Any, network: Any, order: Mapping[str, Any], log: Any) -> tuple[Any, str]:
+def _parse(parser: Any, path: Path) -> bool:
+    """Parses from within the folder: C++ takes names of files for text in the system's code page on Windows, and names
+    in bundles are ASCII."""
+    with chdir(path.parent):
+        return bool(parser.parse_from_file(path.name))
+
+
+def _let_attention_decompose(trt: Any, network: Any) -> None:
+    """Allows attention in parts where TensorRT has no fused kernel, as in float32; otherwise, building would fail."""
+    for layer in map(network.get_layer, range(network.num_layers)):
+        if layer.type == trt.LayerType.ATTENTION_OUTPUT:
+            layer.__class__ = trt.IAttentionOutputLayer  # `get_layer` returns the base class
+            layer.attention.decomposable = True
+
+
+def _build(
+    trt: Any,
+    builder: Any,
+    network: Any,
+    order: Mapping[str, Any],
+    log: Any,
+    on_progress: Callable[[float], None],
+) -> tuple[Any, str]:
     """The engine or None, after writing its files, and why timings were rejected."""
     config = _config(trt, builder, order)
     timings = order["timings"] and Path(order["timings"])
     rejected = _take_timings(config, timings, log) if timings else ""
-    engine = builder.build_serialized_network(network, config)
+    with progress_reported(trt, config, on_progress):
+        engine = builder.build_serialized_network(network, config)
     if engine is not None:
         if timings:
             timings.write_bytes(bytes(config.get_timing_cache().serialize()))
@@ -68,6 +100,20 @@ def _build(trt: Any, builder: Any, network: Any, order: Mapping[str, Any], log: 
         if order["context"]:
             write_context_model(**order["context"])
     return engine, rejected
+
+
+def _examine(trt: Any, engine: Any, log: Any, layers: Path) -> int | None:
+    """Writes the inspector's description of the layers; returns the GPU memory of a run, without weights.
+
+    None if the engine cannot be opened, for lack of a GPU or of its memory.
+    """
+    runtime = trt.Runtime(log)
+    opened = runtime.deserialize_cuda_engine(engine)
+    if opened is None:
+        return None
+    inspector = opened.create_engine_inspector()
+    layers.write_text(inspector.get_engine_information(trt.LayerInformationFormat.JSON), encoding="utf-8")
+    return int(opened.device_memory_size_v2)
 
 
 def _make_log(trt: Any) -> Any:
@@ -93,6 +139,7 @@ def _make_log(trt: Any) -> Any:
 
 def _config(trt: Any, builder: Any, order: Mapping[str, Any]) -> Any:
     config = builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # for the inspector; runs take as long
     if order["target"]:
         config.num_compute_capabilities = 1
         config.set_compute_capability(getattr(trt.ComputeCapability, order["target"]), 0)
@@ -180,4 +227,9 @@ def _one_line(text: str) -> str:
 
 
 if __name__ == "__main__":
-    serve(lambda order, emit: emit(**compile_order(importlib.import_module(order["compiler"]), order)))
+
+    def work(order: Event, emit: Emit) -> None:
+        trt = importlib.import_module(order["compiler"])
+        emit(**compile_order(trt, order, lambda fraction: emit(progress=fraction)))
+
+    serve(work)

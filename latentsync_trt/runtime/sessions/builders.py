@@ -6,15 +6,18 @@ rtx          an EP-context model from ONNX Runtime's compile interface
 """
 
 import logging
+import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from latentsync_trt.bundle.manifest import DimensionRange, GraphEntry
+from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, DimensionRange, GraphEntry, Precision
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, GraphRefused, OutOfMemory
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel, run_compiler
@@ -39,7 +42,14 @@ CONTEXT_MODEL = "context.onnx"
 ENGINE = "model.engine"
 """In the folder of the context model, where ONNX Runtime requires it."""
 
+LAYERS = "layers.json"
+"""What the engine consists of: see `compiler.layers`."""
+
 TIMINGS = "kernels.timing"
+
+# The provider narrows the path of a context model by `std::filesystem::path::string`, which throws on Windows for what
+# the code page lacks.
+_PATH_CODEC = "mbcs" if os.name == "nt" else None
 
 # The operator's name in messages of the parser and the builder.
 _ATTENTION = re.compile(r"\bAttention (?:\(node|operation)")
@@ -79,8 +89,8 @@ class Builder(Opener, Protocol):
     def versions(self) -> dict[str, str]:
         """Versions of the libraries that build the engine."""
 
-    def build(self, source: GraphSource, folder: Path) -> None:
-        """Builds into `folder`, which will be renamed. Errors as `open`."""
+    def build(self, source: GraphSource, folder: Path) -> int | None:
+        """Builds into `folder`, which will be renamed. Returns `Entry.device_memory_bytes`. Errors as `open`."""
 
     def open_built(self, source: GraphSource, folder: Path) -> Session:
         """Opens what `build` wrote to `folder`. Errors as `open`."""
@@ -102,7 +112,8 @@ class TensorRTBuilder:
     """TensorRT; an engine contains the whole graph.
 
     `ranges`: sizes that the engine supports. `version`: of the TensorRT that ONNX Runtime loads. `shared`: a folder of
-    kernel timings that other processes may change at any time. `cuda_graph` does not change the engine.
+    kernel timings that other processes may change at any time. `cuda_graph` does not change the engine. `precision`: of
+    the bundle.
     """
 
     entry: GraphEntry
@@ -113,23 +124,26 @@ class TensorRTBuilder:
     shared: Path
     cuda_graph: bool = False
     on_notice: Callable[[str], None] = _log.warning
+    precision: Precision = "fp16"
 
     def options(self) -> dict[str, str]:
         """As `Builder.options`; shapes are in the key's profile."""
         limit = workspace_bytes(self.runtime.workspace_gb)
         workspace = {} if limit is None else {"workspace_bytes": str(limit)}
-        return {"optimization_level": str(self.runtime.optimization_level), **workspace}
+        return {"optimization_level": str(self._level), **workspace}
 
     def versions(self) -> dict[str, str]:
         """ONNX Runtime's and TensorRT's: an engine runs only with the version that built it."""
         return {"onnxruntime": onnxruntime_version(), "tensorrt": self.version}
 
-    def build(self, source: GraphSource, folder: Path) -> None:
+    def build(self, source: GraphSource, folder: Path) -> int | None:
         """As `Builder.build`; kernel timings of earlier builds shorten it."""
+        _check_encodable(folder)
         # A copy, as another build may write the shared file at the same time.
         shared, timings = self.shared / TIMINGS, folder / TIMINGS
         _copy(shared, timings)
-        answer = run_compiler(self._order(source, folder, timings), visible_only(self.gpu))
+        on_progress = _progress_notices(f"{source.path.stem}: building for tensorrt", self.on_notice)
+        answer = run_compiler(self._order(source, folder, timings), visible_only(self.gpu), on_progress)
         if answer.rejected_timings:
             with suppress(OSError):  # if the cache cannot be written, the next build reports the same
                 shared.unlink(missing_ok=True)
@@ -147,6 +161,7 @@ class TensorRTBuilder:
             raise _refusal(source.path, answer)
         _copy(timings, shared)
         timings.unlink(missing_ok=True)
+        return answer.device_memory_bytes
 
     def open(self, source: GraphSource) -> Session:
         """Builds in a temporary folder and opens the result."""
@@ -164,6 +179,12 @@ class TensorRTBuilder:
         settings = replace(source, dimensions={}).settings(providers=providers, optimize=False)
         return Session(folder / CONTEXT_MODEL, settings)
 
+    @property
+    def _level(self) -> int:
+        """The level asked for, else TensorRT's default, and in 8 bits that of NVIDIA's own demos."""
+        asked = self.runtime.optimization_level
+        return asked if asked is not None else 4 if self.precision in EIGHT_BIT_PRECISIONS else 3
+
     def _order(self, source: GraphSource, folder: Path, timings: Path) -> CompileOrder:
         fixed = {name: span.optimum for name, span in self.ranges.items() if span.fixed}
         inputs, outputs = (
@@ -175,13 +196,44 @@ class TensorRTBuilder:
             "tensorrt",
             str(source.path.resolve()),
             {name: (ends.minimum, ends.optimum, ends.maximum) for name, ends in shapes.items()},
-            optimization_level=self.runtime.optimization_level,
+            optimization_level=self._level,
             workspace_bytes=workspace_bytes(self.runtime.workspace_gb),
             timings=str(timings),
             version=self.version,
             engine=str(folder / ENGINE),
+            layers=str(folder / LAYERS),
             context=ContextModel(str(folder / CONTEXT_MODEL), ENGINE, self.gpu.compute_capability, inputs, outputs),
         )
+
+
+def _check_encodable(folder: Path) -> None:
+    """Raises `EngineBuildError` if ONNX Runtime's TensorRT provider could not open an engine in `folder`."""
+    if _PATH_CODEC is None:
+        return
+    try:
+        str(folder).encode(_PATH_CODEC)
+    except UnicodeEncodeError as error:
+        raise EngineBuildError(
+            f"{folder}: ONNX Runtime opens no TensorRT engine there, as Windows' code page for other languages lacks a "
+            "character of the path; choose another place with --engine-cache"
+        ) from error
+
+
+def _progress_notices(doing: str, on_notice: Callable[[str], None]) -> Callable[[float], None]:
+    """Makes a notice of each fraction of a build; after the first, with the time left if it goes on at that rate."""
+    first: list[tuple[float, float]] = []
+
+    def report(fraction: float) -> None:
+        now_s = time.monotonic()
+        first.append((now_s, fraction))
+        start_s, before = first[0]
+        left = ""
+        if fraction > before:
+            left_s = (now_s - start_s) * (1 - fraction) / (fraction - before)
+            left = f", about {timedelta(seconds=round(left_s))} left"
+        on_notice(f"{doing}, {fraction:.0%}{left}")
+
+    return report
 
 
 def _refusal(graph: Path, answer: Answer) -> GraphRefused | OutOfMemory:
@@ -214,13 +266,14 @@ class RtxBuilder:
         """ONNX Runtime's and the plug-in's."""
         return {"onnxruntime": onnxruntime_version(), "onnxruntime-ep-nv-tensorrt-rtx": self.version}
 
-    def build(self, source: GraphSource, folder: Path) -> None:
+    def build(self, source: GraphSource, folder: Path) -> int | None:
         """Compiles ahead of time; the plug-in compiles the kernels when they run."""
         compile_graph(
             source.path,
             self._settings(replace(source, profile_prefix=None), self.provider_options),
             folder / CONTEXT_MODEL,
         )
+        return None
 
     def open(self, source: GraphSource) -> Session:
         """As `Opener.open`."""

@@ -175,6 +175,11 @@ class Engines:
         """Those of `graphs` whose engines must be built."""
         return tuple(graph for graph in graphs if self.compiled and self.cache.find(self.key(graph)) is None)
 
+    def device_memory_bytes(self, graph: str) -> int | None:
+        """GPU memory that a run of a graph's engine takes, without weights; None if not built, or not known."""
+        entry = self.cache.find(self.key(graph)) if self.compiled else None
+        return entry.device_memory_bytes if entry else None
+
     def build(self, graph: str, *, force: bool = False) -> Entry:
         """Builds the engine of a graph unless the cache has it; `force` builds anyway.
 
@@ -278,11 +283,12 @@ class Engines:
         open_s = time.perf_counter() - start_s - (build_s if engine.built else 0.0)
         return OpenedEngine(session, self._node_share(session), engine.built, build_s, open_s, engine.size_bytes)
 
-    def _build(self, graph: str, folder: Path) -> None:
+    def _build(self, graph: str, folder: Path) -> int | None:
         self._notice(f"{graph}: no engine for {self.selection.name} yet; building it, once")
         start_s = time.perf_counter()
-        self._builder(graph).build(self._source(graph), folder)
+        device_memory_bytes = self._builder(graph).build(self._source(graph), folder)
         self._notice(f"{graph}: built in {time.perf_counter() - start_s:.1f} s")
+        return device_memory_bytes
 
     def _node_share(self, session: Session) -> float:
         """Share of nodes on the chosen provider; raises `EngineBuildError` if it is too small."""
@@ -340,6 +346,7 @@ class Engines:
             self._shared(tensorrt_version()),
             self._recorded(graph),
             self._notice,
+            self.bundle.manifest.precision,
         )
 
     def _shared(self, version: str) -> Path:
