@@ -5,12 +5,16 @@ What this proves, and what it does not: tests/tensorrt_stand_in/README.md.
 
 import json
 import os
+import re
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from latentsync_trt.remembered import FOLDER
 from latentsync_trt.runtime.compiler.worker import compile_order
@@ -138,6 +142,47 @@ def test_faults_of_one_graph_leave_the_others(stand_in: StandIn) -> None:
     )
     assert right["difference"] <= SAME
     assert wrong["difference"] > 0.1
+
+
+def test_memory_and_layers_of_an_engine_are_kept_with_it(stand_in: StandIn) -> None:
+    found, ended = stand_in.scenario("built", bundle=SMALL)
+    assert ended.numbers(r"context bytes=(\d+)") == [found["memory_bytes"]]
+    layers = found["layers"]
+    assert ended.numbers(r"build nodes=(\d+)") == [layers["layers"]] == [sum(layers["kinds"].values())]
+    assert layers["kinds"]["Conv"] > 0
+    assert layers["formats"] == {"Float": 1}
+    assert [size["moved_bytes"] > 0 for size in layers["largest"]] == [True] * 2 + [False] * 8
+    assert not any("%" in notice for notice in found["notices"])
+
+
+@pytest.mark.slow
+def test_a_build_of_more_than_ten_seconds_tells_how_far_it_is(stand_in: StandIn) -> None:
+    found, _ = stand_in.scenario("built", fault="slow_build=12", bundle=SMALL)
+    (notice,) = (notice for notice in found["notices"] if "%" in notice)
+    assert re.fullmatch(r"vae_encoder: building for tensorrt, [5-8]0%", notice)
+
+
+def test_attention_without_a_fused_kernel_is_built_in_parts(stand_in: StandIn, tmp_path: Path) -> None:
+    shapes = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, (1, 1, 64, 512)) for name in "qkvy"]
+    graph = helper.make_graph([helper.make_node("Attention", list("qkv"), ["y"])], "attention", shapes[:3], shapes[3:])
+    path = tmp_path / "attention.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10), path)
+    answer, _ = stand_in.scenario("compiled", fault="unfused_attention", path=str(path))
+    assert (answer["accepted"], answer["reason"]) == (True, "")
+
+
+def test_every_path_may_have_characters_that_the_code_page_lacks(stand_in: StandIn, tmp_path: Path) -> None:
+    """On Windows, TensorRT opens files by names in the code page."""
+    bundle, cache, temporary = (tmp_path / f"{name} ö 漢" for name in ("bundle", "cache", "temporary"))
+    shutil.copytree(SMALL, bundle)
+    temporary.mkdir()
+    machine = {"LATENTSYNC_TRT_CACHE_DIR": str(cache), "TMPDIR": str(temporary)}
+    found, _ = stand_in.scenario("built", fault="code_page", machine=machine, bundle=str(bundle))
+    assert Path(found["folder"]).parent == cache
+    cache.rename(tmp_path / "elsewhere")
+    cache.write_text("")  # so that the engine is built in a temporary folder
+    found, _ = stand_in.scenario("built", fault="code_page", machine=machine, bundle=str(bundle))
+    assert found["folder"] is None
 
 
 def test_an_engine_that_does_not_open_says_why_and_memory_is_told_apart(stand_in: StandIn) -> None:
@@ -332,12 +377,22 @@ def test_the_stand_in_s_module_has_tensorrt_s_names() -> None:
         "IBuilderConfig": (
             *("builder_optimization_level", "set_memory_pool_limit", "add_optimization_profile"),
             *("create_timing_cache", "set_timing_cache", "get_timing_cache"),
+            *("progress_monitor", "profiling_verbosity"),
         ),
         "OnnxParser": ("parse_from_file", "num_errors", "get_error"),
         "IOptimizationProfile": ("set_shape",),
-        "INetworkDefinition": ("num_layers",),
         "ITimingCache": ("serialize",),
         "IHostMemory": ("nbytes",),
+        "INetworkDefinition": ("num_layers", "get_layer"),
+        "LayerType": ("ATTENTION_OUTPUT",),
+        "IAttentionOutputLayer": ("type", "attention"),
+        "IAttention": ("decomposable",),
+        "IProgressMonitor": ("phase_start", "step_complete", "phase_finish"),
+        "Runtime": ("deserialize_cuda_engine",),
+        "ICudaEngine": ("device_memory_size_v2", "create_engine_inspector"),
+        "EngineInspector": ("get_engine_information",),
+        "ProfilingVerbosity": ("DETAILED",),
+        "LayerInformationFormat": ("JSON",),
     }
     for owner, names in methods.items():
         for name in names:
@@ -357,6 +412,7 @@ def test_nvidia_s_compiler_takes_every_setting_of_a_build(tmp_path: Path) -> Non
         "workspace_bytes": 1 << 30,
         "timings": str(tmp_path / "kernels.timing"),
         "engine": str(tmp_path / "model.engine"),
+        "layers": str(tmp_path / "layers.json"),
         "context": None,
         "version": "",
     }
@@ -364,5 +420,6 @@ def test_nvidia_s_compiler_takes_every_setting_of_a_build(tmp_path: Path) -> Non
     answer = compile_order(trt, order)
     assert answer["accepted"], answer
     assert (tmp_path / "model.engine").stat().st_size == answer["engine_bytes"]
+    assert answer["device_memory_bytes"] is None  # an engine of RTX opens on a GPU only
     assert (tmp_path / "kernels.timing").is_file()
     assert answer["seconds"] <= time.monotonic() - start_s

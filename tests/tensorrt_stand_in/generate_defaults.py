@@ -6,7 +6,8 @@ from pathlib import Path
 
 _CLASSES = (
     *("VTensor", "VNetworkDefinition", "VOptimizationProfile", "VHostMemory", "VTimingCache", "VBuilderConfig"),
-    *("VBuilder", "VExecutionContext", "VCudaEngine", "VRuntime"),
+    *("VBuilder", "VExecutionContext", "VCudaEngine", "VRuntime", "VLayer", "VAttentionBoundaryLayer", "VAttention"),
+    "VEngineInspector",
 )
 _FUNCTION = re.compile(
     r"(?:TRT_NODISCARD |TRT_DEPRECATED )?virtual (.+?)\b(\w+)\((.*?)\)( const)?( noexcept)?\s*= 0;", re.DOTALL

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from latentsync_trt.bundle.manifest import Bundle, step_graph
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
+from latentsync_trt.runtime.compiler.layers import summarize
+from latentsync_trt.runtime.compiler.process import CompileOrder, run_compiler
 from latentsync_trt.runtime.networks.background import BackgroundBuild
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection, select_provider
@@ -126,6 +128,27 @@ def failures(bundle: str, faults: list[str], graph: str = "vae_encoder", prepare
         answers.append({**_ending(lambda: engines.open(graph).session.close()), "notices": "\n".join(notices)})  # noqa: B023
         os.environ["STAND_IN_FAULTS"] = ""
     return answers
+
+
+def built(bundle: str, graph: str = "vae_encoder") -> dict[str, Any]:
+    """Builds an engine, opens it, and returns what is known of it."""
+    notices: list[str] = []
+    engines = _engines(bundle, notices)
+    opened_engine = engines.open(graph)
+    opened_engine.session.close()
+    entry = engines.cache.find(engines.key(graph))
+    layers = entry and summarize(entry.folder / builders.LAYERS)
+    return {
+        "memory_bytes": engines.device_memory_bytes(graph),
+        "layers": layers and asdict(layers),
+        "notices": notices,
+        "folder": entry and str(entry.folder),
+    }
+
+
+def compiled(path: str) -> dict[str, Any]:
+    """The answer of the compiler for a graph."""
+    return asdict(run_compiler(CompileOrder("tensorrt", path, {})))
 
 
 def run_failures(bundle: str, faults: list[str], graph: str = "vae_encoder") -> list[dict[str, str]]:

@@ -110,13 +110,48 @@ struct Tensor final : ITensor, Counted {
   }
 };
 
+// The layer of a node; that of an `Attention` is the end of one, which has a property of its own.
+struct Layer final : IAttentionOutputLayer {
+  struct Impl final : defaults::VLayer {
+    Node node;
+    LayerType getType() const noexcept override {
+      return node.op == "Attention" ? LayerType::kATTENTION_OUTPUT : LayerType::kIDENTITY;
+    }
+    char const* getName() const noexcept override { return node.name.c_str(); }
+  } impl;
+  struct Attention final : IAttention {
+    struct Impl final : defaults::VAttention {
+      bool decomposable = false;
+      bool setDecomposable(bool value) noexcept override {
+        decomposable = value;
+        return true;
+      }
+      bool getDecomposable() const noexcept override { return decomposable; }
+    } impl;
+    Attention() { mImpl = &impl; }
+  } attention;
+  struct Boundary final : defaults::VAttentionBoundaryLayer {
+    IAttention* attention = nullptr;
+    IAttention* getAttention() const noexcept override { return attention; }
+  } boundary;
+  explicit Layer(Node const& node) {
+    impl.node = node;
+    boundary.attention = &attention;
+    mLayer = &impl;
+    mBoundary = &boundary;
+  }
+  bool refused() const { return impl.node.op == "Attention" && !attention.impl.decomposable; }
+};
+
 struct Network final : INetworkDefinition, Counted {
   struct Impl final : defaults::VNetworkDefinition {
     NetworkDefinitionCreationFlags flags = 0;
     std::string bytes, folder, graph;
     OnnxModel model;
     std::vector<std::unique_ptr<Tensor>> inputs, outputs;
-    int32_t getNbLayers() const noexcept override { return static_cast<int32_t>(model.nodes.size()); }
+    std::vector<std::unique_ptr<Layer>> layers;
+    int32_t getNbLayers() const noexcept override { return static_cast<int32_t>(layers.size()); }
+    ILayer* getLayer(int32_t index) const noexcept override { return layers[index].get(); }
     int32_t getNbInputs() const noexcept override { return static_cast<int32_t>(inputs.size()); }
     ITensor* getInput(int32_t index) const noexcept override { return inputs[index].get(); }
     int32_t getNbOutputs() const noexcept override { return static_cast<int32_t>(outputs.size()); }
@@ -180,7 +215,13 @@ struct Config final : IBuilderConfig, Counted {
     ITimingCache const* timings = nullptr;
     int32_t level = 3;
     std::size_t workspace = 0;
+    IProgressMonitor* monitor = nullptr;
+    ProfilingVerbosity verbosity = ProfilingVerbosity::kLAYER_NAMES_ONLY;
 
+    void setProgressMonitor(IProgressMonitor* value) noexcept override { monitor = value; }
+    IProgressMonitor* getProgressMonitor() const noexcept override { return monitor; }
+    void setProfilingVerbosity(ProfilingVerbosity value) noexcept override { verbosity = value; }
+    ProfilingVerbosity getProfilingVerbosity() const noexcept override { return verbosity; }
     void setFlag(BuilderFlag flag) noexcept override { record("builder flag %d", static_cast<int>(flag)); flags |= 1U << static_cast<uint32_t>(flag); }
     bool getFlag(BuilderFlag flag) const noexcept override { return flags >> static_cast<uint32_t>(flag) & 1U; }
     int32_t addOptimizationProfile(IOptimizationProfile const* profile) noexcept override {
@@ -228,11 +269,12 @@ std::string field(std::string const& bytes) {
 // An engine: what it is, checked when it is read, then the graph and where its weights lie.
 struct Plan {
   int version = 0;
+  bool detailed = false;
   std::string folder, graph, model, profile;
 
   std::string bytes() const {
     std::string const body =
-        field(std::to_string(version)) + field(folder) + field(graph) + field(profile) + field(model);
+        field(std::to_string(version)) + field(detailed ? "1" : "") + field(folder) + field(graph) + field(profile) + field(model);
     return std::string(MAGIC, sizeof MAGIC) + field(body);
   }
   static Plan read(std::string_view bytes) {
@@ -242,6 +284,7 @@ struct Plan {
     std::string_view body = take(bytes);
     Plan plan;
     plan.version = std::stoi(std::string(take(body)));
+    plan.detailed = !take(body).empty();
     plan.folder = take(body);
     plan.graph = take(body);
     plan.profile = take(body);
@@ -321,9 +364,18 @@ struct Builder final : IBuilder, Counted {
         return nullptr;
       }
       std::string value;
-      if (fault("slow_build", &value)) {
-        record("build sleeping");
-        std::this_thread::sleep_for(std::chrono::seconds(std::atoi(value.c_str())));
+      if (fault("slow_build", &value)) record("build sleeping");
+      if (!work(config.impl.monitor, 1000 * std::atoi(value.c_str()))) {
+        say_error(*logger, "IBuilder::buildSerializedNetwork: Error Code 4: Internal Error (the build was cancelled)");
+        return nullptr;
+      }
+      value.clear();
+      auto const& layers = network.impl.layers;
+      if (fault("unfused_attention") &&
+          std::any_of(layers.begin(), layers.end(), [](auto const& layer) { return layer->refused(); })) {
+        say_error(*logger, "IBuilder::buildSerializedNetwork: Error Code 1: Myelin (Attention operation was not "
+                           "supported by a dedicated kernel.)");
+        return nullptr;
       }
       if (fault("build_fails", &value) || fault_names("build_fails_for", network.impl.graph)) {
         std::string const words = value.empty() ? "Could not find any implementation for node {ForeignNode[/Add.../Mul]}"
@@ -342,7 +394,8 @@ struct Builder final : IBuilder, Counted {
       auto const& model = network.impl.model;
       bool const profiled = !config.impl.profiles.empty();
       std::string const profile = profiled ? profile_text(config.impl.profiles[0]->impl.shapes) : "";
-      Plan const plan{version(), network.impl.folder, network.impl.graph, network.impl.bytes, profile};
+      bool const detailed = config.impl.verbosity == ProfilingVerbosity::kDETAILED;
+      Plan const plan{version(), detailed, network.impl.folder, network.impl.graph, network.impl.bytes, profile};
       std::string const bytes = plan.bytes();
       record("build nodes=%zu initializers=%zu external=%zu inline_bytes=%zu qdq=%zu strong=%d profiles=%zu level=%d "
              "workspace=%zu timings=%d engine_bytes=%zu",
@@ -354,6 +407,24 @@ struct Builder final : IBuilder, Counted {
         const_cast<Timings*>(static_cast<Timings const*>(config.impl.timings))->impl.bytes +=
             std::to_string(model.nodes.size()) + ';';
       return new Memory(bytes);
+    }
+
+    // Takes its time in nested phases; false if told to stop.
+    static bool work(IProgressMonitor* monitor, int ms) {
+      char const *outer = "Building engine", *inner = "Timing graph nodes";
+      bool go_on = true;
+      if (monitor) monitor->phaseStart(outer, nullptr, 2);
+      for (int step = 0; step < 2 && go_on; ++step) {
+        if (monitor) monitor->phaseStart(inner, outer, 5);
+        for (int part = 0; part < 5 && go_on; ++part) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(ms / 10));
+          go_on = !monitor || monitor->stepComplete(inner, part);
+        }
+        if (monitor) monitor->phaseFinish(inner);
+        go_on = go_on && (!monitor || monitor->stepComplete(outer, step));
+      }
+      if (monitor) monitor->phaseFinish(outer);
+      return go_on;
     }
 
     static std::size_t count(OnnxModel const& model, char const* op) {
@@ -447,6 +518,7 @@ struct Parser final : nvonnxparser::IParser, Counted {
       }
       for (auto const& value : impl.model.inputs) impl.inputs.push_back(std::make_unique<Tensor>(value));
       for (auto const& value : impl.model.outputs) impl.outputs.push_back(std::make_unique<Tensor>(value));
+      for (auto const& node : impl.model.nodes) impl.layers.push_back(std::make_unique<Layer>(node));
       record("parse nodes=%zu bytes=%zu external=%zu inline_bytes=%zu", impl.model.nodes.size(), size,
              impl.model.external, impl.model.inline_bytes);
       return true;
@@ -459,7 +531,9 @@ struct Parser final : nvonnxparser::IParser, Counted {
   }
 
   bool parseFromFile(char const* path, int) noexcept override {
-    std::ifstream file(path, std::ios::binary);
+    std::string const name = path;
+    bool const ascii = std::all_of(name.begin(), name.end(), [](unsigned char letter) { return letter < 128; });
+    std::ifstream file(ascii || !fault("code_page") ? name : "", std::ios::binary);
     std::string const bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
     return parse(bytes.data(), bytes.size(), path);
   }
@@ -527,6 +601,16 @@ struct FunctionLogger final : ILogger {
   void (*function)(int, char const*);
   explicit FunctionLogger(void (*function)(int, char const*)) : function(function) {}
   void log(Severity severity, char const* text) noexcept override { function(static_cast<int>(severity), text); }
+};
+
+// A monitor that calls functions of the Python module.
+struct FunctionMonitor final : IProgressMonitor {
+  void (*start)(char const*, char const*, int);
+  bool (*step)(char const*, int);
+  void (*finish)(char const*);
+  void phaseStart(char const* name, char const* parent, int32_t steps) noexcept override { start(name, parent, steps); }
+  bool stepComplete(char const* name, int32_t index) noexcept override { return step(name, index); }
+  void phaseFinish(char const* name) noexcept override { finish(name); }
 };
 
 // --- Running ---
@@ -776,6 +860,49 @@ struct Context final : IExecutionContext, Counted {
   }
 };
 
+// The layers of an engine are the nodes of its graph. The first reads its inputs, the last writes its outputs.
+struct Inspector final : IEngineInspector, Counted {
+  struct Impl final : defaults::VEngineInspector {
+    std::string text;
+    char const* getEngineInformation(LayerInformationFormat) const noexcept override { return text.c_str(); }
+  } impl;
+  explicit Inspector(Loaded const& loaded) {
+    mImpl = &impl;
+    auto const& nodes = loaded.model.nodes;
+    impl.text = "{\"Layers\": [";
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      std::string const name = "\"" + nodes[i].name + "\"", kind = "\"" + nodes[i].op + "\"";
+      impl.text += i > 0 ? ",\n" : "";
+      if (!loaded.plan.detailed) {
+        impl.text += name;
+        continue;
+      }
+      impl.text += "{\"Name\": " + name + ", \"LayerType\": " + kind;
+      impl.text += ", \"Inputs\": " + list(i == 0 ? loaded.model.inputs : std::vector<Value>());
+      impl.text += ", \"Outputs\": " + list(i + 1 == nodes.size() ? loaded.model.outputs : std::vector<Value>()) + "}";
+    }
+    impl.text += "], \"Bindings\": []}";
+  }
+
+ private:
+  static std::string list(std::vector<Value> const& values) {
+    std::string text = "[";
+    for (auto const& value : values)
+      text += std::string(text.size() > 1 ? ", " : "") + "{\"Name\": \"" + value.name + "\", \"Dimensions\": " +
+              text_of(dims_of(value.shape)) + ", \"Format/Datatype\": \"" + word(data_type(value.type)) + "\"}";
+    return text + "]";
+  }
+  static char const* word(DataType type) {
+    switch (type) {
+      case DataType::kHALF: return "Half";
+      case DataType::kINT8: return "Int8";
+      case DataType::kFP8: return "FP8";
+      case DataType::kINT64: return "Int64";
+      default: return "Float";
+    }
+  }
+};
+
 struct Engine final : ICudaEngine, Counted {
   struct Impl final : defaults::VCudaEngine {
     std::shared_ptr<Loaded> loaded;
@@ -786,6 +913,7 @@ struct Engine final : ICudaEngine, Counted {
     int64_t getDeviceMemorySizeV2() const noexcept override {
       return static_cast<int64_t>(loaded->activation_bytes());
     }
+    IEngineInspector* createEngineInspector() const noexcept override { return new Inspector(*loaded); }
     int32_t getNbOptimizationProfiles() const noexcept override { return 1; }
     int32_t getNbIOTensors() const noexcept override { return static_cast<int32_t>(names.size()); }
     char const* getIOTensorName(int32_t index) const noexcept override { return names[index].c_str(); }
@@ -957,6 +1085,33 @@ void stand_in_set_level(void* config, int level) {
 }
 void stand_in_set_workspace(void* config, std::size_t bytes) {
   static_cast<IBuilderConfig*>(config)->setMemoryPoolLimit(MemoryPoolType::kWORKSPACE, bytes);
+}
+void stand_in_set_monitor(void* config, void (*start)(char const*, char const*, int), bool (*step)(char const*, int),
+                          void (*finish)(char const*)) {
+  auto* const monitor = new FunctionMonitor;
+  monitor->start = start;
+  monitor->step = step;
+  monitor->finish = finish;
+  static_cast<IBuilderConfig*>(config)->setProgressMonitor(monitor);
+}
+void stand_in_set_verbosity(void* config, int verbosity) {
+  static_cast<IBuilderConfig*>(config)->setProfilingVerbosity(static_cast<ProfilingVerbosity>(verbosity));
+}
+int stand_in_layer_type(void* network, int index) {
+  return static_cast<int>(static_cast<INetworkDefinition*>(network)->getLayer(index)->getType());
+}
+void stand_in_set_decomposable(void* network, int index, bool value) {
+  static_cast<void>(static_cast<IAttentionOutputLayer*>(static_cast<INetworkDefinition*>(network)->getLayer(index))
+                        ->getAttention()
+                        ->setDecomposable(value));
+}
+void* stand_in_engine(void* logger, char const* bytes, std::size_t size) {
+  return static_cast<IRuntime*>(createInferRuntime_INTERNAL(logger, 0))->deserializeCudaEngine(bytes, size);
+}
+long long stand_in_device_memory(void* engine) { return static_cast<ICudaEngine*>(engine)->getDeviceMemorySizeV2(); }
+char const* stand_in_information(void* engine) {
+  return static_cast<ICudaEngine*>(engine)->createEngineInspector()->getEngineInformation(
+      LayerInformationFormat::kJSON);
 }
 void* stand_in_profile(void* builder) { return static_cast<IBuilder*>(builder)->createOptimizationProfile(); }
 void stand_in_set_shape(void* profile, char const* input, int selector, int rank, long long const* sizes) {

@@ -21,6 +21,8 @@ _make_logger = _function("stand_in_logger", _POINTER, _LOG)
 _make_builder = _function("createInferBuilder_INTERNAL", _POINTER, _POINTER, _INT)
 _make_network = _function("stand_in_network", _POINTER, _POINTER, ctypes.c_uint)
 _layers = _function("stand_in_layers", _INT, _POINTER)
+_layer_type = _function("stand_in_layer_type", _INT, _POINTER, _INT)
+_set_decomposable = _function("stand_in_set_decomposable", None, _POINTER, _INT, _BOOL)
 _make_parser = _function("createNvOnnxParser_INTERNAL", _POINTER, _POINTER, _POINTER, _INT)
 _parse = _function("stand_in_parse", _BOOL, _POINTER, _TEXT)
 _errors = _function("stand_in_errors", _INT, _POINTER)
@@ -28,6 +30,14 @@ _error = _function("stand_in_error", _TEXT, _POINTER, _INT, _INT)
 _make_config = _function("stand_in_config", _POINTER, _POINTER)
 _set_level = _function("stand_in_set_level", None, _POINTER, _INT)
 _set_workspace = _function("stand_in_set_workspace", None, _POINTER, _SIZE)
+_set_verbosity = _function("stand_in_set_verbosity", None, _POINTER, _INT)
+_PHASE_START = ctypes.CFUNCTYPE(None, _TEXT, _TEXT, _INT)
+_STEP_COMPLETE = ctypes.CFUNCTYPE(_BOOL, _TEXT, _INT)
+_PHASE_FINISH = ctypes.CFUNCTYPE(None, _TEXT)
+_set_monitor = _function("stand_in_set_monitor", None, _POINTER, _PHASE_START, _STEP_COMPLETE, _PHASE_FINISH)
+_open_engine = _function("stand_in_engine", _POINTER, _POINTER, _TEXT, _SIZE)
+_device_memory = _function("stand_in_device_memory", ctypes.c_longlong, _POINTER)
+_information = _function("stand_in_information", _TEXT, _POINTER)
 _make_profile = _function("stand_in_profile", _POINTER, _POINTER)
 _set_shape = _function("stand_in_set_shape", None, _POINTER, _TEXT, _INT, _INT, ctypes.POINTER(ctypes.c_longlong))
 _add_profile = _function("stand_in_add_profile", None, _POINTER, _POINTER)
@@ -61,6 +71,40 @@ class NetworkDefinitionCreationFlag:
     """As TensorRT's."""
 
     STRONGLY_TYPED = 1
+
+
+class LayerType:
+    """As TensorRT's; a layer that is no attention has another number."""
+
+    ATTENTION_OUTPUT = 52
+
+
+class ProfilingVerbosity:
+    """As TensorRT's."""
+
+    LAYER_NAMES_ONLY, NONE, DETAILED = range(3)
+
+
+class LayerInformationFormat:
+    """As TensorRT's; there is no other."""
+
+    JSON = 1
+
+
+class IProgressMonitor:
+    """What a caller's monitor extends."""
+
+    def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+        """As TensorRT's."""
+        raise NotImplementedError
+
+    def step_complete(self, phase_name: str, step: int) -> bool:
+        """As TensorRT's."""
+        raise NotImplementedError
+
+    def phase_finish(self, phase_name: str) -> None:
+        """As TensorRT's."""
+        raise NotImplementedError
 
 
 class MemoryPoolType:
@@ -121,6 +165,47 @@ class INetworkDefinition:
         """As TensorRT's."""
         return int(_layers(self.pointer))
 
+    def get_layer(self, index: int) -> "ILayer":
+        """As TensorRT's: of the base class."""
+        return ILayer(self.pointer, index)
+
+
+class ILayer:
+    """As TensorRT's."""
+
+    def __init__(self, network: int, index: int) -> None:
+        self.network, self.index = network, index
+
+    @property
+    def type(self) -> int:
+        """As TensorRT's."""
+        return int(_layer_type(self.network, self.index))
+
+
+class IAttention:
+    """As TensorRT's."""
+
+    def __init__(self, layer: ILayer) -> None:
+        self._layer = layer
+
+    @property
+    def decomposable(self) -> bool:
+        """As TensorRT's."""
+        raise NotImplementedError
+
+    @decomposable.setter
+    def decomposable(self, value: bool) -> None:
+        _set_decomposable(self._layer.network, self._layer.index, value)
+
+
+class IAttentionOutputLayer(ILayer):
+    """As TensorRT's."""
+
+    @property
+    def attention(self) -> IAttention:
+        """As TensorRT's."""
+        return IAttention(self)
+
 
 class IOptimizationProfile:
     """As TensorRT's."""
@@ -161,6 +246,31 @@ class IBuilderConfig:
     def builder_optimization_level(self, level: int) -> None:
         _set_level(self.pointer, level)
 
+    @property
+    def profiling_verbosity(self) -> int:
+        """As TensorRT's."""
+        raise NotImplementedError
+
+    @profiling_verbosity.setter
+    def profiling_verbosity(self, verbosity: int) -> None:
+        _set_verbosity(self.pointer, verbosity)
+
+    @property
+    def progress_monitor(self) -> IProgressMonitor:
+        """As TensorRT's."""
+        raise NotImplementedError
+
+    @progress_monitor.setter
+    def progress_monitor(self, monitor: IProgressMonitor) -> None:
+        self._functions = (
+            _PHASE_START(
+                lambda name, parent, steps: monitor.phase_start(name.decode(), parent and parent.decode(), steps)
+            ),
+            _STEP_COMPLETE(lambda name, step: monitor.step_complete(name.decode(), step)),
+            _PHASE_FINISH(lambda name: monitor.phase_finish(name.decode())),
+        )
+        _set_monitor(self.pointer, *self._functions)
+
     def set_memory_pool_limit(self, pool: int, pool_size: int) -> None:
         """As TensorRT's."""
         _set_workspace(self.pointer, pool_size)
@@ -183,6 +293,46 @@ class IBuilderConfig:
     def get_timing_cache(self) -> ITimingCache | None:
         """As TensorRT's."""
         return self._timings
+
+
+class EngineInspector:
+    """As TensorRT's."""
+
+    def __init__(self, engine: int) -> None:
+        self._engine = engine
+
+    def get_engine_information(self, format: int) -> str:  # noqa: A002
+        """As TensorRT's."""
+        return str(_information(self._engine).decode())
+
+
+class ICudaEngine:
+    """As TensorRT's."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    @property
+    def device_memory_size_v2(self) -> int:
+        """As TensorRT's."""
+        return int(_device_memory(self._pointer))
+
+    def create_engine_inspector(self) -> EngineInspector:
+        """As TensorRT's."""
+        return EngineInspector(self._pointer)
+
+
+class Runtime:
+    """As TensorRT's."""
+
+    def __init__(self, logger: ILogger) -> None:
+        self._function = _LOG(lambda severity, text: logger.log(severity, text.decode()))
+        self._logger = _make_logger(self._function)
+
+    def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
+        """As TensorRT's."""
+        pointer = _open_engine(self._logger, serialized_engine, len(serialized_engine))
+        return ICudaEngine(pointer) if pointer else None
 
 
 class _ParserError:
