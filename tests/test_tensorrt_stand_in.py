@@ -300,7 +300,9 @@ def test_selftest_passes_and_fails(stand_in: StandIn) -> None:
     arguments = ("selftest", "--provider", "tensorrt", "--bundle", SMALL, "--json")
     well = stand_in.command(*arguments)
     assert well.code == 0, well.out + well.err
-    assert json.loads(well.out)["passed"] is True
+    report = json.loads(well.out)
+    assert report["passed"] is True
+    assert all(row["layers"]["layers"] == sum(row["layers"]["kinds"].values()) > 10 for row in report["graphs"])
     assert "graph launch" in well.log
     broken = stand_in.command(*arguments, faults="enqueue_fails")
     assert broken.code == 1
@@ -313,7 +315,9 @@ def test_bench_times_engines(stand_in: StandIn) -> None:
     ended = stand_in.command("bench", "--bundle", SMALL, "--provider", "tensorrt", *arguments)
     assert ended.code == 0, ended.err
     assert ended.count("enqueue nodes=2165") + ended.count("graph launch") >= 2
-    assert '"provider": "tensorrt"' in (stand_in.work / "rows.json").read_text()
+    rows = json.loads((stand_in.work / "rows.json").read_text())["rows"]
+    assert {row["provider"] for row in rows} == {"tensorrt"}
+    assert 2165 in {row["layers"]["layers"] for row in rows}
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a console's Ctrl-C cannot be sent to one process")

@@ -10,6 +10,7 @@ import numpy as np
 
 from latentsync_trt.bench.files import plain
 from latentsync_trt.bench.pictures import Likeness
+from latentsync_trt.runtime.compiler.layers import LayerSummary
 from latentsync_trt.sync.html import write_file
 
 FORMAT = 2
@@ -66,7 +67,7 @@ class Row:
 
     `case`: which graph or clip. `provider`, `preset`: None if irrelevant. `frames`: video frames of one run, 0
     if none. `parts_s`: seconds of a run by part; the parts of an end-to-end run overlap. `start_up_s`: seconds of
-    building and opening before the first run.
+    building and opening before the first run. `layers`: those of the graph's engine, where TensorRT describes them.
     """
 
     scenario: str
@@ -80,6 +81,7 @@ class Row:
     quality: Quality | None = None
     parts_s: Mapping[str, float] = field(default_factory=dict)
     start_up_s: Mapping[str, float] = field(default_factory=dict)
+    layers: LayerSummary | None = None
     notes: tuple[str, ...] = ()
 
     @property

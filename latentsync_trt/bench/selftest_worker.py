@@ -5,7 +5,7 @@ Each event is written at once, so that a crash of the provider loses no earlier 
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,9 @@ class _Worker:
             return {"error": str(error)}
         row: dict[str, Any] = {"nodes": opened.session.nodes_by_provider(), "open_s": opened.open_s}
         if engines.compiled:
+            layers = engines.layers(graph)
             row |= {"built": opened.built, "build_s": opened.build_s, "engine_bytes": opened.size_bytes}
+            row["layers"] = layers and asdict(layers)
         self._emit(doing=f"running {graph}")
         try:
             inputs = random_inputs(opened.session.inputs, engines.ranges)

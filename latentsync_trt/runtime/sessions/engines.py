@@ -17,6 +17,7 @@ from latentsync_trt.remembered import Key, known, remember
 from latentsync_trt.runtime.cache.entry import Entry
 from latentsync_trt.runtime.cache.key import EngineKey
 from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache, Notice
+from latentsync_trt.runtime.compiler.layers import LayerSummary, summarize
 from latentsync_trt.runtime.compiler.profiles import check_sizes, dimension_ranges, engine_ranges, input_shapes
 from latentsync_trt.runtime.providers.diagnose import ORT_NAMES, rtx_devices
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
@@ -29,6 +30,7 @@ from latentsync_trt.runtime.providers.libraries import (
 )
 from latentsync_trt.runtime.providers.select import Selection, eight_bit_notice
 from latentsync_trt.runtime.sessions.builders import (
+    LAYERS,
     Builder,
     DirectOpen,
     GraphSource,
@@ -179,6 +181,11 @@ class Engines:
         """GPU memory that a run of a graph's engine takes, without weights; None if not built, or not known."""
         entry = self.cache.find(self.key(graph)) if self.compiled else None
         return entry.device_memory_bytes if entry else None
+
+    def layers(self, graph: str) -> LayerSummary | None:
+        """What a graph's engine consists of; None if not built, or if the provider does not say."""
+        entry = self.cache.find(self.key(graph)) if self.compiled else None
+        return summarize(entry.folder / LAYERS) if entry else None
 
     def build(self, graph: str, *, force: bool = False) -> Entry:
         """Builds the engine of a graph unless the cache has it; `force` builds anyway.
