@@ -16,6 +16,7 @@ from latentsync_trt.bundle.manifest import Bundle, TensorEntry
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
 from latentsync_trt.runtime.cache.store import EngineCache
+from latentsync_trt.runtime.compiler import progress
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
@@ -316,7 +317,7 @@ def test_a_long_build_tells_how_far_it_is(tmp_path: Path, provider: Provider, mo
     notices: list[str] = []
     provider.progress = (0.5, 0.5, 0.75, 1.0)
     times = iter([100.0, 110.0, 160.0, 200.0])
-    monkeypatch.setattr(builders, "time", types.SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: next(times)))
     engines(tmp_path, notices=notices).build("vae_encoder")
     assert [notice for notice in notices if "%" in notice] == [
         "vae_encoder: building for tensorrt, 50%",

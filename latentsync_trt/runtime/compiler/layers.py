@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -52,22 +53,14 @@ def summarize(path: Path) -> LayerSummary | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     outputs = [[_format(tensor) for tensor in layer.get("Outputs", ())] for layer in layers]
-    sizes = (LayerSize(layer.get("Name", ""), _kind(layer), _moved_bytes(layer)) for layer in layers)
+    sizes = [LayerSize(layer.get("Name", ""), layer.get("LayerType", ""), _moved_bytes(layer)) for layer in layers]
     return LayerSummary(
-        len(layers),
-        _counted(map(_kind, layers)),
-        _counted(_type(formats[0])[0] for formats in outputs if formats),
-        _counted(text for formats in outputs for text in formats),
-        tuple(sorted(sizes, key=lambda size: -size.moved_bytes)[:_LARGEST]),
+        layers=len(layers),
+        kinds=dict(Counter(size.kind for size in sizes)),
+        precisions=dict(Counter(_type(formats[0])[0] for formats in outputs if formats)),
+        formats=dict(Counter(chain.from_iterable(outputs))),
+        largest=tuple(sorted(sizes, key=lambda size: -size.moved_bytes)[:_LARGEST]),
     )
-
-
-def _counted(words: Any) -> dict[str, int]:
-    return dict(Counter(words).most_common())
-
-
-def _kind(layer: Mapping[str, Any]) -> str:
-    return str(layer.get("LayerType", ""))
 
 
 def _format(tensor: Mapping[str, Any]) -> str:

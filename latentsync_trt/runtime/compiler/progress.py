@@ -1,9 +1,11 @@
-"""How far a build is, in the process that builds."""
+"""How far a build is: in the process that builds, and in words."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 REPORT_S = 10.0
@@ -76,3 +78,20 @@ def _make_monitor(trt: Any) -> Any:
             )
 
     return Monitor()
+
+
+def progress_notices(doing: str, on_notice: Callable[[str], None]) -> Callable[[float], None]:
+    """Makes a notice of each fraction of a build; after the first, with the time left if it goes on at that rate."""
+    first: list[tuple[float, float]] = []
+
+    def report(fraction: float) -> None:
+        now_s = time.monotonic()
+        first.append((now_s, fraction))
+        start_s, before = first[0]
+        left = ""
+        if fraction > before:
+            left_s = (now_s - start_s) * (1 - fraction) / (fraction - before)
+            left = f", about {timedelta(seconds=round(left_s))} left"
+        on_notice(f"{doing}, {fraction:.0%}{left}")
+
+    return report

@@ -9,11 +9,9 @@ import logging
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +20,7 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, GraphRefused, OutOfMemory
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel, run_compiler
 from latentsync_trt.runtime.compiler.profiles import input_shapes, with_sizes
+from latentsync_trt.runtime.compiler.progress import progress_notices
 from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
 from latentsync_trt.runtime.providers.libraries import onnxruntime_version
 from latentsync_trt.runtime.sessions.options import RTX_KERNEL_CACHE, cuda_options, tensorrt_options, workspace_bytes
@@ -142,7 +141,7 @@ class TensorRTBuilder:
         # A copy, as another build may write the shared file at the same time.
         shared, timings = self.shared / TIMINGS, folder / TIMINGS
         _copy(shared, timings)
-        on_progress = _progress_notices(f"{source.path.stem}: building for tensorrt", self.on_notice)
+        on_progress = progress_notices(f"{source.path.stem}: building for tensorrt", self.on_notice)
         answer = run_compiler(self._order(source, folder, timings), visible_only(self.gpu), on_progress)
         if answer.rejected_timings:
             with suppress(OSError):  # if the cache cannot be written, the next build reports the same
@@ -214,26 +213,9 @@ def _check_encodable(folder: Path) -> None:
         str(folder).encode(_PATH_CODEC)
     except UnicodeEncodeError as error:
         raise EngineBuildError(
-            f"{folder}: ONNX Runtime opens no TensorRT engine there, as Windows' code page for other languages lacks a "
-            "character of the path; choose another place with --engine-cache"
+            f"{folder}: ONNX Runtime opens no TensorRT engine there, as Windows' code page lacks a character of it; "
+            "choose another place with --engine-cache"
         ) from error
-
-
-def _progress_notices(doing: str, on_notice: Callable[[str], None]) -> Callable[[float], None]:
-    """Makes a notice of each fraction of a build; after the first, with the time left if it goes on at that rate."""
-    first: list[tuple[float, float]] = []
-
-    def report(fraction: float) -> None:
-        now_s = time.monotonic()
-        first.append((now_s, fraction))
-        start_s, before = first[0]
-        left = ""
-        if fraction > before:
-            left_s = (now_s - start_s) * (1 - fraction) / (fraction - before)
-            left = f", about {timedelta(seconds=round(left_s))} left"
-        on_notice(f"{doing}, {fraction:.0%}{left}")
-
-    return report
 
 
 def _refusal(graph: Path, answer: Answer) -> GraphRefused | OutOfMemory:
