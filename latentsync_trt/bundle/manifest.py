@@ -59,6 +59,12 @@ STEP_OUTPUTS = ("next_latents", "next_history")
 PIXELS_PER_LATENT = 8
 """Along each axis."""
 
+RESOLUTION_STEP_PX = 64
+"""Divisor of resolutions: the VAE and the U-Net each halve the image three times."""
+
+HEIGHT, WIDTH, LATENT_HEIGHT, LATENT_WIDTH = "height", "width", "latent_height", "latent_width"
+"""Variable dimensions of bundles for several resolutions: of pictures in pixels, and of their latents."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
@@ -170,6 +176,13 @@ class Manifest:
     def latent_px(self) -> int:
         """Height and width of a latent."""
         return self.resolution_px // PIXELS_PER_LATENT
+
+    @property
+    def resolutions_px(self) -> range:
+        """Resolutions that the graphs take, ascending; `resolution_px`, the default, is the last."""
+        span = self.ranges.get(HEIGHT)
+        least_px = self.resolution_px if span is None else span.minimum
+        return range(least_px, self.resolution_px + 1, RESOLUTION_STEP_PX)
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Self:

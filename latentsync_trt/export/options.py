@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from latentsync_trt.bundle.find import checkpoints_folder
-from latentsync_trt.bundle.manifest import AttentionForm
+from latentsync_trt.bundle.manifest import RESOLUTION_STEP_PX, AttentionForm
 from latentsync_trt.errors import CheckpointError, InputError
 from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_FILE, Model
 from latentsync_trt.option_fields import FILES, check_limits, option
@@ -17,9 +17,6 @@ TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "diffusers", "safetensors")
 
 EXTRA = "export"
 """The extra that installs them."""
-
-RESOLUTION_STEP_PX = 64
-"""Divisor of resolutions: the VAE and the U-Net each halve the image three times."""
 
 DEFAULT_RESOLUTION_PX: dict[str, int] = {"1.6": 512, "1.5": 256}
 FEWEST_FRAMES = 2
