@@ -6,17 +6,21 @@ STAMPS := $(VENV)/stamps
 
 # Published sizes with random weights: compiled, not run.
 FULL := build/check-full
+# The first one is that of the plots.
+CAPABILITIES := 8.9 7.5 8.0 8.6 12.0
+CHECK = $(BIN)/latentsync-trt check --json
 FULL_BUNDLES := fp16-512 fp16-256 fp16-512-dynamic int8-512 fp8-512
 STEPS := denoise_step denoise_step_cached denoise_step_unguided denoise_step_unguided_cached
 # Of bundles in eight bits the steps are what differs. FP8 is for two generations; the small one is tried on both.
 CHECK_int8-512 := $(STEPS:%=--graph %)
-CHECK_fp8-512 := $(STEPS:%=--graph %) --compute-capability 12.0
+CHECK_fp8-512 := $(STEPS:%=--graph %)
+CAPABILITIES_fp8-512 := 12.0 8.9
 FULL_EXPORT = LATENTSYNC_TRT_CHECKPOINTS=$(FULL)/checkpoints $(BIN)/latentsync-trt export --precision fp16 --no-verify
 
 # One process per core, a test file to each at a time: fixtures of a module are made once.
 PYTEST := $(BIN)/pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
-.PHONY: help demo quick test test-all lint docs dist check-full clean
+.PHONY: help demo quick test test-all lint docs dist check-full check-demo clean
 
 help:
 	@echo "make demo    install, and lip-sync a built-in clip to demo/out.mp4"
@@ -68,11 +72,15 @@ dist: $(STAMPS)/dev
 	build/dist/bin/pip install --quiet --disable-pip-version-check dist/*.whl
 	cd build/dist && bin/latentsync-trt demo
 
-check-full: $(FULL_BUNDLES:%=check-full-%)
+check-full: check-demo $(FULL_BUNDLES:%=check-full-%)
 
 check-full-%: $(FULL)/%/manifest.json
-	$(BIN)/latentsync-trt check --bundle $(FULL)/$* $(CHECK_$*) --json > $(FULL)/$*.json || { cat $(FULL)/$*.json; exit 1; }
+	$(CHECK) --bundle $(FULL)/$* $(CHECK_$*) $(foreach each,$(or $(CAPABILITIES_$*),$(CAPABILITIES)),--compute-capability $(each)) \
+		> $(FULL)/$*.json || { cat $(FULL)/$*.json; exit 1; }
 	cp $(FULL)/$*.json benchmarks/check-full-$*.json
+
+check-demo: | $(STAMPS)/dev
+	$(CHECK) --bundle demo $(CAPABILITIES:%=--compute-capability %) > benchmarks/check-demo.json
 
 .PRECIOUS: $(FULL)/%/manifest.json $(FULL)/fp16-%/manifest.json $(FULL)/fp16-%-dynamic/manifest.json
 .PRECIOUS: $(FULL)/int8-%/manifest.json $(FULL)/fp8-%/manifest.json

@@ -3,6 +3,7 @@
 import json
 import platform
 from dataclasses import asdict
+from itertools import product
 from typing import Any
 
 import rich_click as click
@@ -26,7 +27,8 @@ from latentsync_trt.runtime.compiler.rtx import (
 )
 from latentsync_trt.types import Progress
 
-Results = list[tuple[Trial, Answer]]
+Results = list[tuple[str, Trial, Answer]]
+"""Compute capability, what was compiled for it, and the compiler's answer."""
 
 _SHOWN = ("accepted", "reason", "layers", "engine_bytes", "seconds")
 """Fields of `Answer` that the JSON contains."""
@@ -37,10 +39,13 @@ _SHOWN = ("accepted", "reason", "layers", "engine_bytes", "seconds")
 @click.option("--graph", "graphs", multiple=True, help="Only this graph; may be given several times.  [default: all]")
 @click.option(
     "--compute-capability",
-    default=DEFAULT_COMPUTE_CAPABILITY,
+    "capabilities",
+    multiple=True,
+    default=[DEFAULT_COMPUTE_CAPABILITY],
     show_default=True,
     metavar="X.Y",
-    help="GPU generation to compile for: 8.6 for RTX 30xx, 8.9 for RTX 40xx, 12.0 for RTX 50xx.",
+    help="GPU generation to compile for: 7.5 for RTX 20xx, 8.6 for RTX 30xx, 8.9 for RTX 40xx, 12.0 for RTX 50xx; may "
+    "be given several times.",
 )
 @click.option(
     "--dynamic/--static",
@@ -49,58 +54,62 @@ _SHOWN = ("accepted", "reason", "layers", "engine_bytes", "seconds")
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the verdicts, or the error.")
 def command(
-    bundle: str | None, graphs: tuple[str, ...], compute_capability: str, dynamic: bool | None, as_json: bool
+    bundle: str | None, graphs: tuple[str, ...], capabilities: tuple[str, ...], dynamic: bool | None, as_json: bool
 ) -> None:
     """Try the graphs of a bundle with NVIDIA's compiler for TensorRT-RTX, without a GPU; list what it refuses.
 
     It is not the compiler of provider tensorrt, but has the same parser interface and the same rules for types.
     """
-    check_compute_capability(compute_capability)
+    for capability in capabilities:
+        check_compute_capability(capability)
     folder, why = find_bundle(bundle)
     if not as_json:
         click.echo(f"{describe_choice(folder, why)}, portable graphs", err=True)
     opened = Bundle.load(folder)
-    trials = plan_trials(opened.manifest, graphs, dynamic)
+    trials = list(product(capabilities, plan_trials(opened.manifest, graphs, dynamic)))
     results: Results = []
     with progress_bar(hidden=as_json) as show:
-        for number, trial in enumerate(trials):
-            show(Progress(f"{trial.graph}, {trial.shapes}", number, len(trials)))
-            answer = compile_graph(opened.graph_path(trial.graph), trial.profile, compute_capability)
-            results.append((trial, answer))
+        for number, (capability, trial) in enumerate(trials):
+            show(Progress(f"{capability}: {trial.graph}, {trial.shapes}", number, len(trials)))
+            answer = compile_graph(opened.graph_path(trial.graph), trial.profile, capability)
+            results.append((capability, trial, answer))
     if as_json:
-        click.echo(json.dumps(_report(opened.manifest, compute_capability, results), indent=2))
+        click.echo(json.dumps(_report(opened.manifest, results), indent=2))
     else:
-        _show(opened.manifest, compute_capability, results)
-    if not all(answer.accepted for _, answer in results):
+        _show(opened.manifest, results)
+    if not all(answer.accepted for *_, answer in results):
         raise SystemExit(1)
 
 
-def _report(manifest: Manifest, compute_capability: str, results: Results) -> dict[str, Any]:
+def _report(manifest: Manifest, results: Results) -> dict[str, Any]:
     bundle = ("resolution_px", "frames", "precision", "opset")
     return {
         "bundle": manifest.name,
         **{name: getattr(manifest, name) for name in bundle},
         "form": "portable",
-        "compute_capability": compute_capability,
         "tensorrt_rtx": compiler_version(),
         "latentsync_trt": __version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
-        "accepted": all(answer.accepted for _, answer in results),
-        "graphs": [{**asdict(trial), **{name: getattr(answer, name) for name in _SHOWN}} for trial, answer in results],
+        "accepted": all(answer.accepted for *_, answer in results),
+        "graphs": [
+            {"compute_capability": capability, **asdict(trial), **{name: getattr(answer, name) for name in _SHOWN}}
+            for capability, trial, answer in results
+        ],
     }
 
 
-def _show(manifest: Manifest, compute_capability: str, results: Results) -> None:
-    table = Table("graph", "shapes", "layers", "engine", "seconds", "verdict", box=None, pad_edge=False)
-    for column in table.columns[2:5]:
+def _show(manifest: Manifest, results: Results) -> None:
+    table = Table("for", "graph", "shapes", "layers", "engine", "seconds", "verdict", box=None, pad_edge=False)
+    for column in table.columns[3:6]:
         column.justify = "right"
-    table.columns[0].overflow = table.columns[5].overflow = "fold"
-    for trial, answer in results:
+    table.columns[1].overflow = table.columns[6].overflow = "fold"
+    for capability, trial, answer in results:
         verdict = Text("accepted", "green") if answer.accepted else Text(f"refused: {answer.reason}", "red")
         size = f"{answer.engine_bytes / 1e6:.1f} MB" if answer.accepted else ""
-        table.add_row(trial.graph, trial.shapes, str(answer.layers), size, f"{answer.seconds:.1f}", verdict)
+        table.add_row(capability, trial.graph, trial.shapes, str(answer.layers), size, f"{answer.seconds:.1f}", verdict)
     Console(markup=False, highlight=False, emoji=False).print(table)  # names come from the bundle's manifest
-    accepted = f"{sum(answer.accepted for _, answer in results)} of {len(results)}"
     compiler = f"{manifest.name}, {manifest.precision}: TensorRT-RTX {compiler_version()}"
-    click.echo(f"{compiler} accepts {accepted} for compute capability {compute_capability}")
+    for each in dict.fromkeys(capability for capability, *_ in results):
+        answers = [answer.accepted for capability, _, answer in results if capability == each]
+        click.echo(f"{compiler} accepts {sum(answers)} of {len(answers)} for compute capability {each}")

@@ -75,15 +75,10 @@ def _widen(graph: ir.Graph) -> None:
 
 def _halve_projection(graph: ir.Graph, gelu: ir.Node) -> None:
     """GEGLU: a product for each half, instead of cutting one result that is larger than the processor's cache."""
-    gated = _user(gelu)
-    add = _maker(_maker(gelu, 0), 0)
-    product = _maker(add, 0)
-    value, gate = (
-        _insert(graph, gated, "Add", _insert(graph, gated, "MatMul", product.inputs[0], weight), bias)
-        for weight, bias in zip(_cut(graph, product, 2), _cut(graph, add, 2), strict=True)
-    )
-    made = _insert(graph, gated, "Mul", value, _insert(graph, gated, "Gelu", gate))
-    convenience.replace_all_uses_with(gated.outputs[0], made)
+    biased = _maker(_user(gelu), 0), _maker(gelu, 0)
+    product = _maker(_maker(biased[0], 0), 0)
+    for add, weight in zip(biased, _cut(graph, product, 2), strict=True):
+        add.replace_input_with(0, _insert(graph, add, "MatMul", product.inputs[0], weight))
 
 
 def _fuse_attention(graph: ir.Graph, core: ir.Node) -> None:

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper
 
+from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.bundle.manifest import Bundle, DimensionRange, FileEntry, read_manifest, sha256_file, write_manifest
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError, MissingDependency, OutOfMemory
@@ -31,6 +32,8 @@ COMPILERS = 2
 WEIGHTS_KEPT = 0.9
 """Least part of the weights file that an engine contains: the compiler folds some constants away."""
 SMALL_GRAPH = "vae_encoder"
+GENERATIONS = ("7.5", "8.0", "8.6", "8.9", "12.0")
+SLOW = pytest.mark.slow
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -94,6 +97,21 @@ def test_every_graph_compiles(
         assert verdict.seconds > 0
         if trial.graph == "denoise_step":
             assert verdict.engine_bytes > WEIGHTS_KEPT * bundle.manifest.files["unet.weights"].bytes
+
+
+@pytest.mark.parametrize("compute_capability", [pytest.param(each, marks=SLOW) for each in GENERATIONS])
+def test_the_built_in_bundle_compiles_for_every_generation(compute_capability: str) -> None:
+    bundle = Bundle.load(demo_folder())
+    assert [
+        verdict.reason
+        for graph in bundle.manifest.graphs
+        if not (verdict := compile_graph(bundle.graph_path(graph), {}, compute_capability)).accepted
+    ] == []
+
+
+def test_a_guided_step_compiles_for_turing() -> None:
+    """Not if GEGLU cuts up the sum of product and bias."""
+    assert compile_graph(Bundle.load(demo_folder()).graph_path("denoise_step_cached"), {}, "7.5").accepted
 
 
 @pytest.mark.slow
@@ -205,13 +223,15 @@ def test_a_dynamic_bundle_is_tried_with_both_kinds_of_shapes() -> None:
 
 
 def test_the_command_shows_a_table() -> None:
-    code, out, err = run("--bundle", str(small_bundle()), "--graph", SMALL_GRAPH, "--compute-capability", "12.0")
+    targets = "--compute-capability", "12.0", "--compute-capability", "8.6"
+    code, out, err = run("--bundle", str(small_bundle()), "--graph", SMALL_GRAPH, *targets)
     assert code == 0, err
     assert "small_bundle (named)" in err
-    row = next(line for line in out.splitlines() if line.startswith(SMALL_GRAPH))
-    assert row.split()[1] == "static"
-    assert row.split()[-1] == "accepted"
-    assert f"{compiler_version()} accepts 1 of 1 for compute capability 12.0" in out
+    rows = [line.split() for line in out.splitlines() if SMALL_GRAPH in line]
+    assert [row[:3] for row in rows] == [["12.0", SMALL_GRAPH, "static"], ["8.6", SMALL_GRAPH, "static"]]
+    assert {row[-1] for row in rows} == {"accepted"}
+    for target in targets[1::2]:
+        assert f"{compiler_version()} accepts 1 of 1 for compute capability {target}" in out
 
 
 def test_the_command_shows_a_refusal_and_fails(tmp_path: Path) -> None:
@@ -222,9 +242,9 @@ def test_the_command_shows_a_refusal_and_fails(tmp_path: Path) -> None:
     assert code == 1
     report = json.loads(out)
     assert report["accepted"] is False
-    assert [(entry["graph"], entry["accepted"]) for entry in report["graphs"]] == [
-        (SMALL_GRAPH, False),
-        ("vae_decoder", True),
+    assert [(entry["compute_capability"], entry["graph"], entry["accepted"]) for entry in report["graphs"]] == [
+        ("8.9", SMALL_GRAPH, False),
+        ("8.9", "vae_decoder", True),
     ]
     assert report["graphs"][0]["reason"].startswith("Bernoulli (node odd)")
     assert report["graphs"][1]["engine_bytes"] > 0
