@@ -65,12 +65,14 @@ def norm_obstacle(network: nn.Module) -> str | None:
 class Sum:
     """`base + delta + bias`, not yet evaluated; `base` and `bias (C,)` are optional.
 
-    `base` is shaped like `delta` or, for `group_norm` only, one pixel for each image of the norm, `(N, 1, 1, C)`.
+    `base` is shaped like `delta` or, with `single` and for `group_norm` only, one pixel for each image of the norm,
+    `(N, 1, 1, C)`.
     """
 
     delta: Tensor
     bias: Tensor | None = None
     base: Tensor | None = None
+    single: bool = False
 
 
 def total(parts: Sum) -> Tensor:
@@ -124,7 +126,7 @@ def group_norm(norm: Any, parts: Sum, *, frames: int = 1, silu: bool) -> tuple[T
             return _contrib("GroupNorm", (delta, weight, offset), delta, view, attributes).reshape(shape), parts.delta
         # The kernel needs a residual, of which it broadcasts a single pixel.
         base, bias = bias.expand(view[0], 1, 1, view[3]), None
-    elif base.shape[1:3] != (1, 1):
+    elif not parts.single:
         base = base.reshape(view)
     inputs = (delta, weight, offset, base)
     normed, added = ops.symbolic_multi_out(
@@ -203,7 +205,7 @@ def resnet(module: Any, parts: Sum, frames: int = 1, time: Tensor | None = None,
     if time is not None:
         # One timestep serves all windows: a residual of one pixel.
         windows = _norm_view(module.norm2, inner.delta.shape, frames)[0]
-        inner = replace(inner, base=module.time_emb_proj(time.expand(windows, -1))[:, None, None])
+        inner = replace(inner, base=module.time_emb_proj(time.expand(windows, -1))[:, None, None], single=True)
     normed, _ = group_norm(module.norm2, inner, frames=frames, silu=True)
     outer, bias = conv(module.conv2, normed, biased=summed), None if summed else module.conv2.bias
     if module.conv_shortcut is None:

@@ -201,6 +201,24 @@ class _CudaNorms(_Norms):
         return group_norm(self.frame, Sum(normed), silu=False)[0].permute(0, 3, 1, 2)
 
 
+class _CudaSum(_Norms):
+    """The norm of a window of a sum."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return group_norm(self.window, Sum(x, base=2 * x), frames=2, silu=False)[0]
+
+
+def test_images_of_one_pixel_have_a_residual_each(tmp_path: Path) -> None:
+    """At 64 px those of the lowest level are of one pixel."""
+    module, x = _CudaSum(64).float(), torch.randn(4, 1, 1, 64, generator=torch.Generator().manual_seed(0))
+    path = tmp_path / "norm.onnx"
+    model = ir.to_proto(build_cuda_graph(GraphPlan("norm", "unet", module, {"x": x}, ("y",)), module))
+    onnx.save(written_out(model), path)
+    (found,) = Session(path).run({"x": x.numpy()})
+    wanted = module.window(3 * x.permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1).detach().numpy()
+    np.testing.assert_allclose(found, wanted, atol=TOLERANCE)
+
+
 def test_half_precision_adds_only_float32_weights_of_norms(tmp_path: Path) -> None:
     width = 640
     plan = GraphPlan("norms", "unet", _Norms(width), {"x": torch.ones(2, width, 4, 4).half()}, ("y",))
