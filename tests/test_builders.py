@@ -301,16 +301,16 @@ def test_timings_that_tensorrt_rejects_are_removed_with_a_notice(
     )
 
 
-def test_memory_of_a_run_is_kept_with_the_engine(tmp_path: Path, provider: Provider) -> None:
-    assert engines(tmp_path).device_memory_bytes("vae_encoder") is None  # not built
-    provider.answer = replace(provider.answer, device_memory_bytes=123)
-    engines(tmp_path).build("vae_encoder")
-    provider.answer = replace(provider.answer, device_memory_bytes=None)
-    engines(tmp_path).build("vae_decoder")
+def test_memory_of_engines_is_known_where_all_say_it(tmp_path: Path, provider: Provider) -> None:
+    assert engines(tmp_path).memory_bytes(["vae_encoder"]) is None  # not built
+    sizes = []
+    for graph, run_bytes in (("vae_encoder", 1000), ("vae_decoder", 234), ("audio_encoder", None)):
+        provider.answer = replace(provider.answer, device_memory_bytes=run_bytes)
+        sizes.append(engines(tmp_path).build(graph).size_bytes)
     made = engines(tmp_path)
-    assert made.device_memory_bytes("vae_encoder") == 123
-    assert made.device_memory_bytes("vae_decoder") is None
-    assert engines(tmp_path, "rtx").device_memory_bytes("vae_encoder") is None
+    assert made.memory_bytes(["vae_encoder", "vae_decoder"]) == 1234 + sizes[0] + sizes[1]
+    assert made.memory_bytes(["vae_encoder", "audio_encoder"]) is None
+    assert engines(tmp_path, "rtx").memory_bytes(["vae_encoder"]) is None
 
 
 def test_a_long_build_tells_how_far_it_is(tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:

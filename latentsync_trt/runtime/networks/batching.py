@@ -21,7 +21,7 @@ the measured peaks: 7.1 GB at 512 px and 5.0 GB at 256 px (benchmarks/)."""
 
 _FEATURES: dict[GraphForm, float] = {"cuda": 1.05, "portable": 2.2}
 """Windows whose features a run holds, by form of the graphs on the CUDA provider (portable: 10.2 GB at 512 px).
-TensorRT was not measured; its engines plan their memory, so the value of the CUDA form is assumed."""
+TensorRT was not measured: until its engines are built and say what they take, the value of the CUDA form is assumed."""
 
 _MARGIN = 1.1
 """Without it, a run at 512 px ran out of memory with 7.2 GB free, exactly the estimate."""
@@ -61,14 +61,23 @@ def weight_bytes(manifest: Manifest) -> int:
 
 
 def needed_bytes(
-    manifest: Manifest, *, provider: str, form: GraphForm, side_by_side: bool = False, recorded: bool = False
+    manifest: Manifest,
+    *,
+    provider: str,
+    form: GraphForm,
+    side_by_side: bool = False,
+    recorded: bool = False,
+    engine_bytes: int | None = None,
 ) -> int:
     """Free memory that a GPU needs for a run with all networks open and one window at a time.
 
     Args:
+        engine_bytes: what the run's engines take, by their provider; each holds its own memory, whoever runs.
         provider: "tensorrt", "rtx" or "cuda". form: of the graphs on `cuda`. recorded: as CUDA graphs there.
         side_by_side: a window is encoded and one decoded while another is denoised.
     """
+    if engine_bytes is not None:
+        return int(_MARGIN * (engine_bytes + _FIXED_BYTES))
     features = _FEATURES[form if provider == "cuda" else "cuda"] + (_RECORDED if recorded else 0.0)
     needed = weight_bytes(manifest) + _FIXED_BYTES + features * window_bytes(manifest)
     if side_by_side:

@@ -299,22 +299,23 @@ class Networks:
 
     def _choose_memory(self) -> None:
         """Keeps one network at a time on the device if not all of them fit, and records CUDA graphs if those do."""
-        self._save_memory_if_short()
-        self._use(self._with_room(self._pool.engines))
-
-    def _save_memory_if_short(self) -> None:
-        free_bytes = self._free_bytes()
-        if free_bytes is None or self.low_memory:
-            return
-        least = self._needed_bytes(self._pool.engines)
-        if least > free_bytes:
-            self._pool.save_memory(f"this bundle takes about {least / 1e9:.1f} GB, {free_bytes / 1e9:.1f} GB is free")
-        self._in_turn = self._needed_bytes(self._pool.engines, side_by_side=True) > free_bytes
+        free_bytes, engines = self._free_bytes(), self._pool.engines
+        if free_bytes is not None and not self.low_memory:
+            least = self._needed_bytes(engines)
+            if least > free_bytes:
+                needed, free = f"{least / 1e9:.1f} GB", f"{free_bytes / 1e9:.1f} GB"
+                self._pool.save_memory(f"this bundle takes about {needed}, {free} is free")
+            self._in_turn = self._needed_bytes(engines, side_by_side=True) > free_bytes
+        self._use(self._with_room(engines))
 
     def _needed_bytes(self, engines: Engines, *, side_by_side: bool = False, recorded: bool = False) -> int:
-        form, name = engines.form(FULL_STEP), engines.selection.name
         return needed_bytes(
-            self.bundle.manifest, provider=name, form=form, side_by_side=side_by_side, recorded=recorded
+            self.bundle.manifest,
+            provider=engines.selection.name,
+            form=engines.form(FULL_STEP),
+            side_by_side=side_by_side,
+            recorded=recorded,
+            engine_bytes=engines.memory_bytes(self._needed) if engines.compiled else None,
         )
 
     def _run_in_turn(self) -> None:

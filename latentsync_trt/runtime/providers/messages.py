@@ -42,7 +42,7 @@ INSTALL_LINES: dict[str, str] = {
     "cuda": 'pip install "latentsync-trt[cuda]"',
 }
 TENSORRT_DOWNLOAD = (
-    "installing TensorRT downloads gigabytes from NVIDIA's own package index; behind a mirror without it, pip ends with "
+    "installing TensorRT downloads gigabytes from NVIDIA's own package index; where a mirror lacks it, pip ends with "
     "metadata-generation-failed; cure: docs/setup.md, Installing TensorRT"
 )
 REINSTALL_ORT = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"

@@ -5,6 +5,7 @@ import hashlib
 import json
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -177,10 +178,16 @@ class Engines:
         """Those of `graphs` whose engines must be built."""
         return tuple(graph for graph in graphs if self.compiled and self.cache.find(self.key(graph)) is None)
 
-    def device_memory_bytes(self, graph: str) -> int | None:
-        """GPU memory that a run of a graph's engine takes, without weights; None if not built, or not known."""
-        entry = self.cache.find(self.key(graph)) if self.compiled else None
-        return entry.device_memory_bytes if entry else None
+    def memory_bytes(self, graphs: Iterable[str]) -> int | None:
+        """GPU memory that the engines of `graphs` take together, weights and runs; None if one is not in the cache, or
+        its provider does not say."""
+        total = 0
+        for graph in graphs:
+            entry = self.cache.find(self.key(graph))
+            if entry is None or entry.device_memory_bytes is None:
+                return None
+            total += entry.size_bytes + entry.device_memory_bytes
+        return total
 
     def layers(self, graph: str) -> LayerSummary | None:
         """What a graph's engine consists of; None if not built, or if the provider does not say."""
