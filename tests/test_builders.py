@@ -316,14 +316,14 @@ def test_memory_of_engines_is_known_where_all_say_it(tmp_path: Path, provider: P
 def test_a_long_build_tells_how_far_it_is(tmp_path: Path, provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
     notices: list[str] = []
     provider.progress = (0.5, 0.5, 0.75, 1.0)
-    times = iter([100.0, 110.0, 160.0, 200.0])
+    times = iter([90.0, 100.0, 110.0, 160.0, 200.0])
     monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: next(times)))
     engines(tmp_path, notices=notices).build("vae_encoder")
     assert [notice for notice in notices if "%" in notice] == [
-        "vae_encoder: building for tensorrt, 50%",
-        "vae_encoder: building for tensorrt, 50%",
-        "vae_encoder: building for tensorrt, 75%, about 0:01:00 left",
-        "vae_encoder: building for tensorrt, 100%, about 0:00:00 left",
+        "vae_encoder: building for tensorrt, 50% of the steps in 0:00:10",
+        "vae_encoder: building for tensorrt, 50% of the steps in 0:00:20",
+        "vae_encoder: building for tensorrt, 75% of the steps in 0:01:10, about 0:01:00 left",
+        "vae_encoder: building for tensorrt, 100% of the steps in 0:01:50, about 0:00:00 left",
     ]
 
 

@@ -159,7 +159,7 @@ def test_memory_and_layers_of_an_engine_are_kept_with_it(stand_in: StandIn) -> N
 def test_a_build_of_more_than_ten_seconds_tells_how_far_it_is(stand_in: StandIn) -> None:
     found, _ = stand_in.scenario("built", fault="slow_build=12", bundle=SMALL)
     (notice,) = (notice for notice in found["notices"] if "%" in notice)
-    assert re.fullmatch(r"vae_encoder: building for tensorrt, [5-8]0%", notice)
+    assert re.fullmatch(r"vae_encoder: building for tensorrt, [5-8]0% of the steps in 0:00:1\d", notice)
 
 
 def test_attention_without_a_fused_kernel_is_built_in_parts(stand_in: StandIn, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_engines_built_in_the_background(stand_in: StandIn) -> None:
 @pytest.mark.slow
 def test_a_run_that_is_short_of_memory_goes_on_one_network_at_a_time(stand_in: StandIn) -> None:
     ((whole,), ended) = stand_in.scenario("pictures", bundle=SMALL, settings=[{}])
-    (peak,) = ended.numbers(r"memory gpu=0 left=\d+ peak=(\d+)")
+    peak = max(ended.numbers(r"memory gpu=0 left=\d+ peak=(\d+)"))  # the compiler's processes open one engine each
     short = {"STAND_IN_GPU_BYTES": str(peak - 2 * MB), "STAND_IN_GPU_SHOWN": str(8 << 30)}
     ((answer,), ended) = stand_in.scenario("pictures", machine=short, bundle=SMALL, settings=[{}])
     assert ended.count(r"cudaMalloc .* refused") > 0

@@ -81,7 +81,8 @@ def _make_monitor(trt: Any) -> Any:
 
 
 def progress_notices(doing: str, on_notice: Callable[[str], None]) -> Callable[[float], None]:
-    """Makes a notice of each fraction of a build; after the first, with the time left if it goes on at that rate."""
+    """Makes a notice of each fraction of a build, which begins now; with the time left at the rate since the first."""
+    began_s = time.monotonic()
     first: list[tuple[float, float]] = []
 
     def report(fraction: float) -> None:
@@ -90,8 +91,11 @@ def progress_notices(doing: str, on_notice: Callable[[str], None]) -> Callable[[
         start_s, before = first[0]
         left = ""
         if fraction > before:
-            left_s = (now_s - start_s) * (1 - fraction) / (fraction - before)
-            left = f", about {timedelta(seconds=round(left_s))} left"
-        on_notice(f"{doing}, {fraction:.0%}{left}")
+            left = f", about {_duration((now_s - start_s) * (1 - fraction) / (fraction - before))} left"
+        on_notice(f"{doing}, {fraction:.0%} of the steps in {_duration(now_s - began_s)}{left}")
 
     return report
+
+
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
