@@ -107,6 +107,15 @@ def test_engines_need_as_much_as_the_cuda_form(published: Manifest, provider: st
     assert needed_bytes(published, provider="cuda", form="portable") > of_cuda
 
 
+def test_engines_that_say_what_they_take_need_that(published: Manifest) -> None:
+    """Whoever runs: each engine holds its own memory as long as it is open."""
+    for side_by_side in (False, True):
+        needed = needed_bytes(
+            published, provider="tensorrt", form="portable", side_by_side=side_by_side, engine_bytes=20 * GB
+        )
+        assert 20 * GB < needed < 25 * GB
+
+
 def test_weights_count_once_though_several_graphs_read_them(published: Manifest) -> None:
     more = FileEntry("", WEIGHT_BYTES["unet.weights"] + GB)
     heavier = replace(published, files={**published.files, "unet.weights": more, "of no graph.bin": more})

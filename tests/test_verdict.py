@@ -10,6 +10,7 @@ import pytest
 
 from latentsync_trt.bundle.manifest import FULL_STEP, STEP_GRAPHS
 from latentsync_trt.errors import EngineBuildError, GraphRefused, OutOfMemory
+from latentsync_trt.runtime.networks import networks as networks_module
 from latentsync_trt.runtime.networks import verdict as verdict_module
 from latentsync_trt.runtime.networks.verdict import FOLDER, kept
 from latentsync_trt.runtime.providers import gpu as driver
@@ -168,6 +169,24 @@ def test_where_memory_is_short_nothing_is_compared_or_remembered(
     assert kept(tmp_path / "cache") == []
     assert prepared(make) == "tensorrt"
     assert len(kept(tmp_path / "cache")) == 1
+
+
+@pytest.mark.parametrize(("each_gb", "fits"), [(1, True), (5, False)])
+def test_the_memory_of_built_engines_decides_how_they_are_held(
+    make: DemoNetworks, machine: Machine, monkeypatch: pytest.MonkeyPatch, each_gb: int, fits: bool
+) -> None:
+    build = CopyBuilder.build
+
+    def told(builder: CopyBuilder, source: GraphSource, folder: Path) -> int:
+        build(builder, source, folder)
+        return each_gb * 10**9
+
+    monkeypatch.setattr(CopyBuilder, "build", told)
+    monkeypatch.setattr(networks_module, "free_memory_bytes", lambda index: 20 * 10**9)
+    networks = make(TENSORRT, cuda_graph=False)
+    networks.prepare(GRAPHS)
+    assert (networks.low_memory, networks.side_by_side) == (not fits, fits)
+    assert any("this bundle takes about 29.2 GB, 20.0 GB is free" in notice for notice in make.notices) is not fits
 
 
 @pytest.mark.parametrize("content", ["{", '{"provider": 5}'])

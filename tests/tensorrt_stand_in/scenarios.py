@@ -139,7 +139,7 @@ def built(bundle: str, graph: str = "vae_encoder") -> dict[str, Any]:
     entry = engines.cache.find(engines.key(graph))
     layers = entry and summarize(entry.folder / builders.LAYERS)
     return {
-        "memory_bytes": engines.device_memory_bytes(graph),
+        "memory_bytes": entry and entry.device_memory_bytes,
         "layers": layers and asdict(layers),
         "notices": notices,
         "folder": entry and str(entry.folder),
