@@ -26,6 +26,7 @@ from latentsync_trt.values import (
     as_time,
     check_full_steps,
     check_guidance_interval,
+    check_resolution,
     checked_face,
     parse_device,
     parse_full_steps,
@@ -37,6 +38,9 @@ from latentsync_trt.values import (
 
 MODEL_FPS = 25
 """Frames per second that LatentSync was trained at; the audio windows are cut for it."""
+
+MODEL_RESOLUTION_PX: dict[str, int] = {"1.6": 512, "1.5": 256}
+"""Resolution that each published model was trained at."""
 
 Fps = Literal["source", "25"]
 Length = Literal["audio", "video", "longest", "shortest"]
@@ -87,6 +91,13 @@ class SyncOptions:
         "Steps, solver, and which steps run the whole network: quality = 20, ddim, all; balanced = 20, ddim, every "
         "3rd; fast = 8, dpmpp, steps 0, 3 and 7. --steps, --solver, --cache-interval and --full-steps override it.",
         group=QUALITY,
+    )
+    resolution: int | None = _sampling_option(
+        None,
+        "Face resolution in pixels, divisible by 64; smaller than the bundle's own only if it was exported with "
+        "--min-resolution.  [default: the bundle's]",
+        minimum=64,
+        maximum=2048,
     )
     steps: int | None = _sampling_option(None, "Denoising steps.  [default: from --preset]", minimum=1, maximum=999)
     solver: Solver | None = _sampling_option(
@@ -276,6 +287,8 @@ class SyncOptions:
                 object.__setattr__(self, name, as_time(getattr(self, name), flag_name(name)))
         object.__setattr__(self, "speaker", as_speakers(self.speaker))
         check_limits(self)
+        if self.resolution is not None:
+            check_resolution("--resolution", self.resolution)
         if self.full_steps is not None:
             if self.cache_interval is not None:
                 raise InputError("--full-steps and --cache-interval exclude each other: give one")

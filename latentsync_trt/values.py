@@ -13,6 +13,9 @@ from latentsync_trt.errors import InputError
 ALL_DEVICES = "all"
 """`--device` for every GPU."""
 
+RESOLUTION_STEP_PX = 64
+"""Divisor of resolutions: the VAE and the U-Net each halve the image three times."""
+
 _TIME = re.compile(r"(?:(?:(\d+):)?([0-5]?\d):)?(\d+(?:\.\d*)?|\.\d+)")
 
 
@@ -35,6 +38,16 @@ class FaceChoice:
     number: int = 0
     x_px: float = 0.0
     y_px: float = 0.0
+
+
+def check_resolution(name: str, resolution_px: int) -> None:
+    """Raises `InputError`, naming the option and the nearest resolutions, if the networks cannot have this one."""
+    if resolution_px % RESOLUTION_STEP_PX:
+        below = resolution_px // RESOLUTION_STEP_PX * RESOLUTION_STEP_PX
+        raise InputError(
+            f"{name} {resolution_px}: not divisible by {RESOLUTION_STEP_PX}; "
+            f"the nearest are {below or RESOLUTION_STEP_PX} and {below + RESOLUTION_STEP_PX}"
+        )
 
 
 def parse_face(text: str) -> FaceChoice:

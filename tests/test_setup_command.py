@@ -39,7 +39,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, b
 @pytest.fixture
 def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LATENTSYNC_TRT_CHECKPOINTS", str(tmp_path))
-    monkeypatch.setitem(options.DEFAULT_RESOLUTION_PX, "1.6", RESOLUTION_PX)
+    monkeypatch.setitem(options.MODEL_RESOLUTION_PX, "1.6", RESOLUTION_PX)
     return tmp_path
 
 
@@ -207,7 +207,7 @@ def test_a_gpu_gets_half_precision_and_what_runs_there_is_tested(
 
 
 def test_a_model_that_the_cpu_cannot_run_is_refused(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(options.DEFAULT_RESOLUTION_PX, "1.6", 512)
+    monkeypatch.setitem(options.MODEL_RESOLUTION_PX, "1.6", 512)
     memory = SimpleNamespace(total=16 * 10**9, available=10**9)
     monkeypatch.setattr(setup, "psutil", SimpleNamespace(virtual_memory=lambda: memory))
     code, _, err = run("--provider", "cpu", "--yes")

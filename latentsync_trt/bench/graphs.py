@@ -7,7 +7,7 @@ from latentsync_trt.bench.rows import Row
 from latentsync_trt.bench.setting import Setting
 from latentsync_trt.privacy import without_paths
 from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
-from latentsync_trt.runtime.compiler.profiles import dimension_ranges
+from latentsync_trt.runtime.compiler.profiles import at_resolution, dimension_ranges
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.sessions.device_run import BoundRun
 from latentsync_trt.runtime.sessions.engines import Engines
@@ -25,7 +25,7 @@ def measure_graphs(setting: Setting) -> Generator[Row, None, None]:
 
 
 def _measure(setting: Setting, networks: Networks, graph: str) -> Row:
-    ranges = dimension_ranges(setting.bundle.manifest, setting.runtime)
+    ranges = at_resolution(dimension_ranges(setting.bundle.manifest, setting.runtime), setting.resolution_px)
     with setting.watch() as watch:
         session = networks.session(graph)
         inputs = random_inputs(session.inputs, ranges)

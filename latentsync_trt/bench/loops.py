@@ -21,12 +21,12 @@ _REFERENCE: PresetName = "quality"
 
 def measure_loops(setting: Setting, clip: Clip) -> Iterator[Row]:
     """A row for each preset; the reference preset, if it is among them, comes first. Errors as `Inpainter.paint`."""
-    reference_options = SyncOptions(preset=_REFERENCE)
+    reference_options = SyncOptions(preset=_REFERENCE, resolution=setting.sync.resolution)
     reference_name = f"{setting.bundle.manifest.name}, preset {_REFERENCE}, on {setting.provider}"
     setting.say(f"{setting.provider}: a window of {clip.name}")
     with setting.networks() as networks:
         manifest = setting.bundle.manifest
-        window = first_window(clip, manifest.frames, networks)
+        window = first_window(clip, manifest.frames, networks, setting.resolution_px)
         options = {preset: setting.sync_options(preset) for preset in setting.options.preset}
         reference = None
         if reference_options not in options.values():

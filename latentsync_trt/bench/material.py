@@ -73,15 +73,15 @@ def choose_clip(video: Path | None, audio: Path | None, folder: Path) -> Clip:
     return Clip(target, speech, f"built-in {SIDE_PX}×{SIDE_PX}", mouth)
 
 
-def first_window(clip: Clip, frames: int, networks: Networks) -> FaceWindow:
-    """The first `frames` faces of a clip, at the bundle's resolution, and their speech.
+def first_window(clip: Clip, frames: int, networks: Networks, resolution_px: int) -> FaceWindow:
+    """The first `frames` faces of a clip, at this resolution, and their speech.
 
     Raises:
         NoFaceError: the clip shows fewer faces than that.
     """
     delays = delays_of(clip.video, clip.audio)
     read = read_frames(clip.video, Playback(Fraction(MODEL_FPS), delay_s=delays.picture_s))
-    with closing(aligned_faces(clip.video, read, networks.bundle.manifest.resolution_px)) as jobs:
+    with closing(aligned_faces(clip.video, read, resolution_px)) as jobs:
         found = (target.face for job in jobs for target in job.targets)
         faces = list(islice((face.image for face in found if face is not None), frames))
     if len(faces) < frames:

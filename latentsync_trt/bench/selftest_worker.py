@@ -141,7 +141,7 @@ class _Worker:
         with closing(Networks(self._bundle, self._selection, self._options, on_notice=self._say)) as networks:
             networks.prepare(graphs_for(options))
             clip, count = choose_clip(None, None, Path(order.folder).parent), order.windows * manifest.frames
-            found = first_window(clip, count, networks)
+            found = first_window(clip, count, networks, manifest.resolution_px)
             inpainter = make_inpainter(manifest, options, networks.codec, networks.denoiser)
             cuts = [slice(start, start + manifest.frames) for start in range(0, count, manifest.frames)]
             faces = [face for cut in cuts for face in inpainter.paint([(found.faces[cut], found.audio[cut])])[0]]

@@ -16,7 +16,7 @@ from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, select_provider
-from latentsync_trt.sync.inpaint import Inpainter, make_inpainter
+from latentsync_trt.sync.inpaint import Inpainter, make_inpainter, resolution_of
 from latentsync_trt.types import Denoiser, ImageCodec
 
 _POLL_S = 0.02
@@ -95,6 +95,11 @@ class Setting:
     def provider(self) -> str:
         """Name of the provider."""
         return self.selection.name
+
+    @property
+    def resolution_px(self) -> int:
+        """Of the faces; raises `InputError` as `resolution_of`."""
+        return resolution_of(self.bundle.manifest, self.sync, self.runtime)
 
     def sync_options(self, preset: str) -> SyncOptions:
         """The options of `sync --preset`, overridden by those of this bench; raises `InputError` on a contradiction."""

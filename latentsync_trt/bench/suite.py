@@ -40,7 +40,8 @@ def run_bench(
     settings = settings_for(bundle, runtime, sync, options, say)
     for preset in options.preset:
         settings[0].sync_options(preset)  # invalid options must fail before the first measurement
-    results = Results(environment(command, [s.selection for s in settings]), bundle_facts(bundle.manifest), ())
+    facts = replace(bundle_facts(bundle.manifest), resolution_px=settings[0].resolution_px)
+    results = Results(environment(command, [s.selection for s in settings]), facts, ())
     with temporary_folder(on_notice=say) as folder:
         for row in _rows(settings, options, folder):
             results = replace(results, rows=(*results.rows, row))

@@ -17,6 +17,7 @@ from latentsync_trt.bundle.checks import contradictions, parsed
 from latentsync_trt.bundle.sealed import opened, sealed_text
 from latentsync_trt.errors import BundleError
 from latentsync_trt.remembered import checked
+from latentsync_trt.values import RESOLUTION_STEP_PX
 
 FORMAT_VERSION = 5
 """2 added `quantisation`, 3 `attention`, 4 renamed `quantisation` to `quantization`, 5 added the file of mel filters,
@@ -58,9 +59,6 @@ STEP_OUTPUTS = ("next_latents", "next_history")
 
 PIXELS_PER_LATENT = 8
 """Along each axis."""
-
-RESOLUTION_STEP_PX = 64
-"""Divisor of resolutions: the VAE and the U-Net each halve the image three times."""
 
 HEIGHT, WIDTH, LATENT_HEIGHT, LATENT_WIDTH = "height", "width", "latent_height", "latent_width"
 """Variable dimensions of bundles for several resolutions: of pictures in pixels, and of their latents."""

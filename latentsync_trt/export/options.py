@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 from latentsync_trt.bundle.find import checkpoints_folder
-from latentsync_trt.bundle.manifest import RESOLUTION_STEP_PX, AttentionForm
-from latentsync_trt.errors import CheckpointError, InputError
+from latentsync_trt.bundle.manifest import AttentionForm
+from latentsync_trt.config import MODEL_RESOLUTION_PX
+from latentsync_trt.errors import CheckpointError
 from latentsync_trt.export.published import LATENTSYNC, UNET_FILE, VAE, WHISPER_FILE, Model
 from latentsync_trt.option_fields import FILES, check_limits, option
 from latentsync_trt.paths import exists, why_missing
+from latentsync_trt.values import check_resolution
 
 TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "diffusers", "safetensors")
 """Packages that make the graphs; manifests have their versions."""
@@ -18,7 +20,6 @@ TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "diffusers", "safetensors")
 EXTRA = "export"
 """The extra that installs them."""
 
-DEFAULT_RESOLUTION_PX: dict[str, int] = {"1.6": 512, "1.5": 256}
 FEWEST_FRAMES = 2
 LONGEST_WINDOW = 24
 """Number of frame positions in the published checkpoints."""
@@ -77,17 +78,13 @@ class ExportOptions:
 
     def __post_init__(self) -> None:
         check_limits(self)
-        if self.resolution is not None and self.resolution % RESOLUTION_STEP_PX:
-            below = self.resolution // RESOLUTION_STEP_PX * RESOLUTION_STEP_PX
-            raise InputError(
-                f"--resolution {self.resolution}: not divisible by {RESOLUTION_STEP_PX}; "
-                f"the nearest are {below or RESOLUTION_STEP_PX} and {below + RESOLUTION_STEP_PX}"
-            )
+        if self.resolution is not None:
+            check_resolution("--resolution", self.resolution)
 
     @property
     def resolution_px(self) -> int:
         """Face resolution; the model's own if none was given."""
-        return self.resolution or DEFAULT_RESOLUTION_PX[self.model]
+        return self.resolution or MODEL_RESOLUTION_PX[self.model]
 
     @property
     def folder(self) -> Path:
@@ -128,11 +125,11 @@ def check_model(options: ExportOptions, unet: Path, origin: str) -> None:
     With `unet` and `resolution` both given, the resolution is the user's decision.
     """
     own = next((model for model, each in LATENTSYNC.items() if origin.startswith(f"{each.name}@")), options.model)
-    others_px = {px for model, px in DEFAULT_RESOLUTION_PX.items() if model != own}
+    others_px = {px for model, px in MODEL_RESOLUTION_PX.items() if model != own}
     insists = options.unet is not None and options.resolution is not None
     if own != options.model or (origin and options.resolution_px in others_px and not insists):
         raise CheckpointError(
-            f"{unet}: weights of LatentSync {own} ({origin}), made for {DEFAULT_RESOLUTION_PX[own]} px: as model "
+            f"{unet}: weights of LatentSync {own} ({origin}), made for {MODEL_RESOLUTION_PX[own]} px: as model "
             f"{options.model} at {options.resolution_px} px the mouth gets blurred; give `--model {own}` and no "
             f"--resolution, or, if you want this resolution, `--model {own}` with --unet and --resolution",
             usage=True,

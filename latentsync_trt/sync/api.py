@@ -102,11 +102,12 @@ class LipSync:
 
     def warm_up(self, options: SyncOptions | None = None) -> None:
         """Builds and opens the engines for `options`, and runs each network once. Raises as `sync`."""
-        from latentsync_trt.sync.inpaint import graphs_for
+        from latentsync_trt.sync.inpaint import graphs_for, resolution_of
 
-        graphs = graphs_for(options or SyncOptions())
+        options, devices = options or SyncOptions(), self._devices
+        graphs, resolution_px = graphs_for(options), resolution_of(devices.bundle.manifest, options, devices.options)
         with self._turns.take("warm_up"):
-            self._devices.prepare(graphs)
+            self._devices.prepare(graphs, resolution_px)
             self._devices.warm_up(graphs)
 
     @property

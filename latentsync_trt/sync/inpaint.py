@@ -6,8 +6,15 @@ from itertools import groupby
 
 import numpy as np
 
-from latentsync_trt.bundle.manifest import AUDIO_ENCODER, VAE_DECODER, VAE_ENCODER, Manifest, step_graph
-from latentsync_trt.config import SyncOptions
+from latentsync_trt.bundle.manifest import (
+    AUDIO_ENCODER,
+    PIXELS_PER_LATENT,
+    VAE_DECODER,
+    VAE_ENCODER,
+    Manifest,
+    step_graph,
+)
+from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.diffusion.loop import LATENT_CHANNELS, conditioning, denoise, initial_noise
 from latentsync_trt.diffusion.plan import PlannedStep, plan_for
 from latentsync_trt.diffusion.scheduler import Step, solver_schedule
@@ -81,7 +88,8 @@ def make_inpainter(
     windows_per_batch: int = 1,
 ) -> Inpainter:
     """The inpainter of a bundle; `noise`, float32 `(1, 4, 1, h, w)`, replaces that of the seed."""
-    side_px, latent_px = manifest.resolution_px, manifest.latent_px
+    side_px = resolution_of(manifest, options)
+    latent_px = side_px // PIXELS_PER_LATENT
     return Inpainter(
         codec=codec,
         denoiser=denoiser,
@@ -95,11 +103,32 @@ def make_inpainter(
     )
 
 
-def check_noise(manifest: Manifest, noise: Float32Array | None) -> None:
-    """Raises `InputError` unless `noise` is None or has the shape that the bundle needs."""
-    shape = (1, LATENT_CHANNELS, 1, manifest.latent_px, manifest.latent_px)
+def resolution_of(manifest: Manifest, options: SyncOptions, runtime: RuntimeOptions | None = None) -> int:
+    """Height and width of the aligned faces of a run, in pixels.
+
+    Raises:
+        InputError: the bundle does not support that of `options`, or `runtime` fixes its engines at another one.
+    """
+    wanted_px, own_px, others_px = options.resolution, manifest.resolution_px, manifest.resolutions_px
+    if wanted_px in (None, own_px):
+        return own_px
+    if wanted_px not in others_px:
+        shown = f"{others_px[0]} to {own_px} px in steps of {others_px.step}" if len(others_px) > 1 else f"{own_px} px"
+        least_px, most_px = min(wanted_px, others_px[0]), max(wanted_px, own_px)
+        raise InputError(
+            f"--resolution {wanted_px}: bundle {manifest.name} is made for {shown}; make one for both with "
+            f"`latentsync-trt export --dynamic --resolution {most_px} --min-resolution {least_px}`"
+        )
+    if runtime is not None and runtime.dynamic is False:
+        raise InputError(f"--resolution {wanted_px}: --static fixes engines at {own_px} px; leave it out")
+    return wanted_px
+
+
+def check_noise(resolution_px: int, noise: Float32Array | None) -> None:
+    """Raises `InputError` unless `noise` is None or has the shape that a run of this resolution needs."""
+    shape = (1, LATENT_CHANNELS, 1, *[resolution_px // PIXELS_PER_LATENT] * 2)
     if noise is not None and noise.shape != shape:
-        raise InputError(f"noise: its shape is {noise.shape}, and bundle {manifest.name} needs {shape}")
+        raise InputError(f"noise: its shape is {noise.shape}, and a run at {resolution_px} px needs {shape}")
 
 
 def graphs_for(options: SyncOptions) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from latentsync_trt.audio.vad import Speech
 from latentsync_trt.bundle.manifest import DEMO_NAME, Manifest
-from latentsync_trt.config import MODEL_FPS, Extend, SyncOptions
+from latentsync_trt.config import MODEL_FPS, MODEL_RESOLUTION_PX, Extend, SyncOptions
 from latentsync_trt.media.playback import LONGEST_PERIOD_S
 from latentsync_trt.media.timing import is_held
 from latentsync_trt.types import VideoInfo
@@ -23,9 +23,14 @@ _SLOW_FPS = 16
 """Below this, lips are seen to move in steps."""
 
 
-def notices_of_model(manifest: Manifest) -> list[str]:
-    """That the model is the small built-in one."""
-    return [f"the built-in model is {note}" for note in manifest.notes] if manifest.model == DEMO_NAME else []
+def notices_of_model(manifest: Manifest, resolution_px: int) -> list[str]:
+    """That the model is the small built-in one, or was trained at another resolution."""
+    if manifest.model == DEMO_NAME:
+        return [f"the built-in model is {note}" for note in manifest.notes]
+    trained_px = MODEL_RESOLUTION_PX.get(manifest.model, resolution_px)
+    if trained_px == resolution_px:
+        return []
+    return [f"model {manifest.model} was trained at {trained_px} px; at {resolution_px} px the mouth may look worse"]
 
 
 def notices_of_rate(info: VideoInfo, options: SyncOptions) -> list[str]:

@@ -24,7 +24,7 @@ from latentsync_trt.runtime.networks.devices import DEVICE_FAILURES, Devices
 from latentsync_trt.sync.analysis import analyse
 from latentsync_trt.sync.compose import Composer, paster_of
 from latentsync_trt.sync.faces import FaceFinder
-from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter
+from latentsync_trt.sync.inpaint import check_noise, graphs_for, make_inpainter, resolution_of
 from latentsync_trt.sync.inputs import check_inputs
 from latentsync_trt.sync.notices import notices_of_model, notices_of_rate
 from latentsync_trt.sync.page import write_page
@@ -83,6 +83,7 @@ class Run:
         self._start_s = perf_counter()
         self._inputs = check_inputs(video, audio, output, options)
         self._devices, self._manifest = devices, devices.bundle.manifest
+        self._resolution_px = resolution_of(self._manifest, options, devices.options)
         check_overlap(self._manifest.frames, options.overlap)
         self._options, self._on_progress = options, on_progress
         self._clock = StageClock(devices.on_span)
@@ -91,7 +92,7 @@ class Run:
 
     def execute(self, helpers: Helpers) -> SyncReport:
         """Runs all stages; encoding runs in this thread."""
-        check_noise(self._manifest, helpers.noise)
+        check_noise(self._resolution_px, helpers.noise)
         with closing(self._read_audio()) as speech:
             timeline = timeline_of(self._inputs, self._options, speech)
             span, playback = timeline.span, timeline.playback
@@ -145,7 +146,7 @@ class Run:
         """The recordings come first, since an engine may take minutes to build."""
         voices, devices = self._inputs.voices, self._devices
         rates = notices_of_rate(self._inputs.info, self._options)
-        self._announce((*notices_of_model(self._manifest), *rates, *devices.selection.notices()))
+        self._announce((*notices_of_model(self._manifest, self._resolution_px), *rates, *devices.selection.notices()))
         self._announce(() if voices.notice is None else (voices.notice,))
         self._on_progress(Progress("reading audio", 0, None))
         with self._clock.measure("encode audio", frames=0):
@@ -155,7 +156,7 @@ class Run:
     def _open_networks(self) -> None:
         self._on_progress(Progress("opening networks", 0, None))
         with self._clock.measure("open", frames=0):
-            self._devices.prepare(graphs_for(self._options))
+            self._devices.prepare(graphs_for(self._options), self._resolution_px)
         self._opened_s = self._written_s = perf_counter()
         self._announce(self._devices.selection.notices())  # of a provider that it fell back to
 
@@ -174,7 +175,7 @@ class Run:
     ) -> int:
         """Writes all frames; returns their number."""
         done = writer.frames_done
-        paster = paster_of(helpers.mesher, self._manifest.resolution_px, self._options)
+        paster = paster_of(helpers.mesher, self._resolution_px, self._options)
         composer = Composer(paster, helpers.enhancer, self._quality, self._clock, done)
         count, total = done, expected_frames(playback, self._inputs.info)
         with closing(self._composed(painter, gathered, composer)) as composed:
@@ -227,7 +228,7 @@ class Run:
             tracks, _ = analyse(self._inputs.video, detector, self._on_progress)
         return FaceFinder(
             detector,
-            self._manifest.resolution_px,
+            self._resolution_px,
             self._clock,
             choice=choice,
             tracks=tracks,

@@ -15,6 +15,7 @@ from latentsync_trt.privacy import without_paths
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection, select_provider
 from latentsync_trt.sync.api import LipSync
+from latentsync_trt.sync.inpaint import resolution_of
 from latentsync_trt.temporary import temporary_folder
 from latentsync_trt.types import ProgressCallback
 
@@ -86,14 +87,16 @@ def compare_bundles(a: Bundle, b: Bundle, clip: Clip, plan: Plan) -> Comparison:
     names = a.manifest.name, b.manifest.name
     if names[0] == names[1]:
         names = a.folder.resolve().name, b.folder.resolve().name
-    side_px = max(LEAST_SIDE_PX, a.manifest.resolution_px, b.manifest.resolution_px)
+    sides_px = [resolution_of(bundle.manifest, plan.sync, plan.runtime) for bundle in (a, b)]
+    side_px = max(LEAST_SIDE_PX, *sides_px)
     with temporary_folder(plan.report.parent, plan.say) as folder:
         videos = folder / "a.mkv", folder / "b.mkv"
         (on_a, first), (on_b, second) = (_dub(*one, clip, plan) for one in zip((a, b), videos, strict=True))
         found = measure(videos, clip, plan.report, side_px, extend=plan.sync.extend, on_progress=plan.on_progress)
-    notes = *_differences(a, b, on_a.name, on_b.name), *dict.fromkeys((*first, *second))
+    notes = *_differences(on_a.name, on_b.name, *sides_px), *dict.fromkeys((*first, *second))
     facts = environment(plan.command, (on_a, on_b))
-    return Comparison(facts, _side(a, names[0]), _side(b, names[1]), _settings(plan.sync), found, notes)
+    a_side, b_side = map(_side, (a, b), names, sides_px)
+    return Comparison(facts, a_side, b_side, _settings(plan.sync), found, notes)
 
 
 def compare_videos(a: Path, b: Path, clip: Clip, plan: Plan) -> Comparison:
@@ -119,10 +122,10 @@ def _dub(bundle: Bundle, video: Path, clip: Clip, plan: Plan) -> tuple[Selection
         return networks.selection, tuple(map(without_paths, report.notices))
 
 
-def _side(bundle: Bundle, name: str) -> Side:
+def _side(bundle: Bundle, name: str, resolution_px: int) -> Side:
     facts = bundle_facts(bundle.manifest)
     size_bytes = sum(entry.bytes for entry in bundle.manifest.files.values())
-    return Side(name, facts.precision, facts.resolution_px, size_bytes, facts.sha256)
+    return Side(name, facts.precision, resolution_px, size_bytes, facts.sha256)
 
 
 def _settings(sync: SyncOptions) -> str:
@@ -130,13 +133,12 @@ def _settings(sync: SyncOptions) -> str:
     return ", ".join(f"{name} {value}" for name, value in {**chosen, "seed": sync.seed}.items() if value is not None)
 
 
-def _differences(a: Bundle, b: Bundle, on_a: str, on_b: str) -> Iterator[str]:
+def _differences(on_a: str, on_b: str, a_px: int, b_px: int) -> Iterator[str]:
     """What else the two differ by, which the pictures show, too."""
     if on_a != on_b:
         yield f"A ran on {on_a}, B on {on_b}: part of the difference is the providers'"
-    sides_px = a.manifest.resolution_px, b.manifest.resolution_px
-    if sides_px[0] != sides_px[1]:
+    if a_px != b_px:
         yield (
-            f"A works at {sides_px[0]} px, B at {sides_px[1]} px, so they start from different noise: look at the "
+            f"A works at {a_px} px, B at {b_px} px, so they start from different noise: look at the "
             "lips' numbers and at the video rather than at PSNR"
         )

@@ -1,6 +1,7 @@
 """The shapes that engines are built for. Pure.
 
-A bundle exported with `--dynamic` names its variable dimensions (windows, frames, images, segments) and their ranges.
+A bundle exported with `--dynamic` names its variable dimensions (windows, frames, images, segments,
+and with `--min-resolution` heights and widths) and their ranges.
 A *dynamic* engine covers these ranges; a *static* one fixes each dimension at its optimum. A bundle exported with
 `--static` has no variable dimensions, so only static engines can be built from it.
 """
@@ -8,7 +9,17 @@ A *dynamic* engine covers these ranges; a *static* one fixes each dimension at i
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from latentsync_trt.bundle.manifest import DimensionRange, GraphEntry, Manifest, TensorEntry
+from latentsync_trt.bundle.manifest import (
+    HEIGHT,
+    LATENT_HEIGHT,
+    LATENT_WIDTH,
+    PIXELS_PER_LATENT,
+    WIDTH,
+    DimensionRange,
+    GraphEntry,
+    Manifest,
+    TensorEntry,
+)
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError
 
@@ -98,6 +109,13 @@ def with_sizes(tensor: TensorEntry, sizes: Mapping[str, int]) -> TensorEntry:
     """`tensor` with the variable dimensions named in `sizes` fixed at these values."""
     shape = (size if isinstance(size, int) else sizes.get(size, size) for size in tensor.shape)
     return replace(tensor, shape=tuple(shape))
+
+
+def at_resolution(ranges: Mapping[str, DimensionRange], resolution_px: int) -> dict[str, DimensionRange]:
+    """`ranges` in which variable heights and widths have their optimum at a resolution."""
+    sizes = dict.fromkeys((HEIGHT, WIDTH), resolution_px)
+    sizes |= dict.fromkeys((LATENT_HEIGHT, LATENT_WIDTH), resolution_px // PIXELS_PER_LATENT)
+    return {name: replace(span, optimum=sizes.get(name, span.optimum)) for name, span in ranges.items()}
 
 
 def usual_shape(shape: Sequence[int | str], ranges: Mapping[str, DimensionRange]) -> Shape:

@@ -87,9 +87,9 @@ class NetworksApart:
         self._restart_if_dead()
         return bool(self._call("builds", graphs))
 
-    def prepare(self, graphs: Iterable[str]) -> None:
+    def prepare(self, graphs: Iterable[str], resolution_px: int | None = None) -> None:
         self._restart_if_dead()
-        self._call("prepare", tuple(graphs))
+        self._call("prepare", tuple(graphs), resolution_px)
 
     def open(self, graphs: Iterable[str]) -> None:
         self._call("open", tuple(graphs))

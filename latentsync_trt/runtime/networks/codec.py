@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from latentsync_trt.bundle.manifest import VAE_DECODER, VAE_ENCODER
+from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT, VAE_DECODER, VAE_ENCODER
 from latentsync_trt.errors import OutOfMemory
 from latentsync_trt.runtime.compiler.profiles import usual_shape
 from latentsync_trt.runtime.sessions.engines import Engines
@@ -104,10 +104,10 @@ class VaeCodec:
 
     def _decode(self, latents: Float32Array) -> UInt16Array:
         session, buffers, count = self._pool.session(VAE_DECODER), self._buffers, len(latents)
-        side_px = self._pool.engines.bundle.manifest.resolution_px
+        height_px, width_px = (PIXELS_PER_LATENT * size for size in latents.shape[2:])
         latent = session.retrying(lambda: buffers.upload("latent", latents))
-        image = session.retrying(lambda: buffers.empty("decoded", (count, 3, side_px, side_px), np.float32))
-        painted = session.retrying(lambda: buffers.empty("painted", (count, side_px, side_px, 3), np.uint16))
+        image = session.retrying(lambda: buffers.empty("decoded", (count, 3, height_px, width_px), np.float32))
+        painted = session.retrying(lambda: buffers.empty("painted", (count, height_px, width_px, 3), np.uint16))
         _run(session, {"latent": latent}, {"image": image})
         self._faces_out.free_memory = session.free_memory
         _run(self._faces_out, {"image": image}, {"painted": painted})

@@ -234,8 +234,9 @@ class PooledDenoiser:
         self._checked: set[tuple[bool, bool]] = set()
 
     def begin(self, batch: WindowBatch) -> None:
-        """As `GraphDenoiser.begin`; raises `InputError` if the engines do not support that many windows or frames."""
-        self._pool.engines.check(windows=batch.latents.shape[0], frames=batch.latents.shape[2])
+        """As `GraphDenoiser.begin`; raises `InputError` if the engines do not support the sizes of its windows."""
+        windows, _, frames, height, width = batch.latents.shape
+        self._pool.engines.check(windows=windows, frames=frames, latent_height=height, latent_width=width)
         self._follow_engines()
         if self._pool.engines.cuda_graph and not self._replays_checked(batch):
             name = self._pool.engines.selection.name

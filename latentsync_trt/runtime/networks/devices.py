@@ -52,12 +52,12 @@ class Device:
 class Devices:
     """The networks of one bundle on one or several devices, used like those of one.
 
-    `all`: every device. With several, notices about one begin with its name.
+    `all`: every device; `options`: those of the first. With several, notices about one begin with its name.
     """
 
     def __init__(self, first: Networks, others: Sequence[AnyNetworks] = ()) -> None:
         self.all = tuple(Device(each, position) for position, each in enumerate((first, *others)))
-        self.bundle, self._first = first.bundle, first
+        self.bundle, self.options, self._first = first.bundle, first.options, first
         self._lock = threading.Lock()
         self.notices = first.notices
         if others:
@@ -139,15 +139,15 @@ class Devices:
                 if not self.leave_out(device, error):
                     raise
 
-    def prepare(self, graphs: Iterable[str]) -> None:
+    def prepare(self, graphs: Iterable[str], resolution_px: int | None = None) -> None:
         """As `Networks.prepare`, on every device, also those left out before; one that fails is left out."""
         graphs = tuple(graphs)
         for device in self.all:
             device.error = ""
         # Built in this thread, which Ctrl-C reaches, and for the first GPU of a kind; others find the engines.
         for device in self.all if len(self.all) > 1 else ():
-            self._each((device,), lambda networks: networks.builds(graphs) and networks.prepare(graphs))
-        self._each(self.in_use, lambda networks: networks.prepare(graphs))
+            self._each((device,), lambda networks: networks.builds(graphs) and networks.prepare(graphs, resolution_px))
+        self._each(self.in_use, lambda networks: networks.prepare(graphs, resolution_px))
         self._leave_out_slow()
 
     def open_audio(self, graph: str) -> None:

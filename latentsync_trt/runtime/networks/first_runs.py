@@ -9,7 +9,7 @@ from weakref import WeakSet
 import numpy as np
 
 from latentsync_trt.bundle.manifest import AUDIO_ENCODER, STEP_GRAPHS, VAE_DECODER, VAE_ENCODER, step_graph
-from latentsync_trt.runtime.compiler.profiles import usual_shape
+from latentsync_trt.runtime.compiler.profiles import at_resolution, usual_shape
 from latentsync_trt.runtime.networks.codec import VaeCodec
 from latentsync_trt.runtime.networks.denoiser import PooledDenoiser
 from latentsync_trt.runtime.sessions.pool import SessionPool
@@ -26,7 +26,7 @@ _TIMESTEP = 500
 class FirstRuns:
     """Runs each graph as a clip will: in the thread of its stage, and with the same buffers.
 
-    `on_span` is called with the time of each run.
+    `on_span` is called with the time of each run. `resolution_px`: of the pictures, where the bundle has several.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class FirstRuns:
     ) -> None:
         self._pool, self._codec, self._denoiser, self._threads = pool, codec, denoiser, threads
         self._on_span = on_span
+        self.resolution_px = pool.engines.bundle.manifest.resolution_px
         self._done: WeakSet[Session] = WeakSet()
 
     def missing(self, graphs: Iterable[str]) -> tuple[str, ...]:
@@ -118,7 +119,7 @@ class FirstRuns:
         return partial(self._denoiser.begin_unrecorded(batch).step, recorded=False)
 
     def _random(self, graph: str) -> dict[str, Array]:
-        ranges, random = self._pool.engines.ranges, np.random.default_rng(0)
+        ranges, random = at_resolution(self._pool.engines.ranges, self.resolution_px), np.random.default_rng(0)
         return {
             tensor.name: random.standard_normal(usual_shape(tensor.shape, ranges)).astype(tensor.dtype)
             for tensor in self._pool.session(graph).inputs

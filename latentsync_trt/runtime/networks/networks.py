@@ -164,14 +164,15 @@ class Networks:
         """Whether `prepare` would build engines before it returns."""
         return not self._build_wanted and bool(self._pool.missing(graphs))
 
-    def prepare(self, graphs: Iterable[str]) -> None:
-        """Builds and opens what a run needs, before it begins.
+    def prepare(self, graphs: Iterable[str], resolution_px: int | None = None) -> None:
+        """Builds and opens what a run needs, before it begins; first runs have its resolution, else the bundle's.
 
         Raises:
             EngineBuildError: neither the provider nor any allowed fallback can compile a graph.
             OutOfMemory: there is too little memory.
         """
         self._needed = graphs = tuple(graphs)
+        self._first_runs.resolution_px = resolution_px or self.bundle.manifest.resolution_px
         first = self._windows_that_fit is None
         if self._build_wanted:
             self._choose_memory()

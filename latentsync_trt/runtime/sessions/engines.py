@@ -155,7 +155,7 @@ class Engines:
         }
 
     def check(self, **sizes: int) -> None:
-        """Raises `InputError`, naming the range, if the engines do not support this number of `windows` or `frames`."""
+        """Raises `InputError`, naming the range, if the engines do not support one of `sizes`, as in `windows=2`."""
         check_sizes(self.ranges or _sizes_of(self.bundle.manifest), sizes)
 
     def key(self, graph: str) -> EngineKey:
