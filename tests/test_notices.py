@@ -106,7 +106,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Log, SyncReport, Sync
     clip, sound = write_face(folder / "clip.mp4", 10, fps=50), write_sound(folder / "speech.wav", 0.8)
     with pytest.MonkeyPatch.context() as patch:
         prepare = Networks.prepare
-        patch.setattr(Networks, "prepare", lambda self, graphs: (log.lines.append("opening"), prepare(self, graphs)))
+        patch.setattr(Networks, "prepare", lambda self, *given: (log.lines.append("opening"), prepare(self, *given)))
         with LipSync.from_bundle(small_bundle(), "cpu", on_notice=log.lines.append) as lip_sync:
             first, second = (
                 lip_sync.sync(clip, sound, folder / "out.mp4", QUICK, detector=TwoFaces(), on_progress=log.on_progress)

@@ -141,11 +141,11 @@ def test_pictures_are_read_while_networks_open(
     networks, gathered = make(), threading.Event()
     prepare, gather = Networks.prepare, Painter.gather
 
-    def wait(self: Networks, graphs: tuple[str, ...]) -> None:
+    def wait(self: Networks, graphs: tuple[str, ...], resolution_px: int) -> None:
         assert gathered.wait(TIMEOUT_S)
         if fails:
             raise EngineBuildError("no kernel image")
-        prepare(self, graphs)
+        prepare(self, graphs, resolution_px)
 
     def watched(self: Painter, jobs: Any) -> Any:
         for item in gather(self, jobs):

@@ -70,7 +70,7 @@ EVERY = """
 --overlap 2 --turns t.rttm --faces f.json --paste mask --feather 2.5 --no-color-match --enhancer sharp --fps 25
 --length longest --extend hold --start 2.5 --end 1:00:00 --offset -40 --mix m.wav --silence model --codec prores
 --encoder auto --crf 20 --encoder-preset hq --lossless --no-mark --c2pa-cert c.pem --c2pa-key k.pem --resume
---report page.html --speaker 0=a.wav --speaker 2=b.wav
+--report page.html --resolution 320 --speaker 0=a.wav --speaker 2=b.wav
 """
 
 
@@ -99,6 +99,8 @@ WRONG = [
     ({"preset": "best"}, "--preset best: not one of quality, balanced, fast"),
     ({"solver": "euler"}, "--solver euler: not one of ddim, dpmpp"),
     ({"steps": 0}, "--steps 0: outside 1 to 999"),
+    ({"resolution": 300}, "--resolution 300: not divisible by 64; the nearest are 256 and 320"),
+    ({"resolution": 4096}, "--resolution 4096: outside 64 to 2048"),
     ({"full_steps": (0, 3), "cache_interval": 3}, "--full-steps and --cache-interval exclude each other"),
     ({"full_steps": ()}, "must begin with 0"),
     ({"full_steps": (1, 3)}, "--full-steps 1,3: must begin with 0"),

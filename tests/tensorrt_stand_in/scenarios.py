@@ -55,6 +55,7 @@ _RUN: dict[str, Any] = {
     "unguided_too": False,
     "windows": 1,
     "frames": None,
+    "resolution": None,
     "cached": True,
     "faces": True,
     "repeat": 1,
@@ -78,12 +79,13 @@ def _painted(
     unguided_too: bool = False,
     windows: int = 1,
     frames: int | None = None,
+    resolution: int | None = None,
     cached: bool = True,
     faces: bool = True,
 ) -> list[Float32Array]:
     """Outputs for random inputs: latents after some steps, and with `faces` those of the other graphs."""
     manifest, random = networks.bundle.manifest, np.random.default_rng(5)
-    side, frames = manifest.latent_px, frames or manifest.frames
+    side, frames = (resolution or manifest.resolution_px) // 8, frames or manifest.frames
     tokens = 10 * manifest.audio_layers
     batch = WindowBatch(
         random.standard_normal((windows, 4, frames, side, side), np.float32),
@@ -95,7 +97,7 @@ def _painted(
     denoiser = networks.denoiser
     kinds = {guidance > 1.0, guidance > 1.0 and not unguided_too}
     steps = {step_graph(guided=kind, cached=reuse) for kind in kinds for reuse in {False, cached}}
-    networks.prepare(("audio_encoder", "vae_encoder", *sorted(steps), "vae_decoder"))
+    networks.prepare(("audio_encoder", "vae_encoder", *sorted(steps), "vae_decoder"), resolution)
     for part in (batch, replace(batch, latents=-batch.latents)):  # the second finds the buffers of the first
         denoiser.begin(part)
         for number in range(4):

@@ -1,0 +1,104 @@
+"""Which resolution a run has, and what is said about it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from latentsync_trt import LipSync, RuntimeOptions, SyncOptions
+from latentsync_trt.bundle.manifest import DimensionRange, Manifest, read_manifest
+from latentsync_trt.cli import main
+from latentsync_trt.errors import InputError
+from latentsync_trt.runtime.compiler.profiles import at_resolution, usual_shape
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.sync.inpaint import check_noise, resolution_of
+from latentsync_trt.sync.notices import notices_of_model
+from tests.clips import write_clip
+from tests.small import small_bundle
+
+FIXED = replace(read_manifest(small_bundle()), model="1.6", resolution_px=512)
+RANGES = {
+    **dict.fromkeys(("height", "width"), DimensionRange(256, 512, 512)),
+    **dict.fromkeys(("latent_height", "latent_width"), DimensionRange(32, 64, 64)),
+    "windows": DimensionRange(1, 1, 4),
+}
+SEVERAL = replace(FIXED, shapes="dynamic", ranges=RANGES)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "asked", "found"),
+    [(FIXED, None, 512), (FIXED, 512, 512), (SEVERAL, None, 512), (SEVERAL, 256, 256), (SEVERAL, 448, 448)],
+)
+def test_a_run_has_the_resolution_that_was_asked_for(manifest: Manifest, asked: int | None, found: int) -> None:
+    assert resolution_of(manifest, SyncOptions(resolution=asked)) == found
+
+
+@pytest.mark.parametrize(
+    ("manifest", "asked", "supported", "cure"),
+    [
+        (FIXED, 256, "512 px", "--resolution 512 --min-resolution 256"),
+        (FIXED, 768, "512 px", "--resolution 768 --min-resolution 512"),
+        (SEVERAL, 192, "256 to 512 px", "--resolution 512 --min-resolution 192"),
+        (SEVERAL, 576, "256 to 512 px", "--resolution 576 --min-resolution 256"),
+    ],
+)
+def test_another_one_is_refused_with_those_there_are(manifest: Manifest, asked: int, supported: str, cure: str) -> None:
+    with pytest.raises(InputError) as raised:
+        resolution_of(manifest, SyncOptions(resolution=asked))
+    assert supported in str(raised.value)
+    assert f"export --dynamic {cure}" in str(raised.value)
+
+
+def test_fixed_engines_have_the_bundle_s_own() -> None:
+    static = RuntimeOptions(dynamic=False)
+    assert resolution_of(SEVERAL, SyncOptions(resolution=512), static) == 512
+    with pytest.raises(InputError, match="--static"):
+        resolution_of(SEVERAL, SyncOptions(resolution=256), static)
+
+
+@pytest.mark.parametrize("as_command", [False, True])
+def test_a_refusal_comes_before_networks_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_command: bool
+) -> None:
+    video, audio = write_clip(tmp_path, 4)
+    monkeypatch.setattr(Networks, "session", lambda *_: pytest.fail("a network was opened"))
+    monkeypatch.setattr(Networks, "prepare", lambda *_: pytest.fail("networks were opened"))
+    words = "--resolution 256: bundle demo is made for 128 px"
+    if as_command:
+        monkeypatch.setattr(LipSync, "from_bundle", lambda *_: pytest.fail("a provider was tried"))
+        given = ["--video", str(video), "--audio", str(audio), "--bundle", str(small_bundle())]
+        result = CliRunner().invoke(main, ["sync", *given, "--resolution", "256"])
+        assert result.exit_code == 2
+        assert words in result.output
+        return
+    with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync, pytest.raises(InputError, match=words):
+        lip_sync.sync(video, audio, tmp_path / "out.mp4", SyncOptions(resolution=256))
+
+
+def test_only_heights_and_widths_follow_the_resolution() -> None:
+    ranges = at_resolution(RANGES, 320)
+    assert usual_shape((2, 3, "height", "width"), ranges) == (2, 3, 320, 320)
+    assert usual_shape(("windows", 4, "latent_height", "latent_width"), ranges) == (1, 4, 40, 40)
+    assert {(span.minimum, span.maximum) for span in ranges.values()} == {(256, 512), (32, 64), (1, 4)}
+
+
+@pytest.mark.parametrize(
+    ("model", "resolution_px", "trained_px"),
+    [("1.6", 512, 0), ("1.6", 256, 512), ("1.5", 256, 0), ("1.5", 512, 256), ("my own", 256, 0)],
+)
+def test_a_resolution_that_the_model_was_not_trained_at_is_told(
+    model: str, resolution_px: int, trained_px: int
+) -> None:
+    found = notices_of_model(replace(SEVERAL, model=model), resolution_px)
+    assert len(found) == bool(trained_px)
+    assert all(f"{trained_px} px" in text and f"{resolution_px} px" in text for text in found)
+
+
+def test_noise_has_the_size_of_the_run() -> None:
+    check_noise(256, None)
+    noise = np.zeros((1, 4, 1, 32, 32), np.float32)
+    check_noise(256, noise)
+    with pytest.raises(InputError, match="320 px"):
+        check_noise(320, noise)
