@@ -33,20 +33,22 @@ GRAPHS = ("audio_encoder", "vae_encoder", "denoise_step", "denoise_step_cached",
 def pictures(bundle: str, settings: list[dict[str, Any]], provider: str = "tensorrt") -> list[dict[str, Any]]:
     """Largest relative difference of a run on the provider from one on the CPU, for each of `settings`.
 
-    `settings`: those of `_RUN`; the others are `RuntimeOptions`.
+    `settings`: those of `_RUN`; "resolutions", one after another on the same networks; the others are `RuntimeOptions`.
     """
     loaded = Bundle.load(Path(bundle), verify=False)
     answers = []
     for setting in settings:
         run = {name: setting.pop(name, usual) for name, usual in _RUN.items()}
         notices: list[str] = []
+        repeat, resolutions = run.pop("repeat"), run.pop("resolutions")
         with opened(loaded, select_provider(provider), notices, **setting) as networks:
-            there = [_painted(networks, **run) for _ in range(run.pop("repeat", 1))]
+            there = [[_painted(networks, px, **run) for px in resolutions] for _ in range(repeat)]
             low = networks.low_memory
         kept = {name: value for name, value in setting.items() if name == "dynamic"}
         with opened(loaded, Selection("cpu"), [], **kept) as networks:
-            here = _painted(networks, **run)
-        answers.append({"difference": max(_difference(one, here) for one in there), "notices": notices, "low": low})
+            here = [_painted(networks, px, **run) for px in resolutions]
+        differences = [_difference(*both) for one in there for both in zip(one, here, strict=True)]
+        answers.append({"difference": max(differences), "notices": notices, "low": low})
     return answers
 
 
@@ -55,7 +57,7 @@ _RUN: dict[str, Any] = {
     "unguided_too": False,
     "windows": 1,
     "frames": None,
-    "resolution": None,
+    "resolutions": (None,),
     "cached": True,
     "faces": True,
     "repeat": 1,
@@ -74,12 +76,12 @@ def opened(bundle: Bundle, selection: Selection, notices: list[str], **options: 
 
 def _painted(
     networks: Networks,
+    resolution: int | None = None,
     *,
     guidance: float = 1.5,
     unguided_too: bool = False,
     windows: int = 1,
     frames: int | None = None,
-    resolution: int | None = None,
     cached: bool = True,
     faces: bool = True,
 ) -> list[Float32Array]:
