@@ -176,7 +176,7 @@ def test_the_error_of_the_last_device_is_raised_and_nothing_left(
 def test_a_device_whose_networks_do_not_open_is_left_out(make: DemoNetworks, monkeypatch: pytest.MonkeyPatch) -> None:
     broken, usual = make(), make()
 
-    def no_room(graphs: Any) -> None:
+    def no_room(*_: Any) -> None:
         raise OutOfMemory("vae_encoder: out of memory for 2 GB more")
 
     monkeypatch.setattr(broken, "prepare", no_room)

@@ -104,10 +104,10 @@ class VaeCodec:
 
     def _decode(self, latents: Float32Array) -> UInt16Array:
         session, buffers, count = self._pool.session(VAE_DECODER), self._buffers, len(latents)
-        height_px, width_px = (PIXELS_PER_LATENT * size for size in latents.shape[2:])
+        size_px = [PIXELS_PER_LATENT * size for size in latents.shape[2:]]
         latent = session.retrying(lambda: buffers.upload("latent", latents))
-        image = session.retrying(lambda: buffers.empty("decoded", (count, 3, height_px, width_px), np.float32))
-        painted = session.retrying(lambda: buffers.empty("painted", (count, height_px, width_px, 3), np.uint16))
+        image = session.retrying(lambda: buffers.empty("decoded", (count, 3, *size_px), np.float32))
+        painted = session.retrying(lambda: buffers.empty("painted", (count, *size_px, 3), np.uint16))
         _run(session, {"latent": latent}, {"image": image})
         self._faces_out.free_memory = session.free_memory
         _run(self._faces_out, {"image": image}, {"painted": painted})
