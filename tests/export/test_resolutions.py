@@ -1,6 +1,8 @@
 """One bundle for several resolutions: at each it computes what a bundle exported for that one does."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +20,9 @@ from latentsync_trt.runtime.compiler.profiles import at_resolution
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.runtime.sessions.session import Session
-from latentsync_trt.types import UInt8Array
+from latentsync_trt.types import UInt8Array, WindowBatch
 from tests import narrow
-from tests.clips import decoded, write_clip
+from tests.clips import LOSSLESS, decoded, write_clip
 from tests.exports import ExportCache
 from tests.tensorrt_stand_in.stand_in import StandIn
 
@@ -29,7 +31,6 @@ pytestmark = pytest.mark.integration
 LEAST_PX, MOST_PX = 128, 256
 SAME = 1e-5
 """Relative: the same float32 arithmetic, in graphs that were optimized differently."""
-OPTIONS = SyncOptions(steps=2, cache_interval=2, lossless=True)
 CPU = Selection("cpu")
 
 FixedAt = Callable[[int], Path]
@@ -83,8 +84,7 @@ def run(clip: tuple[Path, Path], tmp_path: Path) -> Synced:
     """Syncs the clip; its frames."""
 
     def synced(lip_sync: LipSync, resolution: int | None = None) -> UInt8Array:
-        options = SyncOptions(steps=2, cache_interval=2, lossless=True, resolution=resolution)
-        lip_sync.sync(*clip, tmp_path / "out.mkv", options)
+        lip_sync.sync(*clip, tmp_path / "out.mkv", replace(LOSSLESS, resolution=resolution))
         return np.stack(decoded(tmp_path / "out.mkv")).astype(np.int16)
 
     return synced
@@ -145,6 +145,14 @@ def test_fixed_engines_refuse_another_resolution(several: Path, clip: tuple[Path
         with pytest.raises(InputError, match="--static fixes engines at 256 px"):
             fixed.warm_up(options)
         fixed.warm_up(SyncOptions(steps=1, resolution=MOST_PX))
+
+
+def test_engines_say_which_sizes_they_take(several: Path) -> None:
+    sizes = [(1, 4, 4, 40, 40), (1, 9, 4, 40, 40), (1, 4, 50, narrow.AUDIO_WIDTH)]
+    batch = WindowBatch(*(np.zeros(size, np.float32) for size in sizes), 1.5)
+    refused = pytest.raises(InputError, match="40 latent_height: the engines take 16 to 32")
+    with closing(Networks(Bundle.load(several), CPU)) as networks, refused:
+        networks.denoiser.begin(batch)
 
 
 def test_a_bench_measures_at_its_resolution(several: Path, clip: tuple[Path, Path]) -> None:
