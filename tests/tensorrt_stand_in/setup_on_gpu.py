@@ -26,7 +26,7 @@ from latentsync_trt.export.exporter import export_bundle
 from latentsync_trt.export.options import ExportOptions
 from latentsync_trt.runtime.networks.verdict import kept
 from latentsync_trt.runtime.providers.select import select_provider
-from tests.narrow import UNET, write_sources
+from tests.narrow import FRAMES, UNET, write_sources
 from tests.tensorrt_stand_in.build import build, include_folder
 from tests.tensorrt_stand_in.run import REAL_CUDA, environment
 
@@ -74,6 +74,7 @@ def _exported(checkpoints: Path) -> str:
     made = ExportOptions(
         model="1.5",
         precision="fp16",
+        frames=FRAMES,
         unet=sources.unet,
         vae=sources.vae,
         whisper=sources.whisper,
