@@ -80,6 +80,8 @@ def contradictions(manifest: "Manifest") -> Iterator[str]:
     for name, span in manifest.ranges.items():
         if not 1 <= span.minimum <= span.optimum <= span.maximum:
             yield f"ranges.{name}: {span} does not ascend from 1"
+    if manifest.resolution_px not in manifest.resolutions_px:
+        yield f"ranges.height: its steps of 64 from {manifest.resolutions_px.start} miss {manifest.resolution_px} px"
     for name, graph in manifest.graphs.items():
         for file in (graph.file, graph.weights, *graph.forms.values()):
             if file not in manifest.files:

@@ -61,7 +61,13 @@ PIXELS_PER_LATENT = 8
 """Along each axis."""
 
 HEIGHT, WIDTH, LATENT_HEIGHT, LATENT_WIDTH = "height", "width", "latent_height", "latent_width"
-"""Variable dimensions of bundles for several resolutions: of pictures in pixels, and of their latents."""
+SIZE_STEPS = {
+    HEIGHT: RESOLUTION_STEP_PX,
+    WIDTH: RESOLUTION_STEP_PX,
+    LATENT_HEIGHT: RESOLUTION_STEP_PX // PIXELS_PER_LATENT,
+    LATENT_WIDTH: RESOLUTION_STEP_PX // PIXELS_PER_LATENT,
+}
+"""The variable dimensions of bundles for several resolutions, pictures' in pixels and their latents', with divisors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,17 @@ from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 from torch import Tensor, nn
 
-from latentsync_trt.bundle.manifest import AttentionForm, DimensionRange, GraphEntry, TensorEntry
+from latentsync_trt.bundle.manifest import (
+    HEIGHT,
+    LATENT_HEIGHT,
+    LATENT_WIDTH,
+    SIZE_STEPS,
+    WIDTH,
+    AttentionForm,
+    DimensionRange,
+    GraphEntry,
+    TensorEntry,
+)
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import ExportMismatch
 from latentsync_trt.export.attention import traced_as
@@ -24,6 +34,14 @@ from latentsync_trt.export.cuda_graph import finish, may_fold
 
 OPSET = 23
 """The first opset with `Attention`; it also has `GroupNormalization` and exact `Gelu`."""
+
+_WHOLE_SIZES: Mapping[int | str, str] = {
+    f"{SIZE_STEPS[whole]}*({known}//{SIZE_STEPS[known]})": whole
+    for axis in ((HEIGHT, LATENT_HEIGHT), (WIDTH, LATENT_WIDTH))
+    for whole in axis
+    for known in axis
+}
+"""Names of sizes, also where a graph computes them from the other one of the same axis."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +102,7 @@ def _tensor(value: ir.Value) -> TensorEntry:
 
 
 def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:
-    dimensions = {
-        name: torch.export.Dim(name, min=span.minimum, max=span.maximum) for name, span in plan.ranges.items()
-    }
+    dimensions = {name: _dimension(name, span) for name, span in plan.ranges.items()}
     shapes = {
         name: {axis: dimensions[dimension] for axis, dimension in plan.dynamic.get(name, {}).items()}
         for name in plan.inputs
@@ -109,11 +125,23 @@ def _trace(plan: GraphPlan, module: nn.Module) -> ir.Model:
     return model
 
 
+def _dimension(name: str, span: DimensionRange) -> Any:
+    """A dimension to the tracer; that of a size is a multiple, so that halving it three times leaves no remainder."""
+    step = SIZE_STEPS.get(name)
+    if step is None:
+        return torch.export.Dim(name, min=span.minimum, max=span.maximum)
+    return step * torch.export.Dim(f"{name}_steps", min=span.minimum // step, max=span.maximum // step)
+
+
 def _name_dimensions(model: ir.Model, plan: GraphPlan) -> None:
     """Replaces the tracer's symbols by the plan's dimension names, also inside expressions."""
     shapes = {value.name: value.shape or () for value in model.graph.inputs}
     names = {
-        str(shapes[name][axis]): dimension for name, axes in plan.dynamic.items() for axis, dimension in axes.items()
+        str(shapes[name][axis]).rpartition("*")[2]: f"({dimension}//{SIZE_STEPS[dimension]})"
+        if dimension in SIZE_STEPS
+        else dimension
+        for name, axes in plan.dynamic.items()
+        for axis, dimension in axes.items()
     }
     if not names:
         return
@@ -121,10 +149,11 @@ def _name_dimensions(model: ir.Model, plan: GraphPlan) -> None:
     produced = (value for node in model.graph for value in node.outputs)
     for value in (*model.graph.inputs, *produced):
         if value.shape is not None:
-            value.shape = ir.Shape(
+            sizes = [
                 size if isinstance(size, int) else symbols.sub(lambda found: names[found[0]], str(size))
                 for size in value.shape
-            )
+            ]
+            value.shape = ir.Shape(_WHOLE_SIZES.get(size, size) for size in sizes)
 
 
 def _tidy(model: ir.Model, name: str) -> ir.Model:

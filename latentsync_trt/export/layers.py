@@ -3,8 +3,11 @@
 Activations are `(N, C, h, w)` or tokens `(N, T, C)`; N counts the frames of all windows, `N = B·F`.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional as F
 
 NORM_GROUPS = 32
@@ -53,10 +56,14 @@ class FrameNorm(nn.GroupNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x (B·F, C, h, w)` → the same shape."""
+        height: Any
         _, width, height, breadth = x.shape
-        if width * height * breadth < NORM_GROUPS * _FEW_VALUES:
-            return _two_pass_norm(self, x, 1)
-        return super().forward(x)
+        enough = NORM_GROUPS * _FEW_VALUES
+        if isinstance(height, torch.SymInt):
+            enough *= 4  # the tracer assumes twice the least height and width, where that is 64 px
+        if statically_known_true(width * height * breadth >= enough):
+            return super().forward(x)
+        return _two_pass_norm(self, x, 1)
 
 
 class WindowNorm(nn.GroupNorm):

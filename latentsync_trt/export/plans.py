@@ -1,6 +1,6 @@
 """The networks of a bundle and the graphs that are exported from them, with example inputs for verification."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,12 +9,18 @@ from torch import Tensor, nn
 
 from latentsync_trt.bundle.manifest import (
     AUDIO_ENCODER,
+    HEIGHT,
     HIDDEN,
+    LATENT_HEIGHT,
+    LATENT_WIDTH,
     PIXELS_PER_LATENT,
+    RESOLUTION_STEP_PX,
+    SIZE_STEPS,
     STEP_INPUTS,
     STEP_OUTPUTS,
     VAE_DECODER,
     VAE_ENCODER,
+    WIDTH,
     DimensionRange,
     step_graph,
 )
@@ -123,39 +129,62 @@ def _audio_plan(whisper: WhisperEncoder, options: ExportOptions) -> GraphPlan:
         return {"mel": _random(count, whisper.config.mels, 2 * whisper.config.positions)}
 
     static = GraphPlan(AUDIO_ENCODER, AUDIO_ENCODER, whisper, example(1), ("features",))
-    return _batched(static, example, "segments", DimensionRange(1, 1, _MOST_SEGMENTS), options)
+    return _batched(static, example, ("segments",), {"segments": DimensionRange(1, 1, _MOST_SEGMENTS)}, options)
 
 
 def _vae_plans(vae: Any, options: ExportOptions) -> list[GraphPlan]:
-    size_px = options.resolution_px
-    latent_px = size_px // PIXELS_PER_LATENT
     # The largest divisor of a window that is not above `_MOST_IMAGES`.
     at_once = max(count for count in range(1, _MOST_IMAGES + 1) if options.frames % count == 0)
-    allowed = DimensionRange(1, at_once, _MOST_IMAGES)
+    ranges = {"images": DimensionRange(1, at_once, _MOST_IMAGES)} | _size_ranges(options)
 
-    def image(count: int) -> Inputs:
+    def image(count: int, size_px: int = options.resolution_px) -> Inputs:
         return {"image": _random(count, 3, size_px, size_px).tanh()}
 
-    def latent(count: int) -> Inputs:
-        return {"latent": _random(count, LATENT_CHANNELS, latent_px, latent_px)}
+    def latent(count: int, size_px: int = options.resolution_px) -> Inputs:
+        return {"latent": _random(count, LATENT_CHANNELS, *[size_px // PIXELS_PER_LATENT] * 2)}
 
     encoder = GraphPlan(VAE_ENCODER, "vae", VaeEncoder(vae), image(at_once), ("latent",))
     decoder = GraphPlan(VAE_DECODER, "vae", VaeDecoder(vae), latent(at_once), ("image",))
     return [
-        _batched(encoder, image, "images", allowed, options),
-        _batched(decoder, latent, "images", allowed, options),
+        _batched(encoder, image, ("images", "", HEIGHT, WIDTH), ranges, options),
+        _batched(decoder, latent, ("images", "", LATENT_HEIGHT, LATENT_WIDTH), ranges, options),
     ]
 
 
 def _batched(
-    static: GraphPlan, example: Callable[[int], Inputs], dimension: str, allowed: DimensionRange, options: ExportOptions
+    static: GraphPlan,
+    example: Callable[..., Inputs],
+    names: tuple[str, ...],
+    ranges: dict[str, DimensionRange],
+    options: ExportOptions,
 ) -> GraphPlan:
-    """With `--dynamic`, the plan with a variable first axis of its one input."""
+    """With `--dynamic`, the plan with variable axes of its one input; `names` and `ranges` as for `_axes`."""
     if not options.dynamic:
         return static
-    axes = {name: {0: dimension} for name in static.inputs}
-    ranges = {dimension: allowed}
-    return replace(static, inputs=example(2), dynamic=axes, ranges=ranges, further_inputs=(example(1), example(3)))
+    axes = dict.fromkeys(static.inputs, _axes(ranges, *names))
+    others = _other_sizes_px(options) if HEIGHT in ranges else ()
+    further = (example(1), example(3), *(example(1, size_px) for size_px in others))
+    return replace(static, inputs=example(2), dynamic=axes, ranges=ranges, further_inputs=further)
+
+
+def _axes(ranges: Mapping[str, DimensionRange], *names: str) -> dict[int, str]:
+    """Axis → name of its dimension, for those in `ranges`."""
+    return {axis: name for axis, name in enumerate(names) if name in ranges}
+
+
+def _size_ranges(options: ExportOptions) -> dict[str, DimensionRange]:
+    """Ranges of heights and widths; empty with one resolution."""
+    least, most = (size_px // RESOLUTION_STEP_PX for size_px in (options.min_resolution_px, options.resolution_px))
+    if least == most:
+        return {}
+    return {name: DimensionRange(least * step, most * step, most * step) for name, step in SIZE_STEPS.items()}
+
+
+def _other_sizes_px(options: ExportOptions) -> tuple[int, ...]:
+    """Resolutions to verify beside the largest: the smallest and one between."""
+    least, most = options.min_resolution_px, options.resolution_px
+    middle = least + (most - least) // 2 // RESOLUTION_STEP_PX * RESOLUTION_STEP_PX
+    return tuple(dict.fromkeys(size_px for size_px in (least, middle) if size_px < most))
 
 
 def _step_plan(networks: Networks, options: ExportOptions, *, guided: bool, cached: bool) -> GraphPlan:
@@ -163,8 +192,8 @@ def _step_plan(networks: Networks, options: ExportOptions, *, guided: bool, cach
     module = DenoiseStep(unet, guided=guided, cached=cached)
     outputs = STEP_OUTPUTS if cached else (*STEP_OUTPUTS, HIDDEN)
 
-    def example(windows: int, frames: int = options.frames) -> Inputs:
-        inputs = _step_inputs(networks, options, windows, frames)
+    def example(windows: int, frames: int = options.frames, size_px: int = options.resolution_px) -> Inputs:
+        inputs = _step_inputs(networks, windows, frames, size_px // PIXELS_PER_LATENT)
         if cached:
             size = inputs["latents"].shape[3:]
             hidden = _random(2 if guided else 1, windows, frames, unet.config.widths[0], *size)
@@ -174,22 +203,24 @@ def _step_plan(networks: Networks, options: ExportOptions, *, guided: bool, cach
     static = GraphPlan(step_graph(guided=guided, cached=cached), "unet", module, example(1), outputs)
     if not options.dynamic:
         return replace(static, cpu_form=guided)  # all steps of the presets are guided
-    axes = {key: {0: "windows", 2: "frames"} for key in ("latents", "conditioning", "history")}
-    axes["audio"] = {0: "windows", 1: "frames"}
-    if cached:
-        axes[HIDDEN] = {1: "windows", 2: "frames"}
-    ranges = {
+    ranges = _size_ranges(options) | {
         "windows": DimensionRange(1, 1, options.max_windows),
         "frames": DimensionRange(FEWEST_FRAMES, options.frames, unet.config.positions),
     }
+    latent_axes = _axes(ranges, "windows", "", "frames", LATENT_HEIGHT, LATENT_WIDTH)
+    axes = dict.fromkeys(("latents", "conditioning", "history"), latent_axes)
+    axes["audio"] = _axes(ranges, "windows", "frames")
+    if cached:
+        axes[HIDDEN] = _axes(ranges, "", "windows", "frames", "", LATENT_HEIGHT, LATENT_WIDTH)
     another = options.frames + (1 if options.frames < unet.config.positions else -1)
-    further = (example(1), example(1, another), example(1, FEWEST_FRAMES))
+    others = (example(1, size_px=size_px) for size_px in _other_sizes_px(options))
+    further = (example(1), example(1, another), example(1, FEWEST_FRAMES), *others)
     return replace(static, inputs=example(2), dynamic=axes, ranges=ranges, further_inputs=further)
 
 
-def _step_inputs(networks: Networks, options: ExportOptions, windows: int, frames: int) -> Inputs:
+def _step_inputs(networks: Networks, windows: int, frames: int, latent_px: int) -> Inputs:
     """Seeded random inputs of a denoising step, in the graph's order."""
-    size = (frames, *[options.resolution_px // PIXELS_PER_LATENT] * 2)
+    size = (frames, latent_px, latent_px)
     whisper = networks.whisper.config
     values = (
         _random(windows, LATENT_CHANNELS, *size),

@@ -54,7 +54,9 @@ def verification_options(options: ExportOptions) -> ExportOptions:
     free_bytes = psutil.virtual_memory().available
     if needed_bytes(options) <= free_bytes:
         return options
-    smaller = replace(options, resolution=min(PROOF_RESOLUTION_PX, options.resolution_px), cuda_form=False)
+    size_px = min(PROOF_RESOLUTION_PX, options.resolution_px)
+    least_px = options.min_resolution and min(PROOF_RESOLUTION_PX // 2, options.min_resolution)
+    smaller = replace(options, resolution=size_px, min_resolution=least_px, cuda_form=False)
     if needed_bytes(smaller) > free_bytes:
         raise InputError(
             f"verifying {options.frames} frames at {smaller.resolution_px} px on the CPU needs about "
