@@ -287,8 +287,7 @@ class SyncOptions:
                 object.__setattr__(self, name, as_time(getattr(self, name), flag_name(name)))
         object.__setattr__(self, "speaker", as_speakers(self.speaker))
         check_limits(self)
-        if self.resolution is not None:
-            check_resolution("--resolution", self.resolution)
+        check_resolution("--resolution", self.resolution)
         if self.full_steps is not None:
             if self.cache_interval is not None:
                 raise InputError("--full-steps and --cache-interval exclude each other: give one")

@@ -40,9 +40,9 @@ class FaceChoice:
     y_px: float = 0.0
 
 
-def check_resolution(name: str, resolution_px: int) -> None:
-    """Raises `InputError`, naming the option and the nearest resolutions, if the networks cannot have this one."""
-    if resolution_px % RESOLUTION_STEP_PX:
+def check_resolution(name: str, resolution_px: int | None) -> None:
+    """Raises `InputError`, naming the option and the nearest resolutions, if one is given that no network has."""
+    if resolution_px is not None and resolution_px % RESOLUTION_STEP_PX:
         below = resolution_px // RESOLUTION_STEP_PX * RESOLUTION_STEP_PX
         raise InputError(
             f"{name} {resolution_px}: not divisible by {RESOLUTION_STEP_PX}; "

@@ -14,7 +14,6 @@ from latentsync_trt.bundle.manifest import (
     LATENT_HEIGHT,
     LATENT_WIDTH,
     PIXELS_PER_LATENT,
-    RESOLUTION_STEP_PX,
     SIZE_STEPS,
     STEP_INPUTS,
     STEP_OUTPUTS,
@@ -35,6 +34,7 @@ from latentsync_trt.export.step import DenoiseStep
 from latentsync_trt.export.unet import INPUT_CHANNELS, LATENT_CHANNELS, shallow_copy
 from latentsync_trt.export.vae import VaeDecoder, VaeEncoder, load_vae
 from latentsync_trt.export.whisper import WhisperEncoder
+from latentsync_trt.values import RESOLUTION_STEP_PX
 
 AUDIO_POSITIONS_PER_FRAME = 10
 _MOST_SEGMENTS = 8

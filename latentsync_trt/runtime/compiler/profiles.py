@@ -9,19 +9,10 @@ A *dynamic* engine covers these ranges; a *static* one fixes each dimension at i
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from latentsync_trt.bundle.manifest import (
-    HEIGHT,
-    LATENT_HEIGHT,
-    LATENT_WIDTH,
-    PIXELS_PER_LATENT,
-    WIDTH,
-    DimensionRange,
-    GraphEntry,
-    Manifest,
-    TensorEntry,
-)
+from latentsync_trt.bundle.manifest import SIZE_STEPS, DimensionRange, GraphEntry, Manifest, TensorEntry
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError
+from latentsync_trt.values import RESOLUTION_STEP_PX
 
 Shape = tuple[int, ...]
 
@@ -113,8 +104,7 @@ def with_sizes(tensor: TensorEntry, sizes: Mapping[str, int]) -> TensorEntry:
 
 def at_resolution(ranges: Mapping[str, DimensionRange], resolution_px: int) -> dict[str, DimensionRange]:
     """`ranges` in which variable heights and widths have their optimum at a resolution."""
-    sizes = dict.fromkeys((HEIGHT, WIDTH), resolution_px)
-    sizes |= dict.fromkeys((LATENT_HEIGHT, LATENT_WIDTH), resolution_px // PIXELS_PER_LATENT)
+    sizes = {name: resolution_px // RESOLUTION_STEP_PX * step for name, step in SIZE_STEPS.items()}
     return {name: replace(span, optimum=sizes.get(name, span.optimum)) for name, span in ranges.items()}
 
 
