@@ -1,175 +1,170 @@
-"""One bundle for several resolutions: at each it computes what a bundle exported for that one does."""
+"""`export --min-resolution`: graphs of several resolutions compute what those exported at one do."""
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import replace
+import json
+from dataclasses import astuple, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from latentsync_trt import LipSync, RuntimeOptions, SyncOptions
-from latentsync_trt.bench.material import random_inputs
-from latentsync_trt.bench.options import BenchOptions
-from latentsync_trt.bench.suite import run_bench
-from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle, read_manifest
+from latentsync_trt.bundle.manifest import (
+    CACHED_STEP,
+    FULL_STEP,
+    MANIFEST_NAME,
+    VAE_DECODER,
+    VAE_ENCODER,
+    Bundle,
+    Manifest,
+    read_manifest,
+)
+from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import InputError
 from latentsync_trt.export import exporter
 from latentsync_trt.export.exporter import export_bundle
-from latentsync_trt.runtime.compiler.profiles import at_resolution
-from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.session import Session
-from latentsync_trt.types import UInt8Array, WindowBatch
+from latentsync_trt.export.graphs import GraphPlan, build_graph, save_graph
+from latentsync_trt.export.options import ExportOptions
+from latentsync_trt.export.plans import load_networks, plan_graphs
+from latentsync_trt.export.verify import verification_options
+from latentsync_trt.quantize.layers import multiply_adds
+from latentsync_trt.quantize.observe import write_observed
+from latentsync_trt.runtime.compiler.rtx import compile_graph, plan_trials
+from latentsync_trt.runtime.sessions.session import Array, Session
 from tests import narrow
-from tests.clips import LOSSLESS, decoded, write_clip
 from tests.exports import ExportCache
-from tests.tensorrt_stand_in.stand_in import StandIn
 
 pytestmark = pytest.mark.integration
 
-LEAST_PX, MOST_PX = 128, 256
-SAME = 1e-5
-"""Relative: the same float32 arithmetic, in graphs that were optimized differently."""
-CPU = Selection("cpu")
+GRAPHS = (VAE_ENCODER, VAE_DECODER, FULL_STEP, CACHED_STEP)
+LEAST_PX, MIDDLE_PX, MOST_PX = 64, 128, 192
+TOLERANCE = 1e-5
+"""Relative, in float32: at a size of its own a graph may use another norm (see `FrameNorm`)."""
 
-FixedAt = Callable[[int], Path]
-Synced = Callable[..., UInt8Array]
-
-
-@pytest.fixture(scope="session")
-def bundle_at(exports: ExportCache, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Float32 bundles at a resolution, not verified and without the unguided steps, which cost the most time."""
-
-    def exported(name: str, **fields: object) -> Path:
-        def make(out: Path) -> None:
-            sources = narrow.write_sources(tmp_path_factory.mktemp("sources"))
-            with pytest.MonkeyPatch.context() as patch:
-                planned = exporter.plan_graphs
-                required = lambda *given: [plan for plan in planned(*given) if plan.name in REQUIRED_GRAPHS]  # noqa: E731
-                patch.setattr(exporter, "plan_graphs", required)
-                export_bundle(narrow.narrow_options(sources, out, verify=False, cuda_form=False, **fields))
-
-        return exports.bundle(name, make)
-
-    return exported
+FRAMES_OF_TWO = 2
 
 
-@pytest.fixture(scope="session")
-def several(bundle_at: Callable[..., Path]) -> Path:
-    """A bundle for all resolutions from `LEAST_PX` to `MOST_PX`."""
-    return bundle_at("resolutions", dynamic=True, resolution=MOST_PX, min_resolution=LEAST_PX)
+def options(folder: Path, out: Path, **fields: Any) -> ExportOptions:
+    """Of the narrowest networks, whose checkpoints are seeded."""
+    return narrow.narrow_options(narrow.write_sources(folder), out, **fields)
 
 
-@pytest.fixture(scope="session")
-def fixed_at(bundle_at: Callable[..., Path]) -> FixedAt:
-    """The bundle of one resolution."""
-    return lambda resolution_px: bundle_at(f"at_{resolution_px}", resolution=resolution_px)
+def plans(given: ExportOptions) -> dict[str, GraphPlan]:
+    networks = load_networks(exporter.find_sources(given), given, torch.float32)
+    return {plan.name: plan for plan in plan_graphs(networks, given) if plan.name in GRAPHS}
 
 
 @pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two windows of a face."""
-    return write_clip(tmp_path_factory.mktemp("clip"), 2 * narrow.FRAMES)
+def bundle(exports: ExportCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def make(out: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                exporter, "plan_graphs", lambda *given: [plan for plan in plan_graphs(*given) if plan.name in needed]
+            )
+            given = {"resolution": MOST_PX, "min_resolution": LEAST_PX, "dynamic": True, "verify": False}
+            export_bundle(options(tmp_path_factory.mktemp("sources"), out, **given))
+
+    needed = (*GRAPHS, "audio_encoder")
+    return exports.bundle("resolutions", make)
 
 
-@pytest.fixture(scope="module")
-def lip_sync(several: Path) -> Iterator[LipSync]:
-    with LipSync.from_bundle(several, "cpu") as opened:
-        yield opened
+def run(path: Path, inputs: dict[str, torch.Tensor]) -> list[Array]:
+    return Session(path, intra_op_threads=1).run({name: value.numpy() for name, value in inputs.items()})
 
 
-@pytest.fixture
-def run(clip: tuple[Path, Path], tmp_path: Path) -> Synced:
-    """Syncs the clip; its frames."""
-
-    def synced(lip_sync: LipSync, resolution: int | None = None) -> UInt8Array:
-        lip_sync.sync(*clip, tmp_path / "out.mkv", replace(LOSSLESS, resolution=resolution))
-        return np.stack(decoded(tmp_path / "out.mkv")).astype(np.int16)
-
-    return synced
+def largest_difference(found: list[Array], wanted: list[Array]) -> float:
+    assert [each.shape for each in found] == [each.shape for each in wanted]
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(found, wanted, strict=True))
 
 
-def test_the_manifest_has_the_range(several: Path) -> None:
-    manifest = read_manifest(several)
-    assert (manifest.resolution_px, list(manifest.resolutions_px)) == (MOST_PX, [128, 192, 256])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_numbers_are_those_of_a_bundle_of_that_resolution(bundle: Path, name: str, tmp_path: Path) -> None:
+    for size_px in (LEAST_PX, MIDDLE_PX):
+        plan = plans(options(tmp_path / "sources", tmp_path / "out", resolution=size_px, cuda_form=False))[name]
+        path = tmp_path / f"{name}-{size_px}.onnx"
+        with WeightsFile(path.with_suffix(".weights")) as weights:
+            save_graph(build_graph(plan), path, weights)
+        inputs = dict(plan.inputs)
+        assert largest_difference(run(bundle / f"{name}.onnx", inputs), run(path, inputs)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("resolution_px", [LEAST_PX, pytest.param(192, marks=pytest.mark.slow)])
-def test_graphs_compute_what_those_of_that_resolution_do(several: Path, fixed_at: FixedAt, resolution_px: int) -> None:
-    ours, theirs = (Networks(Bundle.load(path), CPU) for path in (several, fixed_at(resolution_px)))
-    manifest = theirs.bundle.manifest
-    ranges = at_resolution(ours.bundle.manifest.ranges, resolution_px)
-    for graph in REQUIRED_GRAPHS:
-        inputs = random_inputs(theirs.session(graph).inputs, manifest.ranges)
-        for name, value in random_inputs(ours.session(graph).inputs, ranges).items():
-            assert value.shape == inputs[name].shape
-        for found, wanted in zip(ours.session(graph).run(inputs), theirs.session(graph).run(inputs), strict=True):
-            assert np.abs(found - wanted).max() <= SAME * np.abs(wanted).max(), graph
-    for networks in (ours, theirs):
-        networks.close()
+@pytest.mark.parametrize("name", GRAPHS)
+def test_height_and_width_vary_separately(bundle: Path, name: str, tmp_path: Path) -> None:
+    plan = plans(options(tmp_path / "sources", tmp_path / "out", resolution=MOST_PX))[name]
+    wide = {
+        key: value[..., : value.shape[-1] // 3 * 2, :] if value.ndim > 3 and key != "audio" else value
+        for key, value in plan.inputs.items()
+    }
+    with torch.inference_mode():
+        made = plan.module(*wide.values())
+    wanted = [each.numpy() for each in (made if isinstance(made, tuple) else (made,))]
+    assert largest_difference(run(bundle / f"{name}.onnx", wide), wanted) <= TOLERANCE
 
 
-def test_a_clip_looks_as_from_a_bundle_of_that_resolution(lip_sync: LipSync, fixed_at: FixedAt, run: Synced) -> None:
-    with LipSync.from_bundle(fixed_at(LEAST_PX), "cpu") as fixed:
-        wanted = run(fixed)
-    largest = run(lip_sync)
-    for found in (run(lip_sync, LEAST_PX), run(lip_sync, LEAST_PX)):
-        assert np.abs(found - wanted).max() <= 1  # a level
-    assert np.abs(largest - wanted).max() > 1
-    assert np.array_equal(run(lip_sync, MOST_PX), largest)
+def test_the_manifest_names_sizes_and_their_ranges(bundle: Path) -> None:
+    manifest = read_manifest(bundle)
+    for name, least, most in (
+        ("height", 64, 192),
+        ("width", 64, 192),
+        ("latent_height", 8, 24),
+        ("latent_width", 8, 24),
+    ):
+        assert astuple(manifest.ranges[name]) == (least, most, most)
+    assert (manifest.resolution_px, list(manifest.resolutions_px)) == (192, [64, 128, 192])
+    tensors = {t.name: t.shape for entry in manifest.graphs.values() for t in (*entry.inputs, *entry.outputs)}
+    assert tensors["image"][2:] == ("height", "width")
+    latents = ("latents", "conditioning", "history", "hidden", "latent", "next_latents", "next_history")
+    assert {tensors[name][-2:] for name in latents} == {("latent_height", "latent_width")}
+    assert replace(manifest, ranges={}).resolutions_px == range(192, 193, 64)
 
 
-def test_first_runs_have_the_resolution_of_the_run(several: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sides: dict[str, set[int]] = {}
-    bound = Session.run_bound
-
-    def watched(self: Session, binding: object, **how: bool) -> None:
-        bound(self, binding, **how)
-        for value in binding.get_outputs():  # type: ignore[attr-defined]
-            if len(value.shape()) > 3:
-                sides.setdefault(self.name, set()).update(value.shape()[-2:])
-
-    monkeypatch.setattr(Session, "run_bound", watched)
-    with LipSync.from_bundle(several, "cpu") as opened:
-        opened.warm_up(SyncOptions(resolution=LEAST_PX))
-    wanted = {"vae_encoder": {16}, "vae_decoder": {128}, "denoise_step": {16}, "denoise_step_cached": {16}}
-    assert {name: sides[name] for name in wanted} == wanted
+def test_a_range_that_misses_the_resolution_is_refused(bundle: Path) -> None:
+    content = json.loads((bundle / MANIFEST_NAME).read_text(encoding="utf-8"))
+    content.pop("sha256")
+    content["ranges"]["height"]["minimum"] = 96
+    with pytest.raises(ValueError, match=r"ranges\.height"):
+        Manifest.from_json(content)
 
 
-def test_fixed_engines_refuse_another_resolution(several: Path, clip: tuple[Path, Path], tmp_path: Path) -> None:
-    out, options = tmp_path / "out.mkv", SyncOptions(resolution=LEAST_PX)
-    with LipSync.from_bundle(several, "cpu", RuntimeOptions(dynamic=False)) as fixed:
-        with pytest.raises(InputError, match="--static fixes engines at 256 px"):
-            fixed.sync(*clip, out, options)
-        with pytest.raises(InputError, match="--static fixes engines at 256 px"):
-            fixed.warm_up(options)
-        fixed.warm_up(SyncOptions(steps=1, resolution=MOST_PX))
+@pytest.mark.parametrize(
+    "name", [VAE_ENCODER, VAE_DECODER, CACHED_STEP, pytest.param(FULL_STEP, marks=pytest.mark.slow)]
+)
+def test_one_engine_compiles_for_all_resolutions(bundle: Path, name: str) -> None:
+    (trial,) = plan_trials(read_manifest(bundle), (name,), True)
+    shapes = next(iter(trial.profile.values()))
+    assert shapes.minimum[-1] * 3 == shapes.optimum[-1] == shapes.maximum[-1]
+    assert compile_graph(bundle / f"{name}.onnx", trial.profile).reason == ""
 
 
-def test_engines_say_which_sizes_they_take(several: Path) -> None:
-    sizes = [(1, 4, 4, 40, 40), (1, 9, 4, 40, 40), (1, 4, 50, narrow.AUDIO_WIDTH)]
-    batch = WindowBatch(*(np.zeros(size, np.float32) for size in sizes), 1.5)
-    refused = pytest.raises(InputError, match="40 latent_height: the engines take 16 to 32")
-    with closing(Networks(Bundle.load(several), CPU)) as networks, refused:
-        networks.denoiser.begin(batch)
+def test_calibration_knows_the_sizes_of_every_layer(bundle: Path, tmp_path: Path) -> None:
+    opened = Bundle.load(bundle)
+    assert min(multiply_adds(opened, FULL_STEP).values()) > 0
+    assert write_observed(opened, CACHED_STEP, tmp_path).dimensions["latent_height"] == MOST_PX // 8
 
 
-def test_a_bench_measures_at_its_resolution(several: Path, clip: tuple[Path, Path]) -> None:
-    options = BenchOptions(("cpu",), ("quality",), ("graph", "loop"), video=clip[0], audio=clip[1], runs=1, warm_up=0)
-    sync = SyncOptions(steps=1, resolution=LEAST_PX)
-    *_, results = run_bench(Bundle.load(several), options, RuntimeOptions(), sync)
-    assert results.bundle.resolution_px == LEAST_PX
-    assert {row.scenario for row in results.rows} == {"graph", "loop"}
+def test_the_smallest_and_a_middle_resolution_are_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = options(tmp_path / "sources", tmp_path / "out", resolution=MOST_PX, min_resolution=LEAST_PX, dynamic=True)
+    for name, plan in plans(given).items():
+        scale = 1 if name == VAE_ENCODER else 8
+        sizes = {next(iter(inputs.values())).shape[-1] * scale for inputs in (plan.inputs, *plan.further_inputs)}
+        assert sizes == {LEAST_PX, MIDDLE_PX, MOST_PX}
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 100_000_000}))
+    smaller = verification_options(replace(given, resolution=512, min_resolution=256, frames=FRAMES_OF_TWO))
+    assert (smaller.min_resolution_px, smaller.resolution_px) == (64, 128)
 
 
-@pytest.mark.slow
-def test_one_engine_of_tensorrt_runs_all_of_them(several: Path, stand_in: StandIn) -> None:
-    settings: list[dict[str, object]] = [
-        {"resolutions": [256, 128, 192, 128]},
-        {"resolutions": [128, 192], "windows": 2, "faces": False, "low_memory": True},
-    ]
-    answers, ended = stand_in.scenario("pictures", bundle=str(several), settings=settings)
-    for setting, answer in zip(settings, answers, strict=True):
-        assert answer["difference"] <= SAME, setting
-    assert ended.count(r"build nodes=.* profiles=1 ") == ended.count(r"build nodes=") == len(REQUIRED_GRAPHS)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"min_resolution": 64}, "--min-resolution 64: .* add --dynamic"),
+        ({"min_resolution": 512, "dynamic": True, "resolution": 256}, "--min-resolution 512: .*above the largest, 256"),
+        ({"min_resolution": 100, "dynamic": True}, "--min-resolution 100: .* nearest are 64 and 128"),
+    ],
+)
+def test_wrong_resolutions_are_refused_with_the_cure(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ExportOptions(**fields)
+
+
+def test_the_default_folder_names_both_resolutions() -> None:
+    assert ExportOptions(dynamic=True, min_resolution=256).folder.name == "1.6-256-512-fp32-dynamic"
