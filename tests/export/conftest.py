@@ -27,6 +27,22 @@ def narrow_bundle(exports: ExportCache, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="session")
+def several(exports: ExportCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A float32 bundle for 64 to 192 px, not verified and without the unguided steps, which cost the most time."""
+
+    def make(out: Path) -> None:
+        sources = narrow.write_sources(tmp_path_factory.mktemp("sources"))
+        planned = exporter.plan_graphs
+        with pytest.MonkeyPatch.context() as patch:
+            required = lambda *given: [plan for plan in planned(*given) if plan.name in REQUIRED_GRAPHS]  # noqa: E731
+            patch.setattr(exporter, "plan_graphs", required)
+            sizes = {"resolution": 192, "min_resolution": 64}
+            export_bundle(narrow.narrow_options(sources, out, dynamic=True, verify=False, **sizes))
+
+    return exports.bundle("several_resolutions", make)
+
+
+@pytest.fixture(scope="session")
 def dynamic_half_bundle(exports: ExportCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A float16 bundle of variable shapes with both forms of attention."""
 

@@ -22,7 +22,6 @@ from latentsync_trt.bundle.manifest import (
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import InputError
 from latentsync_trt.export import exporter
-from latentsync_trt.export.exporter import export_bundle
 from latentsync_trt.export.graphs import GraphPlan, build_graph, save_graph
 from latentsync_trt.export.options import ExportOptions
 from latentsync_trt.export.plans import load_networks, plan_graphs
@@ -32,7 +31,6 @@ from latentsync_trt.quantize.observe import write_observed
 from latentsync_trt.runtime.compiler.rtx import compile_graph, plan_trials
 from latentsync_trt.runtime.sessions.session import Array, Session
 from tests import narrow
-from tests.exports import ExportCache
 
 pytestmark = pytest.mark.integration
 
@@ -54,20 +52,6 @@ def plans(given: ExportOptions) -> dict[str, GraphPlan]:
     return {plan.name: plan for plan in plan_graphs(networks, given) if plan.name in GRAPHS}
 
 
-@pytest.fixture(scope="module")
-def bundle(exports: ExportCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    def make(out: Path) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                exporter, "plan_graphs", lambda *given: [plan for plan in plan_graphs(*given) if plan.name in needed]
-            )
-            given = {"resolution": MOST_PX, "min_resolution": LEAST_PX, "dynamic": True, "verify": False}
-            export_bundle(options(tmp_path_factory.mktemp("sources"), out, **given))
-
-    needed = (*GRAPHS, "audio_encoder")
-    return exports.bundle("resolutions", make)
-
-
 def run(path: Path, inputs: dict[str, torch.Tensor]) -> list[Array]:
     return Session(path, intra_op_threads=1).run({name: value.numpy() for name, value in inputs.items()})
 
@@ -78,18 +62,18 @@ def largest_difference(found: list[Array], wanted: list[Array]) -> float:
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_numbers_are_those_of_a_bundle_of_that_resolution(bundle: Path, name: str, tmp_path: Path) -> None:
+def test_numbers_are_those_of_a_bundle_of_that_resolution(several: Path, name: str, tmp_path: Path) -> None:
     for size_px in (LEAST_PX, MIDDLE_PX):
         plan = plans(options(tmp_path / "sources", tmp_path / "out", resolution=size_px, cuda_form=False))[name]
         path = tmp_path / f"{name}-{size_px}.onnx"
         with WeightsFile(path.with_suffix(".weights")) as weights:
             save_graph(build_graph(plan), path, weights)
         inputs = dict(plan.inputs)
-        assert largest_difference(run(bundle / f"{name}.onnx", inputs), run(path, inputs)) <= TOLERANCE
+        assert largest_difference(run(several / f"{name}.onnx", inputs), run(path, inputs)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_height_and_width_vary_separately(bundle: Path, name: str, tmp_path: Path) -> None:
+def test_height_and_width_vary_separately(several: Path, name: str, tmp_path: Path) -> None:
     plan = plans(options(tmp_path / "sources", tmp_path / "out", resolution=MOST_PX))[name]
     wide = {
         key: value[..., : value.shape[-1] // 3 * 2, :] if value.ndim > 3 and key != "audio" else value
@@ -98,11 +82,11 @@ def test_height_and_width_vary_separately(bundle: Path, name: str, tmp_path: Pat
     with torch.inference_mode():
         made = plan.module(*wide.values())
     wanted = [each.numpy() for each in (made if isinstance(made, tuple) else (made,))]
-    assert largest_difference(run(bundle / f"{name}.onnx", wide), wanted) <= TOLERANCE
+    assert largest_difference(run(several / f"{name}.onnx", wide), wanted) <= TOLERANCE
 
 
-def test_the_manifest_names_sizes_and_their_ranges(bundle: Path) -> None:
-    manifest = read_manifest(bundle)
+def test_the_manifest_names_sizes_and_their_ranges(several: Path) -> None:
+    manifest = read_manifest(several)
     for name, least, most in (
         ("height", 64, 192),
         ("width", 64, 192),
@@ -118,8 +102,8 @@ def test_the_manifest_names_sizes_and_their_ranges(bundle: Path) -> None:
     assert replace(manifest, ranges={}).resolutions_px == range(192, 193, 64)
 
 
-def test_a_range_that_misses_the_resolution_is_refused(bundle: Path) -> None:
-    content = json.loads((bundle / MANIFEST_NAME).read_text(encoding="utf-8"))
+def test_a_range_that_misses_the_resolution_is_refused(several: Path) -> None:
+    content = json.loads((several / MANIFEST_NAME).read_text(encoding="utf-8"))
     content.pop("sha256")
     content["ranges"]["height"]["minimum"] = 96
     with pytest.raises(ValueError, match=r"ranges\.height"):
@@ -129,15 +113,15 @@ def test_a_range_that_misses_the_resolution_is_refused(bundle: Path) -> None:
 @pytest.mark.parametrize(
     "name", [VAE_ENCODER, VAE_DECODER, CACHED_STEP, pytest.param(FULL_STEP, marks=pytest.mark.slow)]
 )
-def test_one_engine_compiles_for_all_resolutions(bundle: Path, name: str) -> None:
-    (trial,) = plan_trials(read_manifest(bundle), (name,), True)
+def test_one_engine_compiles_for_all_resolutions(several: Path, name: str) -> None:
+    (trial,) = plan_trials(read_manifest(several), (name,), True)
     shapes = next(iter(trial.profile.values()))
     assert shapes.minimum[-1] * 3 == shapes.optimum[-1] == shapes.maximum[-1]
-    assert compile_graph(bundle / f"{name}.onnx", trial.profile).reason == ""
+    assert compile_graph(several / f"{name}.onnx", trial.profile).reason == ""
 
 
-def test_calibration_knows_the_sizes_of_every_layer(bundle: Path, tmp_path: Path) -> None:
-    opened = Bundle.load(bundle)
+def test_calibration_knows_the_sizes_of_every_layer(several: Path, tmp_path: Path) -> None:
+    opened = Bundle.load(several)
     assert min(multiply_adds(opened, FULL_STEP).values()) > 0
     assert write_observed(opened, CACHED_STEP, tmp_path).dimensions["latent_height"] == MOST_PX // 8
 

@@ -39,6 +39,8 @@ def pictures(bundle: str, settings: list[dict[str, Any]], provider: str = "tenso
     answers = []
     for setting in settings:
         run = {name: setting.pop(name, usual) for name, usual in _RUN.items()}
+        if run["windows"] > 1:  # engines are built for as many as a run denoises together
+            setting["windows_per_batch"] = run["windows"]
         notices: list[str] = []
         repeat, resolutions = run.pop("repeat"), run.pop("resolutions")
         with opened(loaded, select_provider(provider), notices, **setting) as networks:

@@ -253,6 +253,8 @@ class Engines:
         fact, plain = self.fact(graph), self.without_cuda_graph()
         if known(CUDA_FORM_FACT, fact):
             return
+        if not self._compared:
+            self._notice("comparing the CUDA form of this bundle with the portable one, once for this GPU")
         portable = copy.copy(plain)
         portable.options = replace(plain.options, graph_form="portable")
         cuda, other = (partial(each._opener(graph).open, each._source(graph)) for each in (plain, portable))
