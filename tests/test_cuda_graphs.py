@@ -162,7 +162,7 @@ def test_without_cuda_graphs_nothing_is_checked(monkeypatch: pytest.MonkeyPatch)
     run_clip(denoiser)
     run_clip(denoiser)
     assert [denoiser.begun for denoiser in all_made] == [4]
-    assert pool.engines.checked == [{"windows": 1, "frames": 2}] * 4
+    assert pool.engines.checked == [{"windows": 1, "frames": 2, "latent_height": 3, "latent_width": 3}] * 4
 
 
 def test_warming_up_runs_each_graph_once(make: DemoNetworks) -> None:

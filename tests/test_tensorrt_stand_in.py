@@ -113,7 +113,7 @@ def test_a_failed_build_gives_the_reason(stand_in: StandIn) -> None:
     faults = ["refuse=Conv", "parse_error", "build_fails", "oom_build", "builder_null"]
     answers, ended = stand_in.scenario("failures", bundle=SMALL, faults=faults)
     refused, unread, failed, memory, null = answers
-    assert [answer["error"] for answer in answers] == [*["EngineBuildError"] * 3, "OutOfMemory", "EngineBuildError"]
+    assert [answer["error"] for answer in answers] == [*["GraphRefused"] * 3, "OutOfMemory", "GraphRefused"]
     assert "Conv (node " in refused["text"]
     assert "see `latentsync-trt check`" in refused["text"]
     assert "the model cannot be parsed" in unread["text"]
@@ -134,7 +134,7 @@ def test_refused_attention_names_the_option_that_writes_it_in_parts(stand_in: St
 def test_faults_of_one_graph_leave_the_others(stand_in: StandIn) -> None:
     faults = ["build_fails_for=vae_decoder+vae_encoder", "build_fails_for=vae_decoder"]
     (named, other), _ = stand_in.scenario("failures", bundle=SMALL, faults=faults)
-    assert (other["error"], named["error"]) == ("", "EngineBuildError")
+    assert (other["error"], named["error"]) == ("", "GraphRefused")
     settings: dict[str, bool] = {"cached": False, "faces": False, "cuda_graph": False}
     ((right,), _), ((wrong,), _) = (
         stand_in.scenario("pictures", fault=f"wrong={graph}", bundle=SMALL, settings=[settings])
