@@ -61,6 +61,7 @@ def largest_difference(found: list[Array], wanted: list[Array]) -> float:
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(found, wanted, strict=True))
 
 
+@pytest.mark.slow  # at one resolution, the run's tests compare all graphs
 @pytest.mark.parametrize("name", GRAPHS)
 def test_numbers_are_those_of_a_bundle_of_that_resolution(several: Path, name: str, tmp_path: Path) -> None:
     for size_px in (LEAST_PX, MIDDLE_PX):
