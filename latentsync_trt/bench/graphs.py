@@ -6,11 +6,9 @@ from dataclasses import replace
 from latentsync_trt.bench.rows import Row
 from latentsync_trt.bench.setting import Setting
 from latentsync_trt.privacy import without_paths
-from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
 from latentsync_trt.runtime.compiler.profiles import at_resolution, dimension_ranges
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.sessions.device_run import BoundRun
-from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.trial import random_inputs
 
 
@@ -32,12 +30,10 @@ def _measure(setting: Setting, networks: Networks, graph: str) -> Row:
         run = BoundRun(session, inputs, setting.selection.device, setting.selection.device_id)
         row = setting.row("graph", graph, run, watch)
     del run
-    cache = EngineCache(cache_folder(setting.runtime.engine_cache))
-    engines = Engines(setting.bundle, setting.selection, setting.runtime, cache, lambda _: None)
     engine = next(entry for entry in networks.times() if entry.graph == graph)
     return replace(
         row,
         start_up_s={"build": engine.build_s, "open": engine.open_s},
-        layers=engines.layers(graph),
+        layers=networks.layers(graph),
         notes=tuple(map(without_paths, networks.take_notices())),
     )

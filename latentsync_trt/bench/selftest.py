@@ -178,9 +178,7 @@ def self_test(
             return run_part(order, lambda text: say(f"{part}: {redacted(text, given)}"))
 
         tested = replace(options, engine_cache=options.engine_cache or f"{folder / 'engines'}")
-        form: GraphFormChoice = "portable" if reference == "cuda" else "auto"
-        cache = f"{folder / 'other engines'}"
-        other = RuntimeOptions(device=options.one_device, engine_cache=cache, graph_form=form)
+        other = _reference_options(options, reference, folder)
         first, second, theirs = run(_FIRST, provider, tested, tested_graphs), Part(), Part()
         usable = [graph for graph, row in first.rows().items() if not row.error]
         if usable:
@@ -213,6 +211,11 @@ def self_test(
         notices=tuple(dict.fromkeys(redacted(text, given) for text in (*first.notices, *second.notices))),
         environment={**environment((), ()), "os": platform.platform(), **first.environment},
     )
+
+
+def _reference_options(options: RuntimeOptions, reference: Reference, folder: Path) -> RuntimeOptions:
+    form: GraphFormChoice = "portable" if reference == "cuda" else "auto"
+    return RuntimeOptions(device=options.one_device, engine_cache=f"{folder / 'other engines'}", graph_form=form)
 
 
 def run_part(order: Order, say: Callable[[str], None]) -> Part:

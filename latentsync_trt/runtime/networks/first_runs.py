@@ -9,13 +9,14 @@ from weakref import WeakSet
 import numpy as np
 
 from latentsync_trt.bundle.manifest import AUDIO_ENCODER, STEP_GRAPHS, VAE_DECODER, VAE_ENCODER, step_graph
-from latentsync_trt.runtime.compiler.profiles import at_resolution, usual_shape
+from latentsync_trt.runtime.compiler.profiles import at_resolution
 from latentsync_trt.runtime.networks.codec import VaeCodec
 from latentsync_trt.runtime.networks.denoiser import PooledDenoiser
 from latentsync_trt.runtime.sessions.pool import SessionPool
 from latentsync_trt.runtime.sessions.session import Array, Session
 from latentsync_trt.runtime.sessions.threads import Stage, StageThreads
 from latentsync_trt.runtime.sessions.trace import spanned
+from latentsync_trt.runtime.sessions.trial import random_inputs
 from latentsync_trt.types import StageSpan, WindowBatch
 
 _STAGES: dict[str, Stage] = {VAE_ENCODER: "encode", AUDIO_ENCODER: "encode", VAE_DECODER: "decode"}
@@ -119,8 +120,5 @@ class FirstRuns:
         return partial(self._denoiser.begin_unrecorded(batch).step, recorded=False)
 
     def _random(self, graph: str) -> dict[str, Array]:
-        ranges, random = at_resolution(self._pool.engines.ranges, self.resolution_px), np.random.default_rng(0)
-        return {
-            tensor.name: random.standard_normal(usual_shape(tensor.shape, ranges)).astype(tensor.dtype)
-            for tensor in self._pool.session(graph).inputs
-        }
+        ranges = at_resolution(self._pool.engines.ranges, self.resolution_px)
+        return random_inputs(self._pool.session(graph).inputs, ranges)

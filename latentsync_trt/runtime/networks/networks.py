@@ -7,16 +7,10 @@ from typing import TypeVar, cast
 
 from latentsync_trt.bundle.manifest import AUDIO_ENCODER, FULL_STEP, STEP_GRAPHS, Bundle
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import (
-    EngineBuildError,
-    GraphRefused,
-    InferenceError,
-    InputError,
-    OutOfMemory,
-    ProviderUnavailable,
-)
+from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, OutOfMemory, ProviderUnavailable
 from latentsync_trt.remembered import forget
 from latentsync_trt.runtime.cache.store import EngineCache, Notice, cache_folder
+from latentsync_trt.runtime.compiler.layers import LayerSummary
 from latentsync_trt.runtime.compiler.profiles import shorter_windows
 from latentsync_trt.runtime.networks.background import BackgroundBuild
 from latentsync_trt.runtime.networks.batching import needed_bytes, windows_that_fit
@@ -134,6 +128,10 @@ class Networks:
         """As `Notices.add`."""
         self.notices.add(text)
 
+    def layers(self, graph: str) -> LayerSummary | None:
+        """As `Engines.layers`."""
+        return self._pool.engines.layers(graph)
+
     def session(self, graph: str) -> Session:
         """The session of a graph, opened at the first call; valid until another network is used."""
         return self._pool.session(graph)
@@ -204,16 +202,10 @@ class Networks:
     def _build_and_compare(self, graphs: tuple[str, ...]) -> None:
         """Builds missing engines; under `auto`, compares their values and times with the next provider's, once."""
         engines = self._pool.engines
-        if not engines.compiled:
-            return
-        try:
-            complete = self._pool.build(graphs)
-        except GraphRefused as error:
-            if self._judge is not None:
-                self._judge.refused(engines, error)
-            raise
-        if complete and self._judge is not None:
-            self._judge.compare(engines, graphs)
+        if engines.compiled and self._judge is not None:
+            self._judge.examine(engines, graphs, self._pool.build)
+        else:
+            self._pool.build(graphs)
 
     def warm_up(self, graphs: Iterable[str]) -> None:
         """Runs each graph once on random numbers, so that the slow first runs are not part of the first clip."""

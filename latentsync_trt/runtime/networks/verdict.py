@@ -99,16 +99,23 @@ class Judge:
         """Why the provider of `engines` should not be used, as far as is known; empty if it should."""
         return self._verdict(engines).problem if engines.compiled else ""
 
-    def refused(self, engines: Engines, error: GraphRefused) -> None:
-        """Remembers that the provider's compiler does not accept the bundle."""
-        self._keep(engines, replace(self._verdict(engines), problem=str(error)))
-
-    def compare(self, engines: Engines, graphs: Iterable[str]) -> None:
-        """Compares those of `graphs` that were not; their engines are in the cache. One graph at a time is open.
+    def examine(self, engines: Engines, graphs: tuple[str, ...], build: Callable[[tuple[str, ...]], bool]) -> None:
+        """Builds engines by `build`, which returns whether the cache has all of them then, and compares those of
+        `graphs` that were not compared yet, one at a time.
 
         Raises:
+            GraphRefused: the compiler does not accept a graph; the next run will know.
             EngineBuildError: an engine does not open or run, its values are wrong, or the steps are slower.
         """
+        try:
+            complete = build(graphs)
+        except GraphRefused as error:
+            self._keep(engines, replace(self._verdict(engines), problem=str(error)))
+            raise
+        if complete:
+            self._compare(engines, graphs)
+
+    def _compare(self, engines: Engines, graphs: Iterable[str]) -> None:
         known = self._verdict(engines)
         new = [graph for graph in graphs if graph not in known.results]
         try:
@@ -154,7 +161,7 @@ def _read(path: Path) -> Verdict | None:
 
 
 def _measured(known: Verdict, engines: Engines, reference: Engines, graphs: Iterable[str]) -> Verdict:
-    """`known`, and what was found of `graphs`; raises as `Judge.compare`, and where the reference fails."""
+    """`known`, and what was found of `graphs`; raises as `Judge.examine`, and where the reference fails."""
     manifest, results = engines.bundle.manifest, dict(known.results)
     for graph in graphs:
         ours, ms = _run(engines, graph)

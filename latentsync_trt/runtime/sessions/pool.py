@@ -122,7 +122,7 @@ class SessionPool:
         return False
 
     def prepare(self, graphs: Iterable[str], beside: Beside = lambda _: ()) -> None:
-        """Builds missing engines as `build`; then opens all of `graphs` in parallel.
+        """Opens all of `graphs` in parallel; `build` comes first.
 
         With one network at a time, they are opened one after another, to detect errors now, without `beside`. Raises as
         `session`.
@@ -130,7 +130,6 @@ class SessionPool:
         graphs = tuple(graphs)
         if not self._opened:  # while memory is free: the first call allocates some itself
             give_back_gpu_memory(self.engines.selection)
-        self.build(graphs)
         if not self._opened:
             for graph in graphs:
                 self.engines.settle_form(graph)
