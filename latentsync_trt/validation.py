@@ -1,0 +1,33 @@
+"""JSON to frozen dataclasses: types, limits (`Annotated[int, msgspec.Meta(ge=1)]`) and required fields are checked."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def from_json(cls: type[T], data: bytes | str, source: object, error: Callable[[str], Exception] = ValueError) -> T:
+    """An instance of the dataclass (or other type) `cls` from JSON text; fields that it does not have are ignored.
+
+    Args:
+        source: a file or other name that begins the message. error: what is raised.
+
+    Raises:
+        `error`: not JSON, or of another form; the message ends in the place, as in "- at `$.graphs[0].file`".
+    """
+    import msgspec
+
+    try:
+        return msgspec.json.decode(data, type=cls)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as problem:
+        raise error(f"{source}: {problem}") from problem
+
+
+def from_values(cls: type[T], values: Any, source: object, error: Callable[[str], Exception] = ValueError) -> T:
+    """As `from_json`, from parsed JSON, or other dicts, lists and plain values."""
+    import msgspec
+
+    try:
+        return msgspec.convert(values, cls)
+    except (msgspec.ValidationError, RecursionError) as problem:
+        raise error(f"{source}: {problem}") from problem
