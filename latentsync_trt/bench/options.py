@@ -8,7 +8,7 @@ from latentsync_trt.config import PRESETS, PROVIDER_CHOICES
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import check_limits, option
 
-REPETITIONS = {"graph": (20, 3), "loop": (5, 1), "end-to-end": (3, 1), "start": (3, 1)}
+REPETITIONS = {"graph": (20, 3), "loop": (5, 1), "end-to-end": (3, 1)}
 """Timed runs and warm-up runs per scenario."""
 
 
@@ -39,7 +39,7 @@ class BenchOptions:
         ("graph", "loop", "end-to-end"),
         tuple(REPETITIONS),
         "What to measure, separated by commas: graph (each by itself), loop (a window: VAE and denoising), "
-        "end-to-end (whole clips), start (what passes before and after painting, in processes of their own).",
+        "end-to-end (whole clips).",
     )
     runs: int | None = option(
         None, "Timed runs of everything.  [default: 20 of a graph, 5 of a loop, else 3]", minimum=1, maximum=10_000

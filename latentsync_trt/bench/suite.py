@@ -11,7 +11,6 @@ from latentsync_trt.bench.material import choose_clip
 from latentsync_trt.bench.options import BenchOptions
 from latentsync_trt.bench.rows import Results, Row
 from latentsync_trt.bench.setting import Setting, settings_for
-from latentsync_trt.bench.start import measure_commands, measure_start
 from latentsync_trt.bench.whole_clips import measure_clips
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions, SyncOptions
@@ -51,9 +50,7 @@ def run_bench(
 def _rows(settings: Sequence[Setting], options: BenchOptions, folder: Path) -> Iterator[Row]:
     video, audio = (None if path is None else Path(path) for path in (options.video, options.audio))
     scenarios = options.scenario
-    clip = choose_clip(video, audio, folder) if {"loop", "end-to-end", "start"} & set(scenarios) else None
-    if "start" in scenarios:
-        yield from measure_commands(settings[0])
+    clip = choose_clip(video, audio, folder) if {"loop", "end-to-end"} & set(scenarios) else None
     for setting in settings:
         if "graph" in scenarios:
             yield from measure_graphs(setting)
@@ -61,5 +58,3 @@ def _rows(settings: Sequence[Setting], options: BenchOptions, folder: Path) -> I
             yield from measure_loops(setting, clip)
         if clip is not None and "end-to-end" in scenarios:
             yield from measure_clips(setting, clip, folder)
-        if clip is not None and "start" in scenarios:
-            yield from measure_start(setting, clip, folder)

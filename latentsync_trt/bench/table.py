@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -59,7 +58,7 @@ def parts(row: Row) -> str:
 
 
 def show_rows(results: Results) -> None:
-    """Prints a line for each row to stdout, without empty columns; below, start-up in detail if it was measured."""
+    """Prints a line for each row to stdout, without empty columns."""
     heads = "what", "scenario", "median", "p5–p95 ms", "runs", "rate", "longest parts", "quality", "memory"
     lines = []
     for row in results.rows:
@@ -72,18 +71,6 @@ def show_rows(results: Results) -> None:
     for line in zip(*(cells for _, *cells in filled), strict=True):
         table.add_row(*line)
     console().print(table)
-    starts = [row for row in results.rows if row.scenario == "start" and row.start_up_s]
-    if starts:
-        console().print(_start_ups(starts))
-
-
-def _start_ups(rows: Sequence[Row]) -> Table:
-    """A column for each row: the parts of its start-up, which overlap from the opening of networks on, and its pace."""
-    table = plain_table("start-up", *map(title, rows))
-    for part in dict.fromkeys(part for row in rows for part in row.start_up_s):
-        table.add_row(part, *(f"{row.start_up_s[part]:.2f} s" if part in row.start_up_s else "" for row in rows))
-    table.add_row("then", *(row.notes[0] for row in rows))
-    return table
 
 
 def plain_table(*heads: str) -> Table:
