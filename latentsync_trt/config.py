@@ -393,7 +393,6 @@ class RuntimeOptions:
     verify: bool = _engine_option(
         False, "Check the bundle's files, engines and the provider, although an earlier run did and nothing changed."
     )
-    profile: str | Path | None = _engine_option(None, "Write a table of times and a Chrome trace here.", folder=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", as_device(self.device))
@@ -407,5 +406,5 @@ class RuntimeOptions:
         return self.device
 
 
-NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "profile", "verify")
+NOT_FOR_BUILDS = ("build", "cuda_graph", "low_memory", "verify")
 """Fields of `RuntimeOptions` that do not change engines."""

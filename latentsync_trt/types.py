@@ -276,16 +276,6 @@ class StageTime:
 
 
 @dataclass(frozen=True, slots=True)
-class StageSpan:
-    """One time that a stage was busy; `start_s` on `time.perf_counter`'s scale."""
-
-    stage: str
-    thread: str
-    start_s: float
-    busy_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class EngineTime:
     """Time spent on one engine.
 

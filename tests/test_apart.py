@@ -1,10 +1,7 @@
 """Networks in a process of their own: what they compute, and what happens when the process dies."""
 
-import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 import psutil
@@ -15,7 +12,7 @@ from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import BundleError, InferenceError, InputError
 from latentsync_trt.runtime.networks import apart as apart_module
 from latentsync_trt.runtime.networks.apart import NetworksApart, _receive, _send
-from latentsync_trt.runtime.networks.devices import Devices, networks_on
+from latentsync_trt.runtime.networks.devices import networks_on
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
 from tests.small import small_bundle
@@ -33,7 +30,7 @@ def bundle() -> Bundle:
 def apart() -> Iterator[NetworksApart]:
     networks = NetworksApart(bundle(), CPU, RuntimeOptions())
     yield networks
-    networks.end()
+    networks.close()
     assert not psutil.pid_exists(networks._child.pid)
 
 
@@ -98,23 +95,3 @@ def test_a_gpu_whose_process_does_not_start_is_left_out(monkeypatch: pytest.Monk
     assert others == []
     assert len(notices) == 1
     assert "the process of the CPU died: exit code 1" in notices[0]
-
-
-@pytest.mark.integration
-def test_one_profile_of_several_processes(tmp_path: Path) -> None:
-    options = RuntimeOptions(profile=tmp_path / "profile")
-    devices = Devices(Networks(bundle(), CPU, options), [NetworksApart(bundle(), CPU, options) for _ in range(2)])
-    devices.prepare([AUDIO_ENCODER])
-    before_s = perf_counter()
-    for device in devices.all:
-        device.networks.encode_mel(np.zeros((1, 80, 3000), np.float32))
-    after_s = perf_counter()
-    files = [path.name.partition("_20")[0] for path in (tmp_path / "profile").iterdir()]
-    assert len(set(files)) == 3  # without the time, which ONNX Runtime appends, and which may be the same
-    devices.close()
-    events = json.loads((tmp_path / "profile" / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
-    runs = [event for event in events if event["name"] == "model_run"]
-    assert len({event["pid"] for event in runs}) == len(runs) == 3
-    for run in runs:
-        assert before_s - CLOCKS_S < run["ts"] / 1e6 < after_s + CLOCKS_S
-    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["profile.md", "trace.json"]

@@ -156,11 +156,10 @@ def test_a_form_with_other_values_is_replaced_with_a_notice(
         make(graph_form="cuda").open("denoise_step")
 
 
-def test_forms_are_compared_without_cuda_graphs_and_traces(make: Make, both: Bundle, provider: Provider) -> None:
+def test_forms_are_compared_without_cuda_graphs(make: Make, provider: Provider) -> None:
     made = make(dynamic=False, cuda_graph=True)
-    made.open("denoise_step", profile_prefix=both.folder / "trace")
+    made.open("denoise_step")
     assert [provider.options(number)["enable_cuda_graph"] for number in range(3)] == ["0", "0", "1"]
-    assert [settings.profile_prefix for _, settings in provider.asked] == [None, None, both.folder / "trace"]
 
 
 def test_forms_that_were_equal_are_not_compared_again_under_the_same_circumstances(

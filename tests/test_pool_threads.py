@@ -30,7 +30,6 @@ class Opened:
     """An engine that costs nothing to open; counts how often its session was closed."""
 
     closed: int = 0
-    opened_at_s: float = 0.0
     runs: int = 0
     first_run_s: float = 0.0
     later_runs_s: float = 0.0
@@ -47,16 +46,14 @@ class CheapEngines:
     opened: list[Opened] = field(default_factory=list)
     selection: Selection = CPU
 
-    def open(self, graph: str, *, profile_prefix: Path | None) -> OpenedEngine:
+    def open(self, graph: str) -> OpenedEngine:
         self.opened.append(Opened())
         return OpenedEngine(cast(Session, self.opened[-1]), 1.0, built=False, build_s=0.0, open_s=0.0, size_bytes=0)
 
 
 def cheap_pool(on_close: Callable[[tuple[str, ...]], None] = lambda graphs: None) -> SessionPool:
     engines = CheapEngines(Bundle.load(small_bundle(), verify=False))
-    return SessionPool(
-        cast(Engines, engines), low_memory=False, trace_folder=None, on_notice=lambda text: None, on_close=on_close
-    )
+    return SessionPool(cast(Engines, engines), low_memory=False, on_notice=lambda text: None, on_close=on_close)
 
 
 def test_two_threads_that_close_a_pool_close_each_session_once() -> None:

@@ -47,7 +47,6 @@ VALUES: list[tuple[str, Any]] = [
     ("low_memory", True),
     ("engine_cache", "a folder/für Ženy"),
     ("engine_store", "s3://bucket/engines"),
-    ("profile", "-times"),
     ("verify", True),
 ]
 

@@ -49,7 +49,6 @@ WRONG_USAGE = [
     (f"{SYNC} --steps 1e9", "--steps"),
     (f"{SYNC} --full-steps 0,1 --cache-interval 2", "exclude each other"),
     (f"{SYNC} --guidance-interval 0.8-0.2", "must ascend"),
-    (f"{SYNC} --profile in.wav", "--profile in.wav: is a file; name a folder"),
     (f"{SYNC} --engine-cache EMPTY", "--engine-cache '': is empty"),
     (f"{SYNC} --dynamic --provider cpu", "has fixed shapes"),
     ("sync --video in.mp4 --audio in.wav --bundle EMPTY", "bundle '': is empty"),

@@ -16,8 +16,8 @@ from latentsync_trt.option_fields import QUALITY
 if TYPE_CHECKING:
     from latentsync_trt.bench.rows import Results
 
-_NOT_FOR_BENCH = ("build", "profile", "preset", "verify")
-"""Options that bench does not offer: it waits for engines, runs without a profile, lists presets, verifies nothing."""
+_NOT_FOR_BENCH = ("build", "preset", "verify")
+"""Options that bench does not offer: it waits for engines, lists presets, verifies nothing."""
 
 
 @click.command("bench")

@@ -11,7 +11,7 @@ from latentsync_trt.cli.options import LocalPath, build, options_from, provider_
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.option_fields import QUALITY
 
-_NOT_OF_RUNTIME = ("build", "profile", "verify")
+_NOT_OF_RUNTIME = ("build", "verify")
 
 _SUFFIX = ".html"
 

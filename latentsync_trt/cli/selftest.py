@@ -14,7 +14,7 @@ from latentsync_trt.errors import LatentSyncError
 if TYPE_CHECKING:
     from latentsync_trt.bench.selftest import GraphRow, Reference, Report
 
-_LEFT_OUT = ("build", "engine_cache", "engine_store", "profile", "verify", "windows_per_batch")
+_LEFT_OUT = ("build", "engine_cache", "engine_store", "verify", "windows_per_batch")
 """Fixed in a self-test: it verifies all, builds engines first, in a temporary folder, and paints windows singly."""
 
 _FACTS = (

@@ -83,9 +83,6 @@ def command(
         elif not quiet:
             show_report(report, notices, process_age_s())
         _wait_for_build(lip_sync, silent=silent)
-        for path in lip_sync.close():
-            if not silent:
-                say(f"profile: {path}")
 
 
 def _tune_process() -> None:

@@ -58,7 +58,7 @@ class LipSync:
         Raises:
             BundleError: missing, damaged, edited, incomplete or too new, or several and none chosen.
             ProviderUnavailable: a named provider does not load. InputError: `path` is none, or `options` do not fit
-                bundle or provider. OutputError: the profile folder is not writable.
+                bundle or provider.
         """
         from latentsync_trt.bundle.find import find_bundle
         from latentsync_trt.bundle.manifest import Bundle, read_manifest
@@ -87,18 +87,15 @@ class LipSync:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> tuple[Path, ...]:
-        """Frees all sessions and stops a background build; returns the files of the profile, if any.
+    def close(self) -> None:
+        """Frees all sessions and stops a background build.
 
         Waits for a call that runs in another thread. Closing again does nothing.
-
-        Raises:
-            OutputError: the profile cannot be written.
         """
         with self._turns.take("close", last=True):
             if self._own_detector is not None:
                 self._own_detector.close()
-            return self._devices.close()
+            self._devices.close()
 
     def warm_up(self, options: SyncOptions | None = None) -> None:
         """Builds and opens the engines for `options`, and runs each network once. Raises as `sync`."""

@@ -86,7 +86,7 @@ class Run:
         self._resolution_px = resolution_of(self._manifest, options, devices.options)
         check_overlap(self._manifest.frames, options.overlap)
         self._options, self._on_progress = options, on_progress
-        self._clock = StageClock(devices.on_span)
+        self._clock = StageClock()
         self._opened_s = self._written_s = self._start_s
         self._quality = Quality(self._inputs.voices.starts_s, pictures=options.report is not None)
 

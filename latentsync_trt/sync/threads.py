@@ -2,17 +2,16 @@
 
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, closing, suppress
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from queue import Empty, Full, Queue
+from time import perf_counter
 from typing import TypeVar, cast
 
 import cv2
 
-from latentsync_trt.runtime.sessions.trace import spanned
-from latentsync_trt.types import StageSpan, StageTime
+from latentsync_trt.types import StageTime
 
 T = TypeVar("T")
 
@@ -94,24 +93,24 @@ def _in_background(source: Generator[T, None, None], depth: int, name: str) -> G
 
 
 class StageClock:
-    """Busy seconds of each stage, which overlap; `on_span` is called with each span, in the stage's thread."""
+    """Busy seconds of each stage, which overlap."""
 
-    def __init__(self, on_span: Callable[[StageSpan], None] | None = None) -> None:
-        self._on_span = on_span
+    def __init__(self) -> None:
         self._busy_s: dict[str, float] = {}
         self._frames: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def measure(self, stage: str, frames: int = 1) -> AbstractContextManager[None]:
+    @contextmanager
+    def measure(self, stage: str, frames: int = 1) -> Iterator[None]:
         """Adds the time inside the block, and `frames` frames, to `stage`."""
-        return spanned(stage, partial(self._add, frames))
-
-    def _add(self, frames: int, span: StageSpan) -> None:
-        with self._lock:
-            self._busy_s[span.stage] = self._busy_s.get(span.stage, 0.0) + span.busy_s
-            self._frames[span.stage] = self._frames.get(span.stage, 0) + frames
-        if self._on_span is not None:
-            self._on_span(span)
+        start_s = perf_counter()
+        try:
+            yield
+        finally:
+            busy_s = perf_counter() - start_s
+            with self._lock:
+                self._busy_s[stage] = self._busy_s.get(stage, 0.0) + busy_s
+                self._frames[stage] = self._frames.get(stage, 0) + frames
 
     def measured(self, stage: str, source: Iterator[T]) -> Generator[T, None, None]:
         """The items of `source`; adds the time it takes to make each one, and a frame for each, to `stage`."""

@@ -28,7 +28,6 @@ from latentsync_trt.runtime.cache.store import Notice
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.networks.notices import Notices
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.runtime.sessions.trace import Trace
 from latentsync_trt.stopping import requested
 from latentsync_trt.types import Denoiser, EngineTime, Float32Array, ImageCodec
 
@@ -120,13 +119,11 @@ class NetworksApart:
             self._call("take_notices")
         return self.notices.take()
 
-    def end(self) -> tuple[Iterable[EngineTime], Iterable[Trace]]:
-        """As `Networks.end`, and ends the process."""
-        found: tuple[Iterable[EngineTime], Iterable[Trace]] = (), ()
+    def close(self) -> None:
+        """As `Networks.close`, and ends the process."""
         with suppress(InferenceError):
-            found = self._call("end")
+            self._call("close")
         self._child.end(_PATIENCE_S)
-        return found
 
     def _start(self) -> None:
         self._child = Child(_MODULE, binary=True)

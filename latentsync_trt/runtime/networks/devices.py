@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
@@ -16,7 +15,7 @@ from latentsync_trt.runtime.networks.apart import NetworksApart
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.networks.notices import Notices
 from latentsync_trt.runtime.providers.select import Selection
-from latentsync_trt.types import EngineTime, Float32Array, StageSpan
+from latentsync_trt.types import EngineTime, Float32Array
 
 DEVICE_FAILURES = (EngineBuildError, InferenceError, OutOfMemory)
 """Errors after which a device is left out while others work."""
@@ -94,11 +93,6 @@ class Devices:
         """Whether a device keeps one network at a time."""
         return any(device.networks.low_memory for device in self.in_use)
 
-    @property
-    def on_span(self) -> Callable[[StageSpan], None] | None:
-        """As `Networks.on_span`."""
-        return self._first.on_span
-
     def notice(self, text: str) -> None:
         """Adds a notice about the whole run. Thread-safe."""
         self.notices.add(text)
@@ -169,16 +163,10 @@ class Devices:
         errors = [device.networks.wait_for_build() for device in self.all]
         return next(filter(None, errors), "")
 
-    def close(self) -> tuple[Path, ...]:
-        """As `Networks.close`; the profile is one for all devices."""
-        if len(self.all) == 1:
-            return self._first.close()
-        times, traces = [], []
+    def close(self) -> None:
+        """As `Networks.close`, on every device."""
         for device in self.all:
-            own_times, own_traces = device.networks.end()
-            times += [replace(time, graph=f"{time.graph} on {device.name}") for time in own_times]
-            traces += [replace(trace, graph=f"{trace.graph} on {device.name}") for trace in own_traces]
-        return self._first.write_profile(times, traces)
+            device.networks.close()
 
     def _each(self, devices: Sequence[Device], action: Callable[[AnyNetworks], object]) -> None:
         """`action` on the networks of each device, at the same time; raises the error of the last one in use."""
@@ -215,7 +203,7 @@ def networks_on(
     """Networks on each selected device, the first in this process, and a notice for each other that cannot run them.
 
     Raises:
-        InputError: the first does not support bundle and `options`. OutputError: the profile folder is not writable.
+        InputError: the first does not support bundle and `options`.
     """
 
     def apart(selection: Selection) -> AnyNetworks | Exception:

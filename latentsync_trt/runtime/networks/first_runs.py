@@ -15,9 +15,8 @@ from latentsync_trt.runtime.networks.denoiser import PooledDenoiser
 from latentsync_trt.runtime.sessions.pool import SessionPool
 from latentsync_trt.runtime.sessions.session import Array, Session
 from latentsync_trt.runtime.sessions.threads import Stage, StageThreads
-from latentsync_trt.runtime.sessions.trace import spanned
 from latentsync_trt.runtime.sessions.trial import random_inputs
-from latentsync_trt.types import StageSpan, WindowBatch
+from latentsync_trt.types import WindowBatch
 
 _STAGES: dict[str, Stage] = {VAE_ENCODER: "encode", AUDIO_ENCODER: "encode", VAE_DECODER: "decode"}
 _KINDS = [(guided, cached) for guided in (True, False) for cached in (False, True)]
@@ -27,7 +26,7 @@ _TIMESTEP = 500
 class FirstRuns:
     """Runs each graph as a clip will: in the thread of its stage, and with the same buffers.
 
-    `on_span` is called with the time of each run. `resolution_px`: of the pictures, where the bundle has several.
+    `resolution_px`: of the pictures, where the bundle has several.
     """
 
     def __init__(
@@ -36,10 +35,8 @@ class FirstRuns:
         codec: VaeCodec,
         denoiser: PooledDenoiser,
         threads: StageThreads,
-        on_span: Callable[[StageSpan], None] | None,
     ) -> None:
         self._pool, self._codec, self._denoiser, self._threads = pool, codec, denoiser, threads
-        self._on_span = on_span
         self.resolution_px = pool.engines.bundle.manifest.resolution_px
         self._done: WeakSet[Session] = WeakSet()
 
@@ -76,14 +73,13 @@ class FirstRuns:
     def _network(self, graph: str, opened: Callable[[], object] = lambda: None) -> None:
         opened()
         given = self._random(graph)
-        with spanned(f"first run {graph}", self._on_span):
-            if graph == VAE_ENCODER:
-                count, _, *size = given["image"].shape
-                self._codec.encode_faces(np.zeros((count, *size, 3), np.uint8), np.ones(size, np.float32))
-            elif graph == VAE_DECODER:
-                self._codec.decode_faces(given["latent"])
-            else:
-                self._pool.session(graph).run(given)
+        if graph == VAE_ENCODER:
+            count, _, *size = given["image"].shape
+            self._codec.encode_faces(np.zeros((count, *size, 3), np.uint8), np.ones(size, np.float32))
+        elif graph == VAE_DECODER:
+            self._codec.decode_faces(given["latent"])
+        else:
+            self._pool.session(graph).run(given)
         self._done.add(self._pool.session(graph))
 
     def _steps(
@@ -98,9 +94,8 @@ class FirstRuns:
         step: Callable[..., None] | None = None
         for graph, (guided, cached) in kinds.items():
             opened(graph)
-            with spanned(f"first run {graph}", self._on_span):
-                step = step or self._begin(kinds.values(), recorded=recorded)
-                step(_TIMESTEP, np.zeros(5, np.float32), cached=cached, guided=guided)
+            step = step or self._begin(kinds.values(), recorded=recorded)
+            step(_TIMESTEP, np.zeros(5, np.float32), cached=cached, guided=guided)
             self._done.add(self._pool.session(graph))
 
     def _begin(self, kinds: Collection[tuple[bool, bool]], *, recorded: bool) -> Callable[..., None]:

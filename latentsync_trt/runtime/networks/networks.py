@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import TypeVar, cast
 
 from latentsync_trt.bundle.manifest import AUDIO_ENCODER, FULL_STEP, STEP_GRAPHS, Bundle
@@ -26,8 +25,7 @@ from latentsync_trt.runtime.sessions.engines import CUDA_FORM_FACT, Engines
 from latentsync_trt.runtime.sessions.pool import SessionPool
 from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.runtime.sessions.threads import InThreads, Stage, StageThreads
-from latentsync_trt.runtime.sessions.trace import Trace, profile_folder, write_profile
-from latentsync_trt.types import Denoiser, EngineTime, Float32Array, ImageCodec, StageSpan
+from latentsync_trt.types import Denoiser, EngineTime, Float32Array, ImageCodec
 
 T = TypeVar("T")
 
@@ -64,25 +62,21 @@ class Networks:
         self._needed: tuple[str, ...] = ()
         self._build: BackgroundBuild | None = None
         self._build_wanted = self.options.build == "background"
-        self._profile = profile_folder(self.options.profile)
-        self._spans: list[StageSpan] = []
         self._windows_that_fit: int | None = None
         self._in_turn = False
         self._judge = Judge(self._engines, self.notice, again=self.options.verify) if may_fall_back else None
         self._pool = SessionPool(
             self._accepted(self._engines(selection)),
             low_memory=self.options.low_memory,
-            trace_folder=self._profile,
             on_notice=self.notice,
             on_close=self._release_buffers,
-            on_span=self.on_span,
         )
         self._pool.engines.check(windows=self.windows_per_batch)  # now, not at the first window
         self._threads = StageThreads(lambda: self.selection.gpu is not None)
         self._codec, self._denoiser = VaeCodec(self._pool), PooledDenoiser(self._pool, self.notice)
         self.codec = cast(ImageCodec, InThreads(self._codec, _OF_CODEC, self._threads))
         self.denoiser = cast(Denoiser, InThreads(self._denoiser, _OF_DENOISER, self._threads))
-        self._first_runs = FirstRuns(self._pool, self._codec, self._denoiser, self._threads, self.on_span)
+        self._first_runs = FirstRuns(self._pool, self._codec, self._denoiser, self._threads)
 
     @property
     def selection(self) -> Selection:
@@ -110,11 +104,6 @@ class Networks:
     def shorter_windows(self) -> tuple[int, ...]:
         """See `profiles.shorter_windows`."""
         return shorter_windows(self._pool.engines.ranges, self.selection.name)
-
-    @property
-    def on_span(self) -> Callable[[StageSpan], None] | None:
-        """Collects times of stages for the profile; None without a profile."""
-        return None if self._profile is None else self._spans.append
 
     def times(self) -> tuple[EngineTime, ...]:
         """Time spent on each engine."""
@@ -260,16 +249,8 @@ class Networks:
         build = self._build
         return "" if build is None else build.wait()
 
-    def close(self) -> tuple[Path, ...]:
-        """Frees everything, stops a background build, and writes the profile, if there is one; returns its files.
-
-        Raises:
-            OutputError: the profile cannot be written.
-        """
-        return self.write_profile(*self.end())
-
-    def end(self) -> tuple[Iterable[EngineTime], Iterable[Trace]]:
-        """As `close`, without writing the profile; returns what it is made of."""
+    def close(self) -> None:
+        """Frees everything and stops a background build."""
         if self._build is not None:
             self._build.stop()
             self._build = None
@@ -277,14 +258,6 @@ class Networks:
         self._codec.release()
         self._denoiser.close()
         self._pool.close()
-        return self._pool.take_profile()
-
-    def write_profile(self, times: Iterable[EngineTime], traces: Iterable[Trace]) -> tuple[Path, ...]:
-        """Writes the profile, if one is wanted, with the stages' times so far; returns its files, raises as `close`."""
-        if self._profile is None or not traces:
-            return ()
-        spans, self._spans = self._spans, []
-        return write_profile(self._profile, times, traces, spans)
 
     def _free_bytes(self) -> int | None:
         gpu = self.selection.gpu

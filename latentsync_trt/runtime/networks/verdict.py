@@ -23,7 +23,6 @@ from latentsync_trt.errors import (
 from latentsync_trt.runtime.cache.key import DIGEST_LENGTH
 from latentsync_trt.runtime.cache.store import Notice
 from latentsync_trt.runtime.providers.select import Selection, next_provider
-from latentsync_trt.runtime.sessions.cuda_form import discard
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
 from latentsync_trt.runtime.sessions.session import Array
@@ -206,7 +205,7 @@ def _run(engines: Engines, graph: str) -> tuple[tuple[Array, ...], float]:
     except InferenceError as error:
         raise EngineBuildError(f"{error}") from error
     finally:
-        discard(session)
+        session.close()
         give_back_gpu_memory(selection)
 
 

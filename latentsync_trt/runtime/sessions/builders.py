@@ -56,16 +56,15 @@ _ATTENTION = re.compile(r"\bAttention (?:\(node|operation)")
 
 @dataclass(frozen=True, slots=True)
 class GraphSource:
-    """A graph's `.onnx` file, values that fix variable dimensions, and where to write a trace (None = no trace)."""
+    """A graph's `.onnx` file, and values that fix variable dimensions."""
 
     path: Path
     dimensions: Mapping[str, int] = field(default_factory=dict)
-    profile_prefix: Path | None = None
 
     def settings(self, **fields: Any) -> SessionSettings:
         """Session settings for this graph."""
         own = SessionSettings(**fields, name=self.path.stem, config=RECORD_ASSIGNMENT)
-        return replace(own, dimensions=self.dimensions, profile_prefix=self.profile_prefix)
+        return replace(own, dimensions=self.dimensions)
 
 
 class Opener(Protocol):
@@ -252,7 +251,7 @@ class RtxBuilder:
         """Compiles ahead of time; the plug-in compiles the kernels when they run."""
         compile_graph(
             source.path,
-            self._settings(replace(source, profile_prefix=None), self.provider_options),
+            self._settings(source, self.provider_options),
             folder / CONTEXT_MODEL,
         )
         return None

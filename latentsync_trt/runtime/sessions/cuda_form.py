@@ -45,11 +45,4 @@ def _outputs(opened: Callable[[], Session], ranges: Ranges) -> tuple[Array, ...]
     except InferenceError as error:
         raise EngineBuildError(f"{error}") from error
     finally:
-        discard(session)
-
-
-def discard(session: Session) -> None:
-    """Closes a session and deletes its trace."""
-    trace = session.close()
-    if trace is not None:
-        trace.unlink(missing_ok=True)
+        session.close()

@@ -39,7 +39,7 @@ from latentsync_trt.runtime.sessions.builders import (
     RtxBuilder,
     TensorRTBuilder,
 )
-from latentsync_trt.runtime.sessions.cuda_form import check_form, compare_forms, discard
+from latentsync_trt.runtime.sessions.cuda_form import check_form, compare_forms
 from latentsync_trt.runtime.sessions.options import cuda_form_options, rtx_options
 from latentsync_trt.runtime.sessions.session import CPU, Session
 from latentsync_trt.types import EngineTime
@@ -209,7 +209,7 @@ class Engines:
             self._unwritable = error
             raise
 
-    def open(self, graph: str, *, profile_prefix: Path | None = None) -> OpenedEngine:
+    def open(self, graph: str) -> OpenedEngine:
         """A session of a graph; builds its engine first if the provider needs one that the cache lacks.
 
         If the cache cannot be written, the engine is built for this run only, with a notice, and so are later ones
@@ -220,13 +220,13 @@ class Engines:
             OutOfMemory: there is too little memory.
         """
         if self.compiled:
-            return self._open_built(graph, profile_prefix)
+            return self._open_built(graph)
         self.settle_form(graph)
         try:
-            return self._open_directly(graph, profile_prefix)
+            return self._open_directly(graph)
         except EngineBuildError as error:
             self._refuse_form(graph, error)
-        return self._open_directly(graph, profile_prefix)
+        return self._open_directly(graph)
 
     def settle_form(self, graph: str) -> None:
         """Compares the CUDA form of a graph with the portable one, once for each GPU, driver and bundle.
@@ -272,15 +272,15 @@ class Engines:
         self._notice(f"{graph}: the {form.upper()} form does not run here, continuing with the portable one: {error}")
         self._refused.add(graph)
 
-    def _open_directly(self, graph: str, profile_prefix: Path | None) -> OpenedEngine:
+    def _open_directly(self, graph: str) -> OpenedEngine:
         start_s = time.perf_counter()
-        session = self._opener(graph).open(self._source(graph, profile_prefix))
+        session = self._opener(graph).open(self._source(graph))
         share = self._node_share(session)
         open_s = time.perf_counter() - start_s
         return OpenedEngine(session, share, built=False, build_s=0.0, open_s=open_s, size_bytes=0)
 
-    def _open_built(self, graph: str, profile_prefix: Path | None) -> OpenedEngine:
-        key, builder, source = self.key(graph), self._builder(graph), self._source(graph, profile_prefix)
+    def _open_built(self, graph: str) -> OpenedEngine:
+        key, builder, source = self.key(graph), self._builder(graph), self._source(graph)
         start_s = time.perf_counter()
         try:
             if self._unwritable is not None and self.cache.find(key) is None:
@@ -313,7 +313,7 @@ class Engines:
         total = sum(counts.values())
         share = counts.get(wanted, 0) / total if total else 1.0
         if wanted not in session.ort.get_providers() or share < LEAST_NODE_SHARE:
-            discard(session)
+            session.close()
             where = ", ".join(f"{count} on {provider}" for provider, count in sorted(counts.items()))
             raise EngineBuildError(
                 f"{session.name}: {name} runs {share:.0%} of its nodes, and at least {LEAST_NODE_SHARE:.0%} are "
@@ -321,11 +321,10 @@ class Engines:
             )
         return share
 
-    def _source(self, graph: str, profile_prefix: Path | None = None) -> GraphSource:
+    def _source(self, graph: str) -> GraphSource:
         return GraphSource(
             path=self.bundle.graph_path(graph, self.form(graph)),
             dimensions={name: span.optimum for name, span in self._spans(graph).items() if span.fixed},
-            profile_prefix=profile_prefix,
         )
 
     def _spans(self, graph: str) -> dict[str, DimensionRange]:

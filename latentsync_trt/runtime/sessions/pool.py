@@ -1,13 +1,10 @@
 """The open sessions of one bundle: opened on demand, in parallel, and closed when memory runs out."""
 
-import itertools
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from latentsync_trt.bundle.manifest import FULL_STEP, UNGUIDED_GRAPHS, VAE_DECODER, VAE_ENCODER
@@ -17,8 +14,7 @@ from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
 from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
 from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.runtime.sessions.threads import Gate, results
-from latentsync_trt.runtime.sessions.trace import Trace, spanned
-from latentsync_trt.types import EngineTime, StageSpan
+from latentsync_trt.types import EngineTime
 
 T = TypeVar("T")
 
@@ -33,9 +29,6 @@ _OPENED_FIRST = (FULL_STEP, UNGUIDED_GRAPHS[0], VAE_DECODER, VAE_ENCODER)
 
 _RAN_OUT = "it ran out"
 
-# Of all pools of this process, as several may write traces to one folder.
-_numbers = itertools.count()
-
 
 class SessionPool:
     """Sessions of the graphs of `engines`' bundle.
@@ -45,10 +38,8 @@ class SessionPool:
 
     Args:
         low_memory: keep one network's sessions open at a time; also set when memory runs out.
-        trace_folder: where sessions write traces of every operator, None for no traces.
         on_notice: called when memory runs out.
         on_close: called with the graphs whose sessions will be closed, to drop buffers bound to them.
-        on_span: called with the time that opening a graph takes.
     """
 
     def __init__(
@@ -56,16 +47,12 @@ class SessionPool:
         engines: Engines,
         *,
         low_memory: bool,
-        trace_folder: Path | None,
         on_notice: Notice,
         on_close: Callable[[tuple[str, ...]], None],
-        on_span: Callable[[StageSpan], None] | None = None,
     ) -> None:
         self.engines = engines
         self.low_memory = low_memory
         self.gate = Gate()
-        self._on_span = on_span
-        self._trace_folder = trace_folder
         self._notice = on_notice
         self._on_close = on_close
         self._opened: dict[str, OpenedEngine] = {}
@@ -73,7 +60,6 @@ class SessionPool:
         self._lock = threading.RLock()
         self._opening = {graph: threading.Lock() for graph in engines.bundle.manifest.graphs}
         self._past: dict[tuple[str, str], EngineTime] = {}
-        self._traces: list[Trace] = []
 
     def session(self, graph: str) -> Session:
         """The session of a graph; the first call opens it, and builds its engine if there is none.
@@ -165,13 +151,6 @@ class SessionPool:
                 _add(times, opened.times(graph, self.engines.selection.name))
             return tuple(times.values())
 
-    def take_profile(self) -> tuple[tuple[EngineTime, ...], tuple[Trace, ...]]:
-        """Times and traces of the sessions closed since the last call."""
-        with self._lock:
-            times, traces = tuple(self._past.values()), tuple(self._traces)
-            self._past, self._traces = {}, []
-        return times, traces
-
     def switch(self, engines: Engines) -> None:
         """Closes all sessions; new ones come from `engines`."""
         self._close(tuple(self._opened))
@@ -213,9 +192,7 @@ class SessionPool:
                 self._open(graph)
 
     def _open(self, graph: str) -> OpenedEngine:
-        prefix = None if self._trace_folder is None else self._trace_folder / f"{graph}-{os.getpid()}-{next(_numbers)}"
-        with spanned(f"open {graph}", self._on_span):
-            opened = self.engines.open(graph, profile_prefix=prefix)
+        opened = self.engines.open(graph)
         opened.session.free_memory = lambda: self._make_room(graph)
         with self._lock:
             # `prepare` builds first, so opening finds an engine that this run built.
@@ -257,10 +234,8 @@ class SessionPool:
         if not taken:
             return
         self._on_close(tuple(taken))
-        for graph, opened in taken.items():
-            path = opened.session.close()
-            if path is not None:
-                self._traces.append(Trace(graph, path, opened.session.opened_at_s))
+        for opened in taken.values():
+            opened.session.close()
         give_back_gpu_memory(self.engines.selection)
 
 

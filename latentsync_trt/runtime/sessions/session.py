@@ -65,7 +65,6 @@ class SessionSettings:
         config: further ONNX Runtime session entries.
         name: the graph's name in messages; empty = its file name.
         optimize: False keeps the graph unchanged: for providers that compile it, and hold weights twice if changed.
-        profile_prefix: where to write a trace of every operator; None = no trace.
         intra_op_threads: CPU threads for one operator; None = one per physical core.
         by_priority: run reductions of large tensors as early as possible, so that not all are held until the end.
     """
@@ -78,7 +77,6 @@ class SessionSettings:
     config: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
     optimize: bool = True
-    profile_prefix: Path | None = None
     intra_op_threads: int | None = None
     by_priority: bool = False
 
@@ -86,8 +84,8 @@ class SessionSettings:
 class Session:
     """A loaded graph; thread-safe.
 
-    `free_memory` is called when memory runs out; if it returns True, the run is retried. `opened_at_s`: start of a
-    trace, on `time.perf_counter`'s scale. The first run, a warm-up, is timed separately from the sum of all later ones.
+    `free_memory` is called when memory runs out; if it returns True, the run is retried. The first run, a warm-up, is
+    timed separately from the sum of all later ones.
 
     Args:
         path: the `.onnx` file; external weights are in its folder, or in that of `settings`.
@@ -103,7 +101,6 @@ class Session:
         self.path = path
         self.name = settings.name or path.name
         self.settings = settings
-        self.opened_at_s = time.perf_counter()
         self._reads_log = not settings.plugin_devices and settings.providers[0][0] in _SILENT_PROVIDERS
         self.ort = self._explained(self._opened, settings.name or f"{path}", EngineBuildError)
         self.inputs = tuple(_tensor_info(node) for node in self.ort.get_inputs())
@@ -179,11 +176,9 @@ class Session:
         self.runs += 1
         return result
 
-    def close(self) -> Path | None:
-        """Frees the graph and its memory; returns the trace file, if there is one."""
-        trace = None if self.settings.profile_prefix is None else Path(self.ort.end_profiling())
+    def close(self) -> None:
+        """Frees the graph and its memory."""
         del self.ort
-        return trace
 
     def nodes_by_provider(self) -> dict[str, int]:
         """Number of nodes assigned to each provider; only if opened with `RECORD_ASSIGNMENT`.
@@ -246,9 +241,6 @@ def _ort_options(settings: SessionSettings) -> Any:
         )
     if not settings.optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if settings.profile_prefix is not None:
-        options.enable_profiling = True
-        options.profile_file_prefix = str(settings.profile_prefix)
     options.intra_op_num_threads = settings.intra_op_threads or _thread_limit()
     if settings.by_priority:
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
