@@ -4,6 +4,7 @@ python scripts/measure_stages.py VIDEO [--runs 3]
 """
 
 import argparse
+import timeit
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import replace
@@ -18,7 +19,6 @@ import numpy as np
 
 from latentsync_trt.bench.machine import usable_cores
 from latentsync_trt.bench.material import aligned_faces
-from latentsync_trt.bench.setting import measure
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
@@ -48,7 +48,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with TemporaryDirectory() as folder:
         for stage, (frames, run) in stages(arguments.video, Path(folder)).items():
-            median_ms = np.median(measure(run, runs=arguments.runs, warm_up=1))
+            run()
+            median_ms = 1000 * np.median(timeit.repeat(run, number=1, repeat=arguments.runs))
             print(f"{stage}: {median_ms / frames:.1f} ms a frame, {1000 * frames / median_ms:.1f} frames/s", flush=True)
     print(f"{arguments.video.name}, {usable_cores()} cores, {arguments.runs} runs")
 

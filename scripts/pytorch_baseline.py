@@ -11,6 +11,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
+from latentsync_trt.bench.bench_options import BenchOptions
 from latentsync_trt.bench.machine import bundle_facts, environment
-from latentsync_trt.bench.options import BenchOptions
 from latentsync_trt.bench.rows import Results, Row
-from latentsync_trt.bench.setting import Setting, settings_for
+from latentsync_trt.bench.run import Setting, settings_for
 from latentsync_trt.bundle.manifest import HIDDEN, Bundle, GraphEntry
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import BundleError
@@ -84,13 +85,15 @@ def _measure(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    with torch.inference_mode(), setting.watch() as watch:
+    with torch.inference_mode(), setting.memory() as peak:
         run()  # compiles
-        time, warm_up = setting.time("graph", run)
-        memory = watch.peak
+        setting.warm_up("graph", run)
+        times_ms, _ = setting.timed("graph", run)
+        memory = peak()
     precision = "fp16" if device.type == "cuda" else "fp32"
     notes = (f"torch {torch.__version__}, {precision}, random weights",)
-    return Row("pytorch", case, device.type, None, time, warm_up, memory=memory, notes=notes)
+    row = setting.row("graph", case, times_ms, provider=device.type, memory=memory, notes=notes)
+    return replace(row, scenario="pytorch")
 
 
 def _inputs(setting: Setting, entry: GraphEntry, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:

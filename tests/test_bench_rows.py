@@ -10,7 +10,6 @@ from latentsync_trt.audio.filters import MEL_FILTERS
 from latentsync_trt.bench.machine import bundle_facts
 from latentsync_trt.bench.material import generated_part
 from latentsync_trt.bench.rows import BundleFacts, Results, Row, Spread
-from latentsync_trt.bench.setting import measure
 from latentsync_trt.bundle.manifest import DimensionRange, FileEntry
 from latentsync_trt.errors import OutputError
 from latentsync_trt.privacy import without_paths
@@ -31,13 +30,6 @@ def test_a_bundle_with_mel_filters_is_the_one_measured_without(tmp_path: Path) -
     assert bundle_facts(replace(manifest, files=files)) == bundle_facts(manifest)
     changed = {**manifest.files, "net.weights": FileEntry("0" * 64, 256)}
     assert bundle_facts(replace(manifest, files=changed)) != bundle_facts(manifest)
-
-
-def test_warm_up_runs_are_not_timed() -> None:
-    calls: list[int] = []
-    times_ms = measure(lambda: calls.append(1), runs=3, warm_up=2)
-    assert len(times_ms) == 3
-    assert len(calls) == 5
 
 
 def test_inputs_are_random_and_never_zero() -> None:

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from latentsync_trt.bench import graphs
-from latentsync_trt.bench.options import BenchOptions
+from latentsync_trt.bench import run
+from latentsync_trt.bench.bench_options import BenchOptions
 from latentsync_trt.bench.rows import Row
-from latentsync_trt.bench.setting import settings_for
-from latentsync_trt.bench.suite import run_bench
+from latentsync_trt.bench.run import run_bench, settings_for
 from latentsync_trt.bundle.manifest import MANIFEST_NAME, Bundle, read_manifest, write_manifest
 from latentsync_trt.cli import main
 from latentsync_trt.config import PRESETS, RuntimeOptions, Sampling, SyncOptions
@@ -181,14 +180,14 @@ def test_unusable_input_fails_in_one_line(arguments: list[str], reason: str) -> 
 
 
 def test_rows_before_a_failure_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = iter([graphs.random_inputs])
+    first = iter([run.random_inputs])
 
     def fail_at_the_second(*arguments: Any) -> Any:
         for random_inputs in first:
             return random_inputs(*arguments)
         raise OutOfMemory("vae_encoder: out of memory")
 
-    monkeypatch.setattr(graphs, "random_inputs", fail_at_the_second)
+    monkeypatch.setattr(run, "random_inputs", fail_at_the_second)
     arguments = ("--provider", "cpu", "--scenario", "graph", "--runs", "1", "--out", str(tmp_path / "rows.json"), "-q")
     result = bench(*arguments)
     assert result.exit_code == 1

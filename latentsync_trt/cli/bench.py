@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from latentsync_trt.bench.options import BenchOptions
+from latentsync_trt.bench.bench_options import BenchOptions
 from latentsync_trt.cli.options import LocalPath, build, bundle_option, options_from
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.option_fields import QUALITY
@@ -36,7 +36,7 @@ _NOT_FOR_BENCH = ("build", "preset", "verify")
 def command(bundle: str | None, out: Path, quiet: bool, **fields: Any) -> None:
     """Measure a bundle: graphs, loop, whole clips; time, memory and quality."""
     from latentsync_trt.bench.files import make_folder
-    from latentsync_trt.bench.suite import run_bench
+    from latentsync_trt.bench.run import run_bench
     from latentsync_trt.bench.table import show_rows
     from latentsync_trt.bundle.find import describe_choice, find_bundle
     from latentsync_trt.bundle.manifest import Bundle

@@ -1,0 +1,301 @@
+"""Runs a bench: every scenario on every provider.
+
+graph       each graph of a bundle by itself, on random inputs in device memory
+loop        one window of faces, or a batch, through the VAE and all denoising steps, for each preset
+end-to-end  a clip from file to file by `sync`, for each preset
+"""
+
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from time import perf_counter
+from typing import Any, TypeVar
+
+import numpy as np
+import psutil
+
+from latentsync_trt.bench.bench_options import BenchOptions
+from latentsync_trt.bench.machine import bundle_facts, environment
+from latentsync_trt.bench.material import Clip, choose_clip, first_window, generated_part
+from latentsync_trt.bench.pictures import likeness
+from latentsync_trt.bench.rows import Memory, Quality, Results, Row, Spread
+from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.config import PresetName, RuntimeOptions, SyncOptions
+from latentsync_trt.privacy import without_paths
+from latentsync_trt.runtime.compiler.profiles import at_resolution, dimension_ranges
+from latentsync_trt.runtime.networks.networks import Networks
+from latentsync_trt.runtime.providers.gpu import free_memory_bytes
+from latentsync_trt.runtime.providers.select import Selection, select_provider
+from latentsync_trt.runtime.sessions.device_run import BoundRun
+from latentsync_trt.runtime.sessions.trial import random_inputs
+from latentsync_trt.sync.api import LipSync
+from latentsync_trt.sync.inpaint import make_inpainter, resolution_of
+from latentsync_trt.temporary import temporary_folder
+from latentsync_trt.types import UInt8Array, UInt16Array
+
+T = TypeVar("T")
+
+REFERENCE: PresetName = "quality"
+"""The preset whose pictures the others are compared with."""
+
+_POLL_S = 0.02
+"""Interval of polling memory: shorter than a denoising step, long enough not to slow it down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A bundle on a provider.
+
+    `sync`: options that override every preset. `free_before_bytes`: device memory free before anything was opened, None
+    on the CPU. `say`: called with a line about what is being measured.
+    """
+
+    bundle: Bundle
+    selection: Selection
+    runtime: RuntimeOptions
+    sync: SyncOptions
+    options: BenchOptions
+    free_before_bytes: int | None
+    say: Callable[[str], None]
+
+    @property
+    def provider(self) -> str:
+        """Name of the provider."""
+        return self.selection.name
+
+    @property
+    def resolution_px(self) -> int:
+        """Of the faces; raises `InputError` as `resolution_of`."""
+        return resolution_of(self.bundle.manifest, self.sync, self.runtime)
+
+    def sync_options(self, preset: str) -> SyncOptions:
+        """The options of `sync --preset`, overridden by those of this bench; raises `InputError` on a contradiction."""
+        return replace(self.sync, preset=preset)  # type: ignore[arg-type]  # checked by `SyncOptions` itself
+
+    def networks(self) -> closing[Networks]:
+        """A context with the bundle's networks. Raises `InputError` if bundle or provider lack what `runtime` asks."""
+        return closing(Networks(self.bundle, self.selection, self.runtime, on_notice=self.say))
+
+    def timed(self, scenario: str, run: Callable[[], T]) -> tuple[list[float], T]:
+        """Milliseconds of each timed run of a scenario, and what the last one returned; `run` must be synchronous."""
+        times_ms = []
+        for _ in range(self.options.repetitions(scenario)[0]):
+            start_s = perf_counter()
+            result = run()
+            times_ms.append(1000 * (perf_counter() - start_s))
+        return times_ms, result
+
+    def warm_up(self, scenario: str, run: Callable[[], object]) -> None:
+        """The runs of a scenario that are not timed."""
+        for _ in range(self.options.repetitions(scenario)[1]):
+            run()
+
+    def row(self, scenario: str, case: str, times_ms: Sequence[float], **fields: Any) -> Row:
+        """A row of these times, with `fields`."""
+        warm_up = self.options.repetitions(scenario)[1]
+        known = {"provider": self.provider, "preset": None, "warm_up": warm_up, **fields}
+        return Row(scenario, case, time=Spread.of(times_ms), **known)
+
+    @contextmanager
+    def memory(self) -> Iterator[Callable[[], Memory]]:
+        """Polls memory while the block runs; yields what returns the highest use so far."""
+        process, stopped, gpu = psutil.Process(), threading.Event(), self.selection.gpu
+        host_bytes, device_bytes = 0, None
+
+        def peak() -> Memory:
+            nonlocal host_bytes, device_bytes
+            host_bytes = max(host_bytes, process.memory_info().rss)
+            free_bytes = None if gpu is None else free_memory_bytes(gpu.index)
+            if free_bytes is not None and self.free_before_bytes is not None:
+                device_bytes = max(device_bytes or 0, self.free_before_bytes - free_bytes)
+            return Memory(host_bytes, device_bytes)
+
+        def poll() -> None:
+            while not stopped.wait(_POLL_S):
+                peak()
+
+        thread = threading.Thread(target=poll, name="memory", daemon=True)
+        thread.start()
+        try:
+            yield peak
+        finally:
+            stopped.set()
+            thread.join()
+
+
+def run_bench(
+    bundle: Bundle,
+    options: BenchOptions,
+    runtime: RuntimeOptions,
+    sync: SyncOptions,
+    *,
+    say: Callable[[str], None] = lambda _: None,
+    command: Sequence[str] = (),
+) -> Generator[Results, None, None]:
+    """Measures what `options` ask for; yields all rows so far after each one, so that a later failure loses none.
+
+    Args:
+        sync: options that override every preset, as `--cache-interval` does; its own preset is ignored.
+        say: called with a line about what is being measured. command: the command line, for the environment.
+
+    Raises:
+        InputError: a clip or an option cannot be used. ProviderUnavailable: a named provider does not load. Else as
+        `LipSync.sync`.
+    """
+    settings = settings_for(bundle, runtime, sync, options, say)
+    for preset in options.preset:
+        settings[0].sync_options(preset)  # invalid options must fail before the first measurement
+    facts = replace(bundle_facts(bundle.manifest), resolution_px=settings[0].resolution_px)
+    results = Results(environment(command, [s.selection for s in settings]), facts, ())
+    with temporary_folder(on_notice=say) as folder:
+        for row in _rows(settings, options, folder):
+            results = replace(results, rows=(*results.rows, row))
+            yield results
+
+
+def settings_for(
+    bundle: Bundle, runtime: RuntimeOptions, sync: SyncOptions, options: BenchOptions, say: Callable[[str], None]
+) -> list[Setting]:
+    """One setting per provider, in the order given, without duplicates.
+
+    Raises:
+        ProviderUnavailable: a named provider does not load.
+    """
+    settings: dict[str, Setting] = {}
+    for name in options.provider:
+        chosen = select_provider(name, runtime.one_device)
+        for text in chosen.notices():
+            say(text)
+        free_bytes = None if chosen.gpu is None else free_memory_bytes(chosen.gpu.index)
+        settings.setdefault(chosen.name, Setting(bundle, chosen, runtime, sync, options, free_bytes, say))
+    return list(settings.values())
+
+
+def _rows(settings: Sequence[Setting], options: BenchOptions, folder: Path) -> Iterator[Row]:
+    video, audio = (None if path is None else Path(path) for path in (options.video, options.audio))
+    clip = choose_clip(video, audio, folder) if {"loop", "end-to-end"} & set(options.scenario) else None
+    for setting in settings:
+        if "graph" in options.scenario:
+            yield from _graphs(setting)
+        if clip is not None and "loop" in options.scenario:
+            yield from _loops(setting, clip)
+        if clip is not None and "end-to-end" in options.scenario:
+            yield from _clips(setting, clip, folder)
+
+
+def _graphs(setting: Setting) -> Iterator[Row]:
+    """A row per graph. Errors as `Networks.prepare` and `BoundRun`."""
+    manifest, selection = setting.bundle.manifest, setting.selection
+    ranges = at_resolution(dimension_ranges(manifest, setting.runtime), setting.resolution_px)
+    with setting.networks() as networks:
+        for graph in manifest.graphs:
+            setting.say(f"{setting.provider}: {graph}")
+            with setting.memory() as peak:
+                session = networks.session(graph)
+                run = BoundRun(session, random_inputs(session.inputs, ranges), selection.device, selection.device_id)
+                setting.warm_up("graph", run)
+                times_ms, _ = setting.timed("graph", run)
+                memory = peak()
+            engine = next(entry for entry in networks.times() if entry.graph == graph)
+            yield setting.row(
+                "graph",
+                graph,
+                times_ms,
+                memory=memory,
+                start_up_s={"build": engine.build_s, "open": engine.open_s},
+                layers=networks.layers(graph),
+                notes=tuple(map(without_paths, networks.take_notices())),
+            )
+            # The memory of one graph must not be counted for the next.
+            del run, session
+            networks.close()
+
+
+def _loops(setting: Setting, clip: Clip) -> Iterator[Row]:
+    """A row for each preset; the reference preset, if it is among them, comes first. Errors as `Inpainter.paint`."""
+    manifest = setting.bundle.manifest
+    reference = SyncOptions(preset=REFERENCE, resolution=setting.sync.resolution)
+    options = {preset: setting.sync_options(preset) for preset in setting.options.preset}
+    name, expected = f"{manifest.name}, preset {REFERENCE}, on {setting.provider}", None
+    with setting.networks() as networks:
+        window = first_window(clip, manifest.frames, networks, setting.resolution_px)
+        windows = [(window.faces, window.audio)] * (setting.runtime.windows_per_batch or 1)
+        if reference not in options.values():
+            setting.say(f"{setting.provider}: the window to compare with ({name})")
+            inpainter = make_inpainter(manifest, reference, networks.codec, networks.denoiser)
+            expected = _generated(inpainter.paint(windows[:1])[0])
+        for preset in sorted(options, key=lambda preset: options[preset] != reference):
+            setting.say(f"{setting.provider}: a window of {clip.name} with preset {preset}")
+            row, painted = _loop(setting, networks, windows, options[preset])
+            if expected is None:
+                expected = painted
+            else:
+                row = replace(row, quality=Quality(**asdict(likeness(painted, expected)), reference=name))
+            yield replace(row, preset=preset)
+
+
+def _loop(setting: Setting, networks: Networks, windows: Sequence[Any], options: SyncOptions) -> tuple[Row, UInt8Array]:
+    """A row without preset and quality, and the generated part of the first window."""
+    inpainter = make_inpainter(
+        setting.bundle.manifest, options, networks.codec, networks.denoiser, windows_per_batch=len(windows)
+    )
+    paint = partial(inpainter.paint, windows)
+    with setting.memory() as peak:
+        setting.warm_up("loop", paint)
+        before_s = _graph_seconds(networks)
+        times_ms, painted = setting.timed("loop", paint)
+        memory = peak()
+    spent_s = {graph: total_s - before_s.get(graph, 0.0) for graph, total_s in _graph_seconds(networks).items()}
+    parts_s = {graph: total_s / len(times_ms) for graph, total_s in spent_s.items() if total_s > 0}
+    row = setting.row(
+        "loop",
+        "one window" if len(windows) == 1 else f"{len(windows)} windows",
+        times_ms,
+        frames=sum(len(faces) for faces, _ in windows),
+        memory=memory,
+        parts_s={**parts_s, "rest": fmean(times_ms) / 1000 - sum(parts_s.values())},
+        notes=tuple(map(without_paths, networks.take_notices())),
+    )
+    return row, _generated(painted[0])
+
+
+def _graph_seconds(networks: Networks) -> dict[str, float]:
+    return {time.graph: (time.first_ms + (time.runs - 1) * time.mean_ms) / 1000 for time in networks.times()}
+
+
+def _generated(painted: Sequence[UInt16Array]) -> UInt8Array:
+    """The generated part of faces, uint16 `(H, W, 3)`, as 8-bit pictures."""
+    rows, columns = generated_part(len(painted[0]))
+    return np.rint(np.stack([face[rows, columns] for face in painted]) / 257).astype(np.uint8)
+
+
+def _clips(setting: Setting, clip: Clip, folder: Path) -> Iterator[Row]:
+    """A row for each preset; `folder` receives the videos. Errors as `LipSync.sync`."""
+    for preset in setting.options.preset:
+        setting.say(f"{setting.provider}: {clip.name} with preset {preset}")
+        target, options = folder / f"{setting.provider}-{preset}.mp4", setting.sync_options(preset)
+        with setting.memory() as peak:
+            start_s = perf_counter()
+            networks = Networks(setting.bundle, setting.selection, setting.runtime, on_notice=setting.say)
+            with LipSync(networks) as lip_sync:
+                lip_sync.warm_up(options)
+                start_up_s = {"build, open, first runs": perf_counter() - start_s}
+                sync = partial(lip_sync.sync, clip.video, clip.audio, target, options)
+                setting.warm_up("end-to-end", sync)
+                times_ms, report = setting.timed("end-to-end", sync)
+            memory = peak()
+        yield setting.row(
+            "end-to-end",
+            clip.name,
+            times_ms,
+            preset=preset,
+            frames=report.frames,
+            memory=memory,
+            start_up_s=start_up_s,
+            parts_s={stage.stage: stage.busy_s for stage in report.stages},
+            notes=tuple(map(without_paths, report.notices)),
+        )
