@@ -11,7 +11,7 @@ import httpx
 import uvicorn
 from starlette.applications import Starlette
 
-from latentsync_trt.batch.tasks import Cancelled, Done, Task, TaskError, WorkerLost
+from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost
 from latentsync_trt.serve.app import create_app
 from latentsync_trt.serve.limits import Limits
 from latentsync_trt.serve.server import listen
@@ -31,7 +31,7 @@ class PretendedWorker:
         self.tasks: list[Task] = []
         self.start_error: WorkerLost | None = None
         self.run_error: TaskError | None = None
-        self._cancelled, self._closed = "", False
+        self._canceled, self._closed = "", False
 
     def start(self) -> None:
         if self.start_error is not None:
@@ -46,8 +46,8 @@ class PretendedWorker:
             while done == FRAMES // 2 and not self.go.wait(0.01):
                 if self._closed:
                     raise WorkerLost("closed")
-                if self._cancelled == task.id:
-                    raise Cancelled("canceled")
+                if self._canceled == task.id:
+                    raise Canceled("canceled")
         if self.run_error is not None:
             raise self.run_error
         Path(task.output).write_bytes(RESULT)
@@ -57,7 +57,7 @@ class PretendedWorker:
         return Done(3.0, {"output": task.output, "frames": FRAMES, "windows": 2, **times})
 
     def cancel(self, task_id: str) -> None:
-        self._cancelled = task_id
+        self._canceled = task_id
 
     def close(self) -> None:
         self._closed = True

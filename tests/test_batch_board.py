@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from latentsync_trt.batch.job_file import Job
+from latentsync_trt.batch.job_file import BatchRow
 from latentsync_trt.batch.tasks import Done, Event, Failed, Finished, Moved, Started, Task, WorkerState
 from latentsync_trt.cli import board
 from latentsync_trt.cli.board import Figures, display, show_notice, show_summary
@@ -32,7 +32,7 @@ def figures(clock: Clock) -> Figures:
     """Two clips of 10 s, and one whose length is unknown."""
     lengths_s = {"a": 10.0, "b": 10.0, "c": None}
     jobs = {
-        name: Job(f"row {row}", Task(name, "v", "a", f"/out/{name}[1].mp4"), length_s)
+        name: BatchRow(f"row {row}", Task(name, "v", "a", f"/out/{name}[1].mp4"), length_s)
         for row, (name, length_s) in enumerate(lengths_s.items(), 2)
     }
     return Figures(jobs, before=1, clock=clock)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from latentsync_trt.batch.dispatch import Dispatcher
 from latentsync_trt.batch.tasks import (
-    Cancelled,
-    CancelledEvent,
+    Canceled,
+    CanceledEvent,
     Done,
     Event,
     Failed,
@@ -76,7 +76,7 @@ class Fake:
 
 def until_stopped(worker: Fake, task: Task, _: Callable[[Progress], None]) -> None:
     assert worker.stop.wait(PATIENCE_S)
-    raise Cancelled(task.id)
+    raise Canceled(task.id)
 
 
 def task(number: int) -> Task:
@@ -205,7 +205,7 @@ def test_canceling_a_waiting_and_a_running_task() -> None:
         assert dispatcher.cancel("0")
         dispatcher.wait()
         assert not dispatcher.cancel("0")
-    assert of(CancelledEvent, events) == [CancelledEvent("1"), CancelledEvent("0")]
+    assert of(CanceledEvent, events) == [CanceledEvent("1"), CanceledEvent("0")]
     assert worker.ran == ["0"]
 
 
@@ -219,7 +219,7 @@ def test_a_cancel_between_start_and_run_is_not_lost() -> None:
     with dispatching(worker, seen=cancel) as (dispatcher, events):
         dispatcher.submit(task(0))
         dispatcher.wait()
-    assert of(CancelledEvent, events) == [CancelledEvent("0")]
+    assert of(CanceledEvent, events) == [CanceledEvent("0")]
     assert worker.ran == []
 
 
@@ -241,7 +241,7 @@ def test_closing_ends_a_running_task_without_a_word() -> None:
     with one_runs_and_one_waits(worker) as (_, events):
         pass
     assert worker.ran == ["0"]
-    assert not of(CancelledEvent, events) + of(Failed, events) + of(Finished, events)
+    assert not of(CanceledEvent, events) + of(Failed, events) + of(Finished, events)
     assert events[-1] == WorkerState("cpu", "closed")
 
 

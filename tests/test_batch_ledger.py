@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from latentsync_trt.batch.ledger import Ledger
-from latentsync_trt.batch.tasks import CancelledEvent, Done, Failed, Finished, Started, Task
+from latentsync_trt.batch.tasks import CanceledEvent, Done, Failed, Finished, Started, Task
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError, OutputError
 
@@ -33,12 +33,12 @@ def test_events_change_states_which_survive_a_restart(tmp_path: Path) -> None:
         ledger.record(Failed("1", "cpu", "no face", usage=False, again=False))
         ledger.record(Failed("2", "cpu", "lost", usage=False, again=True))
         ledger.record(Started("2", "cpu", 2))
-        ledger.record(CancelledEvent("3"))
+        ledger.record(CanceledEvent("3"))
     with Ledger.open(path) as ledger:
-        assert [row.state for row in ledger.rows()] == ["done", "failed", "running", "cancelled", "waiting"]
+        assert [row.state for row in ledger.rows()] == ["done", "failed", "running", "canceled", "waiting"]
         assert [row.attempts for row in ledger.rows()] == [1, 1, 2, 1, 0]
         assert [row.task.id for row in ledger.newest(2, 1)] == ["3", "2"]
-        assert ledger.counts() == {"done": 1, "failed": 1, "running": 1, "cancelled": 1, "waiting": 1}
+        assert ledger.counts() == {"done": 1, "failed": 1, "running": 1, "canceled": 1, "waiting": 1}
         done, failed = ledger.row("0"), ledger.row("1")
         assert done is not None
         assert (done.task, done.report) == (tasks[0], DONE.report)

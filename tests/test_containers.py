@@ -11,7 +11,7 @@ import click
 import pytest
 import yaml
 
-from latentsync_trt.batch.job_file import read_jobs
+from latentsync_trt.batch.tasks import read_rows
 from latentsync_trt.cli import main
 from latentsync_trt.config import SyncOptions
 from scripts.fresh_debian import instructions
@@ -139,7 +139,7 @@ def test_options_links_and_headings_of_the_pages_exist(page: str) -> None:
 def test_the_job_file_of_the_page_is_valid(tmp_path: Path) -> None:
     (text,) = re.findall(r"^```csv\n(.*?)^```", PAGES["cluster.md"], re.MULTILINE | re.DOTALL)
     (tmp_path / "jobs.csv").write_text(text, encoding="utf-8")
-    jobs, problems = read_jobs(tmp_path / "jobs.csv", SyncOptions())
+    jobs, problems = read_rows(tmp_path / "jobs.csv", SyncOptions())
     assert not problems
     assert [len(job.task.options.speaker) for job in jobs] == [0, 2, 0]
 

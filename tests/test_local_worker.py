@@ -16,7 +16,7 @@ import pytest
 from latentsync_trt import SyncOptions
 from latentsync_trt.batch import local
 from latentsync_trt.batch.local import LocalWorker
-from latentsync_trt.batch.tasks import Cancelled, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.batch.tasks import Canceled, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.errors import BundleError, InputError
 from latentsync_trt.types import Progress
 from tests.clips import decoded, synced, write_clip
@@ -98,7 +98,7 @@ def test_a_killed_worker_starts_again(worker: LocalWorker, task: Task, clip: tup
 def test_canceled_and_failed_clips_leave_the_worker_usable(worker: LocalWorker, task: Task, tmp_path: Path) -> None:
     pid = worker.pid
     worker.cancel(task.id)  # has no effect before it runs
-    with pytest.raises(Cancelled):
+    with pytest.raises(Canceled):
         worker.run(task, at_first_frame(lambda: worker.cancel(task.id)))
     with pytest.raises(TaskError, match="no such file") as failed:
         worker.run(Task("two", str(tmp_path / "none.mp4"), task.audio, task.output), quiet)

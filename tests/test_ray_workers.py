@@ -21,7 +21,7 @@ from latentsync_trt.batch import ray_workers as module
 from latentsync_trt.batch.dispatch import Dispatcher
 from latentsync_trt.batch.ray_workers import Needs, RayWorker, plan, ray_workers
 from latentsync_trt.batch.tasks import (
-    Cancelled,
+    Canceled,
     Event,
     Failed,
     Finished,
@@ -225,7 +225,7 @@ def test_a_file_that_is_not_on_the_node(
 def test_a_canceled_clip_leaves_nothing_and_its_worker_goes_on(worker: RayWorker, place: Place, tmp_path: Path) -> None:
     video, audio = (place.folder / "long" / name for name in ("face.mp4", "speech.wav"))
     task = Task("one", str(video), str(audio), str(tmp_path / "out.mp4"), FAST)
-    with pytest.raises(Cancelled):
+    with pytest.raises(Canceled):
         worker.run(task, lambda _: worker.cancel("one"))
     assert not list(tmp_path.iterdir())
     with pytest.raises(TaskError):

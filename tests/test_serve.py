@@ -133,10 +133,10 @@ def test_cancel_and_delete_at_any_time(
 ) -> None:
     running, waiting, deleted = (send(client, clip).json()["id"] for _ in range(3))
     until(lambda: client.get(f"/v1/jobs/{running}").json()["done"] == FRAMES // 2)
-    assert client.post(f"/v1/jobs/{waiting}/cancel").json()["state"] == "cancelled"
+    assert client.post(f"/v1/jobs/{waiting}/cancel").json()["state"] == "canceled"
     assert client.delete(f"/v1/jobs/{deleted}").status_code == 204
     assert client.post(f"/v1/jobs/{running}/cancel").status_code == 202
-    assert ended(client, running)["state"] == "cancelled"
+    assert ended(client, running)["state"] == "canceled"
     assert client.post(f"/v1/jobs/{running}/cancel").status_code == 409
     assert client.get(f"/v1/jobs/{running}/result").status_code == 409
     assert len(worker.tasks) == 1

@@ -192,7 +192,7 @@ def test_a_client_with_the_key_that_cancels(tmp_path: Path, clip: tuple[Path, Pa
         job = client.submit(*map(handle_file, clip), "fast", "largest", {}, api_name="/sync")
         until(lambda: bool(service.jobs(1)) and service.jobs(1)[0].done > 0)
         job.cancel()
-        until(lambda: service.jobs(1)[0].state == "cancelled")
+        until(lambda: service.jobs(1)[0].state == "canceled")
 
 
 def test_the_built_in_clip(plain: httpx.Client) -> None:

@@ -141,14 +141,14 @@ def test_cancel_then_another(visitor: Visitor, clips: Path) -> None:
     visitor.upload(clips / "long.mp4", clips / "long.wav")
     visitor.begin(preview=True)
     visitor.part("cancel").click()
-    expect(visitor.part("progress")).to_contain_text("Cancelled")
+    expect(visitor.part("progress")).to_contain_text("Canceled")
     assert not visitor.part("download").locator("a").count()
     for name in ("video", "speech"):
         visitor.part(name).get_by_role("button", name="Clear").click()
     visitor.upload(clips / "short.mp4", clips / "speech.wav")
     visitor.begin()
     visitor.finish()
-    assert [text.rpartition(" ")[2] for text in visitor.jobs()] == ["done", "cancelled"]
+    assert [text.rpartition(" ")[2] for text in visitor.jobs()] == ["done", "canceled"]
 
 
 def test_reload_in_the_middle_and_play(visitor: Visitor, clips: Path) -> None:
@@ -192,4 +192,4 @@ def test_the_built_in_clip_by_keyboard_only(visitor: Visitor) -> None:
             break
     visitor.page.keyboard.press("Enter")
     visitor.part("cancel").press("Enter")
-    expect(visitor.part("progress")).to_contain_text("Cancelled")
+    expect(visitor.part("progress")).to_contain_text("Canceled")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from latentsync_trt import LipSync, SyncOptions
-from latentsync_trt.batch.tasks import Cancelled, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.batch.tasks import Canceled, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.batch.worker import Worker
 from latentsync_trt.errors import InferenceError
 from latentsync_trt.media import parts
@@ -106,7 +106,7 @@ def test_a_canceled_clip_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(parts, "PART_S", Fraction(4, 25))  # some are closed before the clip is canceled
     canceled, report = stopped_at(10)
-    with pytest.raises(Cancelled):
+    with pytest.raises(Canceled):
         worker.run(task(clip, tmp_path / "a.mp4"), report, canceled)
     assert names(tmp_path) == []
 
@@ -197,7 +197,7 @@ def test_a_canceled_delivery_leaves_nothing(worker: Worker, s3: Any, clip: tuple
         if progress.stage == "finishing":
             canceled.set()
 
-    with pytest.raises(Cancelled):
+    with pytest.raises(Canceled):
         worker.run(task(clip, f"s3://{BUCKET}/canceled/a.mp4"), report, canceled)
     assert not s3.exists(f"{BUCKET}/canceled")
     assert names(scratch) == []

@@ -49,11 +49,11 @@ class Actor:
 
 
 class _NodeWorker(Worker):
-    def run(self, task: Task, on_progress: Callable[[Progress], None], cancelled: threading.Event) -> Done:
+    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> Done:
         """As `Worker.run`; says where it ran if a file is missing there."""
         for file, written in task.files():
             path = local_of(file)
             if path is not None and not os.path.exists(path.parent if written else path):  # noqa: PTH110 -- never raises
                 where = f"is not on node {socket.gethostname()}, where this ran"
                 raise TaskError(f"{path}: {where}; use a folder that all nodes share, or a URL", usage=True)
-        return super().run(task, on_progress, cancelled)
+        return super().run(task, on_progress, canceled)

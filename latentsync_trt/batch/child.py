@@ -15,7 +15,7 @@ from functools import partial
 from queue import Queue
 from time import monotonic
 
-from latentsync_trt.batch.tasks import Cancelled, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.batch.tasks import Canceled, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.batch.worker import Worker
 from latentsync_trt.child import Emit, Event, converse, end_process
 from latentsync_trt.sync.threads import tune_process
@@ -37,12 +37,12 @@ def work(orders: Iterator[Event], emit: Emit) -> None:
 
 def taker(emit: Emit, worker: type[Worker], ended: Callable[[], None]) -> Callable[[Event], None]:
     """What takes orders, from any thread. They are carried out in another one, which calls `ended` at its end."""
-    tasks, cancelled = Queue[Event](), dict[int, threading.Event]()
+    tasks, canceled = Queue[Event](), dict[int, threading.Event]()
 
     def run_tasks(settings: Event) -> None:
         try:
             made = worker(WorkerSettings.from_json(settings), lambda text: emit(notice=text))
-            _run_tasks(made, tasks, cancelled, emit)
+            _run_tasks(made, tasks, canceled, emit)
         except BaseException:  # noqa: BLE001 -- a parent would wait forever
             traceback.print_exc()
             end_process(1)
@@ -54,7 +54,7 @@ def taker(emit: Emit, worker: type[Worker], ended: Callable[[], None]) -> Callab
         elif "run" in order:
             tasks.put(order)
         else:  # it may come before its run, or after that has ended
-            cancelled.setdefault(order["cancel"], threading.Event()).set()
+            canceled.setdefault(order["cancel"], threading.Event()).set()
 
     return take
 
@@ -79,28 +79,28 @@ def _opened(worker: Worker) -> Event:
     return {}
 
 
-def _outcome(worker: Worker, task: Task, on_progress: Callable[[Progress], None], cancelled: threading.Event) -> Event:
+def _outcome(worker: Worker, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> Event:
     """Runs a task; returns its last event."""
     try:
-        return {"done": asdict(worker.run(task, on_progress, cancelled))}
+        return {"done": asdict(worker.run(task, on_progress, canceled))}
     except TaskError as error:
         return {"failed": str(error), "usage": error.usage}
-    except Cancelled as error:
+    except Canceled as error:
         return {"canceled": str(error)}
     except WorkerLost as error:
         return {"lost": str(error)}
 
 
-def _run_tasks(worker: Worker, tasks: "Queue[Event]", cancelled: dict[int, threading.Event], emit: Emit) -> None:
+def _run_tasks(worker: Worker, tasks: "Queue[Event]", canceled: dict[int, threading.Event], emit: Emit) -> None:
     """Opens the worker and runs its tasks; returns when it cannot run another."""
     event = _opened(worker)
     emit(**(event or {"ready": True}))
     while "refused" not in event and "lost" not in event:
         order = tasks.get()
         number, task = order["run"], Task.from_json(order["task"])
-        stop = cancelled.setdefault(number, threading.Event())
+        stop = canceled.setdefault(number, threading.Event())
         event = _outcome(worker, task, _throttled(partial(emit, run=number)), stop)
-        del cancelled[number]
+        del canceled[number]
         emit(run=number, **event)
 
 

@@ -5,11 +5,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from latentsync_trt.batch.tasks import (
-    Cancelled,
-    CancelledEvent,
+    Canceled,
+    CanceledEvent,
     Done,
     Event,
     Failed,
@@ -29,30 +28,21 @@ _POLL_S = 0.2
 _LEAVE_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    task: Task
-    number: int
-
-
 class Dispatcher:
     """Runs tasks on workers, in the order in which they were submitted; all methods are thread-safe.
 
-    Workers start at once. A task that its worker fails is failed; a lost worker starts again, and its task is the next
-    to run, until it has had `attempts`. A worker is given up when it is lost so many times in a row while it starts, or
-    when its settings cannot work.
+    Workers start at once. A lost worker starts again, and its task is the next to run, until it has had `attempts`. A
+    worker is given up when it is lost `attempts` times in a row while it starts, or when its settings cannot work.
     """
 
     def __init__(
         self, handles: Sequence[WorkerHandle], on_event: Callable[[Event], None], *, attempts: int = 3
     ) -> None:
-        """`on_event`: called from several threads, also at once; what it raises for `Started` fails the task.
-
-        The events of a task come one after the other, as do those of a worker.
-        """
-        self._handles, self._say, self._attempts = tuple(handles), on_event, attempts
+        """`on_event`: called from several threads, for one task or worker in order; an error for `Started` fails it."""
+        self._handles, self._emit, self._attempts = tuple(handles), on_event, attempts
         self._changed = threading.Condition()
-        self._waiting: deque[_Attempt] = deque()
+        self._waiting: deque[tuple[Task, int]] = deque()
+        """Tasks with the number of their next attempt."""
         self._running: dict[str, WorkerHandle] = {}
         self._to_cancel: set[str] = set()
         self._pending, self._workers = 0, len(self._handles)
@@ -68,21 +58,21 @@ class Dispatcher:
     def submit(self, task: Task, *, attempts_before: int = 0) -> None:
         """Adds a task to the end of the queue."""
         with self._changed:
-            self._waiting.append(_Attempt(task, attempts_before + 1))
+            self._waiting.append((task, attempts_before + 1))
             self._pending += 1
             self._changed.notify_all()
 
     def cancel(self, task_id: str) -> bool:
         """Removes a waiting task, or asks the worker of a running one to stop; False if it is neither."""
         with self._changed:
-            waiting = next((attempt for attempt in self._waiting if attempt.task.id == task_id), None)
+            waiting = next((each for each in self._waiting if each[0].id == task_id), None)
             handle = self._running.get(task_id)
             if waiting is not None:
                 self._waiting.remove(waiting)
             elif handle is not None:
                 self._to_cancel.add(task_id)
         if waiting is not None:
-            self._end(CancelledEvent(task_id))
+            self._end(CanceledEvent(task_id))
         elif handle is not None:
             handle.cancel(task_id)
         return waiting is not None or handle is not None
@@ -108,12 +98,12 @@ class Dispatcher:
             thread.join(max(end_s - time.monotonic(), 0))
 
     def _serve(self, handle: WorkerHandle) -> None:
-        """The life of a worker, in a thread of its own."""
+        """Starts a worker and gives it tasks until it cannot work or the dispatcher closes; runs in a thread."""
         try:
             while self._start(handle):
                 lost = False
                 while not lost and (attempt := self._next(handle)) is not None:
-                    lost = self._try(handle, attempt)
+                    lost = self._try(handle, *attempt)
         except BaseException as error:  # noqa: BLE001 -- of `on_event` or a bug: `wait` raises it
             with self._changed:
                 self._error, self._workers = error, 0
@@ -126,86 +116,83 @@ class Dispatcher:
         """Starts a worker; False if it cannot work, or the dispatcher closes."""
         left, reason = self._attempts, ""
         while left and not self._closing.is_set():
-            self._say(WorkerState(handle.name, "starting"))
+            self._emit(WorkerState(handle.name, "starting"))
             try:
                 handle.start()
             except LatentSyncError as error:
                 if self._closing.is_set():
                     break
                 self._error, reason = error, str(error)
-                self._say(WorkerState(handle.name, "lost", reason))
+                self._emit(WorkerState(handle.name, "lost", reason))
                 left = left - 1 if isinstance(error, WorkerLost) else 0
             else:
-                self._say(WorkerState(handle.name, "ready"))
+                self._emit(WorkerState(handle.name, "ready"))
                 return True
-        self._say(WorkerState(handle.name, "closed", "" if left else reason))
+        self._emit(WorkerState(handle.name, "closed", "" if left else reason))
         return False
 
-    def _next(self, handle: WorkerHandle) -> _Attempt | None:
+    def _next(self, handle: WorkerHandle) -> tuple[Task, int] | None:
         """Waits for a task; None when the dispatcher closes."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
             if self._closing.is_set():
                 return None
             attempt = self._waiting.popleft()
-            self._running[attempt.task.id] = handle
+            self._running[attempt[0].id] = handle
             return attempt
 
-    def _try(self, handle: WorkerHandle, attempt: _Attempt) -> bool:
+    def _try(self, handle: WorkerHandle, task: Task, attempt: int) -> bool:
         """Runs a task; returns whether the worker was lost."""
-        task_id = attempt.task.id
         try:
-            self._say(Started(task_id, handle.name, attempt.number))
-            done = self._run(handle, attempt.task)
+            self._emit(Started(task.id, handle.name, attempt))
+            done = self._run(handle, task)
         except WorkerLost as error:
             if not self._closing.is_set():
-                self._say(WorkerState(handle.name, "lost", str(error)))
-                self._lost(handle, attempt, error)
+                self._emit(WorkerState(handle.name, "lost", str(error)))
+                self._lost(handle, task, attempt, error)
             return True
-        except Cancelled:
+        except Canceled:
             if not self._closing.is_set():
-                self._end(CancelledEvent(task_id))
+                self._end(CanceledEvent(task.id))
         except LatentSyncError as error:
-            self._end(Failed(task_id, handle.name, str(error), error.usage, again=False))
+            self._end(Failed(task.id, handle.name, str(error), error.usage, again=False))
         else:
-            self._end(Finished(task_id, handle.name, done))
-        self._say(WorkerState(handle.name, "ready"))
+            self._end(Finished(task.id, handle.name, done))
+        self._emit(WorkerState(handle.name, "ready"))
         return False
 
     def _run(self, handle: WorkerHandle, task: Task) -> Done:
         if task.id in self._to_cancel:
-            raise Cancelled(f"{task.id}: canceled")
-        self._say(WorkerState(handle.name, "running", task.id))
+            raise Canceled(f"{task.id}: canceled")
+        self._emit(WorkerState(handle.name, "running", task.id))
 
         def moved(progress: Progress) -> None:
-            self._say(Moved(task.id, handle.name, progress))
+            self._emit(Moved(task.id, handle.name, progress))
             if task.id in self._to_cancel:  # it was canceled before the worker had it
                 handle.cancel(task.id)
 
         return handle.run(task, moved)
 
-    def _lost(self, handle: WorkerHandle, attempt: _Attempt, error: WorkerLost) -> None:
+    def _lost(self, handle: WorkerHandle, task: Task, attempt: int, error: WorkerLost) -> None:
         """Queues the task of a lost worker again, before all others, if it has attempts left."""
-        task_id = attempt.task.id
-        if task_id in self._to_cancel:
-            self._end(CancelledEvent(task_id))
-            return
-        failed = Failed(task_id, handle.name, str(error), error.usage, again=attempt.number < self._attempts)
-        if not failed.again:
+        failed = Failed(task.id, handle.name, str(error), error.usage, again=attempt < self._attempts)
+        if task.id in self._to_cancel:
+            self._end(CanceledEvent(task.id))
+        elif not failed.again:
             self._end(failed)
-            return
-        self._say(failed)
-        with self._changed:
-            self._running.pop(task_id)
-            self._waiting.appendleft(_Attempt(attempt.task, attempt.number + 1))
-            self._changed.notify_all()
+        else:
+            self._emit(failed)
+            with self._changed:
+                self._running.pop(task.id)
+                self._waiting.appendleft((task, attempt + 1))
+                self._changed.notify_all()
 
-    def _end(self, event: CancelledEvent | Failed | Finished) -> None:
-        """Tells a task's last event; whoever knows of it cannot cancel the task any more."""
+    def _end(self, event: CanceledEvent | Failed | Finished) -> None:
+        """Emits a task's last event, after which it cannot be canceled."""
         with self._changed:
             self._running.pop(event.task_id, None)
             self._to_cancel.discard(event.task_id)
-        self._say(event)
+        self._emit(event)
         with self._changed:
             self._pending -= 1
             self._changed.notify_all()

@@ -1,7 +1,7 @@
 """The ledger of a batch: an SQLite file with the state of every task, which survives the end of any process.
 
-A task is committed as running, with fingerprints of the files it will replace, before a worker gets it, and as done as
-soon as the worker says so. Outputs appear by one step, so their fingerprints tell what a killed driver left complete.
+A task is committed as running, with fingerprints of the files it will replace, before a worker gets it, and as done
+when the worker has finished it. Outputs appear by rename, so fingerprints tell which a killed driver left complete.
 """
 
 import json
@@ -16,10 +16,11 @@ from typing import Any, Literal, Self
 
 from filelock import FileLock, Timeout
 
-from latentsync_trt.batch.tasks import CancelledEvent, Event, Failed, Finished, Started, Task
+from latentsync_trt.batch.tasks import CanceledEvent, Event, Failed, Finished, Started, Task
 from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.remote_files import fingerprint
 
-State = Literal["waiting", "running", "done", "failed", "cancelled"]
+State = Literal["waiting", "running", "done", "failed", "canceled"]
 OPEN: tuple[State, ...] = ("waiting", "running")
 """States of tasks that have not ended."""
 
@@ -30,13 +31,12 @@ create table if not exists tasks (
     error text, report text, before text, created_s real not null, started_s real, ended_s real
 )
 """
-# Readers don't delay writers; what does for a moment is another program that writes, too.
-_BUSY_S = 10.0
+_BUSY_S = 10.0  # how long to wait while another program writes
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A task and what became of it. Times are seconds since 1970; `report`: as in `Done`, None after `reclaim`."""
+    """A task and its state. Times are seconds since 1970; `report`: as in `Done`, None after `reclaim`."""
 
     task: Task
     state: State
@@ -66,7 +66,7 @@ class Ledger:
         """
         try:
             with ExitStack() as opened:
-                # Not SQLite's own lock, which excludes readers; nor a file as a lock, which would outlive its process.
+                # SQLite's own lock would exclude readers.
                 opened.enter_context(FileLock(f"{path}.lock", timeout=0, thread_local=False, fallback_to_soft=False))
                 connection = sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False)
                 opened.enter_context(closing(connection))
@@ -93,7 +93,7 @@ class Ledger:
             self._opened.close()
 
     def add(self, tasks: Iterable[Task]) -> None:
-        """Makes tasks wait: new ones, and those that are there in whatever state."""
+        """Makes tasks wait: new ones, and existing ones of any state."""
         rows = [(task.id, json.dumps(task.to_json()), time.time()) for task in tasks]
         with self._writing() as connection:
             connection.executemany(
@@ -124,7 +124,7 @@ class Ledger:
         return dict(self._read("select state, count(*) from tasks group by state"))
 
     def record(self, event: Event) -> None:
-        """Stores what an event says about a task: to be called for each, before anything else follows from it.
+        """Stores the state that an event tells; to be called before anything else follows from it.
 
         Raises:
             LatentSyncError: an output's fingerprint cannot be taken, or the ledger cannot be written.
@@ -139,11 +139,11 @@ class Ledger:
                 self._end(task_id, "done", seconds=done.seconds, report=json.dumps(done.report))
             case Failed(task_id, _, message, _, again):
                 self._end(task_id, "waiting" if again else "failed", error=message)
-            case CancelledEvent(task_id):
-                self._end(task_id, "cancelled")
+            case CanceledEvent(task_id):
+                self._end(task_id, "canceled")
 
     def reclaim(self) -> None:
-        """Decides about tasks that a driver left running: done if all their outputs were replaced, else waiting.
+        """Ends tasks that a driver left running: done if all their outputs were replaced, else waiting.
 
         Raises:
             LatentSyncError: the fingerprint of an output cannot be taken.
@@ -154,15 +154,14 @@ class Ledger:
             self._end(task_id, "done" if complete else "waiting")
 
     def release(self) -> None:
-        """Makes running tasks wait, as if this attempt had not begun: for a driver that stops in good order."""
+        """Makes running tasks wait, without counting this attempt: for a driver that stops in good order."""
         with self._writing() as connection:
             connection.execute("update tasks set state = 'waiting', attempts = attempts - 1 where state = 'running'")
 
     def _end(self, task_id: str, state: State, **values: Any) -> None:
         """Ends an attempt."""
-        values = {"error": None, **values}
-        change = ", ".join(f"{name} = ?" for name in values)
-        self._update(task_id, f"state = ?, ended_s = ?, {change}", state, time.time(), *values.values())
+        values = {"state": state, "ended_s": time.time(), "error": None, **values}
+        self._update(task_id, ", ".join(f"{name} = ?" for name in values), *values.values())
 
     def _update(self, task_id: str, change: str, *values: Any) -> None:
         with self._writing() as connection:
@@ -199,7 +198,5 @@ def _unwritable(path: Path, error: Exception) -> str:
 
 
 def _fingerprints(task: Task) -> dict[str, str | None]:
-    """Of each file that the task writes; None for one that does not exist."""
-    from latentsync_trt.remote_files import fingerprint
-
+    """Returns that of each file that the task writes; None for one that does not exist."""
     return {file: fingerprint(file) for file, written in task.files() if written}

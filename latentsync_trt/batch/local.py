@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 from latentsync_trt import errors
-from latentsync_trt.batch.tasks import Cancelled, Done, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.child import Child, Event
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.stopping import requested
@@ -115,5 +115,5 @@ def error_of(name: str, event: Event) -> LatentSyncError:
     if "failed" in event:
         return TaskError(event["failed"], usage=event["usage"])
     if "canceled" in event:
-        return Cancelled(event["canceled"])
+        return Canceled(event["canceled"])
     return WorkerLost(f"{name}: {event['lost']}")

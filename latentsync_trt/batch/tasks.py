@@ -1,4 +1,4 @@
-"""What a driver and its workers exchange: clips to sync, results, events, and what a worker is to the driver."""
+"""What a driver and its workers exchange: tasks, settings, results and events."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -19,7 +19,7 @@ class WorkerLost(LatentSyncError):
     """The worker died while it started or ran a task; the task may run again."""
 
 
-class Cancelled(LatentSyncError):
+class Canceled(LatentSyncError):
     """`WorkerHandle.cancel` stopped the task."""
 
 
@@ -27,7 +27,7 @@ class Cancelled(LatentSyncError):
 class Task:
     """A clip to sync. Files, also those in `options`, are paths or URLs. `id` is unique within a ledger.
 
-    `preview`: local path of a JPEG that the worker replaces about once a second while it writes frames, if it can.
+    `preview`: local path of a JPEG that the worker replaces about once a second while it writes frames.
     """
 
     id: str
@@ -38,23 +38,20 @@ class Task:
     preview: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON; only options that differ from their defaults."""
+        """Returns plain JSON values; of the options, only those that differ from their defaults."""
         plain = {spec.name: getattr(self, spec.name) for spec in fields(self)}
         return {**plain, "options": to_texts(self.options)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The task that `to_json` wrote; raises `InputError` for options that do not exist."""
+        """Reads what `to_json` wrote; raises `InputError` for options that do not exist."""
         return cls(**{**data, "options": from_texts(SyncOptions, data["options"])})
 
     def with_files(self, change: Callable[[str, bool], str]) -> Self:
-        """This task with every file replaced by what `change` returns for it and for whether it is written.
-
-        Outputs come last.
-        """
+        """Replaces every file by what `change` returns for it and for whether it is written; outputs come last."""
         video, audio = change(self.video, False), None if self.audio is None else change(self.audio, False)
         options, changed = self.options, dict[str, Any]()
-        if options.turns is None:  # else they name speakers in the turns
+        if options.turns is None:  # else speakers name labels of the RTTM file
             changed["speaker"] = tuple(Speaker(each.face, change(each.voice, False)) for each in options.speaker)
         for name, written in sorted(file_fields(SyncOptions).items(), key=lambda item: item[1]):
             if (file := getattr(options, name)) is not None:
@@ -63,7 +60,7 @@ class Task:
         return replace(self, video=video, audio=audio, output=output, options=replace(options, **changed))
 
     def files(self) -> list[tuple[str, bool]]:
-        """Every file, with whether it is written."""
+        """Returns every file, with whether it is written."""
         found: list[tuple[str, bool]] = []
 
         def note(file: str, written: bool) -> str:
@@ -76,10 +73,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A finished task. `seconds`: of the worker, fetching and delivery included.
-
-    `report`: `asdict` of its `SyncReport`, with the task's own output.
-    """
+    """A finished task. `seconds`: of the worker, with transfers. `report`: `asdict` of its `SyncReport`."""
 
     seconds: float
     report: dict[str, Any]
@@ -99,13 +93,13 @@ class WorkerSettings:
     threads: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Returns plain JSON values."""
         plain = {spec.name: getattr(self, spec.name) for spec in fields(self)}
         return {**plain, "runtime": to_texts(self.runtime)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The settings that `to_json` wrote."""
+        """Reads what `to_json` wrote."""
         return cls(**{**data, "runtime": from_texts(RuntimeOptions, data["runtime"])})
 
 
@@ -113,7 +107,7 @@ class WorkerHandle(Protocol):
     """The driver's side of a worker. One thread calls `start` and `run`; the others may come from any."""
 
     name: str
-    """For people, as in "gpu 0", "cpu", "ray 3"."""
+    """As in "gpu 0", "cpu", "ray 3"."""
 
     def start(self) -> None:
         """Returns when the bundle is open, also after the worker was lost.
@@ -124,21 +118,21 @@ class WorkerHandle(Protocol):
         ...
 
     def run(self, task: Task, on_progress: Callable[[Progress], None]) -> Done:
-        """Syncs a clip; raises `TaskError`, `WorkerLost` or `Cancelled`."""
+        """Syncs a clip; raises `TaskError`, `WorkerLost` or `Canceled`."""
         ...
 
     def cancel(self, task_id: str) -> None:
-        """Stops the task if it runs here; from any thread."""
+        """Stops the task if it runs here."""
         ...
 
     def close(self) -> None:
-        """Ends the worker, also within a task, which then raises; from any thread, any number of times."""
+        """Ends the worker, also within a task, which then raises; may be called again."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A worker begins something else.
+    """A worker changed its state.
 
     `detail`: the id of the task that runs; why the worker was lost; for "closed", why it cannot work, empty at the end.
     """
@@ -159,7 +153,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A running task got further."""
+    """A running task made progress."""
 
     task_id: str
     worker: str
@@ -187,10 +181,10 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelledEvent:
+class CanceledEvent:
     """A task was canceled, waiting or running."""
 
     task_id: str
 
 
-Event = WorkerState | Started | Moved | Finished | Failed | CancelledEvent
+Event = WorkerState | Started | Moved | Finished | Failed | CanceledEvent

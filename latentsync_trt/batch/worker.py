@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from latentsync_trt import remote_files
 from latentsync_trt.batch.store import fetch_folder
-from latentsync_trt.batch.tasks import Cancelled, Done, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost, WorkerSettings
 from latentsync_trt.errors import InferenceError, InputError, MediaError, NoFaceError
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.paths import check_folder_to_write
@@ -27,7 +27,7 @@ _PREVIEW_S = 1.0
 
 
 class Worker:
-    """Runs tasks in this process, after `open`. Only `run`'s `cancelled` may be used by other threads.
+    """Runs tasks in this process, after `open`. Only `run`'s `canceled` may be used by other threads.
 
     `on_notice`: called from any thread with each notice as it occurs.
     """
@@ -57,18 +57,18 @@ class Worker:
         except InferenceError as error:
             raise WorkerLost(str(error)) from error
 
-    def run(self, task: Task, on_progress: Callable[[Progress], None], cancelled: threading.Event) -> Done:
-        """Syncs a clip. `cancelled` stops it at the next progress; nothing is left behind then, nor after an error.
+    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> Done:
+        """Syncs a clip. `canceled` stops it at the next progress; nothing is left behind then, nor after an error.
 
         Raises:
-            TaskError: the clip failed; the worker can go on. Cancelled: `cancelled` was set.
+            TaskError: the clip failed; the worker can go on. Canceled: `canceled` was set.
             WorkerLost: the provider failed, after which a GPU may be unusable in this process: start another.
         """
         started_s = perf_counter()
 
         def report(progress: Progress) -> None:
-            if cancelled.is_set():
-                raise Cancelled(f"{task.id}: canceled")
+            if canceled.is_set():
+                raise Canceled(f"{task.id}: canceled")
             on_progress(progress)
             preview(progress)
 
@@ -82,7 +82,7 @@ class Worker:
             raise WorkerLost(files.named(str(error))) from error
         except Exception as error:  # whatever is wrong with a clip must not end the worker
             _forget(task.output)
-            if isinstance(error, Cancelled):
+            if isinstance(error, Canceled):
                 raise
             command = ["sync", task.video, task.audio or "", task.output, *command_line(task.options)]
             message, usage = one_line(error, [remote_files.shown(word) for word in command])

@@ -23,7 +23,7 @@ from latentsync_trt.paths import check_folder_to_write
 from latentsync_trt.stopping import interruption
 
 if TYPE_CHECKING:
-    from latentsync_trt.batch.job_file import Job, Problem
+    from latentsync_trt.batch.job_file import BatchRow, Problem
     from latentsync_trt.batch.ledger import Ledger, Row
     from latentsync_trt.batch.tasks import Event, Task, WorkerHandle
     from latentsync_trt.cli.board import Show
@@ -68,13 +68,13 @@ def command(
     that don't say otherwise. What is done is kept in a ledger beside JOBS. Exit code 1: some clips failed; 2: rows
     cannot work, and none was started.
     """
-    from latentsync_trt.batch.job_file import read_jobs
+    from latentsync_trt.batch.job_file import read_rows
     from latentsync_trt.batch.ledger import Ledger
     from latentsync_trt.cli.board import Figures, display, show_summary
     from latentsync_trt.remote_files import is_url
 
     options = build(SyncOptions, fields)
-    found, problems = read_jobs(jobs, options, out)
+    found, problems = read_rows(jobs, options, out)
     path = jobs / f"batch{_LEDGER}" if jobs.is_dir() else jobs.with_name(jobs.name + _LEDGER)
     silent, resume = quiet or as_json, resume or retry_failed
     with ExitStack() as stack:
@@ -102,7 +102,7 @@ def command(
 
 
 def _settled(
-    ledger: "Ledger", path: Path, jobs: "Sequence[Job]", *, resume: bool, retry_failed: bool
+    ledger: "Ledger", path: Path, jobs: "Sequence[BatchRow]", *, resume: bool, retry_failed: bool
 ) -> "dict[str, Row]":
     """The rows that do not run, by task.
 
@@ -135,19 +135,21 @@ def _folder(path: Path) -> Iterator[None]:
             path.rmdir()
 
 
-def _check(jobs: "Sequence[Job]", problems: "Sequence[Problem]", *, silent: bool, as_json: bool) -> "list[Job]":
+def _check(
+    jobs: "Sequence[BatchRow]", problems: "Sequence[Problem]", *, silent: bool, as_json: bool
+) -> "list[BatchRow]":
     """The rows in the order in which they run: longest first, so that workers end together.
 
     Raises:
         InputError: some cannot work; says why for each.
     """
-    from latentsync_trt.batch.job_file import check_jobs
+    from latentsync_trt.batch.job_file import check_rows
     from latentsync_trt.cli.board import show_problems
     from latentsync_trt.cli.show import progress_bar
     from latentsync_trt.types import Progress
 
     with progress_bar(hidden=silent) as show:
-        good, more = check_jobs(jobs, lambda count: show(Progress("checking rows", count, len(jobs))))
+        good, more = check_rows(jobs, lambda count: show(Progress("checking rows", count, len(jobs))))
     if problems := sorted([*problems, *more], key=lambda problem: (len(problem.where), problem.where)):
         show_problems(problems, as_json=as_json)
         bad = {problem.where for problem in problems}

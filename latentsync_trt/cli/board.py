@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from latentsync_trt.batch.job_file import Job
+from latentsync_trt.batch.job_file import BatchRow
 from latentsync_trt.batch.tasks import Event, Failed, Finished, Moved, Started, WorkerState
 from latentsync_trt.cli.show import STDERR, process_age_s, say
 from latentsync_trt.remote_files import shown
@@ -38,7 +38,7 @@ class _Worker:
     """What a worker does: its state, and the clip that it runs, with its progress."""
 
     state: str = "starting"
-    job: Job | None = None
+    job: BatchRow | None = None
     progress: Progress | None = None
 
     @property
@@ -60,9 +60,9 @@ class Figures:
     `before`: clips that were done earlier; `failed`: rows, also from earlier, with the reason. `clock` returns seconds.
     """
 
-    jobs: dict[str, Job]
+    jobs: dict[str, BatchRow]
     before: int = 0
-    failed: list[tuple[Job, str]] = field(default_factory=list)
+    failed: list[tuple[BatchRow, str]] = field(default_factory=list)
     clock: Callable[[], float] = time.monotonic
     done: int = 0
     frames: int = 0
@@ -104,7 +104,7 @@ class Figures:
         self.workers[worker] = _Worker("ready")
         self._ended_length_s += self._length_s(self.jobs[task_id])
 
-    def _length_s(self, job: Job) -> float:
+    def _length_s(self, job: BatchRow) -> float:
         """Of a clip; the mean of those that are known where it is not."""
         return job.length_s or self._mean_length_s
 

@@ -24,7 +24,7 @@ from latentsync_trt.errors import InputError, LatentSyncError, MediaError
 from latentsync_trt.serve.admission import FILE_FIELDS, TEXT_FIELDS
 from latentsync_trt.serve.form import receive
 from latentsync_trt.serve.limits import RETRY_S, NotNow, TooLarge, TryLater, UnknownJob, check_size
-from latentsync_trt.serve.service import Job, Service
+from latentsync_trt.serve.service import JobStatus, Service
 
 _TYPES = {".mp4": "video/mp4", ".mov": "video/quicktime", ".mkv": "video/x-matroska"}
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
@@ -134,7 +134,7 @@ def _jobs(service: Service) -> APIRouter:
     router, admissions = APIRouter(tags=["jobs"]), CapacityLimiter(_MOST_ADMISSIONS)
 
     @router.post("/jobs", status_code=201, openapi_extra=_FORM, description=_FORM_HELP)
-    async def submit(request: Request, response: Response) -> Job:
+    async def submit(request: Request, response: Response) -> JobStatus:
         check_size(int(request.headers.get("content-length", "0")), service.limits)
         with service.receiving() as (job_id, folder):
             form = await receive(request.stream(), request.headers.get("content-type"), folder, service.limits)
@@ -143,17 +143,19 @@ def _jobs(service: Service) -> APIRouter:
         return job
 
     @router.get("/jobs")
-    def newest(limit: Annotated[int, Query(ge=1, le=1000)] = 100, offset: Annotated[int, Query(ge=0)] = 0) -> list[Job]:
+    def newest(
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100, offset: Annotated[int, Query(ge=0)] = 0
+    ) -> list[JobStatus]:
         """The newest jobs first, without their reports."""
         return service.jobs(limit, offset)
 
     @router.get("/jobs/{job_id}")
-    def state(job_id: str) -> Job:
+    def state(job_id: str) -> JobStatus:
         """State and progress of a job; at its end, its report or its error."""
         return service.job(job_id)
 
     @router.post("/jobs/{job_id}/cancel", status_code=202)
-    def cancel(job_id: str) -> Job:
+    def cancel(job_id: str) -> JobStatus:
         """Cancels a job that waits or runs."""
         return service.cancel(job_id)
 

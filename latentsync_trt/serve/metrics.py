@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from latentsync_trt.batch.ledger import State
 from latentsync_trt.batch.tasks import WorkerState
 
-_ENDED = "done", "failed", "cancelled"
+_ENDED = "done", "failed", "canceled"
 _FAILURES = "input", "run", "worker"
 _WORKER_STATES = "starting", "ready", "running", "lost", "closed"
 

@@ -17,7 +17,7 @@ from latentsync_trt import stopping
 from latentsync_trt.batch.dispatch import Dispatcher
 from latentsync_trt.batch.ledger import OPEN, Ledger, Row, State
 from latentsync_trt.batch.tasks import (
-    CancelledEvent,
+    CanceledEvent,
     Event,
     Failed,
     Finished,
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobStatus:
     """A job as clients see it.
 
     `position`: in the queue, 1 = next. `done` of `total` frames (None = unknown) have passed `stage`.
@@ -157,7 +157,7 @@ class Service:
             with self._lock:
                 self._receiving.discard(job_id)
 
-    def submit(self, job_id: str, form: Form) -> Job:
+    def submit(self, job_id: str, form: Form) -> JobStatus:
         """Checks the files of a job that is being received, and queues it. Raises as `admit`."""
         try:
             task = admit(job_id, form, self._jobs / job_id, self.limits)
@@ -170,17 +170,17 @@ class Service:
         self._dispatcher.submit(task)
         return self.job(job_id)
 
-    def job(self, job_id: str) -> Job:
+    def job(self, job_id: str) -> JobStatus:
         """A job's state; raises `UnknownJob`."""
         row = self._row(job_id)
         return self._describe(row, self._positions() if row.state == "waiting" else {})
 
-    def jobs(self, limit: int, offset: int = 0) -> list[Job]:
+    def jobs(self, limit: int, offset: int = 0) -> list[JobStatus]:
         """The newest jobs first, without reports."""
         positions = self._positions()
         return [replace(self._describe(row, positions), report=None) for row in self._ledger.newest(limit, offset)]
 
-    def cancel(self, job_id: str) -> Job:
+    def cancel(self, job_id: str) -> JobStatus:
         """Cancels a job; a running one stops soon. Raises `UnknownJob`, or `NotNow` if it has ended."""
         self._row(job_id)
         if not self._dispatcher.cancel(job_id):
@@ -258,13 +258,13 @@ class Service:
     def _positions(self) -> dict[str, int]:
         return {row.task.id: number for number, row in enumerate(self._ledger.rows("waiting"), 1)}
 
-    def _describe(self, row: Row, positions: Mapping[str, int]) -> Job:
+    def _describe(self, row: Row, positions: Mapping[str, int]) -> JobStatus:
         with self._lock:
             running = self._running.get(row.task.id, _Running()) if row.state == "running" else _Running()
             progress, rate = running.progress, running.frames_per_s
         found = row.report or {}
         left = progress.total - progress.done if progress.total is not None else None
-        return Job(
+        return JobStatus(
             id=row.task.id,
             state=row.state,
             created_s=row.created_s,
@@ -310,7 +310,7 @@ class Service:
             return
         with self._lock:
             self._count(event)
-        if isinstance(event, Finished | CancelledEvent) or (isinstance(event, Failed) and not event.again):
+        if isinstance(event, Finished | CanceledEvent) or (isinstance(event, Failed) and not event.again):
             known = self._ledger.row(event.task_id) is not None
             folder = self._jobs / event.task_id
             shutil.rmtree(folder / INPUTS if known else folder, ignore_errors=True)
@@ -331,9 +331,9 @@ class Service:
                 self.metrics.failures.labels("worker" if again else "input" if usage else "run").inc()
                 if not again:
                     self.metrics.ended.labels("failed").inc()
-            case CancelledEvent(task_id):
+            case CanceledEvent(task_id):
                 self._running.pop(task_id, None)
-                self.metrics.ended.labels("cancelled").inc()
+                self.metrics.ended.labels("canceled").inc()
 
     def _move(self, running: _Running, progress: Progress) -> None:
         running.progress = progress

@@ -13,7 +13,7 @@ from latentsync_trt.face.track_file import save_tracks
 from latentsync_trt.serve.admission import Form
 from latentsync_trt.serve.form import stored_name
 from latentsync_trt.serve.limits import UnknownJob, check_size
-from latentsync_trt.serve.service import Job, Service
+from latentsync_trt.serve.service import JobStatus, Service
 from latentsync_trt.web.people import People
 
 _SOURCE, _BROWSER = "source", "browser"
@@ -26,7 +26,7 @@ def submit(
     options: dict[str, Any],
     people: People | None = None,
     browser: str | None = None,
-) -> Job:
+) -> JobStatus:
     """Queues a job with copies of uploaded files.
 
     Args:

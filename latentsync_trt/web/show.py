@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from markupsafe import Markup
 
-from latentsync_trt.serve.service import Job
+from latentsync_trt.serve.service import JobStatus
 
 _PLAY = Markup('<svg viewBox="0 0 24 24" aria-hidden="true"><path d="M7 4.5v15l12.5-7.5z"/></svg>')
 
@@ -24,7 +24,7 @@ def found(people: int) -> str:
     return Markup("<p>{}</p>").format("One person was found." if people == 1 else some)
 
 
-def progress(job: Job, problem: str, *, has_preview: bool) -> str:
+def progress(job: JobStatus, problem: str, *, has_preview: bool) -> str:
     """What happens to a job. `problem`: why no job can run, if none can."""
     rate = f"{job.frames_per_s:.1f} frames/s" if job.frames_per_s else ""
     if job.state == "waiting":
