@@ -11,7 +11,7 @@ import click
 import pytest
 import yaml
 
-from latentsync_trt.batch.tasks import read_rows
+from latentsync_trt.batch.job_file import read_rows
 from latentsync_trt.cli import main
 from latentsync_trt.config import SyncOptions
 from scripts.fresh_debian import instructions
