@@ -36,7 +36,7 @@ RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp latentsync
     && echo 'PATH=/opt/latentsync-trt/bin:$PATH' > /etc/profile.d/latentsync-trt.sh
 COPY --from=libraries /opt/latentsync-trt /opt/latentsync-trt
 COPY --from=package /package /
-# HOME: of the container alone, since numba and others fail in the home of another user. ORT_DISABLE_TELEMETRY: ONNX
+# HOME: of the container alone, since libraries that write to it fail in the home of another user. ORT_DISABLE_TELEMETRY: ONNX
 # Runtime would report its runs to Microsoft. video: the GPU's encoder.
 ENV PATH=/opt/latentsync-trt/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     HOME=/tmp \

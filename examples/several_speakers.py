@@ -8,10 +8,10 @@ silent, the mouth is shut.
 """
 
 import argparse
+import wave
 
 import av
 import numpy as np
-import soundfile
 
 from latentsync_trt import LipSync, SyncOptions, demo_clip
 
@@ -26,10 +26,13 @@ def two_people() -> tuple[str, list[str]]:
             rgb = frame.to_ndarray(format="rgb24")
             result.mux(stream.encode(av.VideoFrame.from_ndarray(np.hstack([rgb, rgb[:, ::-1]]), format="rgb24")))
         result.mux(stream.encode(None))
-    samples, rate_hz = soundfile.read(speech)
+    decoded = list(av.open(str(speech)).decode(audio=0))
+    samples = np.concatenate([frame.to_ndarray()[0] for frame in decoded])
     first = np.arange(len(samples)) < 0.41 * len(samples)
-    soundfile.write("ann.wav", samples * first, rate_hz)
-    soundfile.write("ben.wav", samples * ~first, rate_hz)
+    for name, part in (("ann.wav", first), ("ben.wav", ~first)):
+        with wave.open(name, "wb") as sound:
+            sound.setparams((1, 2, decoded[0].rate, 0, "NONE", ""))
+            sound.writeframes((samples * part).tobytes())
     return "two_people.mp4", ["0=ann.wav", "1=ben.wav"]
 
 

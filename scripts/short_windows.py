@@ -28,7 +28,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from latentsync_trt import SyncOptions
-from latentsync_trt.audio.filters import filters_of
+from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.bench.compare.clip import FlickerMeter
 from latentsync_trt.bench.material import generated_part
 from latentsync_trt.bundle.find import find_bundle

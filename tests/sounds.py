@@ -11,8 +11,7 @@ import numpy as np
 from av.container import OutputContainer
 from av.packet import Packet
 
-from latentsync_trt.audio.filters import filters_of
-from latentsync_trt.audio.mel import log_power_blocks, scaled
+from latentsync_trt.audio.mel import filters_of, log_power_blocks, scaled
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.types import Float32Array
 from tests.small import small_bundle

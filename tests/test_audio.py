@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from latentsync_trt.audio.encoder import SEGMENT_FRAMES, SpeechStream, encode_audio
-from latentsync_trt.audio.filters import MEL_FILTERS, filters_of
-from latentsync_trt.audio.mel import log_power_blocks
+from latentsync_trt.audio.mel import MEL_FILTERS, filters_of, log_power_blocks
 from latentsync_trt.audio.windows import audio_windows
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.bundle.manifest import Bundle, FileEntry, sha256_file
@@ -64,10 +63,6 @@ def test_bundles_contain_the_filters_that_librosa_computes(folder: Callable[[], 
     bundle = Bundle.load(folder())
     assert MEL_FILTERS in bundle.manifest.files
     assert np.array_equal(filters_of(bundle), librosa.filters.mel(sr=16000, n_fft=400, n_mels=80))
-
-
-def test_filters_of_a_bundle_before_format_5_are_computed(tmp_path: Path) -> None:
-    assert np.array_equal(filters_of(make_bundle(tmp_path / "old")), mel_filters())
 
 
 @pytest.mark.parametrize("content", [np.zeros((80, 200), np.float32), np.zeros((80, 201)), b"", b"noise" * 9])

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latentsync_trt.audio.filters import MEL_FILTERS
+from latentsync_trt.audio.mel import MEL_FILTERS
 from latentsync_trt.bench.machine import bundle_facts
 from latentsync_trt.bench.material import generated_part
 from latentsync_trt.bench.rows import BundleFacts, Results, Row, Spread

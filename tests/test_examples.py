@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
 
 from latentsync_trt.media import demo_clip
+from latentsync_trt.media.audio import read_audio_blocks
 from tests.clips import decoded
 from tests.conftest import REPOSITORY
 from tests.serving import RESULT, PretendedWorker, serving
+from tests.sounds import write_samples
 
 EXAMPLES = REPOSITORY / "examples"
 FRAMES = 16
@@ -24,8 +25,8 @@ Run = Callable[..., None]
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a script in an empty folder, as `python NAME.py WORDS` does; its clip is that of `FRAMES` frames."""
-    samples, rate_hz = soundfile.read(demo_clip.SPEECH)
-    soundfile.write(tmp_path / "short.wav", samples[: FRAMES * rate_hz // 25], rate_hz)
+    samples = np.concatenate(list(read_audio_blocks(demo_clip.SPEECH)))
+    write_samples(tmp_path / "short.wav", samples[: FRAMES * 16000 // 25], 16000)
     monkeypatch.setattr(demo_clip, "SPEECH", tmp_path / "short.wav")
     monkeypatch.chdir(tmp_path)
 

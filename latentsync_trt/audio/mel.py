@@ -1,4 +1,4 @@
-"""Whisper's log-mel spectrogram, computed in blocks. Pure.
+"""Whisper's log-mel spectrogram, computed in blocks, and its filters, which bundles contain.
 
 Whisper clips a recording 8 decades below its maximum. It is therefore read twice: first for the maximum of
 `log_power_blocks`, then to scale them with `scaled`. Only one block is in memory at a time.
@@ -6,9 +6,12 @@ Whisper clips a recording 8 decades below its maximum. It is therefore read twic
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
+from latentsync_trt.bundle.manifest import Bundle
+from latentsync_trt.errors import BundleError
 from latentsync_trt.types import Float32Array
 
 SAMPLE_RATE_HZ = 16000
@@ -18,6 +21,11 @@ _HOP = 160
 _HALF = FFT // 2
 
 MEL_FRAMES_PER_S = SAMPLE_RATE_HZ // _HOP
+
+MEL_FILTERS = "mel_filters.npy"
+"""File of a bundle."""
+
+_FILTERS_SHAPE = MEL_BANDS, FFT // 2 + 1
 
 _POWER_FLOOR = 1e-10
 SILENT_LOG_POWER = -10.0
@@ -29,6 +37,32 @@ _DYNAMIC_RANGE = 8.0
 # 30 s of frames: their spectra take 5 MB.
 _BLOCK_FRAMES = 30 * MEL_FRAMES_PER_S
 _BLOCK_SAMPLES = _BLOCK_FRAMES * _HOP
+
+
+def computed_filters() -> Float32Array:
+    """Slaney's mel bands, float32 `(80, 201)`; needs librosa, of the extra `export`."""
+    from librosa.filters import mel
+
+    return np.asarray(mel(sr=SAMPLE_RATE_HZ, n_fft=FFT, n_mels=MEL_BANDS), np.float32)
+
+
+def write_filters(folder: Path, filters: Float32Array) -> None:
+    """Writes them into the folder of a bundle that is being made."""
+    np.save(folder / MEL_FILTERS, filters)
+
+
+def filters_of(bundle: Bundle) -> Float32Array:
+    """The mel filters of a bundle, float32 `(80, 201)`; raises `BundleError` if the file does not contain them."""
+    path = bundle.folder / MEL_FILTERS
+    try:
+        filters = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise BundleError(f"{path}: cannot be read ({error}); export the model again") from error
+    if (filters.shape, filters.dtype) != (_FILTERS_SHAPE, np.float32):
+        raise BundleError(
+            f"{path}: {filters.dtype} {filters.shape}, not float32 {_FILTERS_SHAPE}; export the model again"
+        )
+    return filters
 
 
 def scaled(log_power: Float32Array, peak: float) -> Float32Array:
@@ -43,7 +77,7 @@ def log_power_blocks(pieces: Iterable[Float32Array], filters: Float32Array) -> I
 
     Args:
         pieces: float32 `(samples,)` of any lengths, finite: mono, 16 kHz, full scale ±1.
-        filters: the mel bands, float32 `(80, 201)`, as `audio/filters.py` gives them.
+        filters: the mel bands, float32 `(80, 201)`, from `filters_of`.
     """
     made = 0
     for stretch, count in _stretches(pieces):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from latentsync_trt.audio.encoder import SpeechStream
-from latentsync_trt.audio.filters import filters_of
+from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.errors import MediaError, NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector

@@ -31,11 +31,11 @@ Level = Literal["ok", "missing", "problem", "info"]
 
 _MARKS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "problem": ("✗", "red"), "info": (" ", "white")}
 _PACKAGES = (
-    *("numpy", "opencv-python-headless", "librosa", "av", "click", "rich", "rich-click", "filelock", "platformdirs"),
+    *("numpy", "opencv-python-headless", "av", "click", "rich", "rich-click", "filelock", "platformdirs"),
     *("psutil", "nvidia-ml-py", "jinja2", "matplotlib"),
 )
 _EXTRAS = {
-    "export": ("torch", "diffusers", "onnx", "onnx-ir", "onnxscript", "safetensors", "huggingface-hub"),
+    "export": ("torch", "diffusers", "librosa", "onnx", "onnx-ir", "onnxscript", "safetensors", "huggingface-hub"),
     "ui": ("gradio", "prometheus-client", "python-multipart"),
     "serve": ("fastapi", "prometheus-client", "python-multipart", "uvicorn"),
     "cluster": ("ray", "fsspec", "aiohttp", "s3fs", "gcsfs"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx_ir as ir
 import torch
 
-from latentsync_trt.audio.filters import computed_filters, write_filters
+from latentsync_trt.audio.mel import computed_filters, write_filters
 from latentsync_trt.bundle.manifest import (
     FULL_STEP,
     REQUIRED_GRAPHS,

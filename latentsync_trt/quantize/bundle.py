@@ -8,7 +8,7 @@ from typing import Any
 
 from onnx_ir import save
 
-from latentsync_trt.audio.filters import filters_of, write_filters
+from latentsync_trt.audio.mel import filters_of, write_filters
 from latentsync_trt.bundle.manifest import (
     EIGHT_BIT_PRECISIONS,
     FORMAT_VERSION,

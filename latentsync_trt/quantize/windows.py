@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from latentsync_trt.audio.filters import filters_of
+from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.audio.windows import frame_count
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.diffusion.loop import conditioning, denoise, initial_noise

@@ -130,7 +130,7 @@ class LipSync:
             Others as `sync`.
         """
         from latentsync_trt.audio.encoder import encode_audio
-        from latentsync_trt.audio.filters import filters_of
+        from latentsync_trt.audio.mel import filters_of
         from latentsync_trt.bundle.manifest import AUDIO_ENCODER
         from latentsync_trt.media.audio import read_audio_blocks
         from latentsync_trt.sync.inputs import path_argument

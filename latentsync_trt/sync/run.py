@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import partial
 from time import perf_counter
 
-from latentsync_trt.audio.filters import filters_of
+from latentsync_trt.audio.mel import filters_of
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.face.choice import speakers_of
 from latentsync_trt.media.c2pa import sign

@@ -6,8 +6,7 @@ from multiprocessing.pool import Pool
 
 import numpy as np
 
-from latentsync_trt.audio.filters import computed_filters
-from latentsync_trt.audio.mel import log_power_blocks
+from latentsync_trt.audio.mel import computed_filters, log_power_blocks
 from latentsync_trt.types import Float32Array, UInt8Array
 from scripts.train_demo.espeak import Speaker
 from scripts.train_demo.recordings import Recording, Split, record

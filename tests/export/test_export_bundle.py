@@ -9,7 +9,7 @@ import onnx
 import pytest
 import torch
 
-from latentsync_trt.audio.filters import MEL_FILTERS, computed_filters
+from latentsync_trt.audio.mel import MEL_FILTERS, computed_filters
 from latentsync_trt.bundle.manifest import (
     AUDIO_ENCODER,
     CACHED_STEP,
