@@ -15,6 +15,7 @@ from latentsync_trt.runtime.networks.first_runs import FirstRuns
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.table import CUDA, PROVIDERS, TENSORRT
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.pool import SessionPool
 from tests.small import small_bundle
@@ -84,7 +85,7 @@ def test_fixed_shapes_take_one(published: Manifest) -> None:
 
 @pytest.mark.parametrize(("file", "side_px", "form"), PEAKS)
 def test_a_run_needs_what_was_measured(published: Manifest, file: str, side_px: int, form: GraphForm) -> None:
-    needed = needed_bytes(replace(published, resolution_px=side_px), provider="cuda", form=form)
+    needed = needed_bytes(replace(published, resolution_px=side_px), provider=CUDA, form=form)
     peak = measured_peak_bytes(file)
     assert needed / batching._MARGIN == pytest.approx(peak, rel=WITHIN)
     assert needed > peak
@@ -93,7 +94,7 @@ def test_a_run_needs_what_was_measured(published: Manifest, file: str, side_px: 
 def test_a_run_with_no_more_free_than_its_peak_starts_with_one_network(published: Manifest) -> None:
     """As benchmarks/ has it: with 7.2 GB free the CUDA form ran out of memory, which the bare sum did not foresee."""
     large = replace(published, resolution_px=512)
-    assert 7.2 * GB < needed_bytes(large, provider="cuda", form="cuda") < 8 * GB
+    assert 7.2 * GB < needed_bytes(large, provider=CUDA, form="cuda") < 8 * GB
 
 
 def test_the_measured_peaks_are_those_that_the_documents_name() -> None:
@@ -102,16 +103,16 @@ def test_the_measured_peaks_are_those_that_the_documents_name() -> None:
 
 @pytest.mark.parametrize("provider", ["tensorrt", "rtx"])
 def test_engines_need_as_much_as_the_cuda_form(published: Manifest, provider: str) -> None:
-    of_cuda = needed_bytes(published, provider="cuda", form="cuda")
-    assert needed_bytes(published, provider=provider, form="portable") == of_cuda
-    assert needed_bytes(published, provider="cuda", form="portable") > of_cuda
+    of_cuda = needed_bytes(published, provider=CUDA, form="cuda")
+    assert needed_bytes(published, provider=PROVIDERS[provider], form="portable") == of_cuda
+    assert needed_bytes(published, provider=CUDA, form="portable") > of_cuda
 
 
 def test_engines_that_say_what_they_take_need_that(published: Manifest) -> None:
     """Whoever runs: each engine holds its own memory as long as it is open."""
     for side_by_side in (False, True):
         needed = needed_bytes(
-            published, provider="tensorrt", form="portable", side_by_side=side_by_side, engine_bytes=20 * GB
+            published, provider=TENSORRT, form="portable", side_by_side=side_by_side, engine_bytes=20 * GB
         )
         assert 20 * GB < needed < 25 * GB
 
@@ -119,7 +120,7 @@ def test_engines_that_say_what_they_take_need_that(published: Manifest) -> None:
 def test_weights_count_once_though_several_graphs_read_them(published: Manifest) -> None:
     more = FileEntry("", WEIGHT_BYTES["unet.weights"] + GB)
     heavier = replace(published, files={**published.files, "unet.weights": more, "of no graph.bin": more})
-    lighter, heavy = (needed_bytes(manifest, provider="cuda", form="cuda") for manifest in (published, heavier))
+    lighter, heavy = (needed_bytes(manifest, provider=CUDA, form="cuda") for manifest in (published, heavier))
     assert heavy - lighter == pytest.approx(batching._MARGIN * GB, abs=2)
 
 
@@ -152,7 +153,7 @@ def opened(notices: list[str] | None = None, **options: object) -> Networks:
 def needed_here() -> int:
     """What the built-in model takes."""
     manifest = Bundle.load(small_bundle(), verify=False).manifest
-    return needed_bytes(manifest, provider="cuda", form="portable")
+    return needed_bytes(manifest, provider=CUDA, form="portable")
 
 
 @pytest.mark.parametrize("windows", [2, MOST])
@@ -210,7 +211,7 @@ def test_cuda_graphs_by_default_only_with_room_for_them(
     recorded: bool,
 ) -> None:
     manifest = Bundle.load(small_bundle(), verify=False).manifest
-    enough = needed_bytes(manifest, provider="cuda", form="portable", side_by_side=True, recorded=True)
+    enough = needed_bytes(manifest, provider=CUDA, form="portable", side_by_side=True, recorded=True)
     gpu_with_room[:] = [enough - short_bytes] * 3
     monkeypatch.setattr(Engines, "_uses_cuda_graph", lambda self: self.options.cuda_graph is not False)
     monkeypatch.setattr(FirstRuns, "in_turn", lambda self, graphs: None)

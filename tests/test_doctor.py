@@ -21,7 +21,8 @@ from latentsync_trt.runtime.providers import diagnose, gpu, libraries, messages
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.libraries import Installed
 from latentsync_trt.runtime.providers.messages import Obstacle
-from latentsync_trt.runtime.providers.select import PREFERENCE, select_provider
+from latentsync_trt.runtime.providers.select import select_provider
+from latentsync_trt.runtime.providers.table import PROVIDERS, Provider
 
 ADA = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", 25_757_220_864, "0000:01:00.0")
 
@@ -136,7 +137,7 @@ def test_a_build_without_cuda_is_said_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_each_provider_with_reason_and_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     obstacles = {"tensorrt": Obstacle("no TensorRT", "install it"), "rtx": Obstacle("no plug-in", "install that")}
-    monkeypatch.setattr(diagnose, "examine", obstacles.get)
+    monkeypatch.setattr(diagnose, "diagnose_provider", lambda provider: obstacles.get(provider.name))
     assert list(SECTIONS["providers"]()) == [
         Finding("missing", "tensorrt: no TensorRT", "install it"),
         Finding("missing", "rtx: no plug-in", "install that"),
@@ -147,7 +148,7 @@ def test_each_provider_with_reason_and_cure(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_no_provider_at_all_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnose, "examine", lambda name: Obstacle("broken", "reinstall"))
+    monkeypatch.setattr(diagnose, "diagnose_provider", lambda name: Obstacle("broken", "reinstall"))
     code, out = doctor()
     assert code == 1
     assert "✗ cpu: broken" in out
@@ -156,7 +157,7 @@ def test_no_provider_at_all_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def tensorrt_runs(with_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnose, "examine", lambda name, device=0: None)
+    monkeypatch.setattr(diagnose, "diagnose_provider", lambda name, device=0: None)
     monkeypatch.setattr(libraries, "tensorrt_version", lambda: "10.14.1.48")
 
 
@@ -208,14 +209,14 @@ def test_the_builder_is_tried_on_the_first_gpu(
 def test_the_builder_is_not_tried_where_tensorrt_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     examined: list[str] = []
 
-    def examine(name: str) -> Obstacle:
-        examined.append(name)
+    def examine(provider: Provider) -> Obstacle:
+        examined.append(provider.name)
         return Obstacle("no TensorRT", "install it")
 
-    monkeypatch.setattr(diagnose, "examine", examine)
+    monkeypatch.setattr(diagnose, "diagnose_provider", examine)
     monkeypatch.setattr(diagnose, "try_builder", lambda gpu: pytest.fail("tried"))
-    assert {finding.text for finding in SECTIONS["providers"]()} == {f"{name}: no TensorRT" for name in PREFERENCE}
-    assert examined == list(PREFERENCE)
+    assert {finding.text for finding in SECTIONS["providers"]()} == {f"{name}: no TensorRT" for name in PROVIDERS}
+    assert examined == list(PROVIDERS)
 
 
 def test_the_engine_cache_with_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

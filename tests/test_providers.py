@@ -16,16 +16,16 @@ from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder
 from latentsync_trt.runtime.providers import diagnose as diagnosis
 from latentsync_trt.runtime.providers import gpu, hardware, libraries, messages
-from latentsync_trt.runtime.providers.diagnose import ORT_NAMES, ProviderName, rtx_devices
+from latentsync_trt.runtime.providers.diagnose import rtx_devices
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.libraries import Installed
 from latentsync_trt.runtime.providers.select import (
-    PREFERENCE,
     Selection,
     next_provider,
     select_provider,
     why_unavailable,
 )
+from latentsync_trt.runtime.providers.table import PROVIDERS, Provider
 
 ADA = ("NVIDIA GeForce RTX 4090", (8, 9), 24 * 1024**3, "0000:01:00.0")
 AMPERE_A100 = ("NVIDIA A100-SXM4-80GB", (8, 0), 80 * 1024**3, "0000:41:00.0")
@@ -99,7 +99,7 @@ class Machine:
     installed_tensorrt: tuple[Installed, ...] = ()
     installed_cuda: tuple[Installed, ...] = ()
     built: tuple[str, ...] = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
-    used: tuple[str, ...] = tuple(ORT_NAMES.values())
+    used: tuple[str, ...] = tuple(provider.ort_name for provider in PROVIDERS.values())
     run: Callable[..., Any] = lambda *_: []
     windows: bool = False
 
@@ -348,8 +348,8 @@ def trials(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """The trial sessions that are opened; onnxruntime's libraries are files here."""
     opened: list[tuple[str, int]] = []
 
-    def open_session(name: str, device: int) -> Any:
-        opened.append((name, device))
+    def open_session(provider: Provider, device: int) -> Any:
+        opened.append((provider.name, device))
         return machine.session()
 
     for part in ("shared", "cuda", "tensorrt", "rtx"):
@@ -364,10 +364,10 @@ def trials(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", ["tensorrt", "rtx", "cuda"])
-def test_a_trial_that_succeeded_is_not_made_again(trials: list[tuple[str, int]], name: ProviderName) -> None:
+def test_a_trial_that_succeeded_is_not_made_again(trials: list[tuple[str, int]], name: str) -> None:
     assert [select_provider(name).name for _ in range(3)] == [name] * 3
     assert trials == [(name, 0)]
-    assert diagnosis.examine(name) is None  # as `doctor` does
+    assert diagnosis.diagnose_provider(PROVIDERS[name]) is None  # as `doctor` does
     assert trials == [(name, 0)] * 2
     remembered.forget("provider")
     select_provider(name)
@@ -388,7 +388,7 @@ def test_the_cpu_and_what_fails_are_tried_each_time(machine: Machine, trials: li
     for name in ("cuda", "cpu"):
         for _ in range(2):
             why_unavailable(name)
-    machine.used = tuple(ORT_NAMES.values())
+    machine.used = tuple(provider.ort_name for provider in PROVIDERS.values())
     assert why_unavailable("cuda") is None
     assert [name for name, _ in trials] == ["cuda", "cuda", "cpu", "cpu", "cuda"]
 
@@ -535,7 +535,7 @@ def test_what_cannot_be_selected() -> None:
 
 def test_auto_says_why_better_providers_do_not_run_here() -> None:
     selection = select_provider("auto")
-    assert [name for name, _ in selection.skipped_providers] == list(PREFERENCE[: PREFERENCE.index(selection.name)])
+    assert [name for name, _ in selection.skipped_providers] == list(PROVIDERS)[: len(selection.skipped_providers)]
     assert all(reason for _, reason in selection.skipped_providers)
 
 
@@ -569,7 +569,7 @@ def test_libraries_are_found_where_the_loader_looks(
     if windows:
         (tmp_path / "nvinfer_11.dll").touch()
         needed = ("cudart64_13.dll", "cublasLt64_13.dll", "cublas64_13.dll", "cudnn64_9.dll")
-        assert libraries.needed_libraries("cuda") == needed
+        assert libraries.needed_libraries(PROVIDERS["cuda"]) == needed
     else:
         (tmp_path / "libnvinfer.so.11.4.0").touch()
         (tmp_path / "libnvinfer.so.11").symlink_to("libnvinfer.so.11.4.0")

@@ -23,6 +23,7 @@ from latentsync_trt.runtime.networks.background import build_command
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.table import PROVIDERS
 from latentsync_trt.runtime.sessions.builders import DirectOpen
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.types import WindowBatch
@@ -244,3 +245,7 @@ def test_build_and_sync_take_the_same_providers() -> None:
     for command in ("build", "sync"):
         text = CliRunner().invoke(main, [command, "--help"]).stdout
         assert f"<{'|'.join(PROVIDER_CHOICES)}>" in text
+
+
+def test_the_choices_are_the_providers_of_the_table() -> None:
+    assert ("auto", *PROVIDERS) == PROVIDER_CHOICES

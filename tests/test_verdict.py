@@ -57,7 +57,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(select, "why_unavailable", lambda name, device=0: None if name != "rtx" else "no plug-in")
     monkeypatch.setattr(driver, "gpus", lambda: (GPU,))
     monkeypatch.setattr(Selection, "device", "cpu")
-    monkeypatch.setattr("latentsync_trt.runtime.networks.codec._BESIDE_CUDA", ())
     for module in (pool, verdict_module):
         monkeypatch.setattr(module, "give_back_gpu_memory", lambda selection: None)
     return made

@@ -20,6 +20,7 @@ from latentsync_trt.batch.local import LocalWorker
 from latentsync_trt.batch.tasks import Done, Task, WorkerLost, WorkerSettings
 from latentsync_trt.child import Event
 from latentsync_trt.errors import InputError, LatentSyncError, MissingDependency
+from latentsync_trt.runtime.providers.table import CPU
 from latentsync_trt.types import Progress
 from latentsync_trt.version import __version__
 
@@ -60,10 +61,12 @@ def plan(
         InputError: `gpus` does not fit the provider, or is more than 1 and not whole.
     """
     if gpus is None:
-        wanted = settings.provider not in ("auto", "cpu") or any(node.get("GPU") for node in nodes)
-        gpus = 1.0 if wanted and settings.provider != "cpu" else 0.0
-    if not gpus and settings.provider not in ("auto", "cpu"):
-        raise InputError(f"--gpus-per-worker 0: provider {settings.provider} needs a GPU; give more, or --provider cpu")
+        wanted = settings.provider not in ("auto", CPU.name) or any(node.get("GPU") for node in nodes)
+        gpus = 1.0 if wanted and settings.provider != CPU.name else 0.0
+    if not gpus and settings.provider not in ("auto", CPU.name):
+        raise InputError(
+            f"--gpus-per-worker 0: provider {settings.provider} needs a GPU; give more, or --provider {CPU.name}"
+        )
     if gpus > 1 and gpus % 1:
         raise InputError(f"--gpus-per-worker {gpus:g}: only whole GPUs above 1; give {ceil(gpus)}")
     usable = [node for node in nodes if (node.get("GPU", 0) >= gpus if gpus else node.get("CPU"))]
@@ -97,7 +100,7 @@ def ray_workers(
     cluster = _Cluster(address, on_notice)
     count, needs = plan(cluster.nodes(), settings, count, gpus_per_worker, most or sys.maxsize)
     runtime = replace(settings.runtime, device="all" if needs.gpus > 1 else 0)
-    provider = settings.provider if needs.gpus else "cpu"
+    provider = settings.provider if needs.gpus else CPU.name
     if gpus_per_worker is None and provider != settings.provider:
         on_notice(f"Ray cluster {address}: has no GPU now, so workers use the CPU; --gpus-per-worker 1 waits for GPUs")
     settings = replace(settings, provider=provider, runtime=runtime)

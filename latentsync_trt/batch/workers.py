@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from latentsync_trt.batch.tasks import WorkerHandle, WorkerSettings
+from latentsync_trt.runtime.providers.table import CPU
 
 
 def make_workers(
@@ -57,9 +58,10 @@ def _devices(settings: WorkerSettings, on_notice: Callable[[str], None]) -> list
     from latentsync_trt.runtime.providers.select import device_numbers, select_devices
 
     numbers = device_numbers(settings.runtime.device)
-    if len(numbers) == 1 or settings.provider == "cpu":  # the worker itself finds out whether it works
-        return [(numbers[0], f"gpu {numbers[0]}" if settings.provider != "cpu" and gpus() else "cpu")]
+    on_cpu = settings.provider == CPU.name
+    if len(numbers) == 1 or on_cpu:  # the worker itself finds out whether it works
+        return [(numbers[0], CPU.name if on_cpu or not gpus() else f"gpu {numbers[0]}")]
     selections, notices = select_devices(settings.provider, settings.runtime.device)
     for notice in notices:
         on_notice(notice)
-    return [(each.device_id, f"gpu {each.device_id}" if each.gpu else "cpu") for each in selections]
+    return [(each.device_id, f"gpu {each.device_id}" if each.gpu else CPU.name) for each in selections]

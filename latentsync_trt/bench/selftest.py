@@ -25,8 +25,7 @@ from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.privacy import redacted
 from latentsync_trt.runtime.networks.verdict import values_problem
-from latentsync_trt.runtime.providers.diagnose import ORT_NAMES
-from latentsync_trt.runtime.sessions.engines import COMPILING_PROVIDERS
+from latentsync_trt.runtime.providers.table import CUDA, PROVIDERS
 from latentsync_trt.runtime.sessions.trial import difference, provider_limit
 from latentsync_trt.temporary import temporary_folder
 
@@ -214,7 +213,7 @@ def self_test(
 
 
 def _reference_options(options: RuntimeOptions, reference: Reference, folder: Path) -> RuntimeOptions:
-    form: GraphFormChoice = "portable" if reference == "cuda" else "auto"
+    form: GraphFormChoice = "portable" if reference == CUDA.name else "auto"
     return RuntimeOptions(device=options.one_device, engine_cache=f"{folder / 'other engines'}", graph_form=form)
 
 
@@ -273,7 +272,7 @@ def _failures(part: Part, provider: str, *, again: bool = False) -> Iterator[str
     for name, row in part.rows().items():
         if row.error:
             yield row.error if name in row.error else f"{name}: {row.error}"
-        elif provider in COMPILING_PROVIDERS and row.nodes.get(ORT_NAMES[provider], 0) != sum(row.nodes.values()):
+        elif PROVIDERS[provider].builds and row.nodes.get(PROVIDERS[provider].ort_name, 0) != sum(row.nodes.values()):
             counts = ", ".join(f"{count} on {other}" for other, count in sorted(row.nodes.items()))
             yield f"{name}: {provider} was not assigned all of its nodes ({counts})"
         if again and row.built:

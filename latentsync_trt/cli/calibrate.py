@@ -16,6 +16,7 @@ from latentsync_trt.cli.use import note_on_default
 from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.option_fields import FILES, HARDWARE
 from latentsync_trt.quantize.options import CalibrateOptions
+from latentsync_trt.runtime.providers.table import CPU, CUDA
 from latentsync_trt.stopping import interruption
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ _folder_option = partial(click.option, type=LocalPath(folder=True), panel=FILES)
 @options_from(CalibrateOptions)
 @click.option(
     "--provider",
-    type=click.Choice(("auto", "cuda", "cpu")),
+    type=click.Choice(("auto", CUDA.name, CPU.name)),
     default="auto",
     show_default=True,
     panel=HARDWARE,
@@ -114,12 +115,12 @@ def _select(request: str, notice: Callable[[str], None]) -> "Selection":
     from latentsync_trt.runtime.providers.select import select_provider
 
     try:
-        return select_provider("cuda" if request == "auto" else request)
+        return select_provider(CUDA.name if request == "auto" else request)
     except ProviderUnavailable as error:
         if request != "auto":
             raise
         notice(f"calibrating on the CPU, which takes hours at full size ({error})")
-        return select_provider("cpu")
+        return select_provider(CPU.name)
 
 
 def _show(folder: Path, parent: Manifest, found: "SearchResult | None") -> None:

@@ -8,6 +8,7 @@ import rich_click as click
 
 from latentsync_trt.cli.options import LocalPath
 from latentsync_trt.config import MODEL_FPS, PRESETS, PresetName, SyncOptions
+from latentsync_trt.runtime.providers.table import CPU
 
 if TYPE_CHECKING:
     from latentsync_trt.sync.lips import SyncScore
@@ -54,7 +55,7 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
     notices = Notices(known=() if audio else (why_encoded(SoundPlan((SoundPiece(SPEECH),)), Path(RESULT).suffix),))
     check_inputs(source, speech, out / RESULT, options)
     with progress_bar(hidden=quiet) as on_progress:
-        with LipSync.from_bundle(folder, "cpu", on_notice=None if quiet else notices) as lip_sync:
+        with LipSync.from_bundle(folder, CPU.name, on_notice=None if quiet else notices) as lip_sync:
             report = lip_sync.sync(source, speech, out / RESULT, options, on_progress=on_progress)
         found = look_at(out, source, audio, folder, on_progress)
     if not quiet:

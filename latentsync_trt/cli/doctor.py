@@ -19,12 +19,12 @@ from latentsync_trt import __version__
 from latentsync_trt.errors import BundleError, EngineBuildError, OutOfMemory, OutputError
 from latentsync_trt.remembered import forget
 from latentsync_trt.runtime.providers.messages import (
-    INSTALL_LINES,
     PLUGIN_ABSENT,
     REINSTALL_ORT,
     TENSORRT_DOWNLOAD,
     Obstacle,
 )
+from latentsync_trt.runtime.providers.table import CPU, CUDA, PROVIDERS, RTX, TENSORRT
 from latentsync_trt.version import distribution_version
 
 Level = Literal["ok", "missing", "problem", "info"]
@@ -118,37 +118,37 @@ def _driver() -> Iterator[Finding]:
 def _libraries() -> Iterator[Finding]:
     from latentsync_trt.runtime.providers import diagnose, libraries
 
-    obstacle = diagnose.build_obstacle("cuda")
+    obstacle = diagnose.build_obstacle(CUDA)
     if obstacle is not None:
         yield _found("", obstacle)
         return
     needed = f"CUDA {libraries.CUDA_MAJOR} and TensorRT {libraries.TENSORRT_MAJOR}"
     yield Finding("info", f"onnxruntime {libraries.onnxruntime_version()} is built for {needed}")
     versions = {
-        "cuda": f"CUDA {libraries.cuda_version()}, cuDNN {libraries.cudnn_version()}",
-        "tensorrt": f"TensorRT {libraries.tensorrt_version()}",
+        CUDA: f"CUDA {libraries.cuda_version()}, cuDNN {libraries.cudnn_version()}",
+        TENSORRT: f"TensorRT {libraries.tensorrt_version()}",
     }
-    for name, text in versions.items():
-        obstacle = diagnose.library_obstacle(name)
-        yield _found(text, obstacle, name=name)
-    if obstacle is not None and INSTALL_LINES["tensorrt"] in obstacle.cure:
+    for provider, text in versions.items():
+        obstacle = diagnose.library_obstacle(provider)
+        yield _found(text, obstacle, name=provider.name)
+    if obstacle is not None and TENSORRT.install in obstacle.cure:
         yield Finding("info", TENSORRT_DOWNLOAD)
     plugin = libraries.rtx_version()
-    absent = Obstacle(PLUGIN_ABSENT, INSTALL_LINES["rtx"]) if plugin == libraries.UNKNOWN else None
+    absent = Obstacle(PLUGIN_ABSENT, RTX.install) if plugin == libraries.UNKNOWN else None
     yield _found(f"TensorRT-RTX plug-in {plugin}", absent)
 
 
 def _providers() -> Iterator[Finding]:
-    from latentsync_trt.runtime.providers import diagnose, select
+    from latentsync_trt.runtime.providers import diagnose
 
-    obstacles = {name: diagnose.examine(name) for name in select.PREFERENCE}
+    obstacles = {name: diagnose.diagnose_provider(provider) for name, provider in PROVIDERS.items()}
     for name, obstacle in obstacles.items():
-        level: Level = "problem" if name == "cpu" else "missing"
+        level: Level = "problem" if name == CPU.name else "missing"
         yield _found(f"{name} runs (a trial session used it)", obstacle, level, name=name)
     working = [name for name, obstacle in obstacles.items() if obstacle is None]
     if working:
         yield Finding("info", f"--provider auto takes {working[0]}")
-    if "tensorrt" in working:
+    if TENSORRT.name in working:
         yield _builder()
 
 
@@ -162,7 +162,7 @@ def _builder() -> Finding:
     except (EngineBuildError, OutOfMemory) as error:
         return Finding("problem", f"TensorRT {loaded} builds no engine", str(error))
     if not answer.accepted:
-        cure = INSTALL_LINES["tensorrt"] + " --force-reinstall"
+        cure = TENSORRT.install + " --force-reinstall"
         return Finding("problem", f"TensorRT {loaded} builds no engine: {answer.reason}", cure)
     if not answer.version.startswith(loaded):
         text = f"Python's tensorrt is {answer.version}, but onnxruntime loads TensorRT {loaded} and its engines only"

@@ -10,6 +10,7 @@ from latentsync_trt.bundle.manifest import DEMO_NAME, Bundle
 from latentsync_trt.cli.options import LocalPath, build, options_from, provider_option
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.runtime.providers.table import CPU, CUDA
 
 if TYPE_CHECKING:
     from latentsync_trt.bench.selftest import GraphRow, Reference, Report
@@ -34,8 +35,8 @@ _FACTS = (
 @provider_option
 @click.option(
     "--reference",
-    type=click.Choice(("cpu", "cuda", "none")),
-    default="cpu",
+    type=click.Choice((CPU.name, CUDA.name, "none")),
+    default=CPU.name,
     show_default=True,
     help="Provider whose results are taken as correct; the CPU takes hours with the published model.",
 )
@@ -104,12 +105,12 @@ def _show(report: "Report") -> None:
 
 
 def _cells(row: "GraphRow", provider: str) -> tuple[str, ...]:
-    from latentsync_trt.runtime.providers.diagnose import ORT_NAMES
+    from latentsync_trt.runtime.providers.table import PROVIDERS
 
     size_mb = None if row.engine_bytes is None else row.engine_bytes / 1e6
     numbers = (row.build_s, size_mb, row.open_s, row.first_ms, row.mean_ms, row.difference)
     forms = (".2f", ".1f", ".2f", ".1f", ".1f", ".1e")
     return (
-        f"{row.nodes.get(ORT_NAMES[provider], 0)}/{sum(row.nodes.values())}" if row.nodes else "–",
+        f"{row.nodes.get(PROVIDERS[provider].ort_name, 0)}/{sum(row.nodes.values())}" if row.nodes else "–",
         *("–" if value is None else format(value, form) for value, form in zip(numbers, forms, strict=True)),
     )

@@ -21,6 +21,7 @@ from latentsync_trt.cli.options import provider_option
 from latentsync_trt.errors import InputError
 from latentsync_trt.export.options import EXTRA, TOOLS, ExportOptions
 from latentsync_trt.export.published import LATENTSYNC, Model
+from latentsync_trt.runtime.providers.table import CPU, CUDA
 
 if TYPE_CHECKING:
     from latentsync_trt.export.download import Download
@@ -51,7 +52,7 @@ def command(
     from latentsync_trt.runtime.providers.select import select_provider
 
     selection = select_provider(provider)
-    on_cpu = selection.name == "cpu"
+    on_cpu = selection.gpu is None
     options = ExportOptions(model=model, precision=precision or ("fp32" if on_cpu else "fp16"), cuda_form=not on_cpu)
     folder, is_exported = options.folder, options.folder in exported_bundles()
     if is_exported and remembered_choice() == folder.name:
@@ -86,13 +87,13 @@ def _test(context: click.Context, folder: Path, provider: str, *, on_cpu: bool) 
     from latentsync_trt.sync.api import LipSync
 
     if on_cpu:
-        context.invoke(selftest.command, provider="cpu", reference="none")
+        context.invoke(selftest.command, provider=CPU.name, reference="none")
         return
     with LipSync.from_bundle(folder, provider, on_notice=say) as lip_sync:
         lip_sync.warm_up()
         chosen = lip_sync.provider
     tested = {"bundle": str(folder), "graphs": REQUIRED_GRAPHS, "engine_cache": str(cache_folder())}
-    context.invoke(selftest.command, provider=chosen, reference="cuda", **tested)
+    context.invoke(selftest.command, provider=chosen, reference=CUDA.name, **tested)
 
 
 def _check_memory(options: ExportOptions) -> None:
@@ -111,7 +112,6 @@ def _check_memory(options: ExportOptions) -> None:
 def _plan(options: ExportOptions | None, selection: "Selection", downloads: "list[Download]") -> Iterator[str]:
     """What is left to do, for the user; `options`: of the export, if it is to do."""
     from latentsync_trt.export.download import gigabytes
-    from latentsync_trt.runtime.sessions.engines import COMPILING_PROVIDERS
 
     yield f"provider: {selection.name}" + (f" on {selection.gpu}" if selection.gpu else "")
     yield from selection.notices()
@@ -123,7 +123,7 @@ def _plan(options: ExportOptions | None, selection: "Selection", downloads: "lis
             f"export: {options.precision}, {options.resolution_px} px, {forms}, about {size} to {options.folder}; takes"
             f" minutes and about {memory} of memory ({gigabytes(psutil.virtual_memory().available)} free)"
         )
-    if selection.name in COMPILING_PROVIDERS:
+    if selection.provider.builds:
         yield "build: the engines of a default run for this GPU, which takes minutes"
     tested = "with the small built-in model" if selection.gpu is None else "values and pictures beside provider cuda"
     yield f"self-test: {tested}; then the new bundle is what commands run without --bundle"

@@ -74,13 +74,10 @@ def engine_ranges(ranges: Mapping[str, DimensionRange], windows_per_batch: int |
     return reduced
 
 
-def shorter_windows(ranges: Mapping[str, DimensionRange], provider: str) -> tuple[int, ...]:
-    """Lengths below the usual one in which few frames may be painted, ascending; none with fixed shapes.
-
-    Nor on the CUDA provider: cuDNN plans all convolutions again at each length, for longer than one short window saves.
-    """
+def shorter_windows(ranges: Mapping[str, DimensionRange]) -> tuple[int, ...]:
+    """Lengths below the usual one in which few frames may be painted, ascending; none with fixed shapes."""
     span = ranges.get("frames")
-    if span is None or span.fixed or provider == "cuda":
+    if span is None or span.fixed:
         return ()
     return tuple(range(max(_SHORTEST_WINDOW, span.minimum), span.optimum, _WINDOW_STEP))
 

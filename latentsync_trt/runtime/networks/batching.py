@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from latentsync_trt.bundle.manifest import VAE_DECODER, DimensionRange, GraphForm, Manifest
 from latentsync_trt.runtime.compiler.profiles import usual_shape
+from latentsync_trt.runtime.providers.table import CUDA, Provider
 
 _HALVES = 2
 """Conditional and unconditional, of a guided step."""
@@ -63,7 +64,7 @@ def weight_bytes(manifest: Manifest) -> int:
 def needed_bytes(
     manifest: Manifest,
     *,
-    provider: str,
+    provider: Provider,
     form: GraphForm,
     side_by_side: bool = False,
     recorded: bool = False,
@@ -73,12 +74,12 @@ def needed_bytes(
 
     Args:
         engine_bytes: what the run's engines take, by their provider; each holds its own memory, whoever runs.
-        provider: "tensorrt", "rtx" or "cuda". form: of the graphs on `cuda`. recorded: as CUDA graphs there.
+        provider: on the GPU. form: of the graphs on the CUDA provider. recorded: as CUDA graphs there.
         side_by_side: a window is encoded and one decoded while another is denoised.
     """
     if engine_bytes is not None:
         return int(_MARGIN * (engine_bytes + _FIXED_BYTES))
-    features = _FEATURES[form if provider == "cuda" else "cuda"] + (_RECORDED if recorded else 0.0)
+    features = _FEATURES[form if provider is CUDA else CUDA.form] + (_RECORDED if recorded else 0.0)
     needed = weight_bytes(manifest) + _FIXED_BYTES + features * window_bytes(manifest)
     if side_by_side:
         pictures = usual_shape(manifest.graphs[VAE_DECODER].inputs[0].shape, manifest.ranges)[0]

@@ -14,7 +14,7 @@ from latentsync_trt.runtime.compiler.profiles import usual_shape
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.memory import DeviceBuffers
 from latentsync_trt.runtime.sessions.pool import SessionPool
-from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
+from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings, plain_cuda
 from latentsync_trt.types import Float32Array, UInt8Array, UInt16Array
 
 T = TypeVar("T")
@@ -23,9 +23,6 @@ A = TypeVar("A", Float32Array, UInt8Array)
 _GRAPHS = Path(__file__).parents[2] / "assets" / "graphs"
 _FACES_IN, _FACES_OUT = _GRAPHS / "faces_in.onnx", _GRAPHS / "faces_out.onnx"
 """`faces` uint8, `mask` → `image`, `masked`; `image` → `painted` uint16."""
-
-# With these, ONNX Runtime's own CUDA provider runs, too; the TensorRT-RTX plug-in does not need it.
-_BESIDE_CUDA = ("tensorrt", "cuda")
 
 
 class VaeCodec:
@@ -82,9 +79,8 @@ class VaeCodec:
             return
         self.release()
         selection = engines.selection
-        device = "cuda" if selection.name in _BESIDE_CUDA else "cpu"
-        cuda = (("CUDAExecutionProvider", {"device_id": str(selection.device_id)}),) if device == "cuda" else ()
-        settings = SessionSettings(providers=(*cuda, *CPU))
+        device = selection.device if selection.provider.with_cuda else "cpu"
+        settings = SessionSettings(providers=CPU if device == "cpu" else plain_cuda(selection.device_id))
         self._faces_in, self._faces_out = self._pool.session(VAE_ENCODER).retrying(
             lambda: (Session(_FACES_IN, settings), Session(_FACES_OUT, settings))
         )

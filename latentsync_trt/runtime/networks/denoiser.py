@@ -14,7 +14,7 @@ from latentsync_trt.runtime.cache.store import Notice
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.memory import COPY_GRAPH, DeviceBuffers
 from latentsync_trt.runtime.sessions.pool import SessionPool
-from latentsync_trt.runtime.sessions.session import CPU, Session, SessionSettings
+from latentsync_trt.runtime.sessions.session import Session, SessionSettings, plain_cuda
 from latentsync_trt.types import Float32Array, WindowBatch
 
 _STATE = ("latents", "history")
@@ -199,7 +199,7 @@ class _Copier:
     """Copies state buffers on the GPU: ONNX Runtime's Python interface has no such call for CUDA."""
 
     def __init__(self, device_id: int) -> None:
-        self._settings = SessionSettings(providers=(("CUDAExecutionProvider", {"device_id": str(device_id)}), *CPU))
+        self._settings = SessionSettings(providers=plain_cuda(device_id))
         self._session: Session | None = None
         self._binding: Any = None
         self._bound: tuple[int, ...] = ()

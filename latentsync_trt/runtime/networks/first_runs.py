@@ -12,6 +12,7 @@ from latentsync_trt.bundle.manifest import AUDIO_ENCODER, STEP_GRAPHS, VAE_DECOD
 from latentsync_trt.runtime.compiler.profiles import at_resolution
 from latentsync_trt.runtime.networks.codec import VaeCodec
 from latentsync_trt.runtime.networks.denoiser import PooledDenoiser
+from latentsync_trt.runtime.providers.table import TENSORRT
 from latentsync_trt.runtime.sessions.pool import SessionPool
 from latentsync_trt.runtime.sessions.session import Array, Session
 from latentsync_trt.runtime.sessions.threads import Stage, StageThreads
@@ -52,13 +53,13 @@ class FirstRuns:
 
         Without recording CUDA graphs, during which no other thread may use the GPU.
         """
-        cuda_graph, name = self._pool.engines.cuda_graph, self._pool.engines.selection.name
+        cuda_graph, provider = self._pool.engines.cuda_graph, self._pool.engines.selection.provider
         started = [
             self._threads.start(stage, partial(self._network, graph, opening[graph].result))
             for graph, stage in _STAGES.items()
             if graph in graphs
         ]
-        if not (cuda_graph and name == "tensorrt"):  # which records in any run
+        if not (cuda_graph and provider is TENSORRT):  # which records in any run
             steps = partial(self._steps, graphs, lambda graph: opening[graph].result(), recorded=not cuda_graph)
             started.append(self._threads.start("denoise", steps))
         return started

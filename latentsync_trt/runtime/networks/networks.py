@@ -21,6 +21,7 @@ from latentsync_trt.runtime.networks.verdict import Judge
 from latentsync_trt.runtime.providers.diagnose import PROVIDER_FACT
 from latentsync_trt.runtime.providers.gpu import free_memory_bytes
 from latentsync_trt.runtime.providers.select import Selection, next_provider
+from latentsync_trt.runtime.providers.table import CUDA
 from latentsync_trt.runtime.sessions.engines import CUDA_FORM_FACT, Engines
 from latentsync_trt.runtime.sessions.pool import SessionPool
 from latentsync_trt.runtime.sessions.session import Session
@@ -103,7 +104,9 @@ class Networks:
     @property
     def shorter_windows(self) -> tuple[int, ...]:
         """See `profiles.shorter_windows`."""
-        return shorter_windows(self._pool.engines.ranges, self.selection.name)
+        if self.selection.provider is CUDA:  # cuDNN plans all convolutions again for each length
+            return ()
+        return shorter_windows(self._pool.engines.ranges)
 
     def times(self) -> tuple[EngineTime, ...]:
         """Time spent on each engine."""
@@ -277,7 +280,7 @@ class Networks:
     def _needed_bytes(self, engines: Engines, *, side_by_side: bool = False, recorded: bool = False) -> int:
         return needed_bytes(
             self.bundle.manifest,
-            provider=engines.selection.name,
+            provider=engines.selection.provider,
             form=engines.form(FULL_STEP),
             side_by_side=side_by_side,
             recorded=recorded,
@@ -293,7 +296,7 @@ class Networks:
 
     def _with_room(self, engines: Engines) -> Engines:
         """`engines`, without CUDA graphs where the CUDA provider has no room for them and they were not asked for."""
-        if engines.selection.name != "cuda" or self.options.cuda_graph is not None or not engines.cuda_graph:
+        if engines.selection.provider is not CUDA or self.options.cuda_graph is not None or not engines.cuda_graph:
             return engines
         free_bytes = self._free_bytes() or 0
         needed = self._needed_bytes(engines, side_by_side=self.side_by_side, recorded=True)

@@ -14,8 +14,8 @@ import numpy as np
 from latentsync_trt.bundle.manifest import STEP_GRAPHS
 from latentsync_trt.errors import InferenceError
 from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
-from latentsync_trt.runtime.providers.diagnose import ORT_NAMES
 from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.table import CUDA
 from latentsync_trt.runtime.sessions.options import cuda_options
 from latentsync_trt.runtime.sessions.session import CPU, Providers, Session, SessionSettings
 from latentsync_trt.types import Float32Array, WindowBatch
@@ -114,5 +114,4 @@ def folder_denoiser(folder: Path, selection: Selection) -> closing[ObservingDeno
 
 def _providers(selection: Selection) -> Providers:
     """CPU, or CUDA with CPU as the fallback."""
-    cuda = (ORT_NAMES["cuda"], cuda_options(selection.device_id))
-    return CPU if selection.name == "cpu" else (cuda, *CPU)
+    return CPU if selection.gpu is None else ((CUDA.ort_name, cuda_options(selection.device_id)), *CPU)

@@ -7,7 +7,7 @@ available if its libraries load and a session created with it really uses it.
 import functools
 import os
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -20,16 +20,9 @@ from latentsync_trt.runtime.providers import gpu as driver
 from latentsync_trt.runtime.providers import libraries, messages
 from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
 from latentsync_trt.runtime.providers.libraries import CUDA_MAJOR, TENSORRT_MAJOR
-from latentsync_trt.runtime.providers.messages import INSTALL_LINES, Obstacle
+from latentsync_trt.runtime.providers.messages import Obstacle
+from latentsync_trt.runtime.providers.table import CPU, RTX, TENSORRT, Provider
 from latentsync_trt.temporary import temporary_folder
-
-ProviderName = Literal["tensorrt", "rtx", "cuda", "cpu"]
-ORT_NAMES: dict[str, str] = {
-    "tensorrt": "TensorrtExecutionProvider",
-    "rtx": "NvTensorRTRTXExecutionProvider",
-    "cuda": "CUDAExecutionProvider",
-    "cpu": "CPUExecutionProvider",
-}
 
 # The oldest GPUs that CUDA 13 supports.
 _LEAST_CAPABILITY = (7, 5)
@@ -57,50 +50,51 @@ _VARIABLES_OF_LIBRARIES = ("CUDA", "CUDNN", "LD_", "NVIDIA", "ORT_", "PATH")
 ort.set_default_logger_severity(4)
 
 
-def examine(name: ProviderName, device: int = 0, *, once: bool = False) -> Obstacle | None:
+def diagnose_provider(provider: Provider, device: int = 0, *, once: bool = False) -> Obstacle | None:
     """Tries a provider on GPU `device`; None if it runs, else the first obstacle in the order above.
 
     `once`: without the trial session, if one succeeded since anything changed on which it depends.
     """
-    if name == "cpu":
-        return build_obstacle(name) or _session_obstacle(name, device)
-    if name == "rtx":
+    if provider is CPU:
+        return build_obstacle(provider) or _session_obstacle(provider, device)
+    if provider is RTX:
         obstacle = gpu_obstacle(device) or _plugin_obstacle(device)
     else:
-        obstacle = build_obstacle(name) or gpu_obstacle(device) or library_obstacle(name)
+        obstacle = build_obstacle(provider) or gpu_obstacle(device) or library_obstacle(provider)
     if obstacle is not None:
         return obstacle
-    key = _trial_key(name, device)
+    key = _trial_key(provider, device)
     # As after a trial, the context exists: free memory, when it is read next, is that for networks.
     if once and known(PROVIDER_FACT, key) and driver.opens(device):
         return None
-    obstacle = _session_obstacle(name, device)
+    obstacle = _session_obstacle(provider, device)
     if obstacle is None:
         remember(PROVIDER_FACT, key)
     return obstacle
 
 
-def _trial_key(name: ProviderName, device: int) -> Key | None:
+def _trial_key(provider: Provider, device: int) -> Key | None:
     """All that decides whether a trial session succeeds; the libraries are loaded. None if a file is not at rest."""
-    own = libraries.rtx_library() if name == "rtx" else libraries.provider_library(name)
+    own = libraries.rtx_library() if provider is RTX else libraries.provider_library(provider.name)
     versions = [libraries.cuda_version(), libraries.cudnn_version()]
-    if name == "tensorrt":
+    if provider is TENSORRT:
         versions.append(libraries.tensorrt_version())
     files = files_key(dict.fromkeys((own, libraries.provider_library("shared")), ort.__version__))
     return files and {
         **files,
-        "provider": name,
+        "provider": provider.name,
         "versions": [*versions, driver.driver_version(), driver.driver_cuda()],
         "gpu": asdict(driver.gpus()[device]),
         "variables": {key: text for key, text in os.environ.items() if key.upper().startswith(_VARIABLES_OF_LIBRARIES)},
     }
 
 
-def build_obstacle(name: str) -> Obstacle | None:
+def build_obstacle(provider: Provider) -> Obstacle | None:
     """An obstacle if the installed onnxruntime was built without the provider."""
-    if ORT_NAMES[name] in ort.get_available_providers():
+    if provider.ort_name in ort.get_available_providers():
         return None
-    return _obstacle(messages.CPU_BUILD, messages.gpu_build_line(), version=ort.__version__, provider=ORT_NAMES[name])
+    cure = messages.gpu_build_line()
+    return _obstacle(messages.CPU_BUILD, cure, version=ort.__version__, provider=provider.ort_name)
 
 
 def driver_obstacle() -> Obstacle | None:
@@ -130,14 +124,14 @@ def gpu_obstacle(device: int) -> Obstacle | None:
         return _obstacle(messages.NO_GPU, "look at the output of nvidia-smi for existing GPUs", hidden=hidden)
     if found[device].capability < _LEAST_CAPABILITY:
         what = {"gpu": found[device], "major": CUDA_MAJOR, "least": _dotted(_LEAST_CAPABILITY)}
-        return _obstacle(messages.GPU_TOO_OLD, "use --provider cpu, or a newer GPU", **what)
+        return _obstacle(messages.GPU_TOO_OLD, f"use --provider {CPU.name}, or a newer GPU", **what)
     return None
 
 
-def library_obstacle(name: str) -> Obstacle | None:
-    """Loads all libraries of "cuda" or "tensorrt" as onnxruntime will, to name the missing ones."""
+def library_obstacle(provider: Provider) -> Obstacle | None:
+    """Loads all libraries of a provider as onnxruntime will, to name the missing ones."""
     libraries.preload()
-    problems = {file: libraries.load_problem(file) for file in libraries.needed_libraries(name)}
+    problems = {file: libraries.load_problem(file) for file in libraries.needed_libraries(provider)}
     # The loader's messages for a missing file, in contrast to a broken one.
     missing = {
         file: problem
@@ -146,24 +140,24 @@ def library_obstacle(name: str) -> Obstacle | None:
         and (problem.startswith(f"{file}: cannot open shared object file") or "Could not find module" in problem)
     }
     if missing:
-        return _missing(name, missing)
-    for part in ("shared", name):
+        return _missing(provider, missing)
+    for part in ("shared", provider.name):
         path = libraries.provider_library(part)
         problems[path.name] = libraries.load_problem(str(path))
     for file, problem in problems.items():
         if problem is not None:
-            return _obstacle(messages.LIBRARY_BROKEN, INSTALL_LINES[name], file=file, problem=problem)
-    if name != "tensorrt":
+            return _obstacle(messages.LIBRARY_BROKEN, provider.install, file=file, problem=problem)
+    if provider is not TENSORRT:
         return None
     found, least = libraries.tensorrt_version(), _dotted(_LEAST_TENSORRT)
     if found != libraries.UNKNOWN and tuple(map(int, found.split(".")[:2])) < _LEAST_TENSORRT:
-        return _obstacle(messages.TENSORRT_TOO_OLD, INSTALL_LINES[name], found=found, least=least)
+        return _obstacle(messages.TENSORRT_TOO_OLD, provider.install, found=found, least=least)
     if libraries.package_folder(libraries.TENSORRT_MODULE) is None:
-        return _obstacle(messages.NO_BUILDER, INSTALL_LINES[name], found=found)
+        return _obstacle(messages.NO_BUILDER, provider.install, found=found)
     return None
 
 
-def _missing(name: str, missing: dict[str, str]) -> Obstacle:
+def _missing(provider: Provider, missing: dict[str, str]) -> Obstacle:
     """Distinguishes libraries that are not installed from those installed in another major version."""
     files = ", ".join(missing)
     # Windows reports a missing library and a missing dependency of it with the same message.
@@ -176,8 +170,8 @@ def _missing(name: str, missing: dict[str, str]) -> Obstacle:
         found = search() if concerned else ()
         if found and all(one.major != needed for one in found):
             other = {"files": files, "what": what, "found": found[0].version, "place": found[0].place, "needed": needed}
-            return _obstacle(messages.WRONG_VERSION, INSTALL_LINES[name], **other)
-    return _obstacle(messages.LIBRARY_MISSING, INSTALL_LINES[name], files=files, or_part=or_part)
+            return _obstacle(messages.WRONG_VERSION, provider.install, **other)
+    return _obstacle(messages.LIBRARY_MISSING, provider.install, files=files, or_part=or_part)
 
 
 def try_builder(gpu: Gpu) -> Answer:
@@ -201,7 +195,7 @@ def rtx_devices(index: int) -> list[Any]:
     problem = _register_plugin()
     if problem is not None:
         raise ProviderUnavailable(f"rtx: {problem}")
-    offered = [device for device in ort.get_ep_devices() if device.ep_name == ORT_NAMES["rtx"]]
+    offered = [device for device in ort.get_ep_devices() if device.ep_name == RTX.ort_name]
     memory = [device.memory_info(ort.OrtDeviceMemoryType.DEFAULT) for device in offered]  # with CUDA's index
     return [device for device, info in zip(offered, memory, strict=True) if info and info.device_id == index]
 
@@ -211,7 +205,7 @@ def _plugin_obstacle(device: int) -> Obstacle | None:
     if found.capability not in _RTX_CAPABILITIES and found.capability < _RTX_ANY_FROM:
         return _obstacle(messages.RTX_GPU, "use --provider tensorrt or cuda", gpu=found)
     if libraries.package_folder(libraries.RTX_PACKAGE) is None:
-        return _obstacle(messages.PLUGIN_ABSENT, INSTALL_LINES["rtx"])
+        return _obstacle(messages.PLUGIN_ABSENT, RTX.install)
     problem = _register_plugin()
     if problem is None and not rtx_devices(device):
         cure = "a container must show /sys/bus/pci/devices; else use --provider tensorrt or cuda"
@@ -224,7 +218,7 @@ def _register_plugin() -> Obstacle | None:
     """Registers the plug-in with onnxruntime; cached, as a second registration is an error."""
     try:
         path = libraries.rtx_library()
-        ort.register_execution_provider_library(ORT_NAMES["rtx"], str(path))
+        ort.register_execution_provider_library(RTX.ort_name, str(path))
     except Exception as error:  # noqa: BLE001 -- ORT's errors share no public base; the reason is the answer
         cure = f"pip install --force-reinstall {libraries.RTX_DISTRIBUTION}"
         if "libnvidia-ml" in str(error):
@@ -233,30 +227,30 @@ def _register_plugin() -> Obstacle | None:
     return None
 
 
-def _session_obstacle(name: ProviderName, device: int) -> Obstacle | None:
+def _session_obstacle(provider: Provider, device: int) -> Obstacle | None:
     """Runs a trial session and checks that it uses the provider: without CUDA, onnxruntime only warns."""
     cure = "see the output of nvidia-smi and docs/providers.md; meanwhile use --provider cpu"
     try:
-        session = _trial_session(name, device)
+        session = _trial_session(provider, device)
         # Only running a kernel shows whether the provider has code for this generation of GPU.
         session.run(None, {"x": np.ones(1, np.float32)})
     except Exception as error:  # noqa: BLE001 -- as above
         return _obstacle(messages.SESSION_FAILS, cure, problem=last_line(error))
     actual = session.get_providers()
-    return None if ORT_NAMES[name] in actual else _obstacle(messages.SESSION_ELSEWHERE, cure, actual=actual[0])
+    return None if provider.ort_name in actual else _obstacle(messages.SESSION_ELSEWHERE, cure, actual=actual[0])
 
 
-def _trial_session(name: ProviderName, device: int) -> Any:
+def _trial_session(provider: Provider, device: int) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    if name == "rtx":
+    if provider is RTX:
         options.add_provider_for_devices(rtx_devices(device), {})
         return ort.InferenceSession(_TRIAL_MODEL, options, enable_fallback=0)
-    own = {} if name == "cpu" else {"device_id": str(device)}
-    if name == "tensorrt":
+    own = {} if provider is CPU else {"device_id": str(device)}
+    if provider is TENSORRT:
         # Else it would load its builder and build an engine, which takes seconds at every start.
         own["trt_op_types_to_exclude"] = "Neg"
-    return ort.InferenceSession(_TRIAL_MODEL, options, providers=[(ORT_NAMES[name], own)], enable_fallback=0)
+    return ort.InferenceSession(_TRIAL_MODEL, options, providers=[(provider.ort_name, own)], enable_fallback=0)
 
 
 def _obstacle(template: str, cure: str, **fields: object) -> Obstacle:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from latentsync_trt.runtime.providers.table import TENSORRT, Provider
 from latentsync_trt.version import distribution_version
 
 # The major versions that onnxruntime-gpu 1.31 is built for; a test compares them with the installed wheel.
@@ -77,15 +78,16 @@ def onnxruntime_version() -> str:
     return str(ort.__version__)
 
 
-def provider_library(name: str) -> Path:
-    """The file that onnxruntime loads for a provider ("cuda", "tensorrt"), or for all of them ("shared")."""
-    library = f"onnxruntime_providers_{name}"
+def provider_library(part: str) -> Path:
+    """The file that onnxruntime loads for a provider, by its name, or for all of them ("shared")."""
+    library = f"onnxruntime_providers_{part}"
     return Path(ort.__file__).parent / "capi" / (f"{library}.dll" if _WINDOWS else f"lib{library}.so")
 
 
-def needed_libraries(name: str) -> tuple[str, ...]:
+def needed_libraries(provider: Provider) -> tuple[str, ...]:
     """File names of the libraries that a provider needs besides the driver."""
-    return (*map(_cuda_file, _CUDA_LIBRARIES), *(map(_tensorrt_file, _TENSORRT_NEEDED) if name == "tensorrt" else ()))
+    of_tensorrt = _TENSORRT_NEEDED if provider is TENSORRT else ()
+    return (*map(_cuda_file, _CUDA_LIBRARIES), *map(_tensorrt_file, of_tensorrt))
 
 
 def load_problem(library: str) -> str | None:

@@ -36,11 +36,6 @@ TEMPLATES: dict[str, str] = {
 }
 """All of the above, by name."""
 
-INSTALL_LINES: dict[str, str] = {
-    "tensorrt": 'pip install "latentsync-trt[tensorrt]"',
-    "rtx": 'pip install "latentsync-trt[rtx]"',
-    "cuda": 'pip install "latentsync-trt[cuda]"',
-}
 TENSORRT_DOWNLOAD = (
     "installing TensorRT downloads gigabytes from NVIDIA's own package index; where a mirror lacks it, pip ends with "
     "metadata-generation-failed; cure: docs/setup.md, Installing TensorRT"

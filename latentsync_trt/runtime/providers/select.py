@@ -7,33 +7,27 @@ from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, Manifest
 from latentsync_trt.errors import InputError, ProviderUnavailable
 from latentsync_trt.runtime.providers import gpu as driver
 from latentsync_trt.runtime.providers import messages
-from latentsync_trt.runtime.providers.diagnose import ProviderName, examine
+from latentsync_trt.runtime.providers.diagnose import diagnose_provider
 from latentsync_trt.runtime.providers.gpu import Gpu
 from latentsync_trt.runtime.providers.hardware import has_nvidia_gpu
+from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, RTX, TENSORRT, Provider
 from latentsync_trt.values import ALL_DEVICES
-
-PREFERENCE: tuple[ProviderName, ...] = ("tensorrt", "rtx", "cuda", "cpu")
-
-# Providers that start without building engines for minutes.
-_AT_ONCE = frozenset({"cuda", "cpu"})
 
 FP8_FROM = (8, 9)
 """Compute capability of the first GPUs with FP8: RTX 40xx, L4, H100."""
-
-_WITH_EIGHT_BIT_KERNELS = ("tensorrt", "rtx")
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The selected provider, the skipped faster ones as (name, reason), and the GPU (None on the CPU)."""
 
-    name: ProviderName
+    name: str
     skipped_providers: tuple[tuple[str, str], ...] = ()
     gpu: Gpu | None = None
 
     def notices(self) -> list[str]:
         """One line for each reason, with the providers that were skipped for it; none on a machine without a GPU."""
-        if self.name == "cpu" and driver.driver_cuda() is None and not has_nvidia_gpu():
+        if self.gpu is None and driver.driver_cuda() is None and not has_nvidia_gpu():
             return []
         names: dict[str, list[str]] = {}
         for name, reason in self.skipped_providers:
@@ -41,9 +35,14 @@ class Selection:
         return [f"skipped {', '.join(group)}: {reason}" for reason, group in names.items()]
 
     @property
+    def provider(self) -> Provider:
+        """Its entry in the table of providers."""
+        return PROVIDERS[self.name]
+
+    @property
     def device(self) -> Literal["cpu", "cuda"]:
         """Where the provider keeps its buffers."""
-        return "cpu" if self.name == "cpu" else "cuda"
+        return self.provider.buffers
 
     @property
     def device_id(self) -> int:
@@ -59,17 +58,17 @@ def select_provider(request: str = "auto", device: int = 0) -> Selection:
         InputError: there is no such GPU.
     """
     if request == "auto":
-        return _best(PREFERENCE, device)
-    name = next((name for name in PREFERENCE if name == request), None)
-    if name is None:
-        choices = ", ".join(("auto", *PREFERENCE))
+        return _best(tuple(PROVIDERS.values()), device)
+    provider = PROVIDERS.get(request)
+    if provider is None:
+        choices = ", ".join(("auto", *PROVIDERS))
         raise ProviderUnavailable(messages.NOT_A_PROVIDER.format(request=request, choices=choices), usage=True)
-    if name != "cpu":
+    if provider is not CPU:
         _check_device(device)
-    reason = why_unavailable(name, device)
+    reason = why_unavailable(provider.name, device)
     if reason is not None:
         raise ProviderUnavailable(f"{request}: {reason}")
-    return Selection(name, (), _gpu_of(name, device))
+    return Selection(provider.name, (), _gpu_of(provider, device))
 
 
 def device_numbers(device: int | str | tuple[int, ...]) -> tuple[int, ...]:
@@ -86,7 +85,7 @@ def select_devices(request: str, device: int | str | tuple[int, ...]) -> tuple[t
     `select_provider`, where none can.
     """
     numbers = device_numbers(device)
-    if len(numbers) == 1 or request == "cpu":
+    if len(numbers) == 1 or request == CPU.name:
         return (select_provider(request, numbers[0]),), ()
     for number in numbers:
         _check_device(number)
@@ -116,28 +115,28 @@ def next_provider(selection: Selection, *, at_once: bool = True) -> Selection:
     Raises:
         ProviderUnavailable: there is none.
     """
-    after = PREFERENCE[PREFERENCE.index(selection.name) + 1 :]
-    left = tuple(name for name in after if name in _AT_ONCE or not at_once)
+    after = tuple(PROVIDERS)[tuple(PROVIDERS).index(selection.name) + 1 :]
+    left = tuple(PROVIDERS[name] for name in after if not (at_once and PROVIDERS[name].builds))
     if not left:
         raise ProviderUnavailable(messages.NOTHING_AFTER.format(name=selection.name))
     return _best(left, selection.device_id)
 
 
-def why_unavailable(name: ProviderName, device: int = 0) -> str | None:
-    """Tries a provider on GPU `device`, once as `examine`; None if it runs, else the reason and the cure."""
-    obstacle = examine(name, device, once=True)
+def why_unavailable(name: str, device: int = 0) -> str | None:
+    """As `diagnose_provider`, once; None if the provider runs, else the reason and the cure."""
+    obstacle = diagnose_provider(PROVIDERS[name], device, once=True)
     return None if obstacle is None else str(obstacle)
 
 
-def _best(names: tuple[ProviderName, ...], device: int) -> Selection:
+def _best(providers: tuple[Provider, ...], device: int) -> Selection:
     if device != 0 or driver.gpus():
         _check_device(device)
     skipped_providers: list[tuple[str, str]] = []
-    for name in names:
-        reason = why_unavailable(name, device)
+    for provider in providers:
+        reason = why_unavailable(provider.name, device)
         if reason is None:
-            return Selection(name, tuple(skipped_providers), _gpu_of(name, device))
-        skipped_providers.append((name, reason))
+            return Selection(provider.name, tuple(skipped_providers), _gpu_of(provider, device))
+        skipped_providers.append((provider.name, reason))
     raise ProviderUnavailable("; ".join(f"{name}: {reason}" for name, reason in skipped_providers))
 
 
@@ -150,8 +149,8 @@ def _check_device(device: int) -> None:
         raise InputError(messages.NO_SUCH_GPU.format(device=device, existing=existing))
 
 
-def _gpu_of(name: ProviderName, device: int) -> Gpu | None:
-    return None if name == "cpu" else driver.gpus()[device]
+def _gpu_of(provider: Provider, device: int) -> Gpu | None:
+    return None if provider is CPU else driver.gpus()[device]
 
 
 def eight_bit_notice(manifest: Manifest, selection: Selection) -> str:
@@ -162,10 +161,10 @@ def eight_bit_notice(manifest: Manifest, selection: Selection) -> str:
     """
     if manifest.precision not in EIGHT_BIT_PRECISIONS:
         return ""
-    if selection.name not in _WITH_EIGHT_BIT_KERNELS:
+    if not selection.provider.eight_bits:
         return (
             f"{selection.name} emulates this {manifest.precision} bundle in {manifest.arithmetic}: results are those "
-            "of 8 bits, speed is not; use tensorrt or rtx for that"
+            f"of 8 bits, speed is not; use {TENSORRT.name} or {RTX.name} for that"
         )
     if manifest.precision == "fp8" and selection.gpu is not None and selection.gpu.capability < FP8_FROM:
         least = ".".join(map(str, FP8_FROM))

@@ -23,6 +23,7 @@ from latentsync_trt.runtime.compiler.profiles import input_shapes, with_sizes
 from latentsync_trt.runtime.compiler.progress import progress_notices
 from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
 from latentsync_trt.runtime.providers.libraries import onnxruntime_version
+from latentsync_trt.runtime.providers.table import CUDA, TENSORRT
 from latentsync_trt.runtime.sessions.options import RTX_KERNEL_CACHE, cuda_options, tensorrt_options, workspace_bytes
 from latentsync_trt.runtime.sessions.session import (
     CPU,
@@ -140,7 +141,7 @@ class TensorRTBuilder:
         # A copy, as another build may write the shared file at the same time.
         shared, timings = self.shared / TIMINGS, folder / TIMINGS
         _copy(shared, timings)
-        on_progress = progress_notices(f"{source.path.stem}: building for tensorrt", self.on_notice)
+        on_progress = progress_notices(f"{source.path.stem}: building for {TENSORRT.name}", self.on_notice)
         answer = run_compiler(self._order(source, folder, timings), visible_only(self.gpu), on_progress)
         if answer.rejected_timings:
             with suppress(OSError):  # if the cache cannot be written, the next build reports the same
@@ -170,8 +171,8 @@ class TensorRTBuilder:
     def open_built(self, source: GraphSource, folder: Path) -> Session:
         """Opens the EP-context model; its shapes are those of the engine."""
         providers = (
-            ("TensorrtExecutionProvider", tensorrt_options(self.gpu.index, cuda_graph=self.cuda_graph)),
-            ("CUDAExecutionProvider", cuda_options(self.gpu.index)),
+            (TENSORRT.ort_name, tensorrt_options(self.gpu.index, cuda_graph=self.cuda_graph)),
+            (CUDA.ort_name, cuda_options(self.gpu.index)),
             *CPU,
         )
         settings = replace(source, dimensions={}).settings(providers=providers, optimize=False)

@@ -5,17 +5,18 @@ from collections.abc import Callable
 from latentsync_trt.bundle.manifest import Manifest
 from latentsync_trt.config import GraphFormChoice
 from latentsync_trt.errors import EngineBuildError, InferenceError, InputError
+from latentsync_trt.runtime.providers.table import CUDA
 from latentsync_trt.runtime.sessions.session import Array, Session
 from latentsync_trt.runtime.sessions.trial import FORM_LIMIT, Ranges, difference, random_inputs
 
 
 def check_form(manifest: Manifest, provider: str, choice: GraphFormChoice) -> None:
     """Raises `InputError` if `choice` requires the CUDA form and it is not available."""
-    if choice != "cuda":
+    if choice != CUDA.form:
         return
-    if provider != "cuda":
+    if provider != CUDA.name:
         raise InputError(f"--graph-form cuda: not with provider {provider}; it is made for cuda alone")
-    if not any("cuda" in entry.forms for entry in manifest.graphs.values()):
+    if not any(CUDA.form in entry.forms for entry in manifest.graphs.values()):
         raise InputError(
             f"--graph-form cuda: bundle {manifest.name} has no graphs in it; export it again, --static and without "
             "--portable-only"

@@ -20,7 +20,7 @@ from latentsync_trt.runtime.cache.key import EngineKey
 from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache, Notice
 from latentsync_trt.runtime.compiler.layers import LayerSummary, summarize
 from latentsync_trt.runtime.compiler.profiles import check_sizes, dimension_ranges, engine_ranges, input_shapes
-from latentsync_trt.runtime.providers.diagnose import ORT_NAMES, rtx_devices
+from latentsync_trt.runtime.providers.diagnose import rtx_devices
 from latentsync_trt.runtime.providers.gpu import Gpu, driver_version
 from latentsync_trt.runtime.providers.libraries import (
     cuda_version,
@@ -30,6 +30,7 @@ from latentsync_trt.runtime.providers.libraries import (
     tensorrt_version,
 )
 from latentsync_trt.runtime.providers.select import Selection, eight_bit_notice
+from latentsync_trt.runtime.providers.table import CUDA, PROVIDERS, RTX, TENSORRT
 from latentsync_trt.runtime.sessions.builders import (
     LAYERS,
     Builder,
@@ -43,9 +44,6 @@ from latentsync_trt.runtime.sessions.cuda_form import check_form, compare_forms
 from latentsync_trt.runtime.sessions.options import cuda_form_options, rtx_options
 from latentsync_trt.runtime.sessions.session import CPU, Session
 from latentsync_trt.types import EngineTime
-
-COMPILING_PROVIDERS = ("tensorrt", "rtx")
-"""Providers that need engines, which take minutes to build; others open a bundle's graphs directly."""
 
 CUDA_FORM_FACT = "cuda-form"
 """Kind of the remembered fact that the CUDA form of a graph computes the values of the portable one."""
@@ -117,14 +115,14 @@ class Engines:
     @property
     def compiled(self) -> bool:
         """Whether the provider needs engines, and thus the cache."""
-        return self.selection.name in COMPILING_PROVIDERS
+        return self.selection.provider.builds
 
     def form(self, graph: str) -> GraphForm:
         """The form of a graph to open: that for the provider, if the bundle has it and it runs here."""
-        name = self.selection.name
-        if self.options.graph_form == "portable" or graph in self._refused or name not in ("cuda", "cpu"):
+        form = self.selection.provider.form
+        if self.options.graph_form == "portable" or graph in self._refused:
             return "portable"
-        return name if name in self.bundle.manifest.graphs[graph].forms else "portable"
+        return form if form in self.bundle.manifest.graphs[graph].forms else "portable"
 
     def retry_cache(self) -> None:
         """Uses the cache again after it could not be written: a disk may have room by now."""
@@ -142,7 +140,7 @@ class Engines:
             return None
         versions = [onnxruntime_version(), cuda_version(), cudnn_version(), driver_version()]
         if self.compiled:
-            versions.append(rtx_version() if self.selection.name == "rtx" else tensorrt_version())
+            versions.append(rtx_version() if self.selection.provider is RTX else tensorrt_version())
         return {
             "graphs": [self.bundle.graph_hash(graph, self.form(graph)) for graph in graphs],
             "spans": [{name: astuple(span) for name, span in sorted(self._spans(graph).items())} for graph in graphs],
@@ -238,7 +236,7 @@ class Engines:
         Raises:
             EngineBuildError: values differ, and `--graph-form cuda` forbids the portable form.
         """
-        if self.form(graph) != "cuda":
+        if self.form(graph) != CUDA.form:
             return
         with self._comparing:
             if graph in self._compared:
@@ -308,7 +306,7 @@ class Engines:
 
     def _node_share(self, session: Session) -> float:
         """Share of nodes on the chosen provider; raises `EngineBuildError` if it is too small."""
-        name, wanted = self.selection.name, ORT_NAMES[self.selection.name]
+        name, wanted = self.selection.name, self.selection.provider.ort_name
         counts = session.nodes_by_provider()
         total = sum(counts.values())
         share = counts.get(wanted, 0) / total if total else 1.0
@@ -339,16 +337,16 @@ class Engines:
         return self.cuda_graph and graph in STEP_GRAPHS
 
     def _opener(self, graph: str) -> Opener:
-        if self.selection.name == "cpu":
+        if self.selection.gpu is None:
             return DirectOpen(CPU)
-        return DirectOpen(((ORT_NAMES["cuda"], self._cuda_options(graph)), *CPU))
+        return DirectOpen(((CUDA.ort_name, self._cuda_options(graph)), *CPU))
 
     def _cuda_options(self, graph: str) -> dict[str, str]:
         return cuda_form_options(self.form(graph), self._gpu, cuda_graph=self._recorded(graph))
 
     def _builder(self, graph: str) -> Builder:
         entry, options = self.bundle.manifest.graphs[graph], self.options
-        if self.selection.name == "rtx":
+        if self.selection.provider is RTX:
             plugin_options = rtx_options(input_shapes(entry, self.ranges), options.workspace_gb)
             version = rtx_version()
             return RtxBuilder(plugin_options, tuple(rtx_devices(self._gpu.index)), version, self._shared(version))
@@ -372,15 +370,16 @@ class Engines:
 
     def _uses_cuda_graph(self) -> bool:
         """Default, with fixed shapes: TensorRT, and CUDA where the graphs have a form for it."""
-        asked, name = self.options.cuda_graph, self.selection.name
-        if asked and name not in ("tensorrt", "cuda"):
-            raise InputError(f"--cuda-graph: not with provider {name}; tensorrt and cuda have it")
+        asked, provider = self.options.cuda_graph, self.selection.provider
+        if asked and not provider.cuda_graphs:
+            able = " and ".join(each.name for each in PROVIDERS.values() if each.cuda_graphs)
+            raise InputError(f"--cuda-graph: not with provider {provider.name}; {able} have it")
         fixed = all(span.fixed for span in self.ranges.values())
         if asked and not fixed:
             raise InputError("--cuda-graph goes with fixed shapes: use --static")
         if asked is None:
             steps = self.bundle.manifest.graphs.keys() & set(STEP_GRAPHS)
-            return fixed and (name == "tensorrt" or {*map(self.form, steps)} == {"cuda"})
+            return fixed and (provider is TENSORRT or {*map(self.form, steps)} == {CUDA.form})
         return asked
 
 

@@ -12,6 +12,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from latentsync_trt.runtime.providers.select import Selection
+from latentsync_trt.runtime.providers.table import CPU, CUDA
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ def device_value(array: NDArray[Any], device: str, device_id: int) -> Any:
     """A copy of `array` as an `OrtValue` on `device` ("cpu" or "cuda")."""
     # Not `ascontiguousarray`, which turns a scalar into a vector.
     array = np.asarray(array, order="C")
-    if device == "cpu":
+    if device == CPU.buffers:
         return ort.OrtValue.ortvalue_from_numpy(array.copy())
     # `ortvalue_from_numpy` works with ONNX Runtime's own CUDA provider only; this, with plug-ins, too.
     value = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype.type, device, device_id)
@@ -74,9 +75,9 @@ def share_memory(providers: Sequence[tuple[str, Mapping[str, str]]]) -> bool:
     """
     name, own = providers[0]
     with _registering:
-        if name == "CUDAExecutionProvider" and own.get("enable_cuda_graph") != "1":
+        if name == CUDA.ort_name and own.get("enable_cuda_graph") != "1":
             _share_gpu_memory(int(own.get("device_id", "0")))
-        elif name != "CPUExecutionProvider":
+        elif name != CPU.ort_name:
             return False
         _share_cpu_memory()
     return True
@@ -91,9 +92,7 @@ def _share_cpu_memory() -> None:
 @functools.cache
 def _share_gpu_memory(device: int) -> None:
     memory = ort.OrtMemoryInfo("Cuda", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, device, ort.OrtMemType.DEFAULT)
-    ort.create_and_register_allocator_v2(
-        "CUDAExecutionProvider", memory, {"device_id": str(device)}, ort.OrtArenaCfg(_ARENA)
-    )
+    ort.create_and_register_allocator_v2(CUDA.ort_name, memory, {"device_id": str(device)}, ort.OrtArenaCfg(_ARENA))
 
 
 def give_back_gpu_memory(selection: Selection) -> None:
@@ -101,7 +100,7 @@ def give_back_gpu_memory(selection: Selection) -> None:
 
     ONNX Runtime does that only at the end of a run, so this runs a tiny graph; if even that fails, nothing is returned.
     """
-    if selection.name != "cuda":
+    if selection.provider is not CUDA:
         return
     device = selection.device_id
     run = ort.RunOptions()
@@ -121,5 +120,5 @@ def _smallest_session(device: int) -> Any:
     with _registering:
         _share_gpu_memory(device)
     return ort.InferenceSession(
-        str(COPY_GRAPH), options, providers=[("CUDAExecutionProvider", {"device_id": str(device)})], enable_fallback=0
+        str(COPY_GRAPH), options, providers=[(CUDA.ort_name, {"device_id": str(device)})], enable_fallback=0
     )

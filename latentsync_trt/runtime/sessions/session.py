@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from latentsync_trt.errors import EngineBuildError, InferenceError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.compiler.failures import is_out_of_memory, last_line
+from latentsync_trt.runtime.providers import table
 from latentsync_trt.runtime.sessions.memory import share_memory
 from latentsync_trt.runtime.sessions.native_log import native_errors
 
@@ -22,7 +23,7 @@ T = TypeVar("T")
 Array = NDArray[Any]
 Providers = tuple[tuple[str, Mapping[str, str]], ...]
 
-CPU: Providers = (("CPUExecutionProvider", {}),)
+CPU: Providers = ((table.CPU.ort_name, {}),)
 
 # Else it warns on stderr about unused plug-in devices, between the lines of the command.
 ort.set_default_logger_severity(4)
@@ -41,7 +42,7 @@ _NUMPY_TYPES: dict[str, type[np.generic]] = {
 _MOST_BYTES = 10**13
 
 # Providers that report why they fail in the log only.
-_SILENT_PROVIDERS = frozenset({"TensorrtExecutionProvider"})
+_SILENT_PROVIDERS = frozenset({table.TENSORRT.ort_name})
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +189,15 @@ class Session:
         counts: dict[str, int] = {}
         shapes_vary = any(not isinstance(size, int) for tensor in self.inputs for size in tensor.shape)
         for part in self.ort.get_provider_graph_assignment_info():
-            on_cpu = part.ep_name == "CPUExecutionProvider"
+            on_cpu = part.ep_name == table.CPU.ort_name
             counted = [node for node in part.get_nodes() if not (shapes_vary and on_cpu and node.op_type in _SHAPE_OPS)]
             counts[part.ep_name] = counts.get(part.ep_name, 0) + len(counted)
         return counts
+
+
+def plain_cuda(device_id: int) -> Providers:
+    """ONNX Runtime's CUDA provider on a GPU, for small graphs."""
+    return (table.CUDA.ort_name, {"device_id": str(device_id)}), *CPU
 
 
 _SHAPE_OPS = frozenset({"Concat", "Div", "Mul", "Reshape", "Squeeze"})
