@@ -133,13 +133,6 @@ class SyncOptions:
         show=lambda steps: ",".join(map(str, steps)),
         metavar="STEP,STEP,...",
     )
-    overlap: int = _sampling_option(
-        0,
-        "Frames that windows of 16 share and blend; N make 16/(16-N) times the work. Without, joints show little; 2 "
-        "soften the strongest.",
-        minimum=0,
-        maximum=8,
-    )
     face: str = option(
         "largest",
         "Whose mouth: largest, left, right, index:N as numbered by `latentsync-trt faces`, or at:X,Y in pixels. A "

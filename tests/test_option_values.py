@@ -59,7 +59,6 @@ def test_steps_are_taken_or_refused(value: tuple[int, ...]) -> None:
     [
         ({"steps": 2.5}, "--steps 2.5: not a whole number"),
         ({"steps": "8"}, "--steps '8': not a whole number"),
-        ({"overlap": True}, "--overlap True: not a whole number"),
         ({"offset": None}, "--offset None: not a number"),
         ({"guidance": "strong"}, "--guidance 'strong': not a number"),
         ({"guidance": float("nan")}, "--guidance nan: outside"),

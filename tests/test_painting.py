@@ -185,16 +185,15 @@ runs = st.tuples(st.sets(st.integers(0, 2)), st.integers(1, 3 * FRAMES) | st.sam
     pattern=st.lists(runs, max_size=12),
     at_once=st.sampled_from([1, 2, 3, 8]),
     streams=st.integers(1, 3),
-    overlap=st.integers(0, FRAMES // 2),
     frames_done=st.just(0) | st.integers(0, 6 * FRAMES),
 )
 def test_any_pattern_of_tracks_leaves_in_order_and_in_time(
-    pattern: list[tuple[set[int], int]], at_once: int, streams: int, overlap: int, frames_done: int
+    pattern: list[tuple[set[int], int]], at_once: int, streams: int, frames_done: int
 ) -> None:
     tracks = list(chain.from_iterable([shown] * length for shown, length in pattern))
-    clip = Counted(tracks, at_once, streams=streams, overlap=overlap)
+    clip = Counted(tracks, at_once, streams=streams)
     assert_own_mouths(clip.run(frames_done), tracks, frames_done)
-    assert clip.most_held <= (at_once + streams) * FRAMES + (streams if overlap else 0)
+    assert clip.most_held <= (at_once + streams) * FRAMES
     assert max(clip.denoiser.batches, default=0) <= at_once
 
 
@@ -285,15 +284,14 @@ class Several(Counted):
     at_once=st.sampled_from([1, 2, 3]),
     seconds=st.lists(st.sampled_from([0.0, 0.0, 0.001]), min_size=2, max_size=4),
     streams=st.integers(1, 2),
-    overlap=st.integers(0, FRAMES // 2),
 )
 def test_several_devices_keep_the_order_and_hold_a_bounded_number_of_frames(
-    pattern: list[tuple[set[int], int]], at_once: int, seconds: list[float], streams: int, overlap: int
+    pattern: list[tuple[set[int], int]], at_once: int, seconds: list[float], streams: int
 ) -> None:
     tracks = list(chain.from_iterable([shown] * length for shown, length in pattern))
-    clip = Several(tracks, at_once, seconds, streams=streams, overlap=overlap)
+    clip = Several(tracks, at_once, seconds, streams=streams)
     assert_own_mouths(clip.run(), tracks)
-    for_one = (at_once + streams) * FRAMES + (streams if overlap else 0)
+    for_one = (at_once + streams) * FRAMES
     assert clip.most_held <= for_one + 2 * len(seconds) * at_once * FRAMES
 
 

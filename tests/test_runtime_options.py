@@ -176,7 +176,7 @@ def test_engines_cover_what_a_run_uses_of_a_dynamic_bundle() -> None:
     used = engine_ranges(bundle, None)
     assert {name: astuple(span) for name, span in used.items()} == {
         "windows": (1, 1, 1),
-        "frames": (8, 16, 16),
+        "frames": (16, 16, 16),
         "images": (4, 4, 4),
         "segments": (1, 1, 1),
         "latent_height": (32, 64, 64),

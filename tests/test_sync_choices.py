@@ -118,15 +118,6 @@ def test_a_mix_is_heard_and_the_voice_moves_the_lips(lip_sync: LipSync, folder: 
     assert np.array_equal(np.stack(decoded(tmp_path / "a.mkv")), np.stack(decoded(tmp_path / "b.mkv")))
 
 
-def test_windows_can_overlap(lip_sync: LipSync, folder: Path, tmp_path: Path) -> None:
-    plain = run(lip_sync, folder, tmp_path / "a.mkv", "clip.mkv")
-    blended = run(lip_sync, folder, tmp_path / "b.mkv", "clip.mkv", overlap=4)
-    assert plain.windows == blended.windows == 2
-    frames = zip(decoded(tmp_path / "a.mkv"), decoded(tmp_path / "b.mkv"), strict=True)
-    changed = [number for number, (a, b) in enumerate(frames) if (a != b).any()]
-    assert changed[:4] == [12, 13, 14, 15]  # what follows depends on them, as outlines are smoothed over time
-
-
 LEFT, RIGHT = np.s_[:, :240], np.s_[:, 240:]
 
 
@@ -199,7 +190,7 @@ def test_faces_are_painted_in_their_turns(lip_sync: LipSync, folder: Path, tmp_p
         ({"start": 0, "end": 5}, r"--end 5: .*two\.mkv lasts 0\.80 s"),
         ({"enhancer": "none"}, "--enhancer none: not installed"),
         ({"offset": -500.0}, "the speech goes from -0.50 to -0.26 s of the output; change --start"),
-        ({"overlap": 8, "turns": "gone.rttm"}, "gone.rttm: no such file"),
+        ({"turns": "gone.rttm"}, "gone.rttm: no such file"),
         ({"mix": "gone.wav"}, "gone.wav: no such file"),
         ({"report": "page.pdf"}, "--report page.pdf: is not the name of a page"),
         ({"c2pa_cert": "cert.pem"}, "--c2pa-cert needs --c2pa-key"),
@@ -239,7 +230,7 @@ def test_saved_tracks_are_used_instead_of_a_search(lip_sync: LipSync, folder: Pa
 def test_the_command_takes_them(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.mkv"
     words = ["sync", "--video", folder / "clip.mkv", "--voice", folder / "voice.wav", "--mix", folder / "mix.wav"]
-    words += ["--start", "0:00.24", "--offset", "-40", "--overlap", "2", "-o", target, "--bundle", small_bundle(), "-q"]
+    words += ["--start", "0:00.24", "--offset", "-40", "-o", target, "--bundle", small_bundle(), "-q"]
     result = CliRunner().invoke(main, [str(word) for word in [*words, "--steps", "1", "--lossless"]])
     assert (result.exit_code, result.output) == (0, "")
     assert painted(folder / "clip.mkv", target) == list(range(6, 11))

@@ -67,7 +67,7 @@ def test_speakers_are_objects_or_text() -> None:
 
 EVERY = """
 --preset fast --steps 9 --solver ddim --guidance 1.75 --guidance-interval 0.2-0.85 --seed 7 --full-steps 0,1,5
---overlap 2 --turns t.rttm --faces f.json --paste mask --feather 2.5 --no-color-match --enhancer sharp --fps 25
+--turns t.rttm --faces f.json --paste mask --feather 2.5 --no-color-match --enhancer sharp --fps 25
 --length longest --extend hold --start 2.5 --end 1:00:00 --offset -40 --mix m.wav --silence model --codec prores
 --encoder auto --crf 20 --encoder-preset hq --lossless --no-mark --c2pa-cert c.pem --c2pa-key k.pem --resume
 --report page.html --resolution 320 --speaker 0=a.wav --speaker 2=b.wav
@@ -124,7 +124,6 @@ WRONG = [
     ({"face": "index:one"}, "--face index:one: is none of largest, left, right, index:N, at:X,Y"),
     ({"face": 3}, "--face 3: is none of"),
     ({"offset": float("inf")}, "--offset inf: outside"),
-    ({"overlap": 9}, "--overlap 9: outside 0 to 8"),
 ]
 
 

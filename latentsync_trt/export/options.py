@@ -20,7 +20,7 @@ TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "diffusers", "safetensors")
 EXTRA = "export"
 """The extra that installs them."""
 
-FEWEST_FRAMES = 2
+_FEWEST_FRAMES = 2
 LONGEST_WINDOW = 24
 """Number of frame positions in the published checkpoints."""
 
@@ -49,7 +49,7 @@ class ExportOptions:
         16,
         "Frames in a window; the models were trained at 16.",
         advanced=True,
-        minimum=FEWEST_FRAMES,
+        minimum=_FEWEST_FRAMES,
         maximum=LONGEST_WINDOW,
     )
     precision: Literal["fp32", "fp16"] = _model_option(

@@ -29,7 +29,7 @@ from latentsync_trt.export.cuda_ops import norm_obstacle
 from latentsync_trt.export.cuda_unet import CudaUNet
 from latentsync_trt.export.cuda_vae import CudaDecoder, CudaEncoder, PointwiseConv, vae_obstacle
 from latentsync_trt.export.graphs import GraphPlan
-from latentsync_trt.export.options import FEWEST_FRAMES, ExportOptions, Sources
+from latentsync_trt.export.options import ExportOptions, Sources
 from latentsync_trt.export.step import DenoiseStep
 from latentsync_trt.export.unet import INPUT_CHANNELS, LATENT_CHANNELS, shallow_copy
 from latentsync_trt.export.vae import VaeDecoder, VaeEncoder, load_vae
@@ -192,29 +192,25 @@ def _step_plan(networks: Networks, options: ExportOptions, *, guided: bool, cach
     module = DenoiseStep(unet, guided=guided, cached=cached)
     outputs = STEP_OUTPUTS if cached else (*STEP_OUTPUTS, HIDDEN)
 
-    def example(windows: int, frames: int = options.frames, size_px: int = options.resolution_px) -> Inputs:
-        inputs = _step_inputs(networks, windows, frames, size_px // PIXELS_PER_LATENT)
+    def example(windows: int, size_px: int = options.resolution_px) -> Inputs:
+        inputs = _step_inputs(networks, windows, options.frames, size_px // PIXELS_PER_LATENT)
         if cached:
             size = inputs["latents"].shape[3:]
-            hidden = _random(2 if guided else 1, windows, frames, unet.config.widths[0], *size)
+            hidden = _random(2 if guided else 1, windows, options.frames, unet.config.widths[0], *size)
             inputs[HIDDEN] = hidden.to(unet.conv_in.weight.dtype)
         return inputs
 
     static = GraphPlan(step_graph(guided=guided, cached=cached), "unet", module, example(1), outputs)
     if not options.dynamic:
         return replace(static, cpu_form=guided)  # all steps of the presets are guided
-    ranges = _size_ranges(options) | {
-        "windows": DimensionRange(1, 1, options.max_windows),
-        "frames": DimensionRange(FEWEST_FRAMES, options.frames, unet.config.positions),
-    }
-    latent_axes = _axes(ranges, "windows", "", "frames", LATENT_HEIGHT, LATENT_WIDTH)
+    ranges = _size_ranges(options) | {"windows": DimensionRange(1, 1, options.max_windows)}
+    latent_axes = _axes(ranges, "windows", "", "", LATENT_HEIGHT, LATENT_WIDTH)
     axes = dict.fromkeys(("latents", "conditioning", "history"), latent_axes)
-    axes["audio"] = _axes(ranges, "windows", "frames")
+    axes["audio"] = _axes(ranges, "windows")
     if cached:
-        axes[HIDDEN] = _axes(ranges, "", "windows", "frames", "", LATENT_HEIGHT, LATENT_WIDTH)
-    another = options.frames + (1 if options.frames < unet.config.positions else -1)
+        axes[HIDDEN] = _axes(ranges, "", "windows", "", "", LATENT_HEIGHT, LATENT_WIDTH)
     others = (example(1, size_px=size_px) for size_px in _other_sizes_px(options))
-    further = (example(1), example(1, another), example(1, FEWEST_FRAMES), *others)
+    further = (example(1), *others)
     return replace(static, inputs=example(2), dynamic=axes, ranges=ranges, further_inputs=further)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 
@@ -57,13 +56,11 @@ class Inpainter:
         return [self._conditioning(faces) for faces in windows]
 
     def denoise(self, known: Sequence[Float32Array], audio: Sequence[Float32Array]) -> list[Float32Array]:
-        """The latents of each window, float32 `(4, F, h, w)`; windows of one length are denoised together."""
+        """The latents of each window, float32 `(4, F, h, w)`."""
         latents: list[Float32Array] = []
-        for _, same in groupby(zip(known, audio, strict=True), key=lambda window: window[0].shape):
-            windows = list(same)
-            for start in range(0, len(windows), self.windows_per_batch):
-                together = zip(*windows[start : start + self.windows_per_batch], strict=True)
-                latents += self._denoise(*map(np.stack, together))
+        for start in range(0, len(known), self.windows_per_batch):
+            together = slice(start, start + self.windows_per_batch)
+            latents += self._denoise(np.stack(known[together]), np.stack(audio[together]))
         return latents
 
     def decode(self, latents: Sequence[Float32Array]) -> list[Sequence[UInt16Array]]:

@@ -6,10 +6,9 @@ run side by side, a window is encoded and another one decoded while the one betw
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import partial
 from time import perf_counter
 from typing import Protocol, TypeVar
@@ -93,7 +92,7 @@ class Painter:
         devices: each takes the next windows when it is free; may be set until `paint`.
         frames: F, the length of a window.
         audio_windows: runs a network, so it is called in one thread.
-        streams, overlap, shorter: see `WindowPlanner`.
+        streams: see `WindowPlanner`.
         at_once: how many windows to paint together; called for every frame.
         failures: errors that leave a device out and give its windows to others, except for the last device.
         on_failure: called with the position of such a device and its error, in a thread of its own.
@@ -107,8 +106,6 @@ class Painter:
         clock: StageClock,
         *,
         streams: int = 1,
-        overlap: int = 0,
-        shorter: Sequence[int] = (),
         at_once: Callable[[], int] = lambda: 1,
         failures: tuple[type[Exception], ...] = (),
         on_failure: Callable[[int, Exception], object] = lambda *_: None,
@@ -117,7 +114,7 @@ class Painter:
         self.first: tuple[float, int] | None = None
         """When the first windows were painted, on `time.perf_counter`'s scale, and the index after their frames."""
         self._lock = threading.Lock()
-        self.streams, self._overlap, self._shorter, self._frames_done = streams, overlap, tuple(shorter), 0
+        self.streams, self._frames_done = streams, 0
         self._clock, self._at_once = clock, at_once
         self._failures, self._on_failure = failures, on_failure
 
@@ -134,12 +131,10 @@ class Painter:
         """Every job in order, with windows as soon as `at_once` of them are complete, whoever's faces they show.
 
         Fewer once frames have waited for the duration of `at_once` windows: without faces no window completes, and
-        frames would pile up. No frame is held back by more than (`at_once` + `streams`)·F frames after it, and with
-        overlap `streams` more. Each holds one crop for each of its faces.
+        frames would pile up. No frame is held back by more than (`at_once` + `streams`)·F frames after it. Each holds
+        one crop for each of its faces.
         """
-        planner: WindowPlanner[Sight] = WindowPlanner(
-            self._frames, streams=self.streams, overlap=self._overlap, shorter=self._shorter
-        )
+        planner: WindowPlanner[Sight] = WindowPlanner(self._frames, streams=self.streams)
         ready: list[Window[Sight]] = []
         waited = 0
         with closing(jobs):
@@ -158,9 +153,7 @@ class Painter:
 
     def _wanted(self, windows: Sequence[Window[Sight]]) -> list[Window[Sight]]:
         """Those with a frame that has not been written yet."""
-        return [
-            window for window in windows if any(frame.index >= self._frames_done for _, (frame, _), _ in window.used)
-        ]
+        return [window for window in windows if window.items[window.used[-1]][0].index >= self._frames_done]
 
     def paint(self, gathered: Generator[Gathered, None, None]) -> Generator[Job, None, None]:
         """Every job in order, with its painted faces, as soon as their windows are done.
@@ -170,7 +163,7 @@ class Painter:
         up to 2·`at_once`·F frames more wait.
         """
         queue: deque[Job] = deque()
-        painted = _Painted()
+        painted: dict[tuple[int, int], UInt16Array] = {}
         alone = len(self.devices) == 1
         workers = [partial(self._paint, device) for device in self.devices]
         results = spread(
@@ -186,9 +179,9 @@ class Painter:
                 if item.job is not None:
                     queue.append(item.job)
                 for windows, faces in batches:
-                    self._add(windows, faces, painted)
-                while queue and (queue[0].frame.index < self._frames_done or painted.holds(queue[0])):
-                    yield painted.take(queue.popleft())
+                    painted.update(self._used(windows, faces))
+                while queue and (queue[0].frame.index < self._frames_done or _keys(queue[0]) <= painted.keys()):
+                    yield _with_faces(queue.popleft(), painted)
 
     def _batches(self, item: Gathered) -> list[Batch]:
         if not item.windows:
@@ -201,7 +194,7 @@ class Painter:
 
     def _paint(self, device: PaintDevice, batch: Batch) -> tuple[Sequence[Window[Sight]], list[Sequence[UInt16Array]]]:
         windows, audio = batch
-        count = sum(window.count_used for window in windows)
+        count = sum(len(window.used) for window in windows)
         with device.used():
             # Here, not where windows are gathered: a track of one frame makes a window of F faces, and as many windows
             # may wait in the queue as frames.
@@ -219,56 +212,34 @@ class Painter:
         with self._lock:
             device.add(len(windows), start_s)
             if self.first is None:
-                last = max(frame.index for window in windows for _, (frame, _), _ in window.used)
+                last = max(window.items[window.used[-1]][0].index for window in windows)
                 self.first = perf_counter(), last + 1
         return windows, results
 
-    def _add(
-        self, windows: Sequence[Window[Sight]], results: Sequence[Sequence[UInt16Array]], painted: "_Painted"
-    ) -> None:
+    def _used(
+        self, windows: Sequence[Window[Sight]], results: Sequence[Sequence[UInt16Array]]
+    ) -> Iterator[tuple[tuple[int, int], UInt16Array]]:
+        """The new faces of frames that have not been written yet, by the frame's index and the track."""
         for window, faces in zip(windows, results, strict=True):
-            partial = window.count_used < len(window.items)
-            for position, sight, weight in window.used:
-                if sight[0].index < self._frames_done:
-                    continue
-                # Copied from a window with unused results, which are part of the same array.
-                painted.add(sight, faces[position].copy() if partial else faces[position], weight)
+            whole = len(window.used) == len(window.items)
+            for position in window.used:
+                frame, target = window.items[position]
+                if frame.index >= self._frames_done:
+                    # Copied from a window with unused results, which are part of the same array.
+                    yield (frame.index, target.track_id), faces[position] if whole else faces[position].copy()
 
     def _audio(self, window: Window[Sight]) -> Float32Array:
         return self._audio_windows(window.items[0][1].speaker, [frame for frame, _ in window.items])
 
 
-class _Painted:
-    """Painted faces that wait for their frame, by the frame's index and the track, with the sum of their weights."""
+def _keys(job: Job) -> set[tuple[int, int]]:
+    return {(job.frame.index, target.track_id) for target in job.targets}
 
-    def __init__(self) -> None:
-        self._faces: dict[tuple[int, int], tuple[UInt16Array | Float32Array, Fraction]] = {}
 
-    def add(self, sight: Sight, face: UInt16Array, weight: Fraction) -> None:
-        key = sight[0].index, sight[1].track_id
-        if weight == 1:
-            self._faces[key] = face, weight
-            return
-        share = np.multiply(face, np.float32(weight), dtype=np.float32)
-        if key in self._faces:
-            before, given = self._faces[key]
-            share, weight = share + before, weight + given
-        self._faces[key] = share, weight
-
-    def holds(self, job: Job) -> bool:
-        """Whether all faces of `job` are there."""
-        index = job.frame.index
-        return all(self._faces.get((index, target.track_id), (None, 0))[1] == 1 for target in job.targets)
-
-    def take(self, job: Job) -> Job:
-        """`job` with those of its faces that are there."""
-        return replace(job, targets=tuple(self._take(job.frame.index, target) for target in job.targets))
-
-    def _take(self, index: int, target: Target) -> Target:
-        face, _ = self._faces.pop((index, target.track_id), (None, None))
-        if face is None:
-            return target
-        return replace(target, painted=np.asarray(face if face.dtype == np.uint16 else np.rint(face), np.uint16))
+def _with_faces(job: Job, painted: dict[tuple[int, int], UInt16Array]) -> Job:
+    """`job` with those of its faces that are painted, which are taken out."""
+    targets = (replace(each, painted=painted.pop((job.frame.index, each.track_id), None)) for each in job.targets)
+    return replace(job, targets=tuple(targets))
 
 
 def _faces(window: Window[Sight]) -> UInt8Array:

@@ -35,7 +35,7 @@ from latentsync_trt.sync.speakers import Span, heard
 from latentsync_trt.sync.speech import OpenVoices
 from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.sync.timeline import expected_frames, timeline_of
-from latentsync_trt.sync.windows import check_overlap, streams_at
+from latentsync_trt.sync.windows import streams_at
 from latentsync_trt.types import (
     DeviceTime,
     Enhancer,
@@ -84,7 +84,6 @@ class Run:
         self._inputs = check_inputs(video, audio, output, options)
         self._devices, self._manifest = devices, devices.bundle.manifest
         self._resolution_px = resolution_of(self._manifest, options, devices.options)
-        check_overlap(self._manifest.frames, options.overlap)
         self._options, self._on_progress = options, on_progress
         self._clock = StageClock()
         self._opened_s = self._written_s = self._start_s
@@ -257,8 +256,6 @@ class Run:
             speech.windows,
             self._clock,
             streams=streams_at(playback.fps or self._inputs.info.frames_per_s),
-            overlap=self._options.overlap,
-            shorter=devices.shorter_windows,
             at_once=self._windows_at_once,
             failures=DEVICE_FAILURES,
             on_failure=lambda position, error: devices.leave_out(devices.all[position], error),

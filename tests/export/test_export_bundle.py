@@ -183,7 +183,7 @@ def test_half_precision_is_verified(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 @pytest.mark.slow
 def test_dynamic_half_precision(dynamic_half_bundle: Path) -> None:
     manifest = Bundle.load(dynamic_half_bundle).manifest
-    assert manifest.ranges.keys() == {"segments", "images", "windows", "frames"}
-    assert manifest.graphs[CACHED_STEP].inputs[-1].shape[:3] == (2, "windows", "frames")
+    assert manifest.ranges.keys() == {"segments", "images", "windows"}
+    assert manifest.graphs[CACHED_STEP].inputs[-1].shape[:2] == (2, "windows")
     assert manifest.graphs[CACHED_STEP].inputs[-1].dtype == "float16"
     assert max(manifest.verification.values()) <= WELL_CONDITIONED["fp16"]

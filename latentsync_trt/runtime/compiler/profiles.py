@@ -1,6 +1,6 @@
 """The shapes that engines are built for. Pure.
 
-A bundle exported with `--dynamic` names its variable dimensions (windows, frames, images, segments,
+A bundle exported with `--dynamic` names its variable dimensions (windows, images, segments,
 and with `--min-resolution` heights and widths) and their ranges.
 A *dynamic* engine covers these ranges; a *static* one fixes each dimension at its optimum. A bundle exported with
 `--static` has no variable dimensions, so only static engines can be built from it.
@@ -15,14 +15,6 @@ from latentsync_trt.errors import InputError
 from latentsync_trt.values import RESOLUTION_STEP_PX
 
 Shape = tuple[int, ...]
-
-_SHORTEST_WINDOW = 8
-"""Frames. Leftover frames of the built-in clip painted in 8 instead of 16 differ by 47 dB or more on average, and lips
-follow the speech as closely; windows of 16 that begin elsewhere differ by 50, windows of 4 by 45, of 2 by 44
-(benchmarks/short-windows-demo.json)."""
-
-_WINDOW_STEP = 4
-"""Frames. The VAE takes batches of 4 pictures, and only windows of one length are denoised together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +53,18 @@ def dimension_ranges(manifest: Manifest, options: RuntimeOptions) -> dict[str, D
 def engine_ranges(ranges: Mapping[str, DimensionRange], windows_per_batch: int | None) -> dict[str, DimensionRange]:
     """`ranges` reduced to what a run asks of an engine, which holds memory for the largest shape of its profile.
 
-    A run encodes one segment of speech at a time, pads pictures to the usual number, and denoises `windows_per_batch`
-    windows together (None: one), of the usual length or one of the shorter ones.
+    A run encodes one segment of speech at a time, pads windows and pictures to the usual number, and denoises
+    `windows_per_batch` windows together (None: one).
     """
     most = {"windows": windows_per_batch or 1, "segments": 1}
     reduced = dict(ranges)
-    for name in ranges.keys() & {"windows", "segments", "frames", "images"}:
+    for name in ranges.keys() & most.keys():
         span = ranges[name]
-        maximum = max(span.minimum, min(most.get(name, span.optimum), span.maximum))
-        minimum = {"images": maximum, "frames": min(max(_SHORTEST_WINDOW, span.minimum), maximum)}
-        reduced[name] = DimensionRange(minimum.get(name, span.minimum), min(span.optimum, maximum), maximum)
+        maximum = max(span.minimum, min(most[name], span.maximum))
+        reduced[name] = DimensionRange(span.minimum, min(span.optimum, maximum), maximum)
+    for name in ranges.keys() & {"frames", "images"}:
+        reduced[name] = DimensionRange(*[ranges[name].optimum] * 3)
     return reduced
-
-
-def shorter_windows(ranges: Mapping[str, DimensionRange]) -> tuple[int, ...]:
-    """Lengths below the usual one in which few frames may be painted, ascending; none with fixed shapes."""
-    span = ranges.get("frames")
-    if span is None or span.fixed:
-        return ()
-    return tuple(range(max(_SHORTEST_WINDOW, span.minimum), span.optimum, _WINDOW_STEP))
 
 
 def input_shapes(entry: GraphEntry, ranges: Mapping[str, DimensionRange]) -> dict[str, InputShapes]:

@@ -40,7 +40,7 @@ _PIPE_BYTES = 1 << 20
 _SIZE = struct.Struct("<Q")
 
 # What is read of `Networks` without a call: sent with every answer.
-_STATE = ("selection", "windows_per_batch", "low_memory", "building", "shorter_windows")
+_STATE = ("selection", "windows_per_batch", "low_memory", "building")
 
 
 class NetworksApart:
@@ -55,7 +55,6 @@ class NetworksApart:
     windows_per_batch: int
     low_memory: bool
     building: bool
-    shorter_windows: tuple[int, ...]
     side_by_side = False
 
     def __init__(

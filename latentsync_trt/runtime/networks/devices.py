@@ -83,12 +83,6 @@ class Devices:
         return min(device.networks.windows_per_batch for device in self.in_use)
 
     @property
-    def shorter_windows(self) -> tuple[int, ...]:
-        """As `Networks.shorter_windows`: lengths that all devices take."""
-        own = [set(device.networks.shorter_windows) for device in self.in_use]
-        return tuple(sorted(set.intersection(*own)))
-
-    @property
     def low_memory(self) -> bool:
         """Whether a device keeps one network at a time."""
         return any(device.networks.low_memory for device in self.in_use)

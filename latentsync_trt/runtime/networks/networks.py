@@ -10,7 +10,6 @@ from latentsync_trt.errors import EngineBuildError, InferenceError, InputError, 
 from latentsync_trt.remembered import forget
 from latentsync_trt.runtime.cache.store import EngineCache, Notice, cache_folder
 from latentsync_trt.runtime.compiler.layers import LayerSummary
-from latentsync_trt.runtime.compiler.profiles import shorter_windows
 from latentsync_trt.runtime.networks.background import BackgroundBuild
 from latentsync_trt.runtime.networks.batching import needed_bytes, windows_that_fit
 from latentsync_trt.runtime.networks.codec import VaeCodec
@@ -100,13 +99,6 @@ class Networks:
     def side_by_side(self) -> bool:
         """Whether stages run at the same time: on a GPU with room for all networks."""
         return self.selection.gpu is not None and not self._in_turn and not self.low_memory
-
-    @property
-    def shorter_windows(self) -> tuple[int, ...]:
-        """See `profiles.shorter_windows`."""
-        if self.selection.provider is CUDA:  # cuDNN plans all convolutions again for each length
-            return ()
-        return shorter_windows(self._pool.engines.ranges)
 
     def times(self) -> tuple[EngineTime, ...]:
         """Time spent on each engine."""
