@@ -8,7 +8,7 @@ STAMPS := $(VENV)/stamps
 FULL := build/check-full
 # The first one is that of the plots.
 CAPABILITIES := 8.9 7.5 8.0 8.6 12.0
-CHECK = $(BIN)/latentsync-trt check --json
+CHECK = $(BIN)/python scripts/check_graphs.py
 FULL_BUNDLES := fp16-512 fp16-256 fp16-512-dynamic fp16-256-512-dynamic int8-512 fp8-512
 STEPS := denoise_step denoise_step_cached denoise_step_unguided denoise_step_unguided_cached
 # Of bundles in eight bits the steps are what differs. FP8 is for two generations; the small one is tried on both.
@@ -39,7 +39,7 @@ $(STAMPS)/run: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@mkdir -p $(STAMPS) && touch $@
 
-# torch is pinned in the `export` extra, which the tests need to make their bundles; `check` compiles them.
+# torch is pinned in the `export` extra, which the tests need to make their bundles; the extra `check` compiles them.
 $(STAMPS)/dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[calibrate,check,cluster,dev,docs,export,serve,ui]"
@@ -77,12 +77,12 @@ dist: $(STAMPS)/dev
 check-full: check-demo $(FULL_BUNDLES:%=check-full-%)
 
 check-full-%: $(FULL)/%/manifest.json
-	$(CHECK) --bundle $(FULL)/$* $(CHECK_$*) $(foreach each,$(or $(CAPABILITIES_$*),$(CAPABILITIES)),--compute-capability $(each)) \
+	$(CHECK) $(FULL)/$* $(CHECK_$*) $(foreach each,$(or $(CAPABILITIES_$*),$(CAPABILITIES)),--compute-capability $(each)) \
 		> $(FULL)/$*.json || { cat $(FULL)/$*.json; exit 1; }
 	cp $(FULL)/$*.json benchmarks/check-full-$*.json
 
 check-demo: | $(STAMPS)/dev
-	$(CHECK) --bundle demo $(CAPABILITIES:%=--compute-capability %) > benchmarks/check-demo.json
+	$(CHECK) demo $(CAPABILITIES:%=--compute-capability %) > benchmarks/check-demo.json
 
 .PRECIOUS: $(FULL)/%/manifest.json $(FULL)/fp16-%/manifest.json $(FULL)/fp16-%-dynamic/manifest.json
 .PRECIOUS: $(FULL)/int8-%/manifest.json $(FULL)/fp8-%/manifest.json

@@ -380,9 +380,9 @@ def test_an_engine_of_another_version_is_refused_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("reason", "cure"),
     [
-        ("Bernoulli (node odd): TensorRT has no such operation", "see `latentsync-trt check`"),
+        ("Bernoulli (node odd): TensorRT has no such operation", "please report it"),
         # A layer's name holds the word, too.
-        ("Could not find any implementation for node /mid/attn/Attention/MatMul", "see `latentsync-trt check`"),
+        ("Could not find any implementation for node /mid/attn/Attention/MatMul", "please report it"),
         ("Attention (node /down/attn): TensorRT has no such operation", "export the model with --attention matmul"),
         ("Attention operation was not supported by a dedicated kernel", "export the model with --attention matmul"),
     ],

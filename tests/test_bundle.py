@@ -15,11 +15,12 @@ from latentsync_trt.bundle.manifest import (
     REQUIRED_GRAPHS,
     Bundle,
     Manifest,
+    check_target,
     read_manifest,
     sha256_file,
 )
-from latentsync_trt.bundle.staging import check_target, staged_bundle
 from latentsync_trt.errors import BundleError, InputError, OutputError
+from latentsync_trt.files import published_folder
 from tests.bundles import make_bundle
 
 
@@ -130,8 +131,8 @@ def test_the_folder_of_bundles_may_be_below_the_home_folder(tmp_path: Path, monk
         checkpoints_folder()
 
 
-def test_staged_bundle_replaces_an_earlier_one(bundle: Bundle) -> None:
-    with staged_bundle(bundle.folder) as staged:
+def test_published_folder_replaces_an_earlier_one(bundle: Bundle) -> None:
+    with published_folder(bundle.folder) as staged:
         (staged / "new").touch()
         assert Bundle.load(bundle.folder).manifest == bundle.manifest
     assert [path.name for path in bundle.folder.iterdir()] == ["new"]
@@ -141,7 +142,7 @@ def test_staged_bundle_replaces_an_earlier_one(bundle: Bundle) -> None:
 @pytest.mark.parametrize(("error", "raised"), [(ValueError(), ValueError), (OSError(28, "disk full"), OutputError)])
 def test_failed_staging_keeps_the_earlier_bundle(bundle: Bundle, error: Exception, raised: type[Exception]) -> None:
     def fail() -> None:
-        with staged_bundle(bundle.folder) as staged:
+        with published_folder(bundle.folder) as staged:
             (staged / "new").touch()
             raise error
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from latentsync_trt.bundle import manifest as manifest_module
 from latentsync_trt.bundle.manifest import FORMAT_VERSION, MANIFEST_NAME, Bundle, read_manifest
-from latentsync_trt.bundle.sealed import sealed_text
 from latentsync_trt.errors import BundleError
+from latentsync_trt.files import sealed_text
 from latentsync_trt.runtime.compiler.profiles import input_shapes
 from tests.bundles import make_bundle
 from tests.small import small_bundle

@@ -198,10 +198,10 @@ def test_a_read_only_cache_is_read_but_not_written(cache: EngineCache, protect: 
 def test_an_engine_in_use_cannot_be_replaced(cache: EngineCache, monkeypatch: pytest.MonkeyPatch) -> None:
     old = cache.obtain(KEY, write_engine)
 
-    def in_use(path: Path) -> None:
+    def in_use(path: Path, target: Path) -> None:
         raise PermissionError(errno.EACCES, "used by another process", str(path))
 
-    monkeypatch.setattr(store, "_set_aside", in_use)
+    monkeypatch.setattr(Path, "rename", in_use)
     with pytest.raises(OutputError, match=f"cannot be used .used by another process: {re.escape(str(old.folder))}"):
         cache.obtain(KEY, write_engine, other_than=old.built_at)
     assert [item.state for item in survey(cache.folder, hashes=True)] == ["ready"]
@@ -218,7 +218,6 @@ def test_a_rename_is_tried_again_while_a_virus_scanner_reads(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", scanned)
-    monkeypatch.setattr(store, "_set_aside", lambda path: None)
     assert cache.obtain(KEY, write_engine).state == "ready"
 
 

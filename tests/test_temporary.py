@@ -16,9 +16,9 @@ from click.testing import CliRunner
 
 from latentsync_trt import temporary
 from latentsync_trt.bundle.manifest import MANIFEST_NAME
-from latentsync_trt.bundle.staging import staged_bundle
 from latentsync_trt.cli import main
 from latentsync_trt.errors import OutputError
+from latentsync_trt.files import published_folder
 from latentsync_trt.quantize.work import load_arrays, save_arrays
 from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.temporary import (
@@ -234,12 +234,12 @@ def test_an_interruption_while_a_bundle_is_replaced_keeps_the_old_one(
     rename = Path.rename
 
     def interrupted(path: Path, to: Path) -> Path:
-        if path.name == "bundle":
+        if path.name == "staged":
             raise KeyboardInterrupt
         return rename(path, to)
 
     monkeypatch.setattr(Path, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt), staged_bundle(target) as staged:
+    with pytest.raises(KeyboardInterrupt), published_folder(target) as staged:
         (staged / MANIFEST_NAME).write_text("new")
     assert (target / MANIFEST_NAME).read_text() == "old"
     assert names(tmp_path) == [target.name]
@@ -253,7 +253,7 @@ def test_every_writer_removes_what_killed_ones_left(tmp_path: Path, caplog: pyte
         assert writer.notices[0].startswith(f"{folder}: removed a temporary folder")
 
     def bundle(folder: Path) -> None:
-        with staged_bundle(folder / "bundle"):
+        with published_folder(folder / "bundle"):
             pass
 
     def arrays(folder: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_failed_build_gives_the_reason(stand_in: StandIn) -> None:
     refused, unread, failed, memory, null = answers
     assert [answer["error"] for answer in answers] == [*["GraphRefused"] * 3, "OutOfMemory", "GraphRefused"]
     assert "Conv (node " in refused["text"]
-    assert "see `latentsync-trt check`" in refused["text"]
+    assert "please report it" in refused["text"]
     assert "the model cannot be parsed" in unread["text"]
     assert "Could not find any implementation for node" in failed["text"]
     assert "Requested size was 4294967296 bytes" in memory["text"]

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt import __version__
-from latentsync_trt.bundle.tools import tool_versions
+from latentsync_trt.bundle.manifest import tool_versions
 from latentsync_trt.cli import main
 from latentsync_trt.errors import MissingDependency
 

@@ -56,7 +56,6 @@ WRONG_USAGE = [
     ("build --bundle http://host/bundle", "bundle http://host/bundle: is a URL"),
     ("build --bundle SMALL --graph upscaler --provider cpu", "has no such graph"),
     ("build --bundle SMALL --engine-cache in.wav/x", "in.wav: is a file; name a folder"),
-    ("check --bundle SMALL --compute-capability 1.0", "--compute-capability 1.0"),
     ("bench --bundle SMALL --video none.mp4", "none.mp4: no such file"),
     ("bench --bundle SMALL --out in.wav", "--out in.wav: is a file"),
     ("bench --bundle SMALL --out folder.json", "folder.json: is a folder; name a file in it"),
@@ -93,7 +92,6 @@ FAILED = [
     ("sync --video in.wav --audio in.wav --bundle SMALL", "in.wav: has no video stream"),
     ("sync --video in.mp4 --audio in.mp4 --bundle SMALL", "in.mp4: has no audio stream"),
     ("build --bundle damaged", "damaged or edited"),
-    ("check --bundle damaged", "damaged or edited"),
 ]
 
 
@@ -138,8 +136,8 @@ def test_exit_code_and_message(line: str, words: str, code: int) -> None:
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(
     ("line", "code"),
-    [(line, 2) for line, _ in WRONG_USAGE if line.split()[0] in ("sync", "build", "check", "compare", "selftest")]
-    + [(line, 1) for line, _ in FAILED if line.split()[0] in ("sync", "build", "check")],
+    [(line, 2) for line, _ in WRONG_USAGE if line.split()[0] in ("sync", "build", "compare", "selftest")]
+    + [(line, 1) for line, _ in FAILED if line.split()[0] in ("sync", "build")],
 )
 def test_errors_are_json_where_asked(line: str, code: int) -> None:
     found, out, err = call(line, "--json")

@@ -6,7 +6,7 @@ rejected when it is opened.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from latentsync_trt.bundle.checks import contradictions, parsed
-from latentsync_trt.bundle.sealed import opened, sealed_text
-from latentsync_trt.errors import BundleError
+from latentsync_trt.errors import BundleError, InputError, MissingDependency
+from latentsync_trt.files import opened, sealed_text
+from latentsync_trt.paths import check_folder_to_write
 from latentsync_trt.remembered import checked
 from latentsync_trt.values import RESOLUTION_STEP_PX
+from latentsync_trt.version import __version__, distribution_version
 
 FORMAT_VERSION = 5
 """2 added `quantisation`, 3 `attention`, 4 renamed `quantisation` to `quantization`, 5 added the file of mel filters,
@@ -33,8 +35,8 @@ EIGHT_BIT_PRECISIONS: tuple[Precision, ...] = ("int8", "fp8")
 """Precisions of calibrated bundles: steps compute in 8 bits, except for some layers."""
 
 Shapes = Literal["static", "dynamic"]
-GraphForm = Literal["portable", "cuda", "cpu"]
-"""For every provider, or fastest on ONNX Runtime's CUDA or CPU provider; inputs, outputs and weights are the same."""
+GraphForm = Literal["portable", "cuda"]
+"""For every provider, or fastest on ONNX Runtime's CUDA provider; inputs, outputs and weights are the same."""
 
 AttentionForm = Literal["fused", "matmul"]
 """In portable graphs: one `Attention` operator where TensorRT supports it, or MatMul, Softmax, MatMul everywhere."""
@@ -313,3 +315,26 @@ def _content(folder: Path) -> tuple[dict[str, Any], str]:
     if rest is None:
         raise BundleError(f"{path}: edited or damaged (its SHA-256 differs); export the model again")
     return rest, content["sha256"]
+
+
+def check_target(target: Path) -> None:
+    """Raises `InputError` if `target` is a file, cannot be written, or is a folder with anything but a bundle."""
+    check_folder_to_write(target, "--out")
+    if target.is_dir() and any(target.iterdir()) and not (target / MANIFEST_NAME).is_file():
+        raise InputError(f"{target}: contains files but no bundle; choose another folder for --out")
+
+
+def tool_versions(packages: Iterable[str], *, extra: str) -> dict[str, str]:
+    """Versions of this package and of `packages`, which the extra `extra` installs, for `Manifest.tools`.
+
+    Raises:
+        MissingDependency: packages are not installed; the message contains the command that installs them.
+    """
+    found = {package: distribution_version(package) for package in packages}
+    missing = [package for package, version in found.items() if version is None]
+    if missing:
+        raise MissingDependency(
+            f"{', '.join(missing)}: not installed, or without their metadata; pip install 'latentsync-trt[{extra}]'"
+        )
+    # A source tree has no metadata, or that of another version.
+    return {"latentsync-trt": __version__} | {package: version for package, version in found.items() if version}

@@ -42,8 +42,6 @@ PANELS = {
         "doctor": "Say what works here and, for everything missing, the line that installs it.",
         "selftest": "Build, run and reopen every graph of a bundle on a provider, and compare its results with the "
         "CPU's.",
-        "check": "Try the graphs of a bundle with NVIDIA's compiler for TensorRT-RTX, without a GPU; list what it "
-        "refuses.",
         "cache": "Show, check and clean up the engines that were built.",
     },
 }

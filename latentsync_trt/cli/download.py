@@ -4,7 +4,7 @@ import rich_click as click
 
 from latentsync_trt import stopping
 from latentsync_trt.bundle.find import checkpoints_folder
-from latentsync_trt.bundle.tools import tool_versions
+from latentsync_trt.bundle.manifest import tool_versions
 from latentsync_trt.export.options import EXTRA
 from latentsync_trt.export.published import LATENTSYNC, VAE
 

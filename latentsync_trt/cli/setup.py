@@ -14,8 +14,7 @@ import rich_click as click
 
 from latentsync_trt import stopping
 from latentsync_trt.bundle.find import checkpoints_folder, exported_bundles, remember, remembered_choice
-from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS
-from latentsync_trt.bundle.tools import tool_versions
+from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, tool_versions
 from latentsync_trt.cli.download import HUB, INTERRUPTED
 from latentsync_trt.cli.options import provider_option
 from latentsync_trt.errors import InputError

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-import onnx_ir as ir
 import torch
 
 from latentsync_trt.audio.mel import computed_filters, write_filters
@@ -15,21 +14,21 @@ from latentsync_trt.bundle.manifest import (
     FileEntry,
     GraphEntry,
     Manifest,
+    check_target,
     sha256_file,
     step_graph,
+    tool_versions,
     write_manifest,
 )
-from latentsync_trt.bundle.staging import check_target, staged_bundle
-from latentsync_trt.bundle.tools import tool_versions
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import ExportMismatch
-from latentsync_trt.export.cpu_form import cpu_graph
 from latentsync_trt.export.graphs import OPSET, GraphPlan, build_cuda_graph, build_graph, save_graph
 from latentsync_trt.export.options import EXTRA, TOOLS, ExportOptions, check_model, find_sources
 from latentsync_trt.export.plans import Networks, cuda_obstacles, load_networks, plan_graphs
 from latentsync_trt.export.proof import Proof
 from latentsync_trt.export.published import origin
 from latentsync_trt.export.verify import needed_bytes, verification_options
+from latentsync_trt.files import published_folder
 
 Progress = Callable[[str, float], None]
 """Called with the current stage and the completed fraction of the export, 0 to 1."""
@@ -66,7 +65,7 @@ def export_bundle(options: ExportOptions, progress: Progress | None = None) -> P
     check_model(options, sources.unet, described["unet"].get("origin", ""))
     smaller = None if proven is options else proven
     proof = Proof(options, sources, networks, smaller) if options.verify else None
-    with staged_bundle(options.folder) as staged:
+    with published_folder(options.folder) as staged:
         _Export(options, described, networks, proof, report, tools).write_bundle(staged)
     report("done", 1.0)
     return options.folder
@@ -127,10 +126,7 @@ class _Export:
                     graphs[plan.name] = _write_graph(folder, plan, weights)
                     if self.proof is not None:
                         self.start(f"verifying {plan.name} {place}", plan)
-                        files = [graphs[plan.name].file]
-                        if plan.cpu_form and self.proof.smaller is None:
-                            files.append(graphs[plan.name].forms["cpu"])
-                        self.verification[plan.name] = max(self.proof.verify(plan, folder / file) for file in files)
+                        self.verification[plan.name] = self.proof.verify(plan, folder / graphs[plan.name].file)
         return graphs
 
     def notes(self) -> Iterator[str]:
@@ -156,23 +152,14 @@ class _Export:
 
 def _write_graph(folder: Path, plan: GraphPlan, weights: WeightsFile) -> GraphEntry:
     """The manifest's entry of a graph, written in every form that it has."""
-    portable = build_graph(plan)
-    entry = save_graph(portable, folder / f"{plan.name}.onnx", weights)
+    entry = save_graph(build_graph(plan), folder / f"{plan.name}.onnx", weights)
     forms: dict[str, str] = {}
-    if plan.cpu_form:
-        forms["cpu"] = _write_form(folder / f"{plan.name}.cpu.onnx", cpu_graph(portable), entry, weights)
     if plan.cuda_module is not None:
-        cuda = build_cuda_graph(plan, plan.cuda_module)
-        forms["cuda"] = _write_form(folder / f"{plan.name}.cuda.onnx", cuda, entry, weights)
+        cuda = save_graph(build_cuda_graph(plan, plan.cuda_module), folder / f"{plan.name}.cuda.onnx", weights)
+        if (cuda.inputs, cuda.outputs) != (entry.inputs, entry.outputs):
+            raise ExportMismatch(f"{cuda.file}: its inputs and outputs are not those of {entry.file}")
+        forms["cuda"] = cuda.file
     return replace(entry, forms=forms)
-
-
-def _write_form(path: Path, model: ir.Model, portable: GraphEntry, weights: WeightsFile) -> str:
-    """Writes another form of a graph; returns the file's name."""
-    entry = save_graph(model, path, weights)
-    if (entry.inputs, entry.outputs) != (portable.inputs, portable.outputs):
-        raise ExportMismatch(f"{entry.file}: its inputs and outputs are not those of {portable.file}")
-    return entry.file
 
 
 def _described(source: Path, model: str) -> dict[str, str]:

@@ -51,7 +51,7 @@ class GraphPlan:
     `network`: the network whose weights file it uses, e.g. "unet". `module`: in the portable form; `cuda_module`: in
     the CUDA form, if any. `inputs`: name → example, in the order of `forward`. `dynamic`: input → {axis: dimension
     name}; `ranges`: dimension name → allowed values. `further_inputs`: other sizes within the ranges, for verification.
-    `attention`: its form in the portable graph. `cpu_form`: whether to write the CPU form, too.
+    `attention`: its form in the portable graph.
     """
 
     name: str
@@ -64,7 +64,6 @@ class GraphPlan:
     further_inputs: tuple[Mapping[str, Tensor], ...] = ()
     cuda_module: nn.Module | None = None
     attention: AttentionForm = "fused"
-    cpu_form: bool = False
 
 
 def build_graph(plan: GraphPlan) -> ir.Model:

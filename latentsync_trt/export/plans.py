@@ -202,7 +202,7 @@ def _step_plan(networks: Networks, options: ExportOptions, *, guided: bool, cach
 
     static = GraphPlan(step_graph(guided=guided, cached=cached), "unet", module, example(1), outputs)
     if not options.dynamic:
-        return replace(static, cpu_form=guided)  # all steps of the presets are guided
+        return static
     ranges = _size_ranges(options) | {"windows": DimensionRange(1, 1, options.max_windows)}
     latent_axes = _axes(ranges, "windows", "", "", LATENT_HEIGHT, LATENT_WIDTH)
     axes = dict.fromkeys(("latents", "conditioning", "history"), latent_axes)

@@ -17,14 +17,15 @@ from latentsync_trt.bundle.manifest import (
     FileEntry,
     GraphEntry,
     Quantization,
+    check_target,
     manifest_sha256,
     sha256_file,
+    tool_versions,
     write_manifest,
 )
-from latentsync_trt.bundle.staging import check_target, staged_bundle
-from latentsync_trt.bundle.tools import tool_versions
 from latentsync_trt.bundle.weights import WeightsFile
 from latentsync_trt.errors import InputError
+from latentsync_trt.files import published_folder
 from latentsync_trt.quantize.layers import eight_bit_share, multiply_adds
 from latentsync_trt.quantize.options import CalibrateOptions
 from latentsync_trt.quantize.ranges import Ranges
@@ -73,7 +74,7 @@ def quantize_bundle(
     check_out(parent, out)
     manifest, step_names = parent.manifest, step_graphs(parent)
     # The rounded weights go to the temporary folder that contains the staged one.
-    with staged_bundle(out) as staged, QuantizedSteps(parent, ranges, options, staged.parent) as steps:
+    with published_folder(out) as staged, QuantizedSteps(parent, ranges, options, staged.parent) as steps:
         kept = steps.kept()
         if len(kept) == len(steps.layers):
             raise InputError(f"--keep: keeps all {len(kept)} layers of {manifest.name}; keep fewer")

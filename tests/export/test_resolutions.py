@@ -28,7 +28,6 @@ from latentsync_trt.export.plans import load_networks, plan_graphs
 from latentsync_trt.export.verify import verification_options
 from latentsync_trt.quantize.layers import multiply_adds
 from latentsync_trt.quantize.observe import write_observed
-from latentsync_trt.runtime.compiler.rtx import compile_graph, plan_trials
 from latentsync_trt.runtime.sessions.session import Array, Session
 from tests import narrow
 
@@ -115,6 +114,9 @@ def test_a_range_that_misses_the_resolution_is_refused(several: Path) -> None:
     "name", [VAE_ENCODER, VAE_DECODER, CACHED_STEP, pytest.param(FULL_STEP, marks=pytest.mark.slow)]
 )
 def test_one_engine_compiles_for_all_resolutions(several: Path, name: str) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")
+    from scripts.check_graphs import compile_graph, plan_trials
+
     (trial,) = plan_trials(read_manifest(several), (name,), True)
     shapes = next(iter(trial.profile.values()))
     assert shapes.minimum[-1] * 3 == shapes.optimum[-1] == shapes.maximum[-1]

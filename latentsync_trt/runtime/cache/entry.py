@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from latentsync_trt.bundle.manifest import sha256_file
-from latentsync_trt.bundle.sealed import opened, sealed_text
 from latentsync_trt.errors import EngineBuildError
+from latentsync_trt.files import opened, sealed_text
 from latentsync_trt.remembered import checked, forget
 from latentsync_trt.runtime.cache.key import EngineKey
 

@@ -26,6 +26,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from latentsync_trt.errors import EngineBuildError, LatentSyncError, OutputError
+from latentsync_trt.files import publish
 from latentsync_trt.paths import below_home
 from latentsync_trt.remembered import CACHE_VARIABLE as CACHE_VARIABLE
 from latentsync_trt.runtime.cache.entry import RECORD_NAME, Entry, examine, write_record
@@ -44,9 +45,6 @@ _POLL_S = 0.1
 
 # A provider may not notice a full disk. With less free space than this, its engine may be incomplete.
 _LEAST_FREE_BYTES = 16 * 1024**2
-
-# Windows refuses to rename a folder while a virus scanner reads a file in it.
-_RENAME_TRIES = 20
 
 _ELSEWHERE = f"choose another place with --engine-cache or {CACHE_VARIABLE}"
 
@@ -307,22 +305,6 @@ def _delete(entry: Path) -> None:
 
 def _put(aside: Path, target: Path) -> None:
     """Makes `aside` the entry `target`; deletes an older one. The caller holds its lock."""
-    old = _set_aside(target)
-    try:
-        _rename(aside, target)
-    except BaseException:
-        if old is not None:
-            with suppress(OSError):
-                old.rename(target)
-        raise
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)  # what stays, the next sweep deletes
-
-
-def _rename(source: Path, target: Path) -> None:
-    for _ in range(_RENAME_TRIES - 1):
-        with suppress(PermissionError):
-            source.rename(target)
-            return
-        time.sleep(_POLL_S)
-    source.rename(target)
+    old = _aside(target)
+    publish(aside, target, old)
+    shutil.rmtree(old, ignore_errors=True)  # what stays, the next sweep deletes

@@ -50,7 +50,7 @@ CUDA = Provider(
     with_cuda=True,
     cuda_graphs=True,
 )
-CPU = Provider("cpu", "CPUExecutionProvider", buffers="cpu", form="cpu")
+CPU = Provider("cpu", "CPUExecutionProvider", buffers="cpu")
 
 PROVIDERS = {provider.name: provider for provider in (TENSORRT, RTX, CUDA, CPU)}
 """By name, the fastest first."""

@@ -225,7 +225,7 @@ def _refusal(graph: Path, answer: Answer) -> GraphRefused | OutOfMemory:
             f"{graph.stem}: out of memory while TensorRT builds its engine ({answer.reason}); close other programs on "
             "this GPU, lower --workspace-gb, or use --static"
         )
-    cure = "see `latentsync-trt check`"
+    cure = "run with --provider cuda, and please report it"
     if _ATTENTION.search(answer.reason):
         cure = "export the model with --attention matmul, which writes attention in parts"
     return GraphRefused(f"{graph}: TensorRT built no engine: {answer.reason}; {cure}")

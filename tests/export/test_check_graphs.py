@@ -1,0 +1,167 @@
+"""`scripts/check_graphs.py` with NVIDIA's real compiler for TensorRT-RTX: what it accepts, and what it refuses."""
+
+import collections
+import dataclasses
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from latentsync_trt.bundle.find import demo_folder
+from latentsync_trt.bundle.manifest import Bundle, DimensionRange, FileEntry, read_manifest, sha256_file, write_manifest
+from latentsync_trt.errors import InputError
+from latentsync_trt.runtime.compiler.profiles import InputShapes
+from tests.small import small_bundle
+
+pytestmark = pytest.mark.integration
+
+pytest.importorskip("tensorrt_rtx", reason="the compiler has wheels for Linux and Windows only")
+
+from scripts.check_graphs import compile_graph, main, plan_trials  # noqa: E402
+
+COMPILERS = 2
+"""Compilations at once; each takes one core."""
+WEIGHTS_KEPT = 0.9
+"""Least part of the weights file that an engine contains: the compiler folds some constants away."""
+SMALL_GRAPH = "vae_encoder"
+GENERATIONS = ("7.5", "8.0", "8.6", "8.9", "12.0")
+
+
+def write_graph(path: Path, *nodes: onnx.NodeProto, shape: tuple[int | str, ...] = (2, 3)) -> Path:
+    """A graph from `x` float32 through `nodes` to `z`."""
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    outputs = [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)]
+    graph = helper.make_graph(list(nodes), "small", inputs, outputs)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10), path)
+    return path
+
+
+def refused_graph(path: Path) -> Path:
+    """A graph with an operation that TensorRT lacks."""
+    first = helper.make_node("Relu", ["x"], ["y"], name="first")
+    return write_graph(path, first, helper.make_node("Bernoulli", ["y"], ["z"], name="odd"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # three exports, and 26 compilations on as few cores as there are
+@pytest.mark.parametrize(
+    ("fixture", "dynamic", "shapes"),
+    [
+        ("narrow_bundle", None, {"static"}),
+        ("dynamic_single_bundle", True, {"dynamic"}),
+        ("dynamic_half_bundle", None, {"static", "dynamic"}),
+    ],
+)
+def test_every_graph_compiles(
+    fixture: str, dynamic: bool | None, shapes: set[str], request: pytest.FixtureRequest
+) -> None:
+    bundle = Bundle.load(request.getfixturevalue(fixture))
+    trials = [*plan_trials(bundle.manifest, (), dynamic)]
+    assert collections.Counter(trial.graph for trial in trials) == dict.fromkeys(bundle.manifest.graphs, len(shapes))
+    assert {trial.shapes for trial in trials} == shapes
+    with ThreadPoolExecutor(COMPILERS) as pool:
+        verdicts = list(pool.map(lambda trial: compile_graph(bundle.graph_path(trial.graph), trial.profile), trials))
+    assert [verdict.reason for verdict in verdicts] == [""] * len(trials)
+    for trial, verdict in zip(trials, verdicts, strict=True):
+        assert verdict.layers > 0
+        if trial.graph == "denoise_step":
+            assert verdict.engine_bytes > WEIGHTS_KEPT * bundle.manifest.files["unet.weights"].bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compute_capability", GENERATIONS)
+def test_the_built_in_bundle_compiles_for_every_generation(compute_capability: str) -> None:
+    bundle = Bundle.load(demo_folder())
+    verdicts = [compile_graph(bundle.graph_path(graph), {}, compute_capability) for graph in bundle.manifest.graphs]
+    assert [verdict.reason for verdict in verdicts] == [""] * len(verdicts)
+
+
+def test_a_guided_step_compiles_for_turing() -> None:
+    """Not if GEGLU cuts up the sum of product and bias."""
+    assert compile_graph(Bundle.load(demo_folder()).graph_path("denoise_step_cached"), {}, "7.5").accepted
+
+
+@pytest.mark.slow
+def test_half_precision_is_compiled_with_whole_attention_and_in_parts(dynamic_half_bundle: Path) -> None:
+    graph = onnx.load(dynamic_half_bundle / "denoise_step.onnx", load_external_data=False).graph
+    operations = collections.Counter(node.op_type for node in graph.node)
+    assert operations["Attention"] > 0
+    assert operations["Softmax"] > 0
+
+
+def test_attention_without_a_fused_kernel_is_compiled_in_parts(tmp_path: Path) -> None:
+    """In float32, or with heads of more than 256."""
+    nodes = [helper.make_node(kind, ["x"], [part]) for kind, part in (("Relu", "q"), ("Neg", "k"), ("Abs", "v"))]
+    path = write_graph(
+        tmp_path / "attention.onnx", *nodes, helper.make_node("Attention", ["q", "k", "v"], ["z"]), shape=(1, 2, 8, 512)
+    )
+    assert compile_graph(path, {}).reason == ""
+
+
+def test_group_norm_of_the_graphs_is_one_that_tensorrt_computes_right() -> None:
+    """From opset 21 on, scale and bias are per channel, which the parser has read since TensorRT 10.9. Up to 10.16 it
+    takes one group for a group per channel: https://github.com/NVIDIA/TensorRT/issues/4756."""
+    norms = []
+    for path in small_bundle().glob("*.onnx"):
+        model = onnx.load(path, load_external_data=False)
+        assert model.opset_import[0].version >= 21
+        norms += [node for node in model.graph.node if node.op_type == "GroupNormalization"]
+    assert min(helper.get_node_attr_value(norm, "num_groups") for norm in norms) > 1
+
+
+def test_the_profile_reaches_the_compiler(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = write_graph(tmp_path / "any.onnx", helper.make_node("Relu", ["x"], ["z"]), shape=("n", 3))
+    for profile in ({"x": InputShapes((1, 3), (2, 3), (4, 3))}, {"x": InputShapes((2, 3), (2, 3), (2, 3))}):
+        assert compile_graph(path, profile).accepted
+    verdict = compile_graph(path, {})
+    assert "no optimization profile" in verdict.reason
+    assert (verdict.accepted, verdict.layers > 0) == (False, True)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_graph_without_its_weights_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / f"{SMALL_GRAPH}.onnx"
+    shutil.copyfile(small_bundle() / path.name, path)
+    assert "Failed to import initializer" in compile_graph(path, {}).reason
+
+
+def test_a_dynamic_bundle_is_tried_with_both_kinds_of_shapes() -> None:
+    manifest = read_manifest(small_bundle())
+    with pytest.raises(InputError, match="fixed shapes"):
+        next(plan_trials(manifest, (), True))
+    entry = manifest.graphs[SMALL_GRAPH]
+    image = dataclasses.replace(entry.inputs[0], shape=("images", *entry.inputs[0].shape[1:]))
+    manifest = dataclasses.replace(
+        manifest,
+        shapes="dynamic",
+        ranges={"images": DimensionRange(1, 16, 64)},
+        graphs={SMALL_GRAPH: dataclasses.replace(entry, inputs=(image,))},
+    )
+    fixed, free = plan_trials(manifest)
+    assert (fixed.shapes, free.shapes) == ("static", "dynamic")
+    assert [sizes[0] for sizes in dataclasses.astuple(fixed.profile["image"])] == [16, 16, 16]
+    assert [sizes[0] for sizes in dataclasses.astuple(free.profile["image"])] == [1, 16, 64]
+
+
+def test_the_script_reports_a_refusal_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = refused_graph(tmp_path / "odd ü.onnx")
+    folder = shutil.copytree(small_bundle(), tmp_path / "bundle")
+    manifest = read_manifest(folder)
+    file = manifest.graphs[SMALL_GRAPH].file
+    shutil.copyfile(odd, folder / file)
+    entry = FileEntry(sha256_file(odd), odd.stat().st_size)
+    write_manifest(folder, dataclasses.replace(manifest, files={**manifest.files, file: entry}))
+    targets = "--compute-capability", "12.0", "--compute-capability", "8.6"
+    assert main([str(folder), "--graph", SMALL_GRAPH, "--graph", "vae_decoder", *targets]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["accepted"] is False
+    assert [(found["compute_capability"], found["graph"], found["accepted"]) for found in report["graphs"]] == [
+        (target, graph, graph == "vae_decoder") for target in ("12.0", "8.6") for graph in (SMALL_GRAPH, "vae_decoder")
+    ]
+    assert report["graphs"][0]["reason"] == "Bernoulli (node odd): TensorRT has no such operation"
+    assert (report["graphs"][0]["layers"], report["graphs"][0]["engine_bytes"]) == (0, 0)
+    assert report["graphs"][1]["engine_bytes"] > 0
