@@ -12,8 +12,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from latentsync_trt.batch.tasks import Canceled, Done, Task, TaskError, WorkerLost
+from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.app import create_app
-from latentsync_trt.serve.limits import Limits
 from latentsync_trt.serve.server import listen
 from latentsync_trt.serve.service import Service
 from latentsync_trt.types import Progress

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from latentsync_trt.serve import urls
+from latentsync_trt.serve import admission
 from tests.clips import write_face, write_sound
 from tests.serving import PretendedWorker, ended, serving
 
@@ -95,7 +95,7 @@ def test_addresses_that_are_refused(tmp_path: Path, worker: PretendedWorker, por
 def test_a_redirect_leads_no_further(
     tmp_path: Path, worker: PretendedWorker, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(urls, "_is_public", lambda host: host == "127.0.0.1")
+    monkeypatch.setattr(admission, "_is_public", lambda host: host == "127.0.0.1")
     with serving(tmp_path, worker, allow_urls=True) as (client, _):
         for place, error in (("127.0.0.1", "no speech"), ("127.0.0.2", "not on the public Internet")):
             form = {"video_url": (None, f"http://127.0.0.1:{port}/to/{place}")}

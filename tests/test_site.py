@@ -12,7 +12,7 @@ import pytest
 from latentsync_trt.cli import COMMANDS
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.export.options import ExportOptions
-from latentsync_trt.serve.limits import Limits
+from latentsync_trt.serve.admission import Limits
 from tests.conftest import REPOSITORY
 
 pytest.importorskip("material", reason="needs the extra docs")

@@ -17,7 +17,7 @@ from latentsync_trt import SyncOptions
 from latentsync_trt.cli import main
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.demo_clip import SPEECH
-from latentsync_trt.serve.limits import Limits
+from latentsync_trt.serve.admission import Limits
 from latentsync_trt.serve.server import listen
 from latentsync_trt.serve.service import Service
 from tests.clips import write_face, write_sound

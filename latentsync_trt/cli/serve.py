@@ -19,7 +19,7 @@ from latentsync_trt.cli.options import (
 )
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError, MissingDependency
-from latentsync_trt.serve.limits import Limits
+from latentsync_trt.serve.admission import Limits
 from latentsync_trt.stopping import interruption
 
 if TYPE_CHECKING:
@@ -85,12 +85,10 @@ def command(host: str, port: int, no_key: bool, ray: str | None, **fields: Any) 
     handles = make_handles(ray=ray, on_notice=say)
     with interruption(STOPPED):
         if ray is not None:
-            from latentsync_trt.serve import on_ray
-
             # Not a closure: the replica gets a copy, and workers cannot be copied.
             again = partial(make_handles, count=len(handles), ray="auto")
             ready = f"{url_of(host, port)}/docs: ready; jobs are kept in {place}"
-            on_ray.run(again, place.absolute(), limits, key, (host, port), lambda: say(ready))
+            server.run_on_ray(again, place.absolute(), limits, key, (host, port), lambda: say(ready))
         else:
             listener = server.listen(host, port)
             service = Service(place, handles, limits)

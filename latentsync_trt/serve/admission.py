@@ -1,22 +1,29 @@
-"""Turns a form into a task, or says what is wrong with it: all that can be known before a worker has the job."""
+"""Turns the form of a job into a task: limits, files by URL, and all checks before it queues. Knows nothing of HTTP."""
 
+import ipaddress
 import json
 import re
-from dataclasses import dataclass, replace
+import socket
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from latentsync_trt.batch.tasks import Task
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.option_fields import file_fields, from_texts
-from latentsync_trt.serve.limits import Limits
-from latentsync_trt.serve.urls import fetch_url
+from latentsync_trt.errors import InputError, LatentSyncError, MediaError
+from latentsync_trt.option_fields import check_limits, file_fields, from_texts, option
+from latentsync_trt.remote_files import fetch, name_of, shown
 from latentsync_trt.values import Speaker
 
+LIMITS = "Limits"
+"""Heading of these options in the help text."""
+
+RETRY_S = 30
+
 OUTPUT, PAGE, INPUTS, PREVIEW = "output", "report.html", "inputs", "preview.jpg"
-"""In a job's folder: stem of the video, name of the page of `report`, folder of what was sent, the newest frame."""
+"""In a job's folder: stem of the video, page of `report`, folder of the uploads, the newest frame."""
 
 FILE_FIELDS = ("video", "audio", "mix", "turns", "faces", "c2pa_cert", "c2pa_key")
 TEXT_FIELDS = ("options", "video_url", "audio_url")
@@ -27,22 +34,85 @@ _NO_MEDIA = {"turns", "faces", "c2pa_cert", "c2pa_key"}
 # FFmpeg would read other files of this machine that they name.
 _PLAYLISTS = {"concat", "dash", "ffmetadata", "hls", "imf", "rtp", "rtsp", "sap", "sdp", "vobsub", "webm_dash_manifest"}
 
+_SUFFIX = re.compile(r".*(\.[a-z0-9]{1,5})", re.DOTALL)
+_WEB = ("http", "https")
+_STORES = ("s3", "gs")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the service accepts. Raises `InputError` for values outside their limits."""
+
+    max_upload_mb: float = option(
+        2000.0, "Largest upload, all its files together, and largest file by URL, in MB.", group=LIMITS, minimum=0.001
+    )
+    max_clip_s: float = option(
+        3600.0, "Longest video and recording that are accepted, in seconds.", group=LIMITS, minimum=0.1
+    )
+    max_queue: int = option(100, "Jobs that may wait; more are refused for the moment.", group=LIMITS, minimum=1)
+    keep_hours: float = option(
+        24.0, "Hours after their end at which jobs and their files are deleted.", group=LIMITS, minimum=0.0
+    )
+    allow_urls: bool = option(
+        False,
+        "Whether jobs may name http, https, s3 and gs addresses, which the service reads with its own rights.",
+        group=LIMITS,
+    )
+    allow_private_urls: bool = option(
+        False,
+        "With --allow-urls: also http and https addresses in the service's own network, which are refused otherwise.",
+        group=LIMITS,
+    )
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+        if self.allow_private_urls and not self.allow_urls:
+            raise InputError("--allow-private-urls: has no effect without --allow-urls; add it")
+
+    def check_size(self, size_bytes: int) -> None:
+        """Raises `TooLarge` if an upload may not have so many bytes."""
+        if size_bytes > self.max_upload_mb * 1e6:
+            cure = "send a smaller or shorter file, or raise --max-upload-mb of the service"
+            raise TooLarge(f"upload: has more than {self.max_upload_mb:g} MB, which is the most here; {cure}")
+
+
+class UnknownJob(LatentSyncError, LookupError):
+    """No job has this id."""
+
+
+class NotNow(LatentSyncError):
+    """The job's state does not allow it."""
+
+
+class TryLater(LatentSyncError):
+    """The queue is full, or the service stops; the request may come again after `RETRY_S` seconds."""
+
+
+class TooLarge(InputError):
+    """An upload is larger than allowed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """What a client sent: files by field, and texts by field."""
 
-    files: dict[str, Path]
-    texts: dict[str, str]
+    files: dict[str, Path] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
 
 
 def is_file_field(name: str) -> bool:
-    """Whether a form may have a file of this name."""
+    """Returns whether a form may have a file of this name."""
     return name in FILE_FIELDS or _SPEAKER.fullmatch(name) is not None
 
 
+def stored_name(name: str, sent: str) -> str:
+    """Returns the service's own name for the file of a field, with the suffix of the name `sent` by the client."""
+    suffix = _SUFFIX.fullmatch(sent.lower())
+    return f"{name}{suffix[1] if suffix else ''}"
+
+
 def admit(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
-    """The task of a form whose files are in `folder`; fetches those named by URL, and opens all of them.
+    """Returns the task of a form whose files are in `folder`; fetches those named by URL, and opens all of them.
 
     Raises:
         MediaError: a file cannot be read. InputError: options or files cannot be used, or are longer than allowed.
@@ -70,19 +140,24 @@ def admit(job_id: str, form: Form, folder: Path, limits: Limits) -> Task:
 
 
 def _options(form: Form, folder: Path) -> SyncOptions:
-    """The options of a form. Files are those that were sent, never names within `options`."""
-    values = _object(form.texts.get("options", ""))
+    """Returns the options of a form. Files are those that were sent, never names within `options`."""
+    try:
+        values = dict(json.loads(form.texts.get("options") or "{}"))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f'options: is no JSON object, as in {{"preset": "fast"}} ({error})') from error
     page = values.pop("report", False)
     if not isinstance(page, bool):
         raise InputError("report: is true for a page with measures and pictures, or false")
     options = from_texts(SyncOptions, values)
-    for name in file_fields(SyncOptions):
-        if getattr(options, name) is not None:
-            raise InputError(f"{name}: cannot be named in options; send the file in the field {name}")
-    files: dict[str, Any] = {name: str(form.files[name]) for name in file_fields(SyncOptions) if name in form.files}
-    speakers = {int(found[1]): path for name, path in form.files.items() if (found := _SPEAKER.fullmatch(name))}
+    names = file_fields(SyncOptions)
+    files: dict[str, Any] = {name: str(form.files[name]) for name in names if name in form.files}
+    named = [name for name in names if getattr(options, name) is not None]
     if options.speaker and "turns" not in files:
-        raise InputError("speaker: cannot be named in options; send the recordings in the fields speaker_0, speaker_1")
+        named.append("speaker")
+    if named:
+        cure = "send the file in a field of that name, recordings in speaker_0, speaker_1, …"
+        raise InputError(f"{named[0]}: cannot be named in options; {cure}")
+    speakers = {int(found[1]): path for name, path in form.files.items() if (found := _SPEAKER.fullmatch(name))}
     if speakers:
         files["speaker"] = tuple(Speaker(face, str(path)) for face, path in sorted(speakers.items()))
     if page:
@@ -90,18 +165,8 @@ def _options(form: Form, folder: Path) -> SyncOptions:
     return replace(options, **files, resume=False)
 
 
-def _object(text: str) -> dict[str, Any]:
-    try:
-        values = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise InputError(f'options: is not JSON ({error}); send an object, as in {{"preset": "fast"}}') from error
-    if not isinstance(values, dict):
-        raise InputError('options: is not an object; send one, as in {"preset": "fast"}')
-    return values
-
-
 def check_media(name: str, path: Path, limits: Limits) -> None:
-    """Refuses playlists, and clips longer than allowed by the stamps of their packets, whatever their header says.
+    """Refuses playlists, and clips that are too long by the stamps of their packets, whatever their header says.
 
     Raises:
         MediaError: the file of the field `name` cannot be read. InputError: it is too long.
@@ -123,3 +188,49 @@ def check_media(name: str, path: Path, limits: Limits) -> None:
     if last_s - first_s > limits.max_clip_s:
         cure = "send a shorter one, or raise --max-clip-s of the service"
         raise InputError(f"{name}: lasts longer than {limits.max_clip_s:g} s, the most here; {cure}")
+
+
+def fetch_url(name: str, url: str, folder: Path, limits: Limits) -> Path:
+    """Downloads the file of the field `name` into `folder`; http and https only from public addresses, if not allowed.
+
+    Raises:
+        InputError: URLs are not allowed, or not this one. TooLarge: the file is. Others as `fetch`.
+    """
+    if not limits.allow_urls:
+        raise InputError(f"{name}_url: addresses are not allowed here; send the file in the field {name}")
+    scheme = urlsplit(url).scheme.lower()
+    # fsspec would read "::" as one file system within another.
+    if scheme not in (*_WEB, *_STORES) or not urlsplit(url).netloc or "::" in url:
+        raise InputError(f"{name}_url: {shown(url)[:200]}: is no address that begins with http, https, s3 or gs")
+    arriving = folder / "arriving"
+    arriving.mkdir(exist_ok=True)
+
+    def check() -> None:
+        limits.check_size(sum(path.stat().st_size for path in arriving.iterdir()))
+
+    guarded = scheme in _WEB and not limits.allow_private_urls
+    path = fetch(url, arriving, check, get_client=_public_client if guarded else None)
+    check()
+    return path.rename(folder / f"{name}{Path(name_of(url)).suffix}")
+
+
+async def _public_client(**settings: Any) -> Any:
+    """Returns aiohttp's session; it connects to public addresses only, also for names and after redirects."""
+    import aiohttp
+
+    settings.pop("loop", None)
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(socket_factory=_public_socket), **settings)
+
+
+def _public_socket(address: Any) -> socket.socket:
+    family, kind, protocol, _, place = address
+    if not _is_public(place[0]):
+        cure = "give a public address, or start the service with --allow-private-urls"
+        raise InputError(f"address {place[0]}: is not on the public Internet; {cure}")
+    return socket.socket(family, kind, protocol)
+
+
+def _is_public(host: str) -> bool:
+    found = ipaddress.ip_address(host.partition("%")[0])
+    found = getattr(found, "ipv4_mapped", None) or found
+    return found.is_global and not found.is_multicast

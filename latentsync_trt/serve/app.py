@@ -1,12 +1,16 @@
 """The service over HTTP: a FastAPI application around a `Service`."""
 
+import asyncio
 import errno
 import ipaddress
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, get_args
 from urllib.parse import urlsplit
 
 from anyio import CapacityLimiter, to_thread
@@ -15,17 +19,34 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
 from latentsync_trt import __version__
+from latentsync_trt.batch.ledger import State
 from latentsync_trt.errors import InputError, LatentSyncError, MediaError
-from latentsync_trt.serve.admission import FILE_FIELDS, TEXT_FIELDS
-from latentsync_trt.serve.form import receive
-from latentsync_trt.serve.limits import RETRY_S, NotNow, TooLarge, TryLater, UnknownJob, check_size
+from latentsync_trt.serve.admission import (
+    FILE_FIELDS,
+    RETRY_S,
+    TEXT_FIELDS,
+    Form,
+    Limits,
+    NotNow,
+    TooLarge,
+    TryLater,
+    UnknownJob,
+    is_file_field,
+    stored_name,
+)
 from latentsync_trt.serve.service import JobStatus, Service
 
+_ENDED = "done", "failed", "canceled"
+_FAILURES = "input", "worker", "run"
+_WORKER_STATES = "starting", "ready", "running", "lost", "closed"
 _TYPES = {".mp4": "video/mp4", ".mov": "video/quicktime", ".mkv": "video/x-matroska"}
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (UnknownJob, 404),
@@ -36,35 +57,24 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (InputError, 422),
     (ClientDisconnect, 400),
 )
-_FORM = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        **{name: {"type": "string", "format": "binary"} for name in (*FILE_FIELDS, "speaker_0")},
-                        **{name: {"type": "string"} for name in TEXT_FIELDS},
-                    },
-                }
-            }
-        },
-    }
-}
+_FIELDS: dict[str, Any] = {name: {"type": "string"} for name in TEXT_FIELDS}
+_FIELDS |= {name: {"type": "string", "format": "binary"} for name in (*FILE_FIELDS, "speaker_0")}
+_CONTENT = {"multipart/form-data": {"schema": {"type": "object", "properties": _FIELDS}}}
 _FORM_HELP = """Send `video` and `audio` as files, or `speaker_0`, `speaker_1`, … in place of `audio`. `options` is a
 JSON object with any option of `latentsync-trt sync`, as `{"preset": "fast", "report": true}`; options that name files
 (`mix`, `turns`, `faces`, `c2pa_cert`, `c2pa_key`) are sent as files in fields of these names."""
 
+# Jobs that are checked, or fetched by URL, at once: other requests must not wait for these.
 _MOST_ADMISSIONS = 16
-"""Jobs that are checked, or fetched by URL, at once: other requests must not wait for these."""
+_STALL_S = 60.0
+_MOST_TEXT_BYTES = 64 * 1024
 
 _log = logging.getLogger(__name__)
 _bearer = HTTPBearer(auto_error=False)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Returns whether only this machine reaches an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -72,10 +82,10 @@ def is_loopback(host: str) -> bool:
 
 
 def create_app(service: Service, key: str | None, *, own_hosts: bool = False, files_only: bool = False) -> FastAPI:
-    """The application of a service, which it closes when it ends.
+    """Returns the application of a service, which it closes when it ends.
 
     `key`: what clients must send, if any. `own_hosts`: without one, requests must name this machine as their host.
-    `files_only`: to fetch files of jobs whose id is known, and nothing else.
+    `files_only`: without requests other than for the files of a job whose id is known.
     """
 
     @asynccontextmanager
@@ -118,10 +128,10 @@ def _guard(key: str | None, own_hosts: bool) -> Callable[..., None]:
 
 
 def check_origin(request: Request, own_hosts: bool) -> None:
-    """Without a key, any web page that the user opens could send requests, also by a name that leads here.
+    """Refuses requests of other sites: without a key, any web page that the user opens could send some.
 
     Raises:
-        HTTPException: another site sends this one.
+        HTTPException: another site sends this one, or a name of another site leads here.
     """
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
     if own_hosts and not is_loopback(urlsplit(f"//{host}").hostname or ""):
@@ -132,12 +142,13 @@ def check_origin(request: Request, own_hosts: bool) -> None:
 
 def _jobs(service: Service) -> APIRouter:
     router, admissions = APIRouter(tags=["jobs"]), CapacityLimiter(_MOST_ADMISSIONS)
+    form = {"requestBody": {"required": True, "content": _CONTENT}}
 
-    @router.post("/jobs", status_code=201, openapi_extra=_FORM, description=_FORM_HELP)
+    @router.post("/jobs", status_code=201, openapi_extra=form, description=_FORM_HELP)
     async def submit(request: Request, response: Response) -> JobStatus:
-        check_size(int(request.headers.get("content-length", "0")), service.limits)
+        service.limits.check_size(int(request.headers.get("content-length", "0")))
         with service.receiving() as (job_id, folder):
-            form = await receive(request.stream(), request.headers.get("content-type"), folder, service.limits)
+            form = await _receive(request, folder, service.limits)
             job = await to_thread.run_sync(service.submit, job_id, form, limiter=admissions)
         response.headers["Location"] = str(request.url_for("state", job_id=job.id))
         return job
@@ -189,9 +200,8 @@ def _files(service: Service) -> APIRouter:
     @router.get("/jobs/{job_id}/report", response_class=FileResponse)
     def report(job_id: str) -> FileResponse:
         """The page with measures and pictures of the result, if `report` was true in the options."""
-        return FileResponse(
-            service.page(job_id), media_type="text/html", headers={"Content-Security-Policy": "sandbox"}
-        )
+        headers = {"Content-Security-Policy": "sandbox"}
+        return FileResponse(service.page(job_id), media_type="text/html", headers=headers)
 
     return router
 
@@ -208,9 +218,36 @@ def _monitoring(service: Service, allowed: list[Any]) -> APIRouter:
     @router.get("/metrics", dependencies=allowed)
     def metrics() -> Response:
         """Figures for Prometheus."""
-        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(_Figures(service)), media_type=CONTENT_TYPE_LATEST)
 
     return router
+
+
+class _Figures(Collector):
+    """What the service has done since it started, and what it does now."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def collect(self) -> Iterator[Metric]:
+        service = self._service
+        workers = Counter(each.state for each in service.workers())
+        for name, text in (
+            ("frames", "Frames written."),
+            ("windows", "Windows of 16 frames, of finished jobs."),
+            ("painting_seconds", "Seconds of finished jobs after their start-up."),
+        ):
+            yield CounterMetricFamily(f"latentsync_{name}", text, service.totals[name])
+        for kind, name, label, text, values, figures in (
+            (CounterMetricFamily, "jobs_ended", "state", "Jobs by state at their end.", _ENDED, service.totals),
+            (CounterMetricFamily, "failures", "kind", "Lost workers and failed jobs.", _FAILURES, service.totals),
+            (GaugeMetricFamily, "jobs", "state", "Jobs that are kept.", get_args(State), service.counts()),
+            (GaugeMetricFamily, "workers", "state", "Workers.", _WORKER_STATES, workers),
+        ):
+            family = kind(f"latentsync_{name}", text, labels=[label])
+            for value in values:
+                family.add_metric([value], figures.get(value, 0))
+            yield family
 
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
@@ -237,3 +274,46 @@ def _refusal(request: Request, message: str, status: int, headers: Mapping[str, 
     # Else the rest of an upload would be read, to use the connection again.
     closes = {"Connection": "close"} if request.method == "POST" else {}
     return JSONResponse({"error": message}, status, {**headers, **closes})
+
+
+async def _receive(request: Request, folder: Path, limits: Limits) -> Form:
+    """Reads a multipart form, whose files go to `folder` when all have arrived.
+
+    Raises:
+        TooLarge: as soon as more bytes than allowed have arrived. InputError: it is no such form, or has other fields.
+    """
+    received_bytes = 0
+
+    async def receive() -> Any:
+        nonlocal received_bytes
+        message = await asyncio.wait_for(request.receive(), _STALL_S)
+        received_bytes += len(message.get("body", b""))
+        limits.check_size(received_bytes)
+        return message
+
+    form, kinds = (
+        Form({}, {}),
+        f"texts {', '.join(TEXT_FIELDS)}; files {', '.join(FILE_FIELDS)}, speaker_0, speaker_1, …",
+    )
+    try:
+        async with Request(request.scope, receive).form(max_part_size=_MOST_TEXT_BYTES) as sent:
+            for name, value in sent.multi_items():
+                if name in form.files or name in form.texts:
+                    raise InputError(f"{name}: is given twice; send it once")
+                if isinstance(value, str) and name in TEXT_FIELDS:
+                    form.texts[name] = value
+                elif isinstance(value, str) or not is_file_field(name):
+                    raise InputError(f"{name[:40]}: is no field, or of the other kind; {kinds}")
+                elif value.filename:  # else a browser's field in which no file was chosen
+                    form.files[name] = folder / stored_name(name, value.filename)
+                    await run_in_threadpool(_save, value.file, form.files[name])
+    except TimeoutError as error:
+        raise InputError(f"request: nothing arrived for {_STALL_S:g} seconds; send it again") from error
+    except StarletteHTTPException as error:
+        raise InputError(f"request: is not a valid form: {error.detail}; let a library or curl -F write it") from error
+    return form
+
+
+def _save(file: BinaryIO, target: Path) -> None:
+    with target.open("xb") as copy:
+        shutil.copyfileobj(file, copy)

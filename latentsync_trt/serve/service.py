@@ -7,6 +7,7 @@ import sqlite3
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -27,9 +28,18 @@ from latentsync_trt.batch.tasks import (
     WorkerState,
 )
 from latentsync_trt.errors import LatentSyncError, OutputError
-from latentsync_trt.serve.admission import INPUTS, PAGE, PREVIEW, Form, admit
-from latentsync_trt.serve.limits import RETRY_S, Limits, NotNow, TryLater, UnknownJob
-from latentsync_trt.serve.metrics import Metrics
+from latentsync_trt.serve.admission import (
+    INPUTS,
+    PAGE,
+    PREVIEW,
+    RETRY_S,
+    Form,
+    Limits,
+    NotNow,
+    TryLater,
+    UnknownJob,
+    admit,
+)
 from latentsync_trt.types import Progress
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -71,14 +81,13 @@ class _Running:
     progress: Progress = Progress("", 0, None)
     first: tuple[float, int] | None = None
     frames_per_s: float | None = None
-    frames: int = 0
 
 
 class Service:
     """Runs jobs on workers; thread-safe. Each job has a folder of its own below `folder`, named by its id."""
 
     def __init__(self, folder: Path, handles: Sequence[WorkerHandle], limits: Limits) -> None:
-        """Starts the workers, and goes on with jobs of an earlier service that had not ended.
+        """Starts the workers, and continues jobs of an earlier service that had not ended.
 
         Raises:
             InputError: another service uses the folder. OutputError, OSError: it cannot be written.
@@ -87,28 +96,30 @@ class Service:
         self._jobs.mkdir(0o700, parents=True, exist_ok=True)
         self._ledger = Ledger.open(folder / "ledger.sqlite")
         self.limits = limits
-        self.metrics = Metrics(self._ledger.counts, self.workers)
+        self.totals = Counter[str]()
+        """Since the start: frames, windows, painting_seconds, ends by state, failures by kind."""
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._fault = ""
         self._running: dict[str, _Running] = {}
-        self._receiving: set[str] = set()
+        self._receiving = 0
         self._workers = {handle.name: WorkerState(handle.name, "starting") for handle in handles}
         self._ledger.reclaim()
-        waiting = self._ledger.rows("waiting")
-        for row in waiting:
+        for row in self._ledger.rows("waiting"):
             if row.attempts >= _ATTEMPTS:  # else a job that takes all memory would end the service at each start
                 cure = "the service's log says more; send a shorter clip, or give the service more memory"
                 message = f"job {row.task.id}: service or worker died {row.attempts} times while it ran; {cure}"
                 self._ledger.record(Failed(row.task.id, row.worker or "", message, usage=False, again=False))
-        self.sweep()
+        for path in filter(lambda path: _ID.fullmatch(path.name), self._jobs.iterdir()):
+            known = self._ledger.row(path.name)
+            if known is None or known.state not in OPEN:  # left by a service that was killed
+                shutil.rmtree(path if known is None else path / INPUTS, ignore_errors=True)
         self._dispatcher = Dispatcher(handles, self._on_event, attempts=_ATTEMPTS)
-        for row in waiting:
-            if row.attempts < _ATTEMPTS:
-                self._dispatcher.submit(row.task, attempts_before=row.attempts)
+        for row in self._ledger.rows("waiting"):
+            self._dispatcher.submit(row.task, attempts_before=row.attempts)
         threading.Thread(target=self._sweep_often, name="sweep", daemon=True).start()
 
     def close(self) -> None:
-        """Stops the workers; jobs that have not ended go on in the next service. Closing again does nothing."""
+        """Stops the workers; the next service continues jobs that have not ended. May be called again."""
         with self._lock:
             if self._stopped.is_set():
                 return
@@ -119,7 +130,7 @@ class Service:
         self._ledger.close()
 
     def problem(self) -> str:
-        """Why no job can run; empty if one can."""
+        """Returns why no job can run; empty if one can."""
         states = self.workers()
         if self._stopped.is_set() or self._fault:
             return self._fault or "the service stops"
@@ -135,7 +146,7 @@ class Service:
 
     @contextmanager
     def receiving(self) -> Iterator[tuple[str, Path]]:
-        """Id and folder of a new job, while its files arrive; deleted if the block raises, or submits nothing.
+        """Gives the id and folder of a new job, while its files arrive; deleted if the block submits nothing.
 
         Raises:
             TryLater: as many jobs wait or arrive as may, or the service stops.
@@ -143,10 +154,10 @@ class Service:
         with self._lock:
             if self._stopped.is_set():
                 raise TryLater("service: stops; try again later")
-            if self._ledger.counts().get("waiting", 0) + len(self._receiving) >= self.limits.max_queue:
+            if self._ledger.counts().get("waiting", 0) + self._receiving >= self.limits.max_queue:
                 raise TryLater(f"queue: {self.limits.max_queue} jobs wait already; try again in {RETRY_S} seconds")
-            job_id = uuid.uuid4().hex
-            self._receiving.add(job_id)
+            self._receiving += 1
+        job_id = uuid.uuid4().hex
         folder = self._jobs / job_id
         try:
             (folder / INPUTS).mkdir(0o700, parents=True)
@@ -155,28 +166,25 @@ class Service:
             if not self._stopped.is_set() and self._ledger.row(job_id) is None:
                 shutil.rmtree(folder, ignore_errors=True)
             with self._lock:
-                self._receiving.discard(job_id)
+                self._receiving -= 1
 
     def submit(self, job_id: str, form: Form) -> JobStatus:
-        """Checks the files of a job that is being received, and queues it. Raises as `admit`."""
+        """Checks the files of a received job, and queues it. Raises as `admit`."""
         try:
             task = admit(job_id, form, self._jobs / job_id, self.limits)
         except LatentSyncError as error:
             error.args = (self._hide(str(error)),)
             raise
-        if self._stopped.is_set():
-            raise TryLater("service: stops; try again later")
         self._ledger.add([task])
         self._dispatcher.submit(task)
         return self.job(job_id)
 
     def job(self, job_id: str) -> JobStatus:
-        """A job's state; raises `UnknownJob`."""
-        row = self._row(job_id)
-        return self._describe(row, self._positions() if row.state == "waiting" else {})
+        """Returns a job's state; raises `UnknownJob`."""
+        return self._describe(self._row(job_id), self._positions())
 
     def jobs(self, limit: int, offset: int = 0) -> list[JobStatus]:
-        """The newest jobs first, without reports."""
+        """Returns the newest jobs first, without reports."""
         positions = self._positions()
         return [replace(self._describe(row, positions), report=None) for row in self._ledger.newest(limit, offset)]
 
@@ -195,59 +203,53 @@ class Service:
             shutil.rmtree(self._jobs / job_id, ignore_errors=True)
 
     def folder(self, job_id: str) -> Path:
-        """The folder of a job; raises `UnknownJob`."""
+        """Returns the folder of a job; raises `UnknownJob`."""
         self._row(job_id)
         return self._jobs / job_id
 
     def result(self, job_id: str) -> Path:
-        """The video of a job; raises `UnknownJob`, or `NotNow` if there is none."""
+        """Returns the video of a job; raises `UnknownJob`, or `NotNow` if there is none."""
         row = self._row(job_id)
         if row.state != "done":
             raise NotNow(f"job {job_id}: is {row.state}, without a result; " + self._hide(row.error or "wait for done"))
         return Path(row.task.output)
 
     def page(self, job_id: str) -> Path:
-        """The page of a job's report; raises `UnknownJob`, or `NotNow` if there is none."""
+        """Returns the page of a job's report; raises `UnknownJob`, or `NotNow` if there is none."""
         path = self.result(job_id).with_name(PAGE)
         if not path.is_file():
             raise NotNow(f'job {job_id}: has no page; send "report": true in its options')
         return path
 
     def preview(self, job_id: str) -> Path | None:
-        """A JPEG of the newest frame, replaced while the job runs; None until there is one; raises `UnknownJob`."""
+        """Returns the JPEG of the newest frame, None until there is one; raises `UnknownJob`."""
         path = Path(self._row(job_id).task.output).with_name(PREVIEW)
         return path if path.is_file() else None
 
+    def counts(self) -> dict[State, int]:
+        """Returns the number of kept jobs by state."""
+        return self._ledger.counts()
+
     def workers(self) -> list[WorkerState]:
-        """What each worker does."""
+        """Returns what each worker does."""
         with self._lock:
             return list(self._workers.values())
 
     def sweep(self, now_s: float | None = None) -> None:
-        """Deletes jobs whose time is over, inputs of jobs that have ended, and folders without a job."""
+        """Deletes jobs that ended more than `Limits.keep_hours` ago."""
         oldest_s = (time.time() if now_s is None else now_s) - self.limits.keep_hours * 3600
-        # In this order: the folder of a job appears after its id is in `_receiving`, which it leaves for the ledger.
-        folders = [path for path in self._jobs.iterdir() if _ID.fullmatch(path.name)]
-        with self._lock:
-            in_use = self._receiving | self._running.keys()
-        rows = {row.task.id: row for row in self._ledger.rows()}
-        ended = {job_id: row.ended_s or 0.0 for job_id, row in rows.items() if row.state not in OPEN}
-        expired = {job_id for job_id, ended_s in ended.items() if ended_s < oldest_s}
-        self._ledger.remove(expired)
-        for path in folders:
-            if path.name in in_use:
-                continue
-            if path.name in expired or path.name not in rows:
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.name in ended:
-                shutil.rmtree(path / INPUTS, ignore_errors=True)
+        for row in self._ledger.rows():
+            if row.state not in OPEN and (row.ended_s or 0.0) < oldest_s:
+                self._ledger.remove([row.task.id])
+                shutil.rmtree(self._jobs / row.task.id, ignore_errors=True)
 
     def _sweep_often(self) -> None:
-        while not self._stopped.wait(_SWEEP_S):
+        while not self._stopped.is_set():
             try:
                 self.sweep()
             except (OSError, sqlite3.Error) as error:  # the next one may work
                 _log.warning("ended jobs could not be deleted: %s", error)
+            self._stopped.wait(_SWEEP_S)
 
     def _row(self, job_id: str) -> Row:
         row = self._ledger.row(job_id) if _ID.fullmatch(job_id) else None
@@ -283,7 +285,7 @@ class Service:
         )
 
     def _hide(self, value: Any) -> Any:
-        """Text, lists and objects without the folders of jobs."""
+        """Returns text, lists and objects without the folders of jobs."""
         if isinstance(value, str):
             return re.sub(re.escape(str(self._jobs)) + rf"[\\/]{_ID.pattern}[\\/](?:{INPUTS}[\\/])?", "", value)
         if isinstance(value, Mapping):
@@ -322,26 +324,26 @@ class Service:
             case Moved(task_id, _, progress):
                 self._move(self._running[task_id], progress)
             case Finished(task_id, _, done):
-                self._running.pop(task_id, None)
-                self.metrics.ended.labels("done").inc()
-                self.metrics.windows.inc(done.report["windows"])
-                self.metrics.painting_seconds.inc(done.report["wall_s"] - done.report["opened_s"])
+                self._ended(task_id, "done")
+                self.totals["windows"] += done.report["windows"]
+                self.totals["painting_seconds"] += done.report["wall_s"] - done.report["opened_s"]
             case Failed(task_id, _, _, usage, again):
-                self._running.pop(task_id, None)
-                self.metrics.failures.labels("worker" if again else "input" if usage else "run").inc()
-                if not again:
-                    self.metrics.ended.labels("failed").inc()
+                self.totals["worker" if again else "input" if usage else "run"] += 1
+                self._ended(task_id, "" if again else "failed")
             case CanceledEvent(task_id):
-                self._running.pop(task_id, None)
-                self.metrics.ended.labels("canceled").inc()
+                self._ended(task_id, "canceled")
+
+    def _ended(self, task_id: str, state: str) -> None:
+        self._running.pop(task_id, None)
+        if state:
+            self.totals[state] += 1
 
     def _move(self, running: _Running, progress: Progress) -> None:
-        running.progress = progress
+        before, running.progress = running.progress, progress
         if not progress.writes:
             return
         now_s = time.monotonic()
-        first_s, before = running.first = running.first or (now_s, progress.done)
+        first_s, first = running.first = running.first or (now_s, progress.done)
         if now_s > first_s:
-            running.frames_per_s = (progress.done - before) / (now_s - first_s)
-        self.metrics.frames.inc(max(progress.done - running.frames, 0))
-        running.frames = progress.done
+            running.frames_per_s = (progress.done - first) / (now_s - first_s)
+        self.totals["frames"] += progress.done - (before.done if before.writes else 0)

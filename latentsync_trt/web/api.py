@@ -10,7 +10,7 @@ import gradio as gr
 
 from latentsync_trt.batch.ledger import OPEN
 from latentsync_trt.errors import InputError, LatentSyncError
-from latentsync_trt.serve.limits import NotNow, UnknownJob
+from latentsync_trt.serve.admission import NotNow, UnknownJob
 from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs
 

@@ -10,9 +10,7 @@ from typing import Any
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.face.track_file import save_tracks
-from latentsync_trt.serve.admission import Form
-from latentsync_trt.serve.form import stored_name
-from latentsync_trt.serve.limits import UnknownJob, check_size
+from latentsync_trt.serve.admission import Form, UnknownJob, stored_name
 from latentsync_trt.serve.service import JobStatus, Service
 from latentsync_trt.web.people import People
 
@@ -39,7 +37,7 @@ def submit(
         if sent[name] is None:
             raise InputError(f"{label}: is missing; choose or record one")
     files = {name: Path(path) for name, path in sent.items() if path is not None}
-    check_size(sum(path.stat().st_size for path in files.values()), service.limits)
+    service.limits.check_size(sum(path.stat().st_size for path in files.values()))
     with service.receiving() as (job_id, folder):
         copies = {name: copy(path, folder / stored_name(name, path.name)) for name, path in files.items()}
         copy(files["video"], folder.parent / stored_name(_SOURCE, files["video"].name))

@@ -11,8 +11,7 @@ import gradio as gr
 from latentsync_trt.batch.ledger import OPEN
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.media.demo_clip import demo_clip
-from latentsync_trt.serve.admission import PAGE
-from latentsync_trt.serve.limits import NotNow, UnknownJob
+from latentsync_trt.serve.admission import PAGE, NotNow, UnknownJob
 from latentsync_trt.serve.service import Service
 from latentsync_trt.types import Progress
 from latentsync_trt.web import jobs, options, show

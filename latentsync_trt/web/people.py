@@ -5,8 +5,7 @@ from pathlib import Path
 
 from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.track_file import Tracks
-from latentsync_trt.serve.admission import check_media
-from latentsync_trt.serve.limits import Limits, check_size
+from latentsync_trt.serve.admission import Limits, check_media
 from latentsync_trt.sync.analysis import analyse, summaries
 from latentsync_trt.types import ProgressCallback, UInt8Array
 
@@ -27,7 +26,7 @@ def find_people(video: str, limits: Limits, on_progress: ProgressCallback) -> Pe
         MediaError: the video cannot be read. InputError: it is too large or too long. NoFaceError: it shows none.
     """
     path = Path(video)
-    check_size(path.stat().st_size, limits)
+    limits.check_size(path.stat().st_size)
     check_media("video", path, limits)
     with MediaPipeDetector() as detector:
         tracks, portraits = analyse(path, detector, on_progress)
