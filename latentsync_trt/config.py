@@ -1,5 +1,6 @@
 """Options of `sync` and of engines. Each field declares its help, default, limits and group, once."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -16,23 +17,21 @@ from latentsync_trt.option_fields import (
     SOUND,
     TIME,
     check_limits,
-    flag_name,
     option,
 )
 from latentsync_trt.values import (
     Speaker,
-    as_device,
-    as_speakers,
-    as_time,
-    check_full_steps,
-    check_guidance_interval,
+    as_mapping,
+    check_cache_interval,
     check_resolution,
     checked_face,
+    parse_cache_interval,
     parse_device,
-    parse_full_steps,
     parse_guidance_interval,
-    parse_speaker,
+    parse_provider_options,
+    parse_speakers,
     parse_time,
+    show_cache_interval,
     show_device,
 )
 
@@ -51,7 +50,7 @@ Codec = Literal["h264", "hevc", "av1", "prores", "ffv1"]
 Build = Literal["now", "background"]
 GraphFormChoice = Literal["auto", "portable", "cuda"]
 Solver = Literal["ddim", "dpmpp"]
-Encoder = Literal["x264", "x265", "svtav1", "nvenc", "auto"]
+ENCODERS = ("x264", "x265", "svtav1", "nvenc", "prores", "auto")
 PresetName = Literal["quality", "balanced", "fast"]
 
 PROVIDER_CHOICES = ("auto", "tensorrt", "rtx", "cuda", "cpu")
@@ -63,33 +62,43 @@ _engine_option = partial(option, group=HARDWARE, advanced=True)
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Settings of the sampler. `full_steps`, where given, replaces `cache_interval`."""
+    """Settings of the sampler. `cache_interval`: every N-th step runs the whole network, or the numbers of those."""
 
     steps: int
     solver: Solver
-    cache_interval: int
-    full_steps: tuple[int, ...] | None = None
+    cache_interval: int | tuple[int, ...]
 
 
 PRESETS: dict[PresetName, Sampling] = {
     "quality": Sampling(20, "ddim", 1),
     "balanced": Sampling(20, "ddim", 3),
-    "fast": Sampling(8, "dpmpp", 3, full_steps=(0, 3, 7)),
+    "fast": Sampling(8, "dpmpp", (0, 3, 7)),
 }
 """What each `--preset` sets; explicit options override it."""
+
+_CACHE_INTERVAL = 3
+"""Where other `--steps` than a preset's own are given, whose numbers of full steps do not apply."""
+
+
+def _checked_encoder(text: str) -> str:
+    if str(text).partition(":")[0] not in ENCODERS:
+        raise InputError(
+            f"--encoder {text}: not one of {', '.join(ENCODERS)}, or one of them with a preset, as x264:slow"
+        )
+    return text
 
 
 @dataclass(frozen=True, slots=True)
 class SyncOptions:
     """How a video is lip-synced. Raises `InputError` for values outside their limits and for contradicting options.
 
-    Where `steps`, `solver`, `cache_interval` or `full_steps` is None, the preset decides: see `sampling`.
+    Where `steps`, `solver` or `cache_interval` is None, the preset decides: see `sampling`.
     """
 
     preset: PresetName = option(
         "balanced",
         "Steps, solver, and which steps run the whole network: quality = 20, ddim, all; balanced = 20, ddim, every "
-        "3rd; fast = 8, dpmpp, steps 0, 3 and 7. --steps, --solver, --cache-interval and --full-steps override it.",
+        "3rd; fast = 8, dpmpp, steps 0, 3 and 7. --steps, --solver and --cache-interval override it.",
         group=QUALITY,
     )
     resolution: int | None = _sampling_option(
@@ -119,19 +128,13 @@ class SyncOptions:
         metavar="START-END",
     )
     seed: int = _sampling_option(1247, "Seed of the initial noise.", minimum=0, maximum=2**63 - 1)
-    cache_interval: int | None = _sampling_option(
+    cache_interval: int | tuple[int, ...] | None = _sampling_option(
         None,
-        "Run the whole network every N-th step and reuse its inner features between; 1 = every step.  "
-        "[default: from --preset]",
-        minimum=1,
-        maximum=20,
-    )
-    full_steps: tuple[int, ...] | None = _sampling_option(
-        None,
-        "Instead of --cache-interval: the steps that run the whole network, numbered from 0, as in 0,1,2,5,9,14.",
-        parse=parse_full_steps,
-        show=lambda steps: ",".join(map(str, steps)),
-        metavar="STEP,STEP,...",
+        "Run the whole network every N-th step and reuse its inner features between; 1 = every step. Or the steps that "
+        "run it, numbered from 0, as in 0,1,2,5,9,14.  [default: from --preset]",
+        parse=parse_cache_interval,
+        show=show_cache_interval,
+        metavar="N|STEP,STEP,...",
     )
     face: str = option(
         "largest",
@@ -146,7 +149,7 @@ class SyncOptions:
         "Instead of --audio, for several people: the number of a face and its recording, as in 0=a.wav. Repeat "
         "it for each. With --audio and --turns: the name of its speaker there, as in 0=ann.",
         group=FACES,
-        parse=parse_speaker,
+        parse=parse_speakers,
         metavar="N=FILE",
     )
     turns: str | Path | None = option(
@@ -162,21 +165,6 @@ class SyncOptions:
         "face",
         "What replaces the picture: the painted face within its outline, or all of the mask around the mouth.",
         group=FACES,
-        advanced=True,
-    )
-    feather: float = option(
-        1.25,
-        "Width of the soft edge of what is pasted, in percent of the face's size.",
-        group=FACES,
-        minimum=0.0,
-        maximum=10.0,
-        advanced=True,
-    )
-    color_match: bool = option(
-        True,
-        "Whether brightness and contrast of the painted mouth follow its rim.",
-        group=FACES,
-        off="--no-color-match",
         advanced=True,
     )
     enhancer: str | None = option(
@@ -235,11 +223,14 @@ class SyncOptions:
         "Codec of the picture.  [default: h264; hevc for more than 8 bits or HDR]",
         group=OUTPUT_FILE,
     )
-    encoder: Encoder | None = option(
+    encoder: str | None = option(
         None,
-        "Encoder: of the codec on the CPU (x264, x265, svtav1), nvenc on the GPU, or auto: nvenc if it is available.  "
+        "Encoder: of the codec on the CPU (x264, x265, svtav1), nvenc on the GPU, or auto: nvenc if it is available. "
+        "Its own name for speed against size may follow, as in x264:slow, svtav1:8, nvenc:p5 or prores:hq.  "
         "[default: the codec's on the CPU]",
         group=OUTPUT_FILE,
+        parse=_checked_encoder,
+        metavar="NAME[:PRESET]",
     )
     crf: int | None = option(
         None,
@@ -248,48 +239,26 @@ class SyncOptions:
         minimum=0,
         maximum=63,
     )
-    encoder_preset: str | None = option(
-        None,
-        "The encoder's own name for speed against size, as in slow (x264, x265), 8 (svtav1) or p5 (nvenc); with prores "
-        "its profile, as in hq.",
-        group=OUTPUT_FILE,
-        metavar="NAME",
-        advanced=True,
-    )
-    lossless: bool = option(
-        False, "Write FFV1 in the source's own pixel format to .mkv; same as --codec ffv1.", group=OUTPUT_FILE
-    )
     mark: bool = option(
         True, "Whether the file's metadata say that AI changed the picture.", group=OUTPUT_FILE, off="--no-mark"
     )
-    c2pa_cert: str | Path | None = option(
+    c2pa: str | Path | None = option(
         None,
-        "Certificate chain (.pem) that signs C2PA content credentials; needs the extra c2pa.",
+        "Certificate chain and private key (one .pem file) that sign C2PA content credentials; needs the extra c2pa.",
         group=OUTPUT_FILE,
         advanced=True,
     )
-    c2pa_key: str | Path | None = option(None, "Private key (.pem) of --c2pa-cert.", group=OUTPUT_FILE, advanced=True)
     resume: bool = option(False, "Go on with an interrupted run of the same command.", group=FILES)
     report: str | Path | None = option(
         None, "Page (.html) to write with measures and pictures of the result.", group=FILES, written=True
     )
 
     def __post_init__(self) -> None:
-        for name in ("start", "end"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, as_time(getattr(self, name), flag_name(name)))
-        object.__setattr__(self, "speaker", as_speakers(self.speaker))
         check_limits(self)
         check_resolution("--resolution", self.resolution)
-        if self.full_steps is not None:
-            if self.cache_interval is not None:
-                raise InputError("--full-steps and --cache-interval exclude each other: give one")
-            check_full_steps(self.full_steps, self.sampling.steps)
-        if self.guidance_interval is not None:
-            if self.guidance <= 1.0:
-                raise InputError(f"--guidance-interval: --guidance {self.guidance:g} uses no guidance at any step")
-            check_guidance_interval(self.guidance_interval)
-        checked_face(self.face)
+        check_cache_interval(self.sampling.cache_interval, self.sampling.steps)
+        if self.guidance_interval is not None and self.guidance <= 1.0:
+            raise InputError(f"--guidance-interval: --guidance {self.guidance:g} uses no guidance at any step")
         if self.speaker and self.face != "largest":
             raise InputError(f"--face {self.face} and --speaker exclude each other: --speaker says whose face")
         if self.start is not None and self.end is not None and not self.start < self.end:
@@ -297,17 +266,23 @@ class SyncOptions:
 
     @property
     def sampling(self) -> Sampling:
-        """The preset with explicit options applied; its `full_steps` apply only to its own number of steps."""
+        """The preset with explicit options applied; its numbers of full steps apply only to its own `steps`."""
         preset = PRESETS[self.preset]
-        full_steps = self.full_steps
-        if full_steps is None and self.cache_interval is None and self.steps in (None, preset.steps):
-            full_steps = preset.full_steps
-        return Sampling(
-            steps=self.steps or preset.steps,
-            solver=self.solver or preset.solver,
-            cache_interval=self.cache_interval or preset.cache_interval,
-            full_steps=full_steps,
-        )
+        steps, interval = self.steps or preset.steps, self.cache_interval
+        if interval is None:
+            own = steps == preset.steps or isinstance(preset.cache_interval, int)
+            interval = preset.cache_interval if own else _CACHE_INTERVAL
+        return Sampling(steps, self.solver or preset.solver, interval)
+
+    @property
+    def encoder_name(self) -> str | None:
+        """The encoder without its preset."""
+        return None if self.encoder is None else self.encoder.partition(":")[0]
+
+    @property
+    def encoder_preset(self) -> str | None:
+        """The encoder's own preset; None if it is not given."""
+        return (self.encoder or "").partition(":")[2] or None
 
     @property
     def output_length(self) -> Length:
@@ -320,7 +295,7 @@ class SyncOptions:
 class RuntimeOptions:
     """How engines are built, cached and run. Raises `InputError` for values outside their limits.
 
-    `dynamic`, `workspace_gb`, `optimization_level` and `graph_form` are part of an engine's key in the cache. `device`
+    `dynamic`, `provider_option` and `graph_form` are part of an engine's key in the cache. `device`
     may be given as a number, several numbers, text as on the command line, or "all"; it becomes an int for one GPU, a
     tuple for several, or "all".
     """
@@ -344,17 +319,13 @@ class RuntimeOptions:
         show=show_device,
         metavar="N,N,...|all",
     )
-    workspace_gb: float | None = _engine_option(
-        None,
-        "Limit of GPU memory for an engine's temporary data in TensorRT.  [default: no limit]",
-        minimum=0.1,
-        maximum=512,
-    )
-    optimization_level: int | None = _engine_option(
-        None,
-        "How long TensorRT searches for fast kernels when it builds an engine.  [default: 3; with 8-bit bundles 4]",
-        minimum=0,
-        maximum=5,
+    provider_option: tuple[str, ...] = _engine_option(
+        (),
+        "Option that ONNX Runtime passes to its execution provider, under the provider's own name, as in "
+        "gpu_mem_limit=8000000000, trt_builder_optimization_level=5 or trt_max_workspace_size=2000000000. "
+        "Repeat it for each.",
+        parse=parse_provider_options,
+        metavar="KEY=VALUE",
     )
     cuda_graph: bool | None = _engine_option(
         None,
@@ -388,8 +359,12 @@ class RuntimeOptions:
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "device", as_device(self.device))
         check_limits(self)
+
+    @property
+    def provider_options(self) -> Mapping[str, str]:
+        """`provider_option` by key."""
+        return as_mapping(self.provider_option)
 
     @property
     def one_device(self) -> int:

@@ -1,33 +1,21 @@
-"""Dataclass fields that are also command-line options: what they declare, and how values are checked."""
+"""Dataclass fields that are also command-line options: what they declare, how values are checked and read from text."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from difflib import get_close_matches
 from fractions import Fraction
 from functools import cache
-from math import inf
 from numbers import Integral, Real
-from os import PathLike
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from latentsync_trt.errors import InputError
+from latentsync_trt.validation import from_values
 
 T = TypeVar("T")
 
 _hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
-
-_BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-
-_KINDS: tuple[tuple[type, Any, str], ...] = (
-    (bool, bool, "True or False"),
-    (float, Real, "a number"),  # also NumPy's
-    (int, Integral, "a whole number"),
-    (Path, str | PathLike, "a path; give a str or a pathlib.Path"),
-    (str, str, "text"),
-)
-"""A field's type, what its values may be, and how messages call that."""
 
 FILES, FACES, TIME, SOUND, QUALITY, OUTPUT_FILE, HARDWARE = (
     *("Input and output", "Faces", "Time", "Sound"),
@@ -41,9 +29,9 @@ def option(default: Any, help_text: str, *, group: str | None = None, advanced: 
 
     Args:
         group: heading in the help text. advanced: shown by `--help-all` only.
-        limits: `minimum`, `maximum`; `off` is the flag that sets False; `parse` converts text to the value,
-            shown as `metavar`, and raises `InputError`, `show` converts it back; `folder` marks the path of a folder to
-            write, `written` that of a file.
+        limits: `minimum`, `maximum`; `off` is the flag that sets False; `parse` makes the value from text, shown as
+            `metavar`, or from what Python code gives, and raises `InputError`, `show` makes text of it again; `folder`
+            marks the path of a folder to write, `written` that of a file.
     """
     return field(default=default, metadata={"help": help_text, "group": group, "advanced": advanced, **limits})
 
@@ -54,30 +42,61 @@ def choices_of(hint: Any) -> tuple[str, ...]:
 
 
 def check_limits(options: Any) -> None:
-    """Raises `InputError` if a field of the dataclass instance `options` has a wrong type or is outside its limits."""
-    hints = _hints(type(options))
+    """Checks the fields of the dataclass instance `options` and parses those that declare `parse`.
+
+    Raises:
+        InputError: a field has a wrong type or is outside its limits.
+    """
     for spec in fields(options):
-        _check_field(flag_name(spec.name), getattr(options, spec.name), hints[spec.name], spec.metadata)
+        value = getattr(options, spec.name)
+        if value is not spec.default:
+            object.__setattr__(options, spec.name, _checked(type(options), spec, value))
 
 
-def _check_field(name: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> None:
-    kinds = {hint, *get_args(hint)}
-    if (value is None and NoneType in kinds) or "parse" in limits:  # those have checks of their own
-        return
+def _checked(cls: type[Any], spec: Any, value: Any, *, text: bool = False) -> Any:
+    """`value` as the field takes it; numbers and booleans may be `text`."""
+    hint, name = _hints(cls)[spec.name], flag_name(spec.name)
+    if "parse" in spec.metadata:
+        try:
+            return None if value is None and spec.default is None else spec.metadata["parse"](value)
+        except InputError as error:
+            raise (error if str(error).startswith(name) else InputError(f"{name} {error}")) from None
+    if Path in get_args(hint) and isinstance(value, os.PathLike):
+        return value
+    if isinstance(value, Real) and not isinstance(value, bool | Fraction):  # also NumPy's
+        value = int(value) if isinstance(value, Integral) else float(value)
+        if choices_of(hint):
+            value = str(value)  # as in "fps": 25
+    try:
+        return from_values(_annotated(cls, spec.name), value, name, strict=not text)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} {value}: not {_expected(hint, spec.metadata)}") from None
+
+
+def _expected(hint: Any, limits: Mapping[str, Any]) -> str:
+    """What a field takes, in words, such as "a whole number from 1 to 999"."""
     if choices := choices_of(hint):
-        if not isinstance(value, str) or value not in choices:
-            raise InputError(f"{name} {value}: not one of {', '.join(choices)}")
-        return
-    for kind, accepted, words in _KINDS:
-        if kind in kinds:
-            if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-                raise InputError(f"{name} {value!r}: not {words}")
-            break
-    low, high = limits.get("minimum", -inf), limits.get("maximum", inf)
-    # Negated, so that NaN is outside.
-    if ("minimum" in limits or "maximum" in limits) and not low <= value <= high:
-        bounds = f"{low} to {high}".replace("inf", "∞")
-        raise InputError(f"{name} {value}: outside {bounds}")
+        return f"one of {', '.join(choices)}"
+    kinds = {hint, *get_args(hint)}
+    words = {bool: "true or false", float: "a number", int: "a whole number", Path: "a path", str: "text"}
+    span = f" from {limits['minimum']} to {limits['maximum']}" if "minimum" in limits else ""
+    return next(word for kind, word in words.items() if kind in kinds) + span
+
+
+def _limited(cls: type[Any], name: str) -> Any:
+    """The type of a field with its limits."""
+    from msgspec import Meta
+
+    hint, spec = _hints(cls)[name], next(each for each in fields(cls) if each.name == name)
+    kinds = tuple(kind for kind in (get_args(hint) or (hint,)) if kind is not Path)
+    if get_origin(hint) is Literal:
+        return hint
+    limits = {key: spec.metadata[name] for key, name in (("ge", "minimum"), ("le", "maximum")) if name in spec.metadata}
+    first = Annotated[kinds[0], Meta(**limits)] if limits else kinds[0]
+    return first | None if type(None) in kinds else first
+
+
+_annotated: Callable[[Any, str], Any] = cache(_limited)
 
 
 def flag_name(field_name: str) -> str:
@@ -124,12 +143,8 @@ def to_texts(options: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, bool | str) or value is None:
-        return value
-    if isinstance(value, Integral):
-        return int(value)
     # A Fraction may have no exact float; a Path and a Speaker are texts.
-    return float(value) if isinstance(value, Real) and not isinstance(value, Fraction) else str(value)
+    return value if isinstance(value, bool | str | int | float) or value is None else str(value)
 
 
 def from_texts(cls: type[T], values: Mapping[str, Any]) -> T:
@@ -141,7 +156,7 @@ def from_texts(cls: type[T], values: Mapping[str, Any]) -> T:
     Raises:
         InputError: there is no such option, or its value cannot be used.
     """
-    specs, hints = {spec.name: spec for spec in fields(cls)}, _hints(cls)  # type: ignore[arg-type]
+    specs = {spec.name: spec for spec in fields(cls)}  # type: ignore[arg-type]
     found: dict[str, Any] = {}
     for given, value in values.items():
         name = field_name(given)
@@ -151,35 +166,18 @@ def from_texts(cls: type[T], values: Mapping[str, Any]) -> T:
         if name in found:
             raise InputError(f"{given}: is given twice")
         if value is not None and not (isinstance(value, str) and not value.strip()):
-            found[name] = _from_text(specs[name], hints[name], value)
+            found[name] = _from_text(cls, specs[name], value)
     return cls(**found)
 
 
-def _from_text(spec: Any, hint: Any, value: Any) -> Any:
-    """The value of one field; what is not text is left to the checks of the dataclass."""
-    kinds, text = {hint, *get_args(hint)}, value
-    if isinstance(value, str):
-        text = value.strip()
-    elif isinstance(value, list):
+def _from_text(cls: type[Any], spec: Any, value: Any) -> Any:
+    if isinstance(value, list):
         return tuple(value)
-    elif isinstance(value, int | float) and not isinstance(value, bool) and not kinds & {bool, int, float, Fraction}:
-        return str(value)  # as in "fps": 25
-    if not isinstance(text, str):
-        return text
-    try:
-        if spec.default == ():
-            return tuple(part.strip() for part in text.split(";") if part.strip())
-        if Fraction in kinds and "/" in text:
-            return Fraction(text)
-        if "parse" in spec.metadata:
-            return spec.metadata["parse"](text)
-        if bool in kinds:
-            return _BOOLS[text.casefold()]
-        if kinds & {int, float}:
-            return int(text) if int in kinds else float(text)
-        return text if choices_of(hint) else value  # a name may begin or end with a space
-    except (KeyError, ValueError, ZeroDivisionError) as error:
-        if isinstance(error, InputError):
-            raise
-        words = next(words for kind, _, words in (*_KINDS, (Fraction, None, "a time")) if kind in kinds)
-        raise InputError(f"{flag_name(spec.name)} {text}: not {words}") from None
+    if not isinstance(value, str) or str in get_args(_hints(cls)[spec.name]):  # a name may begin or end with a space
+        return value
+    text = value.strip()
+    if spec.default == ():
+        return tuple(part.strip() for part in text.split(";") if part.strip())
+    if isinstance(spec.default, bool):
+        text = {"yes": "true", "no": "false"}.get(text.casefold(), text.casefold())
+    return _checked(cls, spec, text, text=True)

@@ -23,11 +23,13 @@ def from_json(cls: type[T], data: bytes | str, source: object, error: Callable[[
         raise error(f"{source}: {problem}") from problem
 
 
-def from_values(cls: type[T], values: Any, source: object, error: Callable[[str], Exception] = ValueError) -> T:
-    """As `from_json`, from parsed JSON, or other dicts, lists and plain values."""
+def from_values(
+    cls: type[T], values: Any, source: object, error: Callable[[str], Exception] = ValueError, *, strict: bool = True
+) -> T:
+    """As `from_json`, from parsed JSON, or other dicts, lists and plain values; unless `strict`, also "1" as 1."""
     import msgspec
 
     try:
-        return msgspec.convert(values, cls)
+        return msgspec.convert(values, cls, strict=strict)
     except (msgspec.ValidationError, RecursionError) as problem:
         raise error(f"{source}: {problem}") from problem

@@ -123,7 +123,7 @@ def ladder(bundles: tuple[str, ...], plans: int = len(PLANS)) -> Iterator[Varian
 
 
 def _options(plan: str) -> SyncOptions:
-    return SyncOptions(lossless=True, **PLANS[plan])  # type: ignore[arg-type]
+    return SyncOptions(codec="ffv1", **PLANS[plan])  # type: ignore[arg-type]
 
 
 class Bench:

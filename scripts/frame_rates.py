@@ -93,7 +93,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="File for the rows.")
     chosen = parser.parse_args()
-    options = SyncOptions(preset=chosen.preset, lossless=True)
+    options = SyncOptions(preset=chosen.preset, codec="ffv1")
     duration_s, rows = audio_duration_s(SPEECH), []
     with TemporaryDirectory() as name, LipSync.from_bundle(find_bundle("demo")[0], "cpu") as lip_sync:
         for rate in chosen.rate or [*RATES, VARIABLE]:

@@ -25,7 +25,7 @@ PLANS = {
     "`--preset balanced` (default)": SyncOptions(),
     "`--cache-interval 4`": SyncOptions(cache_interval=4),
     "`--cache-interval 5`": SyncOptions(cache_interval=5),
-    "`--full-steps 0,1,2,5,9,14`": SyncOptions(full_steps=(0, 1, 2, 5, 9, 14)),
+    "`--cache-interval 0,1,2,5,9,14`": SyncOptions(cache_interval=(0, 1, 2, 5, 9, 14)),
     "`--guidance-interval 0.2-0.8`": SyncOptions(guidance_interval=(0.2, 0.8)),
     "`--solver dpmpp --steps 10 --cache-interval 1`": SyncOptions(solver="dpmpp", steps=10, cache_interval=1),
     "`--solver dpmpp --steps 10 --cache-interval 2`": SyncOptions(solver="dpmpp", steps=10, cache_interval=2),

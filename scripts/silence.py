@@ -164,7 +164,7 @@ def _lips(clips: list[Case], sound: str, preset: str) -> list[dict[str, Any]]:
             write_pictures(video, renderer.frames(case.scene, None, len(case)), lossless=True)
             write_sound(audio, _sound(case, sound))
             for silence, rows in scores.items():
-                options = SyncOptions(preset=preset, silence=silence, lossless=True)  # type: ignore[arg-type]
+                options = SyncOptions(preset=preset, silence=silence, codec="ffv1")  # type: ignore[arg-type]
                 found, _ = lip_scores(dub(lip_sync, (video, audio), out, options, len(case)), case, detector)
                 rows.append((found.opening, found.closures, found.silence))
                 print(sound, silence, found, flush=True)

@@ -19,10 +19,17 @@ _FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """A certificate chain and a key, as PEM files."""
+    """A certificate chain and a key, as PEM files of their own and together."""
 
     cert: Path
     key: Path
+
+    @property
+    def pem(self) -> Path:
+        """Both in one file."""
+        pem = self.cert.with_name("both.pem")
+        pem.write_bytes(self.cert.read_bytes() + self.key.read_bytes())
+        return pem
 
 
 def p256() -> ec.EllipticCurvePrivateKey:

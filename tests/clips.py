@@ -31,7 +31,7 @@ STAGES = {
 }
 """Of a run, as its report and its profile name them."""
 
-LOSSLESS = SyncOptions(steps=2, cache_interval=2, lossless=True)
+LOSSLESS = SyncOptions(steps=2, cache_interval=2, codec="ffv1")
 """A full and a cached step; frames can be compared sample by sample."""
 
 

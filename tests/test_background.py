@@ -33,7 +33,7 @@ from tests.small import small_bundle
 pytestmark = pytest.mark.integration
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-QUICK = SyncOptions(steps=2, cache_interval=2, lossless=True, silence="model")
+QUICK = SyncOptions(steps=2, cache_interval=2, codec="ffv1", silence="model")
 FRAMES, WINDOWS = 20, 2
 STEPS = ("denoise_step", "denoise_step_cached")
 

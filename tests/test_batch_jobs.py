@@ -56,13 +56,13 @@ def test_rows_of_a_table(folder: Path, written: str) -> None:
 
 def test_rows_of_json_lines_take_lists_and_numbers(folder: Path) -> None:
     rows = [
-        {"video": "a.mp4", "output": "x.mp4", "speaker": ["0=a.wav", "1=b.wav"], "start": 0.1, "color-match": False},
+        {"video": "a.mp4", "output": "x.mp4", "speaker": ["0=a.wav", "1=b.wav"], "start": 0.1, "mark": False},
         {"video": "s3://clips/a.mp4", "audio": "a.wav", "output": "s3://out/y.mp4", "codec": None},
     ]
     first, second = jobs_in(folder, "\n".join(map(json.dumps, rows)), "jobs.jsonl")
     assert first.task.audio is None
     assert [speaker.voice for speaker in first.task.options.speaker] == [str(folder / "a.wav"), str(folder / "b.wav")]
-    assert not first.task.options.color_match
+    assert not first.task.options.mark
     assert (second.task.video, second.task.output) == ("s3://clips/a.mp4", "s3://out/y.mp4")
 
 
@@ -111,7 +111,7 @@ def test_all_rows_that_cannot_work_are_found_at_once(folder: Path) -> None:
     wanted = {
         3: "missing.mp4: no such file",
         4: "row 2 writes it, too",
-        5: "--crf 99: outside 0 to 63",
+        5: "--crf 99: not a whole number from 0 to 63",
         6: "damaged.mp4: is not a readable media file",
         7: "is an input of row 8",
         8: "--start 8:",

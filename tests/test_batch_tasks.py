@@ -18,7 +18,7 @@ from latentsync_trt.option_fields import choices_of, file_fields, from_texts, to
 NAMES = st.text("abc /ü.-", min_size=1, max_size=8).filter(str.strip)
 SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "guidance_interval": st.sampled_from([(0.0, 1.0), (1e-9, 0.3), (0.1, 1 / 3)]),
-    "full_steps": st.sampled_from([(0,), (0, 3, 7)]),
+    "cache_interval": st.sampled_from([3, (0,), (0, 3, 7)]),
     "face": st.sampled_from(["left", "index:3", "at:1.5,20"]),
     "speaker": st.lists(st.builds(lambda face, file: f"{face}={file}", st.integers(0, 9), NAMES), max_size=3),
     "start": st.fractions(0, 3600),
@@ -86,9 +86,9 @@ def test_whatever_a_row_says_is_an_option_or_an_input_error(name: str, value: An
 
 
 def test_text_of_a_cell_becomes_values() -> None:
-    cells = {"crf": " 20 ", "--color-match": "No", "start": "1:02", "speaker": "0=a.wav; 1=b.wav", "fps": 25, "mix": ""}
-    wanted = SyncOptions(crf=20, color_match=False, start=Fraction(62), speaker=("0=a.wav", "1=b.wav"), fps="25")  # type: ignore[arg-type]
-    assert from_texts(SyncOptions, {**cells, "full_steps": None}) == wanted
+    cells = {"crf": " 20 ", "--mark": "No", "start": "1:02", "speaker": "0=a.wav; 1=b.wav", "fps": 25, "mix": ""}
+    wanted = SyncOptions(crf=20, mark=False, start=Fraction(62), speaker=("0=a.wav", "1=b.wav"), fps="25")  # type: ignore[arg-type]
+    assert from_texts(SyncOptions, {**cells, "cache_interval": None}) == wanted
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_text_of_a_cell_becomes_values() -> None:
         ({"crff": "1"}, "did you mean crf"),
         ({"crf": "1", "--crf": "2"}, "given twice"),
         ({"crf": "good"}, "--crf good: not a whole number"),
-        ({"mark": "perhaps"}, "--mark perhaps: not True or False"),
+        ({"mark": "perhaps"}, "--mark perhaps: not true or false"),
         ({"start": "1/0"}, "--start 1/0: not a time"),
     ],
 )
@@ -112,7 +112,7 @@ def test_every_file_of_a_task_can_be_replaced() -> None:
     written = {file for file, written in task.files() if written}
     read = {file for file, written in task.files() if not written}
     assert written == {"o", "report.x"}
-    assert read == {"v", "a", "s.wav", "mix.x", "faces.x", "c2pa_cert.x", "c2pa_key.x"}
+    assert read == {"v", "a", "s.wav", "mix.x", "faces.x", "c2pa.x"}
     moved = task.with_files(lambda file, written: f"{'out' if written else 'in'}/{file}")
     assert {file for file, _ in moved.files()} == {f"out/{file}" for file in written} | {f"in/{file}" for file in read}
 

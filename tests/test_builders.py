@@ -148,7 +148,7 @@ def described(entries: tuple[TensorEntry, ...], **sizes: int) -> tuple[tuple[str
 
 
 def test_tensorrt_compiles_the_graph_and_its_context_model_is_opened(tmp_path: Path, provider: Provider) -> None:
-    made = engines(tmp_path, workspace_gb=4.0, optimization_level=5)
+    made = engines(tmp_path, provider_option=("trt_max_workspace_size=4000000000", "trt_builder_optimization_level=5"))
     opened = made.open("vae_encoder")
     assert opened.built
     assert opened.node_share == 1.0
@@ -178,8 +178,9 @@ def test_tensorrt_compiles_the_graph_and_its_context_model_is_opened(tmp_path: P
     ((path, settings),) = provider.asked
     assert path == found / "context.onnx"
     cuda = dict(settings.providers[1][1])
+    given = {"trt_max_workspace_size": "4000000000", "trt_builder_optimization_level": "5"}
     assert settings.providers == (
-        (TENSORRT, {"device_id": "0", "trt_cuda_graph_enable": "False"}),
+        (TENSORRT, {"device_id": "0", "trt_cuda_graph_enable": "False", **given}),
         (CUDA, cuda),
         (CPU, {}),
     )
@@ -187,7 +188,9 @@ def test_tensorrt_compiles_the_graph_and_its_context_model_is_opened(tmp_path: P
     assert not settings.optimize
     assert settings.dimensions == {}
     assert (settings.weights_folder, settings.plugin_devices) == (None, ())
-    again = engines(tmp_path, workspace_gb=4.0, optimization_level=5).open("vae_encoder")
+    again = engines(
+        tmp_path, provider_option=("trt_max_workspace_size=4000000000", "trt_builder_optimization_level=5")
+    ).open("vae_encoder")
     assert not again.built
     assert len(provider.orders) == 1
     assert provider.asked[1] == (path, settings)
@@ -247,7 +250,7 @@ def test_timings_of_one_build_shorten_the_next(tmp_path: Path, provider: Provide
     assert [path.name for path in shared.iterdir()] == [TIMINGS]
     (shared / ".half-written.1").write_bytes(b"of a process that was killed")
     made.build("vae_decoder")
-    other = engines(tmp_path, optimization_level=1)
+    other = engines(tmp_path, provider_option=("trt_builder_optimization_level=1",))
     other.build("vae_encoder")  # kernels serve every engine of one GPU and version
     assert provider.timings_seen == [b"", b"after 1 builds", b"after 2 builds"]
     assert (shared / TIMINGS).read_bytes() == b"after 3 builds"
@@ -408,7 +411,7 @@ def test_too_little_memory_is_no_refusal(tmp_path: Path, provider: Provider, mon
     assert str(caught.value).startswith(
         "vae_encoder: out of memory while TensorRT builds its engine (Requested size was 4294967296 bytes); "
     )
-    assert "lower --workspace-gb, or use --static" in str(caught.value)
+    assert "trt_max_workspace_size" in str(caught.value)
     assert made.cache.find(made.key("vae_encoder")) is None
 
     def killed(*_: object) -> Answer:
@@ -502,7 +505,7 @@ def test_eight_bits_are_built_at_a_higher_level_unless_one_is_named(tmp_path: Pa
     assert provider.orders[-1].optimization_level == 4
 
 
-LEVELS: tuple[dict[str, int], ...] = ({}, {"optimization_level": 1})
+LEVELS: tuple[dict[str, Any], ...] = ({}, {"provider_option": ("trt_builder_optimization_level=1",)})
 
 
 def test_the_key_holds_what_changes_an_engine_and_nothing_else(
@@ -520,7 +523,11 @@ def test_the_key_holds_what_changes_an_engine_and_nothing_else(
     def digests(bundle: Bundle | None, changes: list[dict[str, Any]]) -> set[str]:
         return {engines(tmp_path, bundle=bundle, **change).key("denoise_step").digest for change in changes}
 
-    changes: list[dict[str, Any]] = [{"windows_per_batch": 3}, {"workspace_gb": 1.0}, {"optimization_level": 2}]
+    changes: list[dict[str, Any]] = [
+        {"windows_per_batch": 3},
+        {"provider_option": ("trt_max_workspace_size=1",)},
+        {"provider_option": ("trt_builder_optimization_level=2",)},
+    ]
     assert len(digests(toy, changes) | {plain.digest}) == len(changes) + 1
     same: list[dict[str, Any]] = [{"build": "background"}, {"low_memory": True}, {"device": 1}]
     assert digests(toy, same) == {plain.digest}

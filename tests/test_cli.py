@@ -49,7 +49,7 @@ def test_advanced_options_are_shown_by_help_all_only() -> None:
     options = {name for param in sync_command.params for name in param.opts}
     assert {name for name in options if f"{name} " in full or f"{name}/" in full} == options
     assert "--crf" in short
-    for name in ("--steps", "--workspace-gb", "--device"):
+    for name in ("--steps", "--provider-option", "--device"):
         assert name in full
         assert f"{name} <" not in short
     assert short == run("sync", "--help")[1]

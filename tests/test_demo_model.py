@@ -68,7 +68,7 @@ DELAYED_FRAMES = 48
 WINDOW = slice(56, 72)
 """Frames of one window: "Papa, ma", wide open and shut."""
 
-FAST = SyncOptions(preset="fast", lossless=True)
+FAST = SyncOptions(preset="fast", codec="ffv1")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +122,7 @@ def test_the_mouth_opens_and_shuts_with_the_speech(model: LipSync, tmp_path: Pat
     samples = read_audio(SPEECH)[WINDOW.start * frame_samples : WINDOW.stop * frame_samples]
     mouth = SpokenMouth(known.opening[WINDOW], known.shut[WINDOW], known.silent[WINDOW])
     audio = write_samples(tmp_path / "papa.wav", samples, SPEECH_RATE_HZ)
-    dubbed = dub(model, audio, mouth, tmp_path, SyncOptions(preset="fast", steps=4, lossless=True))
+    dubbed = dub(model, audio, mouth, tmp_path, SyncOptions(preset="fast", steps=4, codec="ffv1"))
     found = score(dubbed.curves)
     assert found.opening >= WINDOW_OPENING, found
     assert found.closures >= WINDOW_CLOSURES, found

@@ -46,12 +46,12 @@ def of_format(pixel_format: str, **values: Any) -> VideoInfo:
     ("options", "ffmpeg", "settings"),
     [
         ({}, "libx264", {"crf": "16", "preset": "veryfast"}),
-        ({"crf": 18, "encoder_preset": "slow"}, "libx264", {"crf": "18", "preset": "slow"}),
+        ({"crf": 18, "encoder": "x264:slow"}, "libx264", {"crf": "18", "preset": "slow"}),
         ({"encoder": "x265", "crf": 20}, "libx265", {"crf": "20", "x265-params": "log-level=error"}),
         ({"codec": "av1", "crf": 60}, "libsvtav1", {"crf": "60", "preset": "8"}),
         ({"codec": "prores"}, "prores_ks", {"profile": "hq"}),
-        ({"codec": "prores", "encoder_preset": "lt"}, "prores_ks", {"profile": "lt"}),
-        ({"lossless": True}, "ffv1", {}),
+        ({"codec": "prores", "encoder": "prores:lt"}, "prores_ks", {"profile": "lt"}),
+        ({"codec": "ffv1"}, "ffv1", {}),
         ({"encoder": "nvenc", "crf": 0}, "h264_nvenc", {"qp": "1", "preset": "p5", "rc": "constqp"}),
         ({"encoder": "nvenc", "codec": "av1"}, "av1_nvenc", {"qp": "96"}),
     ],
@@ -122,14 +122,12 @@ def test_only_whole_chroma_samples_are_padded(
     [
         ({"encoder": "x265", "codec": "h264"}, "--encoder x265: does not write h264; use x264 or nvenc"),
         ({"encoder": "nvenc", "codec": "prores"}, "--encoder nvenc: does not write prores; leave it out"),
-        ({"encoder": "x264", "lossless": True}, "--encoder x264: does not write ffv1; leave it out"),
-        ({"codec": "hevc", "lossless": True}, "--lossless: writes ffv1, not hevc"),
+        ({"encoder": "x264", "codec": "ffv1"}, "--encoder x264: does not write ffv1; leave it out"),
         ({"codec": "ffv1", "crf": 3}, "--crf 3: ffv1 has no such setting"),
         ({"crf": 60}, "--crf 60: outside 0 to 51 of h264"),
-        ({"encoder_preset": "quick"}, "--encoder-preset quick: x264 has no such preset; use one of ultrafast, "),
-        ({"codec": "av1", "encoder_preset": "slow"}, "svtav1 has no such preset; use one of 0, 1"),
-        ({"codec": "ffv1", "encoder_preset": "slow"}, "ffv1 has no such preset; leave it out"),
-        ({"encoder": "auto", "encoder_preset": "slow"}, "--encoder-preset: .* name one as --encoder"),
+        ({"encoder": "x264:quick"}, "--encoder x264:quick: x264 has no such preset; use one of ultrafast, "),
+        ({"codec": "av1", "encoder": "svtav1:slow"}, "svtav1 has no such preset; use one of 0, 1"),
+        ({"encoder": "auto:slow"}, "--encoder auto:slow: .* name one"),
     ],
 )
 def test_options_that_do_not_fit_are_named(options: dict[str, Any], message: str) -> None:
@@ -180,7 +178,7 @@ def test_sides_that_x264_refuses_are_named(size: tuple[int, int]) -> None:
         InputError, match=rf"for pictures of {size[0]}×{size[1]}.* use another --codec, or scale the video"
     ):
         check_encoder(SyncOptions(), info, Path("out.mkv"))
-    check_encoder(SyncOptions(lossless=True), info, Path("out.mkv"))
+    check_encoder(SyncOptions(codec="ffv1"), info, Path("out.mkv"))
 
 
 def test_an_encoder_that_does_not_open_is_found_before_the_work(
@@ -192,7 +190,7 @@ def test_an_encoder_that_does_not_open_is_found_before_the_work(
     with pytest.raises(InputError, match="no GPU"):
         check_inputs(*inputs, SyncOptions(encoder="nvenc"))
     with pytest.raises(InputError, match=r"out\.mp4: cannot hold ffv1"):
-        check_inputs(clip, sound, tmp_path / "out.mp4", SyncOptions(lossless=True))
+        check_inputs(clip, sound, tmp_path / "out.mp4", SyncOptions(codec="ffv1"))
     check_inputs(*inputs, SyncOptions(encoder="auto"))
 
 
@@ -200,7 +198,7 @@ def test_an_ffmpeg_without_x264_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(av, "codecs_available", {"ffv1"})
     with pytest.raises(InputError, match="has no libx264; install"):
         choose_encoder(SyncOptions(), SDR)
-    choose_encoder(SyncOptions(lossless=True), SDR)
+    choose_encoder(SyncOptions(codec="ffv1"), SDR)
 
 
 @pytest.mark.parametrize("wrong", [{"preset": "no such"}, {"rc": "no such"}, {"qp": "999"}])

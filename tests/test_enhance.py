@@ -109,7 +109,7 @@ def test_a_wrong_result_names_the_enhancer(case):
 def test_sync_pastes_what_the_enhancer_returns(tmp_path):
     clip = write_clip(tmp_path, 4)
     green: Enhancer = Green()
-    options = SyncOptions(color_match=False, steps=1, guidance=1)
+    options = SyncOptions(steps=1, guidance=1)
     with LipSync.from_bundle(small_bundle(), "cpu") as lip_sync:
         lip_sync.sync(*clip, tmp_path / "out.mp4", options, enhancer=green)
         with pytest.raises(InputError, match="enhancer Returning"):

@@ -43,12 +43,12 @@ def test_the_ladder_starts_with_the_reference() -> None:
     assert [variant.bundle for variant in variants] == ["fp32", *["fp16"] * len(PLANS), "int8"]
     assert variants[0].plan == variants[1].plan == variants[-1].plan == next(iter(PLANS))
     assert len({variant.name for variant in variants}) == len(variants)
-    assert all(variant.options.lossless for variant in variants)
+    assert all(variant.options.codec == "ffv1" for variant in variants)
 
 
 def test_rungs_of_a_short_clip(case: Case, tmp_path: Path) -> None:
-    full = SyncOptions(steps=2, cache_interval=1, lossless=True)
-    cached = SyncOptions(steps=2, cache_interval=2, lossless=True)
+    full = SyncOptions(steps=2, cache_interval=1, codec="ffv1")
+    cached = SyncOptions(steps=2, cache_interval=2, codec="ffv1")
     variants = [Variant("a", "full", full), Variant("b", "full", full), Variant("b", "cached", cached)]
     bench = Bench({"a": small_bundle(), "b": small_bundle()}, "cpu", tmp_path)
     reference, same, other = bench.climb(variants, [case])
@@ -62,7 +62,7 @@ def test_rungs_of_a_short_clip(case: Case, tmp_path: Path) -> None:
 
 
 def test_only_what_is_generated_is_compared(case: Case, tmp_path: Path) -> None:
-    options = SyncOptions(steps=1, guidance=1.0, lossless=True)
+    options = SyncOptions(steps=1, guidance=1.0, codec="ffv1")
     bench = Bench({"a": small_bundle()}, "cpu", tmp_path)
     bench.climb([Variant("a", "one step", options)], [case])
     clip = (tmp_path / f"{case.number}-source.mkv", tmp_path / f"{case.number}.wav")

@@ -24,7 +24,7 @@ from tests.small import small_bundle
 
 pytestmark = pytest.mark.integration
 
-FAST = SyncOptions(preset="fast", steps=2, lossless=True)  # libx264 repeats itself only at some widths
+FAST = SyncOptions(preset="fast", steps=2, codec="ffv1")  # libx264 repeats itself only at some widths
 FRAMES = 40
 SOON_S = 20.0
 """Long enough for a busy machine."""

@@ -49,24 +49,24 @@ def test_a_field_takes_what_fits_its_type_or_the_error_names_its_flag(
 @given(value=st.lists(st.integers(-1, 25), max_size=4).map(tuple))
 def test_steps_are_taken_or_refused(value: tuple[int, ...]) -> None:
     try:
-        SyncOptions(full_steps=value)
+        SyncOptions(cache_interval=value)
     except InputError as error:
-        assert str(error).startswith("--full-steps")
+        assert str(error).startswith("--cache-interval")
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"steps": 2.5}, "--steps 2.5: not a whole number"),
-        ({"steps": "8"}, "--steps '8': not a whole number"),
+        ({"steps": "8"}, "--steps 8: not a whole number"),
         ({"offset": None}, "--offset None: not a number"),
-        ({"guidance": "strong"}, "--guidance 'strong': not a number"),
-        ({"guidance": float("nan")}, "--guidance nan: outside"),
-        ({"full_steps": "0,1"}, "not whole numbers"),
-        ({"full_steps": 5}, "--full-steps 5: not whole numbers"),
-        ({"guidance_interval": (0.1,)}, "not two numbers"),
-        ({"lossless": "no"}, "--lossless 'no': not True or False"),
-        ({"mix": 5}, "--mix 5: not a path; give a str or a pathlib.Path"),
+        ({"guidance": "strong"}, "--guidance strong: not a number"),
+        ({"guidance": float("nan")}, "--guidance nan: not a number"),
+        ({"cache_interval": "0,b"}, "not a whole number, or several"),
+        ({"cache_interval": 2.5}, "--cache-interval 2.5: not a whole number"),
+        ({"guidance_interval": (0.1,)}, "not two fractions"),
+        ({"resume": "no"}, "--resume no: not true or false"),
+        ({"mix": 5}, "--mix 5: not a path"),
         ({"enhancer": Path("x")}, "not text"),
         ({"start": True}, "--start True: not a time"),
         ({"codec": np.zeros(2)}, "not one of h264"),
@@ -79,5 +79,5 @@ def test_wrong_kinds_of_values_are_named(fields: dict[str, Any], words: str) -> 
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    options = SyncOptions(steps=np.int64(8), guidance=np.float32(2), full_steps=(np.int32(0), np.int32(3)))
+    options = SyncOptions(steps=np.int64(8), guidance=np.float32(2), cache_interval=(np.int32(0), np.int32(3)))
     assert options.sampling.steps == 8

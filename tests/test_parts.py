@@ -57,7 +57,7 @@ def writer_of(output: Path, time_base: Fraction, work: Work | None = None, **opt
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("out.mp4", {"encoder_preset": "slow"}),  # the most reordering
+        ("out.mp4", {"encoder": "x264:slow"}),  # the most reordering
         ("out.mov", {}),
         ("out.mkv", {}),
         ("out.mp4", {"codec": "hevc"}),

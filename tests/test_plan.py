@@ -25,12 +25,12 @@ def test_an_interval_of_one_and_one_beyond_the_end() -> None:
 
 
 def test_a_list_overrides_the_interval() -> None:
-    assert full(cache_plan(20, 3, full_steps=(0, 1, 2, 5, 9, 14))) == [0, 1, 2, 5, 9, 14]
+    assert full(cache_plan(20, (0, 1, 2, 5, 9, 14))) == [0, 1, 2, 5, 9, 14]
 
 
 @pytest.mark.parametrize("interval", [0, -3])
 def test_impossible_intervals_are_refused(interval: int) -> None:
-    with pytest.raises(InputError, match="cache interval"):
+    with pytest.raises(InputError, match="cache-interval"):
         cache_plan(5, interval)
 
 
@@ -53,5 +53,5 @@ def test_steps_that_overlap_the_interval_are_guided(steps: int, interval: tuple[
 def test_the_whole_network_runs_where_guidance_starts_or_ends() -> None:
     plan = cache_plan(20, 3, guidance_interval=(0.2, 0.8))
     assert full(plan) == [0, 3, 4, 7, 10, 13, 16, 19]
-    plan = cache_plan(20, 3, full_steps=(0, 9), guidance_interval=(0.2, 0.8))
+    plan = cache_plan(20, (0, 9), guidance_interval=(0.2, 0.8))
     assert full(plan) == [0, 4, 9, 16]

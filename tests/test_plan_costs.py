@@ -38,7 +38,7 @@ def test_which_plans_of_20_steps_reach_the_goal() -> None:
     assert reached == {
         "`--cache-interval 4`",
         "`--cache-interval 5`",
-        "`--full-steps 0,1,2,5,9,14`",
+        "`--cache-interval 0,1,2,5,9,14`",
         "`--guidance-interval 0.2-0.8`",
     }
     assert 8.3 < costs["`--preset balanced` (default)"] < 8.4

@@ -26,7 +26,7 @@ from tests.tensorrt_stand_in.stand_in import stand_in_at
 SHAPES = {"latents": InputShapes((1, 4), (2, 4), (3, 4)), "history": InputShapes((1, 2), (1, 2), (1, 2))}
 
 # What parameters that are no flags are set to.
-VALUES: dict[str, tuple[Any, ...]] = {"device": (0, 1), "shapes": (None, SHAPES), "workspace_gb": (None, 1.5)}
+VALUES: dict[str, tuple[Any, ...]] = {"device": (0, 1), "shapes": (None, SHAPES)}
 
 MAKERS: dict[str, Callable[..., dict[str, str]]] = {
     "cuda": cuda_options,

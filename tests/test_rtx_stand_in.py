@@ -59,8 +59,8 @@ def test_the_plug_in_takes_every_option_that_it_is_given(tmp_path: Path) -> None
     given = [
         rtx_options(),
         rtx_options(shapes=shapes),
-        rtx_options(workspace_gb=0.5),
-        {**rtx_options(shapes=shapes, workspace_gb=4.0), RTX_KERNEL_CACHE: str(tmp_path / "kernels")},
+        {**rtx_options(), "nv_max_workspace_size": "500000000"},
+        {**rtx_options(shapes=shapes), RTX_KERNEL_CACHE: str(tmp_path / "kernels")},
     ]
     assert scenario("refused", bundle=str(small_bundle()), options=given) == [""] * len(given)
     wrong = [{"enable_cuda_graph": "2"}, {"nv_max_workspace_size": "1e6"}, {"nv_no_such_option": "1"}]

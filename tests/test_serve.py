@@ -209,7 +209,7 @@ def test_names_of_clients_are_never_used(
     [
         ({"mix": "/etc/passwd"}, "mix"),
         ({"--MIX": "/etc/passwd"}, "mix"),
-        ({"c2pa_key": "/etc/key.pem"}, "c2pa_key"),
+        ({"c2pa": "/etc/key.pem"}, "c2pa"),
         ({"speaker": ["0=/etc/passwd"]}, "speaker"),
         ({"report": "/tmp/x.html"}, "report"),
         ({"guidance": 50}, "guidance"),

@@ -34,7 +34,7 @@ from tests.small import small_bundle
 
 FRAMES, WINDOWS = 18, 2
 TIMEOUT_S = 20.0
-OPTIONS = SyncOptions(steps=1, lossless=True)
+OPTIONS = SyncOptions(steps=1, codec="ffv1")
 
 GPUS = (
     Gpu(0, "NVIDIA H200", "9.0", 1, "0000:01:00.0"),

@@ -92,7 +92,7 @@ def test_steps_run_as_the_options_say(lip_sync: LipSync, face_clip: Path, word: 
     wanted = [
         (SyncOptions(steps=5), {full: 2, cached: 3}),
         (SyncOptions(preset="fast", steps=4), {full: 2, cached: 2}),
-        (SyncOptions(steps=5, full_steps=(0, 1, 3)), {full: 3, cached: 2}),
+        (SyncOptions(steps=5, cache_interval=(0, 1, 3)), {full: 3, cached: 2}),
         (SyncOptions(steps=5, guidance_interval=(0.4, 1.0)), {bare: 1, bare_cached: 1, full: 1, cached: 2}),
         (SyncOptions(steps=4, guidance=1.0), {bare: 2, bare_cached: 2}),
     ]
@@ -113,7 +113,7 @@ def test_sound_is_in_time_and_whole(lip_sync: LipSync, face_clip: Path, speech: 
 
 def test_the_same_seed_gives_the_same_picture(lip_sync: LipSync, face_clip: Path, word: Path, tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        options = SyncOptions(steps=1, seed=seed, lossless=True)
+        options = SyncOptions(steps=1, seed=seed, codec="ffv1")
         lip_sync.sync(face_clip, word, tmp_path / f"{name}.mkv", options)
     a, b, c = (np.stack(decoded(tmp_path / f"{name}.mkv")) for name in "abc")
     assert np.array_equal(a, b)
@@ -121,7 +121,7 @@ def test_the_same_seed_gives_the_same_picture(lip_sync: LipSync, face_clip: Path
 
 
 def test_lossless_keeps_every_other_pixel(lip_sync: LipSync, face_clip: Path, word: Path, tmp_path: Path) -> None:
-    lip_sync.sync(face_clip, word, tmp_path / "out.mkv", SyncOptions(steps=1, lossless=True))
+    lip_sync.sync(face_clip, word, tmp_path / "out.mkv", SyncOptions(steps=1, codec="ffv1"))
     with av.open(str(tmp_path / "out.mkv")) as container:
         assert container.streams.video[0].codec_context.name == "ffv1"
     before = decoded(face_clip)[:5]

@@ -24,7 +24,7 @@ from tests.clips import click_times, decoded, write_sound
 from tests.people import first_person, second_person
 from tests.small import small_bundle
 
-QUICK = SyncOptions(steps=1, guidance=1.0, lossless=True, silence="model", color_match=False)
+QUICK = SyncOptions(steps=1, guidance=1.0, codec="ffv1", silence="model")
 MOUTH = np.s_[110:145, 95:145]
 
 pytestmark = pytest.mark.integration
@@ -193,7 +193,6 @@ def test_faces_are_painted_in_their_turns(lip_sync: LipSync, folder: Path, tmp_p
         ({"turns": "gone.rttm"}, "gone.rttm: no such file"),
         ({"mix": "gone.wav"}, "gone.wav: no such file"),
         ({"report": "page.pdf"}, "--report page.pdf: is not the name of a page"),
-        ({"c2pa_cert": "cert.pem"}, "--c2pa-cert needs --c2pa-key"),
     ],
 )
 def test_what_does_not_fit_the_clip_is_wrong_usage(
@@ -231,7 +230,7 @@ def test_the_command_takes_them(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.mkv"
     words = ["sync", "--video", folder / "clip.mkv", "--voice", folder / "voice.wav", "--mix", folder / "mix.wav"]
     words += ["--start", "0:00.24", "--offset", "-40", "-o", target, "--bundle", small_bundle(), "-q"]
-    result = CliRunner().invoke(main, [str(word) for word in [*words, "--steps", "1", "--lossless"]])
+    result = CliRunner().invoke(main, [str(word) for word in [*words, "--steps", "1", "--codec", "ffv1"]])
     assert (result.exit_code, result.output) == (0, "")
     assert painted(folder / "clip.mkv", target) == list(range(6, 11))
     assert np.allclose(click_times(target), (0.12, 0.35, 0.7), atol=0.002)

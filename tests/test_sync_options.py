@@ -15,7 +15,7 @@ from latentsync_trt.cli.options import build, options_from
 from latentsync_trt.config import PRESETS, Sampling
 from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import command_line
-from latentsync_trt.values import Speaker, parse_full_steps, parse_guidance_interval
+from latentsync_trt.values import Speaker, parse_cache_interval, parse_guidance_interval
 
 DEFAULT = Sampling(steps=20, solver="ddim", cache_interval=3)
 
@@ -27,7 +27,7 @@ def test_the_default_is_the_balanced_preset() -> None:
 
 def test_presets() -> None:
     assert SyncOptions(preset="quality").sampling == Sampling(20, "ddim", 1)
-    fast = Sampling(8, "dpmpp", 3, full_steps=(0, 3, 7))
+    fast = Sampling(8, "dpmpp", (0, 3, 7))
     assert SyncOptions(preset="fast").sampling == SyncOptions(preset="fast", steps=8).sampling == fast
 
 
@@ -40,12 +40,13 @@ def test_full_steps_of_a_preset_go_with_its_own_steps(given: dict[str, int]) -> 
 def test_options_override_the_preset() -> None:
     given = SyncOptions(preset="fast", steps=30, solver="ddim", cache_interval=4)
     assert given.sampling == Sampling(30, "ddim", 4)
-    assert SyncOptions(preset="quality", full_steps=(0, 7)).sampling.full_steps == (0, 7)
+    assert SyncOptions(preset="quality", cache_interval=(0, 7)).sampling.cache_interval == (0, 7)
     assert SyncOptions(solver="dpmpp").sampling == Sampling(20, "dpmpp", 3)
 
 
 def test_text_becomes_values() -> None:
-    assert parse_full_steps("0,1, 5") == (0, 1, 5)
+    assert parse_cache_interval("0,1, 5") == (0, 1, 5)
+    assert parse_cache_interval("3") == 3
     assert parse_guidance_interval("0.2-.8") == (0.2, 0.8)
 
 
@@ -66,10 +67,10 @@ def test_speakers_are_objects_or_text() -> None:
 
 
 EVERY = """
---preset fast --steps 9 --solver ddim --guidance 1.75 --guidance-interval 0.2-0.85 --seed 7 --full-steps 0,1,5
---turns t.rttm --faces f.json --paste mask --feather 2.5 --no-color-match --enhancer sharp --fps 25
+--preset fast --steps 9 --solver ddim --guidance 1.75 --guidance-interval 0.2-0.85 --seed 7 --cache-interval 0,1,5
+--turns t.rttm --faces f.json --paste mask --enhancer sharp --fps 25
 --length longest --extend hold --start 2.5 --end 1:00:00 --offset -40 --mix m.wav --silence model --codec prores
---encoder auto --crf 20 --encoder-preset hq --lossless --no-mark --c2pa-cert c.pem --c2pa-key k.pem --resume
+--encoder prores:hq --crf 20 --no-mark --c2pa c.pem --resume
 --report page.html --resolution 320 --speaker 0=a.wav --speaker 2=b.wav
 """
 
@@ -90,7 +91,7 @@ def parsed(words: list[str]) -> SyncOptions:
 def test_options_come_back_from_the_command_line() -> None:
     every = parsed(EVERY.split())
     at_default = [spec.name for spec in fields(every) if getattr(every, spec.name) == spec.default]
-    assert at_default == ["cache_interval", "face"]  # which exclude others
+    assert at_default == ["face"]  # which exclude others
     for options in (every, SyncOptions(cache_interval=4, face="at:10,20.5")):
         assert parsed(command_line(options)) == options
 
@@ -98,17 +99,17 @@ def test_options_come_back_from_the_command_line() -> None:
 WRONG = [
     ({"preset": "best"}, "--preset best: not one of quality, balanced, fast"),
     ({"solver": "euler"}, "--solver euler: not one of ddim, dpmpp"),
-    ({"steps": 0}, "--steps 0: outside 1 to 999"),
+    ({"steps": 0}, "--steps 0: not a whole number from 1 to 999"),
     ({"resolution": 300}, "--resolution 300: not divisible by 64; the nearest are 256 and 320"),
-    ({"resolution": 4096}, "--resolution 4096: outside 64 to 2048"),
-    ({"full_steps": (0, 3), "cache_interval": 3}, "--full-steps and --cache-interval exclude each other"),
-    ({"full_steps": ()}, "must begin with 0"),
-    ({"full_steps": (1, 3)}, "--full-steps 1,3: must begin with 0"),
-    ({"full_steps": (0, 20)}, "--full-steps 0,20: .* ascend to at most 19"),
-    ({"full_steps": (0, 8), "preset": "fast"}, "ascend to at most 7"),
-    ({"full_steps": (0, 5, 3)}, "ascend to at most 19"),
-    ({"full_steps": (0, 3, 3)}, "ascend to at most 19"),
-    ({"full_steps": (0, 2.5)}, "not whole numbers"),
+    ({"resolution": 4096}, "--resolution 4096: not a whole number from 64 to 2048"),
+    ({"cache_interval": ()}, "must begin with 0"),
+    ({"cache_interval": 0}, "--cache-interval 0: less than 1"),
+    ({"cache_interval": (1, 3)}, "--cache-interval 1,3: must begin with 0"),
+    ({"cache_interval": (0, 20)}, "--cache-interval 0,20: .*ascend to at most 19"),
+    ({"cache_interval": (0, 8), "preset": "fast"}, "ascend to at most 7"),
+    ({"cache_interval": (0, 5, 3)}, "ascend to at most 19"),
+    ({"cache_interval": (0, 3, 3)}, "ascend to at most 19"),
+    ({"cache_interval": (0, 2.5)}, "not a whole number, or several"),
     ({"guidance_interval": (0.8, 0.2)}, "--guidance-interval 0.8-0.2: must ascend, within 0 to 1"),
     ({"guidance_interval": (0.5, 0.5)}, "--guidance-interval 0.5-0.5: must ascend, within 0 to 1"),
     ({"guidance_interval": (float("nan"), 1.0)}, "--guidance-interval nan-1: must ascend, within 0 to 1"),
@@ -123,7 +124,7 @@ WRONG = [
     ({"speaker": "0=a.wav", "face": "left"}, "--face left and --speaker exclude each other"),
     ({"face": "index:one"}, "--face index:one: is none of largest, left, right, index:N, at:X,Y"),
     ({"face": 3}, "--face 3: is none of"),
-    ({"offset": float("inf")}, "--offset inf: outside"),
+    ({"offset": float("inf")}, "--offset inf: not a number from"),
 ]
 
 
@@ -136,8 +137,8 @@ def test_invalid_values_are_refused(fields: dict[str, object], message: str) -> 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--full-steps", "0,two"], "not whole numbers with commas, as in 0,1,5"),
-        (["--full-steps", "0,20"], "ascend to at most 19"),
+        (["--cache-interval", "0,two"], "not a whole number, or several as in 0,1,5"),
+        (["--cache-interval", "0,20"], "ascend to at most 19"),
         (["--guidance-interval", "0.2"], "not two fractions of the schedule, as in 0.2-0.8"),
         (["--guidance-interval", "0.2-0.8-1"], "not two fractions"),
         (["--solver", "euler"], "'euler' is not one of"),
@@ -153,8 +154,8 @@ def test_the_help_lists_what_each_preset_sets() -> None:
     text = " ".join(CliRunner().invoke(main, ["sync", "--help-all"], terminal_width=200).stdout.split())
     for name, sampling in PRESETS.items():
         assert f"{name} = {sampling.steps}, {sampling.solver}, " in text
-    first, middle, last = PRESETS["fast"].full_steps or ()
+    first, middle, last = PRESETS["fast"].cache_interval
     assert f"balanced = 20, ddim, every {PRESETS['balanced'].cache_interval}rd" in text
     assert f"fast = 8, dpmpp, steps {first}, {middle} and {last}" in text
     assert "--guidance-interval <START-END>" in text
-    assert "--full-steps <STEP,STEP,...>" in text
+    assert "--cache-interval <N|STEP,STEP,...>" in text

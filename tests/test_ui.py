@@ -99,7 +99,7 @@ def test_the_endpoint(page: tuple[str, Service], sync: Sync) -> None:
         ({"options": [2]}, "options: is not an object"),
         ({"options": {"guidanc": 2}}, "guidanc: no such option; did you mean guidance?"),
         ({"options": {"crf": 99}}, "--crf 99: outside 0 to 63"),
-        ({"options": {"c2pa_key": "/etc/passwd"}}, "c2pa_key: cannot be named in options"),
+        ({"options": {"c2pa": "/etc/passwd"}}, "c2pa: cannot be named in options"),
     ],
 )
 def test_wrong_requests(page: tuple[str, Service], sync: Sync, given: dict[str, Any], message: str) -> None:

@@ -24,7 +24,7 @@ from tests.small import small_bundle
 pytestmark = pytest.mark.integration
 
 FAST = SyncOptions(preset="fast", steps=2)
-LOSSLESS = replace(FAST, lossless=True)
+LOSSLESS = replace(FAST, codec="ffv1")
 """libx264 gives the same file again only at some widths."""
 FRAMES = 20
 GO_ON = threading.Event()

@@ -148,7 +148,7 @@ class LipSyncFrames(io.ComfyNode):
     def execute(
         cls, latentsync: LatentSyncModel, images: Any, fps: float, audio: Any, options: str = "", **widgets: Any
     ) -> io.NodeOutput:
-        wanted = options_of(SyncOptions, {**widgets, "lossless": True}, options)
+        wanted = options_of(SyncOptions, {**widgets, "codec": "ffv1"}, options)
         with working_folder() as folder:
             result = folder / "result.mkv"
             source, speech = write_images(folder / "source.mkv", images, fps), write_sound(folder / "a.wav", audio)

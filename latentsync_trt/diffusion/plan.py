@@ -1,13 +1,11 @@
 """Which steps run the whole network, which reuse its inner features, and which are guided. Pure."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
 
 from latentsync_trt.config import SyncOptions
-from latentsync_trt.errors import InputError
-from latentsync_trt.values import check_full_steps, check_guidance_interval
+from latentsync_trt.values import check_cache_interval, parse_guidance_interval
 
 EVERYWHERE = (0.0, 1.0)
 """The guidance interval that guides every step."""
@@ -25,19 +23,12 @@ def plan_for(options: SyncOptions) -> tuple[PlannedStep, ...]:
     """The plan of a run with `options`."""
     sampling = options.sampling
     return cache_plan(
-        sampling.steps,
-        sampling.cache_interval,
-        full_steps=sampling.full_steps,
-        guidance_interval=options.guidance_interval or EVERYWHERE,
+        sampling.steps, sampling.cache_interval, guidance_interval=options.guidance_interval or EVERYWHERE
     )
 
 
 def cache_plan(
-    steps: int,
-    interval: int,
-    *,
-    full_steps: Sequence[int] | None = None,
-    guidance_interval: tuple[float, float] = EVERYWHERE,
+    steps: int, interval: int | tuple[int, ...], *, guidance_interval: tuple[float, float] = EVERYWHERE
 ) -> tuple[PlannedStep, ...]:
     """How each of `steps` steps runs.
 
@@ -45,32 +36,28 @@ def cache_plan(
     ends.
 
     Args:
-        interval: every `interval`-th step is full, counted from the first one and anew where guidance starts or ends.
-        full_steps: the full steps, counted from 0, instead of `interval`.
+        interval: every `interval`-th step is full, counted from the first one and anew where guidance starts or ends;
+            or the numbers of the full steps, from 0.
         guidance_interval: start and end, as fractions of the schedule; step i of n covers i/n to (i + 1)/n, and is
             guided if that overlaps the interval.
 
     Raises:
-        InputError: `interval` is below 1; `full_steps` omit the first step, are not in order or beyond the last; the
+        InputError: `interval` is below 1, or its numbers omit the first step, are not in order or beyond the last; the
             guidance interval is empty or not within 0 to 1.
     """
-    if interval < 1:
-        raise InputError(f"cache interval {interval}: the whole network runs every N-th step, N must be at least 1")
-    if full_steps is not None:
-        check_full_steps(full_steps, steps)
+    check_cache_interval(interval, steps)
     guided = _guided_steps(steps, guidance_interval)
     plan: list[PlannedStep] = []
     switched_at = 0
     for step in range(steps):
         if plan and plan[-1].guided != (step in guided):
             switched_at = step
-        due = (step - switched_at) % interval == 0 if full_steps is None else step in full_steps
+        due = step in interval if isinstance(interval, tuple) else (step - switched_at) % interval == 0
         plan.append(PlannedStep(due or step == switched_at, step in guided))
     return tuple(plan)
 
 
 def _guided_steps(steps: int, interval: tuple[float, float]) -> range:
-    check_guidance_interval(interval)
     # Decimal, not binary fractions: 0.7 of 10 steps is exactly 7.
-    start, end = (Fraction(str(float(part))) * steps for part in interval)
+    start, end = (Fraction(str(float(part))) * steps for part in parse_guidance_interval(interval))
     return range(floor(start), ceil(end))

@@ -1,6 +1,7 @@
 """C2PA content credentials: a signed record in an .mp4 or .mov of what was done to which video, with which tool."""
 
 import json
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -24,6 +25,7 @@ FORMATS = {".mp4": "video/mp4", ".mov": "video/quicktime"}
 
 _OTHER_FORMAT = "application/octet-stream"
 
+_PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----\s*", re.DOTALL)
 _CURVES = {"secp256r1": "es256", "secp384r1": "es384", "secp521r1": "es512"}
 _KEYS = "ECDSA with P-256, P-384 or P-521, RSA, or Ed25519"
 
@@ -43,30 +45,25 @@ class Credentials:
     algorithm: str
 
 
-def read_credentials(cert: Path | None, key: Path | None, output: Path) -> Credentials | None:
-    """Reads and tries what signs `output`; None where neither is given.
+def read_credentials(pem: Path, output: Path) -> Credentials:
+    """Reads the certificate chain and the private key in `pem`, and signs a picture on trial.
 
     Raises:
-        InputError: one of the files is missing, or cannot be used; both are no pair; or the container cannot hold them.
+        InputError: the file cannot be read or used; chain and key are no pair; or the container cannot hold them.
         MissingDependency: the extra is not installed.
     """
-    if cert is None and key is None:
-        return None
-    if cert is None or key is None:
-        given, missing = ("--c2pa-key", "--c2pa-cert") if cert is None else ("--c2pa-cert", "--c2pa-key")
-        raise InputError(f"{given} needs {missing}, too")
     if output.suffix.lower() not in FORMATS:
         raise InputError(f"{output}: cannot hold C2PA credentials; use {' or '.join(FORMATS)}")
     if find_spec("c2pa") is None:
-        raise MissingDependency("--c2pa-cert needs the extra c2pa: pip install 'latentsync-trt[c2pa]'")
-    credentials = _checked_pair(cert, key)
+        raise MissingDependency("--c2pa needs the extra c2pa: pip install 'latentsync-trt[c2pa]'")
+    credentials = _checked_pair(pem)
     try:
         picture = cv2.imencode(".png", np.zeros((1, 1, 3), np.uint8))[1].tobytes()
         _signed(credentials, "image/png", BytesIO(picture), BytesIO(), "trial", source=None)
     except OutputError as error:
         # The package does not say which of the standard's rules is broken.
         cure = "C2PA wants an X.509 v3 certificate for digital signatures, with an extended key usage such as e-mail"
-        raise InputError(f"{cert}: {error}; {cure}", usage=False) from error
+        raise InputError(f"{pem}: {error}; {cure}", usage=False) from error
     return credentials
 
 
@@ -163,7 +160,7 @@ def _verify(path: Path, mime: str) -> None:
         raise OutputError(f"content credentials were written, but do not verify: {problem or state}")
 
 
-def _checked_pair(cert: Path, key: Path) -> Credentials:
+def _checked_pair(pem: Path) -> Credentials:
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
@@ -173,32 +170,32 @@ def _checked_pair(cert: Path, key: Path) -> Credentials:
         load_pem_private_key,
     )
 
-    cert_pem, key_pem = _content(cert), _content(key)
+    content = _content(pem)
+    key = _PRIVATE_KEY.search(content)
     try:
-        chain = x509.load_pem_x509_certificates(cert_pem)
+        chain = x509.load_pem_x509_certificates(content)
     except ValueError as error:
-        raise InputError(f"{cert}: is no certificate in PEM format; give the chain, the signer's first") from error
+        raise InputError(f"{pem}: has no certificate in PEM format; give the chain, the signer's first") from error
     try:
-        private = load_pem_private_key(key_pem, password=None)
+        private = load_pem_private_key(key[0] if key else b"", password=None)
     except TypeError as error:
-        cure = f"to write it without: openssl pkey -in {key.name} -out open.pem"
-        raise InputError(f"{key}: is protected by a password; {cure}") from error
+        raise InputError(f"{pem}: the key is protected by a password; give one without (openssl pkey)") from error
     except ValueError as error:
-        raise InputError(f"{key}: is no private key in PEM format") from error
+        raise InputError(f"{pem}: has no private key in PEM format; append it to the certificates") from error
     leaf = chain[0]
     public = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     if private.public_key().public_bytes(*public) != leaf.public_key().public_bytes(*public):
-        raise InputError(f"{key}: is not the key of the first certificate in {cert}; give a pair")
+        raise InputError(f"{pem}: the key is not that of the first certificate; give a pair")
     now, begins, ends = datetime.now(UTC), leaf.not_valid_before_utc, leaf.not_valid_after_utc
     if not begins <= now <= ends:
         when = f"expired on {ends:%Y-%m-%d}" if now > ends else f"is valid from {begins:%Y-%m-%d} on"
-        raise InputError(f"{cert}: {when}; give another certificate", usage=False)
-    pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        raise InputError(f"{pem}: {when}; give another certificate", usage=False)
+    key_pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     certificates = b"".join(certificate.public_bytes(Encoding.PEM) for certificate in chain)
-    return Credentials(certificates.decode(), pem.decode(), _algorithm(private, cert))
+    return Credentials(certificates.decode(), key_pem.decode(), _algorithm(private, pem))
 
 
-def _algorithm(private: "PrivateKeyTypes", cert: Path) -> str:
+def _algorithm(private: "PrivateKeyTypes", pem: Path) -> str:
     """The name of the signature that a key makes."""
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -210,7 +207,7 @@ def _algorithm(private: "PrivateKeyTypes", cert: Path) -> str:
         return "ps256"
     if isinstance(private, Ed25519PrivateKey):
         return "ed25519"
-    raise InputError(f"{cert}: C2PA has no signatures with such a key; use {_KEYS}", usage=False)
+    raise InputError(f"{pem}: C2PA has no signatures with such a key; use {_KEYS}", usage=False)
 
 
 def _content(path: Path) -> bytes:

@@ -93,10 +93,10 @@ def choose_encoder(options: SyncOptions, info: VideoInfo) -> VideoEncoder:
     Raises:
         InputError: options contradict each other, a value is not one of the encoder's, or FFmpeg lacks the encoder.
     """
-    codec, named = _codec_of(options, info), options.encoder
+    codec, named = _codec_of(options, info), options.encoder_name
     if named == "auto" and (codec, "nvenc") in LIBRARIES:
         if options.encoder_preset is not None:
-            raise InputError("--encoder-preset: has other values for each encoder; with it, name one as --encoder")
+            raise InputError(f"--encoder {options.encoder}: presets differ from encoder to encoder; name one")
         on_gpu = _encoder(codec, "nvenc", options, info)
         if problem_of(on_gpu) is None:
             return on_gpu
@@ -132,8 +132,7 @@ def check_encoder(options: SyncOptions, info: VideoInfo, output: Path) -> VideoE
 
 def default_suffix(options: SyncOptions) -> str:
     """The container of an output whose name is not given."""
-    codec = "ffv1" if options.lossless else options.codec
-    return CONTAINERS[codec][0] if codec else ".mp4"
+    return CONTAINERS[options.codec][0] if options.codec else ".mp4"
 
 
 def aspect_notice(encoder: VideoEncoder, info: VideoInfo, suffix: str) -> tuple[str, ...]:
@@ -199,13 +198,9 @@ def _set_up(context: VideoCodecContext, encoder: VideoEncoder) -> None:
 
 def _codec_of(options: SyncOptions, info: VideoInfo) -> Codec:
     """The named codec, or that of the named encoder, or the source's: H.264 for 8 bits of SDR, else HEVC."""
-    if options.lossless:
-        if options.codec not in (None, "ffv1"):
-            raise InputError(f"--lossless: writes ffv1, not {options.codec}; leave out one of --lossless and --codec")
-        return "ffv1"
     if options.codec is not None:
         return options.codec
-    of_encoder = {name: codec for codec, name in ON_CPU.items()}.get(cast(EncoderName, options.encoder))
+    of_encoder = {name: codec for codec, name in ON_CPU.items()}.get(cast(EncoderName, options.encoder_name))
     deep = bits_of(VideoFormat(info.pixel_format)) > 8 or info.color.transfer in HDR_TRANSFERS
     return of_encoder or ("hevc" if deep else "h264")
 

@@ -76,7 +76,7 @@ def settings_of(codec: Codec, name: EncoderName, options: SyncOptions) -> dict[s
     preset = library.preset if options.encoder_preset is None else options.encoder_preset
     if options.encoder_preset is not None and preset not in library.presets:
         known = f"use one of {', '.join(library.presets)}" if library.presets else "leave it out"
-        raise InputError(f"--encoder-preset {preset}: {name} has no such preset; {known}")
+        raise InputError(f"--encoder {name}:{preset}: {name} has no such preset; {known}")
     if preset:
         settings[library.speed] = preset
     return settings

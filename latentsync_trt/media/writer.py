@@ -248,7 +248,7 @@ def write_pictures(
     period_s = 1 / fps
     height_px, width_px, _ = first.shape
     info = replace(picture_info(width_px, height_px, rgb=lossless), frames_per_s=fps, time_base=period_s)
-    options = SyncOptions(lossless=True) if lossless else SyncOptions(crf=_NEAR_LOSSLESS_CRF)
+    options = SyncOptions(codec="ffv1") if lossless else SyncOptions(crf=_NEAR_LOSSLESS_CRF)
     sound = None if audio is None else SoundPlan((SoundPiece(audio, audio_delay_s),))
     with VideoWriter(path, info, choose_encoder(options, info), sound) as writer:
         for index, rgb in enumerate(chain([first], stream)):

@@ -196,7 +196,7 @@ def loops_of(windows: Sequence[Path], options: CalibrateOptions, *, unguided: bo
     for number, window in enumerate(windows):
         full = sorted({0, *range(number % CACHE_INTERVAL, options.steps, CACHE_INTERVAL)})
         guidance = UNGUIDED if unguided and number % _UNGUIDED_EVERY == _UNGUIDED_EVERY - 1 else options.guidance
-        plan = cache_plan(options.steps, CACHE_INTERVAL, full_steps=full)
+        plan = cache_plan(options.steps, tuple(full))
         loops.append((window, Loop(guidance, schedule, plan)))
     return sorted(loops, key=lambda loop: loop[1].guidance == UNGUIDED)
 

@@ -25,11 +25,11 @@ RETRY_S = 30
 OUTPUT, PAGE, INPUTS, PREVIEW = "output", "report.html", "inputs", "preview.jpg"
 """In a job's folder: stem of the video, page of `report`, folder of the uploads, the newest frame."""
 
-FILE_FIELDS = ("video", "audio", "mix", "turns", "faces", "c2pa_cert", "c2pa_key")
+FILE_FIELDS = ("video", "audio", "mix", "turns", "faces", "c2pa")
 TEXT_FIELDS = ("options", "video_url", "audio_url")
 _SPEAKER = re.compile(r"speaker_(0|[1-9][0-9]{0,2})")
 """A file field with the recording of a face, by its number."""
-_NO_MEDIA = {"turns", "faces", "c2pa_cert", "c2pa_key"}
+_NO_MEDIA = {"turns", "faces", "c2pa"}
 
 # FFmpeg would read other files of this machine that they name.
 _PLAYLISTS = {"concat", "dash", "ffmetadata", "hls", "imf", "rtp", "rtsp", "sap", "sdp", "vobsub", "webm_dash_manifest"}

@@ -62,7 +62,7 @@ _FIELDS |= {name: {"type": "string", "format": "binary"} for name in (*FILE_FIEL
 _CONTENT = {"multipart/form-data": {"schema": {"type": "object", "properties": _FIELDS}}}
 _FORM_HELP = """Send `video` and `audio` as files, or `speaker_0`, `speaker_1`, … in place of `audio`. `options` is a
 JSON object with any option of `latentsync-trt sync`, as `{"preset": "fast", "report": true}`; options that name files
-(`mix`, `turns`, `faces`, `c2pa_cert`, `c2pa_key`) are sent as files in fields of these names."""
+(`mix`, `turns`, `faces`, `c2pa`) are sent as files in fields of these names."""
 
 # Jobs that are checked, or fetched by URL, at once: other requests must not wait for these.
 _MOST_ADMISSIONS = 16

@@ -117,6 +117,4 @@ def paster_of(mesher: Mesher, resolution_px: int, options: SyncOptions) -> Paste
         mesher,
         mouth_mask(resolution_px),
         paste=options.paste,
-        feather=options.feather,
-        color_match=options.color_match,
     )

@@ -105,13 +105,11 @@ def _tracks(video: Path, info: VideoInfo, options: SyncOptions) -> "Tracks | Non
 
 
 def _credentials(output: Path, options: SyncOptions) -> "Credentials | None":
-    if options.c2pa_cert is None and options.c2pa_key is None:
+    if options.c2pa is None:
         return None
     from latentsync_trt.media.c2pa import read_credentials  # loads OpenCV
 
-    given = {"--c2pa-cert": options.c2pa_cert, "--c2pa-key": options.c2pa_key}
-    cert, key = (None if path is None else path_argument(path, name) for name, path in given.items())
-    return read_credentials(cert, key, output)
+    return read_credentials(path_argument(options.c2pa, "--c2pa"), output)
 
 
 def _page(options: SyncOptions) -> Path | None:

@@ -17,7 +17,7 @@ from latentsync_trt.version import __version__
 
 _SUFFIXES = (".html", ".htm")
 
-_FILES = ("c2pa_cert", "c2pa_key", "faces", "mix", "report", "speaker", "turns")
+_FILES = ("c2pa", "faces", "mix", "report", "speaker", "turns")
 """Options that name files: a page may be passed on."""
 
 

@@ -18,7 +18,7 @@ from latentsync_trt.option_fields import flag_name
 from latentsync_trt.sync.inputs import Inputs
 from latentsync_trt.version import distribution_version
 
-_NOT_IN_PICTURES = ("resume", "report", "mark", "c2pa_cert", "c2pa_key")
+_NOT_IN_PICTURES = ("resume", "report", "mark", "c2pa")
 _FILES = ("mix", "turns", "faces")
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 _DIGITS = 12

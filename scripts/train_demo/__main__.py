@@ -96,7 +96,7 @@ def _export(arguments: argparse.Namespace, settings: Settings) -> None:
 def _evaluate(arguments: argparse.Namespace, settings: Settings) -> None:
     from scripts.train_demo.evaluation import evaluate, mean_scores
 
-    options = SyncOptions(seed=1240 + settings.seed, lossless=True)
+    options = SyncOptions(seed=1240 + settings.seed, codec="ffv1")
     scores = evaluate(arguments.work / BUNDLE, arguments.work / "evaluation", options)
     for score in scores:
         print(score)

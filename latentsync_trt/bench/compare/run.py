@@ -117,7 +117,7 @@ def _dub(bundle: Bundle, video: Path, clip: Clip, plan: Plan) -> tuple[Selection
     selection = select_provider(plan.provider, plan.runtime.one_device)
     networks = Networks(bundle, selection, plan.runtime, may_fall_back=plan.provider == "auto", on_notice=plan.say)
     with LipSync(networks) as lip_sync:
-        options = replace(plan.sync, lossless=True)
+        options = replace(plan.sync, codec="ffv1")
         report = lip_sync.sync(clip.video, clip.audio, video, options, on_progress=plan.on_progress)
         return networks.selection, tuple(map(without_paths, report.notices))
 

@@ -17,14 +17,21 @@ from typing import Any, Protocol
 
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, DimensionRange, GraphEntry, Precision
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import EngineBuildError, GraphRefused, OutOfMemory
+from latentsync_trt.errors import EngineBuildError, GraphRefused, InputError, OutOfMemory
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, ContextModel, run_compiler
 from latentsync_trt.runtime.compiler.profiles import input_shapes, with_sizes
 from latentsync_trt.runtime.compiler.progress import progress_notices
 from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
 from latentsync_trt.runtime.providers.libraries import onnxruntime_version
 from latentsync_trt.runtime.providers.table import CUDA, TENSORRT
-from latentsync_trt.runtime.sessions.options import RTX_KERNEL_CACHE, cuda_options, tensorrt_options, workspace_bytes
+from latentsync_trt.runtime.sessions.options import (
+    OPTIMIZATION_LEVEL,
+    RTX_KERNEL_CACHE,
+    WORKSPACE_BYTES,
+    cuda_options,
+    own_options,
+    tensorrt_options,
+)
 from latentsync_trt.runtime.sessions.session import (
     CPU,
     RECORD_ASSIGNMENT,
@@ -127,7 +134,7 @@ class TensorRTBuilder:
 
     def options(self) -> dict[str, str]:
         """As `Builder.options`; shapes are in the key's profile."""
-        limit = workspace_bytes(self.runtime.workspace_gb)
+        limit = self._number(WORKSPACE_BYTES)
         workspace = {} if limit is None else {"workspace_bytes": str(limit)}
         return {"optimization_level": str(self._level), **workspace}
 
@@ -171,7 +178,13 @@ class TensorRTBuilder:
     def open_built(self, source: GraphSource, folder: Path) -> Session:
         """Opens the EP-context model; its shapes are those of the engine."""
         providers = (
-            (TENSORRT.ort_name, tensorrt_options(self.gpu.index, cuda_graph=self.cuda_graph)),
+            (
+                TENSORRT.ort_name,
+                {
+                    **tensorrt_options(self.gpu.index, cuda_graph=self.cuda_graph),
+                    **own_options("tensorrt", self.runtime.provider_options),
+                },
+            ),
             (CUDA.ort_name, cuda_options(self.gpu.index)),
             *CPU,
         )
@@ -181,8 +194,15 @@ class TensorRTBuilder:
     @property
     def _level(self) -> int:
         """The level asked for, else TensorRT's default, and in 8 bits that of NVIDIA's own demos."""
-        asked = self.runtime.optimization_level
+        asked = self._number(OPTIMIZATION_LEVEL)
         return asked if asked is not None else 4 if self.precision in EIGHT_BIT_PRECISIONS else 3
+
+    def _number(self, key: str) -> int | None:
+        """A whole number among the provider options; raises `InputError` for another value."""
+        text = self.runtime.provider_options.get(key)
+        if text is not None and not text.isdecimal():
+            raise InputError(f"--provider-option {key}={text}: not a whole number")
+        return None if text is None else int(text)
 
     def _order(self, source: GraphSource, folder: Path, timings: Path) -> CompileOrder:
         fixed = {name: span.optimum for name, span in self.ranges.items() if span.fixed}
@@ -196,7 +216,7 @@ class TensorRTBuilder:
             str(source.path.resolve()),
             {name: (ends.minimum, ends.optimum, ends.maximum) for name, ends in shapes.items()},
             optimization_level=self._level,
-            workspace_bytes=workspace_bytes(self.runtime.workspace_gb),
+            workspace_bytes=self._number(WORKSPACE_BYTES),
             timings=str(timings),
             version=self.version,
             engine=str(folder / ENGINE),
@@ -223,7 +243,7 @@ def _refusal(graph: Path, answer: Answer) -> GraphRefused | OutOfMemory:
     if answer.out_of_memory:
         return OutOfMemory(
             f"{graph.stem}: out of memory while TensorRT builds its engine ({answer.reason}); close other programs on "
-            "this GPU, lower --workspace-gb, or use --static"
+            "this GPU, lower --provider-option trt_max_workspace_size, or use --static"
         )
     cure = "run with --provider cuda, and please report it"
     if _ATTENTION.search(answer.reason):

@@ -41,7 +41,7 @@ from latentsync_trt.runtime.sessions.builders import (
     TensorRTBuilder,
 )
 from latentsync_trt.runtime.sessions.cuda_form import check_form, compare_forms
-from latentsync_trt.runtime.sessions.options import cuda_form_options, rtx_options
+from latentsync_trt.runtime.sessions.options import cuda_form_options, own_options, rtx_options
 from latentsync_trt.runtime.sessions.session import CPU, Session
 from latentsync_trt.types import EngineTime
 
@@ -342,12 +342,14 @@ class Engines:
         return DirectOpen(((CUDA.ort_name, self._cuda_options(graph)), *CPU))
 
     def _cuda_options(self, graph: str) -> dict[str, str]:
-        return cuda_form_options(self.form(graph), self._gpu, cuda_graph=self._recorded(graph))
+        own = own_options("cuda", self.options.provider_options)
+        return {**cuda_form_options(self.form(graph), self._gpu, cuda_graph=self._recorded(graph)), **own}
 
     def _builder(self, graph: str) -> Builder:
         entry, options = self.bundle.manifest.graphs[graph], self.options
         if self.selection.provider is RTX:
-            plugin_options = rtx_options(input_shapes(entry, self.ranges), options.workspace_gb)
+            own = own_options("rtx", options.provider_options)
+            plugin_options = {**rtx_options(input_shapes(entry, self.ranges)), **own}
             version = rtx_version()
             return RtxBuilder(plugin_options, tuple(rtx_devices(self._gpu.index)), version, self._shared(version))
         return TensorRTBuilder(

@@ -12,7 +12,10 @@ from latentsync_trt.bundle.manifest import GraphForm
 from latentsync_trt.runtime.compiler.profiles import InputShapes
 from latentsync_trt.runtime.providers.gpu import Gpu
 
-_BYTES_PER_GB = 10**9
+OPTIMIZATION_LEVEL, WORKSPACE_BYTES = "trt_builder_optimization_level", "trt_max_workspace_size"
+"""Options of the TensorRT provider that our own build of its engines follows, too."""
+
+_PREFIXES = {"tensorrt": "trt_", "rtx": "nv_"}
 
 # Bits of the CUDA provider's `sdpa_kernel`: which attention kernels it may choose from.
 _MEMORY_EFFICIENT = 2
@@ -67,24 +70,25 @@ def tensorrt_options(device: int = 0, *, cuda_graph: bool = False) -> dict[str, 
     return {"device_id": str(device), "trt_cuda_graph_enable": str(cuda_graph)}
 
 
-def rtx_options(shapes: Mapping[str, InputShapes] | None = None, workspace_gb: float | None = None) -> dict[str, str]:
+def rtx_options(shapes: Mapping[str, InputShapes] | None = None) -> dict[str, str]:
     """NvTensorRTRTXExecutionProvider, NVIDIA's plug-in. The session selects its device.
 
     Args:
-        shapes: of each input with a variable dimension. workspace_gb: as in `workspace_bytes`.
+        shapes: of each input with a variable dimension.
     """
-    limit = workspace_bytes(workspace_gb)
     return {
         # On by default; its behavior with swapped buffers is undocumented.
         "enable_cuda_graph": "0",
-        **({} if limit is None else {"nv_max_workspace_size": str(limit)}),
         **_profiles(shapes or {}),
     }
 
 
-def workspace_bytes(workspace_gb: float | None) -> int | None:
-    """Limit of scratch memory of an engine; None = no limit."""
-    return None if workspace_gb is None else round(workspace_gb * _BYTES_PER_GB)
+def own_options(provider: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The options among those of `--provider-option` that are `provider`'s, by ONNX Runtime's prefixes."""
+    prefix = _PREFIXES.get(provider)
+    if prefix is not None:
+        return {key: value for key, value in given.items() if key.startswith(prefix)}
+    return {key: value for key, value in given.items() if not key.startswith(tuple(_PREFIXES.values()))}
 
 
 def _profiles(shapes: Mapping[str, InputShapes]) -> dict[str, str]:
