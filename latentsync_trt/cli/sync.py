@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @bundle_option
 @options_from(SyncOptions)
 @provider_option
-@options_from(RuntimeOptions)
+@options_from(RuntimeOptions, leave_out=("engine_store", "verify"))
 @click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report, or the error, to stdout as one JSON object.")
 def command(
