@@ -242,7 +242,7 @@ def test_measured_providers_are_shown_with_both_numbers(tmp_path: Path, monkeypa
     assert (used.level, used.cure) == ("info", "")
     assert "a step takes 51.0 ms, with cuda 103.0 ms; values differ by 2.0e-03" in used.text
     assert (unused.level, unused.text) == ("missing", "tensorrt, 1.6-512-fp16 on RTX 4090: refused")
-    assert "--verify" in unused.cure
+    assert "setup" in unused.cure
 
 
 def test_a_cache_that_cannot_be_listed_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

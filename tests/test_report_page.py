@@ -13,7 +13,7 @@ from latentsync_trt.errors import InputError, OutputError
 from latentsync_trt.sync.page import page_path, write_page
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.types import Interval, Progress
-from latentsync_trt.values import parse_speaker
+from latentsync_trt.values import parse_speakers
 from tests.clips import decoded, write_clip
 from tests.small import small_bundle
 from tests.test_quality import add, lips_of, openings, picture, speech
@@ -86,7 +86,7 @@ def test_the_page_loads_nothing(page: Page) -> None:
 def test_names_of_files_are_text_and_folders_are_left_out(tmp_path: Path) -> None:
     hostile = "/home/me/<script>alert(1)</script>"
     options = SyncOptions(
-        mix="/home/me/mix.wav", report=tmp_path / "r.html", speaker=(parse_speaker("0=/home/me/a.wav"),)
+        mix="/home/me/mix.wav", report=tmp_path / "r.html", speaker=parse_speakers("0=/home/me/a.wav")
     )
     page = written(tmp_path / "r.html", Quality([]), options, bundle=hostile, notices=("/home/me/deep/a.wav: is loud",))
     assert "script" not in page.tags

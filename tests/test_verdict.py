@@ -100,7 +100,7 @@ def test_the_faster_provider_runs_from_then_on(make: DemoNetworks, machine: Mach
     assert words in make.notices
     built, compared = list(machine.builder.built), list(machine.compared)
     assert prepared(make) == "cuda"
-    assert make.notices == [f"{words} (found before; --verify tries again)"]
+    assert make.notices == [f"{words} (found before; latentsync-trt setup tries again)"]
     assert (machine.builder.built, machine.compared) == (built, compared)
     assert prepared(make, may_fall_back=False) == "tensorrt"  # named
     machine.ms["cuda"] = 60.0

@@ -189,7 +189,9 @@ def _engines() -> Iterator[Finding]:
             yield Finding("missing", text, "latentsync-trt cache prune --stale")
     for verdict in kept(folder):
         used = "" if verdict.problem else "; --provider auto uses it"
-        cure = "`sync --verify` measures again; naming the provider uses it all the same" if verdict.problem else ""
+        cure = (
+            "`latentsync-trt setup` measures again; naming the provider uses it all the same" if verdict.problem else ""
+        )
         yield Finding("missing" if verdict.problem else "info", f"{verdict}{used}", cure)
     version, compiler = distribution_version("tensorrt-rtx-cu13"), "check: NVIDIA's compiler for TensorRT-RTX"
     absent = None if version else Obstacle(f"{compiler} is not installed", 'pip install "latentsync-trt[check]"')

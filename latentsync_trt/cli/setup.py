@@ -17,6 +17,7 @@ from latentsync_trt.bundle.find import checkpoints_folder, exported_bundles, rem
 from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, tool_versions
 from latentsync_trt.cli.download import HUB, INTERRUPTED
 from latentsync_trt.cli.options import provider_option
+from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.export.options import EXTRA, TOOLS, ExportOptions
 from latentsync_trt.export.published import LATENTSYNC, Model
@@ -88,7 +89,7 @@ def _test(context: click.Context, folder: Path, provider: str, *, on_cpu: bool) 
     if on_cpu:
         context.invoke(selftest.command, provider=CPU.name, reference="none")
         return
-    with LipSync.from_bundle(folder, provider, on_notice=say) as lip_sync:
+    with LipSync.from_bundle(folder, provider, RuntimeOptions(verify=True), on_notice=say) as lip_sync:
         lip_sync.warm_up()
         chosen = lip_sync.provider
     tested = {"bundle": str(folder), "graphs": REQUIRED_GRAPHS, "engine_cache": str(cache_folder())}

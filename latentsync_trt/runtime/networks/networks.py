@@ -337,7 +337,7 @@ class Networks:
     def _accepted(self, engines: Engines) -> Engines:
         """`engines`, or those of the next provider where `auto` has measured something against it."""
         while self._judge is not None and (problem := self._judge.problem(engines)):
-            following = self._instead_of(engines, f"{problem} (found before; --verify tries again)")
+            following = self._instead_of(engines, f"{problem} (found before; latentsync-trt setup tries again)")
             if following is None:
                 break
             engines = following
