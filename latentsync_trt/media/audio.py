@@ -3,7 +3,6 @@
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 
@@ -17,17 +16,15 @@ from av.container import InputContainer
 
 from latentsync_trt.errors import InputError, MediaError
 from latentsync_trt.media.files import open_input, reading
-from latentsync_trt.media.joints import origins_of
-from latentsync_trt.media.mixing import Samples
-from latentsync_trt.media.timing import JITTER_S, Timed, clock_of, nearest
+from latentsync_trt.media.timing import JITTER_S, Timed, joint_clock, nearest
 from latentsync_trt.types import Float32Array
 
 SPEECH_RATE_HZ = 16_000
 """Samples per second of the network's audio encoder."""
 
+# Sample rates of sources: from telephone quality and less to DSD512. At 1 GHz, which a damaged header may state, the
+# resampler alone takes 1 GB.
 LEAST_RATE_HZ, MOST_RATE_HZ = 1_000, 4_000_000
-"""Sample rates of sources: from telephone quality and less to DSD512. At 1 GHz, which a damaged header may state, the
-resampler alone takes 1 GB."""
 
 # Its tracks state their length to the sample; other containers estimate it, or FFmpeg cuts the padding itself.
 _EXACT_CONTAINER = "mp4"
@@ -176,7 +173,7 @@ def decoded_audio(
     Raises:
         MediaError: decoding fails (with the time), or there are no samples.
     """
-    clock = clock_of(container, delay_s, jitter_s=JITTER_S, origins=partial(origins_of, path, stream.index))
+    clock = replace(joint_clock(path, stream, delay_s), jitter_s=JITTER_S)
     before: Timed[AudioFrame] | None = None
     stamp_s: Fraction | None = None
     for frame in _frames(path, container, stream):
@@ -221,3 +218,21 @@ def _padding_s(
     beyond_s = stamp_s + duration_s - ((stream.start_time or 0) + stream.duration) * stream.time_base
     exact = _EXACT_CONTAINER in container.format.name.split(",")
     return beyond_s if exact and 0 < beyond_s < duration_s else Fraction(0)
+
+
+class Samples:
+    """Blocks `(n, channels)` of a sound, given in parts of other lengths."""
+
+    def __init__(self, blocks: Iterator[Float32Array]) -> None:
+        self._blocks = blocks
+        self._held: list[Float32Array] = []
+
+    def take(self, count: int) -> Float32Array:
+        """The next `count` samples; fewer at the end."""
+        held, length = self._held, sum(map(len, self._held))
+        while length < count and (block := next(self._blocks, None)) is not None:
+            held.append(block)
+            length += len(block)
+        joined = np.concatenate(held) if held else np.zeros((0, 1), np.float32)
+        self._held = [joined[count:]] if len(joined) > count else []
+        return joined[:count]

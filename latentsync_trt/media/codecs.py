@@ -1,11 +1,11 @@
-"""How a run's picture is encoded: the encoder with its options, pixel format and tags."""
+"""How a run's picture is encoded: the encoders with their presets, the pixel format nearest to a source's, and tags."""
 
 import os
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import av
 import av.error
@@ -19,18 +19,8 @@ from latentsync_trt.config import Codec, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import BT709, BT2020_NCL, RGB_IDENTITY, UNSPECIFIED
 from latentsync_trt.media.conversion import COLOR_RANGES
-from latentsync_trt.media.encoders import (
-    LIBRARIES,
-    ON_CPU,
-    EncoderName,
-    bits_of,
-    chroma_of,
-    nearest_format,
-    settings_of,
-)
 from latentsync_trt.media.files import reason_of
-from latentsync_trt.media.hdr import HDR_TRANSFERS
-from latentsync_trt.media.hdr_metadata import encoder_options
+from latentsync_trt.media.hdr import HDR_TRANSFERS, encoder_options
 from latentsync_trt.types import ColorTags, VideoInfo
 
 _NEEDED_CODECS = (
@@ -47,14 +37,60 @@ CONTAINERS: dict[Codec, tuple[str, ...]] = {
 }
 """What FFmpeg writes and common players read."""
 
+# Codecs that do so in their own stream. For the others PyAV can write it to .mp4 and .mov, but not to .mkv.
 _STORE_PIXEL_ASPECT = ("h264", "hevc")
-"""Codecs that do so in their own stream. For the others PyAV can write it to .mp4 and .mov, but not to .mkv."""
 
 # By default x264 starts 1.5 threads per core, each with its own frames: gigabytes on a large server, but no faster.
 _ENCODER_THREADS = min(16, os.cpu_count() or 1)
 
-_NVENC_USUAL_SIZE_PX = (1280, 720)
-"""Which every NVENC supports."""
+EncoderName = Literal["x264", "x265", "svtav1", "nvenc", "prores", "ffv1"]
+
+_NVENC_LEAST_QP = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """An encoder.
+
+    `ffmpeg`: FFmpeg's name. `quality`: of its setting for quality the name, default and worst value. `speed`: name of
+    the setting that `presets` are values of; `preset`: the default, or empty. `formats`: pixel formats to choose from;
+    empty = all that it states.
+    """
+
+    ffmpeg: str
+    quality: tuple[str, int, int] | None = None
+    presets: tuple[str, ...] = ()
+    preset: str = ""
+    speed: str = "preset"
+    formats: tuple[str, ...] = ()
+
+
+_X26X_PRESETS = (
+    *("ultrafast", "superfast", "veryfast", "faster", "fast"),
+    *("medium", "slow", "slower", "veryslow", "placebo"),
+)
+_SVT_PRESETS = tuple(map(str, range(14)))
+_NVENC_PRESETS = tuple(f"p{number}" for number in range(1, 8))
+_PRORES_PROFILES = ("proxy", "lt", "standard", "hq", "4444", "4444xq")
+
+_NVENC_420 = ("yuv420p", "p010le")
+_NVENC_444 = ("yuv444p", "yuv444p16le")
+
+# At one crf, the presets of x264 differ little in quality and by a tenth in size; this one is fast enough for a GPU.
+# x265 gains 2 dB and a quarter in size from veryfast to medium, for a third more work.
+# NVENC is separate hardware, and p5 does not slow a run down; only the newest have 4:2:2, or 10 bits in H.264.
+LIBRARIES: dict[tuple[Codec, EncoderName], Library] = {
+    ("h264", "x264"): Library("libx264", ("crf", 16, 51), _X26X_PRESETS, "veryfast"),
+    ("hevc", "x265"): Library("libx265", ("crf", 18, 51), _X26X_PRESETS, "medium"),
+    ("av1", "svtav1"): Library("libsvtav1", ("crf", 24, 63), _SVT_PRESETS, "8"),
+    ("prores", "prores"): Library("prores_ks", None, _PRORES_PROFILES, speed="profile"),
+    ("ffv1", "ffv1"): Library("ffv1"),
+    ("h264", "nvenc"): Library("h264_nvenc", ("qp", 16, 51), _NVENC_PRESETS, "p5", formats=("yuv420p", "yuv444p")),
+    ("hevc", "nvenc"): Library("hevc_nvenc", ("qp", 18, 51), _NVENC_PRESETS, "p5", formats=_NVENC_420 + _NVENC_444),
+    ("av1", "nvenc"): Library("av1_nvenc", ("qp", 24, 63), _NVENC_PRESETS, "p5", formats=_NVENC_420),
+}
+# The encoder of each codec that needs no GPU.
+ON_CPU: dict[Codec, EncoderName] = {codec: name for codec, name in LIBRARIES if name != "nvenc"}
 
 
 def library_versions() -> dict[str, str]:
@@ -120,12 +156,10 @@ def check_encoder(options: SyncOptions, info: VideoInfo, output: Path) -> VideoE
         raise InputError(f"{output}: cannot hold {encoder.codec}; use a name that ends in {' or '.join(fitting)}")
     problem = problem_of(encoder)
     if problem is not None:
-        width_px, height_px = _NVENC_USUAL_SIZE_PX
-        usual = problem_of(replace(encoder, width_px=width_px, height_px=height_px)) is None
-        place = f" for pictures of {encoder.width_px}×{encoder.height_px}, only for usual sizes" if usual else ""
         other = f"--encoder {ON_CPU[encoder.codec]}" if encoder.ffmpeg.endswith("_nvenc") else "another --codec"
         raise InputError(
-            f"the encoder {encoder.ffmpeg} does not open{place}: {problem}; use {other}, or scale the video"
+            f"the encoder {encoder.ffmpeg} does not open for pictures of {encoder.width_px}×{encoder.height_px}: "
+            f"{problem}; use {other}, or scale the video"
         )
     return encoder
 
@@ -201,7 +235,7 @@ def _codec_of(options: SyncOptions, info: VideoInfo) -> Codec:
     if options.codec is not None:
         return options.codec
     of_encoder = {name: codec for codec, name in ON_CPU.items()}.get(cast(EncoderName, options.encoder_name))
-    deep = bits_of(VideoFormat(info.pixel_format)) > 8 or info.color.transfer in HDR_TRANSFERS
+    deep = _bits_of(VideoFormat(info.pixel_format)) > 8 or info.color.transfer in HDR_TRANSFERS
     return of_encoder or ("hevc" if deep else "h264")
 
 
@@ -210,22 +244,83 @@ def _encoder(codec: Codec, name: EncoderName, options: SyncOptions, info: VideoI
     if library.ffmpeg not in av.codecs_available:
         cure = "install PyAV's own wheel: pip install --force-reinstall av"
         raise InputError(f"PyAV's FFmpeg has no {library.ffmpeg}; {cure}")
-    settings = settings_of(codec, name, options)
-    pixel_format = nearest_format(library, info.pixel_format)
+    settings = _settings_of(codec, name, options)
+    pixel_format = _nearest_format(library, info.pixel_format)
     form = VideoFormat(pixel_format)
     if codec == "prores":
-        settings.setdefault(library.speed, "4444" if chroma_of(form) == (16, 16) else "hq")
+        settings.setdefault(library.speed, "4444" if _chroma_of(form) == (16, 16) else "hq")
     parameters = encoder_options(library.ffmpeg, info.hdr)
     if name == "x265":  # reports its settings on standard error
         parameters["log-level"] = "error"
     if parameters:
         settings[f"{name}-params"] = ":".join(f"{key}={value}" for key, value in parameters.items())
     # FFV1 codes any size; the others only whole samples of chroma.
-    across, down = (1, 1) if codec == "ffv1" else (16 // count for count in chroma_of(form))
+    across, down = (1, 1) if codec == "ffv1" else (16 // count for count in _chroma_of(form))
     size = info.width_px + info.width_px % across, info.height_px + info.height_px % down
     color = info.color if form.is_rgb else _yuv_tags(info.color)
     encoder = VideoEncoder(codec, library.ffmpeg, pixel_format, *size, color, settings)
     return replace(encoder, notices=tuple(_losses(encoder, info)))
+
+
+def _settings_of(codec: Codec, name: EncoderName, options: SyncOptions) -> dict[str, str]:
+    """FFmpeg's options for quality and speed; raises `InputError` for a value that is not one of the encoder's."""
+    library = LIBRARIES[codec, name]
+    settings: dict[str, str] = {"rc": "constqp"} if name == "nvenc" else {}
+    if library.quality is not None:
+        key, usual, worst = library.quality
+        crf = usual if options.crf is None else options.crf
+        if crf > worst:
+            raise InputError(f"--crf {crf}: outside 0 to {worst} of {codec}")
+        if name == "nvenc":  # whose quantizers reach 255 in AV1
+            crf = max(crf * (4 if codec == "av1" else 1), _NVENC_LEAST_QP)
+        settings[key] = str(crf)
+    elif options.crf is not None:
+        raise InputError(f"--crf {options.crf}: {codec} has no such setting; leave it out")
+    preset = library.preset if options.encoder_preset is None else options.encoder_preset
+    if options.encoder_preset is not None and preset not in library.presets:
+        known = f"use one of {', '.join(library.presets)}" if library.presets else "leave it out"
+        raise InputError(f"--encoder {name}:{preset}: {name} has no such preset; {known}")
+    if preset:
+        settings[library.speed] = preset
+    return settings
+
+
+def _nearest_format(library: Library, source: str) -> str:
+    """The encoder's pixel format that loses least of `source`, and among those adds least.
+
+    RGB stays RGB in FFV1 and becomes 4:2:0 elsewhere, as players expect.
+    """
+    wanted = VideoFormat(source)
+    as_rgb = wanted.is_rgb and library.ffmpeg == "ffv1"
+    names = library.formats or [form.name for form in av.Codec(library.ffmpeg, "w").video_formats or ()]
+    across, down = (8, 8) if wanted.is_rgb and not as_rgb else _chroma_of(wanted)
+
+    def distance(form: VideoFormat) -> tuple[int, ...]:
+        bits = _bits_of(form) - _bits_of(wanted)
+        gains = _chroma_of(form)[0] - across, _chroma_of(form)[1] - down
+        lost, added = (sum(max(sign * gain, 0) for gain in gains) for sign in (-1, 1))
+        return form.is_rgb != as_rgb, max(-bits, 0), lost, added, max(bits, 0)
+
+    return min(filter(_is_plain, map(VideoFormat, names)), key=distance).name
+
+
+def _bits_of(form: VideoFormat) -> int:
+    """Bits per channel."""
+    return form.components[0].bits
+
+
+def _chroma_of(form: VideoFormat) -> tuple[int, int]:
+    """Chroma samples in 16 pixels along x and y."""
+    return form.chroma_width(16), form.chroma_height(16)
+
+
+def _is_plain(form: VideoFormat) -> bool:
+    """Whether a format has color, no alpha and integers, and says nothing of the range."""
+    return (
+        len(form.components) == 3
+        and not form.name.startswith(("yuvj", "nv", "yaf"))
+        and not form.name.endswith(("f16le", "f32le"))
+    )
 
 
 def _yuv_tags(color: ColorTags) -> ColorTags:
@@ -242,10 +337,12 @@ def _losses(encoder: VideoEncoder, info: VideoInfo) -> list[str]:
         sizes = f"{info.width_px}×{info.height_px} to {encoder.width_px}×{encoder.height_px}"
         losses.append(f"{encoder.pixel_format} needs even sides: the picture grows from {sizes} by repeating its edge")
     source, form = VideoFormat(info.pixel_format), VideoFormat(encoder.pixel_format)
-    if bits_of(form) < bits_of(source):
-        bits = f"{bits_of(source)} bits per channel ({info.pixel_format})"
-        losses.append(f"the picture has {bits}; {encoder.codec} stores {bits_of(form)}")
-    if not source.is_rgb and any(own < wanted for own, wanted in zip(chroma_of(form), chroma_of(source), strict=True)):
+    if _bits_of(form) < _bits_of(source):
+        bits = f"{_bits_of(source)} bits per channel ({info.pixel_format})"
+        losses.append(f"the picture has {bits}; {encoder.codec} stores {_bits_of(form)}")
+    if not source.is_rgb and any(
+        own < wanted for own, wanted in zip(_chroma_of(form), _chroma_of(source), strict=True)
+    ):
         losses.append(f"the picture is {info.pixel_format}; {encoder.codec} stores fewer chroma samples, {form.name}")
     if info.hdr and info.hdr.dynamic:
         losses.append(f"{' and '.join(info.hdr.dynamic)}: not written, only the picture for other displays")

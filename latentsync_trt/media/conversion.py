@@ -13,18 +13,25 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.color import RGB_IDENTITY, UNSPECIFIED, Coding, coding_of, unsupported_matrix
-from latentsync_trt.media.patching import mix, pixels_per_sample
+from latentsync_trt.media.color import (
+    RGB_IDENTITY,
+    UNSPECIFIED,
+    Coding,
+    coding_of,
+    mix,
+    pixels_per_sample,
+    unsupported_matrix,
+)
 from latentsync_trt.types import ColorTags, Patch, SampleArray, YuvPlanes
 
+# FFmpeg's number for each value of `ColorTags.full_range`.
 COLOR_RANGES = {None: int(ColorRange.UNSPECIFIED), False: int(ColorRange.MPEG), True: int(ColorRange.JPEG)}
-"""FFmpeg's number for each value of `ColorTags.full_range`."""
 _FULL_RANGE = {number: full_range for full_range, number in COLOR_RANGES.items()}
 
 # By default swscale truncates from YUV to RGB: about one code too dark. With these flags it rounds.
+# The first repeats each chroma sample over its pixels, which `color.mix` relies on; requires even sides and frames
+# without a chroma location, as all frames built here are.
 EXACT_REPEATING = Interpolation.POINT | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
-"""Repeats each chroma sample over its pixels, which `patching` relies on; requires even sides and frames without a
-chroma location, as all frames built here are."""
 _EXACT_SMOOTH = (
     Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 )
@@ -72,18 +79,6 @@ def tags_of(frame: VideoFrame) -> ColorTags:
     return ColorTags(int(frame.color_primaries), int(frame.color_trc), int(frame.colorspace), full_range)
 
 
-def has_rgb_channels(frame: VideoFrame) -> bool:
-    """Whether the pixels are R'G'B' or numbers of a palette's colors."""
-    return bool(frame.format.is_rgb or frame.format.has_palette)
-
-
-def planes_format(frame: VideoFrame) -> str:
-    """FFmpeg's name of the format of `FrameConverter.planes`."""
-    name = _coded_format(frame.format, orientation_of(frame))
-    swapped = {"422": "440", "440": "422"}.get(name[3:6]) if orientation_of(frame).transpose else None
-    return f"yuv{swapped}{name[6:]}" if swapped else name
-
-
 def _coded_format(form: VideoFormat, orientation: Orientation) -> str:
     """The planar format that frames have before they are made upright: their own, if there is one.
 
@@ -92,7 +87,7 @@ def _coded_format(form: VideoFormat, orientation: Orientation) -> str:
     """
     bits = min(max(8, *(component.bits for component in form.components)), 16)
     depth = "" if bits == 8 else f"{bits}le"
-    if form.is_rgb or form.has_palette:
+    if _has_rgb_channels(form):
         return f"gbrp{depth}"
     size = (form.chroma_width(16), form.chroma_height(16)) if len(form.components) > 2 else (8, 8)
     sampling = {(4, 16): "422", (8, 16): "422", (16, 8): "440", (16, 16): "444"}.get(size, "420")
@@ -119,7 +114,7 @@ class FrameConverter:
         Raises:
             InputError: matrix or pixel format are not supported, or `orientation_of` fails.
         """
-        color = planes_tags(frame)
+        color = _planes_tags(frame)
         # Read once: PyAV's frames and their side data form reference cycles, so each frame would stay in memory until
         # garbage collection.
         if self._first is None:
@@ -136,7 +131,7 @@ class FrameConverter:
 
     def _converted(self, frame: VideoFrame, name: str, own: Coding, wanted: Coding) -> VideoFrame:
         """`frame`, coded as `own` says, in the pixel format `name` and the coding `wanted`."""
-        if _is_gray(frame):
+        if frame.format.name.startswith(("gray", "ya")):
             if own != wanted:
                 return self._converted(self._converted(frame, name, own, own), name, own, wanted)
             # swscale takes gray as full range, whatever its tag says: to full range it keeps the codes.
@@ -145,24 +140,36 @@ class FrameConverter:
             return converted(self._reformatter, frame, name, own, wanted)
 
 
-def converted(reformatter: VideoReformatter, frame: VideoFrame, name: str, own: Coding, wanted: Coding) -> VideoFrame:
-    """`frame`, coded as `own` says, in the pixel format `name` and the coding `wanted`."""
+def converted(
+    reformatter: VideoReformatter,
+    frame: VideoFrame,
+    name: str,
+    own: Coding,
+    wanted: Coding | None = None,
+    interpolation: Interpolation = _EXACT_SMOOTH,
+    size_px: tuple[int | None, int | None] = (None, None),
+) -> VideoFrame:
+    """`frame`, coded as `own` says, in the pixel format `name`, for YUV in the coding `wanted`.
+
+    It is scaled to `size_px` (width, height).
+    """
     return reformatter.reformat(
         frame,
+        *size_px,
         format=name,
-        interpolation=_EXACT_SMOOTH,
+        interpolation=interpolation,
         src_colorspace=own.swscale_matrix or None,
-        dst_colorspace=wanted.swscale_matrix or None,
+        dst_colorspace=wanted.swscale_matrix or None if wanted else None,
         src_color_range=COLOR_RANGES[own.full_range],
-        dst_color_range=COLOR_RANGES[wanted.full_range],
+        dst_color_range=COLOR_RANGES[wanted.full_range] if wanted else None,
         threads=1,
     )
 
 
-def planes_tags(frame: VideoFrame) -> ColorTags:
+def _planes_tags(frame: VideoFrame) -> ColorTags:
     """The tags of the frame's planes; RGB has matrix 0 and full range."""
     color = tags_of(frame)
-    if has_rgb_channels(frame):
+    if _has_rgb_channels(frame.format):
         return replace(color, matrix=RGB_IDENTITY, full_range=True)
     if color.matrix != RGB_IDENTITY:
         return color
@@ -171,13 +178,14 @@ def planes_tags(frame: VideoFrame) -> ColorTags:
     return replace(color, matrix=UNSPECIFIED)  # PNG in gray or black and white has the tag of RGB
 
 
+def _has_rgb_channels(form: VideoFormat) -> bool:
+    """Whether pixels are R'G'B' or numbers of a palette's colors."""
+    return bool(form.is_rgb or form.has_palette)
+
+
 def _is_planar(form: VideoFormat, name: str) -> bool:
     """Whether the first three planes of `form` are those of the format `name`."""
     return name in (form.name, form.name.replace("yuvj", "yuv").replace("yuva", "yuv").replace("gbrap", "gbrp"))
-
-
-def _is_gray(frame: VideoFrame) -> bool:
-    return frame.format.name.startswith(("gray", "ya"))
 
 
 @contextmanager
@@ -187,26 +195,6 @@ def naming_format(frame: VideoFrame) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(f"its pixel format {frame.format.name} is not supported; re-encode it") from error
-
-
-def to_rgb(
-    reformatter: VideoReformatter,
-    frame: VideoFrame,
-    coding: Coding,
-    interpolation: Interpolation,
-    name: str = "rgb24",
-    size_px: tuple[int | None, int | None] = (None, None),
-) -> VideoFrame:
-    """The frame in the packed RGB format `name`, scaled to `size_px` (width, height)."""
-    return reformatter.reformat(
-        frame,
-        *size_px,
-        format=name,
-        interpolation=interpolation,
-        src_colorspace=coding.swscale_matrix or None,
-        src_color_range=COLOR_RANGES[coding.full_range],
-        threads=1,
-    )
 
 
 def format_of(planes: YuvPlanes) -> str:

@@ -1,4 +1,4 @@
-"""An SDR rendition of HDR pictures for the networks, and its inverse for what they paint. Pure.
+"""An SDR rendition of HDR pictures for the networks, its inverse for what they paint, and HDR10's static metadata.
 
 Per channel, on the non-linear signal of PQ and HLG (ITU-R BT.2100):
 
@@ -11,20 +11,25 @@ Per channel, on the non-linear signal of PQ and HLG (ITU-R BT.2100):
 Primaries are not converted, as clipping to BT.709 has no inverse: the networks see slightly paler colors.
 """
 
+import struct
+from fractions import Fraction
 from functools import cache
+from typing import Any
 
 import numpy as np
+from av.sidedata.sidedata import Type
+from av.video.frame import VideoFrame
 
-from latentsync_trt.types import Float32Array, Float64Array, SampleArray, UInt8Array, UInt16Array
+from latentsync_trt.errors import InputError
+from latentsync_trt.types import Float32Array, Float64Array, HdrMetadata, SampleArray, UInt8Array, UInt16Array
 
 PQ, HLG = 16, 18
 """Transfer characteristics in ITU-T H.273."""
 
 HDR_TRANSFERS = PQ, HLG
+_UNSPECIFIED = 2
 
-_PEAK, _WHITE = 1000.0, 203.0
-"""cd/m²: the nominal display of HLG, and HDR reference white."""
-
+_PEAK, _WHITE = 1000.0, 203.0  # cd/m²: the nominal display of HLG, and HDR reference white
 _GAMMA, _KNEE = 2.4, 0.75
 
 # PQ: BT.2100, table 4.
@@ -85,9 +90,9 @@ def _hlg_signal(light: Float64Array) -> Float64Array:
     return np.where(scene <= 1 / 12, np.sqrt(3 * scene), _A * np.log(np.maximum(12 * scene - _B, _B)) + _C)
 
 
+# The knee's a: from a·x / (x + a) = 1 − knee at x = reach.
 _REACH = (_PEAK / _WHITE) ** (1 / _GAMMA) - _KNEE
 _BEND = (1 - _KNEE) * _REACH / (_REACH - (1 - _KNEE))
-"""The knee's a: from a·x / (x + a) = 1 − knee at x = reach."""
 
 
 def _knee(signal: Float64Array) -> Float64Array:
@@ -98,3 +103,65 @@ def _knee(signal: Float64Array) -> Float64Array:
 def _inverse_knee(level: Float64Array) -> Float64Array:
     above = np.maximum(level - _KNEE, 0)
     return np.minimum(level, _KNEE) + _BEND * above / (_BEND - above)
+
+
+_DOLBY_VISION = Type.DOVI_RPU_BUFFER, Type.DOVI_METADATA
+_DYNAMIC = dict.fromkeys(_DOLBY_VISION, "Dolby Vision") | {
+    Type.DYNAMIC_HDR_PLUS: "HDR10+",
+    Type.DYNAMIC_HDR_VIVID: "HDR Vivid",
+}
+_STATIC = Type.MASTERING_DISPLAY_METADATA, Type.CONTENT_LIGHT_LEVEL
+
+# Parameters of encoders for display and light, and the units of the display's chromaticity and luminance, as integers
+# (SMPTE ST 2086) or 1 for decimal fractions.
+_PARAMETERS = {
+    "libx264": ("mastering-display", "cll", 50000, 10000),
+    "libx265": ("master-display", "max-cll", 50000, 10000),
+    "libsvtav1": ("mastering-display", "content-light", 1, 1),
+}
+
+
+def metadata_of(frame: VideoFrame) -> HdrMetadata | None:
+    """The HDR metadata of a decoded frame; None if it has none.
+
+    Raises:
+        InputError: it is Dolby Vision in its own color space (profile 5).
+    """
+    entries: Any = frame.side_data
+    found = {entry.type: bytes(entry) for entry in entries if entry.type in (*_DYNAMIC, *_STATIC)}
+    if int(frame.color_trc) == _UNSPECIFIED and any(kind in found for kind in _DOLBY_VISION):
+        raise InputError(
+            "it is Dolby Vision without a picture for other displays (profile 5), which only its own decoders can "
+            "show; export it as HDR10, HLG or SDR"
+        )
+    if not found:
+        return None
+    display, light = found.get(Type.MASTERING_DISPLAY_METADATA), found.get(Type.CONTENT_LIGHT_LEVEL)
+    mastering = None
+    if display is not None:
+        # FFmpeg's `AVMasteringDisplayMetadata`: ten fractions, then whether primaries and luminance are set.
+        *numbers, has_primaries, has_luminance = struct.unpack_from("=22i", display)
+        if has_primaries and has_luminance and all(numbers[1::2]):
+            mastering = tuple(map(Fraction, numbers[0::2], numbers[1::2]))
+    dynamic = dict.fromkeys(name for kind, name in _DYNAMIC.items() if kind in found)
+    return HdrMetadata(mastering, None if light is None else struct.unpack_from("=2I", light), tuple(dynamic))
+
+
+def encoder_options(codec: str, metadata: HdrMetadata | None) -> dict[str, str]:
+    """The parameters, by name, with which `libx264`, `libx265` or `libsvtav1` stores the static metadata.
+
+    The display is written as "G(x,y)B(x,y)R(x,y)WP(x,y)L(largest,least)".
+    """
+    if metadata is None or codec not in _PARAMETERS:
+        return {}
+    display_name, light_name, chromaticity, luminance = _PARAMETERS[codec]
+    options = {}
+    if metadata.mastering is not None:
+        units = [chromaticity] * 8 + [luminance] * 2
+        scaled = [value * unit for value, unit in zip(metadata.mastering, units, strict=True)]
+        texts = [str(round(value)) if chromaticity > 1 else f"{float(value):.5f}" for value in scaled]
+        red, green, blue, white = (",".join(texts[start : start + 2]) for start in range(0, 8, 2))
+        options[display_name] = f"G({green})B({blue})R({red})WP({white})L({texts[9]},{texts[8]})"
+    if metadata.light is not None:
+        options[light_name] = "{},{}".format(*metadata.light)
+    return options

@@ -1,32 +1,72 @@
-"""The finished file: the parts of the picture as one stream, its sound, and what is kept of the source."""
+"""The finished file: the parts of the picture as one stream, its sound, what is kept of the source, and a mark.
 
-from collections.abc import Sequence
+The mark says that AI changed the picture: machine-readable as IPTC's digital source type, and in words.
+
+| container | machine-readable | in words |
+|---|---|---|
+| .mp4 | XMP in a `uuid` box at the end of the file | comment, encoder |
+| .mov | XMP in `moov/udta/XMP_` | comment |
+| .mkv | the tag DIGITAL_SOURCE_TYPE | comment, SOFTWARE |
+
+XMP stands where part 3 of its specification wants it.
+"""
+
+import re
+import struct
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from uuid import UUID
 
-import av
 from av.container import OutputContainer
 from av.video.stream import VideoStream
 
 from latentsync_trt.media.codecs import VideoEncoder, track_tag
-from latentsync_trt.media.delays import are_one
-from latentsync_trt.media.files import ffmpeg_name, open_input
-from latentsync_trt.media.mark import marked
+from latentsync_trt.media.files import open_input, open_output
 from latentsync_trt.media.other_streams import OtherStreams, Source, copy_stream_tags, copy_tags, open_others
 from latentsync_trt.media.parts import Finished, abandon, joined
-from latentsync_trt.media.passes import video_stream
-from latentsync_trt.media.soundtrack import SoundPlan, Soundtrack, open_soundtrack
+from latentsync_trt.media.playback import video_stream
+from latentsync_trt.media.reader import are_one
+from latentsync_trt.media.soundtrack import ChosenSound, open_soundtrack
+from latentsync_trt.media.streams import CopiedPackets, EncodedSound
 from latentsync_trt.types import VideoInfo
+from latentsync_trt.version import __version__
 
+# QuickTime's own. FFmpeg multiplies a smaller number of ticks per second, which keeps stamps exact.
 _LEAST_TIMESCALE = 600
-"""QuickTime's own. FFmpeg multiplies a smaller number of ticks per second, which keeps stamps exact."""
-
 _MOST_PER_S = 100_000
-
+# Microseconds for which FFmpeg holds packets until each stream has one; by default 10 s, gigabytes of lossless 4K.
 _MOST_HELD_US = "1000000"
-"""Microseconds for which FFmpeg holds packets until each stream has one; by default 10 s, gigabytes of lossless 4K."""
+
+TOOL = f"latentsync-trt {__version__}"
+SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/compositeWithTrainedAlgorithmicMedia"
+"""IPTC's code for a recording of which generative AI changed a part."""
+
+_XMP_BOX = UUID("be7acfcb-97a9-42e8-9c71-999491e3afac")
+_COMMENT = f"lips changed by AI ({TOOL})"
+_OUR_COMMENTS = re.compile(r"(; )?lips changed by AI \(latentsync-trt [^)]*\)")
+
+_XMP = f"""<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
+<x:xmpmeta xmlns:x="adobe:ns:meta/">
+ <rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
+  <rdf:Description rdf:about=""
+    xmlns:xmp="http://ns.adobe.com/xap/1.0/"
+    xmlns:Iptc4xmpExt="http://iptc.org/std/Iptc4xmpExt/2008-02-29/"
+    xmp:CreatorTool="{TOOL}">
+   <Iptc4xmpExt:DigitalSourceType>{SOURCE_TYPE}</Iptc4xmpExt:DigitalSourceType>
+  </rdf:Description>
+ </rdf:RDF>
+</x:xmpmeta>
+<?xpacket end="r"?>"""
+
+# FFmpeg's names. It writes XMP into .mov only, and any other key as a tag of .mkv.
+_KEYS = {
+    ".mp4": {"encoding_tool": TOOL},
+    ".mov": {"xmp": _XMP},
+    ".mkv": {"DIGITAL_SOURCE_TYPE": SOURCE_TYPE, "SOFTWARE": TOOL},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +79,7 @@ class Contents:
 
     encoder: VideoEncoder
     info: VideoInfo
-    sound: SoundPlan | None = None
+    sound: ChosenSound | None = None
     source: Source | None = None
     mark: bool = False
 
@@ -51,7 +91,7 @@ def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -
         MediaError: sound or source cannot be read. av.error.FFmpegError, OSError: `path` cannot be written.
     """
     suffix = path.suffix.lower()
-    container = av.open(ffmpeg_name(path), "w", options=_options(suffix, finished.time_base))
+    container = open_output(path, _options(suffix, finished.time_base))
     try:
         with ExitStack() as opened:
             video = _add_video(container, suffix, folder, finished, contents)
@@ -69,6 +109,8 @@ def assemble(path: Path, folder: Path, finished: Finished, contents: Contents) -
             if sound is not None:
                 container.mux(list(sound.flush()))
             container.close()
+            if contents.mark:
+                mark(path)
             return () if others is None else tuple(others.notices)
     except BaseException:
         abandon(container, path)
@@ -113,12 +155,12 @@ def _frames_per_s(finished: Finished, nominal: Fraction | None) -> Fraction:
     return (finished.frames / finished.end_s).limit_denominator(_MOST_PER_S)
 
 
-def _copy_tags(container: OutputContainer, source: Source, sound: SoundPlan | None, end_s: Fraction) -> None:
+def _copy_tags(container: OutputContainer, source: Source, sound: ChosenSound | None, end_s: Fraction) -> None:
     """Those of the source's file, its picture, and its sound where that is heard."""
     with open_input(source.path) as original:
         copy_tags(source, original, container, end_s)
         copy_stream_tags(video_stream(source.path, original), container.streams.video[0])
-        if sound is not None and all(are_one(piece.path, source.path) for piece in sound.pieces):
+        if sound is not None and all(are_one(piece.path, source.path) for piece in sound.plan.pieces):
             copy_stream_tags(original.streams.audio[0], container.streams.audio[0])
 
 
@@ -127,7 +169,7 @@ def _mux(
     video: VideoStream,
     folder: Path,
     finished: Finished,
-    tracks: Sequence[Soundtrack | OtherStreams],
+    tracks: Sequence[CopiedPackets | EncodedSound | OtherStreams],
 ) -> None:
     for packet in joined(folder, finished.parts, finished.time_base):
         packet.stream = video
@@ -137,3 +179,25 @@ def _mux(
             container.mux(list(track.packets(until_s)))
     for track in tracks:
         container.mux(list(track.packets(finished.end_s)))
+
+
+def marked(metadata: Mapping[str, str], suffix: str) -> dict[str, str]:
+    """The metadata of a container with the mark, instead of an earlier one, to set before its header is written.
+
+    Args:
+        suffix: of the container: .mp4, .mov or .mkv.
+    """
+    names = {name.lower() for keys in _KEYS.values() for name in keys}
+    kept = {name: value for name, value in metadata.items() if name.lower() not in names}
+    name = next((name for name in kept if name.lower() == "comment"), "comment")
+    own_words = _OUR_COMMENTS.sub("", kept.get(name, ""))
+    return {**kept, **_KEYS[suffix], name: f"{own_words}; {_COMMENT}" if own_words else _COMMENT}
+
+
+def mark(path: Path) -> None:
+    """Adds what only a finished file can take: the XMP of an .mp4, behind all else, so that nothing in it moves."""
+    if path.suffix.lower() != ".mp4":
+        return
+    content = _XMP_BOX.bytes + _XMP.encode()
+    with path.open("ab") as file:
+        file.write(struct.pack(">I4s", 8 + len(content), b"uuid") + content)

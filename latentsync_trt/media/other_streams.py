@@ -22,21 +22,20 @@ from av.video.stream import VideoStream
 
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.files import open_input, reading
-from latentsync_trt.media.passes import video_stream
-from latentsync_trt.media.sound_streams import CopiedPackets, copied_sound
+from latentsync_trt.media.playback import video_stream
 from latentsync_trt.media.soundtrack import COPIED_CODECS
-from latentsync_trt.media.subtitles import copied_subtitles, fits
+from latentsync_trt.media.streams import CopiedPackets, copied_sound, copied_subtitles, holds_subtitles
 from latentsync_trt.media.timing import nearest
 
 _MKV = ".mkv"
+# Besides `COPIED_CODECS`, what a container takes, although fewer players do: a track is better kept than left out.
 _MORE_AUDIO = {".mp4": ("opus", "flac", "dts")}
-"""Besides `COPIED_CODECS`, what a container takes, although fewer players do: a track is better kept than left out."""
 
 _COVERS = {"mjpeg": "jpeg", "png": "png"}
 _WITH_COVER = (".mp4", _MKV)
 
+# Tags that describe the source's file, and a time code, which FFmpeg refuses for unusual frame rates.
 _OF_THE_FILE = ("major_brand", "minor_version", "compatible_brands", "encoder", "duration", "timecode")
-"""Tags that describe the source's file, and a time code, which FFmpeg refuses for unusual frame rates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,29 +109,35 @@ def open_others(source: Source, output: OutputContainer, suffix: str, end_s: Fra
         for listed in _others(source.path, container):
             if not _fits(listed, suffix):
                 continue
-            if isinstance(listed, VideoStream):
-                with reading(source.path, "its cover picture cannot be read"):
-                    packet = next(packet for packet in container.demux(listed) if packet.size)
-                if suffix == _MKV:
-                    form = _COVERS[_codec(listed)]
-                    output.add_attachment(f"cover.{form}", f"image/{form}", bytes(packet))
-                else:
-                    packet.stream = output.add_stream_from_template(listed, opaque=True)
-                    packet.stream.disposition = listed.disposition
-                    packet.pts = packet.dts = 0
-                    tracks.append(CopiedPackets(iter([(Fraction(0), packet)])))
-                continue
             if isinstance(listed, AttachmentStream):
                 output.add_attachment(listed.name or "file", listed.mimetype or "application/octet-stream", listed.data)
-                continue
-            own = opened.enter_context(open_input(source.path))  # a file each, as they are read at different places
-            stream = own.streams[listed.index]
-            if isinstance(stream, AudioStream):
-                tracks.append(copied_sound(source.path, own, stream, output, Fraction(0), origin_s=source.origin_s))
-            elif isinstance(stream, SubtitleStream):
-                tracks.append(copied_subtitles(source.path, own, stream, output, suffix, source.origin_s, end_s))
-            copy_stream_tags(stream, output.streams[-1])
+            elif isinstance(listed, VideoStream):
+                tracks += _copied_cover(source.path, container, listed, output, suffix)
+            else:
+                # A file each, as they are read at different places.
+                stream = opened.enter_context(open_input(source.path)).streams[listed.index]
+                if isinstance(stream, AudioStream):
+                    tracks.append(copied_sound(source.path, stream, output, Fraction(0), origin_s=source.origin_s))
+                elif isinstance(stream, SubtitleStream):
+                    tracks.append(copied_subtitles(source.path, stream, output, suffix, source.origin_s, end_s))
+                copy_stream_tags(stream, output.streams[-1])
         yield OtherStreams(tracks)
+
+
+def _copied_cover(
+    path: Path, container: InputContainer, cover: VideoStream, output: OutputContainer, suffix: str
+) -> list[CopiedPackets]:
+    """Adds a cover picture, in .mkv as an attached file."""
+    with reading(path, "its cover picture cannot be read"):
+        packet = next(packet for packet in container.demux(cover) if packet.size)
+    if suffix == _MKV:
+        form = _COVERS[_codec(cover)]
+        output.add_attachment(f"cover.{form}", f"image/{form}", bytes(packet))
+        return []
+    packet.stream = output.add_stream_from_template(cover, opaque=True)
+    packet.stream.disposition = cover.disposition
+    packet.pts = packet.dts = 0
+    return [CopiedPackets(iter([(Fraction(0), packet)]))]
 
 
 def _others(path: Path, container: InputContainer) -> Iterator[Stream]:
@@ -147,7 +152,7 @@ def _fits(stream: Stream, suffix: str) -> bool:
     if isinstance(stream, AudioStream):
         return _codec(stream) in (*COPIED_CODECS[suffix], *_MORE_AUDIO.get(suffix, ()))
     if isinstance(stream, SubtitleStream):
-        return fits(_codec(stream), suffix)
+        return holds_subtitles(suffix, _codec(stream))
     if isinstance(stream, VideoStream):
         is_cover = stream.disposition & Disposition.attached_pic and _codec(stream) in _COVERS
         return bool(is_cover) and suffix in _WITH_COVER

@@ -11,11 +11,10 @@ stamps to milliseconds: those in the file are not used.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
 from itertools import chain, takewhile
@@ -23,20 +22,22 @@ from math import floor
 from pathlib import Path
 from typing import Any, Self
 
-import av
+import av.error
+import msgspec
 from av.container import OutputContainer
 from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from latentsync_trt.errors import InputError, OutputError
-from latentsync_trt.media.files import ffmpeg_name, open_input
+from latentsync_trt.media.files import open_input, open_output
 from latentsync_trt.temporary import KEPT_NAME, work_folder_of
+from latentsync_trt.validation import from_json
 
 PART_S = Fraction(30)
 """Length of a part. What carries over from frame to frame begins anew with each, so that a run can go on there."""
 
-_FORMAT = 1
+_FORMAT = 2
 _SUFFIX = ".mkv"
 _NOT_GIVEN = "not given"
 
@@ -68,11 +69,20 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The content of `parts.json`. `made_of`: by name, all that the pictures depend on, as text."""
+    """The content of `parts.json`.
+
+    `made_of`: by name, all that the pictures depend on, as text. `per_s`: units of the video's time base in a second.
+    """
 
     made_of: Mapping[str, str]
-    time_base: Fraction
+    per_s: int
     parts: tuple[Part, ...] = ()
+    format: int = _FORMAT
+
+    @property
+    def time_base(self) -> Fraction:
+        """Seconds of a unit of stamps."""
+        return Fraction(1, self.per_s)
 
     @property
     def frames(self) -> int:
@@ -93,15 +103,11 @@ class Finished:
     def read(cls, folder: Path) -> Self | None:
         """What `folder` holds; None if this version finds nothing there to go on with."""
         try:
-            content = json.loads((folder / KEPT_NAME).read_bytes())
-            listed = [Part(**{**part, "stamps": tuple(part["stamps"])}) for part in content["parts"]]
-            sizes = ((folder / part.file).stat().st_size == part.size_bytes for part in listed)
-            count = sum(takewhile(bool, sizes))
-            if content["format"] != _FORMAT or not count:
-                return None
-            return cls(content["made_of"], Fraction(content["time_base"]), tuple(listed[:count]))
-        except (OSError, ValueError, ArithmeticError, KeyError, TypeError):
+            content = from_json(cls, (folder / KEPT_NAME).read_bytes(), folder)
+        except (OSError, ValueError):
             return None
+        whole = tuple(takewhile(lambda part: _size_of(folder / part.file) == part.size_bytes, content.parts))
+        return replace(content, parts=whole) if whole and content.format == _FORMAT else None
 
     def write(self, folder: Path) -> None:
         """Replaces what `folder` holds by this, safe on disk; files of other parts are removed. Raises `OSError`.
@@ -110,15 +116,9 @@ class Finished:
         """
         with (folder / self.parts[-1].file).open("rb+") as file:
             os.fsync(file.fileno())
-        content = {
-            "format": _FORMAT,
-            "made_of": dict(self.made_of),
-            "time_base": str(self.time_base),
-            "parts": [asdict(part) for part in self.parts],
-        }
         new = folder / f"{KEPT_NAME}.new"
-        with new.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(content))  # ten times faster than `dump`
+        with new.open("wb") as file:
+            file.write(msgspec.json.encode(self))
             file.flush()
             os.fsync(file.fileno())
         new.replace(folder / KEPT_NAME)
@@ -128,6 +128,10 @@ class Finished:
                 path.unlink()
 
 
+def _size_of(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What makes an interrupted run one to go on with: it was made of the same; `resume`: whether to go on."""
@@ -135,13 +139,13 @@ class Work:
     made_of: Mapping[str, str]
     resume: bool = False
 
-    def begin(self, output: Path, time_base: Fraction) -> tuple[Finished, tuple[str, ...]]:
+    def begin(self, output: Path, per_s: int) -> tuple[Finished, tuple[str, ...]]:
         """What is finished of `output`, and what to tell about that.
 
         Raises:
             InputError: it is to be gone on with, but made of something else.
         """
-        nothing, kept = Finished(self.made_of, time_base), Finished.read(work_folder_of(output))
+        nothing, kept = Finished(self.made_of, per_s), Finished.read(work_folder_of(output))
         if kept is None:
             told = (f"{output}: nothing is kept of an interrupted run; it begins at the start",) if self.resume else ()
             return nothing, told
@@ -154,7 +158,7 @@ class Work:
             for name in dict.fromkeys([*kept.made_of, *self.made_of])
             if kept.made_of.get(name) != self.made_of.get(name)
         ]
-        if changed or kept.time_base != time_base:
+        if changed or kept.per_s != per_s:
             what = ", ".join(changed) or "times of frames"
             cure = "give the same files and options, or leave --resume out to begin anew"
             raise InputError(f"{output}: cannot go on with the interrupted run, since this changed: {what}; {cure}")
@@ -175,7 +179,7 @@ class PartWriter:
     def __init__(self, folder: Path, add_stream: Callable[[OutputContainer], VideoStream], start: int) -> None:
         self._path = folder / f"{secrets.token_hex(4)}{_SUFFIX}"
         self._start, self._shown, self._stamps = start, list[int](), list[int]()
-        self._container = av.open(ffmpeg_name(self._path), "w")
+        self._container = open_output(self._path)
         try:
             self._stream = add_stream(self._container)
         except BaseException:

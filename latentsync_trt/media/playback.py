@@ -1,18 +1,49 @@
-"""How a video is played: when it begins, at which rate, what follows its end. Pure; all times are exact seconds."""
+"""Plays a video: its pictures forwards and backwards, when it begins, at which rate, and what follows its end.
 
-from collections.abc import Iterable, Iterator
+A picture is on screen until the next one's time. At a constant rate, output picture k is the one on screen in the
+middle of its interval, at (k + ½) / fps, as FFmpeg's `fps` filter has it, and the output lasts as long as the source,
+rounded to whole pictures. All times are exact seconds.
+"""
+
+from array import array
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice, takewhile
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from typing import TypeVar
+
+import av
+import av.error
+from av.container import InputContainer
+from av.stream import Disposition
+from av.video.codeccontext import VideoCodecContext
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
 
 from latentsync_trt.config import MODEL_FPS, Extend
-from latentsync_trt.media.timing import Timed, at_constant_rate, is_held
+from latentsync_trt.errors import MediaError
+from latentsync_trt.media.files import open_input, reading
+from latentsync_trt.media.timing import Timed, joint_clock, nearest, on_clock, on_grid, period_s
 
 T = TypeVar("T")
 
+HELD_S = Fraction(1, 2)
+"""If less than this is missing at the end of a video, its last picture is held: the sound is merely padded."""
+
 LONGEST_PERIOD_S = Fraction(1, 10)
 """A picture that lasts longer, as in a slide show, is repeated: lips must move."""
+
+MOST_PIXELS = 139_264 * 16 * 16
+"""Of a picture: the most in H.264 (level 6.2), 8192×4352. Beyond, a damaged header could ask for gigabytes."""
+
+# Pictures that are held to play them backwards. FFmpeg frees them together, so two chunks are in memory at times.
+_CHUNK_BYTES = 128 * 2**20
+_LEAST_CHUNK = 4
+
+# Pictures before the wanted one to seek to: a keyframe may be found by decoding time, or be none.
+_SEEK_BACK = (0, 64, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +62,152 @@ class Playback:
     delay_s: Fraction = Fraction(0)
 
 
-class Passes(Protocol[T]):
-    """A video that can be read several times."""
+class VideoPasses:
+    """The pictures of a video's first stream, as the decoder gives them.
 
-    @property
-    def period_s(self) -> Fraction:
+    `exact`: times that the container has rounded become those of the exact rate, see `timing.on_grid`. To play
+    backwards, pictures are decoded in chunks from the keyframe before each, or from the start in a file in which that
+    does not find them. Raises `MediaError`: the file cannot be read, or breaks off; the message gives the time.
+    """
+
+    def __init__(self, path: Path, *, exact: bool) -> None:
+        self._path, self._exact = path, exact
+        self.period_s = Fraction(0)
         """Seconds from picture to picture, the mean; known as soon as a picture has been read."""
-        ...
+        self._count, self._chunk = 0, _LEAST_CHUNK
+        self._stamps: array[int] | None = None
 
-    def forward(self) -> Iterator[Timed[T]]:
+    def forward(self) -> Generator[Timed[VideoFrame], None, None]:
         """All pictures, each until the next one's time; the first one's is 0."""
-        ...
+        stamps: array[int] = array("q")
+        count = 0
+        with self._opened() as (container, stream):
+            clock = joint_clock(self._path, stream)
+            timed = on_clock(_decoded(self._path, container, stream), clock, self.period_s)
+            for count, picture in enumerate(self._lasting(timed, stream), 1):
+                if picture.item.pts is not None:
+                    stamps.append(picture.item.pts)
+                if count == 1:
+                    picture_bytes = sum(plane.buffer_size for plane in picture.item.planes)
+                    self._chunk = max(_LEAST_CHUNK, _CHUNK_BYTES // picture_bytes)
+                yield picture
+            self._count, self._stamps = count, None if clock.resets or len(stamps) < count else stamps
 
-    def backward(self) -> Iterator[Timed[T]]:
-        """The same pictures from the last one but one to the first, with the same times."""
-        ...
+    def backward(self) -> Generator[Timed[VideoFrame], None, None]:
+        """The pictures from the last one but one to the first, after a whole pass forward, with the same times."""
+        stop = self._count - 1
+        while stop > 0:
+            start = max(0, stop - self._chunk)
+            chunk = self._sought(start, stop)
+            if chunk is None:
+                with closing(self.forward()) as pictures:
+                    chunk = list(islice(pictures, start, stop))
+            while chunk:
+                yield chunk.pop()
+            stop = start
+
+    def _sought(self, start: int, stop: int) -> list[Timed[VideoFrame]] | None:
+        """The pictures from number `start` to before `stop`; None if they cannot be found by their stamps."""
+        stamps = self._stamps
+        if stamps is None:
+            return None
+        wanted = set(stamps[start:stop])
+        with self._opened() as (container, stream):
+            for back in _SEEK_BACK:
+                found = _found(container, stream, wanted, stamps[max(0, start - back)])
+                if len(found) == len(wanted):
+                    unit_s = stream.time_base or Fraction(0)
+                    times = ((stamp - stamps[0]) * unit_s for stamp in stamps[start : stop + 1])
+                    timed = (Timed(time_s, unit_s, None) for time_s in times)
+                    shown = zip(self._lasting(timed, stream), stamps[start:stop], strict=False)
+                    return [Timed(picture.time_s, picture.duration_s, found[stamp]) for picture, stamp in shown]
+        return None
+
+    def _lasting(self, pictures: Iterable[Timed[T]], stream: VideoStream) -> Iterator[Timed[T]]:
+        """Each picture until the next one's time; holds two."""
+        current: Timed[T] | None = None
+        for following in on_grid(pictures, stream) if self._exact else pictures:
+            if current is not None:
+                yield replace(current, duration_s=following.time_s - current.time_s)
+            current = following
+        if current is not None:
+            yield current
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[InputContainer, VideoStream]]:
+        with open_input(self._path) as container:
+            stream = video_stream(self._path, container)
+            stream.thread_type = "AUTO"
+            self.period_s = period_s(stream)
+            yield container, stream
 
 
-def played(source: Passes[T], playback: Playback) -> Iterator[Timed[Timed[T]]]:
+def _found(container: InputContainer, stream: VideoStream, wanted: set[int], from_stamp: int) -> dict[int, VideoFrame]:
+    """Those of the pictures with the `wanted` stamps that are decoded after a jump to `from_stamp`."""
+    found, last = dict[int, VideoFrame](), max(wanted)
+    try:
+        container.seek(from_stamp, stream=stream)
+        for frame in container.decode(stream):
+            if frame.pts in wanted and not frame.is_corrupt:
+                found.setdefault(frame.pts, frame)
+            if frame.pts is None or len(found) == len(wanted) or frame.pts > last:
+                break
+    except av.error.FFmpegError:  # who decodes from the start reports it
+        return {}
+    return found
+
+
+def _decoded(
+    path: Path, container: InputContainer, stream: VideoStream
+) -> Iterator[tuple[Fraction | None, Fraction | None, VideoFrame]]:
+    """Time stamps, durations and decoded frames in presentation order."""
+    size = None
+    frames = container.decode(stream)
+    time_s = Fraction(0)
+    while True:
+        with reading(path, f"its video breaks off after {float(time_s):.2f} s; repair or re-encode it"):
+            frame = next(frames, None)
+        if frame is None:
+            return
+        stamp_s = stamp_of(frame, stream)
+        time_s = time_s if stamp_s is None else stamp_s
+        size = size or (frame.width, frame.height)
+        if size != (frame.width, frame.height):
+            raise MediaError(
+                f"{path}: its pictures change from {size[0]}×{size[1]} to {frame.width}×{frame.height} after "
+                f"{float(time_s):.2f} s; re-encode it at one size"
+            )
+        yield stamp_s, frame.duration * _time_base(frame, stream) if frame.duration > 0 else None, frame
+
+
+def video_stream(path: Path, container: InputContainer) -> VideoStream:
+    """The first video stream that is not a cover picture; raises `MediaError` without one, or if it is too large."""
+    streams = [each for each in container.streams.video if not each.disposition & Disposition.attached_pic]
+    if not streams:
+        raise MediaError(f"{path}: has no video stream")
+    context: VideoCodecContext | None = streams[0].codec_context  # PyAV's types leave the None out
+    if context is not None and context.width * context.height > MOST_PIXELS:
+        raise MediaError(
+            f"{path}: its pictures have {context.width}×{context.height} pixels, more than {MOST_PIXELS / 1e6:.0f} "
+            "million; scale it down"
+        )
+    return streams[0]
+
+
+def stamp_of(frame: VideoFrame, stream: VideoStream) -> Fraction | None:
+    """The time stamp of a decoded frame in seconds, if it has one."""
+    return None if frame.pts is None else frame.pts * _time_base(frame, stream)
+
+
+def _time_base(frame: VideoFrame, stream: VideoStream) -> Fraction:
+    return frame.time_base or stream.time_base or Fraction(1, av.time_base)
+
+
+def played(source: VideoPasses, playback: Playback) -> Iterator[Timed[Timed[VideoFrame]]]:
     """The output's pictures, each with its time in the source: `Timed(time in the output, …, Timed(source's …))`.
 
-    A constant rate is made as by `timing.at_constant_rate`. With times of the source, a picture that is shown before
-    its time, held after the end of the video, or lasts longer than `LONGEST_PERIOD_S` is repeated with the source's
-    period.
+    With times of the source, a picture that is shown before its time, held after the end of the video, or lasts longer
+    than `LONGEST_PERIOD_S` is repeated with the source's period.
     """
     shown, fps, duration_s = _extended(source, playback), playback.fps, playback.duration_s
     if fps is None:
@@ -63,18 +217,7 @@ def played(source: Passes[T], playback: Playback) -> Iterator[Timed[Timed[T]]]:
     return regular if duration_s is None else takewhile(lambda picture: picture.time_s < duration_s, regular)
 
 
-def lasting(pictures: Iterable[Timed[T]]) -> Iterator[Timed[T]]:
-    """Each picture until the next one's time; holds two."""
-    current: Timed[T] | None = None
-    for following in pictures:
-        if current is not None:
-            yield replace(current, duration_s=following.time_s - current.time_s)
-        current = following
-    if current is not None:
-        yield current
-
-
-def _extended(source: Passes[T], playback: Playback) -> Iterator[Timed[Timed[T]]]:
+def _extended(source: VideoPasses, playback: Playback) -> Iterator[Timed[Timed[VideoFrame]]]:
     """Pass after pass, without end unless `extend` is None; nothing if the source has no picture."""
     at_s, count, backward, last = playback.delay_s, 0, False, None
     while True:
@@ -96,7 +239,7 @@ def _extended(source: Passes[T], playback: Playback) -> Iterator[Timed[Timed[T]]
         at_s += period_s
 
 
-def _repeated(shown: Iterator[Timed[T]], source: Passes[Any]) -> Iterator[Timed[T]]:
+def _repeated(shown: Iterator[Timed[T]], source: VideoPasses) -> Iterator[Timed[T]]:
     """Repeats the first picture from time 0 to its own time, and every picture that lasts long."""
     at_s = Fraction(0)
     for picture in shown:
@@ -109,7 +252,7 @@ def _repeated(shown: Iterator[Timed[T]], source: Passes[Any]) -> Iterator[Timed[
         at_s = picture.end_s
 
 
-def _cut(shown: Iterator[Timed[T]], duration_s: Fraction, source: Passes[Any]) -> Iterator[Timed[T]]:
+def _cut(shown: Iterator[Timed[T]], duration_s: Fraction, source: VideoPasses) -> Iterator[Timed[T]]:
     """The pictures that begin before `duration_s`; the last one ends there, or after one period.
 
     One that is shown already is not repeated for less than a period: sound that is a few samples longer than the
@@ -131,5 +274,35 @@ def _cut(shown: Iterator[Timed[T]], duration_s: Fraction, source: Passes[Any]) -
         yield replace(current, duration_s=min(current.duration_s, longest_s))
 
 
-def _hold_period_s(source: Passes[Any]) -> Fraction:
+def _hold_period_s(source: VideoPasses) -> Fraction:
     return source.period_s if source.period_s <= LONGEST_PERIOD_S else Fraction(1, MODEL_FPS)
+
+
+def at_constant_rate(pictures: Iterable[Timed[T]], fps: Fraction | int) -> Iterator[T]:
+    """Repeats or drops pictures to get `fps` per second from time 0, at least one if there is any.
+
+    Holds two pictures at a time. Repeated pictures are the same object. The first picture is shown before its time,
+    too.
+    """
+    index = 0
+    current: Timed[T] | None = None
+    for following in pictures:
+        while current is not None and index < nearest(following.time_s, fps):
+            yield current.item
+            index += 1
+        current = following
+    if current is None:
+        return
+    while index < max(1, nearest(current.end_s, fps)):
+        yield current.item
+        index += 1
+
+
+def frames_in(duration_s: Fraction | None, fps: Fraction | int) -> int | None:
+    """Number of pictures from `at_constant_rate` for a video of `duration_s`; None if that is unknown."""
+    return None if duration_s is None else max(1, nearest(duration_s, fps))
+
+
+def is_held(missing_s: Fraction) -> bool:
+    """Whether a video that ends `missing_s` early holds its last picture."""
+    return missing_s < HELD_S

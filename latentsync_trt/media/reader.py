@@ -1,33 +1,51 @@
-"""Video input: upright frames, one at a time."""
+"""Video input: upright frames, one at a time; pictures that would silently come out wrong are refused."""
 
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 from av.container import InputContainer
 from av.video.frame import VideoFrame
+from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.conversion import FrameConverter, orientation_of, planes_format, planes_tags
+from latentsync_trt.media.audio import first_sample_s
+from latentsync_trt.media.conversion import FrameConverter, format_of, naming_format, orientation_of, views
 from latentsync_trt.media.files import open_input, reading
-from latentsync_trt.media.hdr_metadata import metadata_of
-from latentsync_trt.media.lazy_rgb import LazyRgb
-from latentsync_trt.media.passes import VideoPasses, stamp_of, video_stream
-from latentsync_trt.media.playback import Playback, played
-from latentsync_trt.media.refusals import check_picture, check_stream
-from latentsync_trt.media.timing import frames_per_s, period_s, stated_end_s, time_base_of
-from latentsync_trt.types import Frame, Picture, VideoInfo, YuvPlanes
+from latentsync_trt.media.hdr import metadata_of
+from latentsync_trt.media.pictures import LazyRgb
+from latentsync_trt.media.playback import Playback, VideoPasses, played, stamp_of, video_stream
+from latentsync_trt.media.timing import clock_of, frames_per_s, period_s, stated_end_s, time_base_of
+from latentsync_trt.types import Frame, VideoInfo
 
 _AS_IT_IS = Playback()
 
+# FFmpeg's field orders "unknown" and "progressive"; all others are interlaced.
 _PROGRESSIVE_ORDERS = (0, 1)
-"""FFmpeg's field orders "unknown" and "progressive"; all others are interlaced."""
 
 _TAGGED_TIME = re.compile(r"(\d+):(\d+):(\d+(?:\.\d+)?)")
 
-_Converted = tuple[Picture, YuvPlanes]
+# Least 8-bit alpha that counts as opaque: a mix with black changes such a pixel by less than 3 %.
+_OPAQUE = 250
+
+# Wide-screen formats have up to 2.2. A damaged header may state more, and faces are searched in square pixels.
+_MOST_PIXEL_ASPECT = 10
+
+# FFmpeg's own decoders of these codecs leave the alpha channel out; these, which not every FFmpeg has, decode it.
+_ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
+
+# FFmpeg's filters that put a picture on black, with even sides, as H.264 in 4:2:0 needs.
+_FLATTEN = (
+    "format=gbrap,premultiply=inplace=1,scale=out_color_matrix=bt709:out_range=tv,format=yuv420p,"
+    "pad=ceil(iw/2)*2:ceil(ih/2)*2"
+)
 
 
 def probe(path: Path) -> VideoInfo:
@@ -44,10 +62,10 @@ def probe(path: Path) -> VideoInfo:
             if frame is None:
                 raise InputError("it has no picture")
             transposed = orientation_of(frame).transpose
-            check_stream(path, stream)
-            check_picture(path, frame)
+            _check_stream(path, stream)
+            _check_opaque(path, frame)
             hdr = metadata_of(frame)
-            FrameConverter().planes(frame)  # fails now on what it cannot convert
+            planes = FrameConverter().planes(frame)
         width_px, height_px, aspect = frame.width, frame.height, stream.sample_aspect_ratio or Fraction(1)
         if transposed:
             width_px, height_px, aspect = height_px, width_px, 1 / aspect
@@ -56,11 +74,11 @@ def probe(path: Path) -> VideoInfo:
             width_px=width_px,
             height_px=height_px,
             duration_s=_duration_s(container, stream, start_s),
-            pixel_format=planes_format(frame),
+            pixel_format=format_of(planes),
             interlaced=frame.interlaced_frame or stream.codec_context.field_order not in _PROGRESSIVE_ORDERS,
             sample_aspect_ratio=aspect,
             frames_per_s=frames_per_s(stream),
-            color=planes_tags(frame),
+            color=planes.color,
             start_s=start_s,
             time_base=time_base_of(stream),
             hdr=hdr,
@@ -82,17 +100,14 @@ def read_frames(path: Path, playback: Playback = _AS_IT_IS) -> Iterator[Frame]:
     for index, shown in enumerate(played(VideoPasses(path, exact=playback.fps is None), playback)):
         picture = shown.item
         if converted is None or picture.item is not frame:
+            frame = picture.item
             with reading(path, "its pictures cannot be converted"):
-                frame, converted = picture.item, _convert(path, converter, picture.item)
+                _check_opaque(path, frame)
+                planes = converter.planes(frame)
+                converted = LazyRgb(planes), planes
         yield Frame(index, shown.time_s, shown.duration_s, picture.time_s, *converted)
     if converted is None and playback.duration_s != 0:
         raise MediaError(f"{path}: its video stream has no picture")
-
-
-def _convert(path: Path, converter: FrameConverter, frame: VideoFrame) -> _Converted:
-    check_picture(path, frame)
-    planes = converter.planes(frame)
-    return LazyRgb(planes), planes
 
 
 def _duration_s(container: InputContainer, stream: VideoStream, start_s: Fraction | None) -> Fraction | None:
@@ -100,11 +115,84 @@ def _duration_s(container: InputContainer, stream: VideoStream, start_s: Fractio
         return period_s(stream)
     if stream.duration is not None and stream.time_base is not None:
         return stream.duration * stream.time_base
-    end_s = _tagged_end_s(stream) or stated_end_s(container)
+    end_s = stated_end_s(container)
+    # The end of a track in Matroska, where FFmpeg and others write it, as "00:01:02.345000000".
+    if parts := _TAGGED_TIME.fullmatch(stream.metadata.get("DURATION", "")):
+        end_s = 3600 * int(parts[1]) + 60 * int(parts[2]) + Fraction(parts[3])
     return None if end_s is None else end_s - (start_s or 0)
 
 
-def _tagged_end_s(stream: VideoStream) -> Fraction | None:
-    """The end of a track in Matroska, where FFmpeg and others write it, as "00:01:02.345000000"."""
-    parts = _TAGGED_TIME.fullmatch(stream.metadata.get("DURATION", ""))
-    return None if parts is None else 3600 * int(parts[1]) + 60 * int(parts[2]) + Fraction(parts[3])
+def _check_stream(path: Path, stream: VideoStream) -> None:
+    """Raises `MediaError` if the decoder leaves out the alpha channel of `stream`, or its pixel aspect is absurd."""
+    aspect = stream.sample_aspect_ratio or Fraction(1)
+    if not 1 / _MOST_PIXEL_ASPECT <= aspect <= _MOST_PIXEL_ASPECT:
+        target = path.with_name(f"{path.stem}-square{path.suffix}")
+        raise MediaError(
+            f"{path}: states pixels of {aspect.numerator}:{aspect.denominator}, which no camera has; for square ones: "
+            f"ffmpeg -i {_quoted(path)} -c copy -aspect {stream.width}:{stream.height} {_quoted(target)}"
+        )
+    decoder = _ALPHA_DECODERS.get(stream.codec_context.codec.canonical_name)
+    if decoder and stream.metadata.get("alpha_mode") == "1":
+        raise _transparent(path, "has an alpha channel", f"-c:v {decoder} ")
+
+
+def _check_opaque(path: Path, frame: VideoFrame) -> None:
+    """Checks a decoded frame.
+
+    Raises:
+        MediaError: it has a transparent pixel; an alpha channel that is opaque, or zero everywhere, is fine.
+        InputError: swscale does not support its pixel format.
+    """
+    if not (frame.format.has_palette or any(component.is_alpha for component in frame.format.components)):
+        return
+    with naming_format(frame):
+        alpha = views(VideoReformatter().reformat(frame, format="gbrap", threads=1))[3]
+    # All zero: some programs leave the fourth byte of a pixel empty.
+    if int(np.min(alpha)) < _OPAQUE and np.any(alpha):
+        raise _transparent(path, f"has transparent pixels ({frame.format.name})")
+
+
+def _transparent(path: Path, problem: str, decoder: str = "") -> MediaError:
+    target = path.with_name(f"{path.stem}-opaque.mkv")  # which can hold any sound
+    return MediaError(
+        f"{path}: {problem}, which the output cannot hold; put the picture on black first: "
+        f'ffmpeg {decoder}-i {_quoted(path)} -vf "{_FLATTEN}" -c:v libx264 -crf 12 -c:a copy {_quoted(target)}'
+    )
+
+
+def _quoted(path: Path) -> str:
+    return subprocess.list2cmdline([str(path)]) if sys.platform == "win32" else shlex.quote(str(path))
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """Seconds from the start of the output to the first picture and to the first sample; at least one is 0."""
+
+    picture_s: Fraction = Fraction(0)
+    sound_s: Fraction = Fraction(0)
+
+
+def delays_of(video: Path, audio: Path) -> Delays:
+    """How much later than the other one picture or sound start: 0 for separate files, which each start at once.
+
+    Raises:
+        MediaError: as `probe` and `read_audio_blocks`.
+    """
+    if not are_one(video, audio):
+        return Delays()
+    picture_s = probe(video).start_s
+    with open_input(audio) as container:
+        sound_s, clock = first_sample_s(audio, container), clock_of(container)
+    if picture_s is None or sound_s is None:
+        return Delays()
+    clock.advance(min(picture_s, sound_s), Fraction(0))
+    delay_s = clock.advance(max(picture_s, sound_s), Fraction(0))  # not the step where the clock is reset in between
+    return Delays(picture_s=delay_s) if picture_s > sound_s else Delays(sound_s=delay_s)
+
+
+def are_one(video: Path, audio: Path) -> bool:
+    """Whether both are the same file."""
+    try:
+        return video.samefile(audio)
+    except OSError:  # the reader says which one is missing
+        return False

@@ -1,10 +1,10 @@
-"""The sound of an output: copied packets where player and container permit it, else encoded."""
+"""The sound of an output: copied packets where player and container permit it, else its pieces, mixed and encoded."""
 
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import partial
 from itertools import pairwise
 from math import log10
 from pathlib import Path
@@ -17,10 +17,9 @@ from av.container import OutputContainer
 
 from latentsync_trt.config import Codec
 from latentsync_trt.errors import MediaError
-from latentsync_trt.media.audio import audio_stream, decoded_audio, format_of, sound_blocks
-from latentsync_trt.media.files import check_file, open_input, reading
-from latentsync_trt.media.mixing import Track, cut_out, lead_in, mixed
-from latentsync_trt.media.sound_streams import CopiedPackets, EncodedSound, copied_sound
+from latentsync_trt.media.audio import Samples, audio_stream, decoded_audio, format_of, sound_blocks
+from latentsync_trt.media.files import open_input
+from latentsync_trt.media.streams import CopiedPackets, EncodedSound, copied_sound
 from latentsync_trt.media.timing import nearest
 from latentsync_trt.types import Float32Array
 
@@ -35,25 +34,25 @@ COPIED_CODECS: dict[str, tuple[str, ...]] = {
 """Codecs that common players support in each container. FFmpeg would write more, such as Opus and FLAC into .mp4, which
 QuickTime and many televisions play without sound."""
 
+# The container that gives each packet a time. Others give it a duration, which players take for what it decodes to.
 _GAPS_IN = ".mkv"
-"""The container that gives each packet a time. Others give it a duration, which players take for what it decodes to."""
 
 LOSSLESS_WITH: tuple[Codec, ...] = ("prores", "ffv1")
 """Codecs of pictures for further editing, whose sound must not lose anything, either: see `SoundPlan.lossless`."""
 
+# Encoders of a `SoundPlan.lossless`; others would only play in few programs.
 _LOSSLESS_CODECS = {".mkv": "flac", ".mov": "pcm_s24le"}
-"""Encoders of a `SoundPlan.lossless`; others would only play in few programs."""
-
-_SUFFIXES = {"matroska": ".mkv", "mov": ".mov", "mp4": ".mp4"}
-"""Of outputs, by FFmpeg's name of their format."""
 
 _AAC_RATES_HZ = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000)
 _FALLBACK_RATE_HZ = 48000
 _LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
-_MOST_CHANNELS = max(_LAYOUTS)
-"""Of AAC and FLAC."""
+_MOST_CHANNELS = max(_LAYOUTS)  # of AAC and FLAC
 
-Soundtrack = CopiedPackets | EncodedSound
+FADE_S = Fraction(8, 1000)
+"""Length of the ramp around a cut, half of it on each side: a step of the wave would be heard as a click, a longer ramp
+as two sounds at once. Ramps of adjacent pieces sum to 1, so that a cut through one sound changes nothing."""
+
+_BLOCK_S = Fraction(1, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +91,24 @@ class SoundPlan:
     pieces: tuple[SoundPiece, ...]
     lossless: bool = False
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files of the pieces, each once."""
+        return tuple(dict.fromkeys(piece.path for piece in self.pieces))
+
 
 @dataclass(frozen=True, slots=True)
-class _Findings:
-    """Why a sound is not copied (None: it is), and the factor that keeps the sum of its pieces within full scale."""
+class ChosenSound:
+    """How a plan becomes the sound of an output.
 
-    problem: str | None
+    `codec`: FFmpeg's name of the encoder; None if the packets of the only piece are copied. `gain`: keeps the sum of
+    the pieces within full scale. `notices`: why it is encoded.
+    """
+
+    plan: SoundPlan
+    codec: str | None = None
     gain: float = 1.0
+    notices: tuple[str, ...] = ()
 
 
 def spliced(
@@ -109,62 +119,17 @@ def spliced(
     return tuple(piece for piece in (*around, *(each.within(start_s, end_s) for each in speech)) if piece is not None)
 
 
-@contextmanager
-def open_soundtrack(plan: SoundPlan, output: OutputContainer) -> Iterator[Soundtrack]:
-    """Adds the sound of `plan` to an open output: copied, or encoded as `why_encoded` says.
+def choose_sound(plan: SoundPlan, suffix: str) -> ChosenSound:
+    """How `plan` becomes the sound of an output with this suffix: copied where possible.
 
-    Pieces are mixed in the layout with the most channels and at the highest rate among them. Where they together
-    exceed full scale, the whole sound is softer by as much.
+    Decodes the whole sound, 4 s per hour of AAC: packets alone show no change of format, and in Matroska their
+    durations are rounded. What must be encoded is also resampled and mixed, 9 s per hour. Pieces that together exceed
+    full scale are all softer by as much.
 
     Raises:
         MediaError: a source cannot be read, has no audio stream, or breaks off. InputError: it has samples that are not
         numbers.
     """
-    suffix = _SUFFIXES[output.format.name]
-    found = _examined(plan, suffix)
-    if found.problem is None:
-        piece = plan.pieces[0]
-        with open_input(piece.path) as container:
-            yield copied_sound(piece.path, container, audio_stream(piece.path, container), output, piece.at_s)
-        return
-    codec = _codec(plan, suffix)
-    rate_hz, layout = _format(plan, codec)
-    with closing(_mixed(plan, rate_hz, layout)) as blocks:
-        scaled = (block * np.float32(found.gain) for block in blocks)
-        yield EncodedSound(scaled, output, codec, rate_hz, layout)
-
-
-def why_encoded(plan: SoundPlan, suffix: str) -> str | None:
-    """A notice of why the sound of an output with this suffix is encoded; None if the packets of its only piece fit.
-
-    Decodes the whole sound, 4 s per hour of AAC: packets alone show no change of format, and in Matroska their
-    durations are rounded. What must be encoded is also resampled and mixed, 9 s per hour.
-
-    Raises:
-        MediaError, InputError: as `open_soundtrack`.
-    """
-    found = _examined(plan, suffix)
-    if found.problem is None:
-        return None
-    codec = {"aac": "AAC", "flac": "FLAC"}.get(_codec(plan, suffix), "PCM")
-    gain_db = -20 * log10(found.gain)
-    softer = f"; it is {gain_db:.1f} dB softer, as its pieces together exceed full scale" if found.gain < 1 else ""
-    return f"the sound is encoded as {codec}: {found.problem}{softer}"
-
-
-def _examined(plan: SoundPlan, suffix: str) -> _Findings:
-    stamps = []
-    for path in dict.fromkeys(piece.path for piece in plan.pieces):
-        check_file(path)
-        with reading(path):
-            status = path.stat()
-        stamps.append((status.st_mtime_ns, status.st_size))
-    return _findings(plan, suffix, tuple(stamps))
-
-
-@lru_cache(maxsize=4)
-def _findings(plan: SoundPlan, suffix: str, _stamps: tuple[tuple[int, int], ...]) -> _Findings:
-    """Kept, as a notice comes before the output; times and sizes tell changed files."""
     piece = plan.pieces[0]
     if len(plan.pieces) > 1:
         problem: str | None = f"it is put together from {len(plan.pieces)} pieces"
@@ -173,10 +138,31 @@ def _findings(plan: SoundPlan, suffix: str, _stamps: tuple[tuple[int, int], ...]
     else:
         problem = _why_not_copied(piece.path, suffix)
     if problem is None:
-        return _Findings(None)
-    peaks = (float(np.abs(block).max()) for block in _mixed(plan, *_format(plan, _codec(plan, suffix))))
+        return ChosenSound(plan)
+    codec = _LOSSLESS_CODECS.get(suffix, "aac") if plan.lossless else "aac"
+    peaks = (float(np.abs(block).max()) for block in _mixed_pieces(plan, *_format(plan, codec)))
     peak = max(peaks, default=0.0)  # reads all, so that a damaged recording is found before anything is painted
-    return _Findings(problem, 1 / max(peak, 1.0) if _overlap(plan) else 1.0)
+    gain = 1 / max(peak, 1.0) if _overlap(plan) else 1.0
+    softer = f"; it is {-20 * log10(gain):.1f} dB softer, as its pieces together exceed full scale" if gain < 1 else ""
+    name = {"aac": "AAC", "flac": "FLAC"}.get(codec, "PCM")
+    return ChosenSound(plan, codec, gain, (f"the sound is encoded as {name}: {problem}{softer}",))
+
+
+@contextmanager
+def open_soundtrack(sound: ChosenSound, output: OutputContainer) -> Iterator[CopiedPackets | EncodedSound]:
+    """Adds a sound to an open output; errors as `choose_sound`.
+
+    Pieces are mixed in the layout with the most channels and at the highest rate among them.
+    """
+    if sound.codec is None:
+        piece = sound.plan.pieces[0]
+        with open_input(piece.path) as container:
+            yield copied_sound(piece.path, audio_stream(piece.path, container), output, piece.at_s)
+        return
+    rate_hz, layout = _format(sound.plan, sound.codec)
+    with closing(_mixed_pieces(sound.plan, rate_hz, layout)) as blocks:
+        scaled = (block * np.float32(sound.gain) for block in blocks)
+        yield EncodedSound(scaled, output, sound.codec, rate_hz, layout)
 
 
 def _overlap(plan: SoundPlan) -> bool:
@@ -184,14 +170,10 @@ def _overlap(plan: SoundPlan) -> bool:
     return any(piece.end_s is None or piece.end_s > later.at_s for piece, later in pairwise(pieces))
 
 
-def _codec(plan: SoundPlan, suffix: str) -> str:
-    return _LOSSLESS_CODECS.get(suffix, "aac") if plan.lossless else "aac"
-
-
 def _format(plan: SoundPlan, codec: str) -> tuple[int, str]:
     """Sample rate and layout in which the pieces are mixed."""
     rates_hz, layouts = [], dict[int, str]()
-    for path in dict.fromkeys(piece.path for piece in plan.pieces):
+    for path in plan.paths:
         with open_input(path) as container:
             source: AudioCodecContext = audio_stream(path, container).codec_context
             if source.channels > _MOST_CHANNELS:
@@ -206,7 +188,29 @@ def _format(plan: SoundPlan, codec: str) -> tuple[int, str]:
     return rate_hz if codec != "aac" or rate_hz in _AAC_RATES_HZ else _FALLBACK_RATE_HZ, layouts[max(layouts)]
 
 
-def _mixed(plan: SoundPlan, rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
+def _why_not_copied(source: Path, suffix: str) -> str | None:
+    with open_input(source) as container:
+        stream = audio_stream(source, container)
+        # The decoder's name can differ from the codec's, as in mp3float.
+        codec = stream.codec_context.codec.canonical_name
+        if codec not in COPIED_CODECS[suffix]:
+            others = " or ".join(other for other, codecs in COPIED_CODECS.items() if codec in codecs)
+            cure = f"; an output in {others} keeps it" if others else ""
+            return f"{suffix} does not support its codec ({codec}){cure}"
+        for before, timed in pairwise(decoded_audio(source, container, stream)):
+            if format_of(before.item) != format_of(timed.item):
+                return f"it changes its format after {float(timed.time_s):.2f} s"
+            if timed.time_s < before.end_s:
+                return f"it overlaps itself after {float(timed.time_s):.2f} s"
+            if timed.time_s > before.end_s and suffix != _GAPS_IN:
+                return f"it has a gap after {float(before.end_s):.2f} s, which {suffix} cannot hold"
+    return None
+
+
+# Mixing.
+
+
+def _mixed_pieces(plan: SoundPlan, rate_hz: int, layout: str) -> Generator[Float32Array, None, None]:
     tracks = [
         Track(nearest(piece.at_s, rate_hz) - lead_in(piece.from_s, rate_hz), partial(_samples, piece, rate_hz, layout))
         for piece in plan.pieces
@@ -225,23 +229,69 @@ def _samples(piece: SoundPiece, rate_hz: int, layout: str) -> Generator[Float32A
             yield np.repeat(block, 2, axis=1) if doubled else block
 
 
-def _why_not_copied(source: Path, suffix: str) -> str | None:
-    with open_input(source) as container:
-        stream = audio_stream(source, container)
-        # The decoder's name can differ from the codec's, as in mp3float.
-        codec = stream.codec_context.codec.canonical_name
-        if codec not in COPIED_CODECS[suffix]:
-            others = " or ".join(other for other, codecs in COPIED_CODECS.items() if codec in codecs)
-            cure = f"; an output in {others} keeps it" if others else ""
-            return f"{suffix} does not support its codec ({codec}){cure}"
-        before = None
-        for timed in decoded_audio(source, container, stream):
-            if before is not None:
-                if format_of(before.item) != format_of(timed.item):
-                    return f"it changes its format after {float(timed.time_s):.2f} s"
-                if timed.time_s < before.end_s:
-                    return f"it overlaps itself after {float(timed.time_s):.2f} s"
-                if timed.time_s > before.end_s and suffix != _GAPS_IN:
-                    return f"it has a gap after {float(before.end_s):.2f} s, which {suffix} cannot hold"
-            before = timed
-    return None
+@dataclass(frozen=True, slots=True)
+class Track:
+    """Sound from output sample `at` on, which may be below 0; `open` gives its blocks `(n, channels)` float32."""
+
+    at: int
+    open: Callable[[], Generator[Float32Array, None, None]]
+
+
+def lead_in(from_s: Fraction, rate_hz: int) -> int:
+    """Samples of the ramp before a cut at `from_s`, which `cut_out` gives, too."""
+    return min(nearest(from_s, rate_hz), nearest(FADE_S / 2, rate_hz))
+
+
+def cut_out(
+    blocks: Iterable[Float32Array], from_s: Fraction, to_s: Fraction | None, rate_hz: int
+) -> Generator[Float32Array, None, None]:
+    """Samples from `from_s` to `to_s` (None = the end) of a recording's blocks `(n, channels)`, with ramps at the cuts.
+
+    The recording's own start and end have no ramp.
+    """
+    first, half = nearest(from_s, rate_hz), nearest(FADE_S / 2, rate_hz)
+    last = None if to_s is None else nearest(to_s, rate_hz)
+    start, end = first - lead_in(from_s, rate_hz), None if last is None else last + half
+    at = 0
+    for block in blocks:
+        if end is not None and at >= end:
+            return
+        kept = block[max(start - at, 0) : None if end is None else end - at]
+        positions = np.arange(len(kept)) + max(start, at)
+        at += len(block)
+        gain = np.ones(len(kept), np.float32)
+        if first:
+            gain *= _ramp(positions - first, half)
+        if last is not None:
+            gain *= 1 - _ramp(positions - last, half)
+        if len(kept):
+            yield kept * gain[:, None]
+
+
+def _ramp(offsets: np.ndarray[tuple[int], np.dtype[np.int64]], half: int) -> Float32Array:
+    """0 to 1 from `-half` to `half` samples around a cut."""
+    return np.clip((offsets + half + 0.5) / (2 * half), 0, 1).astype(np.float32)
+
+
+def mixed(tracks: Sequence[Track], channels: int, rate_hz: int) -> Generator[Float32Array, None, None]:
+    """The sum of `tracks` from sample 0 to the end of the last, in blocks `(n, channels)`; silent where there is none.
+
+    A track is open only while it is heard.
+    """
+    waiting = sorted(tracks, key=lambda track: track.at, reverse=True)
+    playing: list[Samples] = []
+    now, block = min([0, *(track.at for track in waiting)]), nearest(_BLOCK_S, rate_hz)
+    with ExitStack() as opened:
+        while waiting or playing:
+            while waiting and waiting[-1].at <= now:
+                playing.append(Samples(opened.enter_context(closing(waiting.pop().open()))))
+            end = min([now + block, *(track.at for track in waiting[-1:]), *([0] if now < 0 else [])])
+            parts = [player.take(end - now) for player in playing]
+            playing = [player for player, part in zip(playing, parts, strict=True) if len(part) == end - now]
+            length = end - now if waiting or playing else max(map(len, parts), default=0)
+            total = np.zeros((length, channels), np.float32)
+            for part in parts:
+                total[: len(part)] += part
+            if now >= 0 and length:
+                yield total
+            now = end

@@ -1,27 +1,32 @@
-"""The clock of a clip: stamps become times from 0, and pictures a constant rate. All times are exact seconds.
-
-A picture is on screen until the next one's time. Output picture k is the one on screen in the middle of its interval,
-at (k + ½) / fps, as FFmpeg's `fps` filter has it. The output lasts as long as the source, rounded to whole pictures.
+"""The clock of a clip: stamps become times from 0. All times are exact seconds.
 
 Clocks are reset where recordings were joined. That is assumed where a stamp goes back by `BACK_S` or more, or on by
 `FORWARD_S` or more if the container allows resets (MPEG-TS, Ogg), or to a time after the end that the file states.
-What follows then begins directly, or where `joints` has it. Any other step on is a picture held, or a gap in the sound.
+Any other step on is a picture held, or a gap in the sound.
+
+Each joined recording begins at one time in all streams: if each stream followed itself directly, pictures and sound
+would drift apart, as their ends differ at each joint.
 """
 
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cache
+from functools import lru_cache, partial
 from math import lcm
+from pathlib import Path
 from typing import Generic, TypeVar, cast
 
 import av
+import av.error
 from av.container import InputContainer
 from av.format import Flags
+from av.stream import Stream
 from av.video.stream import VideoStream
 
 from latentsync_trt.config import MODEL_FPS
+from latentsync_trt.media.files import open_input, reading
 
 T = TypeVar("T")
 
@@ -31,11 +36,10 @@ _RESETS, _NO_STAMPS = cast(int, Flags.ts_discont.value), cast(int, Flags.no_time
 BACK_S = Fraction(1)
 """A clock that goes back by this or more was reset; less means pictures out of order or overlapping sound."""
 
+# FFmpeg's own limit for containers with resets. No held picture is taken for a reset below this.
 FORWARD_S = Fraction(10)
-"""FFmpeg's own limit for containers with resets. No held picture is taken for a reset below this."""
-
+# A step on by this or more is a reset where the file does not state its end: most likely, the stamp is damaged.
 LONGEST_S = Fraction(3600)
-"""A step on by this or more is a reset where the file does not state its end: most likely, the stamp is damaged."""
 
 JITTER_S = Fraction(1, 25)
 """Stamps of sound less than this off the count of samples are not followed: each correction would be heard as a click,
@@ -43,12 +47,7 @@ and 40 ms are not seen as late or early (ITU-R BT.1359)."""
 
 _RATES_AGREE = Fraction(1, 100_000)
 _FINEST_PER_S = 1_000_000
-
-_SHORTEST_S = Fraction(1, 25)
-"""Of a picture whose stated duration is not used or not known."""
-
-HELD_S = Fraction(1, 2)
-"""If less than this is missing at the end of a video, its last picture is held: the sound is merely padded."""
+_SHORTEST_S = Fraction(1, 25)  # of a picture whose duration is not stated or not plausible
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,67 +64,70 @@ class Timed(Generic[T]):
         return self.time_s + self.duration_s
 
 
+def nearest(time_s: Fraction, per_s: Fraction | int) -> int:
+    """The picture or sample whose time is nearest, the later of two equally near."""
+    # In integers: ten times as fast, for some hundred thousand packets.
+    above, below = time_s.numerator * per_s.numerator, time_s.denominator * per_s.denominator
+    return (2 * above + below) // (2 * below)
+
+
+@dataclass
 class Clock:
     """Turns the stamps of one stream into times, in the order of presentation.
 
-    Args:
-        start_s: time of the first stamp.
-        origin_s: stamp at time 0, where that is known; else the first stamp is at `start_s`.
-        jitter_s: a stamp less than this off what the one before implies counts as exact.
-        resets: whether the container allows steps on that are no gaps.
-        end_s: the last stamp plus its duration, as the file states it; None if it does not.
-        origins: gives the stamps at time 0, minus that at the start, sorted; called at the first reset.
+    `next_s`: time of the next picture or samples if they follow directly, at first that of the first stamp. `origin_s`:
+    stamp at time 0, where that is known; else the first stamp sets it. `jitter_s`: a stamp less than this off what the
+    one before implies counts as exact. `may_reset`: whether the container allows steps on that are no gaps.
+    `stated_end_s`: the last stamp plus its duration, as the file states it. `origins`: gives the stamps at time 0 of
+    joined recordings, minus the first one, sorted; called at a reset. `resets`: how many there were.
     """
 
-    def __init__(
-        self,
-        start_s: Fraction = Fraction(0),
-        *,
-        origin_s: Fraction | None = None,
-        jitter_s: Fraction = Fraction(0),
-        resets: bool = False,
-        end_s: Fraction | None = None,
-        origins: Callable[[], Sequence[Fraction]] = tuple,
-    ) -> None:
-        self._origin_s, self._jitter_s = origin_s, jitter_s
-        self._may_reset, self._stated_end_s = resets, end_s
-        self._first_origin_s, self._origins = origin_s or Fraction(0), cache(origins)
-        self.resets = 0
-        self._next_s = self._end_s = start_s
-        self._latest_s: Fraction | None = None
+    next_s: Fraction = Fraction(0)
+    origin_s: Fraction | None = None
+    jitter_s: Fraction = Fraction(0)
+    may_reset: bool = False
+    stated_end_s: Fraction | None = None
+    origins: Callable[[], Sequence[Fraction]] = tuple
+    resets: int = 0
+    _first_origin_s: Fraction = field(default=Fraction(0), init=False)
+    _end_s: Fraction = field(default=Fraction(0), init=False)
+    _latest_s: Fraction | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._first_origin_s, self._end_s = self.origin_s or Fraction(0), self.next_s
 
     def advance(self, stamp_s: Fraction | None, duration_s: Fraction) -> Fraction:
         """The time of the next picture or samples; without a stamp, it follows directly."""
-        time_s = self._next_s if stamp_s is None else self._time_of(stamp_s)
-        self._next_s = time_s + duration_s
-        self._end_s = max(self._end_s, self._next_s)
+        time_s = self.next_s if stamp_s is None else self._time_of(stamp_s)
+        self.next_s = time_s + duration_s
+        self._end_s = max(self._end_s, self.next_s)
         self._latest_s = time_s if self._latest_s is None else max(self._latest_s, time_s)
         return time_s
 
     def plausible(self, stamp_s: Fraction | None, duration_s: Fraction) -> Fraction:
         """`duration_s`, or what the file leaves for it if it is far more than that: most likely, it is damaged."""
-        if stamp_s is None or self._stated_end_s is None:
+        if stamp_s is None or self.stated_end_s is None:
             return min(duration_s, LONGEST_S)
-        left_s = max(self._stated_end_s - stamp_s, _SHORTEST_S)
+        left_s = max(self.stated_end_s - stamp_s, _SHORTEST_S)
         return duration_s if duration_s < left_s + FORWARD_S else left_s
 
     def _time_of(self, stamp_s: Fraction) -> Fraction:
-        if self._origin_s is None:
-            self._origin_s = self._first_origin_s = stamp_s - self._next_s
-        time_s = stamp_s - self._origin_s
-        if time_s == self._next_s:  # as nearly all do
+        if self.origin_s is None:
+            self.origin_s = self._first_origin_s = stamp_s - self.next_s
+        time_s = stamp_s - self.origin_s
+        if time_s == self.next_s:  # as nearly all do
             return time_s
         if self._is_reset(time_s, stamp_s):
             self.resets += 1
-            self._origin_s = self._origin_after(stamp_s - self._end_s)
-            time_s = stamp_s - self._origin_s
-        return self._next_s if abs(time_s - self._next_s) < self._jitter_s else time_s
+            self.origin_s = self._origin_after(stamp_s - self._end_s)
+            time_s = stamp_s - self.origin_s
+        return self.next_s if abs(time_s - self.next_s) < self.jitter_s else time_s
 
     def _origin_after(self, direct_s: Fraction) -> Fraction:
         """The other known origin that is nearest to `direct_s`, with which the stream follows itself directly."""
-        known = self._origins()
+        known = self.origins()
         at = bisect(known, direct_s - self._first_origin_s)
-        near = {self._first_origin_s + origin_s for origin_s in known[max(at - 1, 0) : at + 1]} - {self._origin_s}
+        near = {self._first_origin_s + origin_s for origin_s in known[max(at - 1, 0) : at + 1]} - {self.origin_s}
         nearest_s = min(near, key=lambda origin_s: abs(origin_s - direct_s), default=direct_s)
         return nearest_s if abs(nearest_s - direct_s) < LONGEST_S else direct_s
 
@@ -134,24 +136,21 @@ class Clock:
             return False
         if time_s <= self._latest_s - BACK_S:
             return True
-        step_s = time_s - self._next_s
-        if self._stated_end_s is None:
-            return step_s >= (FORWARD_S if self._may_reset else LONGEST_S)
-        return step_s >= FORWARD_S and (self._may_reset or stamp_s > self._stated_end_s)
+        step_s = time_s - self.next_s
+        if self.stated_end_s is None:
+            return step_s >= (FORWARD_S if self.may_reset else LONGEST_S)
+        return step_s >= FORWARD_S and (self.may_reset or stamp_s > self.stated_end_s)
 
 
-def clock_of(
-    container: InputContainer,
-    start_s: Fraction = Fraction(0),
-    *,
-    origin_s: Fraction | None = None,
-    jitter_s: Fraction = Fraction(0),
-    origins: Callable[[], Sequence[Fraction]] = tuple,
-) -> Clock:
-    """A clock for one stream of an open file, with what the file states; arguments as `Clock`."""
-    resets = bool(container.format.flags & _RESETS)
-    end_s = stated_end_s(container)
-    return Clock(start_s, origin_s=origin_s, jitter_s=jitter_s, resets=resets, end_s=end_s, origins=origins)
+def clock_of(container: InputContainer) -> Clock:
+    """A clock for one stream of an open file, with what the file states; without joints."""
+    return Clock(may_reset=bool(container.format.flags & _RESETS), stated_end_s=stated_end_s(container))
+
+
+def joint_clock(path: Path, stream: Stream, start_s: Fraction = Fraction(0)) -> Clock:
+    """A clock for one stream of an open file that follows the joints of recordings; its first stamp is at `start_s`."""
+    container = cast(InputContainer, stream.container)
+    return replace(clock_of(container), next_s=start_s, origins=partial(_origins_of, path, stream.index))
 
 
 def stated_end_s(container: InputContainer) -> Fraction | None:
@@ -159,6 +158,65 @@ def stated_end_s(container: InputContainer) -> Fraction | None:
     if not container.duration:
         return None
     return Fraction((container.start_time or 0) + container.duration, av.time_base)
+
+
+_Spans = dict[int, tuple[Fraction, Fraction]]
+"""What streams, by their index, have of one recording: the stamps at its start and end."""
+
+
+def _origins_of(path: Path, stream: int) -> list[Fraction]:
+    """The stamps at time 0 for each recording in which the stream of this index occurs, minus the first one, sorted.
+
+    A recording begins when the one before it has ended in all its streams. Sound continues directly where that shortens
+    the pictures by less than `JITTER_S`. Reads all packets of the file.
+    """
+    with reading(path):
+        status = path.stat()
+    sound, recordings = _scanned(path, status.st_mtime_ns, status.st_size)
+    origins, ends, origin_s = [], dict[int, Fraction](), Fraction(0)
+    for spans in recordings:
+        direct = {index: start_s - ends[index] for index, (start_s, _) in spans.items() if index in ends}
+        origin_s = min(direct.values(), default=origin_s)
+        if sound in direct and direct[sound] - origin_s < JITTER_S:
+            origin_s = direct[sound]
+        ends |= {index: end_s - origin_s for index, (_, end_s) in spans.items()}
+        if stream in spans:
+            origins.append(origin_s)
+    return sorted(origin_s - origins[0] for origin_s in origins)
+
+
+# Kept, as several readers of a file need them, and a scan takes seconds; time and size tell a changed file.
+@lru_cache(maxsize=2)
+def _scanned(path: Path, _mtime_ns: int, _size_bytes: int) -> tuple[int | None, list[_Spans]]:
+    """Index of the sound that is read, and the recordings."""
+    with open_input(path) as container:
+        sound = container.streams.audio[0].index if container.streams.audio else None
+        return sound, _recordings(container)
+
+
+def _recordings(container: InputContainer) -> list[_Spans]:
+    """Each recording's spans. At a joint, packets of two recordings may be mixed; those of one stream are in order."""
+    streams = [*container.streams.video, *container.streams.audio]
+    periods_s = {stream.index: period_s(stream) for stream in container.streams.video}
+    clocks = {stream.index: clock_of(container) for stream in streams}
+    recordings: list[_Spans] = [{}]
+    current: dict[int, _Spans] = {}
+    with suppress(av.error.FFmpegError):  # who decodes the stream reports where it breaks off
+        for packet in container.demux(streams):
+            if packet.dts is None:
+                continue
+            index, resets = packet.stream.index, clocks[packet.stream.index].resets
+            stamp_s = (packet.dts if packet.pts is None else packet.pts) * packet.time_base
+            duration_s = (packet.duration or 0) * packet.time_base or periods_s.get(index, Fraction(0))
+            clocks[index].advance(packet.dts * packet.time_base, duration_s)
+            if index not in current or clocks[index].resets > resets:
+                latest = recordings[-1]
+                if index in latest or all(abs(stamp_s - end_s) >= BACK_S for _, end_s in latest.values()):
+                    recordings.append({})
+                current[index] = recordings[-1]
+            start_s, end_s = current[index].get(index, (stamp_s, stamp_s))
+            current[index][index] = min(start_s, stamp_s), max(end_s, stamp_s + duration_s)
+    return recordings
 
 
 def frames_per_s(stream: VideoStream) -> Fraction | None:
@@ -189,21 +247,6 @@ def time_base_of(stream: VideoStream) -> Fraction | None:
     return Fraction(1, common) if common <= _FINEST_PER_S else unit_s
 
 
-def on_grid(pictures: Iterable[Timed[T]], stream: VideoStream) -> Iterator[Timed[T]]:
-    """Moves times that a container's coarse stamps have rounded to the nearest multiple of the exact period."""
-    unit_s, period = stream.time_base, period_s(stream)
-    if unit_s is None or (period / unit_s).denominator == 1 or period < 2 * unit_s:
-        yield from pictures
-        return
-    last_s = Fraction(-1)
-    for picture in pictures:
-        exact_s = nearest(picture.time_s, 1 / period) * period
-        time_s = exact_s if last_s < exact_s and abs(exact_s - picture.time_s) < unit_s else picture.time_s
-        rounded = abs(picture.duration_s - period) < unit_s
-        yield Timed(time_s, period if rounded else picture.duration_s, picture.item)
-        last_s = time_s
-
-
 def on_clock(
     pictures: Iterable[tuple[Fraction | None, Fraction | None, T]], clock: Clock, period_s: Fraction
 ) -> Iterator[Timed[T]]:
@@ -222,38 +265,16 @@ def on_clock(
             yield Timed(time_s, duration_s, item)
 
 
-def at_constant_rate(pictures: Iterable[Timed[T]], fps: Fraction | int) -> Iterator[T]:
-    """Repeats or drops pictures to get `fps` per second from time 0, at least one if there is any.
-
-    Holds two pictures at a time. Repeated pictures are the same object. The first picture is shown before its time,
-    too.
-    """
-    index = 0
-    current: Timed[T] | None = None
-    for following in pictures:
-        while current is not None and index < nearest(following.time_s, fps):
-            yield current.item
-            index += 1
-        current = following
-    if current is None:
+def on_grid(pictures: Iterable[Timed[T]], stream: VideoStream) -> Iterator[Timed[T]]:
+    """Moves times that a container's coarse stamps have rounded to the nearest multiple of the exact period."""
+    unit_s, period = stream.time_base, period_s(stream)
+    if unit_s is None or (period / unit_s).denominator == 1 or period < 2 * unit_s:
+        yield from pictures
         return
-    while index < max(1, nearest(current.end_s, fps)):
-        yield current.item
-        index += 1
-
-
-def nearest(time_s: Fraction, per_s: Fraction | int) -> int:
-    """The picture or sample whose time is nearest, the later of two equally near."""
-    # In integers: ten times as fast, for some hundred thousand packets.
-    above, below = time_s.numerator * per_s.numerator, time_s.denominator * per_s.denominator
-    return (2 * above + below) // (2 * below)
-
-
-def frames_in(duration_s: Fraction | None, fps: Fraction | int) -> int | None:
-    """Number of pictures from `at_constant_rate` for a video of `duration_s`; None if that is unknown."""
-    return None if duration_s is None else max(1, nearest(duration_s, fps))
-
-
-def is_held(missing_s: Fraction) -> bool:
-    """Whether a video that ends `missing_s` early holds its last picture."""
-    return missing_s < HELD_S
+    last_s = Fraction(-1)
+    for picture in pictures:
+        exact_s = nearest(picture.time_s, 1 / period) * period
+        time_s = exact_s if last_s < exact_s and abs(exact_s - picture.time_s) < unit_s else picture.time_s
+        rounded = abs(picture.duration_s - period) < unit_s
+        yield Timed(time_s, period if rounded else picture.duration_s, picture.item)
+        last_s = time_s

@@ -17,13 +17,12 @@ from av.video.stream import VideoStream
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.errors import InputError, NoFaceError, OutputError
 from latentsync_trt.media.codecs import VideoEncoder, add_video, aspect_notice, choose_encoder
-from latentsync_trt.media.files import reason_of, writing
-from latentsync_trt.media.mark import mark as add_mark
+from latentsync_trt.media.files import writing
 from latentsync_trt.media.muxing import Contents, assemble
 from latentsync_trt.media.other_streams import Source, losses
 from latentsync_trt.media.parts import Finished, PartWriter, Work, part_of
 from latentsync_trt.media.pictures import PictureMaker, picture_info
-from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, why_encoded
+from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, choose_sound
 from latentsync_trt.media.timing import nearest
 from latentsync_trt.paths import exists
 from latentsync_trt.temporary import KEPT_NAME, temporary_folder, work_folder
@@ -45,10 +44,8 @@ def check_output_path(output: Path, *inputs: Path) -> None:
     suffix = output.suffix.lower()
     if suffix not in SUFFIXES:
         raise InputError(f"{output}: cannot write {suffix or 'a file without extension'}; use {', '.join(SUFFIXES)}")
-    try:
+    with writing(output):  # the system may refuse the name, for example as too long
         problem = _problem_of_place(output)
-    except OSError as error:  # the system refuses the name, for example as too long
-        raise OutputError(f"{output}: cannot be written: {reason_of(error)}", usage=True) from error
     if problem:
         raise OutputError(problem, usage=True)
     for source in inputs:
@@ -59,14 +56,12 @@ def check_output_path(output: Path, *inputs: Path) -> None:
 def _problem_of_place(output: Path) -> str | None:
     """Why no file can be written to `output`, and what to do; raises `OSError`."""
     folder = output.parent
-    if output.is_dir():
-        return f"{output}: is a folder; name a file in it"
     if not folder.is_dir():
         return f"{folder}: no such folder; create it first"
     if not os.access(folder, os.W_OK):
         return f"{folder}: not writable; choose another folder or change its permissions"
     if output.exists() and not output.is_file():
-        return f"{output}: is not a file but a device or a pipe; choose another name"
+        return f"{output}: is a folder, a device or a pipe; name a file"
     if output.exists() and not os.access(output, os.W_OK):
         return f"{output}: is write-protected; choose another name, or change its permissions"
     return None
@@ -109,20 +104,21 @@ class VideoWriter:
     ) -> None:
         suffix = output.suffix.lower()
         source = None if others is None else Source(others, (info.start_s or Fraction(0)) - others_delay_s)
-        problem = None if sound is None else why_encoded(sound, suffix)
+        chosen = None if sound is None else choose_sound(sound, suffix)
         self._output, self._work, self._sign = output, work, sign
-        self._contents = Contents(encoder, info, sound, source, mark)
+        self._contents = Contents(encoder, info, chosen, source, mark)
         self._maker = PictureMaker(info, encoder)
-        self._finished = Finished({}, _time_base(info))
+        self.small_rgb = self._maker.small_rgb
+        self._finished = Finished({}, _stamps_per_s(info))
         self.notices = (
             *encoder.notices,
             *aspect_notice(encoder, info, suffix),
-            *((problem,) if problem else ()),
+            *(chosen.notices if chosen else ()),
             *(losses(source, suffix) if source else ()),
         )
         """What the output cannot preserve, and what is done with an interrupted run."""
         if work is not None:
-            self._finished, notices = work.begin(output, self._finished.time_base)
+            self._finished, notices = work.begin(output, self._finished.per_s)
             self.notices += notices
         self.frames_done = self._finished.frames
         """Frames that an interrupted run has finished: `write` ignores those of a lower index."""
@@ -161,10 +157,6 @@ class VideoWriter:
             self._part.write(picture, stamp)
         self._number, self._last, self.end_s = number, stamp, frame.time_s + frame.duration_s
 
-    def small_rgb(self, frame: Frame, patches: Iterable[Patch] = ()) -> UInt8Array:
-        """See `PictureMaker.small_rgb`."""
-        return self._maker.small_rgb(frame, patches)
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -189,7 +181,7 @@ class VideoWriter:
         return add_video(container, self._contents.encoder, aspect, rate, time_base)
 
     def _stamp(self, time_s: Fraction) -> int:
-        return nearest(time_s, 1 / self._finished.time_base)
+        return nearest(time_s, self._finished.per_s)
 
     def _close_part(self, end: int) -> None:
         if self._part is not None:
@@ -209,18 +201,16 @@ class VideoWriter:
                 self._record()
             whole = self._folder / f"whole{self._output.suffix}"  # short, as Windows limits paths to 259 characters
             self.notices += assemble(whole, self._folder, self._finished, self._contents)
-            if self._contents.mark:
-                add_mark(whole)
             if self._sign is not None:
                 self.notices += self._sign(whole)
             whole.replace(self._output)
             (self._folder / KEPT_NAME).unlink(missing_ok=True)
 
 
-def _time_base(info: VideoInfo) -> Fraction:
-    """The source's, made finer where pictures that are held at the model's rate would be rounded visibly."""
-    denominator = MODEL_FPS if info.time_base is None else info.time_base.denominator
-    return Fraction(1, denominator if denominator >= _FINE_PER_S else lcm(denominator, MODEL_FPS))
+def _stamps_per_s(info: VideoInfo) -> int:
+    """Those of the source, made finer where pictures that are held at the model's rate would be rounded visibly."""
+    per_s = MODEL_FPS if info.time_base is None else info.time_base.denominator
+    return per_s if per_s >= _FINE_PER_S else lcm(per_s, MODEL_FPS)
 
 
 def write_pictures(
