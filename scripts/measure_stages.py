@@ -25,7 +25,7 @@ from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.paste import Paster
 from latentsync_trt.media.codecs import choose_encoder, default_suffix
-from latentsync_trt.media.lazy_rgb import LazyRgb
+from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.media.writer import VideoWriter
 from latentsync_trt.sync.compose import Composer

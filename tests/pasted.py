@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from latentsync_trt.media.color import RGB_IDENTITY
-from latentsync_trt.media.patching import apply_patch, planes_of
+from latentsync_trt.media.color import RGB_IDENTITY, apply_patch, planes_of
 from latentsync_trt.types import BoolArray, ColorTags, Patch, UInt8Array
 
 

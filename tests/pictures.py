@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from latentsync_trt.media.color import coding_of
-from latentsync_trt.media.patching import pixels_per_sample
+from latentsync_trt.media.color import coding_of, pixels_per_sample
 from latentsync_trt.types import ColorTags, Float64Array, HdrMetadata, Patch, SampleArray, YuvPlanes
 
 LARGEST_SIDE_PX = 13

@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from latentsync_trt import SyncOptions
 from latentsync_trt.errors import InputError, MissingDependency, OutputError
 from latentsync_trt.media.c2pa import Credentials, read_credentials, sign
-from latentsync_trt.media.mark import mark
+from latentsync_trt.media.muxing import mark
 from latentsync_trt.sync.inputs import check_inputs
 from latentsync_trt.version import __version__
 from tests.certificates import Files, p256, write_pair

@@ -11,8 +11,9 @@ import pytest
 
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
+from latentsync_trt.media.playback import at_constant_rate
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.timing import Clock, at_constant_rate, on_clock
+from latentsync_trt.media.timing import Clock, on_clock
 from tests.clips import numbered, read_audio, write_sound, write_video
 from tests.damaged import WAYS, read_all, summary
 from tests.seeds import FORMATS, Format, write_seed
@@ -69,13 +70,13 @@ def test_sound_in_an_unknown_codec_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("end_s", "pictures"), [(1, 25), (Fraction(1, 100), 1), (None, 3600 * 25)])
 def test_a_picture_that_claims_to_last_for_a_day_ends_with_the_file(end_s: Fraction | None, pictures: int) -> None:
-    clock = Clock(end_s=None if end_s is None else Fraction(end_s))
+    clock = Clock(stated_end_s=None if end_s is None else Fraction(end_s))
     day = on_clock([(Fraction(0), Fraction(86_400), "picture")], clock, Fraction(1, 25))
     assert len(list(at_constant_rate(day, 25))) == pictures
 
 
 def test_a_picture_that_lasts_a_little_longer_than_the_file_states_is_shown_so_long() -> None:
-    shown = on_clock([(Fraction(0), Fraction(3), "picture")], Clock(end_s=Fraction(1)), Fraction(1, 25))
+    shown = on_clock([(Fraction(0), Fraction(3), "picture")], Clock(stated_end_s=Fraction(1)), Fraction(1, 25))
     assert len(list(at_constant_rate(shown, 25))) == 75
 
 

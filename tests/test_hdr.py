@@ -14,11 +14,10 @@ from av.sidedata.sidedata import Type
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.codecs import choose_encoder
+from latentsync_trt.media.color import apply_patch
 from latentsync_trt.media.demo_clip import camera_frames
-from latentsync_trt.media.hdr import HLG, PQ, HdrCurve, hdr_of
-from latentsync_trt.media.hdr_metadata import metadata_of
-from latentsync_trt.media.lazy_rgb import LazyRgb
-from latentsync_trt.media.patching import apply_patch
+from latentsync_trt.media.hdr import HLG, PQ, HdrCurve, hdr_of, metadata_of
+from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import ColorTags, HdrMetadata, Patch, UInt8Array, VideoInfo, YuvPlanes
 from tests.clips import frame_at, open_writer, write_sound

@@ -11,9 +11,9 @@ from av.video.reformatter import VideoReformatter
 
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.color import coding_of
-from latentsync_trt.media.conversion import EXACT_REPEATING, frame_of, packed_view, to_rgb
+from latentsync_trt.media.conversion import EXACT_REPEATING, converted, frame_of, packed_view
 from latentsync_trt.media.hdr import hdr_of
-from latentsync_trt.media.lazy_rgb import TILE_PX, LazyRgb
+from latentsync_trt.media.pictures import TILE_PX, LazyRgb
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import ColorTags, Face, Frame, UInt8Array, YuvPlanes
@@ -40,7 +40,7 @@ def converted_whole(given: YuvPlanes) -> UInt8Array:
     height, width = given.y.shape
     coding, hdr = coding_of(given.color, width, height), hdr_of(given.color.transfer)
     even = frame_of(given, width + width % 2, height + height % 2)
-    frame = to_rgb(VideoReformatter(), even, coding, EXACT_REPEATING, "rgb48le" if hdr else "rgb24")
+    frame = converted(VideoReformatter(), even, "rgb48le" if hdr else "rgb24", coding, None, EXACT_REPEATING)
     rgb = packed_view(frame)[:height, :width].copy()
     return hdr.sdr(rgb) if hdr else rgb
 

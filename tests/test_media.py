@@ -13,10 +13,10 @@ import pytest
 from latentsync_trt.errors import MediaError, OutputError
 from latentsync_trt.media.audio import audio_duration_s
 from latentsync_trt.media.codecs import missing_codecs
-from latentsync_trt.media.patching import planes_of
+from latentsync_trt.media.color import planes_of
 from latentsync_trt.media.pictures import picture_info
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, why_encoded
+from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, choose_sound
 from latentsync_trt.types import ColorTags, YuvPlanes
 from tests.clips import (
     HEVC,
@@ -167,8 +167,8 @@ def test_the_notice_about_encoded_sound_names_the_containers_that_keep_it(
     sound = write_sound(tmp_path / "a.mkv", 0.2, codec=codec)
     problem = f".mp4 does not support its codec ({codec}); an output in {others} keeps it"
     plan = SoundPlan((SoundPiece(sound),))
-    assert why_encoded(plan, ".mp4") == f"the sound is encoded as AAC: {problem}"
-    assert [why_encoded(plan, other) for other in others.split(" or ")] == [None] * len(others.split(" or "))
+    assert choose_sound(plan, ".mp4").notices == (f"the sound is encoded as AAC: {problem}",)
+    assert [choose_sound(plan, other).codec for other in others.split(" or ")] == [None] * len(others.split(" or "))
 
 
 def test_16_khz_mono_speech_is_not_filtered(tmp_path: Path) -> None:

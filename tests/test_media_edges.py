@@ -13,7 +13,7 @@ import pytest
 
 from latentsync_trt.errors import MediaError
 from latentsync_trt.media import demo_clip
-from latentsync_trt.media.lazy_rgb import LazyRgb
+from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import ColorTags, UInt8Array
 from tests.clips import HEVC, numbered, open_writer, read_audio, write_sound, write_video

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from latentsync_trt.media.lazy_rgb import LazyRgb
-from latentsync_trt.media.patching import apply_patch, pixels_per_sample
+from latentsync_trt.media.color import apply_patch, pixels_per_sample
+from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.media.reader import probe, read_frames
 from latentsync_trt.types import BoolArray, ColorTags, Patch, YuvPlanes
 from tests.clips import frame_at, open_writer

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt.config import Extend
-from latentsync_trt.media import passes
-from latentsync_trt.media.playback import LONGEST_PERIOD_S, Playback, played
+from latentsync_trt.media import playback
+from latentsync_trt.media.playback import HELD_S, LONGEST_PERIOD_S, Playback, played
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.timing import HELD_S, Timed
+from latentsync_trt.media.timing import Timed
 from latentsync_trt.types import Frame
 from tests.clips import number_of, numbered, write_video
 
@@ -176,8 +176,8 @@ def test_sound_that_is_hardly_longer_adds_no_frame(tmp_path: Path, extra_ms: int
 def test_any_file_is_played_backwards(
     tmp_path: Path, name: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passes, "_LEAST_CHUNK", 1)
-    monkeypatch.setattr(passes, "_CHUNK_BYTES", 9 * 96 * 64 * 3 // 2)
+    monkeypatch.setattr(playback, "_LEAST_CHUNK", 1)
+    monkeypatch.setattr(playback, "_CHUNK_BYTES", 9 * 96 * 64 * 3 // 2)
     clip = write_video(tmp_path / name, numbered(60), 30, options={"preset": "veryfast", "crf": "8", **options})
     assert probe(clip).frames_per_s == 30
     frames = read(clip, Fraction(125, 30), "pingpong")
@@ -201,15 +201,15 @@ def test_few_pictures_are_held_to_play_backwards(
 ) -> None:
     """A chunk has as many pictures as fit, however large, and no more are decoded than from the keyframe before it."""
     decoded: list[int] = []
-    found = passes._found
+    found = playback._found
 
     def counted(*args: object) -> object:
         pictures = found(*args)  # type: ignore[arg-type]
         decoded.append(len(pictures))
         return pictures
 
-    monkeypatch.setattr(passes, "_CHUNK_BYTES", chunk_bytes)
-    monkeypatch.setattr(passes, "_found", counted)
+    monkeypatch.setattr(playback, "_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(playback, "_found", counted)
     clip = write_video(tmp_path / "clip.mp4", numbered(100), options={"g": "10", "bf": "0", "preset": "ultrafast"})
     read(clip, 8, "pingpong")
     assert sum(decoded) == 99

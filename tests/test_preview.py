@@ -14,7 +14,7 @@ from latentsync_trt.batch.tasks import Task, WorkerSettings
 from latentsync_trt.batch.worker import Worker
 from latentsync_trt.media.demo_clip import camera_frames
 from latentsync_trt.media.hdr import HLG, PQ
-from latentsync_trt.media.lazy_rgb import LazyRgb
+from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.types import ColorTags, Patch, Progress, UInt8Array, VideoInfo, YuvPlanes
 from tests.clips import decoded, frame_at, open_writer, write_clip
 from tests.small import small_bundle

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from latentsync_trt import LipSync, SyncOptions
 from latentsync_trt.audio.windows import frame_count
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.media import joints
+from latentsync_trt.media import timing
 from latentsync_trt.media.audio import SPEECH_RATE_HZ, audio_duration_s, read_audio_blocks, sound_blocks
-from latentsync_trt.media.delays import Delays, delays_of
 from latentsync_trt.media.demo_clip import camera_frames
-from latentsync_trt.media.playback import Playback
-from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.timing import JITTER_S, Clock, Timed, frames_in, nearest
+from latentsync_trt.media.playback import Playback, frames_in
+from latentsync_trt.media.reader import Delays, delays_of, probe, read_frames
+from latentsync_trt.media.timing import JITTER_S, Clock, Timed, nearest
 from latentsync_trt.types import Float32Array, UInt8Array
 from tests.clips import click_times, number_of, numbered, open_writer, read_audio, write_sound, write_video
 from tests.small import small_bundle
@@ -262,8 +261,8 @@ def test_joined_recordings_keep_the_offset_of_picture_and_sound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sounds_s: list[float], late_s: float, step_s: int
 ) -> None:
     """Each has 2 s of pictures; a flash and a click 1.52 s after its start. All readers share one scan of the file."""
-    scan = Mock(wraps=joints._recordings)
-    monkeypatch.setattr(joints, "_recordings", scan)
+    scan = Mock(wraps=timing._recordings)
+    monkeypatch.setattr(timing, "_recordings", scan)
     pictures = [np.full((64, 96, 3), 255 * (index == 38), np.uint8) for index in range(2 * MODEL_FPS)]
     clip, output, pieces = tmp_path / "joined.ts", tmp_path / "out.mkv", b""
     for index, sound_s in enumerate(sounds_s):

@@ -12,13 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt.errors import InputError, MediaError
-from latentsync_trt.media.mixing import FADE_S, Samples, Track, cut_out, lead_in, mixed
+from latentsync_trt.media.audio import Samples
 from latentsync_trt.media.soundtrack import (
+    FADE_S,
     SoundPiece,
     SoundPlan,
+    Track,
+    choose_sound,
+    cut_out,
+    lead_in,
+    mixed,
     open_soundtrack,
     spliced,
-    why_encoded,
 )
 from latentsync_trt.media.timing import nearest
 from latentsync_trt.sync.notices import notices_of_mix
@@ -35,7 +40,7 @@ STEP_16 = 2.0**-14
 def heard(folder: Path, plan: SoundPlan, until_s: float, suffix: str = ".mkv") -> tuple[Float32Array, int, str, str]:
     """Samples `(n, channels)` of an output that ends at `until_s`, and their rate, layout and codec."""
     output, end_s = folder / f"heard{suffix}", Fraction(0)
-    with av.open(str(output), "w") as container, open_soundtrack(plan, container) as sound:
+    with av.open(str(output), "w") as container, open_soundtrack(choose_sound(plan, suffix), container) as sound:
         while end_s < until_s:
             end_s += Fraction(1, 25)
             container.mux(list(sound.packets(end_s)))
@@ -46,6 +51,11 @@ def heard(folder: Path, plan: SoundPlan, until_s: float, suffix: str = ".mkv") -
         frames = [piece for frame in opened.decode(audio=0) for piece in resampler.resample(frame)]
         samples = np.concatenate([frame.to_ndarray().reshape(-1, context.channels) for frame in frames])
         return samples, context.sample_rate, context.layout.name, context.codec.canonical_name
+
+
+def told(plan: SoundPlan, suffix: str) -> str:
+    """Why the sound is encoded."""
+    return "".join(choose_sound(plan, suffix).notices)
 
 
 def tone(duration_s: float, hz: float = 300, level: float = 0.3) -> Float32Array:
@@ -119,7 +129,7 @@ def test_speech_replaces_the_sound_of_its_part_only(tmp_path: Path) -> None:
     assert near.max() <= ramp
     steepest = np.abs(np.diff(tone(1, 500))).max()
     assert np.abs(np.diff(samples)).max() < 1.6 * steepest  # without ramps it is ten times that
-    assert why_encoded(SoundPlan(pieces), ".mp4") == "the sound is encoded as AAC: it is put together from 3 pieces"
+    assert told(SoundPlan(pieces), ".mp4") == "the sound is encoded as AAC: it is put together from 3 pieces"
 
 
 def test_a_part_before_and_after_which_there_is_nothing() -> None:
@@ -150,17 +160,17 @@ def test_voices_that_exceed_full_scale_together_are_softer_not_clipped(tmp_path:
     plan = lossless(SoundPiece(source), SoundPiece(source))
     samples = heard(tmp_path, plan, 1)[0][:, 0]
     assert np.allclose(samples, tone(1, 300, 1.0), rtol=0, atol=1e-4)
-    notice = why_encoded(plan, ".mkv") or ""
+    notice = told(plan, ".mkv")
     assert "4.1 dB softer" in notice  # 1.6 to 1
-    assert "softer" not in (why_encoded(lossless(SoundPiece(source), SoundPiece(source, Fraction(1))), ".mkv") or "")
+    assert "softer" not in told(lossless(SoundPiece(source), SoundPiece(source, Fraction(1))), ".mkv")
 
 
 def test_a_changed_recording_is_examined_again(tmp_path: Path) -> None:
     source = write_samples(tmp_path / "a.wav", tone(1, 300, 0.8), RATE_HZ)
     plan = SoundPlan((SoundPiece(source), SoundPiece(source)))
-    assert "softer" in (why_encoded(plan, ".mkv") or "")
+    assert "softer" in told(plan, ".mkv")
     write_samples(source, tone(0.9, 300, 0.2), RATE_HZ)
-    assert "softer" not in (why_encoded(plan, ".mkv") or "")
+    assert "softer" not in told(plan, ".mkv")
 
 
 @pytest.mark.parametrize(
@@ -206,10 +216,10 @@ def test_surround_sound_stays_surround_sound(tmp_path: Path, suffix: str, layout
 
 def test_one_whole_recording_is_copied_a_part_is_encoded(tmp_path: Path) -> None:
     piece = SoundPiece(write_sound(tmp_path / "a.m4a", 1, codec="aac", rate_hz=RATE_HZ))
-    assert why_encoded(SoundPlan((piece,)), ".mp4") is None
-    assert why_encoded(SoundPlan((SoundPiece(piece.path, Fraction(1, 2)),)), ".mp4") is None
+    assert told(SoundPlan((piece,)), ".mp4") == ""
+    assert told(SoundPlan((SoundPiece(piece.path, Fraction(1, 2)),)), ".mp4") == ""
     for part in (SoundPiece(piece.path, Fraction(-1, 2)), SoundPiece(piece.path, to_s=Fraction(1, 2))):
-        assert why_encoded(SoundPlan((part,)), ".mp4") == "the sound is encoded as AAC: a part of it is cut off"
+        assert told(SoundPlan((part,)), ".mp4") == "the sound is encoded as AAC: a part of it is cut off"
 
 
 def test_a_long_plan_takes_little_memory_and_opens_what_is_heard(tmp_path: Path) -> None:
@@ -280,17 +290,17 @@ def test_bad_sound_is_one_line(tmp_path: Path) -> None:
     good = SoundPiece(write_sound(tmp_path / "a.wav", 1))
     for plan in (SoundPlan((silent,)), SoundPlan((good, silent)), SoundPlan((silent, good))):
         with pytest.raises(MediaError, match=r"silent\.mp4: has no audio stream$"):
-            why_encoded(plan, ".mp4")
+            told(plan, ".mp4")
     with pytest.raises(MediaError, match=r"a\.wav: its audio is shorter than 1/16000 s"):
         read_audio(write_samples(tmp_path / "a.wav", np.ones(1, np.float32), RATE_HZ))
     with pytest.raises(MediaError, match="no such file"):
-        why_encoded(SoundPlan((SoundPiece(tmp_path / "missing.wav"),)), ".mp4")
+        told(SoundPlan((SoundPiece(tmp_path / "missing.wav"),)), ".mp4")
     broken = write_sound(tmp_path / "nan.wav", 1, codec="pcm_f32le")
     content = bytearray(broken.read_bytes())
     content[-4:] = np.float32(np.nan).tobytes()
     broken.write_bytes(content)
     with pytest.raises(InputError, match=r"nan\.wav: has samples that are NaN or infinite, the first after 1\.000 s"):
-        why_encoded(SoundPlan((SoundPiece(broken),)), ".mp4")
+        told(SoundPlan((SoundPiece(broken),)), ".mp4")
 
 
 def test_a_voice_shorter_than_a_frame_is_heard(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from latentsync_trt import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.sync.speakers import Span, Voices, heard, span_of, voices_of
+from latentsync_trt.sync.speakers import Span, Voices, soundtrack_plan, span_of, voices_of
 from latentsync_trt.sync.turns_file import MARGIN_S, read_turns
 from latentsync_trt.values import Speaker
 
@@ -166,16 +166,16 @@ def test_turns_of_another_recording_are_refused(tmp_path: Path) -> None:
 
 def test_outside_the_part_the_clip_is_heard() -> None:
     own, speech = SoundPiece(Path("clip.mp4")), SoundPiece(Path("a.wav"), Fraction(3))
-    plan = heard(Voices((speech,)), None, own, Span(Fraction(3), Fraction(5)))
+    plan = soundtrack_plan(Voices((speech,)), None, own, Span(Fraction(3), Fraction(5)))
     assert plan is not None
     assert {(piece.path.name, piece.at_s, piece.end_s) for piece in plan.pieces} == {
         ("clip.mp4", 0, 3),
         ("a.wav", 3, 5),
         ("clip.mp4", 5, None),
     }
-    mixed = heard(Voices((speech,)), SoundPiece(Path("mix.wav")), None, Span())
+    mixed = soundtrack_plan(Voices((speech,)), SoundPiece(Path("mix.wav")), None, Span())
     assert mixed is not None
     assert [piece.path.name for piece in mixed.pieces] == ["mix.wav"]
-    whole = heard(Voices((own,)), None, own, Span(Fraction(3), Fraction(5)))
+    whole = soundtrack_plan(Voices((own,)), None, own, Span(Fraction(3), Fraction(5)))
     assert whole is not None
     assert whole.pieces == (own,)

@@ -24,7 +24,7 @@ from latentsync_trt.cli import main
 from latentsync_trt.config import Fps
 from latentsync_trt.errors import InputError, MediaError, NoFaceError
 from latentsync_trt.face.align import crop
-from latentsync_trt.media.lazy_rgb import LazyRgb
+from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.temporary import LOCK_NAME, PREFIX, leftovers, remove_leftovers
 from latentsync_trt.types import AlignedFace, Face, Progress, SyncReport, UInt8Array, YuvPlanes
 from tests.clips import STAGES, click_times, decoded, numbered, write_face, write_sound, write_video

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentsync_trt.config import MODEL_FPS
-from latentsync_trt.media.playback import Playback
+from latentsync_trt.media.playback import Playback, at_constant_rate, frames_in
 from latentsync_trt.media.reader import probe, read_frames
-from latentsync_trt.media.timing import BACK_S, Clock, at_constant_rate, frames_in, nearest, on_clock
+from latentsync_trt.media.timing import BACK_S, Clock, nearest, on_clock
 from tests.clips import number_of, numbered, write_video
 from tests.fps_filter import TICKS_PER_S, shown_of_file, shown_of_stamps
 
@@ -94,7 +94,7 @@ def test_missing_and_decreasing_times_are_repaired() -> None:
     ],
 )
 def test_a_step_of_the_clock_is_held_or_a_reset(resets: bool, end_s: int | None, jump_s: int, is_reset: bool) -> None:
-    clock = Clock(resets=resets, end_s=None if end_s is None else Fraction(end_s))
+    clock = Clock(may_reset=resets, stated_end_s=None if end_s is None else Fraction(end_s))
     before = [index * PERIOD_S for index in range(30)]
     after = [before[-1] + PERIOD_S + jump_s + index * PERIOD_S for index in range(3)]
     found = shown([*before, *after], clock)
@@ -112,7 +112,7 @@ def test_a_transport_stream_whose_clock_jumps_has_no_gap(tmp_path: Path) -> None
 
 @given(st.lists(st.tuples(stamps_s, st.none() | st.fractions(0, 3, max_denominator=100)), min_size=1, max_size=15))
 def test_any_stamps_give_every_picture_its_time(pictures: list[tuple[Fraction | None, Fraction | None]]) -> None:
-    clock = Clock(end_s=Fraction(30), resets=True)
+    clock = Clock(stated_end_s=Fraction(30), may_reset=True)
     timed = list(on_clock([(*picture, index) for index, picture in enumerate(pictures)], clock, PERIOD_S))
     assert all(one.time_s < following.time_s for one, following in pairwise(timed))
     assert timed[0].time_s == 0

@@ -88,7 +88,11 @@ def test_an_output_folder_that_becomes_the_target_is_an_error(tmp_path: Path) ->
         ("locked/out.mp4", "not writable"),
         ("protected.mp4", "is write-protected"),
         (f"{'a' * 300}.mp4", "cannot be written"),
-        pytest.param("pipe.mp4", "is not a file", marks=pytest.mark.skipif(sys.platform == "win32", reason="no pipes")),
+        pytest.param(
+            "pipe.mp4",
+            "is a folder, a device or a pipe",
+            marks=pytest.mark.skipif(sys.platform == "win32", reason="no pipes"),
+        ),
     ],
 )
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(

@@ -18,10 +18,9 @@ from latentsync_trt.face.detector import MediaPipeDetector
 from latentsync_trt.face.mask import mouth_mask
 from latentsync_trt.face.square import square
 from latentsync_trt.media.audio import audio_duration_s, read_audio_blocks
-from latentsync_trt.media.delays import delays_of
 from latentsync_trt.media.demo_clip import SIDE_PX, SPEECH, SpokenMouth, camera_frames, spoken_mouth
 from latentsync_trt.media.playback import Playback
-from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.sync.faces import FaceFinder

@@ -35,7 +35,7 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
     from latentsync_trt.cli.show import Notices, progress_bar, show_report
     from latentsync_trt.media.audio import audio_duration_s
     from latentsync_trt.media.demo_clip import SENTENCE, SPEECH, camera_frames
-    from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, why_encoded
+    from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, choose_sound
     from latentsync_trt.media.writer import write_pictures
     from latentsync_trt.sync.api import LipSync
     from latentsync_trt.sync.inputs import check_inputs
@@ -52,7 +52,8 @@ def command(out: Path, audio: Path | None, video: Path | None, bundle: str, pres
         click.echo(f"{source}: {what}")
         click.echo("speech: " + (f"“{SENTENCE}”" if audio is None else str(audio)))
     options = SyncOptions(preset=preset)
-    notices = Notices(known=() if audio else (why_encoded(SoundPlan((SoundPiece(SPEECH),)), Path(RESULT).suffix),))
+    known = () if audio else choose_sound(SoundPlan((SoundPiece(SPEECH),)), Path(RESULT).suffix).notices
+    notices = Notices(known=known)
     check_inputs(source, speech, out / RESULT, options)
     with progress_bar(hidden=quiet) as on_progress:
         with LipSync.from_bundle(folder, CPU.name, on_notice=None if quiet else notices) as lip_sync:
@@ -77,10 +78,9 @@ def look_at(
     from latentsync_trt.bench.moments import SHOWN_PX, choose_moments, face_grid, face_views, masked
     from latentsync_trt.bench.sync_measure import measure_clip
     from latentsync_trt.bundle.manifest import read_manifest
-    from latentsync_trt.media.delays import delays_of
     from latentsync_trt.media.demo_clip import SPEECH, spoken_mouth
     from latentsync_trt.media.playback import Playback
-    from latentsync_trt.media.reader import read_frames
+    from latentsync_trt.media.reader import delays_of, read_frames
     from latentsync_trt.sync.html import write_file
     from latentsync_trt.sync.lip_figure import sync_figure
     from latentsync_trt.sync.lips import score

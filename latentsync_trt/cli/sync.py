@@ -105,7 +105,7 @@ def _wait_for_build(lip_sync: "LipSync", *, silent: bool) -> None:
 
 def default_output(video: Path, suffix: str) -> Path:
     """`clip.mov` → `clip-synced.mp4`, `frames/%05d.png` → `frames-synced.mp4` beside it, for the suffix ".mp4"."""
-    from latentsync_trt.media.sequences import ImageSequence
+    from latentsync_trt.media.files import ImageSequence
 
     if ImageSequence.at(video) is not None:
         folder = video.parent if video.parent.name else video.parent.absolute()

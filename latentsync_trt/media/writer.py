@@ -44,8 +44,10 @@ def check_output_path(output: Path, *inputs: Path) -> None:
     suffix = output.suffix.lower()
     if suffix not in SUFFIXES:
         raise InputError(f"{output}: cannot write {suffix or 'a file without extension'}; use {', '.join(SUFFIXES)}")
-    with writing(output):  # the system may refuse the name, for example as too long
+    try:
         problem = _problem_of_place(output)
+    except OSError as error:  # the system refuses the name, for example as too long
+        problem = f"{output}: cannot be written: {error.strerror}"
     if problem:
         raise OutputError(problem, usage=True)
     for source in inputs:

@@ -17,11 +17,9 @@ from latentsync_trt.diffusion.plan import PlannedStep
 from latentsync_trt.diffusion.scheduler import Step
 from latentsync_trt.face.mask import latent_mask, mouth_mask
 from latentsync_trt.media.audio import read_audio_blocks
-from latentsync_trt.media.delays import delays_of
-from latentsync_trt.media.playback import Playback
-from latentsync_trt.media.reader import probe, read_frames
+from latentsync_trt.media.playback import Playback, frames_in
+from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.media.timing import frames_in
 from latentsync_trt.quantize.clips import Clip, ClipSummary, silent_share
 from latentsync_trt.quantize.work import load_arrays, save_arrays
 from latentsync_trt.runtime.networks.networks import Networks

@@ -21,7 +21,7 @@ from latentsync_trt.face.lookahead import LookAhead
 from latentsync_trt.face.square import face_of_stored, of_stored, square
 from latentsync_trt.face.track_file import Tracks
 from latentsync_trt.face.tracker import FaceTracker, Seen
-from latentsync_trt.media.lazy_rgb import LazyRgb
+from latentsync_trt.media.pictures import LazyRgb
 from latentsync_trt.sync.jobs import Job, Target
 from latentsync_trt.sync.threads import StageClock
 from latentsync_trt.types import FaceDetector, Frame, Interval, UInt8Array

@@ -11,11 +11,10 @@ from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.codecs import VideoEncoder, check_encoder
-from latentsync_trt.media.delays import Delays, are_one, delays_of
 from latentsync_trt.media.files import check_file, open_input
-from latentsync_trt.media.reader import probe
+from latentsync_trt.media.playback import HELD_S
+from latentsync_trt.media.reader import Delays, are_one, delays_of, probe
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.media.timing import HELD_S
 from latentsync_trt.media.writer import check_output_path
 from latentsync_trt.paths import local_path
 from latentsync_trt.sync.speakers import Voices, voices_of

@@ -6,8 +6,7 @@ from pathlib import Path
 from latentsync_trt.audio.vad import Speech
 from latentsync_trt.bundle.manifest import DEMO_NAME, Manifest
 from latentsync_trt.config import MODEL_FPS, MODEL_RESOLUTION_PX, Extend, SyncOptions
-from latentsync_trt.media.playback import LONGEST_PERIOD_S
-from latentsync_trt.media.timing import is_held
+from latentsync_trt.media.playback import LONGEST_PERIOD_S, is_held
 from latentsync_trt.types import VideoInfo
 
 _EXTENDED: dict[Extend, str] = {

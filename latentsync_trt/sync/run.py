@@ -31,7 +31,7 @@ from latentsync_trt.sync.page import write_page
 from latentsync_trt.sync.paint import Gathered, PaintDevice, Painter
 from latentsync_trt.sync.quality import Quality
 from latentsync_trt.sync.resume import made_of
-from latentsync_trt.sync.speakers import Span, heard
+from latentsync_trt.sync.speakers import Span, soundtrack_plan
 from latentsync_trt.sync.speech import OpenVoices
 from latentsync_trt.sync.threads import StageClock, in_background
 from latentsync_trt.sync.timeline import expected_frames, timeline_of
@@ -266,7 +266,7 @@ class Run:
 
     def _writer(self, span: Span, playback: Playback, helpers: Helpers) -> VideoWriter:
         inputs = self._inputs
-        sound = heard(inputs.voices, inputs.mix, inputs.own, span)
+        sound = soundtrack_plan(inputs.voices, inputs.mix, inputs.own, span)
         if sound is not None:
             sound = replace(sound, lossless=inputs.encoder.codec in LOSSLESS_WITH)
         credentials, name, info, fps = inputs.credentials, inputs.output.name, inputs.info, playback.fps

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from latentsync_trt.config import SyncOptions
 from latentsync_trt.errors import InputError
-from latentsync_trt.media.delays import are_one
+from latentsync_trt.media.reader import are_one
 from latentsync_trt.media.soundtrack import SoundPiece, SoundPlan, spliced
 from latentsync_trt.paths import local_path
 from latentsync_trt.sync.jobs import Job
@@ -144,7 +144,7 @@ def span_of(options: SyncOptions, voices: Voices, video: Path, speech_end_s: Fra
     return span
 
 
-def heard(voices: Voices, mix: SoundPiece | None, own: SoundPiece | None, span: Span) -> SoundPlan | None:
+def soundtrack_plan(voices: Voices, mix: SoundPiece | None, own: SoundPiece | None, span: Span) -> SoundPlan | None:
     """What is heard: the recordings, or `mix` instead, within `span`, around it the video's `own` sound."""
     speech = voices.recordings if mix is None else (mix,)
     if speech == (own,):

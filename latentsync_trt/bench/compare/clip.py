@@ -17,9 +17,8 @@ from latentsync_trt.bench.sync_measure import measure_clip
 from latentsync_trt.config import MODEL_FPS, Extend
 from latentsync_trt.errors import InputError
 from latentsync_trt.media.audio import read_audio_blocks
-from latentsync_trt.media.delays import delays_of
 from latentsync_trt.media.playback import Playback
-from latentsync_trt.media.reader import read_frames
+from latentsync_trt.media.reader import delays_of, read_frames
 from latentsync_trt.media.writer import write_pictures
 from latentsync_trt.quantize.clips import SILENCE_DBFS, silent_share
 from latentsync_trt.sync.html import write_file
