@@ -158,7 +158,7 @@ def test_auto_takes_nvenc_if_it_opens(problem: str | None, ffmpeg: str, monkeypa
 
 def test_naming_an_encoder_that_does_not_open_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codecs, "_trial", lambda *_: "no GPU")
-    with pytest.raises(InputError, match="h264_nvenc does not open .*no GPU; use --encoder x264"):
+    with pytest.raises(InputError, match=r"h264_nvenc does not open .*no GPU; use --encoder x264"):
         check_encoder(SyncOptions(encoder="nvenc"), SDR, Path("out.mp4"))
 
 
