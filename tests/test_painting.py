@@ -71,7 +71,7 @@ def inpainter(denoiser: AddsAudio, windows_per_batch: int = 1) -> Inpainter:
         guidance=1.5,
         schedule=solver_schedule("ddim", 1),
         plan=(PlannedStep(full=True, guided=True),),
-        windows_per_batch=windows_per_batch,
+        windows_per_batch=lambda: windows_per_batch,
     )
 
 

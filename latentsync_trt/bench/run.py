@@ -241,7 +241,7 @@ def _loops(setting: Setting, clip: Clip) -> Iterator[Row]:
 def _loop(setting: Setting, networks: Networks, windows: Sequence[Any], options: SyncOptions) -> tuple[Row, UInt8Array]:
     """A row without preset and quality, and the generated part of the first window."""
     inpainter = make_inpainter(
-        setting.bundle.manifest, options, networks.codec, networks.denoiser, windows_per_batch=len(windows)
+        setting.bundle.manifest, options, networks.codec, networks.denoiser, windows_per_batch=lambda: len(windows)
     )
     paint = partial(inpainter.paint, windows)
     with setting.memory() as peak:

@@ -1,6 +1,6 @@
 """Paints the mouths of windows of aligned faces: encode, denoise, decode."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,7 @@ class Inpainter:
     """Paints the mouths of aligned faces to match their speech; `make_inpainter` assembles one.
 
     `mask (H, W)` float32, 1 = kept; `latent_mask (h, w)` float32; `noise (1, 4, 1, h, w)` float32, the same for every
-    window of a run; `schedule` and `plan` have an entry for every step; `windows_per_batch` are denoised together.
+    window of a run; `schedule` and `plan` have an entry for every step; `windows_per_batch()` are denoised together.
     """
 
     codec: ImageCodec
@@ -38,7 +38,7 @@ class Inpainter:
     guidance: float
     schedule: tuple[Step, ...]
     plan: tuple[PlannedStep, ...]
-    windows_per_batch: int = 1
+    windows_per_batch: Callable[[], int] = lambda: 1
 
     def paint(self, windows: Sequence[tuple[UInt8Array, Float32Array]]) -> list[Sequence[UInt16Array]]:
         """Generated faces of each window: F pictures as `ImageCodec.decode_faces` returns them.
@@ -58,8 +58,9 @@ class Inpainter:
     def denoise(self, known: Sequence[Float32Array], audio: Sequence[Float32Array]) -> list[Float32Array]:
         """The latents of each window, float32 `(4, F, h, w)`."""
         latents: list[Float32Array] = []
-        for start in range(0, len(known), self.windows_per_batch):
-            together = slice(start, start + self.windows_per_batch)
+        size = self.windows_per_batch()
+        for start in range(0, len(known), size):
+            together = slice(start, start + size)
             latents += self._denoise(np.stack(known[together]), np.stack(audio[together]))
         return latents
 
@@ -82,7 +83,7 @@ def make_inpainter(
     denoiser: Denoiser,
     *,
     noise: Float32Array | None = None,
-    windows_per_batch: int = 1,
+    windows_per_batch: Callable[[], int] = lambda: 1,
 ) -> Inpainter:
     """The inpainter of a bundle; `noise`, float32 `(1, 4, 1, h, w)`, replaces that of the seed."""
     side_px = resolution_of(manifest, options)

@@ -7,7 +7,7 @@ run side by side, a window is encoded and another one decoded while the one betw
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -49,12 +49,24 @@ class Gathered:
     windows: Sequence[Window[Sight]] = ()
 
 
+class Run(Protocol):
+    """Runs all that a device does for a batch."""
+
+    def __call__(self, action: Callable[[], T], /) -> T:
+        """The result of `action`."""
+        ...
+
+
 class RunStage(Protocol):
-    """Runs all that "encode", "denoise" or "decode" does for a batch, where that stage runs on this device."""
+    """Runs what "encode", "denoise" or "decode" does for a batch, where that stage runs on this device."""
 
     def __call__(self, stage: Stage, action: Callable[[], T], /) -> T:
         """The result of `action`."""
         ...
+
+
+def _at_once(action: Callable[[], T], /) -> T:
+    return action()
 
 
 def _here(_: Stage, action: Callable[[], T], /) -> T:
@@ -65,12 +77,12 @@ def _here(_: Stage, action: Callable[[], T], /) -> T:
 class PaintDevice:
     """A device that paints, and what it has painted so far.
 
-    `inpainter`: runs its networks on windows, inside a block of `used`, each stage by `stage`. `side_by_side`: stages
-    of several batches run at the same time.
+    `inpainter`: runs its networks on windows, inside `run`, each stage by `stage`. `side_by_side`: stages of several
+    batches run at the same time.
     """
 
     inpainter: Inpainter
-    used: Callable[[], AbstractContextManager[object]] = nullcontext
+    run: Run = _at_once
     stage: RunStage = _here
     side_by_side: bool = False
     windows: int = 0
@@ -195,20 +207,21 @@ class Painter:
     def _paint(self, device: PaintDevice, batch: Batch) -> tuple[Sequence[Window[Sight]], list[Sequence[UInt16Array]]]:
         windows, audio = batch
         count = sum(len(window.used) for window in windows)
-        with device.used():
-            # Here, not where windows are gathered: a track of one frame makes a window of F faces, and as many windows
-            # may wait in the queue as frames.
-            with self._clock.measure("gather", frames=count):
-                stacked = [_faces(window) for window in windows]
-            start_s, inpainter = perf_counter(), device.inpainter
+        start_s, inpainter = perf_counter(), device.inpainter
 
-            def run(name: str, action: Callable[..., T], *given: object) -> T:
-                with self._clock.measure(name, frames=count):
-                    return action(*given)
+        def run(name: str, action: Callable[..., T], *given: object) -> T:
+            with self._clock.measure(name, frames=count):
+                return action(*given)
 
+        def paint() -> list[Sequence[UInt16Array]]:
+            # Not where windows are gathered: a track of one frame makes a window of F faces, and as many windows may
+            # wait in the queue as frames.
+            stacked = run("gather", lambda: [_faces(window) for window in windows])
             known = device.stage("encode", partial(run, "encode faces", inpainter.encode, stacked))
             latents = device.stage("denoise", partial(run, "denoise", inpainter.denoise, known, audio))
-            results = device.stage("decode", partial(run, "decode faces", inpainter.decode, latents))
+            return device.stage("decode", partial(run, "decode faces", inpainter.decode, latents))
+
+        results = device.run(paint)
         with self._lock:
             device.add(len(windows), start_s)
             if self.first is None:

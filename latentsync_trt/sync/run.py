@@ -239,11 +239,15 @@ class Run:
     def _paint_devices(self, noise: Float32Array | None) -> tuple[PaintDevice, ...]:
         devices = self._devices
         make = partial(
-            make_inpainter, self._manifest, self._options, noise=noise, windows_per_batch=devices.windows_per_batch
+            make_inpainter,
+            self._manifest,
+            self._options,
+            noise=noise,
+            windows_per_batch=lambda: devices.windows_per_batch,
         )
         return tuple(
             PaintDevice(
-                make(own.networks.codec, own.networks.denoiser), own.used, own.networks.stage, own.networks.side_by_side
+                make(own.networks.codec, own.networks.denoiser), own.run, own.networks.stage, own.networks.side_by_side
             )
             for own in devices.all
         )

@@ -23,7 +23,7 @@ from typing import IO, Any, TypeVar, cast
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.child import Child, end_process
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import InferenceError, LatentSyncError
+from latentsync_trt.errors import InferenceError, LatentSyncError, OutOfMemory
 from latentsync_trt.runtime.cache.store import Notice
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.networks.notices import Notices
@@ -70,15 +70,26 @@ class NetworksApart:
         self.codec = cast(ImageCodec, _Part(self._call, "codec"))
         self.denoiser = cast(Denoiser, _Part(self._call, "denoiser"))
         self._order = bundle.folder.resolve(), selection, options, may_fall_back
-        self._lock = threading.Lock()
+        self._lock, self._running = threading.Lock(), threading.Lock()
         self._start()
 
     def encode_mel(self, mel: Float32Array) -> Float32Array:
         """As `Networks.encode_mel`, and so on."""
-        return cast(Float32Array, self._call("encode_mel", mel))
+        return self.run(lambda: cast(Float32Array, self._call("encode_mel", mel)))
+
+    def run(self, action: Callable[[], T]) -> T:
+        """As `Networks.run`, with calls in turn."""
+        while True:
+            with self._running:
+                try:
+                    return action()
+                except OutOfMemory:
+                    if self.low_memory:
+                        raise
+                self._call("save_memory")
 
     def stage(self, _: str, action: Callable[[], T]) -> T:
-        """As `Networks.stage`, with calls in turn."""
+        """As `Networks.stage`, without threads."""
         return action()
 
     def builds(self, graphs: tuple[str, ...]) -> bool:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from latentsync_trt.bundle.manifest import PIXELS_PER_LATENT, VAE_DECODER, VAE_ENCODER
-from latentsync_trt.errors import OutOfMemory
 from latentsync_trt.runtime.compiler.profiles import usual_shape
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.memory import DeviceBuffers
@@ -61,17 +60,12 @@ class VaeCodec:
             del self._buffers, self._faces_in, self._faces_out
 
     def _in_batches(self, graph: str, array: A, run: Callable[[A], T]) -> Iterator[tuple[T, int]]:
-        """`run` on batches of the engine's size, with the number of results to use; retried once if memory runs out."""
+        """`run` on batches of the engine's size, with the number of results to use."""
         with self._following:
             self._follow_engines()
         size = usual_shape(self._pool.session(graph).inputs[0].shape, self._pool.engines.ranges)[0]
         for batch, used in _padded_batches(array, size):
-            try:
-                yield run(batch), used
-            except OutOfMemory:
-                if not self._pool.reopen(graph):
-                    raise
-                yield run(batch), used
+            yield run(batch), used
 
     def _follow_engines(self) -> None:
         engines = self._pool.engines
@@ -81,7 +75,7 @@ class VaeCodec:
         selection = engines.selection
         device = selection.device if selection.provider.with_cuda else "cpu"
         settings = SessionSettings(providers=CPU if device == "cpu" else plain_cuda(selection.device_id))
-        self._faces_in, self._faces_out = self._pool.session(VAE_ENCODER).retrying(
+        self._faces_in, self._faces_out = self._pool.session(VAE_ENCODER).explained(
             lambda: (Session(_FACES_IN, settings), Session(_FACES_OUT, settings))
         )
         self._buffers = DeviceBuffers(device, selection.device_id)
@@ -90,24 +84,22 @@ class VaeCodec:
     def _encode(self, faces: UInt8Array, *, mask: Float32Array) -> tuple[Float32Array, Float32Array]:
         session, buffers = self._pool.session(VAE_ENCODER), self._buffers
         shape = (len(faces), 3, *faces.shape[1:3])
-        given = session.retrying(
+        given = session.explained(
             lambda: {"faces": buffers.upload("faces", faces), "mask": buffers.upload("mask", mask)}
         )
-        made = session.retrying(lambda: {name: buffers.empty(name, shape, np.float32) for name in ("image", "masked")})
-        self._faces_in.free_memory = session.free_memory
+        made = session.explained(lambda: {name: buffers.empty(name, shape, np.float32) for name in ("image", "masked")})
         _run(self._faces_in, given, made)
         return _latents(session, made["masked"]), _latents(session, made["image"])
 
     def _decode(self, latents: Float32Array) -> UInt16Array:
         session, buffers, count = self._pool.session(VAE_DECODER), self._buffers, len(latents)
         size_px = [PIXELS_PER_LATENT * size for size in latents.shape[2:]]
-        latent = session.retrying(lambda: buffers.upload("latent", latents))
-        image = session.retrying(lambda: buffers.empty("decoded", (count, 3, *size_px), np.float32))
-        painted = session.retrying(lambda: buffers.empty("painted", (count, *size_px, 3), np.uint16))
+        latent = session.explained(lambda: buffers.upload("latent", latents))
+        image = session.explained(lambda: buffers.empty("decoded", (count, 3, *size_px), np.float32))
+        painted = session.explained(lambda: buffers.empty("painted", (count, *size_px, 3), np.uint16))
         _run(session, {"latent": latent}, {"image": image})
-        self._faces_out.free_memory = session.free_memory
         _run(self._faces_out, {"image": image}, {"painted": painted})
-        found: UInt16Array = session.retrying(painted.numpy)
+        found: UInt16Array = session.explained(painted.numpy)
         # On the CPU it is a view of the buffer, which the next batch overwrites.
         return found.copy() if painted.device_name() == "cpu" else found
 
@@ -117,7 +109,7 @@ def _latents(session: Session, image: Any) -> Float32Array:
     binding.bind_ortvalue_input("image", image)
     binding.bind_output("latent")
     session.run_bound(binding)
-    found: Float32Array = session.retrying(binding.copy_outputs_to_cpu)[0]
+    found: Float32Array = session.explained(binding.copy_outputs_to_cpu)[0]
     return found
 
 

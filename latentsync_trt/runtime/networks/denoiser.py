@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime as ort
 
 from latentsync_trt.bundle.manifest import step_graph
-from latentsync_trt.errors import InferenceError, OutOfMemory
+from latentsync_trt.errors import InferenceError
 from latentsync_trt.remembered import known, remember
 from latentsync_trt.runtime.cache.store import Notice
 from latentsync_trt.runtime.sessions.engines import Engines
@@ -73,7 +73,7 @@ class GraphDenoiser:
         self._guidance = batch.guidance > 1.0
         self._kinds = {self._guidance, False} if batch.unguided_too else {self._guidance}
         session = self._open(step_graph(guided=self._guidance, cached=False))
-        session.retrying(lambda: self._upload(batch))
+        session.explained(lambda: self._upload(batch))
         self._reusable = None
         self._current = 0
 
@@ -127,8 +127,8 @@ class GraphDenoiser:
         graph = step_graph(guided=guided, cached=cached)
         session = self._open(graph)
         # Copying needs a CUDA stream, and creating the first one allocates memory.
-        session.retrying(lambda: self._values["timestep"].update_inplace(np.array(timestep, np.int64)))
-        session.retrying(lambda: self._values["coefficients"].update_inplace(coefficients))
+        session.explained(lambda: self._values["timestep"].update_inplace(np.array(timestep, np.int64)))
+        session.explained(lambda: self._values["coefficients"].update_inplace(coefficients))
         binding = self._binding(graph, session, guided=guided)
         session.run_bound(binding, recorded=recorded)
         outputs = dict(zip(_names(session.outputs), binding.get_outputs(), strict=True))
@@ -163,7 +163,7 @@ class GraphDenoiser:
         bound_to, binding = self._bindings.get(key, (None, None))
         if bound_to is not session:
             if guided not in self._hidden:
-                session.retrying(lambda: self._allocate_hidden(session, guided=guided))
+                session.explained(lambda: self._allocate_hidden(session, guided=guided))
             binding = self._bind(session, self._hidden.get(guided))
             self._bindings[key] = session, binding
         return binding
@@ -207,7 +207,7 @@ class _Copier:
     def copy(self, source: dict[str, Any], target: dict[str, Any], beside: Session) -> None:
         """Copies the tensors of `source` to `target`; `beside` may free memory for the session that does it."""
         if self._session is None:
-            self._session = beside.retrying(lambda: Session(COPY_GRAPH, self._settings))
+            self._session = beside.explained(lambda: Session(COPY_GRAPH, self._settings))
         addresses = tuple(value.data_ptr() for state in (source, target) for value in state.values())
         if addresses != self._bound:
             self._binding = self._session.ort.io_binding()
@@ -255,14 +255,7 @@ class PooledDenoiser:
 
     def step(self, timestep: int, coefficients: Float32Array, *, cached: bool, guided: bool = True) -> None:
         """As `GraphDenoiser.step`."""
-        try:
-            self._denoiser.step(timestep, coefficients, cached=cached, guided=guided)
-        except OutOfMemory:
-            # A new session has no features that a cached step could reuse.
-            full = [step_graph(guided=kind, cached=False) for kind in (True, False)]
-            if cached or not sum(self._pool.reopen(graph) for graph in full):  # sum, not any: reopen both
-                raise
-            self._denoiser.step(timestep, coefficients, cached=cached, guided=guided)
+        self._denoiser.step(timestep, coefficients, cached=cached, guided=guided)
 
     def latents(self) -> Float32Array:
         """As `GraphDenoiser.latents`."""

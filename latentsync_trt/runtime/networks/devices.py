@@ -1,11 +1,11 @@
 """The networks of one bundle on all GPUs that share a clip, or on the only one."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
@@ -16,6 +16,8 @@ from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.networks.notices import Notices
 from latentsync_trt.runtime.providers.select import Selection
 from latentsync_trt.types import EngineTime, Float32Array
+
+T = TypeVar("T")
 
 DEVICE_FAILURES = (EngineBuildError, InferenceError, OutOfMemory)
 """Errors after which a device is left out while others work."""
@@ -31,21 +33,13 @@ class Device:
         self.name = f"CPU {position}" if gpu is None else f"GPU {gpu.index}"
         self.networks, self.error = networks, ""
         self.on_gpu = gpu is not None
-        self._lock = threading.Lock()
 
-    @property
-    def turn(self) -> AbstractContextManager[object]:
-        """A block that runs its networks, alone unless stages run side by side."""
-        return nullcontext() if self.networks.side_by_side else self._lock
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """A block of `turn` that paints windows; raises `InferenceError` if the device is left out."""
-        with self.turn:
-            if self.error:
-                raise InferenceError(self.error)
-            self.networks.between_windows()
-            yield
+    def run(self, action: Callable[[], T]) -> T:
+        """As `Networks.run`, to paint windows; raises `InferenceError` if the device is left out."""
+        if self.error:
+            raise InferenceError(self.error)
+        self.networks.between_windows()
+        return self.networks.run(action)
 
 
 class Devices:
@@ -121,8 +115,7 @@ class Devices:
         while True:
             device = self.in_use[0]
             try:
-                with device.turn:
-                    return device.networks.encode_mel(mel)
+                return device.networks.encode_mel(mel)
             except DEVICE_FAILURES as error:
                 if not self.leave_out(device, error):
                     raise

@@ -1,6 +1,7 @@
 """The networks of one bundle on one provider: audio encoder, image codec and denoiser."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar, cast
 
@@ -24,7 +25,7 @@ from latentsync_trt.runtime.providers.table import CUDA
 from latentsync_trt.runtime.sessions.engines import CUDA_FORM_FACT, Engines
 from latentsync_trt.runtime.sessions.pool import SessionPool
 from latentsync_trt.runtime.sessions.session import Session
-from latentsync_trt.runtime.sessions.threads import InThreads, Stage, StageThreads
+from latentsync_trt.runtime.sessions.threads import Gate, InThreads, Stage, StageThreads
 from latentsync_trt.types import Denoiser, EngineTime, Float32Array, ImageCodec
 
 T = TypeVar("T")
@@ -64,11 +65,11 @@ class Networks:
         self._build_wanted = self.options.build == "background"
         self._windows_that_fit: int | None = None
         self._in_turn = False
+        self._gate = Gate()
         self._judge = Judge(self._engines, self.notice, again=self.options.verify) if may_fall_back else None
         self._pool = SessionPool(
             self._accepted(self._engines(selection)),
             low_memory=self.options.low_memory,
-            on_notice=self.notice,
             on_close=self._release_buffers,
         )
         self._pool.engines.check(windows=self.windows_per_batch)  # now, not at the first window
@@ -122,25 +123,49 @@ class Networks:
 
     def encode_mel(self, mel: Float32Array) -> Float32Array:
         """Log mel spectrogram `(1, 80, 3000)` → features `(1, 1500, L, D)`."""
-        return self.stage("encode", lambda: self.session(AUDIO_ENCODER).run({"mel": mel})[0])
+        return self.run(lambda: self.stage("encode", lambda: self.session(AUDIO_ENCODER).run({"mel": mel})[0]))
+
+    def run(self, action: Callable[[], T]) -> T:
+        """Runs `action`, all that the networks do for some windows; beside others if stages run side by side.
+
+        Where memory runs out, it is repeated alone, with less on the device from then on. Raises as the networks.
+        """
+        with self._gate.sharing():
+            beside = self.side_by_side
+            if beside:
+                with suppress(OutOfMemory):  # whose traceback would keep sessions
+                    return action()
+        with self._gate.alone():
+            if beside and self.side_by_side:
+                self.save_memory()
+            return self._within_memory(action)
 
     def stage(self, stage: Stage, action: Callable[[], T]) -> T:
-        """Runs `action`, all that a stage does with its networks for some windows; beside other stages if possible.
+        """Runs a part of what `run` runs in the thread of its stage."""
+        return self._threads.run(stage, action)
 
-        Where memory runs out, it is repeated alone, and from then on stages run in turn. Raises as the networks.
-        """
-        beside = True
-        try:
-            with self._pool.gate.sharing():
-                beside = self.side_by_side
-                if beside:
-                    return self._threads.run(stage, action)
-        except OutOfMemory:
-            pass  # waiting here for others would keep the sessions in the error's traceback
-        with self._pool.gate.alone():
-            if beside:
-                self._run_in_turn()
-            return self._threads.run(stage, action)
+    def save_memory(self) -> None:
+        """After memory ran out: stages run in turn from now on, or one network at a time is kept on the device."""
+        in_turn = self.side_by_side
+        if in_turn:
+            self._in_turn = True
+        else:
+            self._pool.low_memory = True
+        how = "stages of painting run in turn" if in_turn else "one network at a time is kept on it"
+        self.notice(f"memory of the device is short (it ran out): {how}, which is slower")
+        self._windows_that_fit = 1
+        # Closes all sessions: they keep what a provider chose for lack of memory, such as cuDNN's plans.
+        self._pool.switch(self._with_room(self._pool.engines))
+
+    def _within_memory(self, action: Callable[[], T]) -> T:
+        """`action`, repeated with less on the device while memory runs out."""
+        while True:
+            try:
+                return action()
+            except OutOfMemory:
+                if self.low_memory:
+                    raise
+            self.save_memory()
 
     def builds(self, graphs: tuple[str, ...]) -> bool:
         """Whether `prepare` would build engines before it returns."""
@@ -173,10 +198,10 @@ class Networks:
         graphs = tuple(graphs)
         while True:
             try:
-                self._build_and_compare(graphs)
+                self._within_memory(partial(self._build_and_compare, graphs))
                 if choose_memory:
                     self._choose_memory()
-                self._open(graphs)
+                self._within_memory(partial(self._open, graphs))
             except EngineBuildError as error:
                 forget(PROVIDER_FACT)
                 self._fall_back(error)
@@ -208,8 +233,6 @@ class Networks:
         except InferenceError:
             forget(CUDA_FORM_FACT)
             raise
-        if self.low_memory:
-            self._use(self._with_room(self._pool.engines))
         if self._pool.engines is not engines:  # CUDA graphs were given up
             self._open(graphs)
 
@@ -217,7 +240,7 @@ class Networks:
         """Switches to engines built in the background, once they are ready."""
         if self._build is None or not self._build.done:
             return
-        with self._pool.gate.alone():
+        with self._gate.alone():
             self._change_engines()
 
     def _change_engines(self) -> None:
@@ -265,7 +288,11 @@ class Networks:
             least = self._needed_bytes(engines)
             if least > free_bytes:
                 needed, free = f"{least / 1e9:.1f} GB", f"{free_bytes / 1e9:.1f} GB"
-                self._pool.save_memory(f"this bundle takes about {needed}, {free} is free")
+                self._pool.low_memory = True
+                self.notice(
+                    f"memory of the device is short (this bundle takes about {needed}, {free} is free): one network at "
+                    "a time is kept on it, which is slower"
+                )
             self._in_turn = self._needed_bytes(engines, side_by_side=True) > free_bytes
         self._use(self._with_room(engines))
 
@@ -278,13 +305,6 @@ class Networks:
             recorded=recorded,
             engine_bytes=engines.memory_bytes(self._needed) if engines.compiled else None,
         )
-
-    def _run_in_turn(self) -> None:
-        """Runs stages in turn from now on, without CUDA graphs that were not asked for; no network runs meanwhile."""
-        if not self._in_turn:
-            self._in_turn = True
-            self.notice("memory of the device is short (it ran out): stages of painting run in turn, which is slower")
-            self._pool.switch(self._with_room(self._pool.engines))
 
     def _with_room(self, engines: Engines) -> Engines:
         """`engines`, without CUDA graphs where the CUDA provider has no room for them and they were not asked for."""

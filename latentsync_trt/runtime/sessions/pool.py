@@ -5,18 +5,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from latentsync_trt.bundle.manifest import FULL_STEP, UNGUIDED_GRAPHS, VAE_DECODER, VAE_ENCODER
-from latentsync_trt.errors import OutOfMemory, OutputError
-from latentsync_trt.runtime.cache.store import Notice
+from latentsync_trt.errors import OutputError
 from latentsync_trt.runtime.sessions.engines import Engines, OpenedEngine
 from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
 from latentsync_trt.runtime.sessions.session import Session
-from latentsync_trt.runtime.sessions.threads import Gate, results
+from latentsync_trt.runtime.sessions.threads import results
 from latentsync_trt.types import EngineTime
-
-T = TypeVar("T")
 
 Beside = Callable[[Mapping[str, Future[Any]]], Sequence[Future[Any]]]
 """Gets the opening of each graph, and starts what uses them while others are opened."""
@@ -27,18 +24,14 @@ _OPENERS = 3
 # Those whose opening and first run take longest; others follow.
 _OPENED_FIRST = (FULL_STEP, UNGUIDED_GRAPHS[0], VAE_DECODER, VAE_ENCODER)
 
-_RAN_OUT = "it ran out"
-
 
 class SessionPool:
     """Sessions of the graphs of `engines`' bundle.
 
-    A session is closed without waiting for its users. So `gate` is entered to share it with other threads, which then
-    get `OutOfMemory` where memory could be freed, or alone; without it, only one thread may use the pool.
+    A session is closed without waiting for its users.
 
     Args:
-        low_memory: keep one network's sessions open at a time; also set when memory runs out.
-        on_notice: called when memory runs out.
+        low_memory: keep one network's sessions open at a time.
         on_close: called with the graphs whose sessions will be closed, to drop buffers bound to them.
     """
 
@@ -47,13 +40,10 @@ class SessionPool:
         engines: Engines,
         *,
         low_memory: bool,
-        on_notice: Notice,
         on_close: Callable[[tuple[str, ...]], None],
     ) -> None:
         self.engines = engines
         self.low_memory = low_memory
-        self.gate = Gate()
-        self._notice = on_notice
         self._on_close = on_close
         self._opened: dict[str, OpenedEngine] = {}
         self._built: set[str] = set()
@@ -73,7 +63,7 @@ class SessionPool:
             if opened is None:
                 if self.low_memory:
                     self._close_others(graph)
-                opened = self._retrying(graph, lambda: self._open(graph))
+                opened = self._open(graph)
             return opened.session
 
     def opened(self, graph: str) -> Session | None:
@@ -119,29 +109,15 @@ class SessionPool:
         if not self._opened:
             for graph in graphs:
                 self.engines.settle_form(graph)
-        if not self.low_memory and self._open_side_by_side(graphs, beside):
+        if self.low_memory:
+            for graph in graphs:
+                self.session(graph)
             return
-        for graph in graphs:
-            self.session(graph)
-
-    def reopen(self, graph: str) -> bool:
-        """Closes the session of a graph that ran out of memory with no other network open; returns whether it was open.
-
-        A new session can succeed: a session keeps what a provider chose for lack of memory, such as cuDNN's plans.
-        """
-        with self._lock:
-            known = self.low_memory and graph in self._opened
-        if known:
-            self._close((graph,))
-        return known
-
-    def save_memory(self, reason: str) -> None:
-        """Keeps one network at a time on the device from now on, with a notice of the reason."""
-        if not self.low_memory:
-            self.low_memory = True
-            self._notice(
-                f"memory of the device is short ({reason}): one network at a time is kept on it, which is slower"
-            )
+        with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as openers:
+            ordered = [graph for graph in _OPENED_FIRST if graph in graphs]
+            ordered += [graph for graph in graphs if graph not in ordered]
+            opening: dict[str, Future[Any]] = {graph: openers.submit(self._open_if_closed, graph) for graph in ordered}
+            results([*opening.values(), *beside(opening)])
 
     def times(self) -> tuple[EngineTime, ...]:
         """Time spent on each engine, including closed ones, in the order they were opened."""
@@ -164,27 +140,8 @@ class SessionPool:
     def _build(self, graph: str) -> None:
         if self.low_memory:
             self._close_others(graph)
-        if self._retrying(graph, lambda: self.engines.build(graph)).built:
+        if self.engines.build(graph).built:
             self._built.add(graph)
-
-    def _open_side_by_side(self, graphs: tuple[str, ...], beside: Beside) -> bool:
-        """False if memory runs out; then none is open, and one network at a time is kept from now on."""
-        opening: dict[str, Future[Any]] = {}
-        try:
-            with (
-                self.gate.sharing(wait_for_others=False),
-                ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as openers,
-            ):
-                ordered = [graph for graph in _OPENED_FIRST if graph in graphs]
-                ordered += [graph for graph in graphs if graph not in ordered]
-                opening.update({graph: openers.submit(self._open_if_closed, graph) for graph in ordered})
-                results([*opening.values(), *beside(opening)])
-        except OutOfMemory:
-            opening.clear()  # an error that refers to itself would keep sessions
-            self._close(tuple(self._opened))
-            self.save_memory(_RAN_OUT)
-            return False
-        return True
 
     def _open_if_closed(self, graph: str) -> None:
         with self._opening[graph]:
@@ -193,7 +150,6 @@ class SessionPool:
 
     def _open(self, graph: str) -> OpenedEngine:
         opened = self.engines.open(graph)
-        opened.session.free_memory = lambda: self._make_room(graph)
         with self._lock:
             # `prepare` builds first, so opening finds an engine that this run built.
             built = opened.built or graph in self._built
@@ -201,29 +157,12 @@ class SessionPool:
             self._opened[graph] = opened = replace(opened, built=built)
         return opened
 
-    def _retrying(self, graph: str, action: Callable[[], T]) -> T:
-        """`action`, retried once if memory runs out and other networks than that of `graph` can be closed."""
-        try:
-            return action()
-        except OutOfMemory:
-            if not self._make_room(graph):
-                raise
-        return action()
-
-    def _make_room(self, graph: str) -> bool:
-        """Closes the other networks' sessions; returns whether there were any, and no other thread uses them."""
-        if self.gate.shared or not self._close_others(graph):
-            return False
-        self.save_memory(_RAN_OUT)
-        return True
-
-    def _close_others(self, graph: str) -> bool:
+    def _close_others(self, graph: str) -> None:
         graphs = self.engines.bundle.manifest.graphs
         network = graphs[graph].weights
         with self._lock:
             others = tuple(name for name in self._opened if graphs[name].weights != network)
         self._close(others)
-        return bool(others)
 
     def _close(self, graphs: tuple[str, ...]) -> None:
         """Closes those of `graphs` that are open, and returns their memory to the device."""

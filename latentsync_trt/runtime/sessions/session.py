@@ -85,8 +85,7 @@ class SessionSettings:
 class Session:
     """A loaded graph; thread-safe.
 
-    `free_memory` is called when memory runs out; if it returns True, the run is retried. The first run, a warm-up, is
-    timed separately from the sum of all later ones.
+    The first run, a warm-up, is timed separately from the sum of all later ones.
 
     Args:
         path: the `.onnx` file; external weights are in its folder, or in that of `settings`.
@@ -106,7 +105,6 @@ class Session:
         self.ort = self._explained(self._opened, settings.name or f"{path}", EngineBuildError)
         self.inputs = tuple(_tensor_info(node) for node in self.ort.get_inputs())
         self.outputs = tuple(_tensor_info(node) for node in self.ort.get_outputs())
-        self.free_memory: Callable[[], bool] = lambda: False
         self.runs, self.first_run_s, self.later_runs_s = 0, 0.0, 0.0
 
     def _opened(self) -> Any:
@@ -130,10 +128,10 @@ class Session:
 
         Raises:
             InferenceError: an input has the wrong name, shape or type, or the provider failed.
-            OutOfMemory: there is too little memory, and `free_memory` can free none.
+            OutOfMemory: there is too little memory.
         """
         feed = dict(inputs)
-        return tuple(self.retrying(lambda: self._timed(lambda: self.ort.run(None, feed))))
+        return tuple(self.explained(lambda: self._timed(lambda: self.ort.run(None, feed))))
 
     def run_bound(self, binding: Any, *, recorded: bool = True) -> None:
         """Runs the graph on bound device buffers; errors as `run`.
@@ -141,16 +139,11 @@ class Session:
         `recorded`: where the provider records CUDA graphs, it does, and replays them.
         """
         options = () if recorded else (_not_recorded(),)
-        self.retrying(lambda: self._timed(lambda: self.ort.run_with_iobinding(binding, *options)))
+        self.explained(lambda: self._timed(lambda: self.ort.run_with_iobinding(binding, *options)))
 
-    def retrying(self, action: Callable[[], T]) -> T:
-        """The result of `action`, retried while memory runs out and `free_memory` frees some. Errors as `run`."""
-        while True:
-            try:
-                return self._explained(action, f"{self.name} on {self.provider}", InferenceError)
-            except OutOfMemory:
-                if not self.free_memory():
-                    raise
+    def explained(self, action: Callable[[], T]) -> T:
+        """The result of `action` on this session's device; errors as `run`."""
+        return self._explained(action, f"{self.name} on {self.provider}", InferenceError)
 
     def _explained(self, action: Callable[[], T], where: str, kind: type[LatentSyncError]) -> T:
         """The result of `action`, errors translated; repeated to read the log of a provider that reports there only."""

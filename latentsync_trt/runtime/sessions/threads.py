@@ -76,16 +76,11 @@ class Gate:
         self._changed = threading.Condition()
         self._sharing, self._alone = 0, False
 
-    @property
-    def shared(self) -> bool:
-        """Whether a thread is in that shares."""
-        return self._sharing > 0
-
     @contextmanager
-    def sharing(self, *, wait_for_others: bool = True) -> Iterator[None]:
-        """A block beside others; `wait_for_others`: not within a block `alone`, whose owner passes False."""
+    def sharing(self) -> Iterator[None]:
+        """A block beside others that share."""
         with self._changed:
-            self._changed.wait_for(lambda: not (self._alone and wait_for_others))
+            self._changed.wait_for(lambda: not self._alone)
             self._sharing += 1
         try:
             yield
