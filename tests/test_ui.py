@@ -111,7 +111,7 @@ def test_wrong_requests(page: tuple[str, Service], sync: Sync, given: dict[str, 
 def test_files_that_are_refused(
     page: tuple[str, Service], sync: Sync, plain: httpx.Client, clip: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    from latentsync_trt.web.people import find_people
+    from latentsync_trt.web.jobs import find_people
 
     text, long = tmp_path / "video.mp4", write_face(tmp_path / "long.mp4", 55)
     text.write_text("no video")
@@ -168,7 +168,7 @@ def test_other_browsers_get_nothing(
 @pytest.mark.integration
 def test_the_people_of_a_video(page: tuple[str, Service], clip: tuple[Path, Path]) -> None:
     from latentsync_trt.web import jobs
-    from latentsync_trt.web.people import find_people
+    from latentsync_trt.web.jobs import find_people
 
     service, sent, noted = page[1], {"video": str(clip[0]), "audio": str(clip[1])}, list[int]()
     found = find_people(str(clip[0]), LIMITS, lambda progress: noted.append(progress.done))
@@ -208,7 +208,7 @@ def test_the_built_in_clip(plain: httpx.Client) -> None:
 def test_every_option_has_a_control() -> None:
     import gradio as gr
 
-    from latentsync_trt.web import options
+    from latentsync_trt.web import parts as options
 
     async def made() -> dict[str, Any]:
         with gr.Blocks(analytics_enabled=False):

@@ -23,7 +23,7 @@ from latentsync_trt.serve.service import Service
 from latentsync_trt.web import jobs
 
 USER = "user"
-"""Who logs in with the key."""
+"""The name with which people log in."""
 _COOKIE, _COOKIE_RULES = "latentsync_trt_browser", "Path=/; Max-Age=31536000; HttpOnly; SameSite=Lax"
 """Marks a browser, so that no other one gets the files of its jobs, not even by their addresses."""
 _JOB, _ADDRESS = re.compile(r"/v1/jobs/([^/]+)"), re.compile(r"/gradio_api/file=\w+:/")
@@ -50,7 +50,7 @@ def page_app(service: Service, folder: Path, key: str | None, *, own_hosts: bool
     import gradio as gr
 
     from latentsync_trt.web.page import Page
-    from latentsync_trt.web.theme import theme
+    from latentsync_trt.web.parts import theme
 
     def source(request: Request) -> FileResponse:
         # Its name, and so its type, is that of the upload: no page that runs scripts here.

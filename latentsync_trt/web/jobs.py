@@ -1,21 +1,47 @@
-"""Hands what the page received to the service, and finds a job's files again."""
+"""Submits what the page received to the service: the people of a video, jobs and their files. Needs no Gradio."""
 
 import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from secrets import compare_digest
 from typing import Any
 
 from latentsync_trt.errors import InputError
-from latentsync_trt.face.track_file import save_tracks
-from latentsync_trt.serve.admission import Form, UnknownJob, stored_name
+from latentsync_trt.face.detector import MediaPipeDetector
+from latentsync_trt.face.track_file import Tracks, save_tracks
+from latentsync_trt.serve.admission import Form, Limits, UnknownJob, check_media, stored_name
 from latentsync_trt.serve.service import JobStatus, Service
-from latentsync_trt.web.people import People
+from latentsync_trt.sync.analysis import analyse, summaries
+from latentsync_trt.types import ProgressCallback, UInt8Array
 
 _SOURCE, _BROWSER = "source", "browser"
 """In a job's folder: stem of the video that was sent, to compare; the mark of the browser that sent it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class People:
+    """The people in a video: `portraits`, uint8 `(160, 160, 3)` RGB, each with the seconds seen, by number."""
+
+    video: str
+    tracks: Tracks
+    portraits: list[tuple[UInt8Array, float]]
+
+
+def find_people(video: str, limits: Limits, on_progress: ProgressCallback) -> People:
+    """Tracks all faces of a video.
+
+    Raises:
+        MediaError: the video cannot be read. InputError: it is too large or too long. NoFaceError: it shows none.
+    """
+    path = Path(video)
+    limits.check_size(path.stat().st_size)
+    check_media("video", path, limits)
+    with MediaPipeDetector() as detector:
+        tracks, portraits = analyse(path, detector, on_progress)
+    return People(video, tracks, [(portraits[one.number], one.seen_s) for one in summaries(tracks)])
 
 
 def submit(
@@ -49,7 +75,7 @@ def submit(
 
 
 def is_of(service: Service, job_id: str, browser: str) -> bool:
-    """Whether a browser sent a job."""
+    """Returns whether a browser sent a job."""
     try:
         mark = (service.folder(job_id) / _BROWSER).read_text("utf-8")
     except (UnknownJob, FileNotFoundError):
@@ -58,12 +84,12 @@ def is_of(service: Service, job_id: str, browser: str) -> bool:
 
 
 def source(service: Service, job_id: str) -> Path:
-    """The video that was sent; raises `UnknownJob`."""
+    """Returns the video that was sent; raises `UnknownJob`."""
     return next(service.folder(job_id).glob(f"{_SOURCE}*"))
 
 
 def copy(path: Path, target: Path) -> Path:
-    """Another name for an uploaded file, which is never written to; returns it."""
+    """Links or copies an uploaded file, which is never written to, to `target`; returns that."""
     try:
         os.link(path, target)
     except OSError:  # another disk, or one without links

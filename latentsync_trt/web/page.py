@@ -1,6 +1,8 @@
 """The page: its components, and what happens when they are used."""
 
+import asyncio
 import shutil
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
@@ -9,16 +11,15 @@ from typing import Any
 import gradio as gr
 
 from latentsync_trt.batch.ledger import OPEN
-from latentsync_trt.errors import LatentSyncError
+from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.media.demo_clip import demo_clip
 from latentsync_trt.serve.admission import PAGE, NotNow, UnknownJob
 from latentsync_trt.serve.service import Service
 from latentsync_trt.types import Progress
-from latentsync_trt.web import jobs, options, show
-from latentsync_trt.web.api import add_api
-from latentsync_trt.web.people import People, find_people
+from latentsync_trt.web import jobs, parts
+from latentsync_trt.web.jobs import People
 
-_POLL_S = 1.0
+_POLL_S, _API_POLL_S = 1.0, 0.3
 _SWEEP_S = 60
 _MOST_JOBS = 20
 """In a browser's history."""
@@ -47,7 +48,7 @@ class Page:
         with gr.Blocks(title="latentsync-trt", analytics_enabled=False, delete_cache=(_SWEEP_S, kept_s)) as self.blocks:
             self._lay_out()
             self._connect()
-            add_api(service, uploads, [self.video, self.speech, self.options[options.PRESET], self.options["face"]])
+            _add_api(service, uploads, [self.video, self.speech, self.options[parts.PRESET], self.options["face"]])
         # Else Gradio takes any path of this machine for an upload: it checks pages that it launched itself.
         self.blocks.has_launched = True
         for block in self.blocks.blocks.values():
@@ -59,7 +60,7 @@ class Page:
         self._searched.clear()
 
     def _lay_out(self) -> None:
-        gr.HTML(show.HEADER, elem_id="header")
+        gr.HTML(parts.HEADER, elem_id="header")
         with gr.Row(elem_id="main"):
             with gr.Column(scale=5, min_width=320, elem_id="inputs"):
                 self.video = gr.Video(label="Video", sources=["upload", "webcam"], elem_id="video", interactive=True)
@@ -72,20 +73,20 @@ class Page:
                     label="People", show_label=False, columns=8, height="auto", object_fit="cover", allow_preview=False,
                     buttons=[], interactive=False, visible=False, elem_id="faces",
                 )  # fmt: skip
-                preset = options.preset_control(elem_id=options.PRESET)
+                preset = parts.preset_control()
                 with gr.Row(elem_id="buttons"):
                     self.start = gr.Button("Lip-sync", variant="primary", size="lg", elem_id="start")
                     self.cancel = gr.Button("Cancel", size="lg", visible=False, elem_id="cancel")
-                self.message = gr.HTML(show.message(), elem_id="message")
+                self.message = gr.HTML(parts.message(), elem_id="message")
             with gr.Column(scale=7, min_width=320, elem_id="outputs"):
-                self.progress = gr.HTML(show.EMPTY, elem_id="progress")
+                self.progress = gr.HTML(parts.EMPTY, elem_id="progress")
                 self.result = gr.HTML(elem_id="result", visible=False)
                 self.history = gr.Radio([], label="Your jobs", visible=False, elem_id="history")
         gr.Markdown("## Options", elem_id="options")
         with gr.Row(elem_classes="grid"):
-            self.options = {options.PRESET: preset, **options.shown_controls()}
+            self.options = {parts.PRESET: preset, **parts.shown_controls()}
         with gr.Accordion("More options", open=False, elem_id="more"):
-            self.options |= options.folded_controls()
+            self.options |= parts.folded_controls()
         self.people = gr.State(None)
         self.entries = gr.BrowserState([], storage_key=_STORED, secret=_STORED)
         self.timer = gr.Timer(_POLL_S, active=False)
@@ -129,7 +130,7 @@ class Page:
             self.people_note: gr.HTML("<p>Finding faces…</p>", visible=video is not None),
             self.faces: gr.Gallery([], visible=False),
             self.options["face"]: _LARGEST,
-            self.message: show.message(),
+            self.message: parts.message(),
         }
 
     def _leave(self, request: gr.Request) -> None:
@@ -153,16 +154,16 @@ class Page:
 
         try:
             note(Progress("finding faces", 0, None))
-            found = find_people(video, self._service.limits, note)
+            found = jobs.find_people(video, self._service.limits, note)
         except _Stopped:  # another video's note stays
             return {self.people_note: gr.HTML(visible=browser in self._searched)}
         except LatentSyncError as error:
-            return {**hidden, self.message: show.message(str(error).replace(video, Path(video).name))}
+            return {**hidden, self.message: parts.message(str(error).replace(video, Path(video).name))}
         portraits = [(one, f"{number} · {seen_s:.1f} s") for number, (one, seen_s) in enumerate(found.portraits)]
         return {
             self.people: found,
             self.faces: gr.Gallery(portraits, visible=True, selected_index=None),
-            self.people_note: gr.HTML(show.found(len(portraits)), visible=True),
+            self.people_note: gr.HTML(parts.found(len(portraits)), visible=True),
         }
 
     def _start(
@@ -176,14 +177,14 @@ class Page:
     ) -> Updates:
         """Queues a job."""
         try:
-            chosen, files = options.changed(dict(zip(self.options, values, strict=True)))
+            chosen, files = parts.changed(dict(zip(self.options, values, strict=True)))
             sent = {"video": video, "audio": speech, **files}
             job = jobs.submit(self._service, sent, chosen, people, request.cookies.get(self._cookie))
         except LatentSyncError as error:
-            return {self.message: show.message(str(error))}
+            return {self.message: parts.message(str(error))}
         self._leave(request)
         entries = [(job.id, Path(video or "").name), *entries][:_MOST_JOBS]
-        return {self.entries: entries, self.message: show.message(), **self._look(entries)}
+        return {self.entries: entries, self.message: parts.message(), **self._look(entries)}
 
     def _cancel(self, entries: Entries, shown: str) -> Updates:
         with suppress(UnknownJob, NotNow):  # it has just ended
@@ -197,12 +198,12 @@ class Page:
             with suppress(UnknownJob):  # it was deleted
                 known[job_id] = service.job(job_id)
         job = known.get(shown if shown in known else next(iter(known), ""))
-        progress, result = str(show.EMPTY), ""
+        progress, result = str(parts.EMPTY), ""
         if job is not None:
             problem = service.problem() if job.state == "waiting" else ""
-            progress = show.progress(job, problem, has_preview=service.preview(job.id) is not None)
+            progress = parts.progress(job, problem, has_preview=service.preview(job.id) is not None)
             if job.state == "done":
-                result = show.result(job.id, has_page=(service.folder(job.id) / PAGE).is_file())
+                result = parts.result(job.id, has_page=(service.folder(job.id) / PAGE).is_file())
         labels = [(f"{names[one.id]} · {one.state}", one.id) for one in known.values()]
         # What a user chooses while this is on its way stays chosen.
         choice = {} if shown in known else {"value": job and job.id}
@@ -231,3 +232,42 @@ def _refuse_addresses(block: Any) -> None:
 
 def _choose(chosen: gr.SelectData) -> str:
     return f"index:{chosen.index}"
+
+
+def _add_api(service: Service, uploads: Path, inputs: list[Any]) -> None:
+    """Adds the endpoint `/sync`, for `gradio_client`, to the page that is being made.
+
+    `uploads`: the folder from which Gradio serves files. `inputs`: the page's video, speech, preset and face.
+    """
+
+    async def sync(
+        video: str | None,
+        speech: str | None,
+        preset: str,
+        face: str,
+        options: Any,
+        progress: gr.Progress = gr.Progress(),  # noqa: B008 -- how Gradio passes it
+    ) -> AsyncIterator[tuple[str | None, str | None]]:
+        """Lip-syncs a video to speech; the report is a page, where options say `"report": true`."""
+        try:
+            if not isinstance(options, dict):
+                raise InputError('options: is not an object; give one, as in {"guidance": 2.0}')
+            sent, given = {"video": video, "audio": speech}, {"preset": preset, "face": face, **options}
+            job = await asyncio.to_thread(jobs.submit, service, sent, given)
+            try:
+                while (job := service.job(job.id)).state in OPEN:
+                    progress((job.done, job.total), desc=job.stage or job.state)
+                    yield None, None
+                    await asyncio.sleep(_API_POLL_S)
+            finally:  # the client went away
+                with suppress(UnknownJob, NotNow):  # it has ended
+                    service.cancel(job.id)
+            files = [service.result(job.id), *([service.page(job.id)] if given.get("report") else [])]
+            (uploads / job.id).mkdir()
+            copies = [str(jobs.copy(path, uploads / job.id / path.name)) for path in files]
+            yield copies[0], copies[1] if len(copies) > 1 else None
+        except LatentSyncError as error:
+            raise gr.Error(str(error), print_exception=False) from error
+
+    given, *found = gr.JSON({}, visible=False), gr.File(visible=False), gr.File(visible=False)
+    gr.Button(visible=False).click(sync, [*inputs, given], found, api_name="sync", concurrency_limit=None)

@@ -1,0 +1,199 @@
+"""What the page consists of: controls for the fields of `SyncOptions`, HTML of jobs, and colors.
+
+Label, help, choices and default of a control are those that the field declares. Values in HTML are escaped.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import Field, fields
+from datetime import timedelta
+from itertools import groupby
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+import gradio as gr
+from markupsafe import Markup
+
+from latentsync_trt.config import SyncOptions
+from latentsync_trt.option_fields import choices_of, file_fields
+from latentsync_trt.serve.service import JobStatus
+
+PRESET = "preset"
+_SHOWN = (
+    *("guidance", "silence", "length", "extend", "start", "end"),
+    *("offset", "fps", "codec", "crf", "mark", "report"),
+)
+"""Always visible; others are folded."""
+_LEFT_OUT = (PRESET, "faces", "resume", "speaker", "turns")
+"""`faces` are those that the page found; the page takes one recording, for one face."""
+_FILES = file_fields(SyncOptions).keys() - {"report"}
+_ACRONYM = re.compile(r"\b(fps|crf|c2pa)\b", re.IGNORECASE)
+_DEFAULT = re.compile(r"\s*\[default: (.*)\]")
+_FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
+
+_COLORS = {
+    "body_background_fill": ("#fafafa", "#131316"),
+    "body_text_color_subdued": ("#5b5b63", "#a3a3ad"),
+    "background_fill_primary": ("#ffffff", "#1c1c20"),
+    "block_label_background_fill": ("transparent", "transparent"),
+    "block_title_text_color": ("*body_text_color", "*body_text_color"),
+    "input_placeholder_color": ("*body_text_color_subdued", "*body_text_color_subdued"),
+    "button_primary_background_fill": ("#0f766e", "#0f766e"),
+    "button_primary_background_fill_hover": ("#115e59", "#0d8a80"),
+    "checkbox_background_color_selected": ("#0f766e", "#0f766e"),
+}
+"""Light and dark; Gradio's own accent and grays have too little contrast."""
+
+_PLAY = Markup('<svg viewBox="0 0 24 24" aria-hidden="true"><path d="M7 4.5v15l12.5-7.5z"/></svg>')
+
+HEADER = "<header><h1>latentsync-trt</h1><p>Give a video new speech: the lips follow it.</p></header>"
+EMPTY = Markup('<div class="empty">{}<p>Your result appears here.</p></div>').format(_PLAY)
+
+_hints = get_type_hints(SyncOptions)
+_specs = {spec.name: spec for spec in fields(SyncOptions)}
+
+
+def preset_control() -> gr.Radio:
+    """Adds the choice of the preset."""
+    spec = _specs[PRESET]
+    return gr.Radio(list(choices_of(_hints[PRESET])), value=spec.default, elem_id=PRESET, **_texts(spec))
+
+
+def shown_controls() -> dict[str, Any]:
+    """Adds controls of the most important options; returns them by name."""
+    return {name: _control(_specs[name]) for name in _SHOWN}
+
+
+def folded_controls() -> dict[str, Any]:
+    """Adds controls of all other options, under the headings of the help text; returns them by name."""
+    rest = [spec for spec in _specs.values() if spec.name not in (*_SHOWN, *_LEFT_OUT)]
+    found: dict[str, Any] = {}
+    for group, specs in groupby(rest, lambda spec: spec.metadata["group"]):
+        gr.Markdown(f"### {group}", elem_classes="group")
+        with gr.Row(elem_classes="grid"):
+            found |= {spec.name: _control(spec) for spec in specs}
+    return found
+
+
+def changed(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns options that are not at their defaults, and the files among them, from the values of controls."""
+    given = {name: value for name, value in values.items() if value not in (None, "", _default(_specs[name]))}
+    files = {name: given.pop(name) for name in _FILES & given.keys()}
+    return given, files
+
+
+def _control(spec: Field[Any]) -> Any:
+    hint, common = _hints[spec.name], {**_texts(spec), "elem_id": f"option-{spec.name}", "min_width": 200}
+    if spec.name in _FILES:
+        with gr.Column(min_width=200, elem_classes="file"):
+            gr.Markdown(common.pop("info"), elem_classes="caption")
+            return gr.File(height=110, **common)
+    if bool in {hint, *get_args(hint)} or spec.name == "report":
+        return gr.Checkbox(_default(spec), **common)
+    if choices := choices_of(hint):
+        unset = [("default", "")] if NoneType in get_args(hint) else []
+        return gr.Dropdown([*unset, *choices], value=_default(spec), filterable=False, **common)
+    told = _DEFAULT.search(spec.metadata["help"])
+    placeholder = _words(told[1]).partition(";")[0] if told else spec.metadata.get("metavar", "").lower()
+    if isinstance(spec.default, int | float):
+        # Limits are left to the options, whose message says what is wrong.
+        return gr.Number(spec.default, placeholder=placeholder, **common)
+    return gr.Textbox(spec.default, placeholder=placeholder, lines=1, max_lines=1, **common)
+
+
+def _default(spec: Field[Any]) -> Any:
+    if spec.name == "report":
+        return False
+    return "" if spec.default is None and choices_of(_hints[spec.name]) else spec.default
+
+
+def _texts(spec: Field[Any]) -> dict[str, Any]:
+    """Returns label and help of a control."""
+    label = _ACRONYM.sub(lambda word: word[0].upper(), spec.name.replace("_", " ").capitalize())
+    return {"label": label, "info": _words(_DEFAULT.sub("", spec.metadata["help"]).strip())}
+
+
+def _words(text: str) -> str:
+    """Replaces the flags in a help text by names of options."""
+    return _FLAG.sub(lambda flag: flag[2].replace("-", " "), text).replace("`", "")
+
+
+def message(text: str = "") -> Markup:
+    """Returns an error as HTML, or nothing."""
+    return Markup('<p role="alert">{}</p>').format(text)
+
+
+def found(people: int) -> str:
+    """Returns what to do with the people that were found."""
+    some = f"{people} people were found. Click on one; otherwise the largest face is used."
+    return Markup("<p>{}</p>").format("One person was found." if people == 1 else some)
+
+
+def progress(job: JobStatus, problem: str, *, has_preview: bool) -> str:
+    """Returns the state of a job. `problem`: why no job can run, if none can."""
+    rate = f"{job.frames_per_s:.1f} frames/s" if job.frames_per_s else ""
+    if job.state == "waiting":
+        return _progress("Waiting", None, None, problem or f"number {job.position} in the queue")
+    if job.state == "running":
+        counted = f"{job.done} of {job.total} frames" if job.total else ""
+        left = f"{_duration(job.seconds_left)} left" if job.seconds_left is not None else ""
+        bar = _progress((job.stage or "starting").capitalize(), job.done, job.total, counted, rate, left)
+        picture = Markup('<img src="{}/preview?frame={}" alt="Newest frame">').format(_address(job.id), job.done)
+        return bar + Markup('<div id="preview">{}</div>').format(picture if has_preview else "")
+    if job.report is not None:
+        counted, took = f"{job.report['frames']} frames", f"took {_duration(job.report['wall_s'])}"
+        return _progress("Done", 1, 1, counted, rate, took) + _notices(job.report.get("notices", ()))
+    return _progress(job.state.capitalize(), 0, 1) + (message(job.error) if job.error else "")
+
+
+def _progress(stage: str, done: int | None, total: int | None, *details: str) -> Markup:
+    share = Markup(' value="{}" max="{}"').format(done, total) if total else ""
+    percent = f"{100 * (done or 0) // total} %" if total else ""
+    return Markup(
+        '<div class="stage"><strong aria-live="polite">{}</strong><span>{}</span></div>'
+        '<progress aria-label="Progress"{}></progress><p class="details">{}</p>'
+    ).format(stage, percent, share, " · ".join(filter(None, details)))
+
+
+def _notices(texts: Sequence[str]) -> Markup:
+    if not texts:
+        return Markup("")
+    items = Markup("").join(Markup("<li>{}</li>").format(text) for text in texts)
+    title = "1 note" if len(texts) == 1 else f"{len(texts)} notes"
+    return Markup('<details class="notices"><summary>{}</summary><ul>{}</ul></details>').format(title, items)
+
+
+def result(job_id: str, *, has_page: bool) -> str:
+    """Returns players of source and result, which `compare.js` synchronizes, and links."""
+    page = Markup('<div id="report"><a class="button" href="{at}/report" target="_blank">Report</a></div>')
+    return Markup(
+        """<div id="compare"><div class="players" data-view="wipe">
+<figure><video id="before" src="{at}/source" muted playsinline preload="auto" tabindex="-1"></video>
+<figcaption>Before</figcaption></figure>
+<figure><video id="after" src="{at}/result" playsinline preload="auto" tabindex="-1"></video>
+<figcaption>After</figcaption></figure>
+<input id="wipe" type="range" min="0" max="100" value="50" step="0.1" aria-label="Share of the picture before">
+</div><p class="unplayable" role="status" hidden>This browser cannot play this kind of video; download the result.</p>
+<div class="controls"><button type="button" class="play" aria-label="Play or pause">{play}</button>
+<input class="seek" type="range" min="0" max="1" value="0" step="any" aria-label="Position"><output>0:00</output>
+<button type="button" class="view" aria-pressed="false">Side by side</button></div></div>
+<div class="links"><div id="download"><a class="button" href="{at}/result" download>Download</a></div>{page}</div>"""
+    ).format(at=_address(job_id), play=_PLAY, page=page.format(at=_address(job_id)) if has_page else "")
+
+
+def _address(job_id: str) -> str:
+    return f"v1/jobs/{job_id}"
+
+
+def _duration(seconds: float) -> str:
+    """83.2 → "0:01:23"."""
+    return str(timedelta(seconds=round(seconds)))
+
+
+def theme() -> gr.themes.Base:
+    """Returns system fonts and one accent color."""
+    made = gr.themes.Default(primary_hue="teal", neutral_hue="zinc", radius_size="lg", font=("system-ui", "sans-serif"))
+    light = {name: color for name, (color, _) in _COLORS.items()}
+    return made.set(
+        block_label_border_width="0px", **light, **{f"{name}_dark": pair[1] for name, pair in _COLORS.items()}
+    )
