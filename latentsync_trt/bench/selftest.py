@@ -20,7 +20,7 @@ from latentsync_trt.bench.rows import BundleFacts
 from latentsync_trt.bench.selftest_worker import Order
 from latentsync_trt.bundle.manifest import Bundle, Manifest
 from latentsync_trt.child import Event, run_child
-from latentsync_trt.config import GraphFormChoice, RuntimeOptions
+from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import LatentSyncError
 from latentsync_trt.option_fields import command_line
 from latentsync_trt.privacy import redacted
@@ -172,49 +172,51 @@ def self_test(
     with temporary_folder() as folder:
 
         def run(part: str, provider: str, options: RuntimeOptions, graphs: Iterable[str]) -> Part:
-            order = Order(provider, str(bundle.folder), asdict(options), str(folder / part), tuple(graphs))
-            order = replace(order, presets=tuple(PRESETS), windows=WINDOWS, steps=STEPS)
+            fields = str(bundle.folder), asdict(options), str(folder / part), tuple(graphs), tuple(PRESETS)
+            order = Order(provider, *fields, windows=WINDOWS, steps=STEPS)
             return run_part(order, lambda text: say(f"{part}: {redacted(text, given)}"))
 
         tested = replace(options, engine_cache=options.engine_cache or f"{folder / 'engines'}")
-        other = _reference_options(options, reference, folder)
-        first, second, theirs = run(_FIRST, provider, tested, tested_graphs), Part(), Part()
+        parts = {_FIRST: run(_FIRST, provider, tested, tested_graphs)}
+        first = parts[_FIRST]
         usable = [graph for graph, row in first.rows().items() if not row.error]
         if usable:
-            second = run(_SECOND, first.provider, tested, usable)
+            parts[_SECOND] = run(_SECOND, first.provider, tested, usable)
         if usable and reference != "none":
-            theirs = run(_REFERENCE, reference, other, usable)
-        parts = first, second, theirs
+            other = RuntimeOptions(
+                device=options.one_device,
+                engine_cache=f"{folder / 'other engines'}",
+                graph_form="portable" if reference == CUDA.name else "auto",
+            )
+            parts[_REFERENCE] = run(_REFERENCE, reference, other, usable)
         graphs = tuple(_graphs(bundle.manifest, tested_graphs, parts, folder)) if first.provider else ()
-        pictures = tuple(_pictures(folder, first, second, theirs, LEAST_DB[bundle.manifest.precision]))
-    stages = {_FIRST: list(_failures(first, first.provider))}
-    if usable:
-        again = _failures(second, first.provider, again=True)
-        stages[_SECOND] = [text for text in again if text not in stages[_FIRST]]
-    if usable and reference != "none":
-        stages[_REFERENCE] = [
-            *_failures(theirs, reference),
-            *_differences(bundle.manifest, graphs, pictures, reference),
-        ]
+        pictures = tuple(_pictures(folder, parts, LEAST_DB[bundle.manifest.precision]))
+    stages: dict[str, tuple[str, ...]] = {}
+    for name, part in parts.items():
+        found = list(_failures(part, reference if name == _REFERENCE else first.provider, again=name == _SECOND))
+        if name == _REFERENCE:
+            found += _differences(bundle.manifest, graphs, pictures, reference)
+        texts = (redacted(text, given) for text in found)
+        stages[name] = tuple(text for text in dict.fromkeys(texts) if name != _SECOND or text not in stages[_FIRST])
+    notices = [text for name, part in parts.items() if name != _REFERENCE for text in part.notices]
     return Report(
         requested=provider,
         provider=first.provider,
         bundle=bundle_facts(bundle.manifest),
         options=tuple(command_line(options, leave_out=("engine_cache",))),
         reference=reference,
-        stages={name: tuple(dict.fromkeys(redacted(text, given) for text in found)) for name, found in stages.items()},
+        stages=stages,
         graphs=tuple(
-            replace(row, error=redacted(row.error, given), difference=_finite(row.difference)) for row in graphs
+            # JSON has no infinity, and the failures report it.
+            replace(
+                row, error=redacted(row.error, given), difference=None if row.difference == np.inf else row.difference
+            )
+            for row in graphs
         ),
         pictures=pictures,
-        notices=tuple(dict.fromkeys(redacted(text, given) for text in (*first.notices, *second.notices))),
+        notices=tuple(dict.fromkeys(redacted(text, given) for text in notices)),
         environment={**environment((), ()), "os": platform.platform(), **first.environment},
     )
-
-
-def _reference_options(options: RuntimeOptions, reference: Reference, folder: Path) -> RuntimeOptions:
-    form: GraphFormChoice = "portable" if reference == CUDA.name else "auto"
-    return RuntimeOptions(device=options.one_device, engine_cache=f"{folder / 'other engines'}", graph_form=form)
 
 
 def run_part(order: Order, say: Callable[[str], None]) -> Part:
@@ -231,37 +233,30 @@ def run_part(order: Order, say: Callable[[str], None]) -> Part:
     except OSError as error:
         raise LatentSyncError(f"the self-test's process cannot be started ({error})") from error
     if not part.done:
-        part.failures.append(
-            f"the process died with {ended} while {part.doing}: {ended.last_error_line or 'no message'}"
-        )
+        why = ended.last_error_line or "no message"
+        part.failures.append(f"the process died with {ended} while {part.doing}: {why}")
     return part
 
 
-def _graphs(
-    manifest: Manifest, graphs: Sequence[str], parts: tuple[Part, Part, Part], folder: Path
-) -> Iterator[GraphRow]:
+def _graphs(manifest: Manifest, graphs: Sequence[str], parts: Mapping[str, Part], folder: Path) -> Iterator[GraphRow]:
     """All tested graphs, with the differences between the outputs of the second start and the reference's."""
-    first, second, theirs = parts
-    rows, ran = {**first.rows(), **second.rows()}, second.graphs.keys() & theirs.graphs.keys()
+    rows = {name: row for part in (_FIRST, _SECOND) if part in parts for name, row in parts[part].rows().items()}
     for name in graphs:
         row = rows.get(name, GraphRow(name, error="not reached"))
-        if name in ran and not (row.error or theirs.graphs[name].get("error")):
-            ours, other = (folder / part / f"{name}.npz" for part in (_SECOND, _REFERENCE))
-            with np.load(ours) as found, np.load(other) as expected:
+        ours, theirs = (folder / part / f"{name}.npz" for part in (_SECOND, _REFERENCE))
+        if not row.error and ours.exists() and theirs.exists():
+            with np.load(ours) as found, np.load(theirs) as expected:
                 apart = difference(*([arrays[key] for key in expected.files] for arrays in (found, expected)))
                 row = replace(row, difference=apart, limit=provider_limit(manifest, name))
         yield row
 
 
-def _finite(value: float | None) -> float | None:
-    return None if value == np.inf else value  # JSON has no infinity, and the failures report it
-
-
-def _pictures(folder: Path, first: Part, second: Part, theirs: Part, least_db: float) -> Iterator[Pictures]:
+def _pictures(folder: Path, parts: Mapping[str, Part], least_db: float) -> Iterator[Pictures]:
     """Compares each start's pictures with the reference's; yields nothing without a reference."""
-    for start, part in ((_FIRST, first), (_SECOND, second)):
+    for start in (_FIRST, _SECOND):
         for preset, case in PRESETS.items():
-            if preset in part.painted_on and preset in theirs.painted_on:
+            painted = [parts[name].painted_on.get(preset) for name in (start, _REFERENCE) if name in parts]
+            if len(painted) == 2 and all(painted):
                 a, b = (np.load(folder / name / f"{preset}.npy").astype(np.float64) for name in (start, _REFERENCE))
                 yield Pictures(f"{case}, {start}", decibels(_PEAK**2, float(np.mean((a - b) ** 2))), least_db)
 

@@ -22,10 +22,9 @@ from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import gpus
 from latentsync_trt.runtime.providers.libraries import UNKNOWN, rtx_version
 from latentsync_trt.runtime.providers.select import Selection, select_provider
-from latentsync_trt.runtime.sessions.device_run import BoundRun
 from latentsync_trt.runtime.sessions.engines import Engines
 from latentsync_trt.runtime.sessions.memory import give_back_gpu_memory
-from latentsync_trt.runtime.sessions.trial import random_inputs
+from latentsync_trt.runtime.sessions.trial import run_timed
 from latentsync_trt.sync.inpaint import graphs_for, make_inpainter
 
 GPU_RUNS, CPU_RUNS = 20, 3
@@ -117,11 +116,9 @@ class _Worker:
             row["layers"] = layers and asdict(layers)
         self._emit(doing=f"running {graph}")
         try:
-            inputs = random_inputs(opened.session.inputs, engines.ranges)
-            run = BoundRun(opened.session, inputs, self._selection.device, self._selection.device_id)
-            for _ in range(GPU_RUNS if self._selection.gpu else CPU_RUNS):
-                run()
-            np.savez(Path(self._order.folder, f"{graph}.npz"), *run.outputs())
+            selection, runs = self._selection, GPU_RUNS if self._selection.gpu else CPU_RUNS
+            outputs, _ = run_timed(opened.session, engines.ranges, selection.device, selection.device_id, runs=runs)
+            np.savez(Path(self._order.folder, f"{graph}.npz"), *outputs)
             times = opened.times(graph, self._selection.name)
             row |= {"first_ms": times.first_ms, "mean_ms": times.mean_ms}
         except LatentSyncError as error:
