@@ -1,8 +1,7 @@
 """`latentsync-trt batch`: many clips, on all GPUs of this machine or on a Ray cluster."""
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,8 @@ from latentsync_trt.stopping import interruption
 if TYPE_CHECKING:
     from latentsync_trt.batch.job_file import BatchRow, Problem
     from latentsync_trt.batch.ledger import Ledger, Row
-    from latentsync_trt.batch.tasks import Event, Task, WorkerHandle
-    from latentsync_trt.cli.board import Show
+    from latentsync_trt.batch.tasks import Task, WorkerHandle
+    from latentsync_trt.cli.board import Board
 
 _LEDGER = ".ledger.sqlite"
 
@@ -70,39 +69,45 @@ def command(
     """
     from latentsync_trt.batch.job_file import read_rows
     from latentsync_trt.batch.ledger import Ledger
-    from latentsync_trt.cli.board import Figures, display, show_summary
+    from latentsync_trt.cli.board import Board, tell
+    from latentsync_trt.cli.show import say
     from latentsync_trt.remote_files import is_url
 
+    def notice(text: str) -> None:
+        if as_json:
+            tell("notice", message=text)
+        elif not quiet:
+            say(f"note: {text}")
+
     options = build(SyncOptions, fields)
-    found, problems = read_rows(jobs, options, out)
+    rows, problems = read_rows(jobs, options, out)
     path = jobs / f"batch{_LEDGER}" if jobs.is_dir() else jobs.with_name(jobs.name + _LEDGER)
-    silent, resume = quiet or as_json, resume or retry_failed
+    resume = resume or retry_failed
     with ExitStack() as stack:
         ledger = stack.enter_context(Ledger.open(path)) if path.exists() else None
-        settled = {} if ledger is None else _settled(ledger, path, found, resume=resume, retry_failed=retry_failed)
+        settled = {} if ledger is None else _settled(ledger, path, rows, resume=resume, retry_failed=retry_failed)
         if out is not None and not is_url(out):
-            stack.enter_context(_folder(Path(out)))
-        ready = _check([job for job in found if job.task.id not in settled], problems, silent=silent, as_json=as_json)
-        failed = [
-            (job, row.error or "")
-            for job in found
-            if (row := settled.get(job.task.id)) is not None and row.state == "failed"
-        ]
-        figures = Figures({job.task.id: job for job in ready}, len(settled) - len(failed), failed)
+            check_folder_to_write(Path(out), "--out")
+            Path(out).mkdir(parents=True, exist_ok=True)
+            stack.callback(_remove_if_empty, Path(out))
+        ready = _check([row for row in rows if row.task.id not in settled], problems, quiet=quiet, as_json=as_json)
+        ended = [(row, settled[row.task.id]) for row in rows if row.task.id in settled]
+        failed = [(row, known.error or "") for row, known in ended if known.state == "failed"]
+        to_run = {row.task.id: row for row in ready}
+        board = Board(to_run, len(settled) - len(failed), failed, as_json=as_json, quiet=quiet)
         if ready:
-            handles = _workers(bundle, len(ready), fields, quiet=quiet, as_json=as_json)
+            handles = _workers(bundle, len(ready), fields, notice)
             ledger = ledger or stack.enter_context(Ledger.open(path))
             if not resume:
                 ledger.remove(row.task.id for row in ledger.rows())
-            with display(figures, as_json=as_json, quiet=quiet) as show:
-                _run([job.task for job in ready], handles, ledger, show)
-    show_summary(figures, quiet=quiet, as_json=as_json)
-    if figures.failed:
+            _run([row.task for row in ready], handles, ledger, board)
+    board.show_summary()
+    if board.failed:
         raise SystemExit(1)
 
 
 def _settled(
-    ledger: "Ledger", path: Path, jobs: "Sequence[BatchRow]", *, resume: bool, retry_failed: bool
+    ledger: "Ledger", path: Path, rows: "Sequence[BatchRow]", *, resume: bool, retry_failed: bool
 ) -> "dict[str, Row]":
     """The rows that do not run, by task.
 
@@ -116,27 +121,20 @@ def _settled(
             raise InputError(f"{path}: rows of an earlier run are not done ({left}); {cure}")
         return {}
     ledger.reclaim()
-    wanted, rows = {job.task.id for job in jobs}, ledger.rows()
+    wanted, known = {row.task.id for row in rows}, ledger.rows()
     # Else rows that were edited or removed would count as unfinished for good.
-    ledger.remove(row.task.id for row in rows if row.task.id not in wanted and row.state != "done")
+    ledger.remove(row.task.id for row in known if row.task.id not in wanted and row.state != "done")
     ended = ("done",) if retry_failed else ("done", "failed")
-    return {row.task.id: row for row in rows if row.task.id in wanted and row.state in ended}
+    return {row.task.id: row for row in known if row.task.id in wanted and row.state in ended}
 
 
-@contextmanager
-def _folder(path: Path) -> Iterator[None]:
-    """Makes a folder for outputs; removes it if none came."""
-    check_folder_to_write(path, "--out")
-    path.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # it is not empty
-            path.rmdir()
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _check(
-    jobs: "Sequence[BatchRow]", problems: "Sequence[Problem]", *, silent: bool, as_json: bool
+    rows: "Sequence[BatchRow]", problems: "Sequence[Problem]", *, quiet: bool, as_json: bool
 ) -> "list[BatchRow]":
     """The rows in the order in which they run: longest first, so that workers end together.
 
@@ -144,59 +142,54 @@ def _check(
         InputError: some cannot work; says why for each.
     """
     from latentsync_trt.batch.job_file import check_rows
-    from latentsync_trt.cli.board import show_problems
-    from latentsync_trt.cli.show import progress_bar
+    from latentsync_trt.cli.board import tell
+    from latentsync_trt.cli.show import progress_bar, say
     from latentsync_trt.types import Progress
 
-    with progress_bar(hidden=silent) as show:
-        good, more = check_rows(jobs, lambda count: show(Progress("checking rows", count, len(jobs))))
-    if problems := sorted([*problems, *more], key=lambda problem: (len(problem.where), problem.where)):
-        show_problems(problems, as_json=as_json)
+    with progress_bar(hidden=quiet or as_json) as show:
+        good, more = check_rows(rows, lambda count: show(Progress("checking rows", count, len(rows))))
+    problems = sorted([*problems, *more], key=lambda problem: (len(problem.where), problem.where))
+    for problem in problems:
+        if as_json:
+            tell("problem", message=str(problem))
+        else:
+            say(str(problem))
+    if problems:
         bad = {problem.where for problem in problems}
-        rows = len(bad.union(job.where for job in jobs))
-        raise InputError(f"{len(bad)} of {rows} rows cannot work, and none was started; correct or remove them")
-    return sorted(good, key=lambda job: -job.cost)
+        count = len(bad.union(row.where for row in rows))
+        raise InputError(f"{len(bad)} of {count} rows cannot work, and none was started; correct or remove them")
+    return sorted(good, key=lambda row: -row.cost)
 
 
 def _workers(
-    bundle: str | None, most: int, fields: dict[str, Any], *, quiet: bool, as_json: bool
+    bundle: str | None, most: int, fields: dict[str, Any], notice: Callable[[str], None]
 ) -> "list[WorkerHandle]":
     from latentsync_trt.batch.tasks import WorkerSettings
     from latentsync_trt.batch.workers import make_workers
     from latentsync_trt.bundle.find import describe_choice, find_bundle
-    from latentsync_trt.cli.board import show_notice
-    from latentsync_trt.cli.show import say
 
     if bundle is None:
         folder, why = find_bundle(bundle)
         bundle = str(folder)
-        if not (quiet or as_json):
-            say(describe_choice(folder, why))
+        notice(describe_choice(folder, why))
     scratch = fields["scratch"] and str(fields["scratch"].absolute())
     settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields), scratch)
-    return make_workers(
-        settings,
-        fields["workers"],
-        most=most,
-        ray=fields["ray"],
-        gpus_per_worker=fields["gpus_per_worker"],
-        on_notice=lambda text: show_notice(text, quiet=quiet, as_json=as_json),
-    )
+    of_workers = {name: fields[name] for name in ("ray", "gpus_per_worker")}
+    return make_workers(settings, fields["workers"], most=most, on_notice=notice, **of_workers)
 
 
-def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", ledger: "Ledger", show: "Show") -> None:
+def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", ledger: "Ledger", board: "Board") -> None:
     """Runs all tasks; raises if no worker can work."""
     from latentsync_trt.batch.dispatch import Dispatcher
+    from latentsync_trt.batch.tasks import Event
 
     ledger.add(tasks)
-    showing = threading.Lock()
 
-    def on_event(event: "Event") -> None:
+    def on_event(event: Event) -> None:
         ledger.record(event)
-        with showing:
-            show(event)
+        board(event)
 
-    with interruption("interrupted; the same command with --resume goes on"):
+    with board, interruption("interrupted; the same command with --resume goes on"):
         dispatcher = Dispatcher(handles, on_event)
         try:
             for task in tasks:

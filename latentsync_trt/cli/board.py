@@ -1,19 +1,18 @@
-"""What a batch shows while it runs: a live table, lines of text, or lines of JSON; and a summary."""
+"""What a batch shows while it runs: progress bars, lines of text, or lines of JSON; and a summary."""
 
 import json
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import PureWindowsPath
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 import rich_click as click
 from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
+from rich.progress import Progress as Bars
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -23,262 +22,185 @@ from latentsync_trt.cli.show import STDERR, process_age_s, say
 from latentsync_trt.remote_files import shown
 from latentsync_trt.types import Progress
 
-Show = Callable[[Event], None]
-
 _JSON_EVERY_S = 2.0
 _LINE_EVERY_S = 30.0
-# The first frames of a clip say little about the time that the others take.
-_LEAST_DONE_S = 1.0
-_BAR_WIDTH = 24
+_SPEED_OVER_S = 3600.0
 _LOG_WIDTH = 10_000
 
 
-@dataclass(slots=True)
-class _Worker:
-    """What a worker does: its state, and the clip that it runs, with its progress."""
+class Board:
+    """Where a batch stands, from its events, and what is shown of it. A context manager; thread-safe.
 
-    state: str = "starting"
-    job: BatchRow | None = None
-    progress: Progress | None = None
-
-    @property
-    def written(self) -> int:
-        """Frames of the clip that are written."""
-        return self.progress.done if self.progress is not None and self.progress.writes else 0
-
-    @property
-    def share(self) -> float:
-        """How much of the stage is done, 0 to 1."""
-        moved = self.progress
-        return min(moved.done / moved.total, 1.0) if moved is not None and moved.total else 0.0
-
-
-@dataclass(slots=True)
-class Figures:
-    """Where a batch stands, from its events.
-
-    `before`: clips that were done earlier; `failed`: rows, also from earlier, with the reason. `clock` returns seconds.
+    Args:
+        rows: to run, by task. before: clips that were done earlier. failed: rows of earlier runs, with the reason.
+        clock: returns seconds.
     """
 
-    jobs: dict[str, BatchRow]
-    before: int = 0
-    failed: list[tuple[BatchRow, str]] = field(default_factory=list)
-    clock: Callable[[], float] = time.monotonic
-    done: int = 0
-    frames: int = 0
-    workers: dict[str, _Worker] = field(default_factory=dict)
-    startup_s: float | None = None
-    """From the start of the process to the first worker that was ready."""
-    _total: int = 0
-    _began_s: float = 0.0
-    _ready_s: float = 0.0
-    _ended_length_s: float = 0.0
-    _mean_length_s: float = 1.0
+    def __init__(
+        self,
+        rows: Mapping[str, BatchRow],
+        before: int = 0,
+        failed: Sequence[tuple[BatchRow, str]] = (),
+        *,
+        as_json: bool = False,
+        quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.failed = list(failed)
+        self._rows, self._before, self._as_json, self._quiet, self._clock = rows, before, as_json, quiet, clock
+        self._live = STDERR.is_terminal and not (as_json or quiet)
+        self._total = before + len(self.failed) + len(rows)
+        self._done = self._frames = 0
+        self._startup_s: float | None = None
+        self._began_s, self._ready_s, self._said_s = clock(), 0.0, 0.0
+        self._told_s: dict[str, float] = {}
+        self._running: dict[str, tuple[str, Progress | None]] = {}
+        mean_s = fmean([row.length_s for row in rows.values() if row.length_s] or [1.0])
+        self._left_s = {task_id: row.length_s or mean_s for task_id, row in rows.items()}
+        self._lock = threading.Lock()
+        columns = TextColumn("{task.description}", markup=False), BarColumn(24), TaskProgressColumn()
+        self._bars = Bars(
+            *columns,
+            console=STDERR,
+            transient=True,
+            disable=not self._live,
+            get_time=clock,
+            speed_estimate_period=_SPEED_OVER_S,
+        )
+        self._all = self._bars.add_task("", total=sum(self._left_s.values()))
+        self._workers: dict[str, TaskID] = {}
 
-    def __post_init__(self) -> None:
-        self._began_s = self.clock()
-        self._total = self.before + len(self.failed) + len(self.jobs)
-        self._mean_length_s = fmean([job.length_s for job in self.jobs.values() if job.length_s] or [1.0])
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
 
-    def add(self, event: Event) -> None:
-        """Takes an event into account."""
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Takes an event into account, and shows it."""
+        with self._lock:
+            self._take(event)
+            ended_s = (self._bars.tasks[0].total or 0.0) - sum(self._left_s.values())
+            running_s = sum(self._left_s[task_id] * share for task_id, share in self._shares())
+            self._bars.update(self._all, completed=ended_s + running_s)
+            self._bars.update(self._all, description=str(self))
+
+    def _take(self, event: Event) -> None:
         match event:
-            case WorkerState(name, state):
-                self.workers.setdefault(name, _Worker()).state = state
-                if state == "ready" and self.startup_s is None:
-                    self.startup_s, self._ready_s = process_age_s(), self.clock()
-            case Started(task_id, name):
-                self.workers[name] = _Worker("running", self.jobs[task_id])
-            case Moved(_, name, progress):
-                self.workers[name].progress = progress
-            case Finished(task_id, name, done):
-                self.done, self.frames = self.done + 1, self.frames + done.report["frames"]
-                self._end(name, task_id)
-            case Failed(task_id, name, message, _, again):
-                self.workers[name] = _Worker("lost")
+            case WorkerState(worker, state, detail):
+                self._worker(worker, state, detail)
+            case Started(task_id, worker, attempt):
+                self._running[worker] = task_id, None
+                self._tell("started", "", task_id, worker=worker, attempt=attempt)
+            case Moved(task_id, worker, progress):
+                self._moved(task_id, worker, progress)
+            case Finished(task_id, worker, done):
+                self._end(task_id, worker)
+                self._done, self._frames = self._done + 1, self._frames + done.report["frames"]
+                text = f"{done.report['frames']} frames in {done.seconds:.1f} s on {worker}; {self}"
+                text = "" if self._live else f"{_name(self._rows[task_id])}: {text}"
+                self._tell("finished", text, task_id, worker=worker, seconds=done.seconds, report=done.report)
+            case Failed(task_id, worker, message, usage, again):
+                what = f"worker {worker} was lost and starts again; the clip is next" if again else "failed"
+                self._running.pop(worker, None)
                 if not again:
-                    self.failed.append((self.jobs[task_id], message))
-                    self._end(name, task_id)
+                    self._end(task_id, worker)
+                    self.failed.append((self._rows[task_id], message))
+                text = f"{self._rows[task_id].where}: {_name(self._rows[task_id])}: {what}: {message}"
+                self._tell("failed", text, task_id, worker=worker, message=message, usage=usage, again=again)
 
-    def _end(self, worker: str, task_id: str) -> None:
-        self.workers[worker] = _Worker("ready")
-        self._ended_length_s += self._length_s(self.jobs[task_id])
+    def _worker(self, name: str, state: str, detail: str) -> None:
+        if state == "ready" and self._startup_s is None:
+            self._startup_s, self._ready_s = process_age_s(), self._clock()
+        text = ""
+        if state == "lost" and name not in self._running:
+            text = f"worker {name} cannot start: {detail}"
+        elif state == "closed" and detail:
+            text = f"worker {name} is given up; the others go on"
+        if state != "running":
+            self._tell("worker", text, worker=name, state=state, detail=detail)
+        if name not in self._workers:
+            self._workers[name] = self._bars.add_task(name, total=1.0)
+        self._bars.update(self._workers[name], description=f"{name}  {state}", completed=0.0)
 
-    def _length_s(self, job: BatchRow) -> float:
-        """Of a clip; the mean of those that are known where it is not."""
-        return job.length_s or self._mean_length_s
+    def _moved(self, task_id: str, worker: str, progress: Progress) -> None:
+        self._running[worker] = task_id, progress
+        text = f"{worker}  {progress.stage}  {_name(self._rows[task_id])}"
+        self._bars.update(self._workers[worker], description=text, completed=progress.done, total=progress.total)
+        last_s, every_s = self._said_s, _LINE_EVERY_S
+        if self._as_json:
+            last_s, every_s = self._told_s.get(task_id, -_JSON_EVERY_S), _JSON_EVERY_S
+        if self._wall_s - last_s >= every_s:
+            self._told_s[task_id] = self._wall_s
+            of = {"stage": progress.stage, "done": progress.done, "total": progress.total}
+            self._tell("progress", "" if self._live else str(self), task_id, worker=worker, **of)
+
+    def _end(self, task_id: str, worker: str) -> None:
+        self._running.pop(worker, None)
+        self._left_s[task_id] = 0.0
+
+    def _shares(self) -> list[tuple[str, float]]:
+        """Running clips, and how much of each is written, 0 to 1."""
+        running = self._running.values()
+        return [(task_id, min(at.done / at.total, 1.0)) for task_id, at in running if at and at.writes and at.total]
+
+    def _tell(self, kind: str, text: str, task_id: str | None = None, **fields: Any) -> None:
+        """Prints an event as JSON, or its text, if it has one."""
+        if self._as_json and task_id is not None:
+            row = self._rows[task_id]
+            tell(kind, id=task_id, row=row.where, output=shown(row.task.output), **fields)
+        elif self._as_json:
+            tell(kind, **fields)
+        elif text and not self._quiet:
+            self._said_s = self._wall_s
+            say(text if self._live else f"[{self._said_s:.0f} s] {text}")
 
     @property
-    def wall_s(self) -> float:
-        """Seconds since this batch began."""
-        return self.clock() - self._began_s
+    def _wall_s(self) -> float:
+        return self._clock() - self._began_s
 
     @property
-    def frames_per_s(self) -> float:
+    def _frames_per_s(self) -> float:
         """Of all workers together, since the first one was ready."""
-        running = [worker.written for worker in list(self.workers.values())]
-        spent_s = self.clock() - self._ready_s if self._ready_s else 0.0
-        return (self.frames + sum(running)) / spent_s if spent_s else 0.0
-
-    @property
-    def left_s(self) -> float | None:
-        """Expected seconds until the end; None before a second of video is done."""
-        running = [(worker.share, worker.job) for worker in list(self.workers.values()) if worker.written]
-        done_s = self._ended_length_s + sum(share * self._length_s(job) for share, job in running if job is not None)
-        if not self._ready_s or done_s < _LEAST_DONE_S:
-            return None
-        rest_s = sum(map(self._length_s, self.jobs.values())) - done_s
-        return max(rest_s, 0.0) * (self.clock() - self._ready_s) / done_s
+        written = sum(at.done for _, at in self._running.values() if at and at.writes)
+        spent_s = self._clock() - self._ready_s
+        return (self._frames + written) / spent_s if self._ready_s and spent_s else 0.0
 
     def __str__(self) -> str:
-        left = f", about {timedelta(seconds=round(self.left_s))} left" if self.left_s else ""
+        left_s = self._bars.tasks[0].time_remaining
+        left = f", about {timedelta(seconds=left_s)} left" if left_s else ""
         failed = f", {len(self.failed)} failed" if self.failed else ""
-        done = self.before + self.done
-        return f"{done} of {self._total} clips done{failed}; {self.frames_per_s:.1f} frames/s{left}"
+        done = self._before + self._done
+        return f"{done} of {self._total} clips done{failed}; {self._frames_per_s:.1f} frames/s{left}"
 
-    def summary(self) -> dict[str, Any]:
-        """The end of a batch, as JSON."""
-        return {
-            "done": self.done,
-            "done_before": self.before,
-            "failed": len(self.failed),
-            "frames": self.frames,
-            "wall_s": self.wall_s,
-            "startup_s": self.startup_s,
-            "frames_per_s": self.frames_per_s,
-        }
-
-
-@contextmanager
-def display(figures: Figures, *, as_json: bool, quiet: bool) -> Iterator[Show]:
-    """Yields what takes the events of a batch into `figures` and shows them, as fits the terminal."""
-    if as_json:
-        yield _JsonLines(figures)
-    elif quiet or not STDERR.is_terminal:
-        yield _Lines(figures, (lambda _: None) if quiet else say)
-    else:
-        with Live(console=STDERR, get_renderable=lambda: _table(figures), transient=True, refresh_per_second=4):
-            yield _Lines(figures, say, only_problems=True)
+    def show_summary(self) -> None:
+        """Prints a table of the rows that failed to stderr, and numbers of the whole batch to stdout."""
+        numbers = {"frames": self._frames, "wall_s": self._wall_s, "startup_s": self._startup_s}
+        if self._as_json:
+            counts = {"done": self._done, "done_before": self._before, "failed": len(self.failed)}
+            tell("summary", **counts, **numbers, frames_per_s=self._frames_per_s)
+            return
+        if self.failed:
+            table = Table("failed", "clip", Column("reason", overflow="fold"), box=None, pad_edge=False)
+            for row, message in self.failed:
+                table.add_row(*map(Text, (row.where, _name(row), message)))
+            # The lines of a log are not wrapped.
+            (STDERR if STDERR.is_terminal else Console(stderr=True, width=_LOG_WIDTH)).print(table)
+        if not self._quiet:
+            before = f" ({self._before} earlier)" if self._before else ""
+            ran = "nothing to run"
+            if self._startup_s is not None:
+                ran = f"{self._frames} frames in {self._wall_s:.1f} s, {self._frames_per_s:.1f} frames/s; "
+                ran += f"start-up {self._startup_s:.1f} s"
+            click.echo(f"{self._before + self._done} clips done{before}, {len(self.failed)} failed: {ran}")
 
 
-def show_notice(text: str, *, quiet: bool, as_json: bool) -> None:
-    """Prints what takes long: to stderr, or to stdout as JSON."""
-    if as_json:
-        _print("notice", message=text)
-    elif not quiet:
-        say(f"note: {text}")
-
-
-def show_problems(problems: Sequence[object], *, as_json: bool) -> None:
-    """Prints why rows cannot work, a line each: to stderr, or to stdout as JSON."""
-    for problem in problems:
-        if as_json:
-            _print("problem", message=str(problem))
-        else:
-            say(str(problem))
-
-
-def show_summary(figures: Figures, *, quiet: bool, as_json: bool) -> None:
-    """Prints a table of the rows that failed to stderr, and figures of the whole batch to stdout."""
-    if as_json:
-        _print("summary", **figures.summary())
-        return
-    if figures.failed:
-        table = Table("failed", "clip", Column("reason", overflow="fold"), box=None, pad_edge=False)
-        for job, message in figures.failed:
-            table.add_row(*map(Text, (job.where, _name(job.task.output), message)))
-        # The lines of a log are not wrapped.
-        (STDERR if STDERR.is_terminal else Console(stderr=True, width=_LOG_WIDTH)).print(table)
-    if quiet:
-        return
-    before = f" ({figures.before} earlier)" if figures.before else ""
-    ran = "nothing to run"
-    if figures.startup_s is not None:
-        ran = f"{figures.frames} frames in {figures.wall_s:.1f} s, {figures.frames_per_s:.1f} frames/s; "
-        ran += f"start-up {figures.startup_s:.1f} s"
-    click.echo(f"{figures.before + figures.done} clips done{before}, {len(figures.failed)} failed: {ran}")
-
-
-class _Lines:
-    """A line for each clip that ends and worker that is lost, and at intervals one for all."""
-
-    def __init__(self, figures: Figures, say: Callable[[str], None], *, only_problems: bool = False) -> None:
-        self._figures, self._say, self._only_problems = figures, say, only_problems
-        self._said_s = 0.0
-
-    def __call__(self, event: Event) -> None:
-        self._figures.add(event)
-        match event:
-            case Failed(task_id, worker, message, _, again):
-                job = self._figures.jobs[task_id]
-                what = f"worker {worker} was lost and starts again; the clip is next" if again else "failed"
-                self._line(f"{job.where}: {_name(job.task.output)}: {what}: {message}")
-            case WorkerState(worker, "lost", detail) if self._figures.workers[worker].job is None:
-                self._line(f"worker {worker} cannot start: {detail}")
-            case WorkerState(worker, "closed", detail) if detail:
-                self._line(f"worker {worker} is given up; the others go on")
-            case Finished(task_id, worker, done) if not self._only_problems:
-                name, frames = _name(self._figures.jobs[task_id].task.output), done.report["frames"]
-                self._line(f"{name}: {frames} frames in {done.seconds:.1f} s on {worker}; {self._figures}")
-            case Moved() if not self._only_problems and self._figures.wall_s - self._said_s >= _LINE_EVERY_S:
-                self._line(str(self._figures))
-
-    def _line(self, text: str) -> None:
-        self._said_s = self._figures.wall_s
-        self._say(text if self._only_problems else f"[{self._said_s:.0f} s] {text}")
-
-
-class _JsonLines:
-    """A line on stdout for each event; for the progress of a clip, every two seconds."""
-
-    def __init__(self, figures: Figures) -> None:
-        self._figures = figures
-        self._moved_s: dict[str, float] = {}
-
-    def __call__(self, event: Event) -> None:
-        self._figures.add(event)
-        match event:
-            case WorkerState(worker, state, detail) if state != "running":
-                _print("worker", worker=worker, state=state, detail=detail)
-            case Started(task_id, worker, attempt):
-                self._print("started", task_id, worker=worker, attempt=attempt)
-            case Moved(task_id, worker, progress) if self._is_due(task_id):
-                of = {"stage": progress.stage, "done": progress.done, "total": progress.total}
-                self._print("progress", task_id, worker=worker, **of)
-            case Finished(task_id, worker, done):
-                self._print("finished", task_id, worker=worker, seconds=done.seconds, report=done.report)
-            case Failed(task_id, worker, message, usage, again):
-                self._print("failed", task_id, worker=worker, message=message, usage=usage, again=again)
-
-    def _is_due(self, task_id: str) -> bool:
-        now_s = self._figures.wall_s
-        due = now_s - self._moved_s.get(task_id, -_JSON_EVERY_S) >= _JSON_EVERY_S
-        if due:
-            self._moved_s[task_id] = now_s
-        return due
-
-    def _print(self, kind: str, task_id: str, **fields: Any) -> None:
-        job = self._figures.jobs[task_id]
-        _print(kind, id=task_id, row=job.where, output=shown(job.task.output), **fields)
-
-
-def _print(kind: str, **fields: Any) -> None:
+def tell(kind: str, **fields: Any) -> None:
+    """Prints an event of `--json` to stdout."""
     click.echo(json.dumps({"event": kind, **fields}))
 
 
-def _table(figures: Figures) -> Table:
-    """A line for the whole, first, as a terminal may not have room for all workers; and one for each of them."""
-    table = Table(box=None, show_header=False, pad_edge=False, title=str(figures), title_justify="left")
-    for name, worker in sorted(figures.workers.items(), key=lambda item: (len(item[0]), item[0])):
-        stage = worker.progress.stage if worker.progress is not None else worker.state
-        if worker.job is None:
-            table.add_row(name, stage)
-        else:
-            bar = ProgressBar(total=1.0, completed=worker.share, width=_BAR_WIDTH)
-            table.add_row(name, stage, bar, f"{worker.share:4.0%}", Text(_name(worker.job.task.output)))
-    return table
-
-
-def _name(file: str) -> str:
-    """The last part of a path or URL."""
-    return PureWindowsPath(shown(file)).name
+def _name(row: BatchRow) -> str:
+    """The last part of the output's path or URL."""
+    return PureWindowsPath(shown(row.task.output)).name
