@@ -5,14 +5,14 @@ import os
 import re
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from latentsync_trt import remembered
-from latentsync_trt.errors import InputError, ProviderUnavailable
+from latentsync_trt.errors import InputError, OutOfMemory, ProviderUnavailable
 from latentsync_trt.runtime.compiler.process import Answer, CompileOrder
 from latentsync_trt.runtime.providers import diagnose as diagnosis
 from latentsync_trt.runtime.providers import gpu, hardware, libraries, messages
@@ -442,17 +442,35 @@ def test_a_package_or_a_module_is_found_and_not_loaded(
     assert libraries.package_folder(name) == path.parent
 
 
-def test_the_builder_is_tried_on_one_node_and_one_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+BUILT, CRASH = Answer(True, "", version="10.14.1.48"), "the compiler crashed (exit code 1)"
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "cure"),
+    [
+        (BUILT, "", ""),
+        (replace(BUILT, version="10.16.1.11"), "Python's tensorrt is 10.16.1.11", "install one TensorRT"),
+        (replace(BUILT, accepted=False, reason=CRASH), CRASH, "--force-reinstall"),
+        (OutOfMemory("close it"), "builds no engine", "close it"),
+    ],
+)
+def test_the_builder_is_tried_on_one_node_and_one_gpu(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, answer: Answer | Exception, text: str, cure: str
+) -> None:
     calls: list[tuple[CompileOrder, bytes, dict[str, str]]] = []
-    answer = Answer(False, "no", version="10.14.1.48")
 
     def compiler(order: CompileOrder, environment: dict[str, str]) -> Answer:
         calls.append((order, Path(order.path).read_bytes(), environment))
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.setattr(libraries, "tensorrt_version", lambda: "10.14.1.48")
     monkeypatch.setattr(diagnosis, "run_compiler", compiler)
-    assert diagnosis.try_builder(gpu.gpus()[1]) is answer
+    obstacle = diagnosis.builder_obstacle(gpu.gpus()[1])
+    assert (obstacle is None) is (text == "")
+    assert obstacle is None or (text in obstacle.text and cure in obstacle.cure)
     ((order, content, environment),) = calls
     assert order == CompileOrder("tensorrt", order.path, {}, optimization_level=0)
     assert content == diagnosis._TRIAL_MODEL

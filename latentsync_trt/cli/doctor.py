@@ -1,4 +1,4 @@
-"""`latentsync-trt doctor`: what this machine has, what is missing, and the command that installs it.
+"""`latentsync-trt doctor`: what works on this machine, what is missing, and the command that installs it.
 
 Packages that may fail to load are imported in functions, so that the failure becomes a finding.
 """
@@ -6,41 +6,29 @@ Packages that may fail to load are imported in functions, so that the failure be
 import json
 import os
 import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 import rich_click as click
 
-from latentsync_trt import __version__
-from latentsync_trt.errors import BundleError, EngineBuildError, OutOfMemory, OutputError
+from latentsync_trt.errors import BundleError, OutputError
 from latentsync_trt.remembered import forget
-from latentsync_trt.runtime.providers.messages import (
-    PLUGIN_ABSENT,
-    REINSTALL_ORT,
-    TENSORRT_DOWNLOAD,
-    Obstacle,
-)
-from latentsync_trt.runtime.providers.table import CPU, CUDA, PROVIDERS, RTX, TENSORRT
-from latentsync_trt.version import distribution_version
+from latentsync_trt.runtime.providers.messages import REINSTALL_ORT, TENSORRT_DOWNLOAD, Obstacle
+from latentsync_trt.runtime.providers.table import CPU, PROVIDERS, TENSORRT
+from latentsync_trt.version import __version__, distribution_version
 
 Level = Literal["ok", "missing", "problem", "info"]
 
 _MARKS = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "problem": ("✗", "red"), "info": (" ", "white")}
-_PACKAGES = (
-    *("numpy", "opencv-python-headless", "av", "click", "rich", "rich-click", "filelock", "platformdirs"),
-    *("psutil", "nvidia-ml-py", "jinja2", "matplotlib"),
-)
-_EXTRAS = {
-    "export": ("torch", "diffusers", "librosa", "onnx", "onnx-ir", "onnxscript", "safetensors", "huggingface-hub"),
-    "ui": ("gradio", "prometheus-client", "python-multipart"),
-    "serve": ("fastapi", "prometheus-client", "python-multipart", "uvicorn"),
-    "cluster": ("ray", "fsspec", "aiohttp", "s3fs", "gcsfs"),
-}
-"""Packages that each extra installs; the version of the first is shown."""
+_EXTRAS = ("export", "calibrate", "c2pa", "cluster", "serve", "ui")
+_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)[^;]*(?:;.*extra == ['\"](?P<extra>[\w-]+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +51,40 @@ def command(as_json: bool) -> None:
             report[section] = list(find())
         except ImportError as error:
             report[section] = [Finding("problem", f"a package does not load: {error}", REINSTALL_ORT)]
+    report = {section: findings for section, findings in report.items() if findings}
+    problems = [finding for findings in report.values() for finding in findings if finding.level == "problem"]
+    verdict = problems[0] if problems else _verdict()
     if as_json:
         rows = [{"section": name, **asdict(finding)} for name, findings in report.items() for finding in findings]
-        click.echo(json.dumps({"findings": rows}, indent=2))
+        click.echo(json.dumps({"verdict": asdict(verdict), "findings": rows}, indent=2))
     else:
+        _show(verdict)
         for section, findings in report.items():
             click.secho(section, bold=True)
             for finding in findings:
-                mark, color = _MARKS[finding.level]
-                click.secho(f"  {mark} {finding.text}", fg=color)
-                if finding.cure:
-                    click.echo(f"      → {finding.cure}")
-    if any(finding.level == "problem" for findings in report.values() for finding in findings):
+                _show(finding, "  ")
+    if problems:
         raise SystemExit(1)
+
+
+def _show(finding: Finding, indent: str = "") -> None:
+    mark, color = _MARKS[finding.level]
+    click.secho(f"{indent}{mark} {finding.text}", fg=color)
+    if finding.cure:
+        click.echo(f"{indent}    → {finding.cure}")
+
+
+def _verdict() -> Finding:
+    """What `sync` does here without options."""
+    from latentsync_trt.bundle.find import default_bundle
+    from latentsync_trt.runtime.providers.select import select_provider
+
+    provider, bundle = select_provider().name, default_bundle().name
+    if bundle is None:
+        return Finding(
+            "missing", f"`demo` runs; `sync` lacks a model (provider {provider} works)", "latentsync-trt setup"
+        )
+    return Finding("ok", f"`sync` runs bundle {bundle} with provider {provider}")
 
 
 def _system() -> Iterator[Finding]:
@@ -85,28 +94,29 @@ def _system() -> Iterator[Finding]:
 
 def _packages() -> Iterator[Finding]:
     builds = [name for name in ("onnxruntime-gpu", "onnxruntime") if distribution_version(name)]
-    for name in (*(builds or ["onnxruntime-gpu"]), *_PACKAGES):
-        version = distribution_version(name)
-        absent = None if version else Obstacle(f"{name} is not installed", "pip install latentsync-trt")
-        yield _found(f"{name} {version}", absent, "problem")
     if len(builds) > 1:
         yield Finding("problem", "onnxruntime and onnxruntime-gpu overwrite each other's files", REINSTALL_ORT)
-    for extra, packages in _EXTRAS.items():
-        names = ", ".join(name for name in packages if not distribution_version(name))
-        absent = (
-            Obstacle(f"{extra}: {names} not installed", f'pip install "latentsync-trt[{extra}]"') if names else None
-        )
-        yield _found(f"{extra}: {packages[0]} {distribution_version(packages[0])}", absent)
+    needed: dict[str, list[str]] = {"": builds or ["onnxruntime-gpu"]}
+    with suppress(metadata.PackageNotFoundError):
+        for requirement in filter(None, map(_REQUIREMENT.match, metadata.requires("latentsync-trt") or ())):
+            if not requirement["name"].startswith("onnxruntime"):
+                needed.setdefault(requirement["extra"] or "", []).append(requirement["name"])
+    for extra in ("", *(name for name in _EXTRAS if name in needed)):
+        versions = {name: distribution_version(name) for name in needed[extra]}
+        missing = ", ".join(name for name, version in versions.items() if version is None)
+        found = ", ".join(f"{name} {version}" for name, version in versions.items())
+        line = f'pip install "latentsync-trt[{extra}]"' if extra else "pip install latentsync-trt"
+        absent = Obstacle(f"{missing} not installed", line) if missing else None
+        yield _found(f"{extra}: {found}" if extra else found, absent, "missing" if extra else "problem", name=extra)
 
 
-def _driver() -> Iterator[Finding]:
+def _gpu() -> Iterator[Finding]:
+    from latentsync_trt.bench.machine import library_versions
     from latentsync_trt.runtime.providers import diagnose, gpu
 
-    supported = gpu.driver_cuda()
-    version = f"NVIDIA driver {gpu.driver_version() or 'of unknown version'}"
-    text = f"{version}, supports CUDA up to {'.'.join(map(str, supported or ()))}"
     obstacle = diagnose.driver_obstacle()
-    yield _found(text, obstacle, "missing" if supported is None else "problem")
+    found = ", ".join(f"{name} {version}" for name, version in library_versions().items() if version)
+    yield _found(found, obstacle, "missing" if gpu.driver_cuda() is None else "problem")
     if obstacle is None and not gpu.gpus():
         yield Finding("missing", "the driver shows no GPU", "run nvidia-smi; look at $CUDA_VISIBLE_DEVICES")
     for device in gpu.gpus():
@@ -115,60 +125,19 @@ def _driver() -> Iterator[Finding]:
         yield Finding("ok", f"{device}, {memory}")
 
 
-def _libraries() -> Iterator[Finding]:
-    from latentsync_trt.runtime.providers import diagnose, libraries
-
-    obstacle = diagnose.build_obstacle(CUDA)
-    if obstacle is not None:
-        yield _found("", obstacle)
-        return
-    needed = f"CUDA {libraries.CUDA_MAJOR} and TensorRT {libraries.TENSORRT_MAJOR}"
-    yield Finding("info", f"onnxruntime {libraries.onnxruntime_version()} is built for {needed}")
-    versions = {
-        CUDA: f"CUDA {libraries.cuda_version()}, cuDNN {libraries.cudnn_version()}",
-        TENSORRT: f"TensorRT {libraries.tensorrt_version()}",
-    }
-    for provider, text in versions.items():
-        obstacle = diagnose.library_obstacle(provider)
-        yield _found(text, obstacle, name=provider.name)
-    if obstacle is not None and TENSORRT.install in obstacle.cure:
-        yield Finding("info", TENSORRT_DOWNLOAD)
-    plugin = libraries.rtx_version()
-    absent = Obstacle(PLUGIN_ABSENT, RTX.install) if plugin == libraries.UNKNOWN else None
-    yield _found(f"TensorRT-RTX plug-in {plugin}", absent)
-
-
 def _providers() -> Iterator[Finding]:
-    from latentsync_trt.runtime.providers import diagnose
+    from latentsync_trt.runtime.providers import diagnose, gpu
 
-    obstacles = {name: diagnose.diagnose_provider(provider) for name, provider in PROVIDERS.items()}
-    for name, obstacle in obstacles.items():
-        level: Level = "problem" if name == CPU.name else "missing"
-        yield _found(f"{name} runs (a trial session used it)", obstacle, level, name=name)
-    working = [name for name, obstacle in obstacles.items() if obstacle is None]
-    if working:
-        yield Finding("info", f"--provider auto takes {working[0]}")
-    if TENSORRT.name in working:
-        yield _builder()
-
-
-def _builder() -> Finding:
-    """TensorRT's builder, tested on the first GPU."""
-    from latentsync_trt.runtime.providers import diagnose, gpu, libraries
-
-    loaded = libraries.tensorrt_version()
-    try:
-        answer = diagnose.try_builder(gpu.gpus()[0])
-    except (EngineBuildError, OutOfMemory) as error:
-        return Finding("problem", f"TensorRT {loaded} builds no engine", str(error))
-    if not answer.accepted:
-        cure = TENSORRT.install + " --force-reinstall"
-        return Finding("problem", f"TensorRT {loaded} builds no engine: {answer.reason}", cure)
-    if not answer.version.startswith(loaded):
-        text = f"Python's tensorrt is {answer.version}, but onnxruntime loads TensorRT {loaded} and its engines only"
-        return Finding("problem", text, "install one TensorRT, or put its folder first on the loader's path")
-    text = f"TensorRT {answer.version} builds engines (one node took {answer.seconds:.1f} s)"
-    return Finding("ok", f"{text}; `latentsync-trt selftest` builds and runs whole graphs")
+    obstacles = {provider: diagnose.diagnose_provider(provider) for provider in PROVIDERS.values()}
+    for provider, obstacle in obstacles.items():
+        level: Level = "problem" if provider is CPU else "missing"
+        yield _found(f"{provider.name} runs (a trial session used it)", obstacle, level, name=provider.name)
+    tensorrt = obstacles[TENSORRT]
+    if tensorrt is None:
+        text = "TensorRT builds engines (one node, as a trial); `latentsync-trt selftest` builds and runs whole graphs"
+        yield _found(text, diagnose.builder_obstacle(gpu.gpus()[0]), "problem")
+    elif TENSORRT.install in tensorrt.cure:
+        yield Finding("info", TENSORRT_DOWNLOAD)
 
 
 def _engines() -> Iterator[Finding]:
@@ -188,23 +157,17 @@ def _engines() -> Iterator[Finding]:
             text = f"{len(damaged)} damaged, {_gb(prune.total_bytes(damaged))}"
             yield Finding("missing", text, "latentsync-trt cache prune --stale")
     for verdict in kept(folder):
-        used = "" if verdict.problem else "; --provider auto uses it"
-        cure = (
-            "`latentsync-trt setup` measures again; naming the provider uses it all the same" if verdict.problem else ""
-        )
-        yield Finding("missing" if verdict.problem else "info", f"{verdict}{used}", cure)
-    version, compiler = distribution_version("tensorrt-rtx-cu13"), "check: NVIDIA's compiler for TensorRT-RTX"
-    absent = None if version else Obstacle(f"{compiler} is not installed", 'pip install "latentsync-trt[check]"')
-    yield _found(f"{compiler} {version}", absent)
+        cure = "`latentsync-trt setup` measures again; naming the provider uses it all the same" if verdict.problem else ""
+        yield Finding("missing" if verdict.problem else "info", f"{verdict}", cure)
 
 
 def _codecs() -> Iterator[Finding]:
     from latentsync_trt.media.codecs import library_versions, missing_codecs
 
-    versions, missing = library_versions(), ", ".join(missing_codecs())
-    yield Finding("ok", f"PyAV {versions['PyAV']}, libavcodec {versions['libavcodec']}")
+    missing = ", ".join(missing_codecs())
     cure = "pip install --force-reinstall --only-binary=:all: av"
-    yield _found("FFmpeg has all required codecs", Obstacle(f"FFmpeg lacks {missing}", cure) if missing else None)
+    found = ", ".join(f"{name} {version}" for name, version in library_versions().items())
+    yield _found(f"{found}: all required codecs", Obstacle(f"FFmpeg lacks {missing}", cure) if missing else None)
 
 
 def _bundles() -> Iterator[Finding]:
@@ -216,8 +179,7 @@ def _bundles() -> Iterator[Finding]:
     existing = nearest_existing(folder)
     state = "found" if folder == existing else "does not exist yet"
     yield Finding("info", f"checkpoints: {folder} ({state}; {_gb(shutil.disk_usage(existing).free)} free)")
-    exported = find.exported_bundles()
-    default = find.default_bundle()
+    exported, default = find.exported_bundles(), find.default_bundle()
     if default.name is not None:
         yield Finding("ok", f"without --bundle, {default.name} runs: it is {default.reason}")
     elif exported:
@@ -234,6 +196,24 @@ def _bundles() -> Iterator[Finding]:
         yield Finding("ok", f"{find.name_of(bundle)}: {find.facts(manifest)}, {manifest.shapes}, {size}")
 
 
+def _leftovers() -> Iterator[Finding]:
+    from latentsync_trt.bundle.find import checkpoints_folder
+    from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
+    from latentsync_trt.temporary import leftovers
+
+    wanted = Path(), checkpoints_folder(), cache_folder(), Path(tempfile.gettempdir())
+    for place in dict.fromkeys(place.absolute() for place in wanted):
+        for leftover in leftovers(place):
+            text = f"{leftover.path}: a run that was killed left {_gb(leftover.size_bytes)}"
+            yield Finding("missing", text, "delete it, as the next run that writes there does")
+        for work in leftovers(place, kept=True):
+            text = f"{work.path}: an interrupted run keeps {_gb(work.size_bytes)} of finished parts"
+            yield Finding("missing", text, "run the same command with --resume, or delete the folder")
+    for path in EngineCache(cache_folder()).leftovers():
+        text = f"{path}: a build that was killed left it"
+        yield Finding("missing", text, "latentsync-trt cache prune --stale, or the next build, deletes it")
+
+
 def _found(text: str, obstacle: Obstacle | None, level: Level = "missing", *, name: str = "") -> Finding:
     """The finding `text`, or the obstacle to it, prefixed with `name`."""
     if obstacle is None:
@@ -245,34 +225,10 @@ def _gb(size_bytes: int) -> str:
     return f"{size_bytes / 1e9:.1f} GB"
 
 
-def _leftovers() -> Iterator[Finding]:
-    from latentsync_trt.bundle.find import checkpoints_folder
-    from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
-    from latentsync_trt.temporary import leftovers
-
-    wanted = Path(), checkpoints_folder(), cache_folder(), Path(tempfile.gettempdir())
-    places = dict.fromkeys(place.absolute() for place in wanted)
-    found = [leftover for place in places for leftover in leftovers(place)]
-    for leftover in found:
-        text = f"{leftover.path}: a run that was killed left {_gb(leftover.size_bytes)}"
-        yield Finding("missing", text, "delete it, as the next run that writes there does")
-    kept = [work for place in places for work in leftovers(place, kept=True)]
-    for work in kept:
-        text = f"{work.path}: an interrupted run keeps {_gb(work.size_bytes)} of finished parts"
-        yield Finding("missing", text, "run the same command with --resume, or delete the folder")
-    unfinished = list(EngineCache(cache_folder()).leftovers())
-    for path in unfinished:
-        text = f"{path}: a build that was killed left it"
-        yield Finding("missing", text, "latentsync-trt cache prune --stale, or the next build, deletes it")
-    if not found and not unfinished and not kept:
-        yield Finding("ok", "none here, below checkpoints/, in the engine cache or among the system's temporary files")
-
-
 SECTIONS: dict[str, Callable[[], Iterator[Finding]]] = {
     "system": _system,
     "packages": _packages,
-    "gpu": _driver,
-    "libraries": _libraries,
+    "gpu": _gpu,
     "providers": _providers,
     "engines": _engines,
     "media": _codecs,

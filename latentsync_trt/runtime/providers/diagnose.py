@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from latentsync_trt.errors import ProviderUnavailable
+from latentsync_trt.errors import EngineBuildError, OutOfMemory, ProviderUnavailable
 from latentsync_trt.remembered import Key, files_key, known, remember
 from latentsync_trt.runtime.compiler.failures import last_line
-from latentsync_trt.runtime.compiler.process import Answer, CompileOrder, run_compiler
+from latentsync_trt.runtime.compiler.process import CompileOrder, run_compiler
 from latentsync_trt.runtime.providers import gpu as driver
 from latentsync_trt.runtime.providers import libraries, messages
 from latentsync_trt.runtime.providers.gpu import Gpu, visible_only
@@ -174,16 +174,24 @@ def _missing(provider: Provider, missing: dict[str, str]) -> Obstacle:
     return _obstacle(messages.LIBRARY_MISSING, provider.install, files=files, or_part=or_part)
 
 
-def try_builder(gpu: Gpu) -> Answer:
-    """Builds a one-node TensorRT engine in a child process: the builder loads a library specific to the GPU.
-
-    Raises:
-        EngineBuildError: the process cannot be started. OutOfMemory: the host has too little memory.
-    """
-    with temporary_folder() as folder:
-        graph = folder / "one_node.onnx"
-        graph.write_bytes(_TRIAL_MODEL)
-        return run_compiler(CompileOrder("tensorrt", str(graph), {}, optimization_level=0), visible_only(gpu))
+def builder_obstacle(gpu: Gpu) -> Obstacle | None:
+    """Builds a one-node TensorRT engine in a child process: the builder loads a library specific to the GPU."""
+    loaded = libraries.tensorrt_version()
+    try:
+        with temporary_folder() as folder:
+            graph = folder / "one_node.onnx"
+            graph.write_bytes(_TRIAL_MODEL)
+            order = CompileOrder("tensorrt", str(graph), {}, optimization_level=0)
+            answer = run_compiler(order, visible_only(gpu))
+    except (EngineBuildError, OutOfMemory) as error:
+        return Obstacle(f"TensorRT {loaded} builds no engine", str(error))
+    if not answer.accepted:
+        cure = f"{TENSORRT.install} --force-reinstall"
+        return Obstacle(f"TensorRT {loaded} builds no engine: {answer.reason}", cure)
+    if not answer.version.startswith(loaded):
+        text = f"Python's tensorrt is {answer.version}, but onnxruntime loads TensorRT {loaded} and its engines only"
+        return Obstacle(text, "install one TensorRT, or put its folder first on the loader's path")
+    return None
 
 
 def rtx_devices(index: int) -> list[Any]:
