@@ -157,7 +157,9 @@ def _engines() -> Iterator[Finding]:
             text = f"{len(damaged)} damaged, {_gb(prune.total_bytes(damaged))}"
             yield Finding("missing", text, "latentsync-trt cache prune --stale")
     for verdict in kept(folder):
-        cure = "`latentsync-trt setup` measures again; naming the provider uses it all the same" if verdict.problem else ""
+        cure = (
+            "`latentsync-trt setup` measures again; naming the provider uses it all the same" if verdict.problem else ""
+        )
         yield Finding("missing" if verdict.problem else "info", f"{verdict}", cure)
 
 
