@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from latentsync_trt.bundle.find import default_bundle, remembered_choice
 from latentsync_trt.bundle.manifest import REQUIRED_GRAPHS, Bundle
 from latentsync_trt.cli import main, selftest, setup
+from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import ExportMismatch
 from latentsync_trt.export import exporter, options
 from latentsync_trt.export.options import ExportOptions
@@ -184,7 +185,8 @@ def test_a_gpu_gets_half_precision_and_what_runs_there_is_tested(
         def warm_up(self) -> None:
             self.provider = runs
 
-    def from_bundle(folder: Path, provider: str, *, on_notice: object) -> Opened:
+    def from_bundle(folder: Path, provider: str, options: RuntimeOptions, *, on_notice: object) -> Opened:
+        assert options.verify
         opened.append((folder.name, provider))
         return Opened()
 
