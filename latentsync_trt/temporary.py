@@ -128,17 +128,6 @@ def whole_file(path: Path) -> Iterator[Path]:
         part.replace(path)
 
 
-@contextmanager
-def removed_with_the_process(folder: Path) -> Iterator[None]:
-    """During the block, `remove_all` removes `folder`, too, which need not exist yet."""
-    folder = folder.absolute()
-    _made[folder] = None
-    try:
-        yield
-    finally:
-        _made.pop(folder)
-
-
 def remove_all() -> None:
     """Removes everything that is registered, for a process that ends without leaving its blocks. Thread-safe."""
     for _ in range(_TRIES):  # other threads may still write

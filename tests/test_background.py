@@ -17,7 +17,6 @@ from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, ProviderUnavailable
-from latentsync_trt.runtime.cache.prune import remove, survey
 from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.networks import background, networks
 from latentsync_trt.runtime.networks.background import failure_of
@@ -110,7 +109,7 @@ def test_a_run_starts_at_once_and_changes_between_two_windows(
     assert not any(engine.built for engine in report.engines)  # not by this process
     runs = {engine.provider: engine.runs for engine in report.engines if engine.graph == "denoise_step"}
     assert runs == {"cpu": 1, "rtx": 1 + WINDOWS - 1}  # before and after the change, with a first run
-    assert {entry.state for entry in survey(setting.cold, hashes=True)} == {"ready"}
+    assert {entry.state for entry in EngineCache(setting.cold).entries(hashes=True)} == {"ready"}
 
 
 @pytest.mark.parametrize("provider", [COMPILING, Selection("cpu")], ids=["engines in the cache", "needs no engines"])
@@ -181,13 +180,13 @@ def test_closing_stops_the_build_and_its_leftover_is_not_used(
     made.prepare(STEPS)
     assert made.building
     until(lambda: list(signals.glob("builds-*")))
-    assert (len(list(setting.cold.glob(".*/engine.bin"))), survey(setting.cold)) == (1, ())
+    assert (len(list(setting.cold.glob(".*/*/engine.bin"))), EngineCache(setting.cold).entries()) == (1, ())
     start_s = time.monotonic()
     made.close()
     assert time.monotonic() - start_s < background._STOP_S  # asked once, it ends
     assert not made.building
-    assert survey(setting.cold) == ()
-    remove(setting.cold, [])
+    assert EngineCache(setting.cold).entries() == ()
+    EngineCache(setting.cold).remove_all([])
     assert list(setting.cold.rglob("engine.bin")) == []
     made.close()
 

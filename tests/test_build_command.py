@@ -14,8 +14,7 @@ from click.testing import CliRunner, Result
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.cli import main
 from latentsync_trt.errors import EngineBuildError
-from latentsync_trt.runtime.cache.prune import survey
-from latentsync_trt.runtime.cache.store import CACHE_VARIABLE
+from latentsync_trt.runtime.cache.store import CACHE_VARIABLE, EngineCache
 from latentsync_trt.runtime.networks import background
 from latentsync_trt.runtime.providers import select
 from latentsync_trt.runtime.providers.select import Selection, why_unavailable
@@ -66,7 +65,7 @@ def test_all_graphs_and_a_second_call_finds_them(cache: Path) -> None:
     for graph in GRAPHS:
         assert f"{graph}: built in " in first.stderr
     assert len(first.stdout.splitlines()) == 1
-    assert {(entry.key.graph, entry.state) for entry in survey(cache, hashes=True) if entry.key} == {
+    assert {(entry.key.graph, entry.state) for entry in EngineCache(cache).entries(hashes=True) if entry.key} == {
         (graph, "ready") for graph in GRAPHS
     }
     second = build(cache)
@@ -91,12 +90,12 @@ def test_json_names_what_each_engine_cost(cache: Path) -> None:
     row = built["vae_decoder"]
     assert set(row) == {"graph", "built", "build_s", "open_s", "bytes", "node_share"}
     assert (row["built"], row["node_share"]) == (True, 1.0)
-    entries = {entry.key.graph: entry for entry in survey(cache) if entry.key}
+    entries = {entry.key.graph: entry for entry in EngineCache(cache).entries() if entry.key}
     assert row["bytes"] == entries["vae_decoder"].size_bytes
     again = report(build(cache, "--graph", "vae_decoder", "--json"))["vae_decoder"]
     assert (again["built"], again["build_s"]) == (False, row["build_s"])
     assert report(build(cache, "--graph", "vae_decoder", "--force", "--json"))["vae_decoder"]["built"] is True
-    forced = {entry.key.graph: entry for entry in survey(cache) if entry.key}
+    forced = {entry.key.graph: entry for entry in EngineCache(cache).entries() if entry.key}
     assert forced["vae_decoder"].built_at != entries["vae_decoder"].built_at
 
 
@@ -104,11 +103,11 @@ def test_several_at_once_are_built_by_processes_of_their_own(cache: Path, tmp_pa
     bundle = tmp_path / "bundle für Ženy"
     shutil.copytree(small_bundle(), bundle)
     quiet = build(cache, "--graph", "vae_encoder", "--quiet", bundle=bundle)
-    assert (quiet.exit_code, quiet.stdout, quiet.stderr, len(survey(cache))) == (0, "", "", 1)
+    assert (quiet.exit_code, quiet.stdout, quiet.stderr, len(EngineCache(cache).entries())) == (0, "", "", 1)
     words = ("--graph", "vae_encoder", "--graph", "vae_decoder", "--jobs", "2", "--force", "--json")
     built = report(build(cache, *words, bundle=bundle))
     assert [(name, row["built"]) for name, row in built.items()] == [("vae_encoder", True), ("vae_decoder", True)]
-    assert len(survey(cache)) == 2
+    assert len(EngineCache(cache).entries()) == 2
 
 
 def test_an_unknown_graph_is_refused_with_those_there_are(cache: Path) -> None:
@@ -158,7 +157,7 @@ def test_a_graph_that_does_not_compile_is_named(cache: Path, monkeypatch: pytest
     monkeypatch.setattr(CopyBuilder, "build", refuse)
     result = build(cache, "--graph", "vae_encoder", "-q")
     assert (result.exit_code, result.stderr) == (1, "error: vae_encoder: unknown operator\n")
-    assert survey(cache) == ()
+    assert EngineCache(cache).entries() == ()
 
 
 @pytest.mark.skipif(why_unavailable("tensorrt") is None, reason="here TensorRT runs")

@@ -10,10 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from latentsync_trt.cli import main
-from latentsync_trt.runtime.cache import store
-from latentsync_trt.runtime.cache.entry import RECORD_NAME
-from latentsync_trt.runtime.cache.prune import Machine, remove, select, survey
-from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache
+from latentsync_trt.runtime.cache.entry import RECORD_NAME, Entry
+from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache, Machine, select
 from tests.cache_worker import KEY, engine_key
 
 SIZE_BYTES = 1_000_000
@@ -22,6 +20,10 @@ SIZE_BYTES = 1_000_000
 def run(place: Path, *arguments: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(main, ["cache", *arguments, "--engine-cache", str(place)])
     return result.exit_code, result.stdout, result.stderr
+
+
+def entries(place: Path) -> tuple[Entry, ...]:
+    return EngineCache(place).entries()
 
 
 def add(place: Path, graph: str, used_days_ago: float = 0.0) -> Path:
@@ -50,7 +52,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def graphs_in(folder: Path) -> list[str]:
-    return [entry.key.graph for entry in survey(folder) if entry.key]
+    return [entry.key.graph for entry in entries(folder) if entry.key]
 
 
 def test_ls_shows_what_each_engine_is_for(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +92,7 @@ def test_a_cache_that_does_not_exist_is_empty_and_a_file_is_an_error(tmp_path: P
 
 def test_verify_reads_every_byte(place: Path) -> None:
     assert run(place, "verify")[0] == 0
-    engine = survey(place)[0].folder / "engine.bin"
+    engine = entries(place)[0].folder / "engine.bin"
     engine.write_bytes(b"\1" + bytes(SIZE_BYTES - 1))
     assert run(place, "ls")[1].count("damaged") == 0  # the size is right
     code, out, _ = run(place, "verify")
@@ -114,7 +116,7 @@ def test_prune_removes_what_was_used_least_recently(place: Path) -> None:
     assert run(place, "prune", "--max-gb", str(two_gb))[0] == 0
     assert graphs_in(place) == ["denoise_step", "vae_encoder"]
     content = json.loads(run(place, "prune", "--max-gb", "0", "--json")[1])
-    assert survey(place) == ()
+    assert entries(place) == ()
     assert [choice["entry"]["key"]["graph"] for choice in content["removed"]] == ["vae_encoder", "denoise_step"]
     assert content["removed"][0]["reason"] == "more than 0 GB in all"
     assert 2 * SIZE_BYTES < content["freed_bytes"] < 2 * SIZE_BYTES + 10_000
@@ -127,14 +129,15 @@ def test_an_engine_that_is_found_counts_as_used(place: Path) -> None:
 
 
 def test_prune_stale_removes_damaged_engines_and_leftovers(place: Path) -> None:
-    damaged = next(entry for entry in survey(place) if entry.key and entry.key.graph == "vae_decoder")
+    damaged = next(entry for entry in entries(place) if entry.key and entry.key.graph == "vae_decoder")
     (damaged.folder / "engine.bin").write_bytes(b"torn")
-    leftover = place / f".{KEY.digest}-01234567"
+    leftover = place / ".latentsync-01234567"
     leftover.mkdir()
+    (leftover / ".in-use").touch()
     _fill(leftover / "engine.bin")
-    chosen = select(survey(place), stale=Machine())
+    chosen = select(entries(place), stale=Machine())
     assert [choice.reason for choice in chosen] == ["engine.bin has 4 bytes instead of 1000000"]
-    remove(place, chosen)
+    EngineCache(place).remove_all(chosen)
     assert sorted(graphs_in(place)) == ["denoise_step", "vae_encoder"]
     assert not leftover.exists()
 
@@ -155,7 +158,7 @@ def test_prune_stale_removes_damaged_engines_and_leftovers(place: Path) -> None:
 )
 def test_what_this_machine_cannot_use_is_stale(tmp_path: Path, machine: Machine, reason: str) -> None:
     add(tmp_path, "denoise_step")
-    assert [choice.reason for choice in select(survey(tmp_path), stale=machine)] == ([reason] if reason else [])
+    assert [choice.reason for choice in select(entries(tmp_path), stale=machine)] == ([reason] if reason else [])
 
 
 def test_clear_removes_everything_that_is_the_caches(place: Path) -> None:
@@ -163,7 +166,7 @@ def test_clear_removes_everything_that_is_the_caches(place: Path) -> None:
     code, out, _ = run(place, "clear", "--yes")
     assert code == 0
     assert "removed 3 engines (3.0 MB)" in out
-    assert survey(place) == ()
+    assert entries(place) == ()
     assert (place / "README.md").exists()
     assert not (place / SHARED_FOLDER).exists()
 
@@ -176,10 +179,10 @@ def test_clear_asks(place: Path) -> None:
 
 
 def test_what_cannot_be_removed_is_a_failure(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> None:
+    def refuse(path: Path, target: Path) -> None:
         raise PermissionError(errno.EACCES, "used by another process")
 
-    monkeypatch.setattr(store, "_delete", refuse)
+    monkeypatch.setattr(Path, "rename", refuse)
     code, out, err = run(place, "clear", "--yes")
     assert code == 1
     assert "removed 0 engines (0 bytes)" in out

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from latentsync_trt.errors import EngineBuildError, OutOfMemory, OutputError
-from latentsync_trt.runtime.cache.entry import RECORD_NAME, Entry
-from latentsync_trt.runtime.cache.key import EngineKey
-from latentsync_trt.runtime.cache.prune import Choice, remove, select, survey, total_bytes
-from latentsync_trt.runtime.cache.store import EngineCache
+from latentsync_trt.runtime.cache.entry import RECORD_NAME, EngineKey, Entry
+from latentsync_trt.runtime.cache.store import Choice, EngineCache, select, total_bytes
+from latentsync_trt.validation import from_json
 from tests.cache_worker import KEY, engine_key
 
 KEYS = (
@@ -63,7 +62,9 @@ def _delete_file(entry: Path, chance: random.Random) -> bool:
 def _change_record(entry: Path, chance: random.Random) -> bool:
     path = entry / RECORD_NAME
     content = bytearray(path.read_bytes())
-    place = chance.choice([index for index, byte in enumerate(content) if chr(byte).isalnum()])  # not a space
+    first = content.index(b'"graph"')  # not the bundle's name, which is for display
+    last = content.index(b'"device_memory_bytes"')
+    place = chance.choice([index for index in range(first, last) if chr(content[index]).isalnum()])  # not a space
     content[place] = ord("x") if content[place] != ord("x") else ord("y")
     path.write_bytes(content)
     return False
@@ -241,13 +242,14 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(key=any_key, complete=st.booleans())
     def a_process_is_killed(self, key: EngineKey, complete: bool) -> None:
         """While it builds, or while it deletes a complete engine."""
-        aside = self.cache / f".{key.digest}-{secrets_of(key)}"
+        aside = self.cache / f".latentsync-{key.digest[:8]}"
         assume(not aside.exists())
+        aside.mkdir(parents=True)
+        (aside / ".in-use").touch()
         if complete and key.digest in self.ready:
-            (self.cache / key.digest).rename(aside)
+            (self.cache / key.digest).rename(aside / "engine")
             del self.ready[key.digest]
         else:
-            aside.mkdir(parents=True)
             (aside / "engine.bin").write_bytes(b"half of it")
 
     @rule(number=any_process)
@@ -261,8 +263,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(most=st.integers(0, 4000))
     def prune(self, most: int) -> None:
-        entries = survey(self.cache, hashes=True)
-        chosen = remove(self.cache, select(entries, max_bytes=most))
+        entries = EngineCache(self.cache).entries(hashes=True)
+        chosen = EngineCache(self.cache).remove_all(select(entries, max_bytes=most))
         assert [choice.refusal for choice in chosen if choice.refusal] == []
         gone = {choice.entry.folder for choice in chosen}
         left = [entry for entry in entries if entry.folder not in gone]
@@ -273,7 +275,7 @@ class CacheMachine(RuleBasedStateMachine):
             used = [choice.entry.last_used_at for choice in chosen if not choice.entry.problem]
             assert used == sorted(used)
             assert not used or all(entry.last_used_at >= used[-1] for entry in left)
-        assert {entry.folder for entry in survey(self.cache)} == {entry.folder for entry in left}
+        assert {entry.folder for entry in EngineCache(self.cache).entries()} == {entry.folder for entry in left}
         self.ready = {digest: made for digest, made in self.ready.items() if self.cache / digest not in gone}
         assert self.leftovers() == []
 
@@ -283,7 +285,8 @@ class CacheMachine(RuleBasedStateMachine):
         old = self.caches[number].find(key)
 
         def build(folder: Path) -> None:
-            for choice in remove(self.cache, [Choice(entry, "all") for entry in survey(self.cache)]):
+            cache = self.process()
+            for choice in cache.remove_all([Choice(entry, "all") for entry in cache.entries()]):
                 assert choice.refusal == ("it is being built again" if choice.entry.folder.name == key.digest else "")
             self.ready = {}
             self.builder(key)(folder)
@@ -294,7 +297,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_listed_is_what_is_there(self) -> None:
-        listed = survey(self.cache, hashes=True)
+        listed = EngineCache(self.cache).entries(hashes=True)
         assert {entry.folder.name for entry in listed if entry.state == "ready"} == set(self.ready)
         for entry in listed:
             assert entry.size_bytes == sum(path.stat().st_size for path in entry.folder.rglob("*") if path.is_file())
@@ -307,11 +310,6 @@ class CacheMachine(RuleBasedStateMachine):
         """What is in the cache besides engines and locks."""
         names = (path.name for path in self.cache.iterdir()) if self.cache.is_dir() else ()
         return [name for name in names if name != ".locks" and name not in {key.digest for key in KEYS}]
-
-
-def secrets_of(key: EngineKey) -> str:
-    """Eight hex digits, as a build or a deletion appends."""
-    return key.digest[:8]
 
 
 # An example takes a twentieth of a second.
@@ -351,7 +349,7 @@ def test_equal_keys_have_one_digest_which_names_a_folder_anywhere(key: EngineKey
         return dict(seed.sample(sorted(value.items()), len(value))) if isinstance(value, dict) else value
 
     same = EngineKey(**{spec.name: shuffled(getattr(key, spec.name)) for spec in fields(key)})
-    again = EngineKey.from_json(json.loads(json.dumps(asdict(key))))
+    again = from_json(EngineKey, json.dumps(asdict(key)), "key")
     assert key == same == again
     assert key.digest == same.digest == again.digest
     assert re.fullmatch(r"[0-9a-f]{24}", key.digest)

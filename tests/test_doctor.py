@@ -11,7 +11,7 @@ from latentsync_trt.cli import doctor as doctor_module
 from latentsync_trt.cli import main
 from latentsync_trt.cli.doctor import SECTIONS, Finding
 from latentsync_trt.errors import OutputError
-from latentsync_trt.runtime.cache import prune
+from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.runtime.networks.verdict import FOLDER
 from latentsync_trt.runtime.providers import diagnose, gpu, messages
 from latentsync_trt.runtime.providers.gpu import Gpu
@@ -108,10 +108,10 @@ def test_measured_providers_are_shown_with_both_numbers(tmp_path: Path, monkeypa
 
 
 def test_a_cache_that_cannot_be_listed_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(folder: Path) -> None:
-        raise OutputError(f"{folder}: is a file")
+    def fail(cache: EngineCache) -> None:
+        raise OutputError(f"{cache.folder}: is a file")
 
-    monkeypatch.setattr(prune, "survey", fail)
+    monkeypatch.setattr(EngineCache, "entries", fail)
     problem, *_ = SECTIONS["engines"]()
     assert (problem.level, "is a file" in problem.text) == ("problem", True)
 

@@ -15,7 +15,6 @@ from latentsync_trt import remembered
 from latentsync_trt.bundle.manifest import sha256_file
 from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory
 from latentsync_trt.runtime.cache import entry
-from latentsync_trt.runtime.cache.prune import remove, survey
 from latentsync_trt.runtime.cache.store import CACHE_VARIABLE, EngineCache, cache_folder
 from tests.cache_worker import KEY, engine_key, never, until, write_engine
 
@@ -62,7 +61,7 @@ def test_hashes_are_checked_once_until_an_engine_changes(cache: EngineCache, mon
     for _ in range(2):
         assert EngineCache(cache.folder).find(KEY) is not None
     assert sorted(hashed) == ["engine.bin", "timing.bin"]
-    survey(cache.folder, hashes=True)  # as `cache verify` does
+    EngineCache(cache.folder).entries(hashes=True)  # as `cache verify` does
     assert len(hashed) == 4
     engine.write_bytes(b"enginE")
     os.utime(engine, (1, 1))
@@ -84,7 +83,8 @@ def test_many_processes_build_one_engine_once(tmp_path: Path) -> None:
 
 def files_in(cache: EngineCache) -> list[str]:
     """Names of all files below the cache except locks, which stay."""
-    return sorted(path.name for path in cache.folder.rglob("*") if path.is_file() and path.suffix != ".lock")
+    names = (path.name for path in cache.folder.rglob("*") if path.is_file())
+    return sorted(name for name in names if not name.endswith((".lock", ".in-use")))
 
 
 def test_a_killed_build_is_never_used_and_removed_by_the_next(tmp_path: Path, cache: EngineCache) -> None:
@@ -93,18 +93,22 @@ def test_a_killed_build_is_never_used_and_removed_by_the_next(tmp_path: Path, ca
     worker = start_worker(cache.folder, signals, "hang")
     try:
         until(lambda: list(signals.glob("builds-*")))
-        remove(cache.folder, [])
+        EngineCache(cache.folder).remove_all([])
         assert files_in(cache) == ["engine.bin"]  # a build in progress stays
     finally:
         worker.kill()
         worker.communicate()
     assert cache.find(KEY) is None
-    assert survey(cache.folder) == ()
+    assert EngineCache(cache.folder).entries() == ()
     assert files_in(cache) == ["engine.bin"]
     assert cache.obtain(KEY, write_engine).built
-    assert [item.state for item in survey(cache.folder)] == ["ready"]
+    assert [item.state for item in EngineCache(cache.folder).entries()] == ["ready"]
     assert files_in(cache) == ["engine.bin", "engine.json", "timing.bin"]
-    assert sorted(path.name for path in cache.folder.iterdir()) == [".locks", KEY.digest]
+    assert names(cache) == [".locks", KEY.digest]
+
+
+def names(cache: EngineCache) -> list[str]:
+    return sorted(path.name for path in cache.folder.iterdir())
 
 
 def test_two_forced_builds_at_once_are_one(cache: EngineCache, notices: list[str]) -> None:

@@ -31,7 +31,6 @@ from latentsync_trt.temporary import (
     leftovers,
     remove_all,
     remove_leftovers,
-    removed_with_the_process,
     temporary_folder,
     whole_file,
     work_folder,
@@ -166,9 +165,7 @@ def test_the_end_of_a_process_removes_all_that_threads_still_write(tmp_path: Pat
             except OSError:
                 return
 
-    with temporary_folder(tmp_path) as folder, removed_with_the_process(tmp_path / "aside"):
-        (tmp_path / "aside").mkdir()
-        (tmp_path / "aside" / "engine").touch()
+    with temporary_folder(tmp_path) as folder:
         writer = threading.Thread(target=write, args=[folder])
         writer.start()
         begun.wait()
@@ -295,9 +292,9 @@ def test_doctor_names_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert str(tmp_path) not in CliRunner().invoke(main, ["doctor"]).stdout
     checkpoints.mkdir()
     half = killed(checkpoints)
-    (cache / ".locks").mkdir(parents=True)
-    (cache / f".{KEY.digest}-0123abcd").mkdir()
+    (cache / ".latentsync-0123abcd").mkdir(parents=True)
+    (cache / ".latentsync-0123abcd" / ".in-use").touch()
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == 0
-    for expected in (str(half), str(cache), "latentsync-trt cache prune"):
+    for expected in (str(half), str(cache)):
         assert expected in result.stdout

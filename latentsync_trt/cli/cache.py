@@ -15,8 +15,7 @@ from rich.table import Table
 from latentsync_trt.cli.options import LocalPath, Number
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.cache.entry import Entry, folder_bytes
-from latentsync_trt.runtime.cache.prune import Choice, remove, remove_timings, select, survey, this_machine, total_bytes
-from latentsync_trt.runtime.cache.store import cache_folder
+from latentsync_trt.runtime.cache.store import Choice, EngineCache, cache_folder, select, this_machine, total_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,14 +44,14 @@ def command() -> None:
 @common_options
 def list_engines(folder: Path, as_json: bool) -> None:
     """List engines: what each was built for, its size, and when it was last used."""
-    _show(folder, survey(folder), as_json=as_json)
+    _show(folder, EngineCache(folder).entries(), as_json=as_json)
 
 
 @command.command("verify")
 @common_options
 def verify_engines(folder: Path, as_json: bool) -> None:
     """Read every engine and compare it with its SHA-256; exit code 1 if one is damaged."""
-    entries = survey(folder, hashes=True)
+    entries = EngineCache(folder).entries(hashes=True)
     _show(folder, entries, as_json=as_json)
     if any(entry.problem for entry in entries):
         raise SystemExit(1)
@@ -74,8 +73,9 @@ def prune_engines(folder: Path, as_json: bool, max_gb: float | None, stale: bool
     if max_gb is None and not stale:
         raise click.UsageError("say what to remove: --max-gb or --stale")
     max_bytes = None if max_gb is None else round(max_gb * 1e9)
-    chosen = select(survey(folder), max_bytes=max_bytes, stale=this_machine() if stale else None)
-    _report(folder, chosen if dry_run else remove(folder, chosen), dry_run=dry_run, as_json=as_json)
+    cache = EngineCache(folder)
+    chosen = select(cache.entries(), max_bytes=max_bytes, stale=this_machine() if stale else None)
+    _report(folder, chosen if dry_run else cache.remove_all(chosen), dry_run=dry_run, as_json=as_json)
 
 
 @command.command("clear")
@@ -84,13 +84,14 @@ def prune_engines(folder: Path, as_json: bool, max_gb: float | None, stale: bool
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 def clear_engines(folder: Path, as_json: bool, yes: bool, dry_run: bool) -> None:
     """Remove all engines and kernel timings. Builds in progress stay."""
-    chosen = [Choice(entry, "cleared") for entry in survey(folder)]
+    cache = EngineCache(folder)
+    chosen = [Choice(entry, "cleared") for entry in cache.entries()]
     if not dry_run:
         if chosen and not yes:
             size = decimal(total_bytes(choice.entry for choice in chosen))
             click.confirm(f"Remove {_count(chosen)} ({size}) from {folder}?", abort=True, err=True)
-        chosen = remove(folder, chosen)
-        remove_timings(folder)
+        chosen = cache.remove_all(chosen)
+        cache.remove_timings()
     _report(folder, chosen, dry_run=dry_run, as_json=as_json)
 
 

@@ -141,20 +141,20 @@ def _providers() -> Iterator[Finding]:
 
 
 def _engines() -> Iterator[Finding]:
-    from latentsync_trt.runtime.cache import prune, store
+    from latentsync_trt.runtime.cache import store
     from latentsync_trt.runtime.networks.verdict import kept
 
     folder = store.cache_folder().absolute()
     try:
-        items = prune.survey(folder)
+        items = store.EngineCache(folder).entries()
     except OutputError as error:
         yield Finding("problem", str(error), f"name another folder in ${store.CACHE_VARIABLE}")
     else:
         damaged = [item for item in items if item.state != "ready"]
-        size = _gb(prune.total_bytes(items))
+        size = _gb(store.total_bytes(items))
         yield Finding("info", f"cache: {folder} ({len(items) - len(damaged)} engines, {size})")
         if damaged:
-            text = f"{len(damaged)} damaged, {_gb(prune.total_bytes(damaged))}"
+            text = f"{len(damaged)} damaged, {_gb(store.total_bytes(damaged))}"
             yield Finding("missing", text, "latentsync-trt cache prune --stale")
     for verdict in kept(folder):
         cure = (
@@ -200,7 +200,7 @@ def _bundles() -> Iterator[Finding]:
 
 def _leftovers() -> Iterator[Finding]:
     from latentsync_trt.bundle.find import checkpoints_folder
-    from latentsync_trt.runtime.cache.store import EngineCache, cache_folder
+    from latentsync_trt.runtime.cache.store import cache_folder
     from latentsync_trt.temporary import leftovers
 
     wanted = Path(), checkpoints_folder(), cache_folder(), Path(tempfile.gettempdir())
@@ -211,9 +211,6 @@ def _leftovers() -> Iterator[Finding]:
         for work in leftovers(place, kept=True):
             text = f"{work.path}: an interrupted run keeps {_gb(work.size_bytes)} of finished parts"
             yield Finding("missing", text, "run the same command with --resume, or delete the folder")
-    for path in EngineCache(cache_folder()).leftovers():
-        text = f"{path}: a build that was killed left it"
-        yield Finding("missing", text, "latentsync-trt cache prune --stale, or the next build, deletes it")
 
 
 def _found(text: str, obstacle: Obstacle | None, level: Level = "missing", *, name: str = "") -> Finding:

@@ -1,27 +1,95 @@
-"""One entry of the engine cache: the files of an engine and `engine.json`.
+"""One entry of the engine cache: what an engine was built from and for, its files, and `engine.json`, their record.
 
-`engine.json` holds the SHA-256 of each file and of itself, to detect truncated, edited and misplaced entries.
+`engine.json` holds the SHA-256 of each file, to detect truncated, changed and misplaced engines.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from latentsync_trt.bundle.manifest import sha256_file
 from latentsync_trt.errors import EngineBuildError
-from latentsync_trt.files import opened, sealed_text
-from latentsync_trt.remembered import checked, forget
-from latentsync_trt.runtime.cache.key import EngineKey
+from latentsync_trt.remembered import checked
+from latentsync_trt.validation import from_json
 
 RECORD_NAME = "engine.json"
 
-_CHECKED = "engine-hashes"
+HASHES_FACT = "engine-hashes"
+"""Kind of the remembered fact that the files of an engine have their contents."""
+
+KEY_FORMAT = 1
+"""Part of every digest: increase it when the meaning of a field changes, to ignore older engines."""
+
+DIGEST_LENGTH = 24
+"""Hex digits of a digest: 96 bits, and short enough for paths on Windows."""
+
+# Nothing outside the entry's folder.
+_FileName = Annotated[str, Meta(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKey:
+    """Everything that decides whether an engine can be reused.
+
+    Args:
+        bundle: name of the bundle, for display only: equal graphs of two bundles share an engine.
+        graph_sha256: hash over the graph and its weights (`Bundle.graph_hash`).
+        options: provider options that change the engine; no paths.
+        profile: minimum, optimum and maximum of each variable dimension; empty for fixed shapes.
+        versions: of the libraries that built it, by package name.
+        gpu: name of the device. compute_capability: e.g. "8.9".
+    """
+
+    bundle: str
+    graph: str
+    graph_sha256: str
+    provider: str
+    options: Mapping[str, str]
+    precision: str
+    profile: Mapping[str, tuple[int, int, int]]
+    versions: Mapping[str, str]
+    gpu: str
+    compute_capability: str
+
+    @property
+    def digest(self) -> str:
+        """Lower-case hex of `DIGEST_LENGTH` digits, equal for keys that differ only in `bundle`."""
+        content = {**asdict(self), "format": KEY_FORMAT}
+        del content["bundle"]
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:DIGEST_LENGTH]
+
+    @property
+    def label(self) -> str:
+        """Short description for messages."""
+        return f"{self.graph} of {self.bundle} for {self.provider}"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFile:
+    """SHA-256 and size of a file of an engine."""
+
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The content of `engine.json`; `files` by their path in the entry. See `Entry`."""
+
+    key: EngineKey
+    files: Annotated[dict[_FileName, EngineFile], Meta(min_length=1)]
+    build_s: float
+    built_at: datetime
+    device_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,52 +123,49 @@ class Entry:
 
 
 def write_record(folder: Path, key: EngineKey, build_s: float, device_memory_bytes: int | None = None) -> None:
-    """Writes `engine.json` for the files in `folder`; see `Entry`.
-
-    Raises:
-        EngineBuildError: there are no files.
-    """
+    """Writes `engine.json` for the files in `folder`; raises `EngineBuildError` if there are none."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     if not paths:
         raise EngineBuildError(f"{key.label}: the build wrote no file")
-    files = {
-        path.relative_to(folder).as_posix(): {"sha256": sha256_file(path), "bytes": path.stat().st_size}
-        for path in paths
-    }
-    facts = {"build_s": build_s, "device_memory_bytes": device_memory_bytes}
-    content = {"key": asdict(key), "files": files, **facts, "built_at": datetime.now(UTC).isoformat()}
-    (folder / RECORD_NAME).write_text(sealed_text(content), encoding="utf-8")
+    files = {path.relative_to(folder).as_posix(): EngineFile(sha256_file(path), path.stat().st_size) for path in paths}
+    record = Record(key, files, build_s, datetime.now(UTC), device_memory_bytes)
+    text = json.dumps(asdict(record), indent=2, default=datetime.isoformat)
+    (folder / RECORD_NAME).write_text(text, encoding="utf-8")
 
 
-def examine(folder: Path, *, hashes: bool | Literal["once"], digest: str | None = None) -> Entry:
-    """Checks the entry in `folder`: record and file sizes, with `hashes` the contents, too; once: unless they were
-    checked since the files changed.
+def read_record(folder: Path) -> Record:
+    """The record in `folder`; raises ValueError if it is damaged."""
+    return from_json(Record, (folder / RECORD_NAME).read_bytes(), RECORD_NAME)
 
-    `digest`: of its key; by default the folder's name.
-    """
-    key, build_s, built_at, memory_bytes = None, None, None, None
+
+def read_entry(folder: Path, *, hashes: bool, digest: str | None = None) -> Entry:
+    """Checks the entry in `folder`: record and file sizes, with `hashes` the contents, too, unless they were checked
+    since the files changed. `digest`: of its key; by default the folder's name."""
+    record, problem = None, ""
     try:
-        content = opened(json.loads((folder / RECORD_NAME).read_text(encoding="utf-8")))
-        if content is None:
-            problem = f"{RECORD_NAME} was edited or damaged"
-        else:
-            key, build_s = EngineKey.from_json(content["key"]), float(content["build_s"])
-            built_at = datetime.fromisoformat(content["built_at"])
-            memory_bytes = content.get("device_memory_bytes")  # not in records of earlier versions
-            files = content["files"]
-            expected = {folder / name: wanted["sha256"] for name, wanted in files.items()}
-            check = partial(_problem_of_files, folder, files)
-            problem = checked(_CHECKED, expected, check, again=hashes is True) if hashes else check(hashes=False)
-            if key.digest != (digest or folder.name):
-                problem = f"{RECORD_NAME} belongs to another engine"
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        problem = f"{RECORD_NAME} is cut short or not a record"
+        record = read_record(folder)
+        problem = _problem_of_files(folder, record.files, hashes=hashes)
+        if record.key.digest != (digest or folder.name):
+            problem = f"{RECORD_NAME} belongs to another engine"
+    except ValueError as error:
+        problem = f"damaged record: {error}"
     except FileNotFoundError as error:
         problem = f"{Path(error.filename).name} is missing"
     except OSError as error:
         problem = f"{error.strerror or error}"
     size_bytes, used_at = folder_bytes(folder), _last_used_at(folder)
-    return Entry(folder, key, build_s, built_at, size_bytes, used_at, problem, device_memory_bytes=memory_bytes)
+    if record is None:
+        return Entry(folder, None, None, None, size_bytes, used_at, problem)
+    return Entry(
+        folder,
+        record.key,
+        record.build_s,
+        record.built_at,
+        size_bytes,
+        used_at,
+        problem,
+        device_memory_bytes=record.device_memory_bytes,
+    )
 
 
 def folder_bytes(folder: Path) -> int:
@@ -114,22 +179,19 @@ def folder_bytes(folder: Path) -> int:
 
 
 def _last_used_at(folder: Path) -> datetime:
-    used_s = 0.0
-    for path in (folder, folder / RECORD_NAME):
-        with suppress(OSError):
-            used_s = path.stat().st_mtime
-    try:
-        return datetime.fromtimestamp(used_s, UTC)
-    except (ValueError, OverflowError, OSError):  # some file systems keep times that no calendar has
-        return datetime.fromtimestamp(0, UTC)
+    with suppress(ValueError, OverflowError, OSError):  # some file systems keep times that no calendar has
+        return datetime.fromtimestamp((folder / RECORD_NAME).stat().st_mtime, UTC)
+    return datetime.fromtimestamp(0, UTC)
 
 
-def _problem_of_files(folder: Path, files: Mapping[str, Mapping[str, Any]], *, hashes: bool) -> str:
-    for name, wanted in files.items():
+def _problem_of_files(folder: Path, files: Mapping[str, EngineFile], *, hashes: bool) -> str:
+    for name, file in files.items():
         size_bytes = (folder / name).stat().st_size
-        if size_bytes != wanted["bytes"]:
-            return f"{name} has {size_bytes} bytes instead of {wanted['bytes']}"
-        if hashes and sha256_file(folder / name) != wanted["sha256"]:
-            forget(_CHECKED)
-            return f"{name} was changed (its SHA-256 differs)"
-    return ""
+        if size_bytes != file.bytes:
+            return f"{name} has {size_bytes} bytes instead of {file.bytes}"
+
+    def changed(*, hashes: bool) -> str:
+        names = (name for name, file in files.items() if hashes and sha256_file(folder / name) != file.sha256)
+        return next((f"{name} was changed (its SHA-256 differs)" for name in names), "")
+
+    return checked(HASHES_FACT, {folder / name: file.sha256 for name, file in files.items()}, changed) if hashes else ""

@@ -1,7 +1,7 @@
 """The engine cache: engines that take minutes to build, built once and verified before each use.
 
     <cache>/<digest>/               an entry: the engine's files and `engine.json`
-    <cache>/.<digest>-<id>/         an entry being built or deleted, or the leftover of a killed process
+    <cache>/.latentsync-<id>/       an entry being built or deleted, or the leftover of a killed process
     <cache>/.shared/<machine>/      kernel timings, kept for all engines of one GPU
     <cache>/.locks/<digest>.lock    held while an engine of that digest is built or deleted
 
@@ -12,12 +12,11 @@ import errno
 import logging
 import os
 import re
-import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -29,17 +28,25 @@ from latentsync_trt.errors import EngineBuildError, LatentSyncError, OutputError
 from latentsync_trt.files import publish
 from latentsync_trt.paths import below_home
 from latentsync_trt.remembered import CACHE_VARIABLE as CACHE_VARIABLE
-from latentsync_trt.runtime.cache.entry import RECORD_NAME, Entry, examine, write_record
-from latentsync_trt.runtime.cache.key import DIGEST_LENGTH, EngineKey
+from latentsync_trt.remembered import forget
+from latentsync_trt.runtime.cache.entry import (
+    DIGEST_LENGTH,
+    HASHES_FACT,
+    RECORD_NAME,
+    EngineKey,
+    Entry,
+    read_entry,
+    write_record,
+)
 from latentsync_trt.runtime.cache.remote import EngineStore
-from latentsync_trt.temporary import removed_with_the_process
+from latentsync_trt.temporary import remove_leftovers, temporary_folder
 
 LOCAL_FOLDER = "engine_cache"
 SHARED_FOLDER = ".shared"
 
 _LOCKS = ".locks"
+_NEW = "engine"
 _ENTRY_NAME = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}")
-_ASIDE_NAME = re.compile(rf"\.([0-9a-f]{{{DIGEST_LENGTH}}})-[0-9a-f]{{8}}")
 
 _POLL_S = 0.1
 
@@ -86,10 +93,9 @@ class EngineCache:
         Hashes are checked once in the life of this object. `other_than`: ignores the build of that time; not "older
         than", as clocks can be wrong.
         """
-        entry = self._examined(key)
-        if entry.built_at is None or entry.problem or entry.built_at == other_than:
+        entry = self._checked(key)
+        if entry.problem or entry.built_at == other_than:
             return None
-        self._verified[key.digest] = entry.built_at
         with suppress(OSError):  # a read-only cache does not record when an engine was last used
             os.utime(entry.folder / RECORD_NAME)
         return entry
@@ -108,19 +114,9 @@ class EngineCache:
         found = self.find(key, other_than=other_than)
         if found:
             return found
-        self.sweep()
-        lock = self._lock(key.digest)
-        with self._explained():
-            try:
-                lock.acquire(blocking=False)
-            except Timeout:
-                self._notice(f"engine cache: {key.label} is being built by another process; waiting for it")
-                lock.acquire(poll_interval=_POLL_S)
-        try:
+        with self._explained(), self._locked(key):
             found = self.find(key, other_than=other_than) or (None if other_than else self._fetch(key))
             entry = found or self._build(key, build)
-        finally:
-            lock.release()
         if entry.built and self._store is not None:
             self._store.put(entry)
         return entry
@@ -149,120 +145,110 @@ class EngineCache:
         entry = self.obtain(key, build, other_than=entry.built_at)
         return entry, load(entry.folder)
 
-    def entries(self, *, hashes: bool = False) -> list[Entry]:
-        """All engines, checked by records and file sizes, and with `hashes` by content.
+    def entries(self, *, hashes: bool = False) -> tuple[Entry, ...]:
+        """All engines, last used first, checked by records and file sizes, and with `hashes` by content.
 
         Raises:
             OutputError: the cache cannot be listed.
         """
-        return [examine(path, hashes=hashes) for path in self._listing() if _ENTRY_NAME.fullmatch(path.name)]
+        if hashes:
+            forget(HASHES_FACT)
+        with self._explained():
+            paths = sorted(self.folder.iterdir()) if self.folder.exists() else []
+        entries = (read_entry(path, hashes=hashes) for path in paths if _ENTRY_NAME.fullmatch(path.name))
+        return tuple(sorted(entries, key=lambda entry: entry.last_used_at, reverse=True))
 
     def remove(self, entry: Entry) -> str:
         """Deletes an engine unless it is being or was built again; returns why that failed, empty if it did not."""
         try:
             with self._lock(entry.folder.name).acquire(blocking=False):
-                if examine(entry.folder, hashes=False).built_at not in (None, entry.built_at):
+                if read_entry(entry.folder, hashes=False).built_at not in (None, entry.built_at):
                     return "it was built again"
-                _delete(entry.folder)
+                with temporary_folder(self.folder, self._notice) as aside, suppress(FileNotFoundError):
+                    entry.folder.rename(aside / _NEW)
         except Timeout:
             return "it is being built again"
         except OSError as error:
             return f"in use, or write-protected ({error.strerror})"
         return ""
 
-    def sweep(self) -> None:
-        """Deletes `leftovers`; skips what cannot be deleted. Raises as it."""
-        for path in self.leftovers():
-            shutil.rmtree(path, ignore_errors=True)
+    def remove_all(self, chosen: Iterable["Choice"]) -> list["Choice"]:
+        """Removes engines, and what killed processes left; returns `chosen` with refusals."""
+        removed = [replace(choice, refusal=self.remove(choice.entry)) for choice in chosen]
+        remove_leftovers(self.folder)
+        return removed
 
-    def leftovers(self) -> Iterator[Path]:
-        """What killed processes left: folders whose lock is free, and is held here until the next one.
+    def remove_timings(self) -> None:
+        """Removes the kernel timings."""
+        shutil.rmtree(self.folder / SHARED_FOLDER, ignore_errors=True)
 
-        Raises:
-            OutputError: the cache cannot be listed.
-        """
-        for path in self._listing():
-            match = _ASIDE_NAME.fullmatch(path.name)
-            if match:
-                with suppress(Timeout, OSError), self._lock(match[1]).acquire(blocking=False):
-                    yield path
-
-    def _examined(self, key: EngineKey) -> Entry:
+    def _checked(self, key: EngineKey) -> Entry:
         """The entry of `key`; its hashes are checked unless this object has done so before."""
         folder = self.folder / key.digest
-        entry = examine(folder, hashes=False)
-        known = entry.built_at is not None and self._verified.get(key.digest) == entry.built_at
-        return entry if known or entry.problem else examine(folder, hashes="once")
+        entry = read_entry(folder, hashes=False)
+        if entry.problem or self._verified.get(key.digest) == entry.built_at:
+            return entry
+        entry = read_entry(folder, hashes=True)
+        if not entry.problem:
+            self._verified[key.digest] = entry.built_at
+        return entry
 
     def _build(self, key: EngineKey, build: Build) -> Entry:
-        """Builds in a temporary folder and renames it to the entry. The caller holds the digest's lock."""
+        """The caller holds the digest's lock."""
         target = self.folder / key.digest
-        problem = self._examined(key).problem
+        problem = self._checked(key).problem
         if problem and target.exists():
             self._notice(f"engine cache: {key.label} in {target}: {problem}; building it again")
-        with self._new_folder(target) as aside:
-            start_s = time.monotonic()
-            memory_bytes = self._run(build, aside)
-            write_record(aside, key, round(time.monotonic() - start_s, 3), memory_bytes)
-            _put(aside, target)
+        with temporary_folder(self.folder, self._notice) as aside:
+            folder, start_s = _new_folder(aside), time.monotonic()
+            self._check_disk()
+            try:
+                memory_bytes = build(folder)
+            except Exception:
+                self._check_disk()  # on a full disk, providers raise unclear errors, or none
+                raise
+            self._check_disk()
+            write_record(folder, key, round(time.monotonic() - start_s, 3), memory_bytes)
+            publish(folder, target, aside / "replaced")
         self._built.add(key.digest)
-        return replace(self._verify(target), built=True)
+        return replace(self._made(target), built=True)
 
     def _fetch(self, key: EngineKey) -> Entry | None:
         """Fetches the engine from the store, if it has one. The caller holds the digest's lock."""
         if self._store is None:
             return None
         target = self.folder / key.digest
-        with self._new_folder(target) as aside:
-            if not self._store.fetch(key, aside):
+        with temporary_folder(self.folder, self._notice) as aside:
+            if not self._store.fetch(key, _new_folder(aside)):
                 return None
-            _put(aside, target)
-        return self._verify(target)
+            publish(aside / _NEW, target, aside / "replaced")
+        return self._made(target)
 
-    def _verify(self, target: Path) -> Entry:
+    def _made(self, target: Path) -> Entry:
         """The entry that was just made; its hashes need no check."""
-        entry = examine(target, hashes=False)
+        entry = read_entry(target, hashes=False)
         self._verified[target.name] = entry.built_at
         return entry
 
-    @contextmanager
-    def _new_folder(self, target: Path) -> Iterator[Path]:
-        """An empty folder beside `target`, removed at the end of the block unless it was renamed."""
-        aside = _aside(target)
-        try:
-            with self._explained(), removed_with_the_process(aside):
-                aside.mkdir()
-                yield aside
-        finally:
-            if aside.exists():
-                shutil.rmtree(aside, ignore_errors=True)
-
-    def _run(self, build: Build, aside: Path) -> int | None:
-        """Calls `build`; checks the disk before and after: on a full one, providers raise unclear errors, or none."""
-        self._check(aside)
-        try:
-            memory_bytes = build(aside)
-        except Exception:
-            self._check(aside)
-            raise
-        self._check(aside)
-        return memory_bytes
-
-    def _check(self, aside: Path) -> None:
-        if not aside.is_dir():
-            raise OutputError(f"{self.folder}: was deleted while an engine was built in it; run again")
+    def _check_disk(self) -> None:
         if shutil.disk_usage(self.folder).free < _LEAST_FREE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _lock(self, digest: str) -> FileLock:
         return FileLock(self.folder / _LOCKS / f"{digest}.lock")
 
-    def _listing(self) -> list[Path]:
-        with self._explained():
-            try:
-                return sorted(self.folder.iterdir())
-            except FileNotFoundError:
-                return []
+    @contextmanager
+    def _locked(self, key: EngineKey) -> Iterator[None]:
+        lock = self._lock(key.digest)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            self._notice(f"engine cache: {key.label} is being built by another process; waiting for it")
+            lock.acquire(poll_interval=_POLL_S)
+        try:
+            yield
+        finally:
+            lock.release()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -279,32 +265,77 @@ class EngineCache:
             raise OutputError(f"{self.folder}: the engine cache cannot be used ({reason}); {_ELSEWHERE}") from error
 
 
-def _aside(entry: Path) -> Path:
-    return entry.with_name(f".{entry.name}-{secrets.token_hex(4)}")
+def _new_folder(aside: Path) -> Path:
+    folder = aside / _NEW
+    folder.mkdir()
+    return folder
 
 
-def _set_aside(entry: Path) -> Path | None:
-    """Renames an entry; returns its new path, None if there is none. The caller holds its lock."""
-    aside = _aside(entry)
-    try:
-        entry.rename(aside)
-    except FileNotFoundError:
-        return None
-    return aside
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Libraries and GPUs of a machine; unknown ones make no engine stale.
+
+    `versions`: by the library names in keys, empty if not installed. `gpus`: names of the devices, None where the
+    driver does not work or hides some.
+    """
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    gpus: frozenset[str] | None = None
+
+    def why_stale(self, entry: Entry) -> str:
+        """Why no run on this machine can use an engine; empty if it can."""
+        if entry.problem or entry.key is None:
+            return entry.problem
+        for name, version in entry.key.versions.items():
+            here = self.versions.get(name, version)
+            if here != version:
+                return f"built with {name} {version}, and here is {here or 'none'}"
+        if self.gpus is not None and entry.key.gpu not in self.gpus:
+            return f"built for {entry.key.gpu}, which is not in this machine"
+        return ""
 
 
-def _delete(entry: Path) -> None:
-    """Deletes an entry, if it exists; raises OSError on failure. The caller holds its lock."""
-    aside = _set_aside(entry)
-    if aside is None:
-        return
-    shutil.rmtree(aside, ignore_errors=True)
-    if aside.exists():
-        raise OSError(errno.EACCES, "some of its files cannot be deleted", str(aside))
+def this_machine() -> Machine:
+    """This environment's libraries and GPUs. Loads onnxruntime and the driver."""
+    from latentsync_trt.runtime.providers.gpu import driver_problem, gpus
+    from latentsync_trt.runtime.providers.libraries import UNKNOWN, onnxruntime_version, rtx_version, tensorrt_version
+
+    versions = {
+        "onnxruntime": onnxruntime_version(),
+        "tensorrt": tensorrt_version(),
+        "onnxruntime-ep-nv-tensorrt-rtx": rtx_version(),
+    }
+    all_visible = driver_problem() is None and "CUDA_VISIBLE_DEVICES" not in os.environ
+    return Machine(
+        {name: "" if version in (None, UNKNOWN) else str(version) for name, version in versions.items()},
+        frozenset(gpu.name for gpu in gpus()) if all_visible else None,
+    )
 
 
-def _put(aside: Path, target: Path) -> None:
-    """Makes `aside` the entry `target`; deletes an older one. The caller holds its lock."""
-    old = _aside(target)
-    publish(aside, target, old)
-    shutil.rmtree(old, ignore_errors=True)  # what stays, the next sweep deletes
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An engine to remove and why. `refusal`: why removing failed; empty if it succeeded, or in a dry run."""
+
+    entry: Entry
+    reason: str
+    refusal: str = ""
+
+
+def total_bytes(entries: Iterable[Entry]) -> int:
+    """Total size of `entries`."""
+    return sum(entry.size_bytes for entry in entries)
+
+
+def select(entries: Sequence[Entry], *, max_bytes: int | None = None, stale: Machine | None = None) -> list[Choice]:
+    """Which of `entries` to remove, and why: with `stale` the damaged ones and those that this machine cannot use, then
+    damaged and least recently used ones until `max_bytes` are left. Pure."""
+    chosen = [Choice(entry, reason) for entry in entries if stale and (reason := stale.why_stale(entry))]
+    if max_bytes is not None:
+        gone = {choice.entry.folder for choice in chosen}
+        left = [entry for entry in entries if entry.folder not in gone]
+        excess_bytes = total_bytes(left) - max_bytes
+        for entry in sorted(left, key=lambda entry: (not entry.problem, entry.last_used_at)):
+            if excess_bytes > 0:
+                chosen.append(Choice(entry, f"more than {max_bytes / 1e9:g} GB in all"))
+                excess_bytes -= entry.size_bytes
+    return chosen

@@ -20,7 +20,7 @@ from latentsync_trt.errors import (
     OutOfMemory,
     ProviderUnavailable,
 )
-from latentsync_trt.runtime.cache.key import DIGEST_LENGTH
+from latentsync_trt.runtime.cache.entry import DIGEST_LENGTH
 from latentsync_trt.runtime.cache.store import Notice
 from latentsync_trt.runtime.providers.select import Selection, next_provider
 from latentsync_trt.runtime.sessions.engines import Engines

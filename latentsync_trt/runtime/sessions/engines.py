@@ -15,8 +15,7 @@ from latentsync_trt.bundle.manifest import FULL_STEP, STEP_GRAPHS, Bundle, Dimen
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import EngineBuildError, InputError, OutOfMemory, OutputError
 from latentsync_trt.remembered import Key, known, remember
-from latentsync_trt.runtime.cache.entry import Entry
-from latentsync_trt.runtime.cache.key import EngineKey
+from latentsync_trt.runtime.cache.entry import EngineKey, Entry
 from latentsync_trt.runtime.cache.store import SHARED_FOLDER, EngineCache, Notice
 from latentsync_trt.runtime.compiler.layers import LayerSummary, summarize
 from latentsync_trt.runtime.compiler.profiles import check_sizes, dimension_ranges, engine_ranges, input_shapes
