@@ -2,7 +2,7 @@
 
     python scripts/quantize_without_clips.py --bundle checkpoints/1.6-512-fp16 --precision int8 --out build/int8-512
 
-Every input channel gets the same range, so operations, types and sizes are right and results are meaningless. Needs the
+Every layer gets the same range, so operations, types and sizes are right and results are meaningless. Needs the
 extra `calibrate`, and a few times the memory of the largest weight tensor.
 """
 
@@ -12,17 +12,15 @@ import time
 from pathlib import Path
 
 import numpy as np
-import onnx_ir as ir
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from latentsync_trt.bundle.manifest import EIGHT_BIT_PRECISIONS, Bundle, read_manifest  # noqa: E402
-from latentsync_trt.quantize.bundle import open_parent, quantize_bundle  # noqa: E402
-from latentsync_trt.quantize.layers import layers_of  # noqa: E402
-from latentsync_trt.quantize.options import CalibrateOptions  # noqa: E402
+from latentsync_trt.quantize.calibrate import open_parent, quantize_bundle  # noqa: E402
+from latentsync_trt.quantize.calibration_options import CalibrateOptions  # noqa: E402
 from latentsync_trt.quantize.ranges import ActivationRange, Ranges  # noqa: E402
-from latentsync_trt.quantize.steps import step_graphs  # noqa: E402
+from latentsync_trt.quantize.steps import layer_names  # noqa: E402
 
 AMAX = 4.0
 """About the largest of a million normal numbers."""
@@ -32,11 +30,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bundle", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--precision", choices=EIGHT_BIT_PRECISIONS, default="int8")
-    parser.add_argument("--smooth", type=float, metavar="ALPHA", help="use SmoothQuant")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     arguments = parser.parse_args()
     start_s = time.perf_counter()
-    options = CalibrateOptions(arguments.precision, smooth=arguments.smooth)
+    options = CalibrateOptions(arguments.precision)
     parent = open_parent(arguments.bundle)
     made = read_manifest(quantize_bundle(parent, made_up_ranges(parent), options, arguments.out))
     size_bytes = sum(entry.bytes for entry in made.files.values())
@@ -48,13 +45,9 @@ def main() -> None:
 
 
 def made_up_ranges(bundle: Bundle) -> Ranges:
-    """The same range for every channel of every layer."""
-    ranges: dict[str, ActivationRange] = {}
-    for graph in step_graphs(bundle):
-        for layer in layers_of(ir.load(bundle.graph_path(graph))):
-            amax = np.full(layer.channels, AMAX, np.float32)
-            ranges[layer.name] = ActivationRange.of_step(amax, amax)
-    return ranges
+    """The same range for every layer."""
+    same = ActivationRange.of_step(AMAX, np.full(1, AMAX, np.float32))
+    return dict.fromkeys(layer_names(bundle), same)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from latentsync_trt.bundle.manifest import MANIFEST_NAME
 from latentsync_trt.cli import main
 from latentsync_trt.errors import OutputError
 from latentsync_trt.files import published_folder
-from latentsync_trt.quantize.work import load_arrays, save_arrays
 from latentsync_trt.runtime.cache.store import EngineCache
 from latentsync_trt.temporary import (
     GO_ON,
@@ -253,11 +252,7 @@ def test_every_writer_removes_what_killed_ones_left(tmp_path: Path, caplog: pyte
         with published_folder(folder / "bundle"):
             pass
 
-    def arrays(folder: Path) -> None:
-        save_arrays(folder / "window.npz", {"a": [1, 2]})
-        assert list(load_arrays(folder / "window.npz")["a"]) == [1, 2]
-
-    for write, made, said in ((video, [], 0), (bundle, ["bundle"], 1), (arrays, ["window.npz"], 1)):
+    for write, made, said in ((video, [], 0), (bundle, ["bundle"], 1)):
         folder = tmp_path / write.__name__
         folder.mkdir()
         killed(folder)

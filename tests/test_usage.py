@@ -64,7 +64,6 @@ WRONG_USAGE = [
     ("calibrate --bundle SMALL --clips in.wav", "in.wav: is a file; name a folder"),
     ("calibrate --bundle SMALL --clips folder.json", "no video in it"),
     ("calibrate --bundle SMALL --video in.mp4 --out in.wav", "--out in.wav: is a file; name a folder"),
-    ("calibrate --bundle SMALL --video in.mp4 --work ftp://host", "--work ftp://host: is a URL"),
     ("calibrate --bundle SMALL --audio in.wav", "--audio: needs --video"),
     ("compare none SMALL", "none: no bundle there nor in"),
     ("compare in.mp4 SMALL", "give two bundles or two videos"),

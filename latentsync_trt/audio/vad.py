@@ -12,6 +12,7 @@ from typing import SupportsFloat
 import numpy as np
 
 from latentsync_trt.audio.mel import SAMPLE_RATE_HZ
+from latentsync_trt.config import MODEL_FPS
 from latentsync_trt.runtime.sessions.session import Session
 from latentsync_trt.types import BoolArray, Float32Array, Float64Array
 
@@ -48,6 +49,12 @@ as in singing and whispering. Music and noise under speech are mostly softer by 
 
 _LOUD_STEPS = 32
 """It is measured in stretches of a second, and named from two of them on."""
+
+
+SILENCE_DBFS = -50.0
+"""Sound of a video frame below this level is silent: above the noise of a quiet room, below a whisper."""
+
+_SAMPLES_PER_FRAME = SAMPLE_RATE_HZ // MODEL_FPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +169,17 @@ def _loud(speech: Speech, powers: Float32Array) -> tuple[tuple[float, float], ..
     return tuple(
         (start * _LOUD_STEPS * STEP_S, end * _LOUD_STEPS * STEP_S) for start, end in edges.tolist() if end - start > 1
     )
+
+
+def silent_share(blocks: Iterable[Float32Array]) -> float:
+    """The share of a recording's video frames, 0 to 1, whose sound is silent by its level; `blocks` as above."""
+    floor = 10.0 ** (SILENCE_DBFS / 10)
+    rest = np.zeros(0, np.float32)
+    frames = silent = 0
+    for block in blocks:
+        rest = np.concatenate([rest, block])
+        whole = rest[: len(rest) // _SAMPLES_PER_FRAME * _SAMPLES_PER_FRAME].reshape(-1, _SAMPLES_PER_FRAME)
+        rest = rest[whole.size :]
+        frames += len(whole)
+        silent += int((np.square(whole, dtype=np.float64).mean(axis=1) < floor).sum())
+    return silent / frames if frames else 1.0

@@ -116,7 +116,7 @@ def _cells_of(source: Path) -> Iterator[_Row]:
 
 
 def _folder_rows(folder: Path) -> Iterator[_Row]:
-    from latentsync_trt.quantize.clips import clips_in
+    from latentsync_trt.quantize.calibration_options import clips_in
 
     pairs = [clip for clip in clips_in(folder) if clip.audio != clip.video]
     if not pairs:

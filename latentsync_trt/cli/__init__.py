@@ -34,7 +34,7 @@ PANELS = {
     },
     "Speed and quality": {
         "build": "Build a bundle's engines into the engine cache, for several GPUs once for each kind.",
-        "calibrate": "Make an INT8 or FP8 bundle from a bundle, calibrated on clips. Resumes after an interruption.",
+        "calibrate": "Make an INT8 or FP8 bundle from a bundle, calibrated on clips.",
         "bench": "Measure a bundle: graphs, loop, whole clips; time, memory and quality.",
         "compare": "Compare bundle B with bundle A, or a finished video B with A: what each makes of the same clip.",
     },

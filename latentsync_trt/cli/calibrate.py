@@ -14,18 +14,13 @@ from latentsync_trt.cli.show import progress_bar, say
 from latentsync_trt.cli.use import note_on_default
 from latentsync_trt.errors import ProviderUnavailable
 from latentsync_trt.option_fields import FILES, HARDWARE
-from latentsync_trt.quantize.options import CalibrateOptions
+from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip, clips_in
 from latentsync_trt.runtime.providers.table import CPU, CUDA
-from latentsync_trt.stopping import interruption
 
 if TYPE_CHECKING:
-    from latentsync_trt.quantize.clips import Clip
-    from latentsync_trt.quantize.search import SearchResult
     from latentsync_trt.runtime.providers.select import Selection
 
 _NEEDED = ("onnx", "onnx-ir", "ml_dtypes")
-
-_WORK_FOLDER = ".calibration"
 
 _input_option = partial(click.option, type=LocalPath(), panel=FILES)
 _folder_option = partial(click.option, type=LocalPath(folder=True), panel=FILES)
@@ -39,9 +34,6 @@ _folder_option = partial(click.option, type=LocalPath(folder=True), panel=FILES)
     "--clips", help="A folder of such videos, each with an audio file of the same name beside it, else its own sound."
 )
 @_folder_option("--out", help="Folder of the new bundle.  [default: below checkpoints/]")
-@_folder_option(
-    "--work", help=f"Folder for intermediate results, to resume from.  [default: checkpoints/{_WORK_FOLDER}]"
-)
 @options_from(CalibrateOptions)
 @click.option(
     "--provider",
@@ -59,31 +51,26 @@ def command(
     clips: Path | None,
     provider: str,
     out: Path | None,
-    work: Path | None,
     quiet: bool,
     **fields: Any,
 ) -> None:
-    """Make an INT8 or FP8 bundle from a bundle, calibrated on clips. Resumes after an interruption."""
+    """Make an INT8 or FP8 bundle from a bundle, calibrated on clips."""
     tool_versions(_NEEDED, extra="calibrate")
-    from latentsync_trt.quantize.bundle import open_parent
-    from latentsync_trt.quantize.calibrate import Calibration
+    from latentsync_trt.quantize.calibrate import Calibration, open_parent
 
     options, chosen = build(CalibrateOptions, fields), _clips(video, audio, clips)
     folder, why = find_bundle(bundle)
     notice = (lambda _: None) if quiet else say
     notice(describe_choice(folder, why))
     parent, target = open_parent(folder), out or default_out(folder.name, options.precision)
-    selection, root = _select(provider, notice), work or checkpoints_folder() / _WORK_FOLDER
+    selection = _select(provider, notice)
     with progress_bar(hidden=quiet) as on_progress:
-        calibration = Calibration(
-            parent, chosen, options, selection, root, on_progress, lambda text: notice(f"warning: {text}")
+        Calibration(parent, chosen, options, selection, on_progress, lambda text: notice(f"warning: {text}")).run(
+            target
         )
-        with interruption("interrupted; the same command resumes from here"):
-            found = calibration.run(target)
     if not quiet:
-        _show(target, parent.manifest, found)
-        note = note_on_default(target)
-        if note:
+        click.echo(_summary(target, parent.manifest))
+        if note := note_on_default(target):
             say(f"note: {note}")
 
 
@@ -94,9 +81,8 @@ def default_out(bundle: str, precision: str) -> Path:
     return checkpoints_folder() / name
 
 
-def _clips(video: Path | None, audio: Path | None, folder: Path | None) -> "tuple[Clip, ...]":
+def _clips(video: Path | None, audio: Path | None, folder: Path | None) -> tuple[Clip, ...]:
     from latentsync_trt.media.files import check_file
-    from latentsync_trt.quantize.clips import Clip, clips_in
 
     if audio is not None and video is None:
         raise click.UsageError("--audio: needs --video")
@@ -122,19 +108,10 @@ def _select(request: str, notice: Callable[[str], None]) -> "Selection":
         return select_provider(CPU.name)
 
 
-def _show(folder: Path, parent: Manifest, found: "SearchResult | None") -> None:
-    """Prints the search's table, most sensitive layers first, its trials, and the result."""
-    if found is not None:
-        click.echo(f"{'layers':<28} {'arithmetic':>10} {'one step':>9}")
-        for group in found.table:
-            kept = "  kept" if set(found.best.kept).issuperset(group.layers) else ""
-            name = f"{len(group.layers)} × {group.group}"
-            click.echo(f"{name:<28} {group.share:>10.1%} {group.step_db:>6.1f} dB{kept}")
-        for trial in found.trials:
-            click.echo(f"whole loop: {trial.psnr_db:.1f} dB with {trial.share:.1%} of the arithmetic in 8 bits")
+def _summary(folder: Path, parent: Manifest) -> str:
     made = read_manifest(folder)
     before, after = (manifest.files[manifest.graphs[FULL_STEP].weights].bytes for manifest in (parent, made))
     share, distance = (made.quantization.share, made.quantization.distance) if made.quantization else (0.0, {})
     measured = [f"PSNR of faces against {parent.precision} {value:.1f} dB" for value in distance.values()]
     sizes = f"U-Net weights {before / 1e6:.1f} → {after / 1e6:.1f} MB"
-    click.echo(", ".join([f"{folder}: {made.precision} in {share:.0%} of the U-Net's arithmetic", sizes, *measured]))
+    return ", ".join([f"{folder}: {made.precision} in {share:.0%} of the U-Net's arithmetic", sizes, *measured])

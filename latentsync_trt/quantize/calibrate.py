@@ -1,123 +1,106 @@
-"""Calibration: record windows of clips, observe ranges, choose the layers to keep, measure, write the bundle."""
+"""Calibration: record windows of clips, observe ranges, write the 8-bit bundle and measure it.
 
-from collections.abc import Callable, Sequence
+An 8-bit bundle has step graphs with QuantizeLinear/DequantizeLinear pairs; everything else is copied.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from latentsync_trt.bundle.manifest import Bundle, step_graph
-from latentsync_trt.diffusion.plan import cache_plan
-from latentsync_trt.diffusion.scheduler import solver_schedule
-from latentsync_trt.errors import NoFaceError
+import numpy as np
+
+from latentsync_trt.audio.mel import filters_of, write_filters
+from latentsync_trt.bundle.manifest import (
+    EIGHT_BIT_PRECISIONS,
+    FORMAT_VERSION,
+    FULL_STEP,
+    Bundle,
+    FileEntry,
+    Quantization,
+    check_target,
+    manifest_sha256,
+    sha256_file,
+    step_graph,
+    tool_versions,
+    write_manifest,
+)
+from latentsync_trt.errors import InputError, NoFaceError
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.quantize.bundle import check_out, quantize_bundle
-from latentsync_trt.quantize.clips import Clip, ClipSummary, warnings_of
+from latentsync_trt.files import published_folder
+from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip
 from latentsync_trt.quantize.observe import write_observed
-from latentsync_trt.quantize.options import CalibrateOptions
 from latentsync_trt.quantize.ranges import ActivationRange, Ranges
-from latentsync_trt.quantize.replay import Replay
-from latentsync_trt.quantize.search import SearchResult, search
-from latentsync_trt.quantize.steps import QuantizedSteps, step_graphs
-from latentsync_trt.quantize.windows import Loop, RecordedWindow, record_windows
-from latentsync_trt.quantize.work import WorkFolder
+from latentsync_trt.quantize.steps import layer_names, multiply_adds, step_graphs, write_steps
+from latentsync_trt.quantize.windows import (
+    CACHE_INTERVAL,
+    Loop,
+    RecordedWindow,
+    loops_of,
+    record,
+    recorded_for,
+    split,
+    warnings_of,
+)
 from latentsync_trt.runtime.networks.networks import Networks
-from latentsync_trt.runtime.networks.uncached import ObservedTensor, ObservingDenoiser
+from latentsync_trt.runtime.networks.uncached import ObservedTensor, ObservingDenoiser, folder_denoiser
+from latentsync_trt.runtime.providers.libraries import onnxruntime_version
 from latentsync_trt.runtime.providers.select import FP8_FROM, Selection
-from latentsync_trt.types import Float32Array, Progress, ProgressCallback
+from latentsync_trt.types import Denoiser, Float32Array, Progress, ProgressCallback
 
 DISTANCE = "faces_psnr_db"
 """The manifest's name for the PSNR of faces after whole loops, compared with the parent."""
 
-CACHE_INTERVAL = 3
-"""Every third step is full, as in the default preset."""
+TOOLS = ("onnx", "onnx-ir", "ml_dtypes")
+"""Packages that make the graphs; the extra "calibrate" installs them."""
 
-UNGUIDED = 1.0
-"""A guidance scale at which the unconditional half is left out."""
-
-_SOLVER = "ddim"
-_MOST_HELD_OUT = 4
-# One window in this many is denoised without guidance; guided graphs show both halves to their layers anyway.
-_UNGUIDED_EVERY = 4
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Observed:
-    """Ranges of all layers, the number of windows they come from, and the windows held out for measuring."""
-
-    ranges: Ranges
-    windows: int
-    held_out: tuple[Path, ...]
+_LARGEST_DB = 200.0
 
 
 @dataclass(frozen=True)
 class Calibration:
     """One calibration of `bundle`, which is not in 8 bits, on `clips`, at least one.
 
-    `selection`: CPU or CUDA. `root`: folder for intermediate results, from which an interrupted calibration resumes.
-    `on_warning`: called with sentences about the clips and the GPU.
+    `selection`: CPU or CUDA. `on_warning`: called with sentences about the clips and the GPU.
     """
 
     bundle: Bundle
     clips: Sequence[Clip]
     options: CalibrateOptions
     selection: Selection
-    root: Path
     on_progress: ProgressCallback
     on_warning: Callable[[str], None]
 
-    @cached_property
-    def work(self) -> WorkFolder:
-        """Intermediate results; raises `InputError` if a clip cannot be read."""
-        return WorkFolder(self.root, self.bundle, self.clips, self.options)
-
-    def run(self, out: Path) -> SearchResult | None:
-        """Writes the 8-bit bundle to `out`; returns the result of the search for layers to keep, if there was one.
+    def run(self, out: Path) -> Path:
+        """Writes the 8-bit bundle to `out`, completely or not at all; returns `out`.
 
         Raises:
-            InputError: the target PSNR is out of reach, all layers are kept, or `out` contains something else.
-            OutputError: `out` cannot be written. Others: as `observe`.
+            NoFaceError: no clip shows a face. MediaError, InputError: a clip cannot be read.
+            InputError: all layers are kept, or `out` contains something else. OutputError: `out` cannot be written.
+            InferenceError, OutOfMemory: a graph failed.
         """
         check_out(self.bundle, out)
         self._warn_of_gpu()
-        observed = self.observe()
-        options, distance, found = self._choose(observed)
+        clips, options = _hashes_of(self.clips), self.options
+        samples, held_out = split(self._record(), options.samples)
+        if options.measure and not held_out:
+            self.on_warning("no window is left to measure on, so the result is measured on one it was calibrated on")
+        measured_on = (held_out or samples[:1]) if options.measure else ()
+        ranges = self._observe(samples)
         self.on_progress(Progress("write", 0, None))
         settings = {
             "samples": options.samples,
             "steps": options.steps,
             "cache_interval": CACHE_INTERVAL,
             "guidance": options.guidance,
-            "windows": observed.windows,
-            "windows_measured": len(observed.held_out) if distance else 0,
-            "target_psnr_db": options.target_psnr,
+            "windows": len(samples),
+            "windows_measured": len(measured_on),
         }
-        quantize_bundle(
-            self.bundle, observed.ranges, options, out, clips=self.work.clips, settings=settings, distance=distance
-        )
-        return found
-
-    def observe(self) -> Observed:
-        """Records windows and denoises them with observed graphs, except those done before an interruption.
-
-        Raises:
-            NoFaceError: no clip shows a face. MediaError, InputError: a clip cannot be read.
-            OutputError: the folder for intermediate results cannot be written.
-            InferenceError, OutOfMemory: a graph failed.
-        """
-        summaries = self._record()
-        windows = self.work.windows()
-        if not windows:
-            raise NoFaceError(
-                f"{', '.join(summaries)}: no face in any frame; a face must look at the camera and be at least 50 px "
-                "wide and 80 px high"
-            )
-        samples, held_out = split(windows, self.options.samples)
-        for warning in warnings_of(summaries, self.options.samples, self.bundle.manifest.frames):
-            self.on_warning(warning)
-        if not held_out and (self.options.measure or self.options.target_psnr is not None):
-            self.on_warning("no window is left to measure on, so the result is measured on one it was calibrated on")
-        return Observed(self._observe(samples), len(samples), held_out or samples[:1])
+        measure = (lambda folder: self._psnr_db(folder, measured_on)) if measured_on else None
+        return quantize_bundle(self.bundle, ranges, options, out, clips=clips, settings=settings, measure=measure)
 
     def _warn_of_gpu(self) -> None:
         gpu = self.selection.gpu
@@ -127,88 +110,159 @@ class Calibration:
                 f"{gpu} has no FP8, which needs compute capability {needed}: TensorRT will not run the result here"
             )
 
-    def _record(self) -> dict[str, ClipSummary]:
-        wanted = -(-_recorded(self.options.samples) // len(self.clips))
-        summaries = {}
+    def _record(self) -> tuple[RecordedWindow, ...]:
+        wanted, samples = -(-recorded_for(self.options.samples) // len(self.clips)), self.options.samples
         with closing(Networks(self.bundle, self.selection)) as networks:
-            for number, clip in enumerate(self.clips):
-                summary = self.work.summary(number)
-                if summary is None:
-                    path_of, report = partial(self.work.window, number), self._report(f"record {clip.video.name}")
-                    summary = record_windows(clip, wanted, networks, MediaPipeDetector(), path_of, report)
-                    self.work.save_summary(number, summary)
-                summaries[str(clip.video)] = summary
-        return summaries
+            recordings = {
+                str(clip.video): record(
+                    clip, wanted, networks, MediaPipeDetector(), self._report(f"record {clip.video.name}")
+                )
+                for clip in self.clips
+            }
+        windows = tuple(window for recording in recordings.values() for window in recording.windows)
+        if not windows:
+            raise NoFaceError(
+                f"{', '.join(recordings)}: no face in any frame; a face must look at the camera and be at least 50 px "
+                "wide and 80 px high"
+            )
+        for warning in warnings_of(recordings, samples, self.bundle.manifest.frames):
+            self.on_warning(warning)
+        return windows
 
-    def _observe(self, windows: Sequence[Path]) -> Ranges:
-        graphs = step_graphs(self.bundle)
+    def _observe(self, windows: Sequence[RecordedWindow]) -> Ranges:
+        graphs, steps, ranges = step_graphs(self.bundle), self.options.steps, dict[str, ActivationRange]()
         loops = loops_of(windows, self.options, unguided=step_graph(guided=False, cached=False) in graphs)
-        done, ranges = self.work.ranges()
-        if done == len(loops):
-            return ranges
 
-        def take(tensor: ObservedTensor, _: int, channel_amax: Float32Array, sample: Float32Array) -> None:
-            observed = ActivationRange.of_step(channel_amax, sample)
+        def take(tensor: ObservedTensor, _: int, amax: float, sample: Float32Array) -> None:
+            observed = ActivationRange.of_step(amax, sample)
             for layer in tensor.layers:
                 ranges[layer] = ranges[layer].merged(observed) if layer in ranges else observed
 
-        steps = self.options.steps
-        with self.work.temporary() as folder:
-            observed_graphs = {name: write_observed(self.bundle, name, folder) for name in graphs}
+        with TemporaryDirectory() as folder:
+            observed_graphs = {name: write_observed(self.bundle, name, Path(folder)) for name in graphs}
             with closing(ObservingDenoiser(observed_graphs, self.selection, take)) as denoiser:
-                for number, (window, loop) in enumerate(loops[done:], start=done):
-                    report = self._report("observe", number * steps, len(loops) * steps)
-                    loop.run(denoiser, RecordedWindow.load(window), report)
-                    self.work.save_ranges(number + 1, ranges)
+                for number, (window, loop) in enumerate(loops):
+                    loop.run(denoiser, window, self._report("observe", number * steps, len(loops) * steps))
         return ranges
+
+    def _psnr_db(self, folder: Path, windows: Sequence[RecordedWindow]) -> float:
+        """PSNR of the faces of windows after whole loops with the step graphs in `folder`, against the bundle's own."""
+        self.on_progress(Progress("measure", 0, None))
+        loop = Loop(self.options.guidance, self.options.steps)
+        with (
+            closing(Networks(self.bundle, self.selection)) as networks,
+            folder_denoiser(folder, self.selection) as eight_bit,
+        ):
+
+            def faces(denoiser: Denoiser, window: RecordedWindow) -> Float32Array:
+                latents = loop.run(denoiser, window)
+                decoded = networks.codec.decode_faces(np.ascontiguousarray(latents[0].transpose(1, 0, 2, 3)))
+                return np.asarray(np.stack(decoded) / 65535, np.float32)
+
+            noise = np.mean(
+                [
+                    np.square(faces(eight_bit, window) - faces(networks.denoiser, window), dtype=np.float64).mean()
+                    for window in windows
+                ]
+            )
+        return min(_LARGEST_DB, -10 * float(np.log10(noise))) if noise > 0 else _LARGEST_DB
 
     def _report(self, stage: str, before: int = 0, total: int | None = None) -> Callable[[int, int], None]:
         """A progress callback for a stage, or for the part of it that begins at `before` of `total`."""
         return lambda done, of: self.on_progress(Progress(stage, before + done, total or of))
 
-    def _choose(self, observed: Observed) -> tuple[CalibrateOptions, dict[str, float], SearchResult | None]:
-        """Options with the layers to keep, the resulting distance, and the search that found them."""
-        options = self.options
-        if not options.measure and options.target_psnr is None:
-            return options, {}, None
-        windows = [RecordedWindow.load(path) for path in observed.held_out]
-        plan = cache_plan(options.steps, CACHE_INTERVAL)
-        loop = Loop(options.guidance, solver_schedule(_SOLVER, options.steps), plan)
-        with (
-            self.work.temporary() as folder,
-            QuantizedSteps(self.bundle, observed.ranges, options, folder) as steps,
-            closing(Networks(self.bundle, self.selection)) as networks,
-        ):
-            replay = Replay(steps, networks, windows, loop)
-            if options.target_psnr is not None:
-                found = search(replay, options.target_psnr, self.on_progress)
-                return replace(options, keep=found.best.kept), {DISTANCE: found.best.psnr_db}, found
-            self.on_progress(Progress("measure", 0, None))
-            return options, {DISTANCE: replay.psnr_db(steps.kept())}, None
+
+def open_parent(folder: Path) -> Bundle:
+    """The bundle to quantize; raises `BundleError` if it is incomplete, `InputError` if it is in 8 bits already."""
+    parent = Bundle.load(folder)
+    quantized = parent.manifest.quantization
+    if parent.manifest.precision in EIGHT_BIT_PRECISIONS:
+        hint = f"; calibrate {quantized.parent}, which it was made from" if quantized else ""
+        raise InputError(f"{folder}: is in {parent.manifest.precision} already{hint}")
+    return parent
 
 
-def loops_of(windows: Sequence[Path], options: CalibrateOptions, *, unguided: bool) -> list[tuple[Path, Loop]]:
-    """How each window is denoised. With `unguided` graphs, one window in four runs without guidance, after the others.
+def check_out(parent: Bundle, out: Path) -> None:
+    """Raises `InputError` if `out` must not be overwritten with a bundle made from `parent`."""
+    if out.resolve() == parent.folder.resolve():
+        raise InputError(f"{out}: is the bundle to calibrate; choose another folder for --out")
+    check_target(out)
 
-    The full steps of each window start one step later, so that full and cached graphs are observed at all timesteps.
+
+def quantize_bundle(
+    parent: Bundle,
+    ranges: Ranges,
+    options: CalibrateOptions,
+    out: Path,
+    *,
+    clips: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    measure: Callable[[Path], float] | None = None,
+) -> Path:
+    """Writes an 8-bit version of `parent` to `out`, completely or not at all; returns `out`.
+
+    Args:
+        clips, settings: of the calibration, as in the manifest's `Quantization`.
+        measure: gives the PSNR in dB of faces by the new step graphs in a folder.
+
+    Raises:
+        InputError: all layers are kept, or `out` contains something else. OutputError: `out` cannot be written.
     """
-    schedule, loops = solver_schedule(_SOLVER, options.steps), []
-    for number, window in enumerate(windows):
-        full = sorted({0, *range(number % CACHE_INTERVAL, options.steps, CACHE_INTERVAL)})
-        guidance = UNGUIDED if unguided and number % _UNGUIDED_EVERY == _UNGUIDED_EVERY - 1 else options.guidance
-        plan = cache_plan(options.steps, tuple(full))
-        loops.append((window, Loop(guidance, schedule, plan)))
-    return sorted(loops, key=lambda loop: loop[1].guidance == UNGUIDED)
+    check_out(parent, out)
+    manifest, names = parent.manifest, layer_names(parent)
+    kept = tuple(sorted(name for name in names if options.keeps(name)))
+    if len(kept) == len(names):
+        raise InputError(f"--keep: keeps all {len(kept)} layers of {manifest.name}; keep fewer")
+    costs = multiply_adds(parent, FULL_STEP)
+    with published_folder(out) as staged:
+        steps = write_steps(parent, ranges, options, kept, staged)
+        distance = {DISTANCE: measure(staged)} if measure else {}
+        others = [entry for graph, entry in manifest.graphs.items() if graph not in steps]
+        for file in {file for entry in others for file in (entry.file, entry.weights, *entry.forms.values())}:
+            shutil.copyfile(parent.folder / file, staged / file)
+        write_filters(staged, filters_of(parent))
+        quantization = Quantization(
+            parent=manifest.name,
+            parent_sha256=manifest_sha256(parent.folder),
+            parent_precision=manifest.precision,
+            clips=clips or {},
+            settings={**(settings or {}), "precision": options.precision, "percentile": options.percentile},
+            kept=kept,
+            share=1 - sum(cost for name, cost in costs.items() if name in kept) / sum(costs.values()),
+            distance=distance,
+        )
+        made = replace(
+            manifest,
+            name=out.name,
+            precision=options.precision,
+            graphs={**manifest.graphs, **steps},
+            files={path.name: FileEntry(sha256_file(path), path.stat().st_size) for path in sorted(staged.iterdir())},
+            tools={
+                **manifest.tools,
+                **tool_versions(TOOLS, extra="calibrate"),
+                "onnxruntime": onnxruntime_version(),
+            },
+            # The step graphs are not those that were compared with PyTorch.
+            verification={graph: value for graph, value in manifest.verification.items() if graph not in steps},
+            quantization=quantization,
+            format_version=FORMAT_VERSION,
+        )
+        write_manifest(staged, made)
+    return out
 
 
-def split(windows: Sequence[Path], samples: int) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """At most `samples` windows to calibrate on, and those held out to measure on, both spread over all."""
-    held = min(_recorded(samples) - samples, len(windows) // 3)
-    held_indices = sorted({(2 * index + 1) * len(windows) // (2 * held) for index in range(held)})
-    calibrated_on = [window for index, window in enumerate(windows) if index not in held_indices]
-    return tuple(calibrated_on[:samples]), tuple(windows[index] for index in held_indices)
+def _hashes_of(clips: Sequence[Clip]) -> dict[str, str]:
+    """File name → SHA-256 in hex of the clips' files; a repeated name is prefixed with the clip's number.
 
-
-def _recorded(samples: int) -> int:
-    """Number of windows to record for calibrating on `samples`."""
-    return samples + max(1, min(_MOST_HELD_OUT, samples // 4))
+    Raises:
+        InputError: a file cannot be read.
+    """
+    hashes: dict[str, str] = {}
+    for number, clip in enumerate(clips, start=1):
+        for path in dict.fromkeys((clip.video, clip.audio)):
+            name = path.name if path.name not in hashes else f"{number}/{path.name}"
+            try:
+                hashes[name] = sha256_file(path)
+            except OSError as error:
+                raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    return hashes

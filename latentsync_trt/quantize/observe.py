@@ -1,4 +1,4 @@
-"""Observed step graphs: they also return the magnitudes of their layers' inputs.
+"""Observed step graphs: they also return magnitudes of their layers' inputs.
 
 The graph reduces them itself, because at full size the layer inputs of one step take 19 GB.
 """
@@ -12,7 +12,7 @@ from onnx_ir import convenience
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import BundleError
-from latentsync_trt.quantize.layers import Layer, Sizes, layers_of, sizes_of, usual_dimensions
+from latentsync_trt.quantize.steps import Layer, Sizes, layers_of, sizes_of, usual_dimensions
 from latentsync_trt.runtime.networks.uncached import ObservedGraph, ObservedTensor
 
 SAMPLE = 1 << 16
@@ -68,11 +68,10 @@ def _observe(graph: ir.Graph, value: ir.Value, sizes: Sizes, layers: list[Layer]
 
     every_nth = [integers("first", 0), integers("end", prod(sizes)), integers("axis", 0), integers("stride", stride)]
     magnitudes = tape.op("Abs", [value])
-    others = integers("other_axes", *(index for index in range(len(sizes)) if index != axis))
-    amax = tape.op("ReduceMax", [magnitudes, others], {"keepdims": 0})
+    amax = tape.op("ReduceMax", [magnitudes], {"keepdims": 0})
     sample = tape.op("Slice", [tape.op("Reshape", [magnitudes, integers("flat", -1)]), *every_nth])
-    for output, name, size in ((amax, "amax", sizes[axis]), (sample, "sample", -(-prod(sizes) // stride))):
-        output.name, output.shape = f"{value.name}_{name}", ir.Shape([size])
+    for output, name, shape in ((amax, "amax", []), (sample, "sample", [-(-prod(sizes) // stride)])):
+        output.name, output.shape = f"{value.name}_{name}", ir.Shape(shape)
         output.type = ir.TensorType(layers[0].weights.dtype)
         graph.outputs.append(output)
     return ObservedTensor(tuple(layer.name for layer in layers), f"{value.name}_amax", f"{value.name}_sample")

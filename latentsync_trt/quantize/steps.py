@@ -1,26 +1,68 @@
-"""Step graphs in mixed precision: QuantizeLinear/DequantizeLinear pairs around some layers, the others unchanged.
+"""Step graphs in mixed precision: QuantizeLinear/DequantizeLinear pairs around most layers, the others unchanged.
 
-Every weight is rounded once and stored in a file, so that another choice of layers only needs a new graph.
+Layers are convolutions and linear layers. Each is identified by the name of its weights, which is the same in all step
+graphs.
 """
 
-import shutil
-from collections.abc import Collection
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from latentsync_trt.bundle.manifest import STEP_GRAPHS, Bundle
+from latentsync_trt.bundle.manifest import STEP_GRAPHS, Bundle, GraphEntry
 from latentsync_trt.bundle.weights import WeightsFile
-from latentsync_trt.quantize.layers import Layer, layers_of
-from latentsync_trt.quantize.options import CalibrateOptions
+from latentsync_trt.errors import BundleError
+from latentsync_trt.quantize.calibration_options import CalibrateOptions, EightBit
 from latentsync_trt.quantize.ranges import Ranges
-from latentsync_trt.quantize.rounding import DTYPES, round_weights, scale_of, smoothing_divisors
+from latentsync_trt.types import Float32Array
+
+Sizes = tuple[int, ...]
+
+DTYPES: dict[EightBit, np.dtype[Any]] = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn)}
+"""FP8 with four exponent bits (E4M3), as TensorRT supports it."""
+
+_LARGEST: dict[EightBit, float] = {"int8": 127.0, "fp8": 448.0}
+
+# float16's smallest normal number: smaller scales lose bits, and 0 would divide by zero.
+_SMALLEST_SCALE = 2.0**-14
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """A Conv or MatMul node with weights of its own, `(O, I, kh, kw)` or `(I, O)`. `activation`: its input."""
+
+    name: str
+    node: ir.Node
+    activation: ir.Value
+    weights: ir.TensorProtocol
+
+    @property
+    def convolution(self) -> bool:
+        """True for a convolution, False for a linear layer."""
+        return self.node.op_type == "Conv"
+
+    @property
+    def output_axis(self) -> int:
+        """The axis of the weights along which output channels lie."""
+        return 0 if self.convolution else 1
+
+
+def layers_of(model: ir.Model) -> tuple[Layer, ...]:
+    """The layers of a graph, in its order."""
+    layers = []
+    for node in model.graph:
+        if node.op_type in ("Conv", "MatMul"):
+            activation, weights = node.inputs[:2]
+            if activation is not None and weights is not None and weights.name and weights.const_value is not None:
+                layers.append(Layer(weights.name, node, activation, weights.const_value))
+    return tuple(layers)
 
 
 def step_graphs(bundle: Bundle) -> tuple[str, ...]:
@@ -28,116 +70,125 @@ def step_graphs(bundle: Bundle) -> tuple[str, ...]:
     return tuple(name for name in STEP_GRAPHS if name in bundle.manifest.graphs)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rounded:
-    """A layer in 8 bits: `weights` with `scales (O,)`, `amax` of its input, SmoothQuant's `factors (I,)` if any."""
-
-    weights: ir.ExternalTensor
-    scales: NDArray[Any]
-    amax: float
-    factors: NDArray[Any] | None
+def layer_names(bundle: Bundle) -> tuple[str, ...]:
+    """The names of the layers of all step graphs, each once."""
+    graphs = (ir.load(bundle.graph_path(name)) for name in step_graphs(bundle))
+    return tuple(dict.fromkeys(layer.name for graph in graphs for layer in layers_of(graph)))
 
 
-class QuantizedSteps:
-    """Step graphs of a bundle with some layers in 8 bits; a context manager.
+def usual_dimensions(bundle: Bundle) -> dict[str, int]:
+    """Usual values of a bundle's variable dimensions, by name."""
+    return {name: span.optimum for name, span in bundle.manifest.ranges.items()}
+
+
+def sizes_of(value: ir.Value, dimensions: Mapping[str, int]) -> Sizes | None:
+    """The shape of a value, None if the graph does not state it.
 
     Args:
-        ranges: calibration ranges of the layers. options: precision, percentile, smoothing, and what to keep.
-        folder: exists; takes the 8-bit weights and, for `write`, a copy of the bundle's.
+        dimensions: values of the variable dimensions; shapes may contain expressions such as "2*windows*frames".
     """
+    if value.shape is None:
+        return None
+    sizes = value.shape.evaluate(dimensions)
+    return sizes.numpy() if sizes.is_static() else None
 
-    def __init__(self, bundle: Bundle, ranges: Ranges, options: CalibrateOptions, folder: Path) -> None:
-        self.bundle, self.folder = bundle, folder
-        self._ranges, self._options = ranges, options
-        self._rounded: dict[str, _Rounded] = {}
-        self._weights = WeightsFile(folder / "eight_bit.weights")
 
-    def __enter__(self) -> Self:
-        self._weights.__enter__()
-        return self
+def multiply_adds(bundle: Bundle, graph: str) -> dict[str, int]:
+    """Multiply-adds of each layer of a step graph, by name; variable dimensions at their usual values.
 
-    def __exit__(self, *_: object) -> None:
-        self._weights.__exit__()
+    Raises:
+        BundleError: the graph does not state the shape of a layer's output.
+    """
+    counts: dict[str, int] = {}
+    dimensions = usual_dimensions(bundle)
+    for layer in layers_of(ir.load(bundle.graph_path(graph))):
+        sizes, weights = sizes_of(layer.node.outputs[0], dimensions), layer.weights.shape.numpy()
+        if sizes is None:
+            raise BundleError(f"{graph}: states no shape for the output of {layer.node.name}; export the model again")
+        counts[layer.name] = prod(sizes) * prod(weights[1:] if layer.convolution else weights[:1])
+    return counts
 
-    @cached_property
-    def layers(self) -> tuple[str, ...]:
-        """The names of the layers of all graphs, each once."""
-        graphs = (ir.load(self.bundle.graph_path(name)) for name in step_graphs(self.bundle))
-        return tuple(dict.fromkeys(layer.name for graph in graphs for layer in layers_of(graph)))
 
-    def kept(self) -> tuple[str, ...]:
-        """The names of the layers that the options keep in the bundle's own precision."""
-        return tuple(name for name in self.layers if self._options.keeps(name))
+def scale_of(amax: Float32Array | float, kind: EightBit, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The scale that maps `amax` to the largest 8-bit number; same shape, in `dtype`."""
+    return np.asarray(np.maximum(np.asarray(amax, np.float64) / _LARGEST[kind], _SMALLEST_SCALE), dtype)
 
-    def write(self, graph: str, kept: Collection[str]) -> Path:
-        """Writes a graph with its weights beside it; returns its file. Arguments as for `model`."""
-        path = self.folder / f"{graph}.onnx"
-        weights = self.bundle.manifest.graphs[graph].weights
-        if not (self.folder / weights).exists():
-            shutil.copyfile(self.bundle.folder / weights, self.folder / weights)
-        ir.save(self.model(graph, kept), path)
-        return path
 
-    def model(self, graph: str, kept: Collection[str]) -> ir.Model:
-        """A graph in which all layers but those named in `kept` are in 8 bits."""
-        model = ir.load(self.bundle.graph_path(graph))
+def round_weights(weights: NDArray[Any], output_axis: int, kind: EightBit) -> tuple[NDArray[Any], NDArray[Any]]:
+    """8-bit weights of the same shape, and the per-channel scales `(O,)` in the weights' dtype."""
+    exact = weights.astype(np.float32)
+    others = tuple(axis for axis in range(weights.ndim) if axis != output_axis)
+    scales = scale_of(np.abs(exact).max(axis=others), kind, weights.dtype)
+    exact /= np.expand_dims(scales.astype(np.float32), others)
+    if kind == "int8":
+        np.rint(exact, out=exact)
+    # A scale that was rounded down puts the largest weight slightly out of range, which FP8's cast would turn into NaN.
+    np.clip(exact, -_LARGEST[kind], _LARGEST[kind], out=exact)
+    return exact.astype(DTYPES[kind]), scales
+
+
+def write_steps(
+    bundle: Bundle, ranges: Ranges, options: CalibrateOptions, kept: Collection[str], folder: Path
+) -> dict[str, GraphEntry]:
+    """Writes the step graphs with all layers but those named in `kept` in 8 bits, and the weights that they use.
+
+    Returns their entries in the manifest, without other forms.
+    """
+    entries = {name: replace(bundle.manifest.graphs[name], forms={}) for name in step_graphs(bundle)}
+    for file in {entry.weights for entry in entries.values()}:
+        with WeightsFile(folder / file) as weights:
+            quantizer = _Quantizer(ranges, options, weights)
+            for name, entry in entries.items():
+                if entry.weights == file:
+                    model = ir.load(bundle.graph_path(name))
+                    quantizer.quantize(model, kept)
+                    weights.move_out(model)
+                    ir.save(model, folder / entry.file)
+    return entries
+
+
+class _Quantizer:
+    """Rounds the layers of graphs that share one weights file; the weights of each layer are rounded once."""
+
+    def __init__(self, ranges: Ranges, options: CalibrateOptions, file: WeightsFile) -> None:
+        self._ranges, self._options, self._file = ranges, options, file
+        self._rounded: dict[str, tuple[ir.ExternalTensor, NDArray[Any]]] = {}
+        self._zero = np.zeros((), DTYPES[options.precision])
+
+    def quantize(self, model: ir.Model, kept: Collection[str]) -> None:
         readers: dict[ir.Value, list[Layer]] = {}
         for layer in layers_of(model):
             if layer.name not in kept:
                 self._dequantize_weights(model.graph, layer)
-                readers.setdefault(self._smoothed(model.graph, layer), []).append(layer)
+                readers.setdefault(layer.activation, []).append(layer)
         for activation, layers in readers.items():
             self._round_activation(model.graph, activation, layers)
         RemoveUnusedNodesPass()(model)
-        return model
-
-    def _round(self, layer: Layer) -> _Rounded:
-        if layer.name not in self._rounded:
-            self._rounded[layer.name] = self._round_anew(layer)
-        return self._rounded[layer.name]
-
-    def _round_anew(self, layer: Layer) -> _Rounded:
-        found, options = self._ranges[layer.name], self._options
-        weights, amax, factors = layer.weights.numpy(), found.amax(options.percentile), None
-        if options.smooth is not None and not layer.convolution:
-            factors = (1 / smoothing_divisors(found.channel_amax, weights, options.smooth)).astype(weights.dtype)
-            exact = factors.astype(np.float32)
-            weights = (weights.astype(np.float32) / exact[:, None]).astype(weights.dtype)
-            # The smoothed input is clipped by the same share as the percentile clips the original one.
-            amax *= float((found.channel_amax * exact).max() / max(float(found.channel_amax.max()), 1e-30))
-        eight_bit, scales = round_weights(weights, layer.output_axis, options.precision)
-        tensor = ir.tensor(eight_bit, name=f"{layer.name}_{options.precision}")
-        return _Rounded(self._weights.add(tensor), scales, amax, factors)
 
     def _dequantize_weights(self, graph: ir.Graph, layer: Layer) -> None:
-        rounded = self._round(layer)
-        weights = _initializer(graph, f"{layer.name}_{self._options.precision}", rounded.weights)
-        scales = _initializer(graph, f"{layer.name}_scales", rounded.scales)
-        zeros = _initializer(graph, f"{layer.name}_zeros", np.zeros(rounded.scales.shape, self._dtype))
-        exact = ir.Value(name=f"{layer.name}_dequantized", shape=weights.shape, type=scales.type)
-        inputs, axis = [weights, scales, zeros], {"axis": layer.output_axis}
+        if layer.name not in self._rounded:
+            eight_bit, scales = round_weights(layer.weights.numpy(), layer.output_axis, self._options.precision)
+            tensor = ir.tensor(eight_bit, name=f"{layer.name}_{self._options.precision}")
+            self._rounded[layer.name] = self._file.add(tensor), scales
+        tensor, scales = self._rounded[layer.name]
+        inputs = [
+            _initializer(graph, f"{layer.name}_{self._options.precision}", tensor),
+            _initializer(graph, f"{layer.name}_scales", scales),
+            _initializer(graph, f"{layer.name}_zeros", np.full(scales.shape, self._zero)),
+        ]
+        exact = ir.Value(name=f"{layer.name}_dequantized", shape=inputs[0].shape, type=inputs[1].type)
+        axis = {"axis": layer.output_axis}
         node = ir.node("DequantizeLinear", inputs, axis, outputs=[exact], name=f"{exact.name}_node")
         graph.insert_before(layer.node, node)
         layer.node.replace_input_with(1, exact)
 
-    def _smoothed(self, graph: ir.Graph, layer: Layer) -> ir.Value:
-        """The input of a layer, multiplied by its factors, if any."""
-        factors = self._round(layer).factors
-        if factors is None:
-            return layer.activation
-        value = _initializer(graph, f"{layer.name}_smoothing", factors)
-        product = ir.Value(name=f"{layer.name}_smoothed", shape=layer.activation.shape, type=layer.activation.type)
-        node = ir.node("Mul", [layer.activation, value], outputs=[product], name=f"{layer.node.name}_smoothing")
-        graph.insert_before(layer.node, node)
-        return product
-
     def _round_activation(self, graph: ir.Graph, activation: ir.Value, layers: list[Layer]) -> None:
         """Inserts one pair before the layers that read an activation; its other readers keep the exact values."""
-        rounded = [self._round(layer) for layer in layers]
         # In other graphs layers may have observed a wider range of it: the widest serves all.
-        amax, dtype = max(one.amax for one in rounded), rounded[0].scales.dtype
+        amax = max(self._ranges[layer.name].amax(self._options.percentile) for layer in layers)
+        dtype = self._rounded[layers[0].name][1].dtype
         scale = _initializer(graph, f"{activation.name}_scale", scale_of(amax, self._options.precision, dtype))
-        zero = _initializer(graph, f"{activation.name}_zero", np.zeros((), self._dtype))
+        zero = _initializer(graph, f"{activation.name}_zero", self._zero)
         eight_bit = ir.Value(name=f"{activation.name}_quantized", shape=activation.shape, type=zero.type)
         exact = ir.Value(name=f"{activation.name}_dequantized", shape=activation.shape, type=scale.type)
         nodes = [
@@ -147,10 +198,6 @@ class QuantizedSteps:
         graph.insert_before(layers[0].node, nodes)
         for layer in layers:
             layer.node.replace_input_with(0, exact)
-
-    @property
-    def _dtype(self) -> np.dtype[Any]:
-        return DTYPES[self._options.precision]
 
 
 def _initializer(graph: ir.Graph, name: str, content: NDArray[Any] | ir.TensorProtocol) -> ir.Value:

@@ -1,27 +1,26 @@
-"""Recorded windows: the denoiser's inputs for windows of a clip, to run loops without video and sound."""
+"""Recorded windows: the denoiser's inputs for windows of a clip, and how they are denoised to calibrate."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
-from typing import Self
+from typing import TypeVar
 
 import numpy as np
 
 from latentsync_trt.audio.mel import filters_of
+from latentsync_trt.audio.vad import silent_share
 from latentsync_trt.audio.windows import frame_count
 from latentsync_trt.config import MODEL_FPS, SyncOptions
 from latentsync_trt.diffusion.loop import conditioning, denoise, initial_noise
-from latentsync_trt.diffusion.plan import PlannedStep
-from latentsync_trt.diffusion.scheduler import Step
+from latentsync_trt.diffusion.plan import cache_plan
+from latentsync_trt.diffusion.scheduler import solver_schedule
 from latentsync_trt.face.mask import latent_mask, mouth_mask
 from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.playback import Playback, frames_in
 from latentsync_trt.media.reader import delays_of, probe, read_frames
 from latentsync_trt.media.soundtrack import SoundPiece
-from latentsync_trt.quantize.clips import Clip, ClipSummary, silent_share
-from latentsync_trt.quantize.work import load_arrays, save_arrays
+from latentsync_trt.quantize.calibration_options import CalibrateOptions, Clip
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.sync.faces import FaceFinder
 from latentsync_trt.sync.jobs import Job
@@ -35,7 +34,20 @@ from latentsync_trt.types import Denoiser, FaceDetector, Float32Array, Frame
 SEED = SyncOptions().seed
 """Seed of the noise that every window starts from, the same as in a usual run."""
 
-OnStep = Callable[[int, int], None]
+_MOSTLY = 0.5
+
+CACHE_INTERVAL = 3
+"""Every third step is full, as in the default preset."""
+
+UNGUIDED = 1.0
+"""A guidance scale at which the unconditional half is left out."""
+
+_SOLVER = "ddim"
+_MOST_HELD_OUT = 4
+# One window in this many is denoised without guidance; guided graphs show both halves to their layers anyway.
+_UNGUIDED_EVERY = 4
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,44 +59,44 @@ class RecordedWindow:
     conditioning: Float32Array
     audio: Float32Array
 
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Reads a file from `record_windows`; raises `InputError` if it is missing or damaged."""
-        names = [spec.name for spec in fields(cls)]
-        arrays = load_arrays(path, *names)
-        return cls(*(arrays[name] for name in names))
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """How a window is denoised; `interval` as for `cache_plan`."""
+
+    guidance: float
+    steps: int
+    interval: int | tuple[int, ...] = CACHE_INTERVAL
+
+    def run(
+        self, denoiser: Denoiser, window: RecordedWindow, on_step: Callable[[int, int], None] | None = None
+    ) -> Float32Array:
+        """The final latents `(1, 4, F, h, w)`; after each step `on_step` gets the steps done and their total."""
+        plan = cache_plan(self.steps, self.interval)
+        inputs = window.noise, window.conditioning, window.audio
+        return denoise(denoiser, *inputs, self.guidance, solver_schedule(_SOLVER, self.steps), plan, on_step)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Loop:
-    """How windows are denoised: `schedule` and `plan` have one entry per step."""
+class Recording:
+    """Windows of a clip, how many `frames` it has, those `with_face`, and the `silent` share of its sound, 0 to 1."""
 
-    guidance: float
-    schedule: tuple[Step, ...]
-    plan: tuple[PlannedStep, ...]
-
-    def run(self, denoiser: Denoiser, window: RecordedWindow, on_step: OnStep | None = None) -> Float32Array:
-        """The final latents `(1, 4, F, h, w)`; after each step `on_step` gets the steps done and their total."""
-        inputs = window.noise, window.conditioning, window.audio
-        return denoise(denoiser, *inputs, self.guidance, self.schedule, self.plan, on_step)
+    windows: tuple[RecordedWindow, ...]
+    frames: int
+    with_face: int
+    silent: float
 
 
-def record_windows(
-    clip: Clip,
-    wanted: int,
-    networks: Networks,
-    detector: FaceDetector,
-    path_of: Callable[[int], Path],
-    on_frame: Callable[[int, int], None],
-) -> ClipSummary:
+def record(
+    clip: Clip, wanted: int, networks: Networks, detector: FaceDetector, on_frame: Callable[[int, int], None]
+) -> Recording:
     """Records up to `wanted` windows, spread evenly over a clip, with the stages of a usual run.
 
     Args:
-        path_of: number of a window in the clip → its file; windows whose file exists are not recorded again.
         on_frame: called after each frame with the frames read so far and the expected total.
 
     Raises:
-        MediaError: the clip cannot be read. OutputError: a window cannot be written.
+        MediaError: the clip cannot be read.
     """
     manifest, frames = networks.bundle.manifest, 0
     delays, info = delays_of(clip.video, clip.audio), probe(clip.video)
@@ -93,25 +105,75 @@ def record_windows(
     in_video = frames_in(None if info.duration_s is None else delays.picture_s + info.duration_s, MODEL_FPS)
     in_audio = frame_count(speech.end_s)
     expected = in_audio if in_video is None else min(in_video, in_audio)
-    expected_windows, recorded = max(1, expected // manifest.frames), 0
+    expected_windows = max(1, expected // manifest.frames)
+    wanted = min(wanted, expected_windows)
 
     def read() -> Generator[Frame, None, None]:
         nonlocal frames
         playback = Playback(Fraction(MODEL_FPS), speech.end_s, delay_s=delays.picture_s)
-        source = read_frames(clip.video, playback)
-        for frames, frame in enumerate(source, start=1):
+        for frames, frame in enumerate(read_frames(clip.video, playback), start=1):
             on_frame(frames, max(frames, expected))
             yield frame
 
     aspect = info.sample_aspect_ratio
     finder = FaceFinder(detector, manifest.resolution_px, StageClock(), pixel_aspect=aspect)
     with closing(speech), closing(finder.cut_out(finder.find(read()))) as jobs:
-        for number, window in enumerate(_windows(jobs, manifest.frames)):
-            if _is_picked(number, wanted, expected_windows):
-                recorded += 1
-                if not path_of(number).is_file():
-                    save_arrays(path_of(number), asdict(_inputs(window, networks, speech)))
-    return ClipSummary(frames, finder.frames_with_face, recorded, silent_share(read_audio_blocks(clip.audio)))
+        windows = tuple(
+            _inputs(window, networks, speech)
+            for number, window in enumerate(_windows(jobs, manifest.frames))
+            if number < expected_windows
+            and (number + 1) * wanted // expected_windows > number * wanted // expected_windows
+        )
+    return Recording(windows, frames, finder.frames_with_face, silent_share(read_audio_blocks(clip.audio)))
+
+
+def warnings_of(recordings: Mapping[str, Recording], samples: int, frames: int) -> tuple[str, ...]:
+    """Reasons why calibration ranges from these clips may be poor, a sentence each.
+
+    Args:
+        recordings: by path of the video. samples: total number of windows requested. frames: F of a window.
+    """
+    warnings: list[str] = []
+    for name, clip in recordings.items():
+        if clip.silent > _MOSTLY:
+            warnings.append(f"{name}: {clip.silent:.0%} of its sound is silent; give a clip with more speech")
+        if clip.with_face < _MOSTLY * clip.frames:
+            warnings.append(f"{name}: a face in only {clip.with_face} of {clip.frames} frames")
+    windows = sum(len(clip.windows) for clip in recordings.values())
+    if windows < samples:
+        warnings.append(
+            f"{windows} windows of the {samples} that --samples asks for, so ranges may be too narrow; give clips that "
+            f"show a face for {samples * frames / MODEL_FPS:.0f} s in all"
+        )
+    return tuple(warnings)
+
+
+def loops_of(
+    windows: Sequence[RecordedWindow], options: CalibrateOptions, *, unguided: bool
+) -> list[tuple[RecordedWindow, Loop]]:
+    """How each window is denoised. With `unguided` graphs, one window in four runs without guidance, after the others.
+
+    The full steps of each window start one step later, so that full and cached graphs are observed at all timesteps.
+    """
+    loops = []
+    for number, window in enumerate(windows):
+        full = tuple(sorted({0, *range(number % CACHE_INTERVAL, options.steps, CACHE_INTERVAL)}))
+        without = unguided and number % _UNGUIDED_EVERY == _UNGUIDED_EVERY - 1
+        loops.append((window, Loop(UNGUIDED if without else options.guidance, options.steps, full)))
+    return sorted(loops, key=lambda loop: loop[1].guidance == UNGUIDED)
+
+
+def split(windows: Sequence[T], samples: int) -> tuple[tuple[T, ...], tuple[T, ...]]:
+    """At most `samples` windows to calibrate on, and those held out to measure on, both spread over all."""
+    held = min(recorded_for(samples) - samples, len(windows) // 3)
+    held_indices = sorted({(2 * index + 1) * len(windows) // (2 * held) for index in range(held)})
+    calibrated_on = [window for index, window in enumerate(windows) if index not in held_indices]
+    return tuple(calibrated_on[:samples]), tuple(windows[index] for index in held_indices)
+
+
+def recorded_for(samples: int) -> int:
+    """Number of windows to record for calibrating on `samples`."""
+    return samples + max(1, min(_MOST_HELD_OUT, samples // 4))
 
 
 def _windows(jobs: Iterable[Job], frames: int) -> Iterator[Window[Sight]]:
@@ -119,12 +181,6 @@ def _windows(jobs: Iterable[Job], frames: int) -> Iterator[Window[Sight]]:
     for job in jobs:
         yield from planner.push({target.track_id: (job.frame, target) for target in job.targets})
     yield from planner.finish()
-
-
-def _is_picked(number: int, wanted: int, expected: int) -> bool:
-    """Whether this is one of `wanted` windows spread evenly over `expected`."""
-    wanted = min(wanted, expected)
-    return number < expected and (number + 1) * wanted // expected > number * wanted // expected
 
 
 def _inputs(window: Window[Sight], networks: Networks, speech: OpenVoices) -> RecordedWindow:

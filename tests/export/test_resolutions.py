@@ -26,8 +26,8 @@ from latentsync_trt.export.graphs import GraphPlan, build_graph, save_graph
 from latentsync_trt.export.options import ExportOptions
 from latentsync_trt.export.plans import load_networks, plan_graphs
 from latentsync_trt.export.verify import verification_options
-from latentsync_trt.quantize.layers import multiply_adds
 from latentsync_trt.quantize.observe import write_observed
+from latentsync_trt.quantize.steps import multiply_adds
 from latentsync_trt.runtime.sessions.session import Array, Session
 from tests import narrow
 

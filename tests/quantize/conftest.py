@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from latentsync_trt.bundle.manifest import Bundle
-from latentsync_trt.quantize.bundle import quantize_bundle
-from latentsync_trt.quantize.options import CalibrateOptions
+from latentsync_trt.quantize.calibrate import quantize_bundle
+from latentsync_trt.quantize.calibration_options import CalibrateOptions
 from tests.quantize.eight_bit import small_ranges
 from tests.small import small_bundle
 
@@ -15,9 +15,15 @@ from tests.small import small_bundle
 def int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small bundle in INT8, with the provenance of one clip."""
     out = tmp_path_factory.mktemp("eight") / "small-int8"
-    found = {"clips": {"clip.mp4": "0a"}, "settings": {"samples": 1}, "distance": {"faces_psnr_db": 40.0}}
-    options = CalibrateOptions(percentile=100.0)
-    return quantize_bundle(Bundle.load(small_bundle()), small_ranges(), options, out, **found)
+    return quantize_bundle(
+        Bundle.load(small_bundle()),
+        small_ranges(),
+        CalibrateOptions(percentile=100.0),
+        out,
+        clips={"clip.mp4": "0a"},
+        settings={"samples": 1},
+        measure=lambda _: 40.0,
+    )
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,8 @@ from latentsync_trt.bundle.manifest import (
     write_manifest,
 )
 from latentsync_trt.errors import InputError
-from latentsync_trt.quantize.bundle import check_out, quantize_bundle
-from latentsync_trt.quantize.options import CalibrateOptions
+from latentsync_trt.quantize.calibrate import check_out, quantize_bundle
+from latentsync_trt.quantize.calibration_options import CalibrateOptions
 from latentsync_trt.quantize.windows import Loop
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.gpu import Gpu
@@ -80,7 +80,7 @@ def test_the_manifest_describes_the_calibration(int8_bundle: Path) -> None:
     assert made.quantization.parent_sha256 == manifest_sha256(small_bundle())
     assert made.quantization.clips == {"clip.mp4": "0a"}
     assert made.quantization.distance == {"faces_psnr_db": 40.0}
-    assert made.quantization.settings == {"samples": 1, "precision": "int8", "percentile": 100.0, "smooth": None}
+    assert made.quantization.settings == {"samples": 1, "precision": "int8", "percentile": 100.0}
     assert LEAST_SHARE < made.quantization.share < 1
     assert "unet.conv_in.weight" in made.quantization.kept
     assert "unet.mid_block.resnets.0.conv1.weight" not in made.quantization.kept

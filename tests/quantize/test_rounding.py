@@ -1,12 +1,12 @@
-"""8-bit numbers: scales, rounded weights, SmoothQuant's divisors."""
+"""8-bit numbers: scales and rounded weights."""
 
 import numpy as np
 import pytest
 from onnx import TensorProto, numpy_helper
 from onnxruntime.quantization.quant_utils import quantize_onnx_initializer
 
-from latentsync_trt.quantize.options import EightBit
-from latentsync_trt.quantize.rounding import round_weights, scale_of, smoothing_divisors
+from latentsync_trt.quantize.calibration_options import EightBit
+from latentsync_trt.quantize.steps import round_weights, scale_of
 
 COARSE = 2**-4
 """Half of the last of three mantissa bits: the precision of FP8."""
@@ -48,22 +48,3 @@ def test_the_largest_fp8_weight_is_not_nan_when_its_scale_was_rounded_down() -> 
 def test_a_scale_reaches_the_range() -> None:
     assert float(scale_of(127.0, "int8", np.dtype(np.float32))) == 1.0
     assert float(scale_of(448.0, "fp8", np.dtype(np.float16))) == 1.0
-
-
-def test_divisors_balance_activations_and_weights() -> None:
-    """√(activation / weight), with geometric mean 1."""
-    weights = np.array([[1, -4], [1, 0.5]], np.float32)
-    divisors = smoothing_divisors(np.array([16, 1], np.float32), weights, 0.5)
-    np.testing.assert_allclose(divisors, [2**0.5, 0.5**0.5], rtol=1e-6)
-
-
-def test_alpha_one_moves_the_whole_range_to_the_weights() -> None:
-    divisors = smoothing_divisors(np.array([8, 2], np.float32), np.eye(2, dtype=np.float32), 1.0)
-    np.testing.assert_allclose(divisors, [2, 0.5], rtol=1e-6)
-
-
-def test_channels_and_weights_of_zero_have_bounded_divisors() -> None:
-    divisors = smoothing_divisors(np.array([0, 1e30, 1], np.float32), np.zeros((3, 2), np.float32), 0.9)
-    assert np.isfinite(divisors).all()
-    assert divisors.min() >= 1e-3
-    assert divisors.max() <= 1e3

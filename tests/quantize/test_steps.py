@@ -12,9 +12,9 @@ from onnx import TensorProto, numpy_helper
 
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.errors import InputError
-from latentsync_trt.quantize.options import CalibrateOptions, EightBit
+from latentsync_trt.quantize.calibration_options import CalibrateOptions, EightBit
 from latentsync_trt.quantize.ranges import Ranges
-from latentsync_trt.quantize.steps import QuantizedSteps
+from latentsync_trt.quantize.steps import write_steps
 from latentsync_trt.runtime.sessions.session import Session
 from tests.quantize import toys
 from tests.quantize.toys import BIAS, CONVOLUTION, GRAPH, LINEAR, OTHER, SIDE
@@ -24,28 +24,18 @@ FLOAT32_ROUNDING = 1e-5
 
 LARGEST = {"int8": 127.0, "fp8": 448.0}
 
-OUTLIER = 40.0
-"""How much larger the first channel is than the others."""
-
-WIDE = 128
-"""Channels enough that the convolution spreads little of one channel over the others."""
-
-
-def options(kind: EightBit = "int8", smooth: float | None = None) -> CalibrateOptions:
-    return CalibrateOptions(kind, percentile=100.0, smooth=smooth)
-
 
 def written(
     bundle: Bundle,
     folder: Path,
-    options: CalibrateOptions,
+    kind: EightBit = "int8",
     kept: tuple[str, ...] = (),
     ranges: Ranges | None = None,
 ) -> Path:
     """The step in 8 bits; without `ranges`, all inputs reach 4."""
     folder.mkdir(exist_ok=True)
-    with QuantizedSteps(bundle, ranges or toys.block_ranges(), options, folder) as steps:
-        return steps.write(GRAPH, kept)
+    write_steps(bundle, ranges or toys.block_ranges(), CalibrateOptions(kind, percentile=100.0), kept, folder)
+    return folder / f"{GRAPH}.onnx"
 
 
 def loaded(path: Path) -> Any:
@@ -82,13 +72,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_only_inputs_and_weights_of_layers_are_rounded(bundle: Bundle, tmp_path: Path, kind: EightBit) -> None:
     """The skip connection reads the exact state, and `hidden` leaves the graph exact, though both feed layers."""
-    found = Session(written(bundle, tmp_path, options(kind))).run({"latents": toys.block_latents()})
+    found = Session(written(bundle, tmp_path, kind)).run({"latents": toys.block_latents()})
     for got, wanted in zip(found, expected(kind), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=FLOAT32_ROUNDING)
 
 
 def test_one_layer_is_kept_and_another_rounded(bundle: Bundle, tmp_path: Path) -> None:
-    model = loaded(written(bundle, tmp_path, options(), kept=(LINEAR,)))
+    model = loaded(written(bundle, tmp_path, kept=(LINEAR,)))
     nodes = {node.name: node for node in model.graph.node}
     initializers = {initializer.name: initializer for initializer in model.graph.initializer}
     assert nodes["to_q"].input[:] == ["hidden", LINEAR]
@@ -98,24 +88,12 @@ def test_one_layer_is_kept_and_another_rounded(bundle: Bundle, tmp_path: Path) -
     assert initializers[LINEAR].data_type == TensorProto.FLOAT
 
 
-def test_the_same_steps_can_be_written_with_other_choices(bundle: Bundle, tmp_path: Path) -> None:
-    inputs = {"latents": toys.block_latents()}
-    with QuantizedSteps(bundle, toys.block_ranges(), options(smooth=0.5), tmp_path) as steps:
-        first, other, again, all_kept = (
-            Session(steps.write(GRAPH, kept)).run(inputs) for kept in ((), (CONVOLUTION,), (), (CONVOLUTION, LINEAR))
-        )
-    assert np.abs(other[1] - first[1]).max() > FLOAT32_ROUNDING
-    np.testing.assert_array_equal(again[1], first[1])
-    for got, wanted in zip(all_kept, Session(bundle.graph_path(GRAPH)).run(inputs), strict=True):
-        np.testing.assert_array_equal(got, wanted)
-
-
 @pytest.mark.parametrize(("kept", "widest"), [((), 3.0), ((OTHER,), 1.0)])
 def test_layers_that_read_one_tensor_share_the_widest_range(
     tmp_path: Path, kept: tuple[str, ...], widest: float
 ) -> None:
     toy = toys.write_layers(tmp_path / "toy")
-    model = loaded(written(toy, tmp_path / "work", options(), kept, toys.layers_ranges(other_amax=3.0)))
+    model = loaded(written(toy, tmp_path / "work", "int8", kept, toys.layers_ranges(other_amax=3.0)))
     initializers = {initializer.name: initializer for initializer in model.graph.initializer}
     pairs = [node for node in model.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "features"]
     scales = [float(numpy_helper.to_array(initializers[node.input[1]])) for node in pairs]
@@ -124,7 +102,7 @@ def test_layers_that_read_one_tensor_share_the_widest_range(
 
 def test_float16_graphs_have_float16_scales(tmp_path: Path) -> None:
     """TensorRT refuses other ones."""
-    path = written(toys.write_block(tmp_path / "half", dtype=np.float16), tmp_path / "work", options())
+    path = written(toys.write_block(tmp_path / "half", dtype=np.float16), tmp_path / "work")
     model = loaded(path)
     types = {initializer.name: initializer.data_type for initializer in model.graph.initializer}
     pairs = [node for node in model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
@@ -133,29 +111,13 @@ def test_float16_graphs_have_float16_scales(tmp_path: Path) -> None:
     assert np.isfinite(Session(path).run({"latents": toys.block_latents()})[0]).all()
 
 
-def test_smoothed_graphs_state_all_shapes(bundle: Bundle, tmp_path: Path) -> None:
-    """As the exported ones do. Only linear layers are smoothed."""
-    model = loaded(written(bundle, tmp_path, options(smooth=0.5)))
+def test_graphs_state_all_shapes(bundle: Bundle, tmp_path: Path) -> None:
+    """As the exported ones do."""
+    model = loaded(written(bundle, tmp_path))
     stated = {value.name: value for value in [*model.graph.value_info, *model.graph.output]}
     for node in model.graph.node:
         for name in node.output:
             assert stated[name].type.tensor_type.HasField("shape"), name
-    assert [node.name for node in model.graph.node if node.op_type == "Mul"] == ["to_q_smoothing"]
-
-
-def test_smoothing_protects_the_other_channels_from_an_outlier(tmp_path: Path) -> None:
-    """Only the skip connection carries the first channel, so its values reach the linear layer unchanged."""
-    bundle, latents = toys.write_block(tmp_path / "wide", WIDE), toys.block_latents(WIDE)
-    latents[:, 0] *= OUTLIER
-    exact, hidden = Session(bundle.graph_path(GRAPH)).run({"latents": latents})
-    ranges = {LINEAR: toys.reaching(np.abs(hidden).max(axis=(0, 1)))}
-    errors = []
-    for smooth in (None, 0.5):
-        path = written(bundle, tmp_path / str(smooth), options(smooth=smooth), (CONVOLUTION,), ranges)
-        found = Session(path).run({"latents": latents})
-        np.testing.assert_allclose(found[1], hidden, rtol=0, atol=FLOAT32_ROUNDING * OUTLIER)
-        errors.append(float(np.sqrt(np.mean((found[0] - exact) ** 2))))
-    assert errors[1] < 0.5 * errors[0]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +135,7 @@ def test_keep_matches_parts_of_names(pattern: str, layer: str, kept: bool) -> No
     assert CalibrateOptions(keep=(pattern,)).keeps(layer) is kept
 
 
-@pytest.mark.parametrize("fields", [{"precision": "int4"}, {"smooth": 1.5}, {"percentile": 100.1}])
+@pytest.mark.parametrize("fields", [{"precision": "int4"}, {"percentile": 100.1}])
 def test_options_outside_their_limits_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"not one of|outside"):
         CalibrateOptions(**fields)

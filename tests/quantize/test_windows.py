@@ -6,17 +6,16 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from latentsync_trt import LipSync, SyncOptions
+from latentsync_trt.audio.vad import silent_share
 from latentsync_trt.bundle.manifest import Bundle
 from latentsync_trt.config import RuntimeOptions
-from latentsync_trt.errors import InputError, OutputError
+from latentsync_trt.errors import InputError
 from latentsync_trt.face.detector import MediaPipeDetector
-from latentsync_trt.media.audio import SPEECH_RATE_HZ
-from latentsync_trt.quantize.clips import Clip, ClipSummary, clips_in, silent_share, warnings_of
-from latentsync_trt.quantize.windows import RecordedWindow, record_windows
+from latentsync_trt.quantize.calibration_options import Clip, clips_in
+from latentsync_trt.quantize.windows import RecordedWindow, Recording, record, warnings_of
 from latentsync_trt.runtime.networks.denoiser import GraphDenoiser
 from latentsync_trt.runtime.networks.networks import Networks
 from latentsync_trt.runtime.providers.select import Selection
@@ -45,23 +44,6 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
     return Clip(video, write_sound(folder / "speech.wav", 2.0))
 
 
-def record(
-    networks: Networks, clip: Clip, folder: Path, wanted: int
-) -> tuple[ClipSummary, dict[int, Path], list[tuple[int, int]]]:
-    """The summary, the files of the windows by number, and the progress."""
-    folder.mkdir(exist_ok=True)
-    progress: list[tuple[int, int]] = []
-    summary = record_windows(
-        clip,
-        wanted,
-        networks,
-        MediaPipeDetector(),
-        lambda number: folder / f"{number:03}.npz",
-        lambda done, total: progress.append((done, total)),
-    )
-    return summary, {int(path.stem): path for path in sorted(folder.iterdir())}, progress
-
-
 def batches_of_a_run(clip: Clip, target: Path) -> list[WindowBatch]:
     """The denoiser's inputs in a usual run."""
     batches: list[WindowBatch] = []
@@ -78,53 +60,40 @@ def batches_of_a_run(clip: Clip, target: Path) -> list[WindowBatch]:
 
 
 def test_windows_are_those_of_a_usual_run(networks: Networks, clip: Clip, tmp_path: Path) -> None:
-    summary, files, progress = record(networks, clip, tmp_path / "windows", 2)
+    progress: list[tuple[int, int]] = []
+    found = record(clip, 2, networks, MediaPipeDetector(), lambda done, total: progress.append((done, total)))
     usual = batches_of_a_run(clip, tmp_path / "out.mp4")
-    assert list(files) == [0, 1]
-    assert (summary.frames, summary.with_face, summary.windows) == (40, 40, 2)
+    assert (found.frames, found.with_face, len(found.windows)) == (40, 40, 2)
     assert progress == [(frame, 40) for frame in range(1, 41)]
-    for number, path in files.items():
-        window, latents = RecordedWindow.load(path), usual[number].latents
+    for number, window in enumerate(found.windows):
+        latents = usual[number].latents
         np.testing.assert_array_equal(np.broadcast_to(window.noise, latents.shape), latents)
         np.testing.assert_array_equal(window.conditioning, usual[number].conditioning)
         np.testing.assert_array_equal(window.audio, usual[number].audio)
 
 
-def test_recorded_windows_are_not_recorded_again(networks: Networks, clip: Clip, tmp_path: Path) -> None:
-    (tmp_path / "000.npz").write_bytes(b"recorded before")
-    summary, files, _ = record(networks, clip, tmp_path, 2)
-    assert summary.windows == 2
-    assert files[0].read_bytes() == b"recorded before"
-    assert RecordedWindow.load(files[1]).conditioning.shape == (1, 9, FRAMES, 16, 16)
-
-
 def test_few_windows_of_a_clip_are_spread_over_it(networks: Networks, tmp_path: Path) -> None:
     clip = Clip(write_face(tmp_path / "face.mp4", 6 * FRAMES), write_sound(tmp_path / "speech.wav", 4.0))
-    assert list(record(networks, clip, tmp_path / "windows", 3)[1]) == [1, 3, 5]
-
-
-def test_a_window_that_cannot_be_written_leaves_no_file_open(networks: Networks, clip: Clip, tmp_path: Path) -> None:
-    long = Clip(clip.video, write_sound(tmp_path / "speech.wav", 60.0))  # more than one input of the audio encoder
-    with pytest.raises(OutputError) as caught:
-        record_windows(long, 2, networks, MediaPipeDetector(), lambda _: long.audio / "0.npz", lambda *_: None)
-    opened = {Path(item.path) for item in psutil.Process().open_files()}
-    assert not opened & {long.video, long.audio}, caught  # whose traceback keeps every local variable
+    few, every = (record(clip, wanted, networks, MediaPipeDetector(), lambda *_: None).windows for wanted in (3, 6))
+    assert len(every) == 6
+    for window, expected in zip(few, every[1::2], strict=True):
+        np.testing.assert_array_equal(window.audio, expected.audio)
 
 
 def test_frames_without_a_face_are_counted_and_left_out(networks: Networks, tmp_path: Path) -> None:
     clip = Clip(write_face(tmp_path / "face.mp4", 12, blank=range(12)), write_sound(tmp_path / "speech.wav", 0.48))
-    summary, _, _ = record(networks, clip, tmp_path / "windows", 2)
-    assert (summary.frames, summary.with_face, summary.windows) == (12, 0, 0)
+    found = record(clip, 2, networks, MediaPipeDetector(), lambda *_: None)
+    assert (found.frames, found.with_face, found.windows) == (12, 0, ())
 
 
 def noise(level_dbfs: float, duration_s: float) -> Float32Array:
-    values = np.random.default_rng(1).standard_normal(round(duration_s * SPEECH_RATE_HZ), np.float32)
+    values = np.random.default_rng(1).standard_normal(round(duration_s * 16000), np.float32)
     return values * np.float32(10 ** (level_dbfs / 20))
 
 
 @pytest.mark.parametrize("length", [None, 100, 639, 640, 100_000])
 def test_the_silent_share_does_not_depend_on_the_length_of_pieces(length: int | None) -> None:
-    sound = np.concatenate([noise(-20, 1.0), noise(-70, 3.0)])[: 4 * SPEECH_RATE_HZ]
+    sound = np.concatenate([noise(-20, 1.0), noise(-70, 3.0)])[: 4 * 16000]
     length = length or len(sound)
     assert silent_share([sound[start : start + length] for start in range(0, len(sound), length)]) == 0.75
 
@@ -150,21 +119,17 @@ def test_a_folder_without_videos_is_refused(tmp_path: Path) -> None:
         clips_in(tmp_path / "nowhere")
 
 
-GOOD = ClipSummary(frames=400, with_face=390, windows=8, silent=0.3)
-
-
-def test_good_clips_give_no_warnings() -> None:
-    assert warnings_of({"a": GOOD, "b": GOOD}, samples=16, frames=FRAMES) == ()
-
-
 @pytest.mark.parametrize(
-    ("summary", "warning"),
+    ("with_face", "windows", "silent", "warning"),
     [
-        (ClipSummary(400, 390, 8, 0.9), "90% of its sound is silent"),
-        (ClipSummary(400, 40, 8, 0.3), "a face in only 40 of 400 frames"),
-        (ClipSummary(400, 400, 3, 0.3), "3 windows of the 8 .* a face for 5 s in all"),
+        (390, 8, 0.3, None),
+        (390, 8, 0.9, "90% of its sound is silent"),
+        (40, 8, 0.3, "a face in only 40 of 400 frames"),
+        (400, 3, 0.3, "3 windows of the 8 .* a face for 5 s in all"),
     ],
 )
-def test_poor_clips_give_a_warning(summary: ClipSummary, warning: str) -> None:
-    (found,) = warnings_of({"clip": summary}, samples=8, frames=FRAMES)
-    assert re.search(warning, found)
+def test_poor_clips_give_a_warning(with_face: int, windows: int, silent: float, warning: str | None) -> None:
+    window = RecordedWindow(*[np.zeros(1, np.float32)] * 3)
+    found = warnings_of({"clip": Recording((window,) * windows, 400, with_face, silent)}, samples=8, frames=FRAMES)
+    assert len(found) == (warning is not None)
+    assert warning is None or re.search(warning, found[0])

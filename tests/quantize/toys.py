@@ -113,17 +113,16 @@ def block_latents(channels: int = 8) -> NDArray[np.float32]:
     return np.random.default_rng(6).standard_normal((1, channels, SIDE, SIDE), np.float32)
 
 
-def block_ranges(channels: int = 8) -> Ranges:
-    """Calibration ranges in which every channel of every input of the block reaches 4."""
-    return {name: reaching(np.full(channels, 4, np.float32)) for name in (CONVOLUTION, LINEAR)}
+def block_ranges() -> Ranges:
+    """Calibration ranges in which the inputs of the block reach 4."""
+    return {name: reaching(4.0) for name in (CONVOLUTION, LINEAR)}
 
 
 def layers_ranges(amax: float = 1.0, other_amax: float = 1.0) -> Ranges:
     """The same for the layers; `other_amax`: of the second linear layer, which reads what the first does."""
-    reached = {CONVOLUTION: (4, amax), LINEAR: (DEPTH, amax), OTHER: (DEPTH, other_amax)}
-    return {name: reaching(np.full(count, value, np.float32)) for name, (count, value) in reached.items()}
+    return {CONVOLUTION: reaching(amax), LINEAR: reaching(amax), OTHER: reaching(other_amax)}
 
 
-def reaching(channel_amax: NDArray[np.float32]) -> ActivationRange:
-    """The range of an input whose channels reach these values."""
-    return ActivationRange.of_step(channel_amax, channel_amax)
+def reaching(amax: float) -> ActivationRange:
+    """The range of an input that reaches this value."""
+    return ActivationRange.of_step(amax, np.full(1, amax, np.float32))

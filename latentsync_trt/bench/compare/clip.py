@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from latentsync_trt.audio.vad import SILENCE_DBFS, silent_share
 from latentsync_trt.bench.files import png
 from latentsync_trt.bench.material import Clip, generated_part, square_rgb
 from latentsync_trt.bench.moments import SHOWN_PX, Faces, choose_moments, face_grid, face_views, shown
@@ -20,7 +21,6 @@ from latentsync_trt.media.audio import read_audio_blocks
 from latentsync_trt.media.playback import Playback
 from latentsync_trt.media.reader import delays_of, read_frames
 from latentsync_trt.media.writer import write_pictures
-from latentsync_trt.quantize.clips import SILENCE_DBFS, silent_share
 from latentsync_trt.sync.html import write_file
 from latentsync_trt.sync.lips import Curves, SyncScore, agreement, joined, score
 from latentsync_trt.types import Float32Array, ProgressCallback, UInt8Array

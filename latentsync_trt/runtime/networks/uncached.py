@@ -25,12 +25,11 @@ from latentsync_trt.types import Float32Array, WindowBatch
 class ObservedTensor:
     """An input of the layers whose weights are named `layers`.
 
-    `channel_amax`, `sample`: names of the graph's outputs with the largest magnitude of each channel `(C,)`, and with
-    some of the tensor's magnitudes `(n,)`.
+    `amax`, `sample`: names of the graph's outputs with the largest of the tensor's magnitudes, and with some `(n,)`.
     """
 
     layers: tuple[str, ...]
-    channel_amax: str
+    amax: str
     sample: str
 
 
@@ -44,8 +43,8 @@ class ObservedGraph:
     dimensions: Mapping[str, int] = field(default_factory=dict)
 
 
-Observe = Callable[[ObservedTensor, int, Float32Array, Float32Array], None]
-"""Called after each step, for each tensor: the timestep, channel maxima `(C,)` and sample `(n,)`, both float32."""
+Observe = Callable[[ObservedTensor, int, float, Float32Array], None]
+"""Called after each step, for each tensor: the timestep, the maximum, and the sample float32 `(n,)`."""
 
 
 class ObservingDenoiser(GraphDenoiser):
@@ -75,14 +74,14 @@ class ObservingDenoiser(GraphDenoiser):
     def observe(self, graph: str, timestep: int, outputs: Mapping[str, Any]) -> None:
         """Reports the statistics of a step; raises `InferenceError` if an input of a layer is not finite."""
         for tensor in self._graphs[graph].tensors:
-            amax, sample = (outputs[name].numpy().astype(np.float32) for name in (tensor.channel_amax, tensor.sample))
+            amax, sample = (outputs[name].numpy().astype(np.float32) for name in (tensor.amax, tensor.sample))
             if not np.isfinite(amax).all():
                 raise InferenceError(
                     f"{graph}: the input of {tensor.layers[0]} is not finite at timestep {timestep}; "
                     "calibrate the bundle in fp32, and check its weights"
                 )
             if self._report is not None:
-                self._report(tensor, timestep, amax, sample)
+                self._report(tensor, timestep, float(amax), sample)
 
     def close(self) -> None:
         """Frees the sessions."""

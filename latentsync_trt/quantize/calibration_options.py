@@ -1,10 +1,13 @@
-"""Options of `calibrate`."""
+"""What `calibrate` is asked for: options, and clips."""
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
+from latentsync_trt.errors import InputError
 from latentsync_trt.option_fields import QUALITY, check_limits, option
+from latentsync_trt.paths import exists, why_missing
 
 EightBit = Literal["int8", "fp8"]
 
@@ -13,6 +16,9 @@ RESIDUAL_LAYERS = ("conv_in", "conv_out", "conv_shortcut", "samplers")
 8-bit error."""
 
 NO_LAYERS = "none"
+
+VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".webm", ".avi")
+AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus", ".aac")
 
 _option = partial(option, group=QUALITY)
 
@@ -24,26 +30,15 @@ def parse_keep(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CalibrateOptions:
-    """How a bundle is calibrated and quantized; raises `InputError` on a value outside its limits.
-
-    Only `samples`, `steps` and `guidance` affect what is observed; changing others needs no new calibration.
-    """
+    """How a bundle is calibrated and quantized; raises `InputError` on a value outside its limits."""
 
     precision: EightBit = _option("int8", "Precision of most layers of the U-Net.")
     samples: int = _option(
-        32, "Windows to calibrate on, spread evenly over the clips; more take longer.", minimum=1, maximum=4096
-    )
-    target_psnr: float | None = _option(
-        None,
-        "Mixed precision search: keep the fewest layers in the bundle's own precision so that generated faces reach "
-        "this PSNR in dB.  [default: no search]",
-        minimum=1.0,
-        maximum=100.0,
+        32, "Windows to calibrate on, spread evenly over the clips; more take longer.", minimum=1, maximum=1024
     )
     keep: tuple[str, ...] = _option(
         RESIDUAL_LAYERS,
-        f"Layers to keep in the bundle's own precision: parts of their names, or {NO_LAYERS}. With --target-psnr, the "
-        "choice that is tried first.",
+        f"Layers to keep in the bundle's own precision: parts of their names, or {NO_LAYERS}.",
         parse=parse_keep,
         metavar="NAMES",
     )
@@ -56,14 +51,6 @@ class CalibrateOptions:
         advanced=True,
         minimum=90.0,
         maximum=100.0,
-    )
-    smooth: float | None = _option(
-        None,
-        "SmoothQuant: share of the range that moves from the inputs of linear layers to their weights, such as 0.5.  "
-        "[default: off]",
-        advanced=True,
-        minimum=0.0,
-        maximum=1.0,
     )
     steps: int = _option(20, "Denoising steps of each window.", advanced=True, minimum=1, maximum=999)
     guidance: float = _option(
@@ -83,3 +70,30 @@ class CalibrateOptions:
         return any(
             f".{pattern}." in f".{layer}." or any(part.endswith(pattern) for part in parts) for pattern in self.keep
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """A video and its speech, an audio file or the video itself."""
+
+    video: Path
+    audio: Path
+
+
+def clips_in(folder: Path) -> tuple[Clip, ...]:
+    """The videos in a folder, sorted by name, each with the audio file of the same name, else its own sound.
+
+    Raises:
+        InputError: no such folder, or no video in it.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: is a file; name a folder" if exists(folder) else why_missing(folder, "folder"))
+    try:
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read ({error.strerror})") from error
+    audio = {path.stem: path for path in files if path.suffix.lower() in AUDIO_SUFFIXES}
+    clips = tuple(Clip(path, audio.get(path.stem, path)) for path in files if path.suffix.lower() in VIDEO_SUFFIXES)
+    if not clips:
+        raise InputError(f"{folder}: no video in it (looked for {', '.join(VIDEO_SUFFIXES)})")
+    return clips
