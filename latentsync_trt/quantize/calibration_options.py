@@ -23,9 +23,11 @@ AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".m4a", ".ogg", ".opus", ".aac")
 _option = partial(option, group=QUALITY)
 
 
-def parse_keep(text: str) -> tuple[str, ...]:
-    """ "conv_in,conv_out" → ("conv_in", "conv_out"); "none" → ()."""
-    return () if text == NO_LAYERS else tuple(part.strip() for part in text.split(",") if part.strip())
+def parse_keep(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    """ "conv_in,conv_out" → ("conv_in", "conv_out"); "none" → (); a tuple as it is."""
+    if isinstance(names, str):
+        return () if names == NO_LAYERS else tuple(part.strip() for part in names.split(",") if part.strip())
+    return names
 
 
 @dataclass(frozen=True, slots=True)
