@@ -137,5 +137,5 @@ def test_keep_matches_parts_of_names(pattern: str, layer: str, kept: bool) -> No
 
 @pytest.mark.parametrize("fields", [{"precision": "int4"}, {"percentile": 100.1}])
 def test_options_outside_their_limits_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="--precision|--percentile"):
+    with pytest.raises(InputError, match=r"--precision|--percentile"):
         CalibrateOptions(**fields)
