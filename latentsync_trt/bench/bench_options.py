@@ -15,14 +15,15 @@ REPETITIONS = {"graph": (20, 3), "loop": (5, 1), "end-to-end": (3, 1)}
 def _names(default: tuple[str, ...], choices: tuple[str, ...], help_text: str) -> Any:
     """An option that takes names of `choices`, separated by commas: "a,b" → ("a", "b")."""
 
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    def parse(given: str | tuple[str, ...]) -> tuple[str, ...]:
+        parts = given.split(",") if isinstance(given, str) else given
+        names = tuple(dict.fromkeys(part.strip() for part in parts))
         unknown = [name for name in names if name not in choices]
         if unknown:
             raise InputError(f"{', '.join(map(repr, unknown))}: not among {', '.join(choices)}")
         return names
 
-    return option(default, help_text, parse=parse, metavar="NAMES")
+    return option(default, help_text, parse=parse, show=",".join, metavar="NAMES")
 
 
 @dataclass(frozen=True, slots=True)

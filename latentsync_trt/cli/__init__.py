@@ -48,6 +48,9 @@ PANELS = {
 """Commands by heading of `--help`, with their lines there: each is `command` in the module of the same name, and the
 line is how its help text begins. Here, too, so that `--help` imports none of them."""
 
+_ELSEWHERE = {"ui": "serve"}
+"""Commands that are functions of their own name in the module of another."""
+
 COMMANDS = {name: line for lines in PANELS.values() for name, line in lines.items()}
 
 
@@ -63,7 +66,8 @@ class CommandLine(click.RichGroup):
         if cmd_name not in COMMANDS:
             return None
         if cmd_name not in self.commands:
-            command = importlib.import_module(f"latentsync_trt.cli.{cmd_name}").command
+            module = importlib.import_module(f"latentsync_trt.cli.{_ELSEWHERE.get(cmd_name, cmd_name)}")
+            command = getattr(module, cmd_name if cmd_name in _ELSEWHERE else "command")
             add_help_all(command)
             self.add_command(command, cmd_name)
         return self.commands[cmd_name]

@@ -9,11 +9,11 @@ import rich_click as click
 
 from latentsync_trt.cli.options import (
     LocalPath,
+    WorkerOptions,
     build,
     bundle_option,
     options_from,
     provider_option,
-    worker_options,
 )
 from latentsync_trt.config import RuntimeOptions, SyncOptions
 from latentsync_trt.errors import InputError
@@ -43,7 +43,7 @@ _LEDGER = ".ledger.sqlite"
 @bundle_option
 @options_from(SyncOptions, leave_out=("resume",))
 @provider_option
-@worker_options
+@options_from(WorkerOptions)
 @click.option(
     "--scratch", type=LocalPath(folder=True), panel=HARDWARE, help="Folder of each worker for files from URLs."
 )
@@ -174,8 +174,10 @@ def _workers(
         notice(describe_choice(folder, why))
     scratch = fields["scratch"] and str(fields["scratch"].absolute())
     settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields), scratch)
-    of_workers = {name: fields[name] for name in ("ray", "gpus_per_worker")}
-    return make_workers(settings, fields["workers"], most=most, on_notice=notice, **of_workers)
+    on = build(WorkerOptions, fields)
+    return make_workers(
+        settings, on.workers, most=most, ray=on.ray, gpus_per_worker=on.gpus_per_worker, on_notice=notice
+    )
 
 
 def _run(tasks: "Sequence[Task]", handles: "Sequence[WorkerHandle]", ledger: "Ledger", board: "Board") -> None:

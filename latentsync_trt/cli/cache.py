@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from latentsync_trt.cli.options import LocalPath, Number
+from latentsync_trt.cli.options import LocalPath
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.runtime.cache.entry import Entry, folder_bytes
 from latentsync_trt.runtime.cache.store import Choice, EngineCache, cache_folder, select, this_machine, total_bytes
@@ -61,7 +62,7 @@ def verify_engines(folder: Path, as_json: bool) -> None:
 
 @command.command("prune")
 @common_options
-@click.option("--max-gb", type=Number(0, 1e6), help="Remove the least recently used until this is left.")
+@click.option("--max-gb", type=float, help="Remove the least recently used until this is left.")
 @click.option(
     "--stale",
     is_flag=True,
@@ -72,6 +73,8 @@ def prune_engines(folder: Path, as_json: bool, max_gb: float | None, stale: bool
     """Remove engines that are too many, damaged or of no use here. Builds in progress stay."""
     if max_gb is None and not stale:
         raise click.UsageError("say what to remove: --max-gb or --stale")
+    if max_gb is not None and not 0 <= max_gb < inf:
+        raise click.UsageError(f"--max-gb {max_gb}: not a number from 0")
     max_bytes = None if max_gb is None else round(max_gb * 1e9)
     cache = EngineCache(folder)
     chosen = select(cache.entries(), max_bytes=max_bytes, stale=this_machine() if stale else None)

@@ -2,19 +2,18 @@
 
 import copy
 import dataclasses
-import math
 import os
 import typing
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import rich_click as click
-from click.types import FuncParamType
 
 from latentsync_trt.config import PROVIDER_CHOICES
 from latentsync_trt.errors import InputError
-from latentsync_trt.option_fields import HARDWARE, QUALITY, choices_of, flag_name
+from latentsync_trt.option_fields import HARDWARE, QUALITY, check_limits, choices_of, flag_name, option
 from latentsync_trt.paths import check_folder_to_write, local_path
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,19 +40,15 @@ class LocalPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-class Number(click.FloatRange):
-    """A number within limits; unlike click's, never NaN, which no comparison finds outside them."""
+def combined(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """One decorator that adds all these options, in this order."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number."""
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value} is not a number", param, ctx)
-        return float(number)
+    def decorate(function: F) -> F:
+        for option_of in reversed(options):
+            function = option_of(function)
+        return function
 
-
-# Shown instead of click's INTEGER RANGE; the range itself is in the help text.
-_METAVARS: dict[type, str] = {click.IntRange: "INTEGER", Number: "NUMBER"}
+    return decorate
 
 
 def options_from(
@@ -63,16 +58,12 @@ def options_from(
 
     `groups`: only those of these groups.
     """
-    hints = typing.get_type_hints(cls)
-
-    def decorate(function: F) -> F:
-        for spec in reversed(dataclasses.fields(cls)):
-            wanted = groups is None or spec.metadata.get("group") in groups
-            if "help" in spec.metadata and wanted and spec.name not in leave_out:
-                function = _click_option(spec, hints[spec.name])(function)
-        return function
-
-    return decorate
+    hints, options = typing.get_type_hints(cls), list[Callable[[F], F]]()
+    for spec in dataclasses.fields(cls):
+        wanted = groups is None or spec.metadata.get("group") in groups
+        if "help" in spec.metadata and wanted and spec.name not in leave_out:
+            options.append(_click_option(spec, hints[spec.name]))
+    return combined(*options)
 
 
 bundle_option = click.option(
@@ -94,34 +85,33 @@ provider_option = click.option(
 """`--provider`, the same in every command."""
 
 
-def worker_options(function: F) -> F:
-    """`--workers`, `--ray` and `--gpus-per-worker`, the same in every command with workers."""
-    options = (
-        click.option(
-            "--workers",
-            type=click.IntRange(1, 4096),
-            metavar="INTEGER",
-            panel=HARDWARE,
-            help="Clips that run at the same time.  [default: one for each GPU of --device]",
-        ),
-        click.option(
-            "--ray",
-            metavar="ADDRESS",
-            panel=HARDWARE,
-            help="Run on a Ray cluster: its address, or auto for that of this machine; needs the extra cluster.",
-        ),
-        click.option(
-            "--gpus-per-worker",
-            type=Number(0.0, 16.0),
-            metavar="NUMBER",
-            panel=HARDWARE,
-            help="With --ray: GPUs to reserve for a worker, also a fraction; 0 = the CPU.  [default: 1 where there are "
-            "any]",
-        ),
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """Of every command with workers. Raises `InputError` for values outside their limits."""
+
+    workers: int | None = option(
+        None,
+        "Clips that run at the same time.  [default: one for each GPU of --device]",
+        group=HARDWARE,
+        minimum=1,
+        maximum=4096,
     )
-    for option in reversed(options):
-        function = option(function)
-    return function
+    ray: str | None = option(
+        None,
+        "Run on a Ray cluster: its address, or auto for that of this machine; needs the extra cluster.",
+        group=HARDWARE,
+        metavar="ADDRESS",
+    )
+    gpus_per_worker: float | None = option(
+        None,
+        "With --ray: GPUs to reserve for a worker, also a fraction; 0 = the CPU.  [default: 1 where there are any]",
+        group=HARDWARE,
+        minimum=0.0,
+        maximum=16.0,
+    )
+
+    def __post_init__(self) -> None:
+        check_limits(self)
 
 
 def build(cls: type[Any], values: dict[str, Any]) -> Any:
@@ -164,44 +154,24 @@ def _print_full_help(ctx: click.Context, _: click.Parameter, wanted: bool) -> No
 
 
 def _click_option(spec: dataclasses.Field[Any], hint: Any) -> Callable[[F], F]:
-    flag, metadata = flag_name(spec.name), spec.metadata
+    flag, metadata, kinds = flag_name(spec.name), spec.metadata, {hint, *typing.get_args(hint)}
     common = {
         "help": metadata["help"],
         "default": spec.default,
-        "show_default": spec.default is not None,
+        "show_default": spec.default not in (None, ()),
         "panel": metadata["group"] or _UNGROUPED,
         "hidden": metadata["advanced"],
     }
-    if bool in {hint, *typing.get_args(hint)}:
+    if bool in kinds:
         return click.option(f"{flag}/{metadata['off']}" if "off" in metadata else flag, is_flag=True, **common)
-    kind = _click_type(hint, metadata)
-    if spec.default == ():
-        common |= {"multiple": True, "show_default": False}
-    metavar = metadata.get("metavar", _METAVARS.get(type(kind)))
-    return click.option(flag, spec.name, type=kind, metavar=metavar, **common)
-
-
-def _click_type(hint: Any, metadata: typing.Mapping[str, Any]) -> click.ParamType[Any]:
-    if "parse" in metadata:
-        return FuncParamType(_reporting(metadata["parse"]))
+    kind: click.ParamType[Any] = click.STRING
+    metavar = metadata.get("metavar")
     if choices := choices_of(hint):
-        return click.Choice(choices)
-    kinds = {hint, *typing.get_args(hint)}
-    limits = metadata.get("minimum"), metadata.get("maximum")
-    if float in kinds:
-        return Number(*limits)
-    if int in kinds:
-        return click.IntRange(*limits)
-    return LocalPath(folder=metadata.get("folder", False), as_text=True) if Path in kinds else click.STRING
-
-
-def _reporting(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """Wraps `parse` to turn its errors into usage errors; defaults are parsed already."""
-
-    def parsed(value: Any) -> Any:
-        try:
-            return parse(value) if isinstance(value, str) else value
-        except InputError as error:
-            raise click.BadParameter(str(error)) from error
-
-    return parsed
+        kind = click.Choice(choices)
+    elif "parse" in metadata:  # the dataclass makes the value
+        common["default"] = metadata.get("show", str)(spec.default) if spec.default not in (None, ()) else spec.default
+    elif kinds & {float, int}:
+        kind, metavar = (click.FLOAT, "NUMBER") if float in kinds else (click.INT, "INTEGER")
+    elif Path in kinds:
+        kind = LocalPath(folder=metadata.get("folder", False), as_text=True)
+    return click.option(flag, spec.name, type=kind, metavar=metavar, multiple=spec.default == (), **common)

@@ -1,7 +1,8 @@
-"""`latentsync-trt serve`: lip-sync as an HTTP service."""
+"""`latentsync-trt serve` and `ui`: lip-sync as an HTTP service, and on a page in the browser."""
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,12 @@ import rich_click as click
 from latentsync_trt.cli.options import (
     F,
     LocalPath,
+    WorkerOptions,
     build,
     bundle_option,
+    combined,
     options_from,
     provider_option,
-    worker_options,
 )
 from latentsync_trt.config import RuntimeOptions
 from latentsync_trt.errors import InputError, MissingDependency
@@ -25,13 +27,13 @@ from latentsync_trt.stopping import interruption
 if TYPE_CHECKING:
     from latentsync_trt.batch.tasks import WorkerHandle
 
-KEY = "LATENTSYNC_TRT_API_KEY"
-STOPPED = "stopped; jobs that have not ended go on when it is started again"
+_KEY = "LATENTSYNC_TRT_API_KEY"
+_STOPPED = "stopped; jobs that have not ended go on when it is started again"
 
 
-def service_options(panel: str, port: int, *, leave_out: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """A decorator that adds what a service can be told; `panel`: heading of the first ones. `leave_out`: limits."""
-    options = (
+def _service_options(panel: str, port: int, *, leave_out: tuple[str, ...] = ()) -> Callable[[F], F]:
+    """Options of both commands; `panel`: heading of the first ones. `leave_out`: limits."""
+    return combined(
         click.option("--host", default="127.0.0.1", show_default=True, panel=panel, help="Address to listen at."),
         click.option(
             "--port",
@@ -41,7 +43,7 @@ def service_options(panel: str, port: int, *, leave_out: tuple[str, ...] = ()) -
             panel=panel,
             help="0 takes a free one.",
         ),
-        click.option("--no-key", is_flag=True, panel=panel, help=f"Let other machines in without a key (${KEY})."),
+        click.option("--no-key", is_flag=True, panel=panel, help=f"Let other machines in without a key (${_KEY})."),
         click.option(
             "--folder",
             type=LocalPath(folder=True),
@@ -51,20 +53,13 @@ def service_options(panel: str, port: int, *, leave_out: tuple[str, ...] = ()) -
         options_from(Limits, leave_out=leave_out),
         bundle_option,
         provider_option,
-        worker_options,
+        options_from(WorkerOptions),
         options_from(RuntimeOptions),
     )
 
-    def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
-
 
 @click.command("serve")
-@service_options("Service", 8000)
+@_service_options("Service", 8000)
 def command(host: str, port: int, no_key: bool, ray: str | None, **fields: Any) -> None:
     """Lip-sync as an HTTP service: send video and speech, follow the job, fetch the result.
 
@@ -80,24 +75,63 @@ def command(host: str, port: int, no_key: bool, ray: str | None, **fields: Any) 
         raise MissingDependency(f'serve: needs its extra; pip install "latentsync-trt[serve]" ({error})') from error
     if ray is not None and port == 0:
         raise InputError("--port 0: cannot be used with --ray; give a number")
-    key = api_key(f"--host {host}", no_key, loopback=is_loopback(host))
-    place, limits, make_handles = prepare("serve", fields)
+    key = _api_key(f"--host {host}", no_key, loopback=is_loopback(host))
+    place, limits, make_handles = _prepare("serve", fields)
     handles = make_handles(ray=ray, on_notice=say)
-    with interruption(STOPPED):
+    with interruption(_STOPPED):
         if ray is not None:
             # Not a closure: the replica gets a copy, and workers cannot be copied.
             again = partial(make_handles, count=len(handles), ray="auto")
-            ready = f"{url_of(host, port)}/docs: ready; jobs are kept in {place}"
+            ready = f"{_url(host, port)}/docs: ready; jobs are kept in {place}"
             server.run_on_ray(again, place.absolute(), limits, key, (host, port), lambda: say(ready))
         else:
             listener = server.listen(host, port)
             service = Service(place, handles, limits)
-            say(f"{url_of(host, listener.getsockname()[1])}/docs: listening; jobs are kept in {place}")
+            say(f"{_url(host, listener.getsockname()[1])}/docs: listening; jobs are kept in {place}")
             server.run(service, create_app(service, key, own_hosts=is_loopback(host)), listener)
 
 
-def prepare(name: str, fields: dict[str, Any]) -> "tuple[Path, Limits, Callable[..., list[WorkerHandle]]]":
-    """The folder of the command `name`, its limits, and what makes its workers, from the values of `service_options`.
+@click.command("ui")
+@click.option(
+    "--share",
+    is_flag=True,
+    panel="Page",
+    help="Also give the page an address on the Internet for a week, through Gradio's servers.",
+)
+@_service_options("Page", 7860, leave_out=("allow_urls", "allow_private_urls"))
+def ui(host: str, port: int, no_key: bool, share: bool, ray: str | None, **fields: Any) -> None:
+    """Lip-sync on a page in the browser: drop a video and speech, follow the job, compare, download.
+
+    If $LATENTSYNC_TRT_API_KEY is set, people log in as "user" with the key as password.
+    """
+    from latentsync_trt.cli.show import say
+
+    try:
+        from latentsync_trt.serve import server
+        from latentsync_trt.serve.app import is_loopback
+        from latentsync_trt.serve.service import Service
+        from latentsync_trt.web.app import page_app, public_address
+    except ImportError as error:
+        raise MissingDependency(f'ui: needs its extra; pip install "latentsync-trt[ui]" ({error})') from error
+    own = is_loopback(host) and not share
+    key = _api_key("--share" if share else f"--host {host}", no_key, loopback=own)
+    place, limits, make_handles = _prepare("ui", fields)
+    handles = make_handles(ray=ray, on_notice=say)
+    with interruption(_STOPPED), server.listen(host, port) as listener:
+        port = listener.getsockname()[1]
+        with (
+            closing(Service(place, handles, limits)) as service,
+            page_app(service, place, key, own_hosts=own) as app,
+        ):
+            public = public_address(host, port) if share else ""
+            say(f"{_url(host, port)}: ready; jobs are kept in {place}")
+            if public:
+                say(f"{public}: ready, for everyone who knows the key")
+            server.run(service, app, listener)
+
+
+def _prepare(name: str, fields: dict[str, Any]) -> "tuple[Path, Limits, Callable[..., list[WorkerHandle]]]":
+    """The folder of the command `name`, its limits, and what makes its workers, from the values of its options.
 
     Raises:
         LatentSyncError: there is no such bundle, or no default one.
@@ -109,24 +143,22 @@ def prepare(name: str, fields: dict[str, Any]) -> "tuple[Path, Limits, Callable[
     from latentsync_trt.batch.workers import make_workers
     from latentsync_trt.bundle.find import find_bundle
 
-    limits = build(Limits, fields)
+    limits, on = build(Limits, fields), build(WorkerOptions, fields)
     folder = fields["folder"] or platformdirs.user_data_path("latentsync-trt", appauthor=False) / name
     bundle = fields["bundle"] or str(find_bundle(None)[0])
     settings = WorkerSettings(bundle, fields["provider"], build(RuntimeOptions, fields))
-    counts = {"count": fields["workers"], "gpus_per_worker": fields["gpus_per_worker"]}
-    return folder, limits, partial(make_workers, settings, **counts)
+    return folder, limits, partial(make_workers, settings, count=on.workers, gpus_per_worker=on.gpus_per_worker)
 
 
-def url_of(host: str, port: int) -> str:
-    """The address of what listens there."""
+def _url(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def api_key(flag: str, no_key: bool, *, loopback: bool) -> str | None:
+def _api_key(flag: str, no_key: bool, *, loopback: bool) -> str | None:
     """The key that clients must send, if any; raises `InputError` if others than this machine could come in without."""
-    key = os.environ.get(KEY) or None
+    key = os.environ.get(_KEY) or None
     if key is not None and no_key:
-        raise InputError(f"--no-key: ${KEY} is set; unset it, or leave --no-key out")
+        raise InputError(f"--no-key: ${_KEY} is set; unset it, or leave --no-key out")
     if key is None and not loopback and not no_key:
-        raise InputError(f"{flag}: other machines reach it; set ${KEY}, or let all in with --no-key")
+        raise InputError(f"{flag}: other machines reach it; set ${_KEY}, or let all in with --no-key")
     return key
