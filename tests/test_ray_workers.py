@@ -19,7 +19,7 @@ import pytest
 from latentsync_trt import SyncOptions
 from latentsync_trt.batch import ray_workers as module
 from latentsync_trt.batch.dispatch import Dispatcher
-from latentsync_trt.batch.ray_workers import Needs, RayWorker, plan, ray_workers
+from latentsync_trt.batch.ray_workers import Needs, RayWorker
 from latentsync_trt.batch.tasks import (
     Canceled,
     Event,
@@ -32,6 +32,7 @@ from latentsync_trt.batch.tasks import (
     WorkerLost,
     WorkerSettings,
 )
+from latentsync_trt.batch.workers import plan, ray_workers
 from latentsync_trt.bundle.find import demo_folder
 from latentsync_trt.errors import InputError, LatentSyncError
 from latentsync_trt.types import Progress
@@ -281,7 +282,9 @@ def test_a_worker_that_waits_for_resources_says_which_and_can_be_closed(
         running.dispatcher.close()
         assert time.monotonic() - start_s < 5
     assert len(notices) == 1
-    assert notices[0].startswith("workers wait for 1 GPU and 1 CPU core each on the Ray cluster; if no node gets them")
+    assert notices[0].startswith(
+        "workers wait for 1 GPUs and 1 CPU cores each on the Ray cluster; if no node gets them"
+    )
 
 
 def test_a_lost_cluster_ends_workers_with_the_cure(

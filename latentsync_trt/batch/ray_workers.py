@@ -4,23 +4,25 @@ Actors are created when a worker starts, with what they need, so that an autosca
 end with this process. Ray's own messages are replaced by errors and notices of this package.
 """
 
+import os
 import socket
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from math import ceil
+from dataclasses import dataclass
+from queue import Queue
 from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
-from latentsync_trt.batch.actor import Actor
+from latentsync_trt.batch.child import taker
 from latentsync_trt.batch.local import LocalWorker
-from latentsync_trt.batch.tasks import Done, Task, WorkerLost, WorkerSettings
-from latentsync_trt.child import Event
+from latentsync_trt.batch.tasks import Done, Task, TaskError, WorkerLost, WorkerSettings
+from latentsync_trt.batch.worker import Worker
+from latentsync_trt.child import Event, end_process
 from latentsync_trt.errors import InputError, LatentSyncError, MissingDependency
-from latentsync_trt.runtime.providers.table import CPU
+from latentsync_trt.remote_files import local_of
+from latentsync_trt.sync.threads import tune_process
 from latentsync_trt.types import Progress
 from latentsync_trt.version import __version__
 
@@ -45,81 +47,20 @@ class Needs:
     cpus: int
 
     def __str__(self) -> str:
-        cores = f"{self.cpus} CPU core{'s' * (self.cpus != 1)}"
-        return f"{self.gpus:g} GPU{'s' * (self.gpus > 1)} and {cores}" if self.gpus else cores
-
-
-def plan(
-    nodes: Sequence[Mapping[str, float]], settings: WorkerSettings, count: int | None, gpus: float | None, most: int
-) -> tuple[int, Needs]:
-    """How many workers there are on a cluster with these nodes, and what each reserves. Pure.
-
-    Workers with a GPU take half of the CPU cores beside it, so that other programs leave room for them. A node that an
-    autoscaler adds is thought to be like those of now.
-
-    Raises:
-        InputError: `gpus` does not fit the provider, or is more than 1 and not whole.
-    """
-    if gpus is None:
-        wanted = settings.provider not in ("auto", CPU.name) or any(node.get("GPU") for node in nodes)
-        gpus = 1.0 if wanted and settings.provider != CPU.name else 0.0
-    if not gpus and settings.provider not in ("auto", CPU.name):
-        raise InputError(
-            f"--gpus-per-worker 0: provider {settings.provider} needs a GPU; give more, or --provider {CPU.name}"
-        )
-    if gpus > 1 and gpus % 1:
-        raise InputError(f"--gpus-per-worker {gpus:g}: only whole GPUs above 1; give {ceil(gpus)}")
-    usable = [node for node in nodes if (node.get("GPU", 0) >= gpus if gpus else node.get("CPU"))]
-    places = [int(node.get("GPU", 0) / gpus + 1e-6) if gpus else 1 for node in usable]
-    count = min(count or max(sum(places), 1), most)
-    if not gpus:
-        places = [ceil(count / len(usable)) for _ in usable]
-    share = min((int(node.get("CPU", 0) // here) for node, here in zip(usable, places, strict=True)), default=1)
-    return count, Needs(gpus, max(settings.threads or (share // 2 if gpus else share), 1))
-
-
-def ray_workers(
-    address: str,
-    settings: WorkerSettings,
-    count: int | None = None,
-    gpus_per_worker: float | None = None,
-    *,
-    most: int | None = None,
-    on_notice: Notice = lambda _: None,
-) -> "list[RayWorker]":
-    """Workers of a Ray cluster that are not started yet; connects this process to it.
-
-    Args:
-        address: "auto" for a cluster that this machine is part of, `host:port`, or `ray://host:port`.
-        count: by default one for each GPU that the cluster has now, else one for each node. most: no more than these.
-        gpus_per_worker: also a fraction; 0 = on the CPU. By default 1, or 0 where the cluster has no GPU.
-
-    Raises:
-        InputError: there is no such cluster, or a number does not fit. MissingDependency: Ray is not installed.
-    """
-    cluster = _Cluster(address, on_notice)
-    count, needs = plan(cluster.nodes(), settings, count, gpus_per_worker, most or sys.maxsize)
-    runtime = replace(settings.runtime, device="all" if needs.gpus > 1 else 0)
-    provider = settings.provider if needs.gpus else CPU.name
-    if gpus_per_worker is None and provider != settings.provider:
-        on_notice(f"Ray cluster {address}: has no GPU now, so workers use the CPU; --gpus-per-worker 1 waits for GPUs")
-    settings = replace(settings, provider=provider, runtime=runtime)
-    return [RayWorker(f"ray {number}", cluster, settings, needs) for number in range(count)]
+        return f"{self.gpus:g} GPUs and {self.cpus} CPU cores" if self.gpus else f"{self.cpus} CPU cores"
 
 
 class RayWorker(LocalWorker):
     """A `WorkerHandle` with an actor for its child, which may be lost with its node and be started again elsewhere."""
 
-    def __init__(self, name: str, cluster: "_Cluster", settings: WorkerSettings, needs: Needs) -> None:
+    def __init__(self, name: str, cluster: "Cluster", settings: WorkerSettings, needs: Needs) -> None:
         super().__init__(name, settings)
         self._cluster, self._needs = cluster, needs
 
     def start(self) -> None:
-        """See `WorkerHandle.start`. Waits without end for a node that has what the worker needs, and says so."""
+        """See `WorkerHandle.start`. Waits without limit for a node that has what the worker needs, with a notice."""
         self._end()
         while not self._cluster.answers(ask=True):  # else Ray would wait for it, and nothing could stop that
-            if self._cluster.lost:
-                raise LatentSyncError(self._cluster.lost)
             if self._closed:
                 raise WorkerLost(f"{self.name}: was closed")
             sleep(_POLL_S)
@@ -143,7 +84,7 @@ class _ActorChild:
     `node`, `pid`: where it runs; empty before.
     """
 
-    def __init__(self, name: str, cluster: "_Cluster", needs: Needs) -> None:
+    def __init__(self, name: str, cluster: "Cluster", needs: Needs) -> None:
         self.node, self.pid = "", 0
         self._name, self._cluster, self._needs = name, cluster, needs
         self._actor = cluster.create(needs)
@@ -155,7 +96,7 @@ class _ActorChild:
             self._actor.send.remote(order)
 
     def events(self) -> Iterator[Event]:
-        """Events as they arrive, but notices; raises `WorkerLost` at the end of the actor or the cluster."""
+        """Yields events as they arrive, but notices; raises `WorkerLost` at the end of the actor or the cluster."""
         while True:
             with self._cluster.translated(f"{self._name}{self.node and f' on {self.node}'}"):
                 event = self._next()
@@ -184,16 +125,17 @@ class _ActorChild:
         while not self._cluster.ray.wait([answer], timeout=_POLL_S)[0]:
             if self._ended:
                 raise WorkerLost(f"{self._name}: was closed")
-            self._cluster.answers()
-            if self._cluster.lost:
-                raise WorkerLost(self._cluster.lost)
+            try:
+                self._cluster.answers()
+            except LatentSyncError as error:
+                raise WorkerLost(str(error)) from error
             if not self.node and monotonic() - start_s > _QUIET_S:
                 cure = "if no node gets them, stop and give less with --gpus-per-worker or --workers"
                 self._cluster.say_once(f"workers wait for {self._needs} each on the Ray cluster; {cure}")
         return dict(self._cluster.ray.get(answer))
 
 
-class _Cluster:
+class Cluster:
     """This process' connection to a Ray cluster, shared by its workers. `lost`: why it has ended, empty before."""
 
     def __init__(self, address: str, on_notice: Notice) -> None:
@@ -213,17 +155,15 @@ class _Cluster:
         self._gcs = "" if client else str(ray.get_runtime_context().gcs_address)
 
     def _connect(self, address: str) -> None:
-        import ray
-
         # Ray prints the ends of actors to stdout, which may be JSON, and has no setting for that.
-        ray._private.worker._worker_logs_enabled = False
+        self.ray._private.worker._worker_logs_enabled = False
         failures: list[BaseException] = []
 
         def connect() -> None:
             try:
                 if ":" in address:
                     _reach(address)
-                ray.init(address, namespace=_NAMESPACE, log_to_driver=False, logging_level="error")
+                self.ray.init(address, namespace=_NAMESPACE, log_to_driver=False, logging_level="error")
             except BaseException as error:  # noqa: BLE001 -- raised below
                 failures.append(error)
 
@@ -237,19 +177,23 @@ class _Cluster:
             raise InputError(f"--ray {self._name}: no Ray cluster ({reason}); {cure}") from next(iter(failures), None)
 
     def nodes(self) -> list[Mapping[str, float]]:
-        """Resources of each living node, by Ray's names."""
+        """Returns the resources of each living node, by Ray's names."""
         with self.translated(f"--ray {self._name}"):
             return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
 
     def create(self, needs: Needs) -> Any:
-        """A new actor, which waits until a node has what it needs."""
+        """Returns a new actor, which waits until a node has what it needs."""
         with self.translated(f"--ray {self._name}"):
             return self.ray.remote(
                 num_cpus=needs.cpus, num_gpus=needs.gpus, max_restarts=0, max_task_retries=0, max_concurrency=_THREADS
             )(Actor).remote(__version__)
 
     def answers(self, *, ask: bool = False) -> bool:
-        """Whether the cluster answered when last asked; with `ask`, or after a while, it is asked again."""
+        """Returns whether the cluster answered when last asked; with `ask`, or after a while, it is asked again.
+
+        Raises:
+            LatentSyncError: it has not answered for `_LOST_AFTER_S`.
+        """
         with self._lock:
             now_s = monotonic()
             if self._gcs and not self.lost and (ask or now_s >= self._checked_s + _CHECK_S):
@@ -257,12 +201,12 @@ class _Cluster:
                 with suppress(OSError):
                     _reach(self._gcs)
                     self._answered_s = now_s
-        if self._checked_s - self._answered_s > _LOST_AFTER_S:
-            self._lose()
-        return not self.lost and self._checked_s == self._answered_s
+        if self.lost or self._checked_s - self._answered_s > _LOST_AFTER_S:
+            raise LatentSyncError(self._lose())
+        return self._checked_s == self._answered_s
 
     def say_once(self, text: str) -> None:
-        """A notice, unless there was the same one."""
+        """Gives a notice, unless there was the same one."""
         with self._lock:
             if text in self._said:
                 return
@@ -280,12 +224,54 @@ class _Cluster:
                 raise InputError(f"{what}: the node cannot load latentsync_trt; {cure}") from error
             raise WorkerLost(f"{what}: {_one_line(str(error))}") from error
         except ConnectionError as error:  # of `ray://`
-            self._lose()
-            raise WorkerLost(self.lost) from error
+            raise WorkerLost(self._lose()) from error
 
-    def _lose(self) -> None:
-        cure = "what is done is kept: look after the cluster, and run the same command with --resume"
+    def _lose(self) -> str:
+        cure = "what is done is kept: restart the cluster, and run the same command with --resume"
         self.lost = f"--ray {self._name}: the Ray cluster does not answer any more; {cure}"
+        return self.lost
+
+
+class Actor:
+    """Runs a worker on a node of a Ray cluster; takes orders and gives events as `child`, from two threads at once."""
+
+    def __init__(self, version: str) -> None:
+        """`version`: of the package where the driver runs."""
+        tune_process()
+        self._events = Queue[Event]()
+        self._version = version
+        self._take = taker(self._emit, _NodeWorker, lambda: None)
+        self._emit(node=socket.gethostname(), pid=os.getpid())
+
+    def send(self, order: Event) -> None:
+        """Takes an order."""
+        if self._version == __version__:
+            self._take(order)
+        elif "settings" in order:
+            versions = f"has latentsync-trt {__version__}, and the driver {self._version}"
+            self._emit(refused=f"{versions}; install the same version on both", usage=True, kind="InputError")
+
+    def event(self) -> Event:
+        """Waits for the next event."""
+        return self._events.get()
+
+    def leave(self) -> None:
+        """Removes unfinished files and ends the process."""
+        end_process(0)
+
+    def _emit(self, **fields: Any) -> None:
+        self._events.put(fields)
+
+
+class _NodeWorker(Worker):
+    def run(self, task: Task, on_progress: Callable[[Progress], None], canceled: threading.Event) -> Done:
+        """As `Worker.run`; names the node if a file is missing there."""
+        for file, written in task.files():
+            path = local_of(file)
+            if path is not None and not os.path.exists(path.parent if written else path):  # noqa: PTH110 -- never raises
+                where = f"is not on node {socket.gethostname()}, where this ran"
+                raise TaskError(f"{path}: {where}; use a folder that all nodes share, or a URL", usage=True)
+        return super().run(task, on_progress, canceled)
 
 
 def _reach(address: str) -> None:
@@ -295,7 +281,7 @@ def _reach(address: str) -> None:
 
 
 def _one_line(text: str) -> str:
-    """What Ray says, without its tables of ids and its guesses."""
+    """Returns the message of Ray without its tables of ids and its guesses."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\t")]
     said = " ".join(lines).partition(" Some common causes")[0]
     return said if len(said) <= _LONGEST_REASON else f"{said[:_LONGEST_REASON]}…"

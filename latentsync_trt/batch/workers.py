@@ -1,11 +1,16 @@
-"""Which workers a batch or a service gets: processes for the GPUs of this machine, or actors of a Ray cluster."""
+"""Makes workers: processes for the GPUs of this machine, or actors of a Ray cluster."""
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 
+from latentsync_trt.batch.local import LocalWorker
+from latentsync_trt.batch.ray_workers import Cluster, Needs, Notice, RayWorker
 from latentsync_trt.batch.tasks import WorkerHandle, WorkerSettings
-from latentsync_trt.runtime.providers.table import CPU
+from latentsync_trt.errors import InputError
+from latentsync_trt.remote_files import is_url
 
 
 def make_workers(
@@ -15,32 +20,26 @@ def make_workers(
     most: int | None = None,
     ray: str | None = None,
     gpus_per_worker: float | None = None,
-    on_notice: Callable[[str], None] = lambda _: None,
+    on_notice: Notice = lambda _: None,
 ) -> list[WorkerHandle]:
-    """Workers that are not started yet; those of this machine share its GPUs and its cores evenly.
+    """Returns workers that are not started yet; those of this machine share its GPUs and its cores evenly.
 
     Args:
-        settings: their bundle is found here, so that a wrong name is told at once; with `ray`, they name no device.
-        count: by default one for each GPU that the settings name, or for the CPU; on a cluster for each GPU it has.
+        settings: their bundle is found here, so that a wrong name fails at once; with `ray`, they name no device.
+        count: by default one for each GPU that the settings name, or for the CPU; on a cluster as in `ray_workers`.
             most: no more than these. ray: address of a cluster, or "auto".
 
     Raises:
         LatentSyncError: the bundle or a device does not exist, or the cluster cannot be reached.
     """
-    from latentsync_trt.remote_files import is_url
-
     if not is_url(settings.bundle) and settings.bundle != "demo":
         from latentsync_trt.bundle.find import find_bundle
 
         settings = replace(settings, bundle=str(find_bundle(settings.bundle)[0].absolute()))
     if ray is not None:
-        from latentsync_trt.batch.ray_workers import ray_workers
-
         return list(ray_workers(ray, settings, count, gpus_per_worker, most=most, on_notice=on_notice))
-    from latentsync_trt.batch.local import LocalWorker
-
     devices = _devices(settings, on_notice)
-    count = min(count or len(devices), most or count or len(devices))
+    count = min(count or len(devices), most or sys.maxsize)
     threads = settings.threads or (max((os.cpu_count() or 1) // count, 1) if count > 1 else None)
     made: list[WorkerHandle] = []
     for index in range(count):
@@ -52,16 +51,71 @@ def make_workers(
     return made
 
 
-def _devices(settings: WorkerSettings, on_notice: Callable[[str], None]) -> list[tuple[int, str]]:
-    """The GPUs to use, by number and name; a single CPU where there is none to use."""
+def _devices(settings: WorkerSettings, on_notice: Notice) -> list[tuple[int, str]]:
+    """Returns the GPUs to use, by number and name; a single CPU where there is none to use."""
     from latentsync_trt.runtime.providers.gpu import gpus
     from latentsync_trt.runtime.providers.select import device_numbers, select_devices
 
     numbers = device_numbers(settings.runtime.device)
-    on_cpu = settings.provider == CPU.name
-    if len(numbers) == 1 or on_cpu:  # the worker itself finds out whether it works
-        return [(numbers[0], CPU.name if on_cpu or not gpus() else f"gpu {numbers[0]}")]
+    if len(numbers) == 1 or settings.provider == "cpu":  # the worker itself finds out whether it works
+        return [(numbers[0], f"gpu {numbers[0]}" if settings.provider != "cpu" and gpus() else "cpu")]
     selections, notices = select_devices(settings.provider, settings.runtime.device)
     for notice in notices:
         on_notice(notice)
-    return [(each.device_id, f"gpu {each.device_id}" if each.gpu else CPU.name) for each in selections]
+    return [(each.device_id, f"gpu {each.device_id}" if each.gpu else "cpu") for each in selections]
+
+
+def plan(
+    nodes: Sequence[Mapping[str, float]], settings: WorkerSettings, count: int | None, gpus: float | None, most: int
+) -> tuple[int, Needs]:
+    """Returns the number of workers for a cluster with these nodes, and what each reserves. Pure.
+
+    Workers with a GPU take half of the CPU cores beside it, so that other programs have room. Nodes that an autoscaler
+    adds are assumed to be like the present ones.
+
+    Raises:
+        InputError: `gpus` does not fit the provider, or is more than 1 and not whole.
+    """
+    if gpus is None:
+        wanted = settings.provider not in ("auto", "cpu") or any(node.get("GPU") for node in nodes)
+        gpus = 1.0 if wanted and settings.provider != "cpu" else 0.0
+    if not gpus and settings.provider not in ("auto", "cpu"):
+        raise InputError(f"--gpus-per-worker 0: provider {settings.provider} needs a GPU; give more, or --provider cpu")
+    if gpus > 1 and gpus % 1:
+        raise InputError(f"--gpus-per-worker {gpus:g}: only whole GPUs above 1; give {ceil(gpus)}")
+    usable = [node for node in nodes if (node.get("GPU", 0) >= gpus if gpus else node.get("CPU"))]
+    places = [int(node.get("GPU", 0) / gpus + 1e-6) if gpus else 1 for node in usable]
+    count = min(count or max(sum(places), 1), most)
+    if not gpus:
+        places = [ceil(count / len(usable)) for _ in usable]
+    share = min((int(node.get("CPU", 0) // here) for node, here in zip(usable, places, strict=True)), default=1)
+    return count, Needs(gpus, max(settings.threads or (share // 2 if gpus else share), 1))
+
+
+def ray_workers(
+    address: str,
+    settings: WorkerSettings,
+    count: int | None = None,
+    gpus_per_worker: float | None = None,
+    *,
+    most: int | None = None,
+    on_notice: Notice = lambda _: None,
+) -> list[RayWorker]:
+    """Returns workers of a Ray cluster that are not started yet; connects this process to it.
+
+    Args:
+        address: "auto" for a cluster that this machine is part of, `host:port`, or `ray://host:port`.
+        count: by default one for each GPU that the cluster has now, else one for each node. most: no more than these.
+        gpus_per_worker: also a fraction; 0 = on the CPU. By default 1, or 0 where the cluster has no GPU.
+
+    Raises:
+        InputError: there is no such cluster, or a number does not fit. MissingDependency: Ray is not installed.
+    """
+    cluster = Cluster(address, on_notice)
+    count, needs = plan(cluster.nodes(), settings, count, gpus_per_worker, most or sys.maxsize)
+    runtime = replace(settings.runtime, device="all" if needs.gpus > 1 else 0)
+    provider = settings.provider if needs.gpus else "cpu"
+    if gpus_per_worker is None and provider != settings.provider:
+        on_notice(f"Ray cluster {address}: has no GPU now, so workers use the CPU; --gpus-per-worker 1 waits for GPUs")
+    settings = replace(settings, provider=provider, runtime=runtime)
+    return [RayWorker(f"ray {number}", cluster, settings, needs) for number in range(count)]
